@@ -23,7 +23,6 @@ from quintet.algorithms.acer import bench as bare_acer
 from quintet.algorithms.acer.bench import ACERWork
 from quintet.algorithms.acer.learner import ACERLearner
 from quintet.bench import workloads
-from quintet.config.idle import without_idle_defaults
 from quintet.config.load import Layer, compose
 from quintet.config.run import RunConfig
 from quintet.envs.make import make_vector_env
@@ -79,9 +78,7 @@ def rollout_of(work: ACERWork, data: bare_acer.Batch) -> Rollout:
 
 def configured(work: ACERWork, spaces: Spaces, compiled: bool) -> RunConfig:
     asked = Layer("benchmark", {"runtime.compile": "on" if compiled else "off"})
-    return resolve(
-        without_idle_defaults(compose("acer", [workloads.layer(work), asked]), spaces), spaces
-    )
+    return resolve(compose("acer", [workloads.layer(work), asked]), spaces).config
 
 
 def learner_of(work: ACERWork, spaces: Spaces, compiled: bool) -> ACERLearner:

@@ -22,7 +22,6 @@ from acer_step import Update, in_turns
 from gymnasium import spaces as gym_spaces
 
 from quintet.algorithms import registry
-from quintet.config.idle import without_idle_defaults
 from quintet.config.load import Layer, compose
 from quintet.config.run import RunConfig
 from quintet.run.learners import make_learner
@@ -56,7 +55,7 @@ def configured(algo: str, precision: str, compiled: bool, normalized: bool) -> R
         **OPTIONS[algo],
     }
     composed = compose(algo, [Layer("benchmark", asked)])
-    return resolve(without_idle_defaults(composed, SPACES), SPACES)
+    return resolve(composed, SPACES).config
 
 
 def rollout_of(config: RunConfig) -> Rollout:

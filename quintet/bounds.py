@@ -8,7 +8,7 @@ within the bounds fits into the memory of this machine is asked before it is all
 
 from typing import Annotated
 
-from pydantic import Field
+from annotated_types import Ge, Gt, Le, Lt
 
 MOST_STEPS = 10**15
 """Of env_steps and of versions; float64, in which they are reported, holds all of these exactly."""
@@ -43,5 +43,21 @@ MOST_SECONDS = 10**6
 LARGEST = 1e30
 """Of a number that becomes float32, which holds numbers up to 3.4e38."""
 
-Bounded = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+Bounded = Annotated[float, Ge(-LARGEST), Le(LARGEST)]
 """A number that float32 can hold."""
+
+Positive = Annotated[float, Gt(0), Le(LARGEST)]
+NotNegative = Annotated[float, Ge(0), Le(LARGEST)]
+Fraction = Annotated[float, Ge(0), Le(1)]
+Below1 = Annotated[float, Ge(0), Lt(1)]
+
+Steps = Annotated[int, Ge(1), Le(MOST_STEPS)]
+Rows = Annotated[int, Ge(1), Le(MOST_ROWS)]
+Unroll = Annotated[int, Ge(1), Le(MOST_UNROLL)]
+Count = Annotated[int, Ge(1), Le(MOST_COUNT)]
+Streams = Annotated[int, Ge(1), Le(MOST_STREAMS)]
+Threads = Annotated[int, Ge(1), Le(MOST_THREADS)]
+Tasks = Annotated[int, Ge(1), Le(MOST_TASKS)]
+Layers = Annotated[int, Ge(1), Le(MOST_LAYERS)]
+Width = Annotated[int, Ge(1), Le(MOST_UNITS)]
+"""Whole numbers from 1 on."""

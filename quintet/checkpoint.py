@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 
-from quintet.bounds import MOST_COUNT, MOST_SECONDS, MOST_STEPS
+from quintet.bounds import MOST_COUNT, MOST_SECONDS, MOST_STEPS, Count, Steps
 from quintet.errors import CheckpointError
+from quintet.options import option
 from quintet.system import files, signature
 from quintet.system.inside import is_ours
 from quintet.system.manifest import (
@@ -66,10 +67,11 @@ class CheckpointConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    interval_updates: Literal["auto"] | Annotated[int, Field(ge=1, le=MOST_STEPS)] = Field(
-        default="auto",
-        description="Iterations (fresh batches) between checkpoints, at least 1; "
-        "auto is 1/20 of the run, left out while checkpoints have taken more than 1% of the time.",
+    interval_updates: Literal["auto"] | Steps = option(
+        "auto",
+        doc="Iterations (fresh batches) between checkpoints, at least 1; auto is 1/20 of the run, "
+        "left out while checkpoints have taken more than 1% of the time.",
+        also="save_freq save_interval checkpoint_freq save_every_sec",
     )
     interval_s: float | None = Field(
         default=None,
@@ -93,8 +95,8 @@ class CheckpointConfig(BaseModel):
         "run. auto: measured when the run begins, 0 where environments are made fast. Part of the "
         "bytes. Kinds serial and lockstep.",
     )
-    keep: int = Field(
-        default=3, ge=1, le=MOST_COUNT, description="How many of the newest checkpoints are kept."
+    keep: Count = option(
+        3, doc="How many of the newest checkpoints are kept.", also="keep_checkpoints"
     )
     milestones: int = Field(
         default=0,
@@ -102,10 +104,11 @@ class CheckpointConfig(BaseModel):
         le=MOST_COUNT,
         description="How many checkpoints, evenly spaced over a run, are never deleted.",
     )
-    save_best: bool = Field(
-        default=True,
-        description="Also keep the checkpoint with the best evaluation (of greedy actions; with "
+    save_best: bool = option(
+        True,
+        doc="Also keep the checkpoint with the best evaluation (of greedy actions; with "
         "eval.greedy false of sampled ones), under the name best.",
+        also="best_model_save_path",
     )
 
     def interval(self, total_iterations: int) -> int:

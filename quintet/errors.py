@@ -4,8 +4,6 @@ Every message says what was required, what was given and what to do.  ``assert``
 exceptions are left for quintet's own invariants.
 """
 
-from collections.abc import Mapping
-
 
 class QuintetError(Exception):
     """Base of all errors with which quintet answers a wrong input or a failed part.
@@ -23,18 +21,6 @@ class ConfigError(QuintetError):
 
 class UntrustedError(ConfigError):
     """A file names code to run, and neither a signature nor the caller vouches for it."""
-
-
-class IdleOptions(ValueError):
-    """Options that have no effect beside the others; raised by a configuration's validator.
-
-    Attributes:
-        said: a sentence for the person, by option.
-    """
-
-    def __init__(self, said: Mapping[str, str]) -> None:
-        super().__init__("; ".join(said.values()))
-        self.said = dict(said)
 
 
 class EnvironmentFault(QuintetError):

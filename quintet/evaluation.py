@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from quintet import spaces
 from quintet.bounds import MOST_COUNT
 from quintet.envs.config import EnvConfig
-from quintet.envs.evaluated import OWN_OPTIONS, of_another, without_effect
+from quintet.envs.evaluated import OWN_OPTIONS, EvalEnvConfig, of_another
 from quintet.envs.film import make_filmed_env
 from quintet.envs.given import GivenEnv, settle
 from quintet.envs.resolved import ResolvedEnv, resolve_env
@@ -27,6 +27,7 @@ from quintet.envs.vector import (
 )
 from quintet.errors import ConfigError, QuintetError
 from quintet.observe.video import VideoWriter, check_video
+from quintet.options import Facts, idle
 from quintet.play import Found, Games, How, play
 from quintet.policy import Policy
 from quintet.runtime.spread import Spreading, make_streams, spread_envs
@@ -361,7 +362,8 @@ def _choose_env(
 
 def _require_effect(env: ResolvedEnv, own: Mapping[str, Any], says: Mapping[str, Any]) -> None:
     """Refuses options of the evaluation's own that do nothing."""
-    for name in [*without_effect(env, own), *(own.keys() & says.keys() - {"id"})]:
+    still = idle(EvalEnvConfig.model_construct(**own), Facts(evaluated=env))
+    for name in [*(own.keys() & still), *(own.keys() & says.keys() - {"id"})]:
         raise ConfigError(
             f"env.{name}={own[name]!r} has no effect on {env.config.id} ({env.config.backend}); "
             "leave it out"

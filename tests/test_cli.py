@@ -476,8 +476,8 @@ def test_a_group_of_seeds_and_its_picture(quintet, folder):
         (["train"], "requires an algorithm first, one of ppo"),
         (["train", "--env", "CartPole-v1"], "requires an algorithm first"),
         (["train", "pppo", "--env", "CartPole-v1"], r"got 'pppo'; did you mean 'ppo'\?"),
-        (["train", "ppo"], "an environment is required; give it by --env ID"),
-        (["config", "ppo"], "an environment is required"),
+        (["train", "ppo"], "must name an environment, got none: give it by --env ID"),
+        (["config", "ppo"], "must name an environment"),
         (["eval"], "quintet eval must get a run, got none"),
         (["plot"], "must get at least one run and a file"),
         (["plot", "r"], "must get at least one run and a file"),
@@ -496,7 +496,7 @@ def test_a_group_of_seeds_and_its_picture(quintet, folder):
         (train("--seeds", "1,2", "--gamma", "2"), "gamma: .*got 2"),
         (train("--env.success", "reward"), "env.success: .*must be 'reward>NUMBER'.*got 'reward'"),
         (train("--init-from", "absent"), "init_from requires a trained policy: .*absent"),
-        (train("--init-from-keys", "a"), "init_from_keys has no effect without init_from"),
+        (train("--init-from-keys", "a"), "init_from_keys=.* has no effect without init_from"),
         (["config", "ppo", "--env", TOY, "--seeds", "1"], "--seeds belongs to quintet train"),
         (["config", "ppo", "--env", TOY, "--jobs", "1"], "--jobs belongs to quintet train"),
         (["config", "ppo", "--env", TOY, "--init-from", "absent"], "init_from requires a trained"),
@@ -549,14 +549,14 @@ def test_a_gpu_that_is_not_there(refused, monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    says = "runtime.device=cuda requires a CUDA GPU.*there is none; use --runtime.device cpu"
+    says = "runtime.device=cuda must be a CUDA GPU.*got none: use --runtime.device cpu"
     refused(*train("--runtime.device", "cuda"), says=says)
 
 
 def test_compiling_without_a_compiler(refused, quintet, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)
-    says = r"runtime.compile=on requires a C\+\+ compiler.*--runtime.compile off"
+    says = r"runtime.compile=on must have a C\+\+ compiler.*--runtime.compile off"
     refused(*train("--runtime.compile", "on"), says=says)
     status, out, _ = quintet("config", *train()[1:])
     assert status == 0
@@ -587,18 +587,18 @@ def test_a_missing_simulator_is_told_with_what_to_install(refused, monkeypatch):
 def test_a_folder_of_something_else_or_of_another_run(refused, quintet, folder):
     (folder / "r").mkdir()
     (folder / "r/thesis.tex").write_text("x")
-    refused(*train(), says="r holds thesis.tex and no config.yaml; give another --run-dir")
+    refused(*train(), says="r with thesis.tex and no config.yaml: give another --run-dir")
     (folder / "r/thesis.tex").unlink()
     assert quintet(*train("--eval.episodes", "0"))[0] == 0
     said = refused(*train("--gamma", "0.5", env="quintet.envs.toy:Target"), says="another config")
     assert "gamma: the run has 0.99, asked is 0.5" in said
     assert f"env.id: the run has '{TOY}', asked is 'quintet.envs.toy:Target'" in said
-    refused(*train("--resume", "never"), says="--resume never requires a folder without a run")
+    refused(*train("--resume", "never"), says="--resume never must have a folder without a run")
     shutil.rmtree(folder / "r/checkpoints")  # from which it would be written anew
     (folder / "r/config.yaml").write_text("algo: [")
-    refused(*train(), says=r"readable config\.yaml is required in \S+/r, it is damaged")
+    refused(*train(), says=r"/r/config\.yaml must be readable, got a damaged file")
     (folder / "r/config.yaml").write_text("algo: ppo\n")
-    refused(*train(), says=r"a whole config\.yaml is required in \S+/r, it is incomplete")
+    refused(*train(), says=r"/r/config\.yaml must be whole, got a file without env.id")
 
 
 @pytest.mark.parametrize(

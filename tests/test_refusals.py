@@ -76,7 +76,7 @@ CARTPOLE = "train ppo --env CartPole-v1"
 REFUSED: list[tuple[str, int, str]] = [
     ("train", 2, "requires an algorithm first"),
     ("train pppo --env CartPole-v1", 2, "did you mean 'ppo'?"),
-    ("train ppo", 2, "an environment is required"),
+    ("train ppo", 2, "must name an environment"),
     (f"{CARTPOLE} --n-envs 3", 2, "here it is 'env.num_streams'"),
     ("train ppo --env quintet.envs.toy:Target --n-envs 3", 2, "here it is 'env.num_streams'"),
     (f"{CARTPOLE} --learning-rate x --env.backend foo", 2, "2 faults"),
@@ -84,7 +84,7 @@ REFUSED: list[tuple[str, int, str]] = [
     (f"{CARTPOLE} --minibatch-steps 100", 2, "minibatch_steps must divide"),
     (f"{CARTPOLE} --preset none --value-coef 0 --value-clip 1", 2, "has no effect"),
     (f"{CARTPOLE} --config nothing.yaml", 2, "nothing.yaml can't be read"),
-    (f"{CARTPOLE} --run-dir project", 2, "requires a new or empty folder"),
+    (f"{CARTPOLE} --run-dir project", 2, "must be a new or empty folder"),
     (f"{CARTPOLE} --seeds 1,1", 2, "none twice"),
     ("train ddpg --env Pendulum-v1 --exploration ou", 2, "exploration"),
     ("config acer --env CartPole-v1 --replay-ratio -1", 2, "replay_ratio"),
@@ -146,7 +146,7 @@ OF_SPACES = [
         marks=WITH_ENVPOOL,
     ),
     pytest.param(
-        f"train ppo --env {TOY}:Target --model.core-size 9", [], ("requires a recurrent core",)
+        f"train ppo --env {TOY}:Target --model.core-size 9", [], ("without a recurrent core",)
     ),
 ]
 

@@ -6,7 +6,7 @@ an `Algorithm`.  The record of one of quintet's own is ``ENTRY`` in ``quintet/al
 
 from __future__ import annotations  # so that `quintet --help` need not import what records hold
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from gymnasium import spaces as gym_spaces
     from pydantic import BaseModel
 
-    from quintet.algorithms.parts.options import Idle, Shared
+    from quintet.algorithms.parts.options import Shared
     from quintet.algorithms.parts.setup import Compute, Setup
     from quintet.models.config import ModelConfig
     from quintet.observe.metrics import Metric
+    from quintet.options import Needs
     from quintet.protocols import Actor, Learner, Part
     from quintet.types import Spaces
 
@@ -67,13 +68,10 @@ class Algorithm:
     metrics: returns the names of `quintet.observe.metrics` that it may report.
     own_metrics: the other metrics that it may report; `/` at the end of a name stands for every
         name that begins so.
-    tunable: options that `Learner.configure` may change during a run.
-    tuned: of these what a population tunes where it names nothing.
-    idle_in: returns the options, by name, without effect with (options, resolved model, spaces).
     judged: returns the parts of a learner of (options, spaces) with the metrics by which reports
         speak for or against them.
     actions: the classes of action spaces that it can act in; none: all.
-    without: options under ``model.`` without effect on its networks.
+    needs: what options of other parts need for an effect with this learner, by dotted name.
     work: the class of its fixed work for `quintet bench`, a `quintet.algorithms.parts.work.Work`.
     presets: a YAML file of presets; see `quintet.algorithms.presets.read`.
     defaults: its own defaults of options under ``model.``, ``env.`` and ``runtime.``, by dotted
@@ -92,13 +90,10 @@ class Algorithm:
     shared: Callable[[Any, ModelConfig, int], Shared] | None = None
     metrics: Callable[[], tuple[str, ...]] = tuple
     own_metrics: Mapping[str, Metric] = field(default_factory=dict)
-    tunable: frozenset[str] = frozenset()
-    tuned: tuple[str, ...] = ()
     suited: Callable[[Any, ModelConfig, int, int, frozenset[str]], dict[str, Any]] = lambda *_: {}
-    idle_in: Callable[[Any, ModelConfig, Spaces], dict[str, Idle]] = lambda *_: {}
     judged: Callable[[Any, Spaces], tuple[Part, ...]] = lambda *_: ()
     actions: tuple[ActionKind, ...] = ()
-    without: frozenset[str] = frozenset()
+    needs: Mapping[str, Needs] = field(default_factory=dict)
     work: Late | None = None
     presets: Path | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -113,37 +108,6 @@ class Algorithm:
     def acts_in(self, space: gym_spaces.Space[Any]) -> bool:
         """Whether it can act in an action space."""
         return not self.actions or isinstance(space, self.actions)
-
-    def tuned_options(self, options: BaseModel, named: Sequence[str]) -> tuple[str, ...]:
-        """What a population tunes: the options that are named, else the learner's own choice
-        without those that are 0, none or without effect.
-
-        Raises:
-            ConfigError: an option that is named is no number that can change during a run.
-        """
-        found = tuple(name for name in named or self.tuned if self._tunes(options, name))
-        wrong = [name for name in named if name not in found]
-        if wrong:
-            able = [name for name in sorted(self.tunable) if self._tunes(options, name)]
-            given = options.model_dump()
-            got = [f"{name}={given[name]}" if name in given else name for name in wrong]
-            raise ConfigError(
-                "population.tuned requires options with an effect whose numbers can change during "
-                f"a run, whole numbers and 0 apart (here {', '.join(able)}), got {', '.join(got)}; "
-                "leave them out"
-            )
-        return found
-
-    def _tunes(self, options: BaseModel, name: str) -> bool:
-        x = getattr(options, name, None)
-        number = name in self.tunable and isinstance(x, float) and x != 0.0
-        return number and _has_effect(options, name)
-
-
-def _has_effect(options: BaseModel, name: str) -> bool:
-    """Whether a number has an effect beside the others, whatever it is."""
-    requirements: Mapping[str, tuple[bool, str]] = getattr(options, "requirements", {})
-    return requirements.get(name, (True, ""))[0]
 
 
 LEARNERS = Catalog(

@@ -14,7 +14,6 @@ from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import PLAIN
 from quintet.algorithms.parts.work import Work
 from quintet.bench import limits, workloads
-from quintet.config.idle import without_idle_defaults
 from quintet.config.load import Layer, compose
 from quintet.config.run import RunConfig
 from quintet.observe.timing import Phase, PhaseTimer
@@ -139,7 +138,7 @@ def train(
     loaded = compose(work.algo, [workloads.layer(work), options])
     source = open_source(loaded.config, loaded.env)
     try:
-        config = resolve(without_idle_defaults(loaded, source.spaces), source.spaces)
+        config = resolve(loaded, source.spaces).config
         assert config.runtime.threads is not None
         configure_torch(config.runtime.threads, config.runtime.device, config.runtime.exact)
         watch = _train(work, config, source, on_iteration)

@@ -1,90 +1,96 @@
-"""Options without effect on a run, given its spaces, its network and its backend.
-
-`quintet.config.load` refuses options that other options leave without effect, before there is an
-environment; the checks here need one.
-"""
-
-from dataclasses import replace
+"""Options without effect: refused where the user gave them, else put to rest."""
 
 from quintet.algorithms import registry
-from quintet.algorithms.parts.options import Idle
-from quintet.config.load import Loaded, dropped, nobody_gave
-from quintet.config.run import RunConfig
+from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME, PARTS, RunConfig, prefix_of
 from quintet.envs.backends import BACKENDS
-from quintet.envs.evaluated import without_effect
-from quintet.errors import ConfigError
-from quintet.models.config import ModelConfig, idle_options
+from quintet.envs.resolved import ResolvedEnv
+from quintet.models.config import facts_of
+from quintet.options import Facts, default_of, idle
 from quintet.spaces import float64_leaves
 from quintet.types import Spaces
 
 
-def without_idle_defaults(loaded: Loaded, spaces: Spaces) -> Loaded:
-    """Drops the learner's own defaults for layers and actions that the run does not have, and a
-    preset's where the user has changed the network.
+def early_facts(config: RunConfig) -> Facts:
+    """What is known before there is an environment."""
+    return Facts(**_parts(config), **facts_of(config.model, None))
 
-    Otherwise a preset's stay, and are refused: it does not fit the spaces.
+
+def facts(
+    config: RunConfig, env: ResolvedEnv, evaluated: ResolvedEnv | None, spaces: Spaces
+) -> Facts:
+    """What is known of a run whose environment was made.
+
+    evaluated: the environment of its evaluations, if it is another.
     """
-    sources, changes = dict(loaded.sources), {}
-    own = any(
-        not (nobody_gave(source) or source.startswith("default"))
-        for name, source in sources.items()
-        if name.startswith("model.")
+    stepped = [env] if config.runtime.kind == "serial" else []
+    if config.eval.episodes > 0 and config.eval_env.num_processes is None:
+        stepped.append(evaluated or env)
+    return Facts(
+        **_parts(config),
+        **facts_of(config.model, spaces),
+        env=env,
+        evaluated=evaluated or env,
+        stepped=stepped,
+        pools=" or ".join(n for n, one in BACKENDS.usable().items() if not one.in_python),
+        float64=bool(float64_leaves((spaces.own or spaces).observation)),
     )
-    for option in idle_options(loaded.config.model, spaces):
-        name = f"model.{option}"
-        if sources[name].startswith("default of ") or (own and nobody_gave(sources[name])):
-            changes[option] = ModelConfig.model_fields[option].get_default(
-                call_default_factory=True
-            )
-            sources[name] = dropped(sources[name])
-    model = loaded.config.model.model_copy(update=changes)
-    config = loaded.config.model_copy(update={"model": model})
-    return replace(loaded, config=config, sources=sources)
 
 
-def without_idle(loaded: Loaded, config: RunConfig, spaces: Spaces) -> Loaded:
-    """`loaded` with the resolved `config`, in which every idle option has its idle value.
+def _parts(config: RunConfig) -> dict[str, object]:
+    names = ("learner", "runtime", "eval", "population", "self_play")
+    return {name: getattr(config, name) for name in names}
 
-    Idle values of presets and defaults are replaced; those of a saved run stay.
 
-    Raises:
-        ConfigError: lists the options that the user set and that have no effect.
+def judged(config: RunConfig, sources: dict[str, str], known: Facts) -> tuple[RunConfig, list[str]]:
+    """The configuration with options without effect at rest, and a sentence on each that the user
+    gave.  What a run began with stays, unless a resume may change it.
+
+    sources: of the values, by dotted name; those of options that are put to rest change.
     """
-    learner = registry.find(config.algo).idle_in(config.learner, config.model, spaces)
-    idle = dict(learner)
-    if loaded.env.backend.in_python:
-        others = [name for name, one in BACKENDS.usable().items() if not one.in_python]
-        pools = f"env.backend={' or '.join(others)}, which step in threads"
-        idle["env.num_threads"] = Idle(None, f"{pools}, {config.env.id} is of {config.env.backend}")
-    evaluates, own = config.eval.episodes > 0, config.eval_env.given
-    stepped = [loaded.env] if config.runtime.kind == "serial" else []
-    stepped += [loaded.evaluated] if evaluates and "num_processes" not in own else []
-    if not stepped:
-        steps = "runtime.kind=serial or evaluations (in others runtime.num_workers step)"
-        idle["env.num_processes"] = Idle(None, steps)
-    elif not any(env.can_be_spread for env in stepped):
-        python = "environments that are written in Python and can be made one by one"
-        kind = f"{python}, {stepped[0].config.id} is of another kind"
-        idle["env.num_processes"] = Idle(None, kind)
-    for name in own if not evaluates else without_effect(loaded.evaluated, own):
-        theirs = f"an environment of another kind, {loaded.evaluated.config.id} has no use for it"
-        idle[f"eval.env.{name}"] = Idle(None, theirs if evaluates else "eval.episodes > 0")
-    if not float64_leaves((spaces.own or spaces).observation):
-        idle["env.observation_dtype"] = Idle("float32", "observations of float64")
-    values, sources = config.flat(), dict(loaded.sources)
-    faults, changes = [], {}
-    for name, (rest, required) in idle.items():
-        source, value = loaded.sources[name], values[name]
-        if value == rest or source == "saved run":
-            continue
-        if source.startswith("preset"):
-            sources[name] = f"resolved (that of {source} has no effect here)"
-        elif not source.startswith("default"):
-            faults.append(f"{name}={value} has no effect without {required}")
-            continue
-        changes[name] = rest
-    if faults:
-        raise ConfigError("; ".join(faults) + "; leave it out")
-    ours = {name: rest for name, rest in changes.items() if name in learner}
-    config = config.model_copy(update={"learner": config.learner.model_copy(update=ours)})
-    return replace(loaded, config=config, sources=sources)
+    faults: list[str] = []
+    needs = registry.find(config.algo).needs.items()
+    for part in ("", *PARTS, "learner"):
+        options = getattr(config, part) if part else config
+        prefix = prefix_of(part) if part in PARTS else ""
+        others = {n.removeprefix(prefix): need for n, need in needs if n.startswith(prefix)}
+        while True:
+            still = {
+                name: one
+                for name, one in idle(options, known, prefix, others).items()
+                if getattr(options, name) not in (one.rest, AUTOMATIC.get(prefix + name, one.rest))
+            }
+            resting = [n for n in still if _may_rest(prefix + n, sources.get(prefix + n))]
+            if not resting:
+                break
+            for name in resting:
+                default = still[name].rest == default_of(type(options), name)
+                _tell(sources, prefix + name, default)
+            # Which may give another option an effect.
+            options = options.model_copy(update={name: still[name].rest for name in resting})
+            config = config.model_copy(update={part: options}) if part else options
+        faults += [
+            f"{prefix}{n}={getattr(options, n)} has no effect without {one.needs}; leave it out"
+            for n, one in still.items()
+            if sources.get(prefix + n) != "saved run"
+        ]
+    return config, faults
+
+
+def _may_rest(name: str, source: str | None) -> bool:
+    """Whether the user did not give an option, nor has a run begun with it that keeps it."""
+    if source == "saved run":
+        return name in MAY_CHANGE_ON_RESUME
+    return source is None or source == "default" or nobody_gave(source)
+
+
+def nobody_gave(source: str) -> bool:
+    """Whether the source is a preset or the learner, not the user."""
+    return source.startswith(("preset ", "default of "))
+
+
+def _tell(sources: dict[str, str], name: str, default: bool) -> None:
+    """Tells that a value, which may be the default, replaces one without effect."""
+    if (source := sources.get(name, "default")) != "default":
+        who = source.removeprefix("default of ")
+        word = "default" if default else "resolved"
+        sources[name] = f"{word} (that of {who} has no effect here)"

@@ -11,20 +11,21 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from quintet.algorithms import presets, registry
-from quintet.algorithms.other_names import named_here
-from quintet.config.run import ALIASES, MAY_CHANGE_ON_RESUME, PARTS, TOP, RunConfig, prefix_of
-from quintet.config.validate import valid_part, validate
+from quintet.config.idle import early_facts, judged, nobody_gave
+from quintet.config.run import ALIASES, PARTS, TOP, RunConfig, prefix_of
+from quintet.config.validate import build, combination_faults
 from quintet.envs.config import EnvConfig
 from quintet.envs.evaluated import evaluated_env
 from quintet.envs.given import EnvSource
 from quintet.envs.resolved import ResolvedEnv, resolve_env
-from quintet.errors import ConfigError, FileFault, IdleOptions
+from quintet.errors import ConfigError, FileFault
+from quintet.options import about
 from quintet.system.files import given_path, read_yaml
 from quintet.types import Spaces
 
@@ -117,14 +118,14 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def preset_layers(
-    algo: str, env_id: str | None, name: str, kind: Callable[[], str] | None = None
+    algo: str, env_id: str | None, name: str, kind: Callable[[], str | None] = lambda: None
 ) -> list[Layer]:
     """The layers of a preset.
 
     ``auto`` is the preset of the environment's id, or of its kind where no id fits; a named preset
     comes after that one. The name of a kind is this kind's preset alone.
 
-    kind: returns the environment's kind; called only where no id fits. None: it is unknown.
+    kind: returns the environment's kind, None: it is unknown; called only where no id fits.
 
     Raises:
         ConfigError: no preset of that name.
@@ -143,8 +144,7 @@ def preset_layers(
         chosen[name] = of_kind[name]
     elif (pattern := next(fitting, None)) is not None:
         chosen[pattern] = environments[pattern]
-    elif of_kind and kind is not None:
-        found = kind()
+    elif of_kind and (found := kind()) is not None:
         chosen[found] = of_kind.get(found, {})
     if name in named:
         chosen[name] = named[name]
@@ -159,22 +159,12 @@ def learner_defaults(algo: str) -> Layer:
     return Layer(f"default of {algo}", values)
 
 
-def nobody_gave(source: str) -> bool:
-    """Whether the source is a preset or the learner, not the user."""
-    return source.startswith(("preset ", "default of "))
-
-
-def dropped(source: str) -> str:
-    """The source of a default that replaces a value without effect."""
-    return f"default (that of {source.removeprefix('default of ')} has no effect here)"
-
-
 def hint(algo: str, name: str) -> str:
     """What a message says of an unknown option: the options of the same meaning, if it is a name of
     another library, else the one that is spelled most alike.
     """
     known = options(algo)
-    ours = named_here(name, known)
+    ours = named_here(algo, name)
     if ours is None:
         return _nearest(name, known)
     if not ours:
@@ -182,6 +172,20 @@ def hint(algo: str, name: str) -> str:
     short = {target: alias for alias, target in ALIASES.items()}
     told = [f"{short.get(each, each)!r} ({_meaning(known[each])})" for each in ours]
     return f"; here {'it is' if len(ours) == 1 else 'these are'} {' and '.join(told)}"
+
+
+def named_here(algo: str, name: str) -> list[str] | None:
+    """The options of a learner that mean what `name` means in another library, which are several
+    where it is split here; none if the learner has no such option; None for a name of no library.
+    """
+    theirs = {name.lower(), name.lower().rpartition(".")[2]}
+
+    def of(each: str) -> list[str]:
+        return [ours for ours, info in options(each).items() if theirs & {*about(info).also}]
+
+    if found := of(algo):
+        return found
+    return [] if any(of(each) for each in registry.LEARNERS.names()) else None
 
 
 def _meaning(info: FieldInfo) -> str:
@@ -199,13 +203,44 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None) -> Loaded:
-    """Merges layers, validates the whole once, and gives the source of every option.
+    """Merges layers, builds every part of the configuration once, and gives the source of every
+    option.
 
     source: makes the environments, if not their id; then no backend need know the id.
 
     Raises:
         ConfigError: lists every unknown name, every bad value and every impossible combination.
     """
+    values, sources, unknown = _merged(algo, layers)
+    of_env: list[str] = []
+    faults: list[str] = []
+    parts, config = build(algo, values, faults)
+    env = _resolve_env(parts["env"], source, of_env) if "env.id" in values else None
+    eval_env = None
+    if config is not None:
+        config, idle = judged(config, sources, early_facts(config))
+        faults += idle
+        if env is not None and not unknown and "saved run" not in sources.values():
+            # Whose code is not checked yet.
+            config, env = _with_whole_games(config, env, sources)
+            config = _with_whole_minibatches(config, sources)
+        faults += combination_faults(config)
+        if env is not None:
+            try:
+                eval_env = evaluated_env(env, config.eval_env)
+            except ConfigError as error:
+                of_env.append(f"eval.env: {error}")
+    faults = [with_sources(fault, sources) for fault in of_env + faults]
+    if unknown or faults:
+        raise ConfigError(listed([*unknown, *faults]))
+    assert config is not None
+    assert env is not None
+    told = {name: sources.get(name, "default") for name in config.flat()}
+    return Loaded(config, told, env, eval_env=eval_env)
+
+
+def _merged(algo: str, layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """Values and their sources by option, and a sentence on each unknown one."""
     known = options(algo)
     values: dict[str, Any] = {"algo": algo}
     sources: dict[str, str] = {"algo": "given"}
@@ -217,27 +252,7 @@ def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None)
                 sources[name] = layer.source
             else:
                 unknown.append(f"unknown option {name!r} ({layer.source}){hint(algo, name)}")
-    _drop_idle(algo, values, sources)
-    faults: list[str] = []
-    if not unknown:
-        _suit_agents(values, sources, source)
-        _suit_batch(algo, values, sources)
-    config = validate(algo, values, faults)
-    of_env: list[str] = []
-    env = _resolve_env(values, source, of_env)
-    eval_env = None
-    if config is not None and env is not None:
-        try:
-            eval_env = evaluated_env(env, config.eval_env)
-        except ConfigError as error:
-            of_env.append(f"eval.env: {error}")
-    faults = of_env + faults
-    if unknown or faults:
-        raise ConfigError(_listed([*unknown, *(with_sources(fault, sources) for fault in faults)]))
-    assert config is not None
-    assert env is not None
-    said = {name: sources.get(name, "default") for name in config.flat()}
-    return Loaded(config, said, env, eval_env=eval_env)
+    return values, sources, unknown
 
 
 NONE = ("none", "null")
@@ -271,40 +286,9 @@ _EMPTY: dict[Any, Any] = {tuple: tuple, dict: dict}
 
 
 def kinds(info: FieldInfo) -> tuple[Any, ...]:
-    """The annotation of a field and the members of its union."""
-    return (info.annotation, *get_args(info.annotation))
-
-
-def _drop_idle(algo: str, values: dict[str, Any], sources: dict[str, str]) -> None:
-    """Removes values without effect that the user did not give: those of presets and the learner's
-    defaults, and a saved run's values of options that may change on a resume.
-    """
-    for model, prefix in ((registry.find(algo).config, ""), (PARTS["runtime"], "runtime.")):
-        while idle := _idle(model, prefix, values, sources):
-            for name in idle:
-                del values[name]
-                sources[name] = dropped(sources[name])
-
-
-def _idle(
-    model: type[BaseModel], prefix: str, values: dict[str, Any], sources: dict[str, str]
-) -> list[str]:
-    """Options of a part that have no effect and that the user did not give."""
-    try:
-        given = {name: prefix + name for name in model.model_fields}
-        model(**{name: values[whole] for name, whole in given.items() if whole in values})
-    except ValidationError as error:
-        causes = [item.get("ctx", {}).get("error") for item in error.errors()]
-    else:
-        return []
-    return [
-        prefix + name
-        for cause in causes
-        if isinstance(cause, IdleOptions)
-        for name in cause.said
-        if nobody_gave(sources.get(prefix + name, ""))
-        or (sources.get(prefix + name) == "saved run" and prefix + name in MAY_CHANGE_ON_RESUME)
-    ]
+    """The annotation of a field and the members of its union, without their bounds."""
+    parts = (info.annotation, *get_args(info.annotation))
+    return tuple(get_args(x)[0] if get_origin(x) is Annotated else x for x in parts)
 
 
 def with_sources(fault: str, sources: Mapping[str, str]) -> str:
@@ -320,17 +304,16 @@ def with_sources(fault: str, sources: Mapping[str, str]) -> str:
     return f"{fault} ({'; '.join(told)}; set it yourself{way_out})"
 
 
-def _listed(faults: list[str]) -> str:
+def listed(faults: list[str]) -> str:
     if len(faults) == 1:
         return faults[0]
     return f"{len(faults)} faults:\n" + "\n".join(f"  - {fault}" for fault in faults)
 
 
 def _resolve_env(
-    values: dict[str, Any], source: EnvSource | None, faults: list[str]
+    config: BaseModel | None, source: EnvSource | None, faults: list[str]
 ) -> ResolvedEnv | None:
     """The environment, even if other options are at fault."""
-    config = valid_part(EnvConfig, "env.", values, [])
     if not isinstance(config, EnvConfig):
         return None
     try:
@@ -340,38 +323,36 @@ def _resolve_env(
         return None
 
 
-def _suit_agents(values: dict[str, Any], sources: dict[str, str], source: EnvSource | None) -> None:
-    """Makes a number of streams that nobody gave a multiple of the agents of a game."""
-    if "saved run" in sources.values():
-        return  # whose code is not checked yet
-    name = "env.num_streams"
-    by = sources.get(name, "default")
-    if not _free(by):
-        return
-    made = ":" in str(values.get("env.id", "")) or source is not None
-    env = _resolve_env(values, source, []) if made else None
-    if env is None:
-        return
+def _with_whole_games(
+    config: RunConfig, env: ResolvedEnv, sources: dict[str, str]
+) -> tuple[RunConfig, ResolvedEnv]:
+    """A number of streams that nobody gave as a multiple of the agents of a game."""
+    by = sources.get("env.num_streams", "default")
+    made = ":" in env.config.id or env.source is not None
+    if not made or not _free(by):
+        return config, env
     try:
         count = env.streams_of(env.config.num_streams)
     except ConfigError:  # which the run meets again, after all faults of options
-        return
-    if count != env.config.num_streams:
-        values[name], sources[name] = count, f"resolved ({by})"
+        return config, env
+    if count == env.config.num_streams:
+        return config, env
+    sources["env.num_streams"] = f"resolved ({by})"
+    own = config.env.model_copy(update={"num_streams": count})
+    return config.model_copy(update={"env": own}), env.with_options({"num_streams": count})
 
 
-def _suit_batch(algo: str, values: dict[str, Any], sources: dict[str, str]) -> None:
-    """Sets options that nobody gave to what the learner's `suited` returns."""
-    config = None if "saved run" in sources.values() else validate(algo, values, [])
-    if config is None:
-        return
-    algorithm = registry.find(algo)
+def _with_whole_minibatches(config: RunConfig, sources: dict[str, str]) -> RunConfig:
+    """Options of the learner that nobody gave as its `suited` returns them."""
+    algorithm = registry.find(config.algo)
     names = algorithm.config.model_fields
     free = frozenset(name for name in names if _free(sources.get(name, "default")))
     streams, learners = config.env.num_streams, config.runtime.num_learners
     changed = algorithm.suited(config.learner, config.model, streams, learners, free)
-    for name, value in changed.items():
-        values[name], sources[name] = value, f"resolved ({sources.get(name, 'default')})"
+    for name in changed:
+        sources[name] = f"resolved ({sources.get(name, 'default')})"
+    learner = config.learner.model_copy(update=changed)
+    return config.model_copy(update={"learner": learner})
 
 
 def _free(source: str) -> bool:

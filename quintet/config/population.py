@@ -1,14 +1,13 @@
 """The hyperparameters of a population: which they are, what they may be, where they begin."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel, ValidationError
 
-from quintet.algorithms import registry
-from quintet.algorithms.tuning import CAPS, NEAR_1, bounds_of
 from quintet.config.run import RunConfig
 from quintet.envs.config import EnvConfig
 from quintet.errors import ConfigError
+from quintet.options import Facts, bounds_of, idle, tunable
 from quintet.population.pbt import Bounds, Rules, with_initial
 
 SHAPING = "reward_shaping."
@@ -21,10 +20,35 @@ def rules(config: RunConfig) -> Rules:
     names: tuple[str, ...] = ()
     if not shaping or len(shaping) < len(named):
         own = [name for name in named if name not in shaping]
-        names = registry.find(config.algo).tuned_options(config.learner, own)
+        names = tuned_options(config.learner, own)
     first = {name: float(getattr(config.learner, name)) for name in names} | shaping
     bounds = {name: Bounds(*pair) for name, pair in bounds_of(config.learner, names).items()}
-    return Rules(config.population, first, bounds, NEAR_1, CAPS)
+    return Rules(config.population, first, bounds, tunable(type(config.learner)))
+
+
+def tuned_options(options: BaseModel, named: Sequence[str]) -> tuple[str, ...]:
+    """What a population tunes: the options that are named, else the learner's usual ones without
+    those that are 0, none or without effect.
+
+    Raises:
+        ConfigError: an option that is named is no number that can change during a run.
+    """
+    ways, given, still = tunable(type(options)), options.model_dump(), idle(options, Facts())
+    able = [
+        name
+        for name in ways
+        if isinstance(given[name], float) and given[name] != 0.0 and name not in still
+    ]
+    wrong = [
+        f"{name}={given[name]}" if name in given else name for name in named if name not in able
+    ]
+    if wrong:
+        raise ConfigError(
+            "population.tuned must name options with an effect whose numbers can change during a "
+            f"run, whole numbers and 0 apart (here {', '.join(sorted(able))}), got "
+            f"{', '.join(wrong)}: leave them out"
+        )
+    return tuple(named) or tuple(name for name in able if ways[name].usual)
 
 
 def tuned_shaping(config: RunConfig) -> dict[str, float]:
@@ -37,8 +61,8 @@ def tuned_shaping(config: RunConfig) -> dict[str, float]:
     if wrong:
         form = ", ".join(f'"{name.removeprefix(SHAPING)}": ...' for name in wrong)
         raise ConfigError(
-            f"population.tuned requires a first value, not 0, of {', '.join(wrong)}; give it by "
-            f"--env.reward-shaping '{{{form}}}'"
+            f"population.tuned must have a first value of {', '.join(wrong)}, got none or 0: give "
+            f"it by --env.reward-shaping '{{{form}}}'"
         )
     return {name: given[name] for name in named}
 
@@ -58,22 +82,22 @@ def first_values(config: RunConfig) -> None:
     others = sorted(set(initial) - set(first))
     if others:
         raise ConfigError(
-            f"population.initial requires options that are tuned ({', '.join(first)}), got "
-            f"{', '.join(others)}; leave them out, or name them in population.tuned if they have "
+            f"population.initial must name options that are tuned ({', '.join(first)}), got "
+            f"{', '.join(others)}: leave them out, or name them in population.tuned if they have "
             "an effect here"
         )
-    stuck = [n for n, x in first.items() if n in NEAR_1 and x == 1.0 and n not in initial]
+    stuck = [n for n, x in first.items() if going_by.near_1(n) and x == 1.0 and n not in initial]
     if stuck and config.population.pbt:
         raise ConfigError(
-            f"population.tuned requires values below 1 of {', '.join(stuck)}: a mutation changes "
-            "the distance to 1, which is 0, by a factor; lower them, or give first values by "
+            f"population.tuned must have values below 1 of {', '.join(stuck)}, got 1, whose "
+            "distance to 1 no factor of a mutation changes: lower them, or give first values by "
             "population.initial"
         )
     for name, values in initial.items():
         if 0.0 in values:
             raise ConfigError(
-                f"population.initial requires values that are not 0, got {name}={list(values)}: to "
-                "or from 0 is another loss; give a small number"
+                f"population.initial must have values that are not 0, got {name}={list(values)}, "
+                "and a loss without a term is another loss: give a small number"
             )
     for policy in range(config.population.size):
         try:

@@ -1,17 +1,18 @@
 """The configuration of a run: the parts' own configurations side by side."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, final
+from typing import Any, Literal, final
 
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validator
+from pydantic import BaseModel, ConfigDict, SerializeAsAny, field_validator
 
-from quintet.bounds import MOST_COUNT, MOST_STEPS
+from quintet.bounds import MOST_COUNT, Steps
 from quintet.checkpoint import CheckpointConfig
 from quintet.config.runtime import RuntimeConfig
 from quintet.envs.config import EnvConfig
 from quintet.envs.evaluated import EvalEnvConfig
 from quintet.models.config import ModelConfig
 from quintet.observe.sinks import ReportConfig
+from quintet.options import option
 from quintet.population.config import PopulationConfig, SelfPlayConfig
 
 
@@ -21,16 +22,22 @@ class EvalConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    episodes: int = Field(10, ge=0, le=MOST_COUNT, description="episodes per evaluation; 0: none")
-    interval: Annotated[int, Field(ge=1, le=MOST_STEPS)] | Literal["auto"] = Field(
+    episodes: int = option(
+        10,
+        ge=0,
+        le=MOST_COUNT,
+        doc="episodes per evaluation; 0: none",
+        also="n_eval_episodes num_eval_episodes evaluation_duration",
+    )
+    interval: Steps | Literal["auto"] = option(
         "auto",
-        description="env_steps between evaluations; auto: 5% of the budget, skipped while "
+        doc="env_steps between evaluations; auto: 5% of the budget, skipped while "
         "evaluation has taken more than 5% of the time",
     )
-    greedy: bool = Field(True, description="take the mode of the policy; false: sample")
-    max_steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | Literal["auto"] | None = Field(
+    greedy: bool = option(True, doc="take the mode of the policy; false: sample")
+    max_steps: Steps | Literal["auto"] | None = option(
         "auto",
-        description="steps after which an episode is cut, with its return so far; auto: ten times "
+        doc="steps after which an episode is cut, with its return so far; auto: ten times "
         "the longest episode of the training so far, at least 1,000, where the environment is not "
         "known to have a time limit; none: no bound",
     )
@@ -42,35 +49,43 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    algo: str = Field(description="learner")
-    total_env_steps: int = Field(
-        1_000_000, ge=1, le=MOST_STEPS, description="agent decisions over all streams, exact"
+    algo: str = option(doc="learner")
+    total_env_steps: Steps = option(
+        1_000_000,
+        doc="agent decisions over all streams, exact",
+        also="total_timesteps num_timesteps n_timesteps timesteps max_timesteps "
+        "train_for_env_steps",
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="of everything random in the run")
-    preset: str = Field(
+    seed: int = option(0, ge=0, lt=2**63, doc="of everything random in the run")
+    preset: str = option(
         "auto",
-        description="auto: the preset of this environment, else of its kind (vector_discrete, "
+        doc="auto: the preset of this environment, else of its kind (vector_discrete, "
         "vector_continuous, pixels, atari, grid); a name; none",
     )
-    run_dir: Path | None = Field(
+    run_dir: Path | None = option(
         None,
-        description="folder of the run; not given: runs/ALGO-ENV-sSEED. The same again = resume",
+        doc="folder of the run; not given: runs/ALGO-ENV-sSEED. The same again = resume",
+        also="tensorboard_log log_dir save_path savedir train_dir experiment exp_name xpid "
+        "monitor_dir",
     )
-    resume: Literal["latest", "exact", "never"] = Field(
+    resume: Literal["latest", "exact", "never"] = option(
         "latest",
-        description="latest: from the newest checkpoint; exact: from the newest exact one, "
+        doc="latest: from the newest checkpoint; exact: from the newest exact one, "
         "which lies on the uninterrupted run's path; never: refuse a folder that holds a run",
+        also="restart_behavior",
     )
-    init_from: Path | None = Field(
+    init_from: Path | None = option(
         None,
-        description="run folder, checkpoint or saved policy whose weights and normaliser "
+        doc="run folder, checkpoint or saved policy whose weights and normaliser "
         "statistics a new run begins with; not its optimizer, counters or schedules. Read once, "
         "when the run begins",
+        also="load_path pretrained pretrained_model checkpoint_path",
     )
-    init_from_keys: tuple[str, ...] = Field(
+    init_from_keys: tuple[str, ...] = option(
         (),
-        description="take only these of it, by name: network/encoder.*; the others begin anew. "
+        doc="take only these of it, by name: network/encoder.*; the others begin anew. "
         "None given: all, which must then fit exactly",
+        needs="init_from",
     )
     learner: SerializeAsAny[BaseModel]
     env: EnvConfig

@@ -50,14 +50,14 @@ def read_saved(
     if fault is not None:
         if not stored:
             raise ConfigError(
-                f"a readable {saved_options.FILE} is required in {run_dir}, it is damaged "
-                f"({fault}); restore it, or give another --run-dir, or --overwrite"
+                f"{run_dir / saved_options.FILE} must be readable, got a damaged file "
+                f"({fault}): restore it, or give another --run-dir, or --overwrite"
             )
         notice(f"{fault}; the run's options are taken from {found.checkpoint}")
         return stored
     if "env.id" not in saved:
         raise ConfigError(
-            f"a whole {saved_options.FILE} is required in {run_dir}, it is incomplete (no env.id); "
+            f"{run_dir / saved_options.FILE} must be whole, got a file without env.id: "
             "restore it, or give another --run-dir, or --overwrite"
         )
     if found.altered or stored:
@@ -126,7 +126,7 @@ def require_same(place: Path, was: Mapping[str, Any], now: Mapping[str, Any]) ->
     ]
     if others:
         raise CheckpointError(
-            f"a checkpoint of this run is required, {place} is of another ({'; '.join(others)}); "
+            f"{place} must be a checkpoint of this run, got one of another ({'; '.join(others)}): "
             "remove it, or give another --run-dir"
         )
 
@@ -144,8 +144,8 @@ def _require_unused(run_dir: Path) -> None:
     others = sorted(_held(run_dir))
     if others:
         raise ConfigError(
-            f"run_dir requires a new or empty folder, or one with a run; {run_dir} holds "
-            f"{', '.join(others[:3])} and no {saved_options.FILE}; give another --run-dir"
+            f"run_dir must be a new or empty folder, or one with a run, got {run_dir} with "
+            f"{', '.join(others[:3])} and no {saved_options.FILE}: give another --run-dir"
         )
 
 
@@ -171,12 +171,12 @@ def require_movable(run_dir: Path) -> None:
         "metrics.jsonl",
     }:
         raise ConfigError(
-            f"--overwrite requires a folder that a run has made, {run_dir} holds "
-            f"{', '.join(sorted(held)[:3])}; give another --run-dir, or rename it yourself"
+            f"--overwrite must name a folder that a run has made, got {run_dir}, which holds "
+            f"{', '.join(sorted(held)[:3])}: give another --run-dir, or rename it yourself"
         )
     if Path.cwd().is_relative_to(run_dir.resolve()):
         raise ConfigError(
-            f"--overwrite requires another folder than the working folder, got {run_dir}; leave "
+            f"--overwrite must name another folder than the working folder, got {run_dir}: leave "
             "it first"
         )
 

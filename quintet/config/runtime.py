@@ -2,20 +2,25 @@
 
 from typing import TYPE_CHECKING, Literal, final
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict
 
-from quintet.algorithms.parts.options import refuse_idle
 from quintet.bounds import (
     MOST_COUNT,
     MOST_SECONDS,
     MOST_STEPS,
-    MOST_STREAMS,
-    MOST_TASKS,
-    MOST_THREADS,
+    Count,
+    Steps,
+    Streams,
+    Tasks,
+    Threads,
 )
+from quintet.options import option
 
 if TYPE_CHECKING:
     from quintet.algorithms.parts.setup import Compute
+
+
+_SERVES = "runtime.inference=server and runtime.kind=async"
 
 
 @final
@@ -24,147 +29,140 @@ class RuntimeConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    kind: Literal["serial", "lockstep", "async"] = Field(
+    kind: Literal["serial", "lockstep", "async"] = option(
         "serial",
-        description="serial: one process samples and learns in turn; lockstep: worker processes "
+        doc="serial: one process samples and learns in turn; lockstep: worker processes "
         "sample the next batch while the learner updates on this one; async: workers run freely, "
         "the learner takes what is ready. The first two give the same bytes twice",
+        also="async_rl serial_mode",
     )
-    lag: Literal[0, 1] = Field(
+    lag: Literal[0, 1] = option(
         1,
-        description="lockstep: how many versions old the weights are that sampled a batch; 0 gives "
+        doc="lockstep: how many versions old the weights are that sampled a batch; 0 gives "
         "what serial gives, and no overlap",
+        needs="runtime.kind=lockstep",
     )
-    num_workers: int | None = Field(
+    num_workers: Tasks | None = option(
         None,
-        ge=1,
-        le=MOST_TASKS,
-        description="sampler processes, at most one for each group of streams; none: as many as "
+        doc="sampler processes, at most one for each group of streams; none: as many as "
         "there are cores. Not part of the result's bytes once env.streams_per_group is given",
+        needs="runtime.kind=lockstep or runtime.kind=async",
+        also="num_actors num_rollout_workers num_env_runners n_workers",
     )
-    inference: Literal["local", "server"] = Field(
+    inference: Literal["local", "server"] = option(
         "local",
-        description="local: every worker computes its actions; server: one process does for all "
+        doc="local: every worker computes its actions; server: one process does for all "
         "of them, on runtime.device, which is worth it with a GPU",
+        needs="runtime.kind=lockstep or runtime.kind=async",
     )
-    inference_batch_min: int = Field(
-        1,
-        ge=1,
-        le=MOST_STREAMS,
-        description="server of async: streams that it waits for before it acts",
+    inference_batch_min: Streams = option(
+        1, doc="server of async: streams that it waits for before it acts", needs=_SERVES
     )
-    inference_batch_max: int = Field(
-        512,
-        ge=1,
-        le=MOST_STREAMS,
-        description="server of async: most streams that it acts on at once",
+    inference_batch_max: Streams = option(
+        512, doc="server of async: most streams that it acts on at once", needs=_SERVES
     )
-    inference_timeout_ms: float = Field(
+    inference_timeout_ms: float = option(
         100.0,
         gt=0,
         le=MOST_SECONDS,
-        description="server of async: longest wait for them, in milliseconds",
+        doc="server of async: longest wait for them, in milliseconds",
+        needs=(_SERVES, "runtime.inference_batch_min > 1"),
     )
-    max_policy_lag: int | None = Field(
+    max_policy_lag: int | None = option(
         None,
         ge=0,
         le=MOST_STEPS,
-        description="async: rows of weights that are more versions old are not learned from; none: "
+        doc="async: rows of weights that are more versions old are not learned from; none: "
         "as the learner says",
+        needs="runtime.kind=async",
     )
-    slots: int | None = Field(
+    slots: Count | None = option(
         None,
-        ge=1,
-        le=MOST_COUNT,
-        description="async: unrolls that each group has memory for; none: 2, or what it takes for "
+        doc="async: unrolls that each group has memory for; none: 2, or what it takes for "
         "a batch and one unroll more",
+        needs="runtime.kind=async",
     )
-    prefetch_batches: int = Field(
+    prefetch_batches: Count = option(
         2,
-        ge=1,
-        le=MOST_COUNT,
-        description="async: batches that may wait, assembled, for the learner",
+        doc="async: batches that may wait, assembled, for the learner",
+        needs="runtime.kind=async",
     )
-    publish_interval_updates: int = Field(
-        1,
-        ge=1,
-        le=MOST_STEPS,
-        description="batches learned from between two publications of weights to actors",
+    publish_interval_updates: Steps = option(
+        1, doc="batches learned from between two publications of weights to actors"
     )
-    worker_timeout_s: float = Field(
+    worker_timeout_s: float = option(
         60.0,
         ge=1,
         le=MOST_SECONDS,
-        description="seconds that one step of the environments may take; after that a worker "
+        doc="seconds that one step of the environments may take; after that a worker "
         "counts as hung (a minute later where it makes them or compiles its first act; time in "
         "which it had no core does not count), and serial "
         "says where it hangs",
     )
-    max_restarts: int = Field(
+    max_restarts: int = option(
         3,
         ge=0,
         le=MOST_COUNT,
-        description="async: workers that are replaced before the run ends with an error",
+        doc="async: workers that are replaced before the run ends with an error",
+        needs="runtime.kind=async",
     )
-    num_learners: int = Field(
+    num_learners: Tasks = option(
         1,
-        ge=1,
-        le=MOST_TASKS,
-        description="processes that share every batch and make one update together, what one "
+        doc="processes that share every batch and make one update together, what one "
         "learner makes of the whole batch but for rounding; each on a GPU of its own, from cuda:0 "
         "on, or with `threads` of the CPU",
+        also="num_gpu_learners",
     )
-    learner_timeout_s: float = Field(
+    learner_timeout_s: float = option(
         300.0,
         ge=1,
         le=MOST_SECONDS,
-        description="several learners: seconds that one may take longer for an update than "
+        doc="several learners: seconds that one may take longer for an update than "
         "another before it counts as hung",
+        needs="runtime.num_learners > 1",
     )
-    device: str = Field(
+    device: str = option(
         "auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-        description="where the learner computes: auto, cpu, cuda, cuda:1; auto takes a GPU for "
+        doc="where the learner computes: auto, cpu, cuda, cuda:1; auto takes a GPU for "
         "picture and grid networks when there is one, and the CPU for small ones, which are "
         "faster there; with cuda the policies of a population are shared out over all GPUs",
+        also="cuda use_cuda gpu use_gpu num_gpus",
     )
-    threads: int | None = Field(
+    threads: Threads | None = option(
         None,
-        ge=1,
-        le=MOST_THREADS,
-        description="threads of PyTorch's CPU kernels; none: all cores (8 at most) for picture "
+        doc="threads of PyTorch's CPU kernels; none: all cores (8 at most) for picture "
         "and grid networks and for layers of 256 times 256, half of them beside workers, 1 for "
         "small ones; of several learners each has its part of them. Part of the result's bytes: a "
         "resume may change it, and goes on with other rounding",
     )
-    actor_threads: int | None = Field(
+    actor_threads: Threads | None = option(
         None,
-        ge=1,
-        le=MOST_THREADS,
-        description="of them where actions are computed; none: 1, for picture and grid networks "
+        doc="of them where actions are computed; none: 1, for picture and grid networks "
         "as many as a single learner would have where one process does all, and for a server. "
         "Part of the result's bytes",
     )
-    precision: Literal["auto", "fp32", "bf16"] = Field(
+    precision: Literal["auto", "fp32", "bf16"] = option(
         "auto",
-        description="what the learner's encoders compute in; auto: bf16 for picture and grid "
+        doc="what the learner's encoders compute in; auto: bf16 for picture and grid "
         "networks where the device is faster with it (processors with AMX, AMD's with "
         "AVX512-BF16, GPUs that multiply bfloat16), else fp32. "
         "Weights, heads and losses are fp32 always. Part of the result's bytes",
     )
-    actor_precision: Literal["auto", "fp32", "bf16"] = Field(
+    actor_precision: Literal["auto", "fp32", "bf16"] = option(
         "auto",
-        description="what encoders compute in where actions are computed; auto: as `precision`, "
+        doc="what encoders compute in where actions are computed; auto: as `precision`, "
         "but fp32 where the learner is on a GPU and actions are computed on a CPU that is not "
         "faster with bf16. Part of the result's bytes",
     )
-    compile: Literal["auto", "on", "off"] = Field(
+    compile: Literal["auto", "on", "off"] = option(
         "auto",
-        description="an act, and the whole update (gradient, clipping, optimizer), as one compiled "
+        doc="an act, and the whole update (gradient, clipping, optimizer), as one compiled "
         "graph each (of several learners: the gradient, and the step); auto: for feed-forward "
         "networks on the CPU, at 30,000 planned optimizer steps or more of a policy (3,000 on "
         "pictures), where there is a C++ compiler; on: also for recurrent ones, which takes "
         "minutes; never film_grid. Part of the result's bytes",
+        also="torch_compile",
     )
 
     @property
@@ -187,31 +185,3 @@ class RuntimeConfig(BaseModel):
     def exact(self) -> bool:
         """Whether a run gives the same bytes twice."""
         return self.kind != "async"
-
-    @property
-    def requirements(self) -> dict[str, tuple[bool, str]]:
-        """Whether each option has an effect beside the others, and what it requires for that."""
-        lockstep, free = self.kind == "lockstep", self.kind == "async"
-        serves = self.inference == "server"
-        batches = (serves and free, "runtime.inference=server and runtime.kind=async")
-        return {
-            "inference": (lockstep or free, "runtime.kind=lockstep or async"),
-            "inference_batch_min": batches,
-            "inference_batch_max": batches,
-            "inference_timeout_ms": (
-                batches[0] and self.inference_batch_min > 1,
-                "runtime.inference_batch_min > 1",
-            ),
-            "lag": (lockstep, "runtime.kind=lockstep"),
-            "num_workers": (lockstep or free, "runtime.kind=lockstep or async"),
-            "max_policy_lag": (free, "runtime.kind=async"),
-            "slots": (free, "runtime.kind=async"),
-            "prefetch_batches": (free, "runtime.kind=async"),
-            "max_restarts": (free, "runtime.kind=async"),
-            "learner_timeout_s": (self.num_learners > 1, "runtime.num_learners > 1"),
-        }
-
-    @model_validator(mode="after")
-    def _no_option_without_effect(self) -> "RuntimeConfig":
-        refuse_idle(self, self.requirements, "runtime.")
-        return self

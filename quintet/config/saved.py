@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from quintet.config.load import (
 )
 from quintet.config.run import AUTOMATIC, OF_OLDER_RUNS
 from quintet.config.run_dir import differing, ended_at_once, flat, read_saved, require_movable
-from quintet.config.validate import is_at_fault, validate
+from quintet.config.validate import has_wrong_value
 from quintet.envs.given import EnvSource
 from quintet.errors import ConfigError
 from quintet.system import files, saved_options
@@ -40,6 +41,40 @@ class Unusable:
     seed: int
     run_dir: Path
     error: str
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What files and the command line ask for.
+
+    source: see `compose`.
+    """
+
+    algo: str
+    files: Sequence[Layer]
+    command: Layer
+    source: EnvSource | None
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        return asked_for(self.files, self.command)
+
+    @cached_property
+    def run_dir(self) -> Path | None:
+        return find_run_dir(self.algo, self.values)
+
+    @cached_property
+    def probe(self) -> KindProbe:
+        """Asked only where the preset depends on the kind, since it may have to make an
+        environment.
+        """
+        return KindProbe({**learner_defaults(self.algo).values, **self.values}, self.source)
+
+    def of_seed(self, values: Mapping[str, Any]) -> "_Asked":
+        """The same with other values on the command line, of which the kind does not depend."""
+        own = replace(self, command=Layer(self.command.source, {**self.command.values, **values}))
+        own.__dict__["probe"] = self.probe
+        return own
 
 
 def load_config(
@@ -64,78 +99,47 @@ def load_config(
         UntrustedError: the folder names code that may not run.
     """
     settle_search_path()
-    probe = KindProbe(asked_for([learner_defaults(algo), *files], command), source)
-    if overwrite or beside:
-        return _load_anew(algo, files, command, source, probe, overwrite)
-    return _load_again(algo, files, command, source, probe, trust)
+    asked = _Asked(algo, files, command, source)
+    return _load_anew(asked, overwrite) if overwrite or beside else _load_again(asked, trust)
 
 
-def _load_anew(
-    algo: str,
-    files: Sequence[Layer],
-    command: Layer,
-    source: EnvSource | None,
-    probe: KindProbe,
-    overwrite: bool,
-) -> Loaded:
+def _load_anew(asked: _Asked, overwrite: bool) -> Loaded:
     """The configuration of a run that begins, whatever is in its folder."""
-    asked = asked_for(files, command)
-    run_dir = find_run_dir(algo, asked)
-    if overwrite and asked.get("resume") == "exact":
+    if overwrite and asked.values.get("resume") == "exact":
         raise ConfigError("--overwrite begins anew, --resume exact goes on; leave one of them out")
-    if overwrite and run_dir is not None:
-        require_movable(run_dir)
-    loaded = _compose_new(algo, files, command, source, probe, run_dir)
-    return replace(loaded, overwrite=overwrite)
+    if overwrite and asked.run_dir is not None:
+        require_movable(asked.run_dir)
+    return replace(_compose_new(asked), overwrite=overwrite)
 
 
 class _OtherRun(ConfigError):
     """The folder holds a run of another configuration."""
 
 
-def _load_again(
-    algo: str,
-    files: Sequence[Layer],
-    command: Layer,
-    source: EnvSource | None,
-    probe: KindProbe,
-    trusted: bool,
-) -> Loaded:
+def _load_again(asked: _Asked, trusted: bool) -> Loaded:
     """`_load`; a run that ended before its first update makes room for one of other options, since
     an environment that fails at once is mended, and then often tried in another way.
     """
     try:
-        return _load(algo, files, command, source, probe, trusted)
+        return _load(asked, trusted)
     except _OtherRun:
-        asked = asked_for(files, command)
-        run_dir = find_run_dir(algo, asked)
-        goes_on = asked.get("resume") == "exact"
-        if goes_on or run_dir is None or not ended_at_once(run_dir):
+        goes_on = asked.values.get("resume") == "exact"
+        if goes_on or asked.run_dir is None or not ended_at_once(asked.run_dir):
             raise
-        return _load_anew(algo, files, command, source, probe, overwrite=True)
+        return _load_anew(asked, overwrite=True)
 
 
-def _load(
-    algo: str,
-    files: Sequence[Layer],
-    command: Layer,
-    source: EnvSource | None,
-    probe: KindProbe,
-    trusted: bool,
-) -> Loaded:
-    """probe: asked only where the preset depends on the kind, since it may have to make an
-    environment.
-    """
-    asked = asked_for(files, command)
-    run_dir = find_run_dir(algo, asked)
+def _load(asked: _Asked, trusted: bool) -> Loaded:
+    """The configuration of the run in the folder, or of a run that begins."""
+    algo, source, run_dir = asked.algo, asked.source, asked.run_dir
     notes: list[str] = []
     saved = None if run_dir is None else read_saved(run_dir, notes.append)
     if run_dir is None or saved is None:
-        return _compose_new(algo, files, command, source, probe, run_dir)
-    if asked.get("resume") == "never":
+        return _compose_new(asked)
+    if asked.values.get("resume") == "never":
         raise ConfigError(
-            f"--resume never requires a folder without a run, {run_dir} holds one; give another "
-            "--run-dir, or --overwrite"
+            f"--resume never must have a folder without a run, got {run_dir} with one: give "
+            "another --run-dir, or --overwrite"
         )
     if saved["algo"] != algo:
         raise _other_run(run_dir, [f"algo: the run has {saved['algo']}, asked is {algo}"])
@@ -148,7 +152,7 @@ def _load(
             layer.source,
             {k: v for k, v in layer.values.items() if k not in AUTOMATIC or v != AUTOMATIC[k]},
         )
-        for layer in (*files, command)
+        for layer in (*asked.files, asked.command)
     ]
     try:
         was = compose(algo, base, source).config.flat()
@@ -163,9 +167,8 @@ def _load(
         if given.keys() <= known.keys():
             given = {name: meant(x, known[name]) for name, x in given.items()}
             differ = _told(differing(was, given))
-            alone: list[str] = []
-            validate(algo, {"env.id": was["env.id"], **given, "algo": algo}, alone)
-            if differ and not alone:  # without the run they would do
+            saved_id = Layer("saved run", {"env.id": was["env.id"]})
+            if differ and _is_sound(algo, [saved_id, Layer("", given)], source):
                 raise _other_run(run_dir, [*differ, str(error)]) from None
         raise
     wanted = loaded.config.flat()
@@ -173,7 +176,7 @@ def _load(
     if differ:
         raise _other_run(run_dir, differ)
     if not trusted:
-        _check_trust(run_dir, was, asked)
+        _check_trust(run_dir, was, asked.values)
     # A file that repeats the run's own value is not its source.
     sources = {
         name: "saved run" if source.startswith("file ") and wanted[name] == was[name] else source
@@ -182,38 +185,45 @@ def _load(
     return replace(loaded, sources=sources, notes=tuple(notes))
 
 
+def _is_sound(algo: str, layers: Sequence[Layer], source: EnvSource | None) -> bool:
+    """Whether the options would do without the others of the run in the folder."""
+    try:
+        compose(algo, layers, source)
+    except ConfigError:
+        return False
+    return True
+
+
 def _place(run_dir: Path | None) -> Layer:
     return Layer("default", {} if run_dir is None else {"run_dir": str(run_dir)})
 
 
-def _compose_new(
-    algo: str,
-    files: Sequence[Layer],
-    command: Layer,
-    source: EnvSource | None,
-    probe: KindProbe,
-    run_dir: Path | None,
-) -> Loaded:
+def _compose_new(asked: _Asked) -> Loaded:
     """The configuration of a run that begins."""
-    asked, place = asked_for(files, command), _place(run_dir)
-    name = str(asked.get("preset") or "auto")
-    # Unknown options and wrong values are refused anyway, for which no environment need be made.
-    known = "env.id" in asked and asked.keys() <= options(algo).keys()
-    known = known and not is_at_fault(algo, asked)
+    algo, values, place = asked.algo, asked.values, _place(asked.run_dir)
+    layers = (*asked.files, asked.command)
+    name = str(values.get("preset") or "auto")
+
+    def kind() -> str | None:
+        # Unknown options and wrong values are refused anyway: no environment need be made for them.
+        known = options(algo)
+        if "env.id" not in values or not values.keys() <= known.keys():
+            return None
+        given = {name: meant(x, known[name]) for name, x in values.items()}
+        return None if has_wrong_value(algo, given) else asked.probe.kind
+
     try:
-        presets = preset_layers(
-            algo, asked.get("env.id"), name, (lambda: probe.kind) if known else None
-        )
+        presets = preset_layers(algo, values.get("env.id"), name, kind)
     except (ConfigError, ValidationError) as error:
         try:
-            compose(algo, [place, *files, command], source)
+            compose(algo, [place, *layers], asked.source)
         except ConfigError as others:  # all faults at once
             if isinstance(error, ValidationError) or str(error) in str(others):
                 raise
             raise ConfigError(f"{error}\n{others}") from error
         raise
-    loaded = compose(algo, [place, *presets, *files, command], source)
-    return replace(loaded, spaces=probe.spaces(loaded.env))
+    loaded = compose(algo, [place, *presets, *layers], asked.source)
+    return replace(loaded, spaces=asked.probe.spaces(loaded.env))
 
 
 def _check_trust(run_dir: Path, saved: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
@@ -265,32 +275,29 @@ def load_seeds(
             f"seed={command.values['seed']} has no effect with seeds={list(seeds)}; leave one of "
             "them out"
         )
-    asked = asked_for(files, command)
-    folder = None if asked.get("run_dir") is None else _folder(asked["run_dir"])
+    asked = _Asked(algo, files, command, source)
+    given = asked.values.get("run_dir")
+    folder = None if given is None else _folder(given)
     if folder is not None and any((folder / n).exists() for n in ("config.yaml", "checkpoints")):
         raise ConfigError(
-            f"run_dir with seeds requires a folder for a group of runs, {folder} is a run by "
-            "itself; give another --run-dir"
+            f"run_dir with seeds must be a folder for a group of runs, got {folder}, a run by "
+            "itself: give another --run-dir"
         )
-    probe = KindProbe({**learner_defaults(algo).values, **asked}, source)
     loaded: list[Loaded | Unusable] = []
     for seed in seeds:
-        mine = {"seed": seed} | (
-            {} if folder is None else {"run_dir": str(Path(folder, f"s{seed}"))}
-        )
-        layer = Layer(command.source, {**command.values, **mine})
-        run_dir = find_run_dir(algo, asked | mine)
+        mine = {"seed": seed} | ({} if folder is None else {"run_dir": str(folder / f"s{seed}")})
+        own = asked.of_seed(mine)
         if overwrite:
-            loaded.append(_load_anew(algo, files, layer, source, probe, overwrite))
+            loaded.append(_load_anew(own, overwrite))
             continue
         try:
-            if run_dir is not None:
-                read_saved(run_dir)
+            if own.run_dir is not None:
+                read_saved(own.run_dir)
         except ConfigError as error:
-            assert run_dir is not None
-            loaded.append(Unusable(seed, run_dir, str(error)))
+            assert own.run_dir is not None
+            loaded.append(Unusable(seed, own.run_dir, str(error)))
             continue
-        loaded.append(_load_again(algo, files, layer, source, probe, trust))
+        loaded.append(_load_again(own, trust))
     faults = [each.error for each in loaded if isinstance(each, Unusable)]
     if len(faults) == len(loaded):
         raise ConfigError("\n".join(faults))
@@ -305,7 +312,7 @@ def _whole(seeds: Sequence[int]) -> list[int]:
         given, whole = [], []
     if not whole or len(set(whole)) < len(given):
         raise ConfigError(
-            f"seeds requires at least one whole number and none twice, got {seeds!r}; give "
+            f"seeds must be at least one whole number and none twice, got {seeds!r}: give "
             "--seeds 1,2,3"
         )
     return whole
@@ -313,7 +320,7 @@ def _whole(seeds: Sequence[int]) -> list[int]:
 
 def _folder(given: Any) -> Path:
     if not isinstance(given, (str, os.PathLike)):
-        raise ConfigError(f"run_dir requires the path of a folder, got {given!r}")
+        raise ConfigError(f"run_dir must be the path of a folder, got {given!r}: give one")
     return files.given_path(given)
 
 

@@ -1,9 +1,9 @@
-"""Validates merged options as a whole: every fault is listed, one sentence each."""
+"""Builds a configuration of merged values; every fault is listed, one sentence each."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -11,35 +11,68 @@ from pydantic_core import ErrorDetails
 from quintet.algorithms import registry
 from quintet.config.population import first_values, tuned_shaping
 from quintet.config.run import PARTS, TOP, RunConfig, prefix_of
+from quintet.envs.config import EnvConfig
 from quintet.errors import ConfigError
 from quintet.observe.metrics import OF_RUNS
 from quintet.population.scores import MEANS
 
-
-def _own(model: type[BaseModel], prefix: str, values: dict[str, Any]) -> dict[str, Any]:
-    """The values of one part, by the names of its fields."""
-    return {name: values[prefix + name] for name in model.model_fields if prefix + name in values}
-
-
-def _errors(model: type[BaseModel], mine: dict[str, Any]) -> list[ErrorDetails]:
-    try:
-        model(**mine)
-    except ValidationError as error:
-        return error.errors()
-    return []
+M = TypeVar("M", bound=BaseModel)
+Parts = dict[str, BaseModel | None]
+"""The parts of a configuration by name; None: one that can't be made."""
 
 
-def valid_part(
-    model: type[BaseModel], prefix: str, values: dict[str, Any], faults: list[str]
-) -> BaseModel | None:
+def build(algo: str, values: dict[str, Any], faults: list[str]) -> tuple[Parts, RunConfig | None]:
+    """The parts of a configuration, each built once of the merged values, and the whole, if all
+    parts can be made; options at fault have their defaults.
+
+    faults: receives every fault of a part, one sentence each.
+    """
+    if "env.id" not in values:
+        faults.append(
+            "env must name an environment, got none: give it by --env ID (quintet envs lists them)"
+        )
+        values = values | {"env.id": "none"}
+    parts: Parts = {}
+    for name, model, prefix, mine in _of_parts(algo, values):
+        whole = RunConfig.model_fields[name].default
+        parts[name] = _built(model, prefix, mine, faults) if mine or name == "learner" else whole
+    top = {name: values[name] for name in TOP if name in values}
+    sound = {name: part for name, part in parts.items() if part is not None}
+    stand_ins = dict.fromkeys(("learner", "env"), _NO_ENV)  # for options of the run alone
+    config = _built(RunConfig, "", stand_ins | sound | top, faults)
+    return parts, config if len(sound) == len(parts) else None
+
+
+def has_wrong_value(algo: str, values: dict[str, Any]) -> bool:
+    """Whether a value of the learner or of a part is wrong by itself, whatever the others are."""
+    for _, model, _, mine in _of_parts(algo, values):
+        try:
+            if mine:
+                model(**mine)
+        except ValidationError as error:
+            if any(item["loc"] for item in error.errors()):
+                return True
+    return False
+
+
+def _of_parts(
+    algo: str, values: dict[str, Any]
+) -> Iterator[tuple[str, type[BaseModel], str, dict[str, Any]]]:
+    """Name, model and prefix of each part, and its values by the names of its fields."""
+    for name, model in {"learner": registry.find(algo).config, **PARTS}.items():
+        prefix = prefix_of(name) if name in PARTS else ""
+        mine = {n: values[prefix + n] for n in model.model_fields if prefix + n in values}
+        yield name, model, prefix, mine
+
+
+def _built(model: type[M], prefix: str, mine: dict[str, Any], faults: list[str]) -> M | None:
     """One part of the configuration, with defaults for the fields that are at fault."""
-    mine = _own(model, prefix, values)
-    items = _errors(model, mine)
-    if not items:
+    try:
         return model(**mine)
+    except ValidationError as error:
+        items = error.errors()
     faults += [item["msg"].removeprefix("Value error, ") for item in items if not item["loc"]]
-    # Only the environment can be missing, and that is told by itself.
-    faults += _told(prefix, [x for x in items if x["loc"] and x["type"] != "missing"])
+    faults += _told(prefix, [item for item in items if item["loc"]])
     wrong = {item["loc"][0] for item in items if item["loc"]}
     try:
         return model(**{name: value for name, value in mine.items() if name not in wrong})
@@ -47,64 +80,26 @@ def valid_part(
         return None
 
 
-def is_at_fault(algo: str, values: dict[str, Any]) -> bool:
-    """Whether a value of the learner or of a part is wrong by itself, whatever the others are."""
-    models = {"": registry.find(algo).config}
-    models |= {prefix_of(name): model for name, model in PARTS.items()}
-    return any(
-        item["loc"] and item["type"] != "missing"
-        for prefix, model in models.items()
-        for item in _errors(model, _own(model, prefix, values))
-    )
-
-
-def validate(algo: str, values: dict[str, Any], faults: list[str]) -> RunConfig | None:
-    """The configuration of the merged values; None where a part of it can't be made.
-
-    faults: receives every fault, one sentence each.
-    """
-    algorithm = registry.find(algo)
-    if "env.id" not in values:
-        faults.append("an environment is required; give it by --env ID (quintet envs lists them)")
-    with_id = {"env.id": "none", **values}
-    learner = valid_part(algorithm.config, "", values, faults)
-    parts = {
-        name: valid_part(model, prefix_of(name), with_id, faults) for name, model in PARTS.items()
-    }
-    top = {name: values[name] for name in TOP if name in values}
-    try:
-        RunConfig(**top, learner=algorithm.config(), env={"id": "none"})
-    except ValidationError as error:
-        faults += _told("", error.errors())
-        for item in error.errors():
-            top.pop(str(item["loc"][0]), None)
-    if top.get("init_from_keys") and top.get("init_from") is None:
-        faults.append("init_from_keys has no effect without init_from; leave it out")
-    if values.get("resume") == "exact" and values.get("runtime.kind") == "async":
+def combination_faults(config: RunConfig) -> list[str]:
+    """Faults of options of several parts, one sentence each."""
+    faults = []
+    if config.resume == "exact" and config.runtime.kind == "async":
         faults.append(
-            "resume=exact requires a run that gives the same bytes twice, no two of "
-            "runtime.kind=async do; use --resume latest"
+            "resume=exact must have a run that gives the same bytes twice, got runtime.kind=async: "
+            "use --resume latest"
         )
-    if learner is None or None in parts.values():
-        return None
-    config = RunConfig(**top, learner=learner, **parts)
     faults += [*_sharing_faults(config), *_population_faults(config)]
-    faults += [
-        f"model.{name}={getattr(config.model, name)} has no effect on {config.algo}; leave it out"
-        for name in sorted(algorithm.without)
-        if getattr(config.model, name) != type(config.model).model_fields[name].default
-    ]
+    check = registry.find(config.algo).check
     steps, policies = config.total_env_steps, config.population.size
-    found = algorithm.check(learner, config.model, config.env.num_streams, steps)
+    found = check(config.learner, config.model, config.env.num_streams, steps)
     if not found and policies > 1:
         found = [
             f"{fault} (of {steps:,} env_steps each of the {policies} policies has its share)"
-            for fault in algorithm.check(
-                learner, config.model, config.env.num_streams, steps // policies
+            for fault in check(
+                config.learner, config.model, config.env.num_streams, steps // policies
             )
         ]
-    faults += found
-    return config
+    return faults + found
 
 
 def _population_faults(config: RunConfig) -> list[str]:
@@ -115,12 +110,12 @@ def _population_faults(config: RunConfig) -> list[str]:
     faults: list[str] = []
     if config.self_play.on:
         faults.append(
-            f"self_play.past_frac={config.self_play.past_frac:g} requires population.size=1, got "
-            f"{population.size}; leave one of them out"
+            f"self_play.past_frac={config.self_play.past_frac:g} must have population.size=1, got "
+            f"{population.size}: leave one of them out"
         )
     if learners > 1:
         faults.append(
-            f"population.size={population.size} requires runtime.num_learners=1, got {learners}; "
+            f"population.size={population.size} must have runtime.num_learners=1, got {learners}: "
             "leave one of them out"
         )
     share = config.total_env_steps // population.size
@@ -157,15 +152,15 @@ def _objective_faults(config: RunConfig) -> list[str]:
         near = get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else "see the names in metrics.jsonl"
         return [
-            f"population.objective requires a metric of the policies of {config.algo}, got {name}; "
+            f"population.objective must be a metric of the policies of {config.algo}, got {name}: "
             f"{hint}"
         ]
     if name in evaluated and config.eval.episodes == 0:
-        return [f"population.objective={name} requires eval.episodes > 0, got 0; raise it"]
+        return [f"population.objective={name} must have eval.episodes > 0, got 0: raise it"]
     if name not in MEANS and kind != "async":
         return [
-            f"population.objective={name} requires runtime.kind=async, got {kind}: reports follow "
-            f"the clock, which decides nothing in {kind}; use {' or '.join(MEANS)}, or "
+            f"population.objective={name} must have runtime.kind=async, got {kind}, in which no "
+            f"clock decides anything, and reports follow the clock: use {' or '.join(MEANS)}, or "
             "--runtime.kind async"
         ]
     return []
@@ -179,16 +174,16 @@ def _sharing_faults(config: RunConfig) -> list[str]:
     if shared is None:
         able = ", ".join(name for name, one in registry.LEARNERS.usable().items() if one.shared)
         return [
-            f"runtime.num_learners={learners} requires an algorithm whose learners can share their "
-            f"batches ({able}), got {config.algo}; leave it out"
+            f"runtime.num_learners={learners} must have an algorithm whose learners can share "
+            f"their batches ({able}), got {config.algo}: leave it out"
         ]
     option, given, unit = shared(config.learner, config.model, config.env.num_streams)
     if given % (unit * learners) == 0:
         return []
     even = -(-given // (unit * learners)) * unit * learners
     return [
-        f"runtime.num_learners={learners} requires {option} that they can share evenly, got "
-        f"{given}; use {option} {even}, or another number of learners"
+        f"runtime.num_learners={learners} must divide {option} evenly, got "
+        f"{given}: use {option} {even}, or another number of learners"
     ]
 
 
@@ -210,6 +205,7 @@ def _shown(value: Any) -> str:
     return told if len(told) <= _LONG else f"{told[:_LONG]}... ({len(told):,} characters)"
 
 
+_NO_ENV = EnvConfig(id="none")
 _RETURN = "episode/return_mean"
 _SHOULD_BE = "input should be "
 _LONG = 200

@@ -3,11 +3,12 @@
 import json
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
-from quintet.bounds import MOST_LAYERS, MOST_STREAMS, MOST_TASKS, MOST_THREADS, Bounded
+from quintet.bounds import Bounded, Layers, Streams, Tasks, Threads
 from quintet.envs.backends import BACKENDS
 from quintet.envs.success import read_rule
+from quintet.options import Needs, option
 
 if TYPE_CHECKING:
     BackendName = str
@@ -46,94 +47,112 @@ class EnvConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    id: str = Field(
-        description="Environment id ('CartPole-v1'), or an import string of a function or class "
+    id: str = option(
+        doc="Environment id ('CartPole-v1'), or an import string of a function or class "
         "that makes one Gymnasium environment ('pkg.module:make_env'), or, with a parameter "
-        "num_envs, a vector environment of that size."
+        "num_envs, a vector environment of that size.",
+        also="env_id env_name gym_id",
     )
-    backend: BackendName = Field(
-        default="auto",
-        description="Who implements the environment: 'auto' takes EnvPool when it is installed and "
+    backend: BackendName = option(
+        "auto",
+        doc="Who implements the environment: 'auto' takes EnvPool when it is installed and "
         "knows the id, then ALE's vector environment for Atari games, else Gymnasium; PettingZoo "
         "for its own makers and others named 'parallel_env'. The backend changes the task.",
     )
-    kwargs: dict[str, Any] = Field(
+    kwargs: dict[str, Any] = option(
         default_factory=dict,
-        description="Keyword arguments for the environment's maker. For Atari games, whatever the "
+        doc="Keyword arguments for the environment's maker. For Atari games, whatever the "
         "backend: stack_num, frame_skip, noop_max, episodic_life, full_action_space, "
         "repeat_action_probability, use_fire_reset, max_episode_steps.",
+        also="env_kwargs env_config env_frameskip frame_skip max_episode_steps "
+        "time_limit render_mode",
     )
-    num_streams: int = Field(
-        default=8, ge=1, le=MOST_STREAMS, description="Environments that step side by side, >= 1."
+    num_streams: Streams = option(
+        8,
+        doc="Environments that step side by side, >= 1.",
+        also="n_envs num_envs nenvs num_env num_environments "
+        "num_envs_per_worker num_envs_per_env_runner",
     )
-    streams_per_group: int | None = Field(
-        default=None,
-        ge=1,
-        le=MOST_STREAMS,
-        description="Environments that step and act together; must divide num_streams. None: half "
+    streams_per_group: Streams | None = option(
+        None,
+        doc="Environments that step and act together; must divide num_streams. None: half "
         "of them for simulators in C++ (and pixels, from 4 cores on), so that one half steps while "
         "the other acts, else all; with worker processes so that each has a group.",
+        also="worker_num_splits",
     )
-    frame_stack: int = Field(
-        default=1,
-        ge=1,
-        le=MOST_LAYERS,
-        description="Newest observations stacked on a new leading axis, >= 1; 1 adds no axis. "
+    frame_stack: Layers = option(
+        1,
+        doc="Newest observations stacked on a new leading axis, >= 1; 1 adds no axis. "
         "Atari games stack 4 by themselves (kwargs.stack_num).",
+        also="n_stack num_stack env_framestack framestack",
     )
-    reward_clip: RewardClip = Field(
-        default="none",
-        description="What learning sees of a reward r: 'none' r, 'abs_one' clamp(r, -1, 1), "
+    reward_clip: RewardClip = option(
+        "none",
+        doc="What learning sees of a reward r: 'none' r, 'abs_one' clamp(r, -1, 1), "
         "'soft_asymmetric' 5 tanh(r / 5), times 0.3 where r < 0. Reported returns stay raw.",
+        also="clip_rewards reward_clipping",
     )
-    reward_shaping: dict[str, Bounded] = Field(
+    reward_shaping: dict[str, Bounded] = option(
         default_factory=dict,
-        description="Values of single Gymnasium environments that declare some in an attribute "
+        doc="Values of single Gymnasium environments that declare some in an attribute "
         "reward_shaping, a dict by which they weigh their rewards: these replace theirs. A "
         "population may tune them (population.tuned reward_shaping.NAME).",
     )
-    success: str | None = Field(
-        default=None,
-        description="When an episode is won: 'reward>NUMBER' if its last raw reward is strictly "
+    success: str | None = option(
+        None,
+        doc="When an episode is won: 'reward>NUMBER' if its last raw reward is strictly "
         "greater, 'info:KEY' if info[KEY], which must be there at every ending, is true. None: no "
         "success rate is reported.",
     )
-    observe_last: bool = Field(
-        default=False,
-        description="Adds the leaves last_action (as the environment received it; at the start of "
+    observe_last: bool = option(
+        False,
+        doc="Adds the leaves last_action (as the environment received it; at the start of "
         "an episode one value more for 'none yet' of what is discrete, else 0) and last_reward "
         "(raw, clamped to -1 .. 1) to the observation.",
     )
-    mask_from_info: bool = Field(
-        default=False,
-        description="Takes action masks from info['action_mask'], as Taxi and other Gymnasium "
+    mask_from_info: bool = option(
+        False,
+        doc="Takes action masks from info['action_mask'], as Taxi and other Gymnasium "
         "environments give them at every reset and step; a mask in the observation needs no "
         "option.",
     )
-    observation_dtype: Literal["auto", "float32", "float64"] = Field(
-        default="auto",
-        description="What leaves of float64 are stored as. 'float64': normalize_observations "
+    observation_dtype: Literal["auto", "float32", "float64"] = option(
+        "auto",
+        doc="What leaves of float64 are stored as. 'float64': normalize_observations "
         "subtracts their mean before they become float32, which networks see. 'auto': that where "
         "the first steps of one environment with a fixed seed show that float32 would lose their "
         "differences (seconds since 1970), else float32. Only environments that Python steps and "
         "can make again are asked.",
+        needs=Needs("observations of float64", lambda _, f: f.float64, rest="float32"),
     )
-    num_threads: int | None = Field(
-        default=None,
-        ge=1,
-        le=MOST_THREADS,
-        description="Threads of each EnvPool or ALE pool (one per group), >= 1. None: 1 for cheap "
+    num_threads: Threads | None = option(
+        None,
+        doc="Threads of each EnvPool or ALE pool (one per group), >= 1. None: 1 for cheap "
         "environments, for simulators and pixels the cores divided by the pools, at most one per "
         "stream.",
+        needs=Needs(
+            "env.backend={f.pools}, which step in threads, {f.env.config.id} is of "
+            "{f.env.config.backend}",
+            lambda _, f: not f.env.backend.in_python,
+        ),
     )
-    num_processes: int | None = Field(
-        default=None,
-        ge=1,
-        le=MOST_TASKS,
-        description="Processes that step environments written in Python, of the serial runtime and "
+    num_processes: Tasks | None = option(
+        None,
+        doc="Processes that step environments written in Python, of the serial runtime and "
         "of evaluations, >= 1; 1: the run's own. Not part of the result's bytes. None: the first "
         "two rows are timed; where steps take long, one process for each core if they compute, for "
         "each stream (64 at most) if they wait, as memory allows.",
+        needs=(
+            Needs(
+                "runtime.kind=serial or evaluations (in others runtime.num_workers step)",
+                lambda _, f: f.stepped,
+            ),
+            Needs(
+                "environments that are written in Python and can be made one by one, "
+                "{f.stepped[0].config.id} is of another kind",
+                lambda _, f: any(env.can_be_spread for env in f.stepped),
+            ),
+        ),
     )
 
     _kwargs_can_be_stored = require_json

@@ -1,16 +1,17 @@
 """The environment of evaluations where it is another than that of training."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, final
 
-from pydantic import BaseModel, ConfigDict, Field, WrapValidator
+from pydantic import BaseModel, ConfigDict, WrapValidator
 
-from quintet.bounds import MOST_TASKS, MOST_THREADS
+from quintet.bounds import Tasks, Threads
 from quintet.envs.backends import BACKENDS
 from quintet.envs.config import BackendName, EnvConfig, require_json, require_rule
 from quintet.envs.given import EnvSource
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.success import key_of
+from quintet.options import Needs, option
 from quintet.system.importing import Given, nameless
 
 OWN_OPTIONS = ("kwargs", "backend", "success", "num_processes", "num_threads")
@@ -21,33 +22,55 @@ _Name = Annotated[
 ]
 
 
+_EVALUATES = "eval.episodes > 0"
+
+
+def _used(met: Callable[[Any, Any], bool]) -> Needs:
+    """That the environment of evaluations has a use for the option."""
+    return Needs("an environment of another kind, {f.evaluated.config.id} has no use for it", met)
+
+
 @final
 class EvalEnvConfig(BaseModel):
     """The environment of a run's evaluations: what differs from that of the training."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    id: _Name = Field(
+    id: _Name = option(
         None,
-        description="evaluate in another environment than env.id, named in the same ways; it must "
+        doc="evaluate in another environment than env.id, named in the same ways; it must "
         "have the same spaces. Unless it has the name of env.id, it gets no env.kwargs and no "
         "env.reward_shaping, and a rule of env.success about info is dropped; all else is as in "
         "env.*",
+        needs=_EVALUATES,
     )
-    backend: BackendName | None = Field(
+    backend: BackendName | None = option(
         None,
-        description="as env.backend, in evaluations; not given: env.backend, but auto where "
+        doc="as env.backend, in evaluations; not given: env.backend, but auto where "
         "eval.env.id is another id",
+        needs=(
+            _EVALUATES,
+            _used(lambda o, f: f.evaluated.source is None or _makers_only(o.backend)),
+        ),
     )
-    kwargs: dict[str, Any] | None = Field(
-        None, description="as env.kwargs, in evaluations, which then have these alone"
+    kwargs: dict[str, Any] | None = option(
+        None,
+        doc="as env.kwargs, in evaluations, which then have these alone",
+        needs=(
+            _EVALUATES,
+            _used(lambda _, f: f.evaluated.source is None or callable(f.evaluated.source)),
+        ),
     )
-    success: str | None = Field(None, description="as env.success, in evaluations")
-    num_threads: int | None = Field(
-        None, ge=1, le=MOST_THREADS, description="as env.num_threads, in evaluations"
+    success: str | None = option(None, doc="as env.success, in evaluations", needs=_EVALUATES)
+    num_threads: Threads | None = option(
+        None,
+        doc="as env.num_threads, in evaluations",
+        needs=(_EVALUATES, _used(lambda _, f: not f.evaluated.backend.in_python)),
     )
-    num_processes: int | None = Field(
-        None, ge=1, le=MOST_TASKS, description="as env.num_processes, in evaluations"
+    num_processes: Tasks | None = option(
+        None,
+        doc="as env.num_processes, in evaluations",
+        needs=(_EVALUATES, _used(lambda _, f: f.evaluated.can_be_spread)),
     )
 
     _kwargs_can_be_stored = require_json
@@ -75,9 +98,9 @@ def of_another(config: EnvConfig, says: Mapping[str, Any]) -> EnvConfig:
     return config.model_copy(update=options | dict(says))
 
 
-def _makers_only(backend: str) -> bool:
+def _makers_only(backend: str | None) -> bool:
     """Whether a backend takes no ids, so that it must be named where it does not claim a maker."""
-    return backend != "auto" and BACKENDS.find(backend).ids is None
+    return backend not in (None, "auto") and BACKENDS.find(backend).ids is None
 
 
 def evaluated_env(trained: ResolvedEnv, own: EvalEnvConfig) -> ResolvedEnv | None:
@@ -98,18 +121,3 @@ def evaluated_env(trained: ResolvedEnv, own: EvalEnvConfig) -> ResolvedEnv | Non
     else:
         config, source = of_another(trained.config, {"id": name}), None
     return resolve_env(config.model_copy(update=given), source)
-
-
-def without_effect(env: ResolvedEnv, own: Mapping[str, Any]) -> list[str]:
-    """Which of an evaluation's own options do nothing in `env`, where they are in force.
-
-    Imports the module of an import string.
-    """
-    given = env.source is not None
-    idle = {
-        "num_threads": env.backend.in_python,
-        "num_processes": not env.can_be_spread,
-        "backend": given and not _makers_only(own.get("backend", "auto")),
-        "kwargs": given and not callable(env.source),
-    }
-    return [name for name in own if idle.get(name)]

@@ -3,40 +3,29 @@
 import json
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Literal, final
+from typing import Any, Literal, final
 
-from gymnasium.spaces import Box
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from gymnasium.spaces import Box, Discrete
+from pydantic import BaseModel, ConfigDict, field_validator
 
-from quintet.bounds import LARGEST, MOST_COUNT, MOST_LAYERS, MOST_UNITS
-from quintet.errors import ConfigError
+from quintet.bounds import MOST_LAYERS, Count, Layers, Positive, Width
 from quintet.models.leaves import (
     SMALLEST,
     Leaves,
     is_grid_with_mission,
     is_image,
+    normalized_leaves,
     pictures,
     require_grid,
 )
 from quintet.models.words import is_word, word_hash
+from quintet.options import Needs, option
 from quintet.spaces import action_leaves, observation_leaves
 from quintet.system.importing import CodeName, is_code_name
 from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Spaces
 
-Width = Annotated[int, Field(ge=1, le=MOST_UNITS)]
-"""Units of a hidden layer."""
-
 WIDE_WEIGHTS = 256 * 256
 """Weights of a layer from which on a second thread makes a batch of 64 rows 1.5 times as fast."""
-
-OF_TEXTS = (
-    *("vocabulary", "hash_buckets", "text_embedding", "text_hidden", "text_pooling"),
-    *("deduplicate_text", "bidirectional_film"),
-)
-"""Options of film_grid that have an effect where it reads missions."""
-
-OF_GRIDS = ("tokenizer", *OF_TEXTS, "image_channels", "film_blocks")
-"""All options of film_grid."""
 
 Activation = Literal["tanh", "relu"]
 Init = Literal["orthogonal", "truncated_normal"]
@@ -52,7 +41,6 @@ class Traits:
     hidden: default widths of its hidden layers; None: a user's module.
     activations: possible activations, the default first.
     only_hidden: whether the hidden layers are its only ones.
-    options: fields of `ModelConfig` that no other encoder has.
     smallest: least height and width of uint8 that it reads as a picture; None: it reads uint8 as it
         is.
     reads_ids: whether it reads a grid's `image` of any size as ids.
@@ -64,7 +52,6 @@ class Traits:
     hidden: tuple[int, ...] | None
     activations: tuple[Activation, ...] = ("relu",)
     only_hidden: bool = False
-    options: tuple[str, ...] = ()
     smallest: int | None = SMALLEST["nature_cnn"]
     reads_ids: bool = False
     large: bool | None = True
@@ -76,12 +63,33 @@ TRAITS: dict[str, Traits] = {
     "nature_cnn": Traits((512,)),
     "impala_cnn": Traits((256,), smallest=SMALLEST["impala_cnn"]),
     # The number and the length of different missions change from batch to batch.
-    "film_grid": Traits((256,), options=OF_GRIDS, reads_ids=True, one_graph=False),
+    "film_grid": Traits((256,), reads_ids=True, one_graph=False),
 }
 """Quintet's own encoders."""
 
 CUSTOM = Traits(None, smallest=None, large=None)
 """The traits of every user's module."""
+
+
+_LAYERS_OF_OURS = Needs(
+    "an encoder with layers of ours, {f.encoder} has its own",
+    lambda _, f: f.traits.hidden is not None,
+)
+_FILM = Needs(
+    "the encoder film_grid, model.encoder is {f.encoder}", lambda _, f: f.encoder == "film_grid"
+)
+_CORE = Needs("a recurrent core, model.core is none", lambda o, _: o.core != "none")
+_HIDDEN = (
+    "net_arch policy_kwargs fcnet_hiddens hidden_sizes hidden_size hidden_dim encoder_mlp_layers "
+    "num_hidden layer_sizes"
+)
+_TEXT = (
+    _FILM,
+    Needs("that missions are read, model.tokenizer is none", lambda o, _: o.tokenizer != "none"),
+)
+_CONTINUOUS = Needs(
+    "continuous actions, the action space is {f.spaces.action}", lambda _, f: f.continuous
+)
 
 
 @final
@@ -90,110 +98,155 @@ class ModelConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    encoder: CodeName = Field(
+    encoder: CodeName = option(
         "auto",
-        description="network body: mlp, nature_cnn, impala_cnn, film_grid (for MiniGrid and "
-        "BabyAI), or an import string of a module of your own ('pkg.module:Class', or a function "
-        "that makes one); auto: "
-        "film_grid where the leaves are direction, image and mission of a grid, nature_cnn where "
-        "there is a uint8 picture, else mlp",
+        doc="network body: mlp, nature_cnn, impala_cnn, film_grid (for MiniGrid and BabyAI), or an "
+        "import string of a module of your own ('pkg.module:Class', or a function that makes one); "
+        "auto: film_grid where the leaves are direction, image and mission of a grid, nature_cnn "
+        "where there is a uint8 picture, else mlp",
+        also="policy encoder_type features_extractor_class policy_class network",
     )
-    encoder_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="keyword arguments for an encoder of your own"
+    encoder_kwargs: dict[str, Any] = option(
+        default_factory=dict,
+        doc="keyword arguments for an encoder of your own",
+        needs=Needs(
+            "an encoder of your own, model.encoder is {f.encoder}",
+            lambda _, f: f.traits.hidden is None,
+        ),
     )
-    policy_hidden: tuple[Width, ...] | None = Field(
+    policy_hidden: tuple[Width, ...] | None = option(
         None,
         max_length=MOST_LAYERS,
-        description="widths of the policy's (or the shared) hidden layers; none: 64 64 for mlp, "
-        "512 for nature_cnn, 256 for impala_cnn and film_grid",
+        doc="widths of the policy's (or the shared) hidden layers; none: 64 64 for mlp, 512 for "
+        "nature_cnn, 256 for impala_cnn and film_grid",
+        needs=_LAYERS_OF_OURS,
+        also=_HIDDEN,
     )
-    value_hidden: tuple[Width, ...] | None = Field(
+    value_hidden: tuple[Width, ...] | None = option(
         None,
         max_length=MOST_LAYERS,
-        description="widths of the value function's hidden layers; none: as the policy's",
+        doc="widths of the value function's hidden layers; none: as the policy's",
+        needs=(_LAYERS_OF_OURS, "model.shared_torso=false"),
+        also=_HIDDEN,
     )
-    shared_torso: bool = Field(False, description="policy and value share all but the heads")
-    activation: Activation | None = Field(
-        None, description="after each hidden layer; none: tanh for mlp, relu for the others"
-    )
-    layer_norm: bool = Field(
+    shared_torso: bool = option(
         False,
-        description="LayerNorm between each hidden layer and its activation (not in convolutions)",
+        doc="policy and value share all but the heads",
+        needs=Needs(
+            "layers that can be shared, there are none",
+            lambda o, f: o.has_hidden or not f.traits.only_hidden or o.core != "none",
+        ),
+        also="share_features_extractor actor_critic_share_weights vf_share_layers value_network",
     )
-    tokenizer: Literal["bytes", "words", "none"] = Field(
+    activation: Activation | None = option(
+        None,
+        doc="after each hidden layer; none: tanh for mlp, relu for the others",
+        needs=(
+            _LAYERS_OF_OURS,
+            Needs(
+                "an mlp, {f.encoder} has {f.traits.activations[0]} throughout",
+                lambda o, f: o.activation in (None, *f.traits.activations),
+            ),
+            Needs(
+                "a hidden layer, there is none",
+                lambda o, f: (
+                    o.has_hidden
+                    or not f.traits.only_hidden
+                    or o.activation == f.traits.activations[0]
+                ),
+            ),
+        ),
+        also="activation_fn nonlinearity activation_function",
+    )
+    layer_norm: bool = option(
+        False,
+        doc="LayerNorm between each hidden layer and its activation (not in convolutions)",
+        needs=(_LAYERS_OF_OURS, Needs("a hidden layer, there is none", lambda o, _: o.has_hidden)),
+    )
+    tokenizer: Literal["bytes", "words", "none"] = option(
         "bytes",
-        description="what film_grid reads missions by: bytes, or words in lower case; none: it "
-        "does not read them",
+        doc="what film_grid reads missions by: bytes, or words in lower case; none: it does not "
+        "read them",
+        needs=_FILM,
     )
-    vocabulary: tuple[str, ...] = Field(
-        (), description="words that tokenizer words knows; none given: they are hashed"
+    vocabulary: tuple[str, ...] = option(
+        (),
+        doc="words that tokenizer words knows; none given: they are hashed",
+        needs=(*_TEXT, "model.tokenizer=words"),
     )
-    hash_buckets: int = Field(
+    hash_buckets: Count = option(
         1024,
-        ge=1,
-        le=MOST_COUNT,
-        description="tokens that words are hashed to; several may share one",
+        doc="tokens that words are hashed to; several may share one",
+        needs=(
+            *_TEXT,
+            "model.tokenizer=words",
+            Needs(
+                "words that are hashed, there is a model.vocabulary", lambda o, _: not o.vocabulary
+            ),
+        ),
     )
-    text_embedding: int = Field(
-        32, ge=1, le=MOST_UNITS, description="numbers that stand for a token"
-    )
-    text_hidden: int = Field(
-        128, ge=1, le=MOST_UNITS, description="units of the GRU that reads missions"
-    )
-    text_pooling: Literal["last", "attention"] = Field(
+    text_embedding: Width = option(32, doc="numbers that stand for a token", needs=_TEXT)
+    text_hidden: Width = option(128, doc="units of the GRU that reads missions", needs=_TEXT)
+    text_pooling: Literal["last", "attention"] = option(
         "last",
-        description="a mission's vector; last: the GRU's last state; attention: the mean of its "
-        "states, weighted by a query of what is in view",
+        doc="a mission's vector; last: the GRU's last state; attention: the mean of its states, "
+        "weighted by a query of what is in view",
+        needs=_TEXT,
     )
-    deduplicate_text: bool = Field(
-        True,
-        description="missions that are alike are read once per batch; changes results by rounding",
+    deduplicate_text: bool = option(
+        True, doc="equal missions are read once per batch; changes results by rounding", needs=_TEXT
     )
-    image_channels: int = Field(
-        64, ge=1, le=MOST_UNITS, description="channels of film_grid's cells"
+    image_channels: Width = option(64, doc="channels of film_grid's cells", needs=_FILM)
+    film_blocks: Layers = option(
+        2, doc="convolutions of film_grid, each scaled and shifted by the mission", needs=_FILM
     )
-    film_blocks: int = Field(
-        2,
-        ge=1,
-        le=MOST_LAYERS,
-        description="convolutions of film_grid, each scaled and shifted by the mission",
+    bidirectional_film: bool = option(
+        False, doc="in each of them the image also scales and shifts the mission", needs=_TEXT
     )
-    bidirectional_film: bool = Field(
-        False, description="in each of them the image also scales and shifts the mission"
-    )
-    core: Literal["none", "lstm", "gru"] = Field(
+    core: Literal["none", "lstm", "gru"] = option(
         "none",
-        description="recurrent layers between the hidden ones and the heads; policy and value have "
-        "one each, without shared_torso",
+        doc="recurrent layers between the hidden ones and the heads; policy and value have one "
+        "each, without shared_torso",
+        also="use_lstm use_rnn rnn_type",
     )
-    core_size: int = Field(128, ge=1, le=MOST_UNITS, description="units of each recurrent layer")
-    core_layers: int = Field(1, ge=1, le=MOST_LAYERS, description="recurrent layers")
-    core_skip: bool = Field(
+    core_size: Width = option(
+        128,
+        doc="units of each recurrent layer",
+        needs=_CORE,
+        also="lstm_hidden_size rnn_size lstm_cell_size",
+    )
+    core_layers: Layers = option(
+        1, doc="recurrent layers", needs=_CORE, also="n_lstm_layers rnn_num_layers"
+    )
+    core_skip: bool = option(
         False,
-        description="heads read what goes into the core beside what comes out: what can be done "
-        "without memory is learned as fast as without a core",
+        doc="heads read what goes into the core next to what comes out: what can be done without "
+        "memory is learned as fast as without a core",
+        needs=_CORE,
     )
-    init: Init = Field(
+    init: Init = option(
         "orthogonal",
-        description="orthogonal: gain sqrt 2, heads 0.01 and 1; truncated_normal: scale 2 over "
-        "fan-in, policy head 0.1 (TF-Agents); cores are orthogonal per gate in both, an encoder of "
-        "your own draws its own",
+        doc="orthogonal: gain sqrt 2, heads 0.01 and 1; truncated_normal: scale 2 over fan-in, "
+        "policy head 0.1 (TF-Agents); cores are orthogonal per gate in both, an encoder of your "
+        "own draws its own",
+        also="ortho_init policy_initialization",
     )
-    action_std: ActionStd = Field(
+    action_std: ActionStd = option(
         "state_independent",
-        description="how a Gaussian policy's standard deviation is parametrised",
+        doc="how a Gaussian policy's standard deviation is parametrised",
+        needs=_CONTINUOUS,
     )
-    action_std_init: float = Field(
+    action_std_init: Positive = option(
         1.0,
-        gt=0,
-        le=LARGEST,
-        description="standard deviation at the start, as a share of half the action range",
+        doc="standard deviation at the start, as a share of half the action range",
+        needs=_CONTINUOUS,
+        also="log_std_init initial_stddev",
     )
-    action_bounds: ActionBounds = Field(
+    action_bounds: ActionBounds = option(
         "clip",
-        description="how Box actions stay in bounds; clip: the sample is clipped; squash: tanh "
-        "with exact log-probability; mean_tanh: the mean through tanh, then the sample is "
-        "clipped",
+        doc="how Box actions stay in bounds; clip: the sample is clipped; squash: tanh with exact "
+        "log-probability; mean_tanh: the mean through tanh, then the sample is clipped",
+        needs=_CONTINUOUS,
     )
 
     @field_validator("encoder")
@@ -230,6 +283,12 @@ class ModelConfig(BaseModel):
         return value
 
     @property
+    def has_hidden(self) -> bool:
+        """Whether policy or value may have a hidden layer, cores aside."""
+        value = () if self.shared_torso else self.value_hidden
+        return self.policy_hidden != () or value not in ((), None)
+
+    @property
     def traits(self) -> Traits:
         """The traits of the encoder, which must be resolved."""
         return CUSTOM if self.custom else TRAITS[self.encoder]
@@ -238,13 +297,6 @@ class ModelConfig(BaseModel):
     def custom(self) -> bool:
         """Whether the encoder is a module of the user's own."""
         return ":" in self.encoder
-
-
-def torso_faults(model: ModelConfig) -> list[str]:
-    """Faults where an option is about layers that a shared torso does not have."""
-    if model.shared_torso and model.value_hidden is not None:
-        return ["model.value_hidden has no effect with model.shared_torso; leave one out"]
-    return []
 
 
 def encoded_leaves(spaces: Spaces) -> Leaves:
@@ -293,12 +345,9 @@ def picture_leaves(model: ModelConfig, spaces: Spaces) -> dict[str, tuple[int, .
 
 def resolve_model(config: ModelConfig, spaces: Spaces) -> ModelConfig:
     """The configuration with every automatic option resolved for these spaces; raises ConfigError
-    if an option would have no effect, or one of our encoders can't read the leaves.
+    if one of our encoders can't read the leaves.
     """
     config = _with_encoder(config, spaces)
-    idle = idle_options(config, spaces)
-    if idle:
-        raise ConfigError("; ".join(idle.values()) + "; leave it out")
     if config.encoder in SMALLEST:
         pictures(config.encoder, encoded_leaves(spaces))
     elif config.encoder == "film_grid":
@@ -332,48 +381,22 @@ def _with_encoder(config: ModelConfig, spaces: Spaces) -> ModelConfig:
     return config.model_copy(update={"encoder": encoder})
 
 
-def idle_options(config: ModelConfig, spaces: Spaces) -> dict[str, str]:
-    """Options without effect on this network; by name a sentence on what each requires."""
-    config = _with_encoder(config, spaces)
-    idle: dict[str, str] = {}
-    fields = type(config).model_fields
-
-    def refuse(names: tuple[str, ...], required: str) -> None:
-        for name in names:
-            value = getattr(config, name)
-            if value != fields[name].get_default(call_default_factory=True):
-                idle[name] = f"model.{name}={value} requires {required}"
-
-    encoder, traits = config.encoder, config.traits
-    if traits.hidden is None:
-        ours = ("policy_hidden", "value_hidden", "activation", "layer_norm")
-        refuse(ours, f"an encoder with layers of ours, {encoder} has its own")
-    else:
-        refuse(("encoder_kwargs",), f"an encoder of your own, model.encoder is {encoder}")
-        if config.activation not in (None, *traits.activations):
-            refuse(("activation",), f"an mlp, {encoder} has {traits.activations[0]} throughout")
-        value_hidden = () if config.shared_torso else config.value_hidden
-        if config.policy_hidden == () and value_hidden in ((), None):  # cores aside
-            refuse(("layer_norm",), "a hidden layer, there is none")
-            if traits.only_hidden and config.activation != traits.activations[0]:
-                refuse(("activation",), "a hidden layer, there is none")
-            if traits.only_hidden and config.core == "none":
-                refuse(("shared_torso",), "layers that can be shared, there are none")
-    for name, other in TRAITS.items():
-        if name != encoder:
-            refuse(other.options, f"the encoder {name}, model.encoder is {encoder}")
-    tokenizer = config.tokenizer if "tokenizer" in traits.options else None
-    if tokenizer == "none":
-        refuse(OF_TEXTS, "that missions are read, model.tokenizer is none")
-    elif tokenizer == "bytes":
-        refuse(("vocabulary", "hash_buckets"), "model.tokenizer words, it is bytes")
-    elif tokenizer == "words" and config.vocabulary:
-        refuse(("hash_buckets",), "words that are hashed, there is a model.vocabulary")
-    if config.core == "none":
-        refuse(("core_size", "core_layers", "core_skip"), "a recurrent core, model.core is none")
-    if not any(isinstance(leaf, Box) for leaf in action_leaves(spaces.action)):
-        refuse(
-            ("action_std", "action_std_init", "action_bounds"),
-            f"continuous actions, the action space is {spaces.action}",
-        )
-    return idle
+def facts_of(config: ModelConfig, spaces: Spaces | None) -> dict[str, Any]:
+    """What options may need of a network, and of the spaces where they are known."""
+    model = config if spaces is None else _with_encoder(config, spaces)
+    facts: dict[str, Any] = {"model": model}
+    if model.encoder != "auto":
+        facts |= {"encoder": model.encoder, "traits": model.traits}
+    if spaces is None:
+        return facts
+    boxes = [isinstance(leaf, Box) for leaf in action_leaves(spaces.action)]
+    pictures = bool(picture_leaves(model, spaces))
+    return facts | {
+        "spaces": spaces,
+        "continuous": any(boxes),
+        "discrete": not all(boxes),
+        "one_choice": isinstance(spaces.action, Discrete),
+        "floats": bool(normalized_leaves(spaces.observation)),
+        "pictures": pictures,
+        "hint": "; normalize_pictures is for these" if pictures else "",
+    }

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, final
 
 import numpy as np
+from annotated_types import Ge, Le
 from numpy.typing import ArrayLike
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from quintet.bounds import MOST_SECONDS
 from quintet.errors import QuintetError
@@ -40,6 +41,7 @@ from quintet.observe.report_files import (
     set_damaged_aside,
 )
 from quintet.observe.wandb_sink import WandbSink
+from quintet.options import option
 from quintet.system import files
 
 SinkName = Literal["jsonl", "csv", "tensorboard", "wandb"]
@@ -56,16 +58,20 @@ class ReportConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    interval_s: Annotated[float, Field(ge=0, le=MOST_SECONDS)] | Literal["auto"] = Field(
-        default="auto",
-        description="Seconds between reports at least; 0 reports every iteration.  auto: a "
-        "hundredth of the run's time so far, from 1 s to 240 s.",
+    interval_s: Annotated[float, Ge(0), Le(MOST_SECONDS)] | Literal["auto"] = option(
+        "auto",
+        doc="Seconds between reports at least; 0 reports every iteration.  auto: a hundredth of "
+        "the run's time so far, from 1 s to 240 s.",
+        also="log_interval log_freq",
     )
-    progress: bool = Field(default=True, description="Show progress on standard output.")
-    sinks: tuple[SinkName, ...] = Field(
-        default=("jsonl", "csv", "tensorboard"),
-        description="Where reports go; tensorboard is left out where it is not installed. wandb: "
-        "to Weights & Biases, by its own settings (WANDB_PROJECT, WANDB_MODE=offline, ...).",
+    progress: bool = option(
+        True, doc="Show progress on standard output.", also="verbose progress_bar"
+    )
+    sinks: tuple[SinkName, ...] = option(
+        ("jsonl", "csv", "tensorboard"),
+        doc="Where reports go; tensorboard is left out where it is not installed. wandb: to "
+        "Weights & Biases, by its own settings (WANDB_PROJECT, WANDB_MODE=offline, ...).",
+        also="track with_wandb",
     )
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from quintet.options import Tune
 from quintet.population.config import PopulationConfig
 
 Values = Mapping[str, float]
@@ -33,15 +34,22 @@ class Rules(NamedTuple):
 
     first: the learner's options.
     bounds: of values that have some.
-    near_1: values of which ``1 - x`` changes, by a factor of REST_FACTORS.
-    caps: two caps of ratios, which change by CAP_FACTOR; the first stays at most the second.
+    ways: how options of the learner change: of one that is near 1, ``1 - x`` by a factor of
+        REST_FACTORS, caps of ratios by CAP_FACTOR, all others by the configuration's factors.
     """
 
     config: PopulationConfig
     first: Values
     bounds: Mapping[str, Bounds] = {}
-    near_1: frozenset[str] = frozenset()
-    caps: tuple[str, str] | tuple[()] = ()
+    ways: Mapping[str, Tune] = {}
+
+    def near_1(self, name: str) -> bool:
+        return name in self.ways and self.ways[name].by == "distance_to_1"
+
+    def ordered(self, values: Values) -> list[tuple[str, str]]:
+        """Pairs of values of which the first stays at most the second."""
+        pairs = ((name, way.at_most) for name, way in self.ways.items())
+        return [pair for pair in pairs if values.keys() >= set(pair)]
 
 
 class Decision(NamedTuple):
@@ -75,8 +83,7 @@ def with_initial(values: Values, policy: int, rules: Rules) -> dict[str, float]:
     """
     initial = rules.config.initial
     own = dict(values) | {name: given[policy] for name, given in initial.items()}
-    if rules.caps and own.keys() >= set(rules.caps):
-        lower, upper = rules.caps
+    for lower, upper in rules.ordered(own):
         if upper not in initial:
             own[upper] = max(own[upper], own[lower])
         elif lower not in initial:
@@ -171,8 +178,7 @@ def mutated(values: Values, rules: Rules, rng: np.random.Generator) -> dict[str,
         x = _mutated(name, values[name], rules, rng)
         low, high = rules.bounds.get(name, Bounds())
         after[name] = min(max(x, low), high) or values[name]
-    if rules.caps and after.keys() >= set(rules.caps):
-        lower, upper = rules.caps
+    for lower, upper in rules.ordered(after):
         after[lower] = min(after[lower], after[upper])
     return after
 
@@ -181,14 +187,14 @@ def _mutated(name: str, x: float, rules: Rules, rng: np.random.Generator) -> flo
     config, first = rules.config, rules.first[name]
     if rng.random() >= config.mutation_rate:
         return x
-    stuck = name in rules.near_1 and first == 1.0  # no factor would lead away from it
+    stuck = rules.near_1(name) and first == 1.0  # no factor would lead away from it
     if x != first and not stuck and rng.random() < config.reset_rate:
         return first
     up = rng.random() < 0.5
-    if name in rules.near_1:
+    if rules.near_1(name):
         factor = rng.uniform(*REST_FACTORS)
         return 1.0 - max((1.0 - x) * (factor if up else 1.0 / factor), LEAST_REST)
     factor = CAP_FACTOR
-    if name not in rules.caps:
+    if name not in rules.ways or rules.ways[name].by != "cap":
         factor = rng.uniform(config.perturb_min, config.perturb_max)
     return x * factor if up else x / factor

@@ -32,7 +32,7 @@ from quintet.run.population import Population
 from quintet.run.resolution import (
     require_evaluated,
     require_networks,
-    resolve_loaded,
+    resolve,
     resolved,
     sources_of,
     stored_alike,
@@ -139,7 +139,7 @@ def _run(loaded: Loaded, user: UserCode, here: Path, *, may_go_back: bool) -> Re
         ends.callback(source.close)
         loaded = stored_alike(loaded, source.env)
         env = source.envs[0].description
-        found = resolve_loaded(loaded, source.spaces)
+        found = resolve(loaded, source.spaces)
         require_evaluated(loaded, source.spaces)
         config = making.with_restart_cost(found.config, source, opened_s)
         found = replace(found, config=config)

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from quintet.algorithms import registry
-from quintet.config.idle import without_idle, without_idle_defaults
+from quintet.config.idle import facts, judged
 from quintet.config.kind import spaces_of
-from quintet.config.load import Loaded, with_sources
+from quintet.config.load import Loaded, listed, with_sources
 from quintet.config.run import RunConfig
 from quintet.config.runtime import RuntimeConfig
 from quintet.envs.observation_dtype import with_observation_dtype
@@ -32,10 +32,30 @@ _COPIES = 5
 """Of a policy's weights: the learner's, their gradients, two moments, and a publication."""
 
 
-def resolve(loaded: Loaded, spaces: Spaces) -> RunConfig:
+def resolve(loaded: Loaded, spaces: Spaces) -> Loaded:
+    """The configuration for an environment of these spaces on this machine: without options that
+    have no effect, and with every automatic one resolved.
+
+    Raises:
+        ConfigError: the environment, the network or the machine rules it out; names the preset that
+            set a refused option.
+    """
+    registry.require_actions(loaded.config.algo, spaces.action)
+    require_agents(loaded.config, loaded.env)
+    sources = dict(loaded.sources)
+    config = loaded.config.model_copy(update={"env": loaded.env.config})
+    config, idle = judged(config, sources, facts(config, loaded.env, loaded.eval_env, spaces))
+    try:
+        if idle:
+            raise ConfigError(listed(idle))
+        return replace(loaded, config=_resolved(config, loaded.env, spaces), sources=sources)
+    except ConfigError as error:
+        raise ConfigError(with_sources(str(error), loaded.sources)) from error
+
+
+def _resolved(config: RunConfig, env: ResolvedEnv, spaces: Spaces) -> RunConfig:
     """The configuration with every automatic option resolved for this machine."""
-    config = loaded.config
-    size = streams_per_group(config, loaded.env)
+    size = streams_per_group(config, env)
     model = resolve_model(config.model, spaces)
     pictures = uses_pictures(model, spaces)
     device = _resolve_device(config.runtime, pictures)
@@ -51,13 +71,14 @@ def resolve(loaded: Loaded, spaces: Spaces) -> RunConfig:
         compile_ = "on" if worth and has_compiler() else "off"
     elif compile_ == "on" and not has_compiler():
         raise ConfigError(
-            f"runtime.compile=on requires a C++ compiler: {compiler_fault()}, or begin another run "
-            "with --runtime.compile off (a run that began compiled stays so)"
+            f"runtime.compile=on must have a C++ compiler, got none: {compiler_fault()}, or begin "
+            "another run with --runtime.compile off (a run that began compiled stays so)"
         )
     if compile_ == "on" and not model.traits.one_graph:
         raise ConfigError(
-            f"runtime.compile=on requires an encoder that is one graph, {model.encoder} does other "
-            "work in every batch (it reads each mission once); use --runtime.compile off"
+            f"runtime.compile=on must have an encoder that is one graph, got {model.encoder}, "
+            "which does other work in every batch (it reads each mission once): use "
+            "--runtime.compile off"
         )
     precision = config.runtime.precision
     if precision == "auto":
@@ -72,7 +93,7 @@ def resolve(loaded: Loaded, spaces: Spaces) -> RunConfig:
     return config.model_copy(
         update={
             "model": model,
-            "env": loaded.env.config.model_copy(update={"streams_per_group": size}),
+            "env": config.env.model_copy(update={"streams_per_group": size}),
             "runtime": config.runtime.model_copy(
                 update={
                     "num_workers": None if serial else num_workers(config, size),
@@ -122,7 +143,7 @@ def _resolve_device(runtime: RuntimeConfig, pictures: bool) -> str:
         return device
     if not torch.cuda.is_available():
         raise ConfigError(
-            f"runtime.device={device} requires a CUDA GPU that PyTorch sees, there is none; use "
+            f"runtime.device={device} must be a CUDA GPU that PyTorch sees, got none: use "
             "--runtime.device cpu"
         )
     count = torch.cuda.device_count()
@@ -133,28 +154,15 @@ def _resolve_device(runtime: RuntimeConfig, pictures: bool) -> str:
         )
     if learners > 1 and device != "cuda":
         raise ConfigError(
-            f"runtime.num_learners={learners} requires runtime.device=cuda, which is a GPU for "
-            f"each from cuda:0 on, got {device}; choose GPUs by CUDA_VISIBLE_DEVICES"
+            f"runtime.num_learners={learners} must have runtime.device=cuda, which is a GPU for "
+            f"each from cuda:0 on, got {device}: choose GPUs by CUDA_VISIBLE_DEVICES"
         )
     if learners > count:
         raise ConfigError(
-            f"runtime.num_learners={learners} requires a GPU for each learner, PyTorch sees "
-            f"{count}; lower it or use --runtime.device cpu"
+            f"runtime.num_learners={learners} must have a GPU for each learner, got "
+            f"{count}: lower it or use --runtime.device cpu"
         )
     return device
-
-
-def resolve_loaded(loaded: Loaded, spaces: Spaces) -> Loaded:
-    """`resolve`, after a check of the action space and without options that have no effect; errors
-    name the preset that set a refused option.
-    """
-    registry.require_actions(loaded.config.algo, spaces.action)
-    require_agents(loaded.config, loaded.env)
-    loaded = without_idle_defaults(loaded, spaces)
-    try:
-        return without_idle(loaded, resolve(loaded, spaces), spaces)
-    except ConfigError as error:
-        raise ConfigError(with_sources(str(error), loaded.sources)) from error
 
 
 def check_spaces(loaded: Loaded) -> None:
@@ -165,7 +173,7 @@ def check_spaces(loaded: Loaded) -> None:
     if spaces is None and loaded.env.backend.tells_spaces:
         spaces = spaces_of(loaded.env)
     if spaces is not None:
-        resolve_loaded(loaded, spaces)
+        resolve(loaded, spaces)
 
 
 def resolved(loaded: Loaded) -> tuple[dict[str, Any], dict[str, str]]:
@@ -175,7 +183,7 @@ def resolved(loaded: Loaded) -> tuple[dict[str, Any], dict[str, str]]:
     if env.config.observation_dtype == "float64":
         spaces = in_float64(spaces)
     loaded = stored_alike(loaded, env)
-    found = resolve_loaded(loaded, spaces)
+    found = resolve(loaded, spaces)
     now = found.config
     from quintet.algorithms.parts.setup import PLAIN
 
@@ -225,8 +233,8 @@ def require_evaluated(loaded: Loaded, spaces: Spaces) -> None:
     policies, by_agent = config.population.size, config.population.assignment == "agent"
     if by_agent and policies > env.num_agents:
         raise ConfigError(
-            f"population.assignment=agent requires an agent for each of the {policies} policies "
-            f"in evaluations too, {env.config.id} has {env.num_agents}; give another eval.env.id"
+            f"population.assignment=agent must have an agent for each of the {policies} policies "
+            f"in evaluations too, got {env.num_agents} of {env.config.id}: give another eval.env.id"
         )
 
 
@@ -254,13 +262,13 @@ def require_agents(config: RunConfig, env: ResolvedEnv) -> None:
     if env.num_agents == 1:
         name = "population.assignment=agent" if by_agent else f"self_play.past_frac={past_frac:g}"
         raise ConfigError(
-            f"{name} requires an environment of several agents, {config.env.id} has one; leave it "
-            "out"
+            f"{name} must have an environment of several agents, got {config.env.id} with one: "
+            "leave it out"
         )
     if by_agent and policies > env.num_agents:
         raise ConfigError(
-            "population.assignment=agent requires at most as many policies as agents, "
-            f"{env.num_agents}, got {policies}; lower population.size"
+            "population.assignment=agent must have at most as many policies as agents, "
+            f"{env.num_agents}, got {policies}: lower population.size"
         )
 
 

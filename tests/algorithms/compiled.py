@@ -190,7 +190,7 @@ def compare(algo: str) -> None:
     entry = LEARNERS[algo]
     able = entry.acts_in(gym.Discrete(2))
     plain, masked = (HYBRID, MASKED) if able else (CONTINUOUS, CONTINUOUS)
-    core = "none" if "core" in entry.without else "gru"
+    core = "none" if "model.core" in entry.needs else "gru"
     compare_acts(Case(algo, plain, core=core))
     if not entry.planned_updates(entry.config(), STREAMS, 10**9):
         return

@@ -17,14 +17,15 @@ import numpy as np
 import torch
 from a2c import A2C, A2CConfig
 from gymnasium import spaces as gym
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import ALONE, PLAIN, Compute, Setup
 from quintet.envs.make import make_vector_env
-from quintet.models.config import ModelConfig, resolve_model
+from quintet.models.config import ModelConfig, facts_of, resolve_model
 from quintet.observe.timing import PhaseTimer
+from quintet.options import Facts, Idle, idle
 from quintet.protocols import Actor, Learner, Ranks
 from quintet.runtime.batch import select
 from quintet.runtime.replay.replay import Replay
@@ -260,7 +261,7 @@ class Case:
     def goes_together(self) -> bool:
         """Whether the learner's entry finds no fault and no option without effect."""
         faults = self.algorithm.check(self.config, self.model, STREAMS, TOTAL)
-        idle = self.algorithm.idle_in(self.config, self.model, self.spaces)
+        idle = options_without_effect(self.config, self.model, self.spaces)
         given = {
             name for name in self.options if name in idle and self.options[name] != idle[name].rest
         }
@@ -389,6 +390,13 @@ def _others(default: Any, annotation: Any) -> tuple[Any, ...]:
     return (0.5,) if is_float and default in (None, 0.0) else ()
 
 
+def options_without_effect(
+    options: BaseModel, model: ModelConfig, spaces: Spaces
+) -> dict[str, Idle]:
+    """Of a learner, with this network in these spaces."""
+    return idle(options, Facts(**facts_of(model, spaces)))
+
+
 def switches(algo: str) -> dict[str, Case]:
     """Cases of the defaults, of each option that is on or off or one of several turned to every
     other value, and of `TOGETHER`; what has no effect alone is left out.
@@ -398,11 +406,8 @@ def switches(algo: str) -> dict[str, Case]:
     for name, info in options.model_fields.items():
         for value in _others(info.default, info.annotation):
             case = Case(algo, options={name: value})
-            try:
-                if case.goes_together:
-                    found[f"{algo}: {name}={value}"] = case
-            except ValidationError:  # without effect alone
-                continue
+            if case.goes_together:
+                found[f"{algo}: {name}={value}"] = case
     for i, together in enumerate(TOGETHER.get(algo, ())):
         found[f"{algo}: together {i}"] = Case(algo, options=together)
     return found

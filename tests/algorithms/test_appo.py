@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from appo_helpers import STEPS, STREAMS, TWO_CHOICES, Linear, make_batch, make_learner
-from conformance import NUMBERS, Case, Run, Task
+from conformance import NUMBERS, Case, Run, Task, options_without_effect
 from gymnasium import spaces as gym
 from ppo_helpers import (
     CONTINUOUS,
@@ -25,13 +25,14 @@ from quintet.algorithms.appo.config import (
     APPOConfig,
     Knobs,
     check,
-    idle_in,
     planned_updates,
     suited,
 )
 from quintet.algorithms.appo.learner import APPOLearner, make_actor
 from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.trained import knobs_of
+from quintet.config.load import Layer, compose
+from quintet.errors import ConfigError
 from quintet.models.config import resolve_model
 from quintet.types import Rollout
 
@@ -413,13 +414,13 @@ def test_planned_updates_are_of_all_passes() -> None:
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said.replace("(", r"\(")):
-        APPOConfig(**options)
+    with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
+        compose("appo", [Layer("call", {"env.id": "CartPole-v1"} | options)])
 
 
 def test_the_uniform_policy_is_one_of_discrete_actions() -> None:
     config = APPOConfig(exploration_loss="symmetric_kl")
     for spaces, refused in ((CONTINUOUS, True), (TWO_CHOICES, False), (DISCRETE, False)):
-        idle = idle_in(config, resolve_model(SMALL, spaces), spaces)
+        idle = options_without_effect(config, resolve_model(SMALL, spaces), spaces)
         assert ("exploration_loss" in idle) == refused
     assert registry.find("appo").config is APPOConfig

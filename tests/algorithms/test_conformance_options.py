@@ -1,6 +1,7 @@
 """Every wrong value of an option, of learners and of networks, is refused by name and rule."""
 
-from typing import Any, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import annotated_types
 import pytest
@@ -44,6 +45,12 @@ def bounds(annotation: Any) -> list[Any]:
     return found + [rule for part in get_args(annotation) for rule in bounds(part)]
 
 
+def plain(annotation: Any) -> set[Any]:
+    """A type, or the members of a union, without what is said of them."""
+    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    return {get_args(part)[0] if get_origin(part) is Annotated else part for part in parts}
+
+
 def wrong_values(config: type[BaseModel]) -> list[tuple[str, Any, str]]:
     """(field, value, words of the rule): of a wrong type, and for each rule that it declares."""
     found: list[tuple[str, Any, str]] = []
@@ -63,7 +70,7 @@ def wrong_values(config: type[BaseModel]) -> list[tuple[str, Any, str]]:
             elif rule in within and tuple in several:
                 value = (8, value)
             found.append((name, value, f"{words} {bound}"))
-        if float in (field.annotation, *get_args(field.annotation)):
+        if float in plain(field.annotation):
             found += [(name, float(x), "input should be a finite number") for x in ("nan", "inf")]
         if name in OTHER_RULES:
             found.append((name, *OTHER_RULES[name]))
@@ -103,10 +110,11 @@ def test_every_field_has_a_wrong_value(config: type[BaseModel]) -> None:
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_numbers_have_ranges(config: type[BaseModel]) -> None:
     for name, field in config.model_fields.items():
-        number = field.annotation in (int, float, int | None, float | None)
+        number = plain(field.annotation) in ({int}, {float}, {int, NoneType}, {float, NoneType})
         # A clip of rewards may be 0 or below, which turns it off, and values may be any.
         any_number = name in ("reward_norm_clip", "return_low", "return_high")
-        ranged = any(type(rule) in RULES for rule in field.metadata)
+        rules = [*field.metadata, *(bounds(field.annotation) if number else ())]
+        ranged = any(type(rule) in RULES for rule in rules)
         assert ranged == number or any_number, name
 
 

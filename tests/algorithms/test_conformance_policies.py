@@ -61,7 +61,7 @@ def test_a_loop_over_act_plays_as_evaluate(algo: str, kind: str) -> None:
     algorithm = registry.find(algo)
     if not algorithm.acts_in(task.action):
         pytest.skip(f"{algo} has no such actions")
-    if "core" in algorithm.without:
+    if "model.core" in algorithm.needs:
         core, network = "none", {}
     case = Case(algo, task, core=core, network=network)
     policy = policy_of(case)

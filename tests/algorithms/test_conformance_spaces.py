@@ -45,7 +45,7 @@ def check(case: Case) -> None:
     """Two iterations on the combination, and what must hold for any of them."""
     if not case.algorithm.acts_in(case.spaces.action):
         pytest.skip(f"{case.algo} has no such actions")
-    if case.core != "none" and "core" in case.algorithm.without:
+    if case.core != "none" and "model.core" in case.algorithm.needs:
         pytest.skip(f"{case.algo} has no memory")
     run = Run(case, case.learner())
     for iteration in range(2):  # the environments refuse what is outside or masked

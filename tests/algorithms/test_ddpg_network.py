@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from conformance import CONTINUOUS, NUMBERS, Case, Task
+from conformance import CONTINUOUS, NUMBERS, Case, Task, options_without_effect
 from ddpg_helpers import NETWORK, PLAIN, case, replayed
 from torch import Tensor
 
@@ -96,8 +96,8 @@ def test_few_features_leave_the_hidden_layer_its_width() -> None:
 def test_own_encoders_take_no_layer_for_the_action() -> None:
     spaces = Spaces(*CONTINUOUS[:2])
     entry, model = find("ddpg"), resolve_model(ModelConfig(**OWN), spaces)
-    assert "action_layer" in entry.idle_in(DDPGConfig(), model, spaces)
-    assert "action_layer" not in entry.idle_in(DDPGConfig(), Case("ddpg").model, spaces)
+    assert "action_layer" in options_without_effect(DDPGConfig(), model, spaces)
+    assert "action_layer" not in options_without_effect(DDPGConfig(), Case("ddpg").model, spaces)
     [said] = entry.warnings(DDPGConfig(), model)
     assert f"LayerNorm in {model.encoder}" in said
 

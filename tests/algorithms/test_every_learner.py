@@ -42,7 +42,7 @@ WITH_STATISTICS = [
     *(
         Case(algo, MASKED, {"normalize_observations": True}, core="gru")
         for algo, entry in LEARNERS.items()
-        if "normalize_observations" in entry.config.model_fields and "core" not in entry.without
+        if "normalize_observations" in entry.config.model_fields and "model.core" not in entry.needs
     ),
 ]
 TOGETHER = [case for name, case in CASES.items() if " together " in name]
@@ -263,7 +263,7 @@ def test_ranks_are_equal_to_the_bit_and_one_learner_to_the_last_digits(case: Cas
     try:
         threads = RankThreads(2, lambda ranks: case.learner(ranks=ranks))
     except ConfigError as refused:
-        if not case.options or "requires runtime.num_learners=1" not in str(refused):
+        if not case.options or "must have runtime.num_learners=1" not in str(refused):
             raise
         pytest.skip("one learner only, as it says")
     for i, each in enumerate(batches):
@@ -295,7 +295,7 @@ def test_a_resumed_run_has_the_bytes_of_one_that_was_not_interrupted(
     algo: str, core: str, registered: None, tmp_path: Path
 ) -> None:
     """6 streams: at the checkpoints, columns of some learners wait for the next batch."""
-    if core != "none" and "core" in LEARNERS[algo].without:
+    if core != "none" and "model.core" in LEARNERS[algo].needs:
         pytest.skip(f"{algo} has no memory")
     case = Case(algo, core=core)
     config: dict[str, Any] = {

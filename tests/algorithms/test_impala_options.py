@@ -13,8 +13,9 @@ from test_impala_aux import OWN
 
 from quintet.algorithms.impala.config import ImpalaConfig, check, planned_updates
 from quintet.config.load import Layer, compose, preset_layers
-from quintet.errors import NonFiniteError
+from quintet.errors import ConfigError, NonFiniteError
 from quintet.models.config import ModelConfig
+from quintet.options import about
 from quintet.types import Spaces
 
 BASE: dict[str, Any] = {"entropy_coef": 0.01}
@@ -132,12 +133,21 @@ IDLE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(ImpalaConfig().requirements))
+NEEDS_FACTS = {"aux_loss_weights", "normalize_observations", "normalize_pictures"}
+
+
+@pytest.mark.parametrize("name", IDLE)
 def test_an_option_without_effect_is_refused(name: str):
-    value, idle, effective = IDLE[name]
-    with pytest.raises(ValidationError, match=f"{name}={value} has no effect without"):
-        ImpalaConfig(**idle, **{name: value})
-    ImpalaConfig(**(idle | effective), **{name: value})
+    value, without, effective = IDLE[name]
+    base = {"env.id": "CartPole-v1", name: value}
+    with pytest.raises(ConfigError, match=f"{name}={value} has no effect without .*; leave it out"):
+        compose("impala", [Layer("call", base | without)])
+    compose("impala", [Layer("call", base | without | effective)])
+
+
+def test_every_option_that_needs_another_is_tried():
+    fields = ImpalaConfig.model_fields.items()
+    assert {name for name, info in fields if about(info).needs} == IDLE.keys() | NEEDS_FACTS
 
 
 @pytest.mark.parametrize(("rho_bar", "c_bar"), [(0.5, 1.0), (2.0, None), (1.0, 1.5)])
@@ -148,9 +158,11 @@ def test_traces_may_not_be_cut_later_than_errors(rho_bar: float, c_bar: float | 
 
 
 def test_check_lists_all_faults():
-    model = ModelConfig(shared_torso=True, value_hidden=(3,))
-    config = ImpalaConfig(aux_loss_weights={"a": 2.0})
-    faults = check(config, model, 8, 24 * 80 - 1)
+    given = {"model.shared_torso": True, "model.value_hidden": (3,), "aux_loss_weights": {"a": 2.0}}
+    budget = {"env.id": "CartPole-v1", "total_env_steps": 24 * 80 - 1}
+    with pytest.raises(ConfigError) as error:
+        compose("impala", [Layer("call", given | budget)])
+    faults = str(error.value).splitlines()[1:]
     for words in (["1920", "1919"], ["model.value_hidden"], ["aux_loss_weights"]):
         assert sum(all(word in fault for word in words) for fault in faults) == 1
     assert len(faults) == 3

@@ -31,7 +31,7 @@ def test_an_encoder_with_losses_trains_and_acts(tmp_path: Path):
     assert result.metrics["loss/aux/per_row"] > 0
     assert quintet.evaluate(result.policy, episodes=1).mean > 0
     for algo, env in (("ppo", "CartPole-v1"), ("acer", "CartPole-v1"), ("ddpg", "Pendulum-v1")):
-        said = f"{algo} requires an encoder without auxiliary losses"
+        said = f"{algo} must have an encoder without auxiliary losses"
         run = {"env": env, "run_dir": tmp_path / "other", "config": {"preset": "none"}}
         with pytest.raises(ConfigError, match=said):
             quintet.train(algo, total_steps=400_000, model=Own, **run)

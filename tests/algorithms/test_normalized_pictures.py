@@ -11,12 +11,11 @@ import numpy as np
 import ppo_helpers
 import pytest
 import torch
-from conformance import MASKED, Case, go_on
+from conformance import MASKED, Case, go_on, options_without_effect
 from gymnasium import spaces as gym
 from ppo_helpers import DISCRETE, GRID, PICTURE, learn
 from torch import Tensor, nn
 
-from quintet.algorithms import registry
 from quintet.algorithms.impala import learner as impala
 from quintet.algorithms.impala.config import ImpalaConfig
 from quintet.algorithms.parts.diagnostics import observation_clip_share
@@ -258,6 +257,6 @@ def test_what_is_said_to_have_no_effect_has_none_and_all_else_has_some(algo: str
         begins = not name.startswith("normalize_")
         before = {"normalize_observations": begins, "normalize_pictures": begins}
         config = type(CONFIGS[algo])(**base, **(before | {name: value}))
-        idle = name in registry.find(algo).idle_in(config, model, spaces)
+        idle = name in options_without_effect(config, model, spaces)
         same = torch.equal(after(**before), after(**(before | {name: value})))
         assert idle == same == (name in IDLE[case]), name

@@ -3,15 +3,14 @@
 import pytest
 
 import quintet
-from quintet.algorithms import other_names
-from quintet.algorithms.other_names import named_here
 from quintet.algorithms.registry import LEARNERS, canonical
-from quintet.config.load import Layer, compose, hint, options
+from quintet.config.load import Layer, compose, hint, named_here, options
 from quintet.errors import ConfigError
+from quintet.options import about
 
 
 def ours(algo: str, name: str) -> str:
-    return " ".join(named_here(name, options(algo)) or [])
+    return " ".join(named_here(algo, name) or [])
 
 
 @pytest.mark.parametrize(
@@ -47,14 +46,20 @@ def test_the_name_of_each_learner(name, ppo, impala, ddpg, acer):
     assert found == [ppo, impala, ddpg, acer]
 
 
-def test_every_name_of_the_table_is_an_option_of_some_learner_and_none_twice():
-    known = {name for algo in LEARNERS.names() for name in options(algo)}
-    for theirs, meant in other_names._OURS.items():
-        assert {each for names in meant for each in names.split()} <= known, theirs
-        assert any(theirs not in options(algo) for algo in LEARNERS.names()), theirs
-    listed = [name for names in other_names._SAME.values() for name in names.split()]
-    listed += other_names._DIFFERENT
-    assert len(listed) == len(set(listed))
+SPLIT = {"actor_lr critic_lr", "model.policy_hidden model.value_hidden"}
+"""Options that are one in other libraries."""
+
+
+@pytest.mark.parametrize("algo", LEARNERS.names())
+def test_a_name_stands_for_one_option_of_a_learner_and_is_not_its_own(algo):
+    known = options(algo)
+    for name, info in known.items():
+        also = about(info).also
+        assert len(also) == len({*also}), name
+        assert not {*also} & known.keys(), name
+        for theirs in also:
+            found = ours(algo, theirs)
+            assert found == name or found in SPLIT, (theirs, found)
 
 
 def test_the_message_names_the_option_and_its_meaning():

@@ -66,5 +66,7 @@ def test_four_learners_give_the_parameters_of_one(
 
 
 def test_a_mean_that_is_squared_takes_one_learner() -> None:
-    with pytest.raises(ConfigError, match=r"kl_cutoff_coef=1 requires runtime.num_learners=1, got"):
+    with pytest.raises(
+        ConfigError, match=r"kl_cutoff_coef=1 must have runtime.num_learners=1, got"
+    ):
         RankThreads(2, lambda ranks: make(PPOConfig(kl_cutoff_coef=1.0), DISCRETE, SMALL, ranks))

@@ -3,11 +3,14 @@
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from test_conformance_options import RULES, bounds
 
 from quintet.algorithms.ppo.config import PPOConfig, check, planned_updates
+from quintet.config.load import Layer, compose
+from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
+from quintet.options import about
 
 POSITIVE = (
     "clip_epsilon value_clip log_prob_clip kl_target target_kl observation_clip "
@@ -67,7 +70,7 @@ OFF = {"normalize_observations": False, "reward_normalizer": "none"}
 MONTE_CARLO = {"advantage_estimator": "monte_carlo", "value_target": "monte_carlo"}
 IDLE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "advantage_estimator": ("monte_carlo", {"unroll_steps": 1}, {"unroll_steps": 2}),
-    "normalize_advantage": ("minibatch", {"minibatch_steps": None}, {"minibatch_steps": 10}),
+    "normalize_advantage": ("minibatch", {"minibatch_steps": None}, {"minibatch_steps": 16}),
     "gae_lambda": (0.9, MONTE_CARLO, {"value_target": "lambda_return"}),
     "value_target": ("monte_carlo", {"value_coef": 0.0}, {"value_coef": 0.1}),
     "value_clip": (0.2, {"value_coef": 0.0}, {"value_coef": 0.1}),
@@ -90,17 +93,27 @@ IDLE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(PPOConfig().requirements))
+NEEDS_FACTS = {"bptt_steps", "shared_l2_coef", "normalize_observations", "normalize_pictures"}
+
+
+@pytest.mark.parametrize("name", IDLE)
 def test_an_option_without_effect_is_refused(name: str):
-    value, idle, effective = IDLE[name]
-    with pytest.raises(ValidationError, match=f"{name}={value} has no effect without"):
-        PPOConfig(**idle, **{name: value})
-    PPOConfig(**(idle | effective), **{name: value})
+    value, without, effective = IDLE[name]
+    base = {"env.id": "CartPole-v1", name: value}
+    with pytest.raises(ConfigError, match=f"{name}={value} has no effect without .*; leave it out"):
+        compose("ppo", [Layer("call", base | without)])
+    compose("ppo", [Layer("call", base | without | effective)])
+
+
+def test_every_option_that_needs_another_is_tried():
+    fields = PPOConfig.model_fields.items()
+    assert {name for name, info in fields if about(info).needs} == IDLE.keys() | NEEDS_FACTS
 
 
 def test_all_idle_options_are_named_at_once():
-    with pytest.raises(ValidationError) as error:
-        PPOConfig(clip_epsilon=None, clip_schedule="linear", kl_tolerance=0.5, kl_target=0.1)
+    given = {"clip_epsilon": None, "clip_schedule": "linear", "kl_tolerance": 0.5, "kl_target": 0.1}
+    with pytest.raises(ConfigError) as error:
+        compose("ppo", [Layer("call", {"env.id": "CartPole-v1"} | given)])
     for name in ("clip_schedule=linear", "kl_tolerance=0.5", "kl_target=0.1"):
         assert name in str(error.value)
 
@@ -113,24 +126,6 @@ FAULTS: dict[str, tuple[PPOConfig, ModelConfig, int, list[str]]] = {
     "no divisor": (PPOConfig(minibatch_steps=100), ModelConfig(), 10_000, ["divide", "100"]),
     "drops": (PPOConfig(minibatch_steps=100, drop_last=True), ModelConfig(), 10_000, []),
     "whole": (PPOConfig(minibatch_steps=None), ModelConfig(), 10_000, []),
-    "value_hidden": (
-        PPOConfig(),
-        ModelConfig(shared_torso=True, value_hidden=(3,)),
-        10_000,
-        ["model.value_hidden", "no effect", "shared_torso"],
-    ),
-    "shared l2": (
-        PPOConfig(shared_l2_coef=0.1),
-        ModelConfig(),
-        10_000,
-        ["shared_l2_coef", "no effect"],
-    ),
-    "chunks": (
-        PPOConfig(bptt_steps=16),
-        ModelConfig(),
-        10_000,
-        ["bptt_steps=16 has no effect without model.core"],
-    ),
     "cut chunk": (
         PPOConfig(unroll_steps=40),
         ModelConfig(core="gru"),
@@ -156,8 +151,21 @@ def test_check(config: PPOConfig, model: ModelConfig, total: int, words: list[st
 
 
 def test_check_lists_all_faults():
-    config = PPOConfig(minibatch_steps=100, shared_l2_coef=1.0)
-    assert len(check(config, ModelConfig(), 8, 10)) == 3
+    config = PPOConfig(minibatch_steps=100)
+    assert len(check(config, ModelConfig(core="gru"), 8, 10)) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"model.shared_torso": True, "model.value_hidden": (3,)}, "without model.shared_torso=f"),
+        ({"shared_l2_coef": 0.1}, "shared_l2_coef=0.1 has no effect without model.shared_torso;"),
+        ({"bptt_steps": 16}, "bptt_steps=16 has no effect without model.core;"),
+    ],
+)
+def test_what_the_network_leaves_without_effect_is_refused(given: dict[str, Any], says: str):
+    with pytest.raises(ConfigError, match=says):
+        compose("ppo", [Layer("call", {"env.id": "CartPole-v1"} | given)])
 
 
 def test_planned_updates():

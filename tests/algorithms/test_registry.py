@@ -18,9 +18,9 @@ import quintet
 from quintet.algorithms import registry
 from quintet.algorithms.impala.config import ImpalaConfig
 from quintet.algorithms.impala.config import advice as impala_advice
-from quintet.algorithms.parts import options as shared_options
 from quintet.algorithms.ppo.config import PPOConfig
 from quintet.algorithms.ppo.config import advice as ppo_advice
+from quintet.algorithms.ppo.config import check as ppo_check
 from quintet.cli import main
 from quintet.config.load import Layer, Loaded, compose, learner_defaults
 from quintet.config.saved import load_config, load_seeds
@@ -93,7 +93,7 @@ def test_what_others_leave_without_effect_is_dropped(capsys: pytest.CaptureFixtu
     assert found["model.activation"] == ("tanh", nothing)
     found = shown(capsys, "a2c", "--env", "Pendulum-v1")
     assert found["model.action_bounds"] == ("squash", "default of a2c")
-    with pytest.raises(ConfigError, match=r"model\.action_bounds=squash requires continuous"):
+    with pytest.raises(ConfigError, match=r"model\.action_bounds=squash .* without continuous"):
         quintet.train("a2c", "CartPole-v1", 64, config={"model.action_bounds": "squash"})
 
 
@@ -101,8 +101,8 @@ def test_a_fault_names_the_learner_that_set_the_option() -> None:
     with pytest.raises(ConfigError) as raised:
         compose("a2c", [Layer("call", CARTPOLE | {"runtime.slots": 3})])
     assert str(raised.value) == (
-        "runtime.slots=3 has no effect without runtime.kind=async (runtime.kind from the default "
-        "of a2c; set it yourself)"
+        "runtime.slots=3 has no effect without runtime.kind=async; leave it out (runtime.kind from "
+        "the default of a2c; set it yourself)"
     )
 
 
@@ -198,7 +198,7 @@ def test_actions_that_a_learner_can_t_choose_are_refused_at_once(
     fussy = replace(A2C, actions=actions)
     monkeypatch.setitem(registry.LEARNERS.loaded, "a2c", fussy)
     for command in ("config", "train"):
-        arguments = [command, "a2c", "--env", env, "--model.core-size", "3"]
+        arguments = [command, "a2c", "--env", env, "--model.tokenizer", "words"]
         assert main(arguments) == 2
         assert capsys.readouterr().err == f"error: {said}\n"
     assert not Path("runs").exists()
@@ -247,8 +247,8 @@ def test_ppo_s_larger_minibatches_divide_the_batch(
     said = ppo_advice(config, ModelConfig(core="lstm"), batch)
     assert said.work == f"1 pass in minibatches of {size:,}"
     assert said.less_work == (f"larger minibatches (--minibatch-steps {larger})",)
-    assert shared_options.size_faults(larger, batch, 1, drop_last=False) == []
-    assert shared_options.chunk_faults(chunk, batch, larger) == []
+    config = config.model_copy(update={"minibatch_steps": larger, "unroll_steps": batch})
+    assert ppo_check(config, ModelConfig(core="lstm"), 1, batch) == []
 
 
 def test_ppo_advises_nothing_that_is_done_already() -> None:

@@ -19,13 +19,13 @@ from pydantic import BaseModel
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from quintet.algorithms import registry
 from quintet.algorithms.appo.config import APPOConfig
 from quintet.algorithms.impala.config import ImpalaConfig
 from quintet.algorithms.parts.setup import Compute
 from quintet.algorithms.ppo.config import PPOConfig
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
+from quintet.options import Facts, idle, tunable
 from quintet.types import Rollout
 
 SHARED = ModelConfig(policy_hidden=(8,), value_hidden=(6,), shared_torso=True)
@@ -141,15 +141,9 @@ def impala_batches(learner: Any) -> list[Rollout]:
     return [impala_helpers.make_batch(learner, seed=seed) for seed in range(3)]
 
 
-def names_of(config: BaseModel, algo: str) -> list[str]:
-    tunable = sorted(registry.find(algo).tunable)
-    if algo == "ppo":
-        return tunable
-    if algo != "impala":
-        met = config.requirements  # type: ignore[attr-defined]
-        return [name for name in tunable if met.get(name, (True,))[0]]
-    adam = config.optimizer == "adam"  # type: ignore[attr-defined]
-    return [n for n in tunable if not n.startswith("rmsprop" if adam else "adam")]
+def names_of(config: BaseModel) -> list[str]:
+    still = idle(config, Facts())
+    return [name for name in sorted(tunable(type(config))) if name not in still]
 
 
 def after(learner: Any, batches: list[Rollout], config: BaseModel | None) -> Tensor:
@@ -183,14 +177,14 @@ def test_each_takes_effect_at_the_next_update(
 ) -> None:
     given = batches(make(config, False))
     plain = after(make(config, False), given, None)
-    for name in names_of(config, algo):
+    for name in names_of(config):
         found = after(make(config, False), given, changed(config, name))
         assert (found - plain).abs().max() > 1e-6, name
 
 
 def follow(case: int) -> None:
     """Compares a compiled learner with eager ones, each option changed in turn."""
-    algo, config, make, batches = CASES[case]
+    _, config, make, batches = CASES[case]
     compiled = make(config, True)
     given, state = batches(compiled), compiled.save()
     start = {name: x.clone() for name, x in state.tensors.items()}
@@ -198,7 +192,7 @@ def follow(case: int) -> None:
         compiled.update(batch, 0)
     graphs = counters["stats"]["unique_graphs"]
     assert graphs
-    for name in names_of(config, algo):
+    for name in names_of(config):
         compiled.configure(config)
         compiled.load(type(state)(start, state.scalars))
         found = after(compiled, given, changed(config, name))

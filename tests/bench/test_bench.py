@@ -192,7 +192,7 @@ def test_the_bare_update_of_ddpg_is_the_trained_one(without_variable: None):
     env = make_vector_env(work.env_id, 1, backend=work.env_backend)
     spaces = env.spaces
     env.close()
-    config = resolve(compose(work.algo, [workloads.layer(work)]), spaces)
+    config = resolve(compose(work.algo, [workloads.layer(work)]), spaces).config
     eager = config.runtime.model_copy(update={"compile": "off"})
     learner = make_learner(config.model_copy(update={"runtime": eager}), spaces)
     torch.manual_seed(0)
@@ -295,7 +295,7 @@ def test_the_bare_network_is_the_trained_one(without_variable: None, name: str):
     env = make_vector_env(work.env_id, 2, backend=work.env_backend)
     spaces = env.spaces
     env.close()
-    config = resolve(compose(work.algo, [workloads.layer(work)]), spaces)
+    config = resolve(compose(work.algo, [workloads.layer(work)]), spaces).config
     eager = config.runtime.model_copy(update={"compile": "off"})
     learner = make_learner(config.model_copy(update={"runtime": eager}), spaces)
     assert isinstance(work, OnPolicyWork)
@@ -319,7 +319,7 @@ def test_the_bare_loss_is_the_trained_one(without_variable: None, name: str):
     env = make_vector_env(work.env_id, 2, backend=work.env_backend)
     spaces = env.spaces
     env.close()
-    config = resolve(compose(work.algo, [workloads.layer(work)]), spaces)
+    config = resolve(compose(work.algo, [workloads.layer(work)]), spaces).config
     eager = config.runtime.model_copy(update={"compile": "off"})
     learner = make_learner(config.model_copy(update={"runtime": eager}), spaces)
     assert isinstance(work, OnPolicyWork)

@@ -61,7 +61,7 @@ def test_who_asks_for_what_does_nothing_is_refused(algo: str):
     said = str(raised.value)
     assert "normalize_observations=True has no effect without floats in the observation" in said
     assert "(36, 36), uint8); normalize_pictures is for these" in said
-    assert "observation_clip=3.0 has no effect without something" in said
+    assert "observation_clip=3.0 has no effect without normalize_observations or" in said
     assert said.endswith("; leave it out")
     values, sources = resolved(algo, normalize_pictures=True, observation_clip=3.0)
     assert (values["normalize_pictures"], values["observation_clip"]) == (True, 3.0)
@@ -98,7 +98,7 @@ def test_what_a_preset_set_is_dropped_and_told(monkeypatch):
     values, sources = resolved("impala")
     assert (values["normalize_observations"], values["observation_clip"]) == (False, 5.0)
     for name in ("normalize_observations", "observation_clip"):
-        assert sources[name] == "resolved (that of preset pixels has no effect here)"
+        assert sources[name] == "default (that of preset pixels has no effect here)"
     values, sources = resolved("impala", speed=True)
     assert (values["normalize_observations"], values["observation_clip"]) == (True, 3.0)
     assert sources["observation_clip"] == "preset pixels"
@@ -162,6 +162,9 @@ def test_a_preset_leaves_nothing_idle_behind_where_the_network_is_the_user_s(own
     if "model__core" in own:
         assert values["model.core_skip"] is False
         assert "has no effect here" in sources["model.core_skip"]
-    # Who chooses the preset alone learns that it does not fit.
-    with pytest.raises(ConfigError, match=r"model.tokenizer=.* requires the encoder film_grid"):
-        resolved(preset="grid", speed=True)
+    # As where the preset alone is chosen; who sets such an option learns what it needs.
+    values, sources = resolved(preset="grid", speed=True)
+    assert values["model.tokenizer"] == ModelConfig.model_fields["tokenizer"].default
+    assert sources["model.tokenizer"] == "default (that of preset grid has no effect here)"
+    with pytest.raises(ConfigError, match=r"tokenizer=words .* without the encoder film_grid"):
+        resolved(preset="grid", speed=True, model__tokenizer="words")

@@ -202,8 +202,8 @@ def test_combinations_that_can_not_be():
     compose("ppo", [Layer("x", {**CARTPOLE, "minibatch_steps": 100, "drop_last": True})])
     compose("ppo", [Layer("x", {**CARTPOLE, "minibatch_steps": None})])
     shared = {"model.shared_torso": True, "model.value_hidden": (8,)}
-    assert "model.value_hidden has no effect" in faults_of(shared)
-    assert "shared_l2_coef has no effect" in faults_of({"shared_l2_coef": 0.1})
+    assert "without model.shared_torso=false" in faults_of(shared)
+    assert "shared_l2_coef=0.1 has no effect" in faults_of({"shared_l2_coef": 0.1})
     # a budget of exactly one rollout is enough, one step less is not
     compose("ppo", [Layer("x", {**CARTPOLE, "total_env_steps": 2048})])
     assert "got 2047" in faults_of({"total_env_steps": 2047})
@@ -238,7 +238,9 @@ def test_an_option_without_effect_is_a_fault(values, says):
 
 
 def test_the_environment_is_required_and_looked_up():
-    with pytest.raises(ConfigError, match="an environment is required; give it by --env ID"):
+    with pytest.raises(
+        ConfigError, match="must name an environment, got none: give it by --env ID"
+    ):
         compose("ppo", [])
     assert "nearest are CartPole-v1" in faults_of({"env.id": "CartPol-v1"})
     # options of an environment that can't be used stand beside other faults
@@ -294,7 +296,7 @@ def test_options_that_do_not_go_with_those_of_a_run_name_its_folder(tmp_path):
     save_run(tmp_path, {"runtime.kind": "async"})
     for wrong, says in (
         ({"gamma": 2.0}, "gamma: input should be less"),
-        ({"resume": "exact"}, "resume=exact requires a run that gives the same bytes"),
+        ({"resume": "exact"}, "resume=exact must have a run that gives the same bytes"),
         ({"gama": 0.5}, "unknown option 'gama'"),
     ):
         with pytest.raises(ConfigError, match=f"^{says}"):
@@ -339,14 +341,14 @@ def test_resume_never_refuses_a_run_but_not_an_empty_folder(tmp_path):
     values = {**CARTPOLE, "run_dir": str(tmp_path), "resume": "never"}
     load_config("ppo", [], Layer("command line", values))
     save_run(tmp_path, {})
-    with pytest.raises(ConfigError, match="--resume never requires a folder without a run"):
+    with pytest.raises(ConfigError, match="--resume never must have a folder without a run"):
         load_config("ppo", [], Layer("command line", values))
 
 
 def test_no_run_of_async_is_resumed_exactly(tmp_path):
     """There are no bytes to go back to, and newer checkpoints would be removed for nothing."""
     values = {**CARTPOLE, "run_dir": str(tmp_path), "resume": "exact", "runtime.kind": "async"}
-    with pytest.raises(ConfigError, match=r"resume=exact requires .* use --resume latest"):
+    with pytest.raises(ConfigError, match=r"resume=exact must have .* use --resume latest"):
         load_config("impala", [], Layer("command line", values))
     load_config("impala", [], Layer("command line", {**values, "runtime.kind": "serial"}))
 
@@ -369,7 +371,7 @@ def test_a_folder_that_holds_something_else(tmp_path):
     assert read_saved(tmp_path) is None
     assert read_saved(tmp_path / "absent") is None
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(ConfigError, match=r"holds thesis\.tex and no config\.yaml; give another"):
+    with pytest.raises(ConfigError, match=r"with thesis\.tex and no config\.yaml: give another"):
         read_saved(tmp_path)
 
 
@@ -377,7 +379,7 @@ def test_a_folder_that_holds_something_else(tmp_path):
 def test_a_damaged_config_yaml(tmp_path, text):
     (tmp_path / "config.yaml").write_text(text)
     command = Layer("command line", {**CARTPOLE, "run_dir": str(tmp_path)})
-    with pytest.raises(ConfigError, match=r"(?s)readable config\.yaml is required in .*restore"):
+    with pytest.raises(ConfigError, match=r"(?s)config\.yaml must be readable, got .*restore"):
         load_config("ppo", [], command)
     assert (tmp_path / "config.yaml").read_text() == text
 

@@ -7,11 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quintet.algorithms.tuning import CAPS, NEAR_1
+from quintet.config.load import Layer, compose
+from quintet.errors import ConfigError
+from quintet.options import CAP, NEAR_1, Tune
 from quintet.population.config import PopulationConfig
 from quintet.population.controller import Controller
 from quintet.population.pbt import Bounds, Rules, begin, decide, leads, mutated, replace
 
+WAYS = {
+    **dict.fromkeys(("gamma", "gae_lambda", "lambda_", "adam_beta1", "rmsprop_decay"), NEAR_1),
+    "rho_bar": CAP,
+    "c_bar": Tune("cap", at_most="rho_bar"),
+}
 FIRST = {"learning_rate": 1e-3, "entropy_coef": 0.01}
 
 
@@ -35,7 +42,7 @@ class Scripted:
 
 
 def rules(size: int = 4, first: dict[str, float] = FIRST, **options: Any) -> Rules:
-    return Rules(PopulationConfig(size=size, **options), first, {}, NEAR_1, CAPS)
+    return Rules(PopulationConfig(size=size, **options), first, {}, WAYS)
 
 
 def never(count: int = 100) -> Any:
@@ -230,7 +237,7 @@ def test_values_near_1_change_by_what_they_lack(name: str) -> None:
 
 def test_no_value_is_reset_to_1_which_no_factor_leads_away_from() -> None:
     first, up = {"gamma": 1.0}, Scripted([0.0, 0.7], uniform=1.2)
-    kept = Rules(PopulationConfig(size=2, reset_rate=0.5), first, {}, NEAR_1)
+    kept = Rules(PopulationConfig(size=2, reset_rate=0.5), first, {}, WAYS)
     assert mutated({"gamma": 0.9}, kept, up)["gamma"] == pytest.approx(1 - 0.1 / 1.2)
 
 
@@ -251,7 +258,7 @@ def test_a_value_never_becomes_0_which_would_be_another_loss() -> None:
         PopulationConfig(size=2, mutation_rate=1.0, reset_rate=0.0),
         {"gae_lambda": 0.3, "off": 0.0},
         {"gae_lambda": Bounds(0.0, 1.0)},
-        NEAR_1,
+        WAYS,
     )
     rng, lowest = np.random.default_rng(0), 1.0
     for _ in range(50):
@@ -374,19 +381,26 @@ def test_every_option_of_decisions_has_an_effect(name: str) -> None:
     ("options", "said"),
     [
         ({"size": 2, "perturb_min": 2.0}, "perturb_min must be at most perturb_max"),
-        ({"mutation_rate": 0.5}, "mutation_rate=0.5 has no effect without size > 1"),
-        ({"size": 2, "pbt": False, "mutation_rate": 0.5}, "without pbt=true"),
+        ({"mutation_rate": 0.5}, "mutation_rate=0.5 has no effect without population.size > 1"),
+        ({"size": 2, "pbt": False, "mutation_rate": 0.5}, "without population.pbt"),
         ({"size": 2, "tuned": ("a", "a")}, "no option twice"),
-        ({"size": 2, "mutation_rate": 0, "reset_rate": 0.5}, "without mutation_rate > 0"),
-        ({"size": 2, "mutation_rate": 0, "perturb_max": 2.0}, "without mutation_rate > 0"),
+        (
+            {"size": 2, "mutation_rate": 0, "reset_rate": 0.5},
+            "without population.mutation_rate >",
+        ),
+        (
+            {"size": 2, "mutation_rate": 0, "perturb_max": 2.0},
+            "without population.mutation_rate >",
+        ),
         (
             {"size": 2, "objective": "eval/return_mean", "min_episodes": 5},
             "min_episodes=5 has no effect without an objective of episodes",
         ),
         ({"size": 3, "replace_frac": 0.7}, "rounded up it is all 3: none would change"),
-        ({"size": 2, "initial": {"a": (1.0,)}}, "requires 2 values of a"),
+        ({"size": 2, "initial": {"a": (1.0,)}}, "must have 2 values of a"),
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        PopulationConfig(**options)
+    given = {f"population.{name}": value for name, value in options.items()}
+    with pytest.raises(ConfigError, match=said):
+        compose("ppo", [Layer("call", {"env.id": "CartPole-v1"} | given)])

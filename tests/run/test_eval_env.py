@@ -175,7 +175,9 @@ def test_games(tmp_path):
     found = [r["policy_1/eval/length_mean"] for r in reports if "policy_1/eval/length_mean" in r]
     assert set(found) == {3}
     own["eval.env.backend"], own["eval.env.id"] = "auto", Alone
-    with pytest.raises(ConfigError, match=r"an agent for each of the 2 policies .*:Alone has 1;"):
+    with pytest.raises(
+        ConfigError, match=r"an agent for each of the 2 policies .*got 1 of .*:Alone:"
+    ):
         run(tmp_path / "other", env="quintet.envs.games:parallel_env", **team, **own)
 
 

@@ -160,7 +160,7 @@ def facts_for(env: GivenEnv, callback: bool = False, algo: str = "ppo", **option
     loaded = compose(algo, [Layer("call", values)], source)
     made = make_group_env(loaded.env, loaded.env.group_size)
     try:
-        config = resolve(loaded, made.spaces)
+        config = resolve(loaded, made.spaces).config
         plan = DataPlan(SMALL["unroll_steps"], config.env.num_streams)
         about = made.description
         found = facts.facts_of(config, plan, made.spaces, about, loaded.env, callback)

@@ -70,7 +70,7 @@ def resolved(env: Any = Simulator, **more: Any) -> Any:
     begin = making.unhindered_s()
     source = launch.open_source(loaded.config, loaded.env)
     opened_s = making.unhindered_s() - begin
-    found = launch.resolve_loaded(loaded, source.spaces)
+    found = launch.resolve(loaded, source.spaces)
     config = making.with_restart_cost(found.config, source, opened_s)
     source.close()
     return config.checkpoint.restart_env_steps

@@ -55,7 +55,7 @@ def _run_dir(where: Where) -> None:
 
 def _resume(where: Where) -> None:
     run(where.folder)
-    with pytest.raises(ConfigError, match="--resume never requires"):
+    with pytest.raises(ConfigError, match="--resume never must"):
         run(where.folder, resume="never")
 
 

@@ -84,7 +84,7 @@ def test_a_folder_that_is_no_runs_is_never_moved(folder, held):
     place.mkdir()
     for name in held:
         (place / name).write_text("algo: ppo\n")
-    with pytest.raises(ConfigError, match=r"requires a folder that a run has made, .* holds"):
+    with pytest.raises(ConfigError, match=r"must name a folder that a run has made, .* holds"):
         train(place, overwrite=True)
     assert sorted(path.name for path in place.iterdir()) == held
 
@@ -163,7 +163,7 @@ def test_config_shows_other_options_than_those_of_a_run_in_the_default_folder(fo
     (run / "run.json").unlink()  # as in the folder of an older run
     assert cli.main(command) == 0
     assert cli.main([*command, "--overwrite"]) == 2
-    assert "requires a folder that a run has made" in capsys.readouterr().err
+    assert "must name a folder that a run has made" in capsys.readouterr().err
 
 
 class Faulty(Contextual):

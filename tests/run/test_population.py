@@ -415,21 +415,21 @@ def test_pictures(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"population.tuned": ["seed"]}, "population.tuned requires options"),
+        ({"population.tuned": ["seed"]}, "population.tuned must name options"),
         ({"population.tuned": ["entropy_coef"], "entropy_coef": 0.0}, "entropy_coef=0.0"),
         ({"population.tuned": ["gae_lambda"]}, "with an effect"),
         ({"population.tuned": ["rho_bar"], "use_vtrace": False}, r"got rho_bar=1\.0"),
-        ({"population.objective": "no/such"}, "population.objective requires"),
+        ({"population.objective": "no/such"}, "population.objective must be"),
         ({"population.objective": "value/target_mean"}, "runtime.kind=async"),
-        ({"population.initial": {"gamma": [0.9, 0.8, 0.7]}}, "requires options that are tuned"),
+        ({"population.initial": {"gamma": [0.9, 0.8, 0.7]}}, "must name options that are tuned"),
         ({"population.initial": {"learning_rate": [-1.0, 1.0, 1.0]}}, "learning_rate"),
         ({"population.tuned": ["num_epochs"]}, "rho_bar, value_coef.*got num_epochs=2"),
-        ({"population.tuned": ["gamma"], "gamma": 1.0}, "requires values below 1 of gamma"),
+        ({"population.tuned": ["gamma"], "gamma": 1.0}, "must have values below 1 of gamma"),
         ({"population.start_env_steps": 1_000}, "start_env_steps must be below .* 1,000 of the"),
         ({"population.period_env_steps": 2_000}, "period_env_steps must be below .* got 2,000"),
-        ({"population.size": 1}, "has no effect without size > 1"),
-        ({"population.objective": "policy_lag/mean"}, "requires a metric of the policies"),
-        ({"population.objective": "eval/return_mean"}, "requires eval.episodes > 0"),
+        ({"population.size": 1}, "has no effect without population.size > 1"),
+        ({"population.objective": "policy_lag/mean"}, "must be a metric of the policies"),
+        ({"population.objective": "eval/return_mean"}, "must have eval.episodes > 0"),
         ({"population.initial": {"learning_rate": [0.0, 0.1, 0.1]}}, "that are not 0"),
     ],
 )
@@ -444,7 +444,7 @@ def test_a_first_value_that_the_action_space_leaves_without_effect_is_refused(
 ) -> None:
     initial = {"population.initial": {"entropy_coef": [0.01, 0.02, 0.03]}}
     config = SMALL | OF["acer"] | {"preset": "none"} | initial
-    with pytest.raises(ConfigError, match=r"requires options that are tuned .*got entropy_coef"):
+    with pytest.raises(ConfigError, match=r"must name options that are tuned .*got entropy_coef"):
         quintet.train("acer", "Pendulum-v1", TOTAL, 4, tmp_path / "run", config)
     assert not (tmp_path / "run").exists()
 

@@ -19,7 +19,7 @@ from quintet.run.folder import RunFolder
 from quintet.run.learners import make_policies
 from quintet.run.policy_run import PolicyRun, leader, objectives
 from quintet.run.population import Population
-from quintet.run.resolution import resolve_loaded
+from quintet.run.resolution import resolve
 from quintet.runtime.batch import Episode
 from quintet.runtime.loop import Counters
 from quintet.types import Spaces
@@ -44,7 +44,7 @@ def of_two(folder: Path, **config: Any) -> tuple[RunConfig, Spaces]:
     loaded = load_config("appo", [], Layer("call", given))
     box = gym.Box(-np.inf, np.inf, (4,), np.float32)
     spaces = Spaces(box, gym.Discrete(2))
-    return resolve_loaded(loaded, spaces).config, spaces
+    return resolve(loaded, spaces).config, spaces
 
 
 def two_policies(folder: Path, **config: Any) -> list[PolicyRun]:

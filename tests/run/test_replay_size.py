@@ -27,7 +27,7 @@ def test_pong_replays_in_less_than_4_gib(millions: int, tmp_path: Path) -> None:
     """By ACER's preset, room for what is between two checkpoints included, whatever the budget."""
     given = {"env.id": "Pong-v5", "total_env_steps": millions * 10**6, "run_dir": str(tmp_path)}
     loaded = load_config("acer", [], Layer("call", given))
-    config = resolution.resolve_loaded(loaded, PONG).config
+    config = resolution.resolve(loaded, PONG).config
     plan = make_learner(config, PONG).plan
     iterations = -(-config.total_env_steps // (plan.unroll_steps * plan.columns_per_batch))
     actor = registry.find("acer").make_actor(config.learner, config.model, PONG, PLAIN)

@@ -29,7 +29,7 @@ def sampling_of(**options: Any) -> Any:
     given = {"env.num_streams": 4} | {k.replace("__", "."): v for k, v in options.items()}
     loaded = load_config("ppo", [], Layer("call", {**SMALL, "env.id": TOY, **given}))
     source = sampling.open_source(loaded.config, loaded.env)
-    config = resolution.resolve(loaded, source.spaces)
+    config = resolution.resolve(loaded, source.spaces).config
     learner = learners.make_learner(config, source.spaces)
     made = sampling.make_sampling(config, source, [learner], PhaseTimer(), print, print)
     source.close()
@@ -156,7 +156,7 @@ def learners_of(**options: Any) -> Learners:
     given |= {"env.id": TOY, "preset": "none", "total_env_steps": 10_000}
     loaded = load_config("impala", [], Layer("call", given))
     source = sampling.open_source(loaded.config, loaded.env)
-    made = learners.make_learners(resolution.resolve(loaded, source.spaces), source.spaces)
+    made = learners.make_learners(resolution.resolve(loaded, source.spaces).config, source.spaces)
     source.close()
     OPEN.append(made)
     return made
@@ -166,7 +166,7 @@ def _num_learners(where: Where) -> None:
     """More in test_learners."""
     made = learners_of(runtime__num_learners=3)
     assert [process.kind.name for process in made.processes] == ["learner 1", "learner 2"]
-    with pytest.raises(ConfigError, match="minibatch_steps that they can share evenly, got 32"):
+    with pytest.raises(ConfigError, match="must divide minibatch_steps evenly, got 32"):
         run(where.folder, runtime__num_learners=3)
 
 
@@ -203,7 +203,7 @@ def _actor_threads(where: Where) -> None:
 def _device(where: Where) -> None:
     where.monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolved(runtime__device="auto")["runtime.device"] == "cpu"
-    with pytest.raises(ConfigError, match="requires a CUDA GPU"):
+    with pytest.raises(ConfigError, match="must be a CUDA GPU"):
         resolved(runtime__device="cuda")
 
 

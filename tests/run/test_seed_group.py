@@ -366,15 +366,15 @@ def test_ctrl_c_stops_the_group_and_the_same_command_goes_on(tmp_path):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"seeds": []}, r"seeds requires at least one whole number and none twice, got \[\]"),
+        ({"seeds": []}, r"seeds must be at least one whole number and none twice, got \[\]"),
         ({"seeds": [1, 1]}, r"none twice, got \[1, 1\]"),
         ({"seeds": [1.5]}, "whole number"),
         ({"seeds": 3}, "whole number and none twice, got 3"),
         ({"seeds": [True]}, "whole number"),
         ({"seed": True}, "seed: input should be a whole number, got True"),
         ({"algo": None}, "the algorithm must be one of ppo, impala, appo, ddpg, acer; got None"),
-        ({"run_dir": 5}, "run_dir requires the path of a folder, got 5"),
-        ({"run_dir": 5, "seeds": [1]}, "run_dir requires the path of a folder, got 5"),
+        ({"run_dir": 5}, "run_dir must be the path of a folder, got 5"),
+        ({"run_dir": 5, "seeds": [1]}, "run_dir must be the path of a folder, got 5"),
         ({"seeds": [-1]}, "seed: .*greater than or equal to 0"),
         ({"seeds": [1], "seed": 3}, r"seed=3 has no effect with seeds=\[1\]"),
         ({"seeds": [1], "jobs": 0}, "jobs requires a whole number of at least 1, got 0"),

@@ -220,7 +220,7 @@ def test_a_part_by_the_names_of_its_tensors(donor, tmp_path, begun):
             {"init_from_keys": ["*encoder*"], "model__policy_hidden": [9]},
             r"encoder.*weight: the run has shape \(9, 3\), init_from \(8, 3\)",
         ),
-        ({"init_from": None, "init_from_keys": ["*"]}, "init_from_keys has no effect without init"),
+        ({"init_from": None, "init_from_keys": ["*"]}, "init_from_keys=.* without init_from"),
     ],
 )
 def test_what_does_not_fit_is_told_before_anything_is_written(donor, tmp_path, given, says):

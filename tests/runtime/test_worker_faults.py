@@ -249,7 +249,7 @@ def test_nobody_is_judged_by_time_in_which_this_process_was_stopped_too() -> Non
         update={"runtime": RuntimeConfig(kind="lockstep", num_workers=2, worker_timeout_s=1.0)}
     )
     source = open_source(config, loaded.env)
-    config = resolution.resolve(replace(loaded, config=config), source.spaces)
+    config = resolution.resolve(replace(loaded, config=config), source.spaces).config
     learner = learners.make_learner(config, source.spaces)
     sampling = make_sampling(config, source, [learner], PhaseTimer(), print, print)
     try:

@@ -6,24 +6,26 @@ of environments.
 
 from typing import Annotated, Any, Literal, NamedTuple, final
 
-from gymnasium import spaces as gym_spaces
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
-from quintet.algorithms.parts.options import (
-    Idle,
-    Knob,
-    Shared,
-    idle_normalizers,
-    refuse_idle,
-    schedule_check,
+from quintet.algorithms.parts import options as parts
+from quintet.algorithms.parts.options import Knob, Shared
+from quintet.bounds import (
+    MOST_COUNT,
+    MOST_STEPS,
+    Below1,
+    Count,
+    Fraction,
+    NotNegative,
+    Positive,
+    Steps,
+    Unroll,
 )
-from quintet.bounds import LARGEST, MOST_COUNT, MOST_STEPS, MOST_UNROLL, Bounded
-from quintet.models.config import ModelConfig, torso_faults
+from quintet.models.config import ModelConfig
 from quintet.ops.schedules import OF_FRACTION
+from quintet.options import CAP, FACTOR, NEAR_1, USUAL, Needs, option
 from quintet.protocols import UpdateAdvice
-from quintet.spaces import action_leaves
 from quintet.system.importing import CodeName
-from quintet.types import Spaces
 
 DEFAULTS: dict[str, Any] = {
     "env.num_streams": 16,
@@ -31,6 +33,14 @@ DEFAULTS: dict[str, Any] = {
     "model.action_std_init": 0.3,
 }
 """Of options of the network and the environment."""
+
+NEEDS = {
+    "model.action_std": Needs(
+        "learn_std, without which the spread of actions stays model.action_std_init",
+        lambda _, f: f.learner.learn_std,
+    )
+}
+"""Of options of the network."""
 
 
 class Knobs(NamedTuple):
@@ -45,155 +55,144 @@ class Knobs(NamedTuple):
     trust_region_delta: Knob
 
 
-TUNABLE = frozenset(
-    {
-        *Knobs._fields,
-        "average_decay",
-        "learning_rate",
-        "rmsprop_decay",
-        "rmsprop_epsilon",
-        "max_grad_norm",
-    }
-)
-"""Options that may change during a run."""
-
-TUNED = ("learning_rate", "entropy_coef", "q_coef", "max_grad_norm", "importance_clip")
-"""What a population tunes of these where it names nothing."""
+_SHOWN = "the action space is {f.spaces.action}"
 
 
 @final
 class ACERConfig(BaseModel):
-    """Options of ACER; an option that would have no effect is an error."""
+    """Options of ACER."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # Data and replay
-    unroll_steps: int = Field(
-        20, ge=1, le=MOST_UNROLL, description="T, steps of every stream per fresh batch"
+    unroll_steps: Unroll = option(
+        20, doc="T, steps of every stream per fresh batch", also=f"n_steps {parts.UNROLL_STEPS}"
     )
-    gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
-    replay_ratio: float = Field(
+    gamma: parts.Gamma = 0.99
+    replay_ratio: float = option(
         4.0,
         ge=0,
         le=MOST_COUNT,
-        description="mean number of updates from replay after each fresh one, a Poisson number; "
-        "0: nothing is kept",
+        doc="mean number of updates from replay after each fresh one, a Poisson number; 0: nothing "
+        "is kept",
     )
-    replay_capacity_steps_per_stream: int = Field(
+    replay_capacity_steps_per_stream: Steps = option(
         50_000,
-        ge=1,
-        le=MOST_STEPS,
-        description="rows kept of each stream, in whole unrolls; rows in which an "
-        "environment resets itself are among them",
+        doc="rows kept of each stream, in whole unrolls; rows in which an environment resets "
+        "itself are among them",
+        needs="replay_ratio > 0",
+        also=parts.CAPACITY,
     )
-    replay_start_steps_per_stream: int = Field(
+    replay_start_steps_per_stream: int = option(
         10_000,
         ge=0,
         le=MOST_STEPS,
-        description="env_steps of each stream before the first update from replay",
+        doc="env_steps of each stream before the first update from replay",
+        needs="replay_ratio > 0",
+        also=parts.START,
     )
-    replay_sampling: Literal["per_stream", "any_stream"] = Field(
+    replay_sampling: Literal["per_stream", "any_stream"] = option(
         "per_stream",
-        description="per_stream: as many unrolls of each stream in a batch; any_stream: of any",
+        doc="per_stream: a batch has the same number of unrolls of every stream; any_stream: "
+        "unrolls are drawn over all streams",
+        needs="replay_ratio > 0",
     )
-    truncation_as_termination: bool = Field(
-        False, description="no bootstrap at time limits; only to compare with old published numbers"
-    )
+    truncation_as_termination: parts.TruncationAsTermination = False
 
     # Loss
-    q_coef: float = Field(0.5, gt=0, le=LARGEST, description="weight of 0.5 * error^2")
-    entropy_coef: float = Field(0.01, ge=0, le=LARGEST, description="weight of the entropy bonus")
-    importance_clip: float = Field(
-        10.0, gt=0, le=LARGEST, description="cap of the ratio in the policy's gradient, c"
+    q_coef: Positive = option(0.5, doc="weight of 0.5 * error^2", tune=USUAL, also=parts.VALUE_COEF)
+    entropy_coef: NotNegative = option(
+        0.01,
+        doc="weight of the entropy bonus",
+        needs=Needs(
+            "learn_std, since the entropy of a Gaussian depends on its spread alone",
+            lambda o, f: o.learn_std or f.discrete,
+            rest=0.0,
+        ),
+        tune=USUAL,
+        also=parts.ENTROPY_COEF,
     )
-    lambda_: float = Field(1.0, ge=0, le=1, description="decay of Retrace's traces")
-    c_bar: float = Field(1.0, ge=0, le=LARGEST, description="cap of the ratio in Retrace's traces")
-    trust_region: bool = Field(
-        True, description="bounds how far a sample moves the policy from the average policy"
+    importance_clip: Positive = option(
+        10.0,
+        doc="cap of the ratio in the policy's gradient, c",
+        tune=USUAL,
+        also="c importance_weight_truncation",
     )
-    trust_region_delta: float = Field(
+    lambda_: Fraction = option(
         1.0,
-        gt=0,
-        le=LARGEST,
-        description="greatest first-order change of the KL per sample, in nats",
+        doc="decay of Retrace's traces",
+        needs="c_bar > 0 and gamma > 0 and unroll_steps > 1",
+        tune=NEAR_1,
+        also="gae_lambda lam lambda",
     )
-    average_decay: float = Field(
-        0.99, ge=0, lt=1, description="of the average policy's weights, per update"
+    c_bar: NotNegative = option(
+        1.0,
+        doc="cap of the ratio in Retrace's traces",
+        needs="lambda_ > 0 and gamma > 0 and unroll_steps > 1",
+        tune=CAP,
+        also=parts.C_BAR,
     )
-    dueling_samples: int = Field(
-        5, ge=1, le=MOST_COUNT, description="actions of the policy whose advantages are averaged, n"
+    trust_region: bool = option(
+        True, doc="bounds how far a sample moves the policy from the average policy"
     )
-    learn_std: bool = Field(
-        False, description="the standard deviation of continuous actions is learned too"
+    trust_region_delta: Positive = option(
+        1.0,
+        doc="greatest first-order change of the KL per sample, in nats",
+        needs="trust_region",
+        tune=FACTOR,
+    )
+    average_decay: Below1 = option(
+        0.99,
+        doc="of the average policy's weights, per update",
+        needs="trust_region",
+        tune=NEAR_1,
+        also="alpha tau polyak",
+    )
+    dueling_samples: Count = option(
+        5,
+        doc="actions of the policy whose advantages are averaged, n",
+        needs=Needs(f"actions that can't be summed over, {_SHOWN}", lambda _, f: not f.one_choice),
+    )
+    learn_std: bool = option(
+        False,
+        doc="the standard deviation of continuous actions is learned too",
+        needs=Needs(f"continuous actions, {_SHOWN}", lambda _, f: f.continuous),
     )
 
     # Normalisation
-    normalize_observations: bool = Field(False, description="running statistics of float leaves")
-    normalize_pictures: bool = Field(
-        False,
-        description="running statistics of each pixel of uint8 pictures, which are scaled to "
-        "[0, 1] in any case",
-    )
-    observation_clip: float = Field(
-        5.0, gt=0, le=LARGEST, description="bound of normalised observations"
-    )
-    reward_normalizer: Literal["return_std", "step_std", "none"] = Field(
-        "none", description="what rewards are divided by; their mean is never subtracted"
-    )
-    reward_norm_clip: Bounded | None = Field(10.0, description="of normalised rewards; <= 0: off")
-    normalizer_variance_epsilon: float = Field(
-        1e-3, gt=0, le=LARGEST, description="inside the root"
-    )
-    update_normalizers: bool = Field(True, description="false: frozen statistics (fine-tuning)")
+    normalize_observations: parts.NormalizeObservations = False
+    normalize_pictures: parts.NormalizePictures = False
+    observation_clip: parts.ObservationClip = 5.0
+    reward_normalizer: parts.RewardNormalizer = "none"
+    reward_norm_clip: parts.RewardNormClip = 10.0
+    normalizer_variance_epsilon: parts.NormalizerVarianceEpsilon = 1e-3
+    update_normalizers: parts.UpdateNormalizers = True
 
     # Optimisation
-    learning_rate: float = Field(7e-4, gt=0, le=LARGEST, description="RMSProp's rate")
-    lr_schedule: Annotated[CodeName, schedule_check(*OF_FRACTION)] = Field(
+    learning_rate: parts.LearningRate = 7e-4
+    lr_schedule: Annotated[CodeName, parts.schedule_check(*OF_FRACTION)] = option(
         "linear",
-        description="linear: to 0 at the end of the budget; constant; double_linear_con: twice as "
-        "fast, to an eighth; middle_drop: linear for a quarter, then 0.075; double_middle_drop: "
-        "the same, then 0.125 in the last quarter; or an import string of a function of your own, "
-        "of the share of the budget that is done, which gives the factor of the rate",
+        doc="linear: to 0 at the end of the budget; constant; double_linear_con: twice as fast, to "
+        "an eighth; middle_drop: linear for a quarter, then 0.075; double_middle_drop: the same, "
+        f"then 0.125 in the last quarter; {parts.OWN_SCHEDULE}",
+        also=parts.LR_SCHEDULE,
     )
-    rmsprop_decay: float = Field(0.99, ge=0, lt=1, description="of the running mean of squares")
-    rmsprop_epsilon: float = Field(1e-5, gt=0, le=LARGEST, description="in RMSProp's denominator")
-    rmsprop_epsilon_inside_sqrt: bool = Field(
+    rmsprop_decay: Below1 = option(
+        0.99, doc="of the running mean of squares", tune=NEAR_1, also="rprop_alpha"
+    )
+    rmsprop_epsilon: Positive = option(1e-5, doc="in RMSProp's denominator", tune=FACTOR)
+    rmsprop_epsilon_inside_sqrt: bool = option(
         True,
-        description="TensorFlow's rule, g / sqrt(mean_sq + epsilon) with mean_sq from 1 on; false: "
+        doc="TensorFlow's rule, g / sqrt(mean_sq + epsilon) with mean_sq from 1 on; false: "
         "PyTorch's",
     )
-    max_grad_norm: float | None = Field(
+    max_grad_norm: Positive | None = option(
         10.0,
-        gt=0,
-        le=LARGEST,
-        description="bound of the global gradient norm, after the trust region",
+        doc="bound of the global gradient norm, after the trust region; none: off",
+        tune=USUAL,
+        also=parts.MAX_GRAD_NORM,
     )
-    check_numerics: bool = Field(
-        False, description="in every update, raise at a NaN or infinite tensor by its name"
-    )
-
-    @property
-    def requirements(self) -> dict[str, tuple[bool, str]]:
-        """Whether each option has an effect beside the others, and what it requires for that."""
-        replays = (self.replay_ratio > 0, "replay_ratio > 0")
-        region = (self.trust_region, "trust_region")
-        observations = self.normalize_observations or self.normalize_pictures
-        rewards = self.reward_normalizer != "none"
-        normalizes = observations or rewards, "a normaliser"
-        traces = self.unroll_steps > 1 and self.gamma > 0
-        return {
-            "replay_capacity_steps_per_stream": replays,
-            "replay_start_steps_per_stream": replays,
-            "replay_sampling": replays,
-            "lambda_": (traces and self.c_bar > 0, "c_bar > 0, gamma > 0 and unroll_steps > 1"),
-            "c_bar": (traces and self.lambda_ > 0, "lambda_ > 0, gamma > 0 and unroll_steps > 1"),
-            "trust_region_delta": region,
-            "average_decay": region,
-            "observation_clip": (observations, "normalize_observations or normalize_pictures"),
-            "reward_norm_clip": (rewards, "a reward_normalizer"),
-            "normalizer_variance_epsilon": normalizes,
-            "update_normalizers": normalizes,
-        }
+    check_numerics: parts.CheckNumerics = False
 
     @model_validator(mode="after")
     def _options_go_together(self) -> "ACERConfig":
@@ -208,38 +207,12 @@ class ACERConfig(BaseModel):
                 f"replay_start_steps_per_stream must be at most replay_capacity_steps_per_stream "
                 f"{capacity}, got {self.replay_start_steps_per_stream}; lower it"
             )
-        refuse_idle(self, self.requirements)
         return self
 
 
-def idle_in(config: ACERConfig, model: ModelConfig, spaces: Spaces) -> dict[str, Idle]:
-    """Options without effect on a resolved network in these spaces."""
-    wanted = config.normalize_observations, config.normalize_pictures
-    rewards = config.reward_normalizer != "none"
-    idle = idle_normalizers(type(config), wanted, model, spaces, others=rewards)
-    boxes = [isinstance(leaf, gym_spaces.Box) for leaf in action_leaves(spaces.action)]
-    shown = f"the action space is {spaces.action}"
-    if isinstance(spaces.action, gym_spaces.Discrete):
-        default = ACERConfig.model_fields["dueling_samples"].default
-        idle["dueling_samples"] = Idle(default, f"actions that can't be summed over, {shown}")
-    if not any(boxes):
-        idle["learn_std"] = Idle(False, f"continuous actions, {shown}")
-    if all(boxes) and not config.learn_std:
-        required = "learn_std, since the entropy of a Gaussian depends on its spread alone"
-        idle["entropy_coef"] = Idle(0.0, required)
-    return idle
-
-
-def check(
-    config: ACERConfig, model: ModelConfig, num_streams: int, total_env_steps: int
-) -> list[str]:
+def check(config: ACERConfig, _: ModelConfig, num_streams: int, total_env_steps: int) -> list[str]:
     """Faults beside the network, the streams and the budget, one sentence each."""
-    faults = torso_faults(model)
-    if model.action_std != "state_independent" and not config.learn_std:
-        faults.append(
-            f"model.action_std={model.action_std} requires learn_std, without which the spread of "
-            "actions stays model.action_std_init; leave it out, or give --learn-std true"
-        )
+    faults = []
     batch = config.unroll_steps * num_streams
     if total_env_steps < batch:
         faults.append(
@@ -267,11 +240,7 @@ def planned_updates(config: ACERConfig, num_streams: int, total_env_steps: int) 
     return fresh + int(config.replay_ratio * after)
 
 
-def advice(
-    config: ACERConfig,
-    model: ModelConfig,  # noqa: ARG001
-    batch_steps: int,
-) -> UpdateAdvice:
+def advice(config: ACERConfig, _: ModelConfig, batch_steps: int) -> UpdateAdvice:
     """Of the speed of updates."""
     ratio = f"fewer updates from replay than {config.replay_ratio:g} (--replay-ratio)"
     return UpdateAdvice(
@@ -281,10 +250,6 @@ def advice(
     )
 
 
-def shared(
-    config: ACERConfig,  # noqa: ARG001
-    model: ModelConfig,  # noqa: ARG001
-    num_streams: int,
-) -> Shared:
+def shared(_config: ACERConfig, _model: ModelConfig, num_streams: int) -> Shared:
     """Columns of a batch."""
     return Shared("env.num_streams", num_streams)

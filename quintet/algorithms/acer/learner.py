@@ -40,14 +40,14 @@ from torch import Tensor
 from torch.func import functional_call
 
 from quintet.algorithms.acer import metrics
-from quintet.algorithms.acer.config import TUNABLE, ACERConfig, Knobs
+from quintet.algorithms.acer.config import ACERConfig, Knobs
 from quintet.algorithms.acer.estimates import Estimates, Rows, sampled, summed
 from quintet.algorithms.acer.metrics import Outputs, Region
 from quintet.algorithms.acer.network import PolicyAndCritic
 from quintet.algorithms.parts.acting import SamplingActor, make_normalizer, masked
 from quintet.algorithms.parts.looks import Looks, Subject
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
-from quintet.algorithms.parts.options import refuse_aux_losses, require_tunable
+from quintet.algorithms.parts.options import refuse_aux_losses
 from quintet.algorithms.parts.schedule import find_schedule
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
@@ -66,6 +66,7 @@ from quintet.ops.discrete import Categorical
 from quintet.ops.distributions import leaf_families
 from quintet.ops.gaussian import DiagGaussian
 from quintet.ops.trust_region import project
+from quintet.options import require_tunable
 from quintet.protocols import Actor, DataPlan, ReplayPlan
 from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces, State
 
@@ -236,7 +237,7 @@ class ACERLearner:
         return self.trained.steps
 
     def configure(self, options: ACERConfig) -> None:
-        require_tunable(self.config, options, TUNABLE)
+        require_tunable(self.config, options)
         self.config = options
 
     def warm_start(self, weights: Mapping[str, Tensor]) -> None:

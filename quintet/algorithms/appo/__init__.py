@@ -33,10 +33,7 @@ ENTRY = Algorithm(
     metrics=Late("quintet.algorithms.appo.metrics:METRICS").get,
     own_metrics=OWN_METRICS,
     judged=Late("quintet.algorithms.appo.metrics:judged"),
-    tunable=config.TUNABLE,
-    tuned=config.TUNED,
     suited=config.suited,
-    idle_in=config.idle_in,
     defaults=config.DEFAULTS,
     advice=config.advice,
 )

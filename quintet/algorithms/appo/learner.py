@@ -31,7 +31,7 @@ from torch.func import functional_call
 
 from quintet.algorithms.appo import metrics
 from quintet.algorithms.appo.chunks import Chunks, Minibatch, minibatch_indices, share
-from quintet.algorithms.appo.config import MAX_POLICY_LAG_UPDATES, TUNABLE, APPOConfig, Knobs
+from quintet.algorithms.appo.config import MAX_POLICY_LAG_UPDATES, APPOConfig, Knobs
 from quintet.algorithms.appo.metrics import (
     ACTOR_LOSSES,
     LOSSES,
@@ -41,7 +41,7 @@ from quintet.algorithms.appo.metrics import (
 )
 from quintet.algorithms.parts import acting, looks
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
-from quintet.algorithms.parts.options import refuse_aux_losses, require_tunable
+from quintet.algorithms.parts.options import refuse_aux_losses
 from quintet.algorithms.parts.schedule import find_decay
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
@@ -52,6 +52,7 @@ from quintet.models.config import ModelConfig
 from quintet.ops import policy_losses, reduce, returns, schedules, value_losses
 from quintet.ops.vtrace import advantage as vtrace_advantage
 from quintet.ops.vtrace import vtrace
+from quintet.options import require_tunable
 from quintet.protocols import Actor, DataPlan
 from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces, State
 
@@ -249,7 +250,7 @@ class APPOLearner:
         return self.trained.steps
 
     def configure(self, options: APPOConfig) -> None:
-        require_tunable(self.config, options, TUNABLE)
+        require_tunable(self.config, options)
         if options.lr_schedule == "kl_adaptive":  # a rate that was adapted changes by as much
             factor = options.learning_rate / self.config.learning_rate
             self.learning_rate = schedules.within_bounds(self.learning_rate * factor)

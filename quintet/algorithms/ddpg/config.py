@@ -7,30 +7,28 @@ presets.yaml beside this file has those of kinds of environments.
 import math
 from typing import Annotated, Any, Literal, NamedTuple, final
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from quintet.algorithms.ddpg import exploration as noises
-from quintet.algorithms.parts.options import (
-    Idle,
-    Knob,
-    Shared,
-    idle_normalizers,
-    refuse_idle,
-    schedule_check,
-)
+from quintet.algorithms.parts import options as parts
+from quintet.algorithms.parts.options import Knob, Shared
 from quintet.bounds import (
     LARGEST,
     MOST_COUNT,
     MOST_LAYERS,
-    MOST_ROWS,
     MOST_STEPS,
-    MOST_UNROLL,
     Bounded,
+    Count,
+    NotNegative,
+    Positive,
+    Rows,
+    Steps,
+    Unroll,
 )
 from quintet.models.config import ModelConfig
+from quintet.options import FACTOR, USUAL, Needs, option
 from quintet.protocols import UpdateAdvice
 from quintet.system.importing import CodeName
-from quintet.types import Spaces
 
 DEFAULTS: dict[str, Any] = {
     "model.policy_hidden": [64, 64],
@@ -39,8 +37,11 @@ DEFAULTS: dict[str, Any] = {
 }
 """Of options of the network."""
 
-WITHOUT = frozenset({"core", "shared_torso", "action_std", "action_std_init", "action_bounds"})
-"""Options of networks that these have no use for."""
+NEEDS = {
+    f"model.{name}": Needs("another algorithm, ddpg has no use for it", lambda *_: False)
+    for name in ("core", "shared_torso", "action_std", "action_std_init", "action_bounds")
+}
+"""Of options of networks that these have no use for."""
 
 
 class Knobs(NamedTuple):
@@ -53,155 +54,152 @@ class Knobs(NamedTuple):
     critic_huber_delta: Knob
 
 
-TUNABLE = frozenset(
-    {
-        "gamma", "reward_scale", "critic_loss_coef", "critic_l2_coef", "critic_huber_delta",
-        "actor_lr", "critic_lr", "adam_epsilon", "tau", "max_grad_norm",
-    }
-)  # fmt: skip
-"""Options that may change during a run."""
-
-TUNED = ("actor_lr", "critic_lr", "tau", "critic_l2_coef")
-"""What a population tunes of these where it names nothing."""
+_OU = Needs("ou_S in exploration", lambda o, _: o.noise.ou > 0)
+_PARAM = Needs("adaptive-param_S in exploration", lambda o, _: o.noise.param > 0)
+_OBSERVATIONS = "normalize_observations or normalize_pictures"
+_MOVING = "normalize_returns and update_normalizers"
 
 
 @final
 class DDPGConfig(BaseModel):
-    """Options of DDPG; an option that would have no effect is an error."""
+    """Options of DDPG."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # Data
-    unroll_steps: int = Field(
-        100,
-        ge=1,
-        le=MOST_UNROLL,
-        description="steps of each stream from one set of updates to the next",
+    unroll_steps: Unroll = option(
+        100, doc="steps of each stream from one set of updates to the next", also=parts.UNROLL_STEPS
     )
-    updates_per_env_step: float = Field(
-        0.5, gt=0, le=MOST_COUNT, description="updates owed for each env_step, all streams together"
-    )
-    updates_per_cycle: int | None = Field(
-        None,
-        ge=1,
+    updates_per_env_step: float = option(
+        0.5,
+        gt=0,
         le=MOST_COUNT,
-        description="updates after every unroll_steps of each stream, in place of "
-        "updates_per_env_step",
+        doc="updates owed for each env_step, all streams together",
+        needs=Needs("updates_per_cycle none", lambda o, _: o.updates_per_cycle is None),
+        also="gradient_steps utd_ratio update_to_data_ratio",
     )
-    replay_capacity_steps: int = Field(1_000_000, ge=1, le=MOST_STEPS, description="env_steps kept")
-    replay_start_steps: int = Field(
+    updates_per_cycle: Count | None = option(
+        None,
+        doc="updates after every unroll_steps of each stream, in place of updates_per_env_step",
+    )
+    replay_capacity_steps: Steps = option(1_000_000, doc="env_steps kept", also=parts.CAPACITY)
+    replay_start_steps: int = option(
         0,
         ge=0,
         le=MOST_STEPS,
-        description="env_steps before the first update; never fewer than batch_size",
+        doc="env_steps before the first update; never fewer than batch_size",
+        also=parts.START,
     )
-    warmup_policy: Literal["noise", "uniform"] = Field(
+    warmup_policy: Literal["noise", "uniform"] = option(
         "noise",
-        description="until replay_start_steps; noise: the policy with its noise, uniform: "
-        "uniformly random actions",
+        doc="until replay_start_steps; noise: the policy with its noise, uniform: uniformly random "
+        "actions",
+        needs="replay_start_steps > 0",
     )
-    batch_size: int = Field(64, ge=1, le=MOST_ROWS, description="transitions of an update")
-    gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
-    n_step: int = Field(1, ge=1, le=MOST_UNROLL, description="rewards in a target before the value")
-    reward_scale: float = Field(1.0, gt=0, le=LARGEST, description="factor of rewards in learning")
-    truncation_as_termination: bool = Field(
-        False, description="no bootstrap at time limits; only to compare with old published numbers"
-    )
+    batch_size: Rows = option(64, doc="transitions of an update", also="train_batch_size")
+    gamma: parts.Gamma = 0.99
+    n_step: Unroll = option(1, doc="rewards in a target before the value", also="n_steps")
+    reward_scale: Positive = option(1.0, doc="factor of rewards in learning", tune=FACTOR)
+    truncation_as_termination: parts.TruncationAsTermination = False
 
     # Networks and losses
-    action_layer: int = Field(
+    action_layer: int = option(
         2,
         ge=1,
         le=MOST_LAYERS,
-        description="hidden layer of the critic that the action enters; 1: the first",
+        doc="hidden layer of the critic that the action enters; 1: the first",
+        needs=Needs("an encoder with hidden layers of quintet's", lambda _, f: not f.model.custom),
     )
-    output_init: float = Field(
-        3e-3, gt=0, le=LARGEST, description="weights of both last layers are uniform in [-it, it]"
+    output_init: Positive = option(3e-3, doc="weights of both last layers are uniform in [-it, it]")
+    critic_loss_coef: Positive = option(
+        2.0, doc="weight of 0.5 * error^2", tune=FACTOR, also=parts.VALUE_COEF
     )
-    critic_loss_coef: float = Field(2.0, gt=0, le=LARGEST, description="weight of 0.5 * error^2")
-    critic_huber_delta: float | None = Field(
-        None,
-        gt=0,
-        le=LARGEST,
-        description="errors beyond it count linearly; none: squared throughout",
+    critic_huber_delta: Positive | None = option(
+        None, doc="errors beyond it count linearly; none: squared throughout", tune=FACTOR
     )
-    critic_l2_coef: float = Field(
+    critic_l2_coef: NotNegative = option(
         1e-2,
-        ge=0,
-        le=LARGEST,
-        description="weight of 0.5 * sum of squared critic kernels, the last excepted",
+        doc="weight of 0.5 * sum of squared critic kernels, the last excepted",
+        tune=USUAL,
+        also="critic_l2_reg",
     )
 
     # Exploration
-    exploration: str = Field("adaptive-param_0.2", description=noises.GRAMMAR)
-    ou_theta: float = Field(
-        0.15, gt=0, le=LARGEST, description="how fast the OU process returns to 0"
+    exploration: str = option(
+        "adaptive-param_0.2",
+        doc=noises.GRAMMAR,
+        also="action_noise exploration_noise noise_type noise_std",
     )
-    ou_dt: float = Field(0.01, gt=0, le=LARGEST, description="time of one step of the OU process")
-    adapt_interval_updates: int = Field(
+    ou_theta: Positive = option(0.15, doc="how fast the OU process returns to 0", needs=_OU)
+    ou_dt: Positive = option(0.01, doc="time of one step of the OU process", needs=_OU)
+    adapt_interval_updates: Steps = option(
         50,
-        ge=1,
-        le=MOST_STEPS,
-        description="updates from one adaptation of parameter noise to the next",
+        doc="updates from one adaptation of parameter noise to the next",
+        needs=_PARAM,
+        also="param_noise_adaption_interval",
     )
-    param_noise_factor: float = Field(
+    param_noise_factor: float = option(
         1.01,
         gt=1,
         le=LARGEST,
-        description="of the standard deviation of parameter noise, per adaptation",
+        doc="of the standard deviation of parameter noise, per adaptation",
+        needs=_PARAM,
     )
 
     # Normalisation
-    normalize_observations: bool = Field(True, description="running statistics of float leaves")
-    normalize_pictures: bool = Field(
-        False,
-        description="running statistics of each pixel of uint8 pictures, which are scaled to "
-        "[0, 1] in any case",
+    normalize_observations: parts.NormalizeObservations = True
+    normalize_pictures: parts.NormalizePictures = False
+    observation_clip: parts.ObservationClip = 5.0
+    normalizer_variance_epsilon: Positive = option(1e-2, doc="inside the root", needs=_OBSERVATIONS)
+    update_normalizers: bool = option(
+        True,
+        doc="false: frozen statistics, for fine-tuning with init_from",
+        needs=f"{_OBSERVATIONS} or normalize_returns",
     )
-    observation_clip: float = Field(
-        5.0, gt=0, le=LARGEST, description="bound of normalised observations"
+    normalize_returns: bool = option(
+        False, doc="the critic predicts values in units of the targets' spread"
     )
-    normalizer_variance_epsilon: float = Field(
-        1e-2, gt=0, le=LARGEST, description="inside the root"
+    return_low: Bounded | None = option(None, doc="least value of a target; none: any")
+    return_high: Bounded | None = option(None, doc="greatest value of a target; none: any")
+    popart: bool = option(
+        False, doc="both critics keep their values when the targets' statistics move", needs=_MOVING
     )
-    update_normalizers: bool = Field(True, description="false: frozen statistics (fine-tuning)")
-    normalize_returns: bool = Field(
-        False, description="the critic predicts values in units of the targets' spread"
-    )
-    return_low: Bounded | None = Field(None, description="least value of a target; none: any")
-    return_high: Bounded | None = Field(None, description="greatest value of a target; none: any")
-    popart: bool = Field(
-        False, description="both critics keep their values when the targets' statistics move"
-    )
-    popart_step_size: float | None = Field(
+    popart_step_size: float | None = option(
         None,
         gt=0,
         le=1,
-        description="share of a batch in the targets' statistics; none: all targets count alike",
+        doc="share of a batch in the targets' statistics; none: all targets count alike",
+        needs=_MOVING,
     )
 
     # Optimisation
-    actor_lr: float = Field(1e-4, gt=0, le=LARGEST, description="Adam's rate for the policy")
-    critic_lr: float = Field(1e-3, gt=0, le=LARGEST, description="Adam's rate for the critic")
-    lr_schedule: Annotated[CodeName, schedule_check("constant", "linear")] = Field(
+    actor_lr: Positive = option(
+        1e-4, doc="Adam's rate for the policy", tune=USUAL, also="lr learning_rate"
+    )
+    critic_lr: Positive = option(
+        1e-3, doc="Adam's rate for the critic", tune=USUAL, also="lr learning_rate"
+    )
+    lr_schedule: Annotated[CodeName, parts.schedule_check("constant", "linear")] = option(
         "constant",
-        description="of both rates; constant; linear: to 0 at the end of the budget; "
-        "or an import string of a function of your own, of the share of the budget that is done, "
-        "which gives the factor of the rate",
+        doc=f"of both rates; constant; linear: to 0 at the end of the budget; {parts.OWN_SCHEDULE}",
+        also=parts.LR_SCHEDULE,
     )
-    adam_epsilon: float = Field(1e-8, gt=0, le=LARGEST, description="in Adam's denominator")
-    tau: float = Field(
-        0.01, gt=0, le=1, description="how far the targets go towards the networks per update"
-    )
-    max_grad_norm: float | None = Field(
-        None,
+    adam_epsilon: parts.AdamEpsilon = 1e-8
+    tau: float = option(
+        0.01,
         gt=0,
-        le=LARGEST,
-        description="bound of the gradient's norm, of each network; none: none",
+        le=1,
+        doc="how far the targets go towards the networks per update",
+        tune=USUAL,
+        also="polyak",
     )
-    check_numerics: bool = Field(
-        False, description="in every update, raise at a NaN or infinite tensor by its name"
+    max_grad_norm: Positive | None = option(
+        None,
+        doc="bound of the gradient's norm, of each network; none: off",
+        tune=FACTOR,
+        also=parts.MAX_GRAD_NORM,
     )
+    check_numerics: parts.CheckNumerics = False
 
     @field_validator("exploration")
     @classmethod
@@ -223,34 +221,6 @@ class DDPGConfig(BaseModel):
         low, high = self.return_low, self.return_high
         return -math.inf if low is None else low, math.inf if high is None else high
 
-    @property
-    def requirements(self) -> dict[str, tuple[bool, str]]:
-        """By option: whether it has an effect beside the others, and what it needs for that."""
-        ou = (self.noise.ou > 0, "ou_S in exploration")
-        param = (self.noise.param > 0, "adaptive-param_S in exploration")
-        normalizes = (
-            self.normalize_observations or self.normalize_pictures,
-            "normalize_observations or normalize_pictures",
-        )
-        returns = (self.normalize_returns, "normalize_returns")
-        moving = (
-            self.normalize_returns and self.update_normalizers,
-            "normalize_returns and update_normalizers",
-        )
-        return {
-            "updates_per_env_step": (self.updates_per_cycle is None, "updates_per_cycle none"),
-            "warmup_policy": (self.replay_start_steps > 0, "replay_start_steps > 0"),
-            "ou_theta": ou,
-            "ou_dt": ou,
-            "adapt_interval_updates": param,
-            "param_noise_factor": param,
-            "observation_clip": normalizes,
-            "normalizer_variance_epsilon": normalizes,
-            "update_normalizers": (normalizes[0] or returns[0], f"{normalizes[1]} or {returns[1]}"),
-            "popart": moving,
-            "popart_step_size": moving,
-        }
-
     @model_validator(mode="after")
     def _options_go_together(self) -> "DDPGConfig":
         low, high = self.return_range
@@ -263,18 +233,7 @@ class DDPGConfig(BaseModel):
                 f"replay_start_steps must be at most replay_capacity_steps "
                 f"{self.replay_capacity_steps}, got {self.replay_start_steps}; lower it"
             )
-        refuse_idle(self, self.requirements)
         return self
-
-
-def idle_in(config: DDPGConfig, model: ModelConfig, spaces: Spaces) -> dict[str, Idle]:
-    """Options that have no effect on a resolved network in these spaces."""
-    wanted = config.normalize_observations, config.normalize_pictures
-    idle = idle_normalizers(type(config), wanted, model, spaces, others=config.normalize_returns)
-    if model.custom:
-        default = type(config).model_fields["action_layer"].default
-        idle["action_layer"] = Idle(default, "an encoder with hidden layers of quintet's")
-    return idle
 
 
 def check(
@@ -324,11 +283,7 @@ def planned_updates(config: DDPGConfig, num_streams: int, total_env_steps: int) 
     return int(config.updates_per_env_step * steps)
 
 
-def advice(
-    config: DDPGConfig,
-    model: ModelConfig,  # noqa: ARG001
-    batch_steps: int,  # noqa: ARG001
-) -> UpdateAdvice:
+def advice(config: DDPGConfig, *_: object) -> UpdateAdvice:
     """Of the speed of updates."""
     if config.updates_per_cycle is not None:
         option = f"fewer updates than {config.updates_per_cycle} per cycle (--updates-per-cycle)"

@@ -33,7 +33,7 @@ from torch.func import functional_call
 
 from quintet.algorithms.ddpg import metrics
 from quintet.algorithms.ddpg.actor import PARAM_SCALE
-from quintet.algorithms.ddpg.config import TUNABLE, DDPGConfig, Knobs
+from quintet.algorithms.ddpg.config import DDPGConfig, Knobs
 from quintet.algorithms.ddpg.exploration import adapted, perturbation
 from quintet.algorithms.ddpg.metrics import Outputs
 from quintet.algorithms.ddpg.network import Networks, action_box, perturbable
@@ -41,7 +41,7 @@ from quintet.algorithms.ddpg.popart import TargetStatistics, rescale_
 from quintet.algorithms.ddpg.transitions import Transitions, transitions_of
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import Warmup, make_normalizer
-from quintet.algorithms.parts.options import refuse_aux_losses, require_tunable
+from quintet.algorithms.parts.options import refuse_aux_losses
 from quintet.algorithms.parts.schedule import find_decay
 from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Statistics
@@ -50,6 +50,7 @@ from quintet.models.compiled import Graph
 from quintet.models.config import ModelConfig
 from quintet.models.flat import views_of
 from quintet.ops import returns, schedules, value_losses
+from quintet.options import require_tunable
 from quintet.protocols import DataPlan, ReplayPlan
 from quintet.spaces import leaf_spec, observation_leaves
 from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces
@@ -205,7 +206,7 @@ class DDPGLearner:
         return self.trained.steps
 
     def configure(self, options: DDPGConfig) -> None:
-        require_tunable(self.config, options, TUNABLE)
+        require_tunable(self.config, options)
         self.config = options
 
     def update(self, batch: Rollout, env_steps: int) -> None:

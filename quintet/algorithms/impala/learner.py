@@ -25,13 +25,12 @@ from torch import Tensor
 from torch.func import functional_call
 
 from quintet.algorithms.impala import metrics
-from quintet.algorithms.impala.config import TUNABLE, ImpalaConfig, Knobs, aux_weights
+from quintet.algorithms.impala.config import ImpalaConfig, Knobs, aux_weights
 from quintet.algorithms.impala.metrics import AUX, LOSSES, Outputs
 from quintet.algorithms.parts.acting import make_family, make_sampler, masked, past_actor
 from quintet.algorithms.parts.looks import Looks, Subject
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.off_policy_statistics import Terms
-from quintet.algorithms.parts.options import require_tunable
 from quintet.algorithms.parts.schedule import find_decay
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
@@ -41,6 +40,7 @@ from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig
 from quintet.ops import policy_losses, reduce, schedules, value_losses
 from quintet.ops.vtrace import vtrace
+from quintet.options import require_tunable
 from quintet.protocols import Actor, DataPlan
 from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces
 
@@ -168,7 +168,7 @@ class ImpalaLearner:
         return self.trained.steps
 
     def configure(self, options: ImpalaConfig) -> None:
-        require_tunable(self.config, options, TUNABLE)
+        require_tunable(self.config, options)
         self.config = options
 
     def update(self, batch: Rollout, env_steps: int) -> None:

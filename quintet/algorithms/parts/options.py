@@ -1,15 +1,15 @@
-"""What the learners' configurations share."""
+"""Options that several learners have, and what their configurations share."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Union
+import math
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union
 
-from pydantic import AfterValidator, BaseModel
+from pydantic import AfterValidator
 
-from quintet.errors import ConfigError, IdleOptions
-from quintet.models.config import ModelConfig, picture_leaves
-from quintet.models.leaves import normalized_leaves
+from quintet.bounds import Bounded, Count, Fraction, NotNegative, Positive
+from quintet.errors import ConfigError
+from quintet.models.config import ModelConfig
+from quintet.options import FACTOR, NEAR_1, USUAL, Needs, option
 from quintet.system.importing import is_code_name
-from quintet.types import Spaces
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,6 +18,138 @@ Knob = Union[float, "Tensor"]
 """A number that may change from step to step: a float for `Trained.step`, a scalar tensor for the
 loss.
 """
+
+UNROLL_STEPS = (
+    "num_steps nsteps rollout unroll_length rollout_length n_rollout_steps "
+    "rollout_fragment_length train_freq"
+)
+MINIBATCH_STEPS = (
+    "batch_size train_batch_size num_minibatches nminibatches n_minibatch minibatch_size "
+    "mini_batch_size sgd_minibatch_size"
+)
+KL_COEF = "kl_coeff kl_loss_coeff init_kl_coeff"
+VALUE_COEF = "vf_coef value_loss_coef value_loss_coeff vf_loss_coeff baseline_cost"
+ENTROPY_COEF = "ent_coef entropy_coeff entropy_cost entropy_weight exploration_loss_coeff"
+CLIP = "clip_range clip_coef cliprange clip_param ppo_clip_ratio eps_clip"
+C_BAR = "vtrace_c clip_c_threshold"
+LR_SCHEDULE = "anneal_lr lr_decay lrschedule"
+MAX_GRAD_NORM = "grad_clip clip_grad grad_norm_clipping clip_norm gradient_clip_norm"
+CAPACITY = "buffer_size replay_size memory_size"
+START = "learning_starts start_steps replay_start warmup_steps"
+"""Names of other libraries for options of several learners."""
+
+OWN_SCHEDULE = (
+    "or an import string of a function of your own (in Python the argument lr_schedule of "
+    "quintet.train), of the share of the budget that is done, which gives the factor of the rate"
+)
+
+_OBSERVATIONS = "normalize_observations or normalize_pictures"
+_NORMALIZER = Needs(
+    "a normaliser", lambda o, _: o.reward_normalizer != "none" or normalizes_observations(o)
+)
+
+Gamma = Annotated[
+    Fraction,
+    option(doc="discount factor", tune=NEAR_1, also="discount discounting discount_factor"),
+]
+TruncationAsTermination = Annotated[
+    bool, option(doc="no bootstrap at time limits; only to compare with old published numbers")
+]
+EntropyCoef = Annotated[
+    NotNegative, option(doc="weight of the entropy bonus", tune=USUAL, also=ENTROPY_COEF)
+]
+ValueCoef = Annotated[
+    NotNegative, option(doc="weight of 0.5 * error^2", tune=USUAL, also=VALUE_COEF)
+]
+ValueClip = Annotated[
+    Positive | None,
+    option(
+        doc="clip around the recorded value, in units of the (normalised) reward; none: off",
+        needs="value_coef > 0",
+        tune=USUAL,
+        also="clip_range_vf clip_vloss ppo_clip_value vf_clip_param",
+    ),
+]
+NumEpochs = Annotated[
+    Count,
+    option(
+        doc="passes over the rows of an iteration",
+        tune=FACTOR,
+        also="n_epochs update_epochs noptepochs ppo_epochs num_sgd_iter",
+    ),
+]
+LearningRate = Annotated[Positive, option(doc="the optimizer's rate", tune=USUAL, also="lr")]
+NormalizeObservations = Annotated[
+    bool,
+    option(
+        doc="running statistics of float leaves",
+        needs=Needs(
+            "floats in the observation, which is {f.spaces.observation}{f.hint}",
+            lambda _, f: f.floats,
+            rest=False,
+        ),
+        also="norm_obs normalize_obs normalize_input obs_norm",
+    ),
+]
+NormalizePictures = Annotated[
+    bool,
+    option(
+        doc="running statistics of each pixel of uint8 pictures, which are scaled to [0, 1] in any "
+        "case",
+        needs=Needs(
+            "a picture that model.encoder={f.model.encoder} is given as one, the observation is "
+            "{f.spaces.observation}",
+            lambda _, f: f.pictures,
+            rest=False,
+        ),
+    ),
+]
+ObservationClip = Annotated[
+    Positive,
+    option(doc="bound of normalised observations", needs=_OBSERVATIONS, also="clip_obs"),
+]
+RewardNormalizer = Annotated[
+    Literal["return_std", "step_std", "none"],
+    option(
+        doc="what rewards are divided by: return_std, the standard deviation of the running "
+        "discounted return; step_std, the reward's own; their mean is never subtracted",
+        also="norm_reward normalize_reward normalize_returns",
+    ),
+]
+RewardNormClip = Annotated[
+    Bounded | None,
+    option(
+        doc="bound of normalised rewards; <= 0: off", needs="reward_normalizer", also="clip_reward"
+    ),
+]
+NormalizerVarianceEpsilon = Annotated[Positive, option(doc="inside the root", needs=_NORMALIZER)]
+UpdateNormalizers = Annotated[
+    bool,
+    option(
+        doc="false: frozen statistics, for fine-tuning with init_from",
+        needs=_NORMALIZER,
+    ),
+]
+AdamEpsilon = Annotated[Positive, option(doc="in Adam's denominator", tune=FACTOR, also="adam_eps")]
+MaxGradNorm = Annotated[
+    Positive | None,
+    option(
+        doc="bound of the global gradient norm; none: off",
+        tune=USUAL,
+        also=MAX_GRAD_NORM,
+    ),
+]
+CheckNumerics = Annotated[
+    bool,
+    option(
+        doc="after every optimizer step, raise at a NaN or infinite tensor by its name; needs "
+        "runtime.compile=off"
+    ),
+]
+
+
+def normalizes_observations(options: Any) -> bool:
+    return bool(options.normalize_observations or options.normalize_pictures)
 
 
 def schedule_check(*words: str) -> AfterValidator:
@@ -31,32 +163,12 @@ def schedule_check(*words: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-class Idle(NamedTuple):
-    """An option that does nothing in some spaces.
-
-    rest: the value that says so.
-    required: what the option needs for an effect.
-    """
-
-    rest: Any
-    required: str
-
-
-def require_tunable(old: BaseModel, new: BaseModel, tunable: frozenset[str]) -> None:
-    """Requires that only tunable options differ, and none between a number and 0 or none, which is
-    another loss.
-
-    Raises:
-        ConfigError: names the options.
-    """
-    before, after = old.model_dump(), new.model_dump()
-    changed = {name for name in before if before[name] != after[name]}
-    fixed = changed - tunable
-    fixed |= {name for name in changed & tunable if bool(before[name]) != bool(after[name])}
-    if fixed:
-        raise ConfigError(
-            f"only numbers of {', '.join(sorted(tunable))} can change during a run, and not to or "
-            f"from 0 or none; got another {', '.join(sorted(fixed))}; begin a new run"
+def require_caps(rho_bar: float | None, c_bar: float | None) -> None:
+    """Raises ValueError where V-trace's traces would be cut later than its errors."""
+    if (math.inf if rho_bar is None else rho_bar) < (math.inf if c_bar is None else c_bar):
+        raise ValueError(
+            f"rho_bar must be at least c_bar, got rho_bar={rho_bar} and c_bar={c_bar}; raise "
+            "rho_bar or lower c_bar"
         )
 
 
@@ -72,27 +184,6 @@ class Shared(NamedTuple):
     unit: int = 1
 
 
-def refuse_idle(
-    config: BaseModel, requirements: Mapping[str, tuple[bool, str]], prefix: str = ""
-) -> None:
-    """Refuses options that the others have left without effect; defaults are never told off.
-
-    requirements: by option, whether it has an effect beside the others, and what it needs for that.
-    prefix: of the options' names, for messages.
-
-    Raises:
-        IdleOptions: names all of them.
-    """
-    fields = type(config).model_fields
-    idle = {
-        name: f"{prefix}{name}={getattr(config, name)} has no effect without {what}"
-        for name, (effective, what) in requirements.items()
-        if not effective and getattr(config, name) != fields[name].default
-    }
-    if idle:
-        raise IdleOptions(idle)
-
-
 def refuse_aux_losses(algo: str, model: ModelConfig, names: tuple[str, ...]) -> None:
     """Refuses an encoder's auxiliary losses of these names, for learners that have no use for them.
 
@@ -101,71 +192,7 @@ def refuse_aux_losses(algo: str, model: ModelConfig, names: tuple[str, ...]) -> 
     """
     if names:
         raise ConfigError(
-            f"{algo} requires an encoder without auxiliary losses, model.encoder={model.encoder} "
-            f"gives {', '.join(names)}; return the features alone, or train with impala"
+            f"{algo} must have an encoder without auxiliary losses, got "
+            f"model.encoder={model.encoder} with {', '.join(names)}: return the features alone, or "
+            "train with impala"
         )
-
-
-def idle_normalizers(
-    options: type[BaseModel],
-    wanted: tuple[bool, bool],
-    model: ModelConfig,
-    spaces: Spaces,
-    *,
-    others: bool,
-) -> dict[str, Idle]:
-    """Of the options of normalising those without effect on a resolved network in these spaces.
-
-    wanted: normalize_observations and normalize_pictures.
-    others: whether there is a normaliser of something else.
-    """
-    floats = bool(normalized_leaves(spaces.observation))
-    pictures = bool(picture_leaves(model, spaces))
-    idle = {}
-    if not floats:
-        hint = "; normalize_pictures is for these" if pictures else ""
-        idle["normalize_observations"] = Idle(
-            False, f"floats in the observation, which is {spaces.observation}{hint}"
-        )
-    if not pictures:
-        idle["normalize_pictures"] = Idle(
-            False,
-            f"a picture that model.encoder={model.encoder} is given as one, the observation is "
-            f"{spaces.observation}",
-        )
-    normalizes = (wanted[0] and floats) or (wanted[1] and pictures)
-    of_any = () if normalizes or others else ("normalizer_variance_epsilon", "update_normalizers")
-    for name in of_any if normalizes else ("observation_clip", *of_any):
-        required = "something in the observation that is normalised"
-        idle[name] = Idle(options.model_fields[name].default, required)
-    return idle
-
-
-def size_faults(
-    minibatch_steps: int, unroll_steps: int, num_streams: int, drop_last: bool
-) -> list[str]:
-    """What is wrong with the size of minibatches, a sentence."""
-    batch = num_streams * unroll_steps
-    words = f"the batch of {num_streams} streams x {unroll_steps} steps = {batch}"
-    if minibatch_steps > batch:
-        return [
-            f"minibatch_steps must be at most {words}, got {minibatch_steps}; lower it or raise "
-            "unroll_steps"
-        ]
-    if batch % minibatch_steps and not drop_last:
-        return [
-            f"minibatch_steps must divide {words}, got {minibatch_steps}; change one of them or "
-            "set --drop-last true"
-        ]
-    return []
-
-
-def chunk_faults(bptt_steps: int, unroll_steps: int, minibatch_steps: int | None) -> list[str]:
-    """Which sizes are no multiple of a recurrent network's chunk, a sentence each."""
-    sizes = {"unroll_steps": unroll_steps, "minibatch_steps": minibatch_steps}
-    return [
-        f"{name} must be a multiple of bptt_steps={bptt_steps} with a recurrent model.core, got "
-        f"{size}; change one of them"
-        for name, size in sizes.items()
-        if size is not None and size % bptt_steps
-    ]

@@ -33,10 +33,7 @@ ENTRY = Algorithm(
     metrics=Late("quintet.algorithms.ppo.metrics:METRICS").get,
     own_metrics=OWN_METRICS,
     judged=Late("quintet.algorithms.ppo.metrics:judged"),
-    tunable=config.TUNABLE,
-    tuned=config.TUNED,
     suited=config.suited,
-    idle_in=config.idle_in,
     advice=config.advice,
     like=("ppo2", "a2c", "trpo", "reinforce", "recurrentppo", "maskableppo"),
 )

@@ -5,25 +5,16 @@ The defaults suit vector observations; presets.yaml beside this file has presets
 
 from typing import Annotated, Literal, NamedTuple, final
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict
 
-from quintet.algorithms.parts.options import (
-    Idle,
-    Knob,
-    Shared,
-    chunk_faults,
-    idle_normalizers,
-    refuse_aux_losses,
-    refuse_idle,
-    schedule_check,
-    size_faults,
-)
-from quintet.bounds import LARGEST, MOST_COUNT, MOST_ROWS, MOST_UNROLL, Bounded
+from quintet.algorithms.parts import options as parts
+from quintet.algorithms.parts.options import Knob, Shared
+from quintet.bounds import Below1, Fraction, NotNegative, Positive, Rows, Unroll
 from quintet.errors import ConfigError
-from quintet.models.config import ModelConfig, torso_faults
+from quintet.models.config import ModelConfig
+from quintet.options import FACTOR, NEAR_1, USUAL, Needs, option
 from quintet.protocols import UpdateAdvice
 from quintet.system.importing import CodeName
-from quintet.types import Spaces
 
 
 class Knobs(NamedTuple):
@@ -47,168 +38,163 @@ class Knobs(NamedTuple):
     share: Knob
 
 
-TUNABLE = frozenset(
-    {
-        "gamma",
-        "gae_lambda",
-        "clip_epsilon",
-        "value_clip",
-        "value_coef",
-        "entropy_coef",
-        "policy_l2_coef",
-        "value_l2_coef",
-        "shared_l2_coef",
-        "log_prob_clip",
-        "kl_target",
-        "kl_tolerance",
-        "kl_cutoff_coef",
-        "kl_cutoff_factor",
-        "target_kl",
-        "num_epochs",
-        "learning_rate",
-        "adam_epsilon",
-        "max_grad_norm",
-    }
-)
-"""Options that may change during a run."""
-
-TUNED = (
-    "learning_rate",
-    "entropy_coef",
-    "value_coef",
-    "max_grad_norm",
-    "clip_epsilon",
-    "value_clip",
-)
-"""What a population tunes of these where it names nothing."""
+_L2 = "weight of the sum of squared kernels (no biases, no scales of normalising layers, no 1/2) of"
 
 
 @final
 class PPOConfig(BaseModel):
-    """Options of PPO; an option that would have no effect is an error."""
+    """Options of PPO."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # Targets and data
-    gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
-    advantage_estimator: Literal["gae", "monte_carlo"] = Field(
-        "gae", description="monte_carlo: bootstrapped discounted return minus value"
+    gamma: parts.Gamma = 0.99
+    advantage_estimator: Literal["gae", "monte_carlo"] = option(
+        "gae",
+        doc="monte_carlo: bootstrapped discounted return minus value",
+        needs="unroll_steps > 1",
     )
-    gae_lambda: float = Field(0.95, ge=0, le=1, description="of GAE and of the lambda-return")
-    value_target: Literal["lambda_return", "monte_carlo"] = Field(
-        "lambda_return", description="what the value function learns"
+    gae_lambda: Fraction = option(
+        0.95,
+        doc="of GAE and of the lambda-return; 0: the one-step error, 1: the whole return",
+        needs="advantage_estimator=gae and unroll_steps > 1 or value_target=lambda_return and "
+        "value_coef > 0 and unroll_steps > 1",
+        tune=NEAR_1,
+        also="lam lambda lambda_",
     )
-    value_source: Literal["recorded", "recomputed"] = Field(
+    value_target: Literal["lambda_return", "monte_carlo"] = option(
+        "lambda_return",
+        doc="what the value function learns; monte_carlo: the bootstrapped discounted return",
+        needs="value_coef > 0 and unroll_steps > 1",
+    )
+    value_source: Literal["recorded", "recomputed"] = option(
         "recorded",
-        description="values of the acting network, or of the current one at the update's start; "
-        "equal as long as the runtime has no lag",
+        doc="values of the acting network, or of the current one at the update's start; equal but "
+        "for rounding as long as the runtime has no lag",
+        needs="refresh_advantages=once",
     )
-    refresh_advantages: Literal["once", "per_epoch"] = Field(
-        "once", description="per_epoch: values, advantages and targets anew before each pass"
+    refresh_advantages: Literal["once", "per_epoch"] = option(
+        "once",
+        doc="per_epoch: values, advantages and targets of the current network before each pass",
+        needs="num_epochs > 1",
     )
-    normalize_advantage: Literal["batch", "minibatch", "none"] = Field(
-        "batch", description="over what advantages are brought to mean 0, variance 1"
+    normalize_advantage: Literal["batch", "minibatch", "none"] = option(
+        "batch",
+        doc="over what advantages are brought to mean 0, variance 1",
+        needs=Needs(
+            "minibatch_steps",
+            lambda o, _: o.normalize_advantage != "minibatch" or o.minibatch_steps is not None,
+        ),
+        also="norm_adv",
     )
-    truncation_as_termination: bool = Field(
-        False, description="no bootstrap at time limits; only to compare with old published numbers"
+    truncation_as_termination: parts.TruncationAsTermination = False
+    unfinished_episode: Literal["bootstrap", "drop"] = option(
+        "bootstrap",
+        doc="rows after the last ending of a column; drop: they are not used (older TF-Agents)",
     )
-    unfinished_episode: Literal["bootstrap", "drop"] = Field(
-        "bootstrap", description="what to do with rows after a column's last ending"
+    unroll_steps: Unroll = option(
+        256, doc="steps of each stream per batch", also=f"n_steps {parts.UNROLL_STEPS}"
     )
-    unroll_steps: int = Field(
-        256, ge=1, le=MOST_UNROLL, description="steps of each stream per batch"
+    num_epochs: parts.NumEpochs = 10
+    minibatch_steps: Rows | None = option(
+        64, doc="rows per step; none: the batch", also=parts.MINIBATCH_STEPS
     )
-    num_epochs: int = Field(10, ge=1, le=MOST_COUNT, description="passes over a batch")
-    minibatch_steps: int | None = Field(
-        64, ge=1, le=MOST_ROWS, description="rows per step; none: the batch"
+    drop_last: bool = option(
+        False, doc="drop the rows that fill no whole minibatch", needs="minibatch_steps"
     )
-    drop_last: bool = Field(False, description="drop the rows that fill no whole minibatch")
-    bptt_steps: int = Field(
+    bptt_steps: Unroll = option(
         32,
-        ge=1,
-        le=MOST_UNROLL,
-        description="rows that a recurrent network learns through, from a recorded state",
+        doc="rows that a recurrent network learns through, from a recorded state",
+        needs="model.core",
+        also="recurrence seq_length",
     )
 
     # Loss
-    clip_epsilon: float | None = Field(0.2, gt=0, le=LARGEST, description="ratio clip; none: off")
-    clip_schedule: Literal["constant", "linear"] = Field(
-        "constant", description="linear: clip_epsilon falls to 0 over the run"
+    clip_epsilon: Positive | None = option(
+        0.2,
+        doc="half width of the ratio clip; none: off",
+        tune=USUAL,
+        also=f"clip_ratio {parts.CLIP}",
     )
-    value_clip: float | None = Field(
-        None, gt=0, le=LARGEST, description="clip around the recorded value"
+    clip_schedule: Literal["constant", "linear"] = option(
+        "constant", doc="linear: clip_epsilon falls to 0 over the run", needs="clip_epsilon"
     )
-    value_coef: float = Field(1.0, ge=0, le=LARGEST, description="weight of 0.5 * error^2")
-    entropy_coef: float = Field(0.0, ge=0, le=LARGEST, description="weight of the entropy bonus")
-    policy_l2_coef: float = Field(
-        0.0, ge=0, le=LARGEST, description="on the policy's squared kernels"
+    value_clip: parts.ValueClip = None
+    value_coef: parts.ValueCoef = 1.0
+    entropy_coef: parts.EntropyCoef = 0.0
+    policy_l2_coef: NotNegative = option(
+        0.0, doc=f"{_L2} layers that are the policy's alone", tune=FACTOR
     )
-    value_l2_coef: float = Field(
-        0.0, ge=0, le=LARGEST, description="on the value function's squared kernels"
+    value_l2_coef: NotNegative = option(
+        0.0, doc=f"{_L2} layers that are the value function's alone", tune=FACTOR
     )
-    shared_l2_coef: float = Field(
-        0.0, ge=0, le=LARGEST, description="on the shared layers' squared kernels"
+    shared_l2_coef: NotNegative = option(
+        0.0, doc=f"{_L2} shared layers", needs="model.shared_torso", tune=FACTOR
     )
-    log_prob_clip: float | None = Field(
-        None, gt=0, le=LARGEST, description="bound of |log-probability|"
+    log_prob_clip: Positive | None = option(
+        None, doc="bound of the absolute log-probability, old and new; none: off", tune=FACTOR
     )
-    kl_beta_init: float = Field(
-        0.0, ge=0, le=LARGEST, description="adaptive KL penalty's first weight; 0: off"
+    kl_beta_init: NotNegative = option(
+        0.0, doc="first weight of the adaptive KL penalty; 0: off", also=parts.KL_COEF
     )
-    kl_target: float = Field(0.01, gt=0, le=LARGEST, description="mean KL aimed at, in nats")
-    kl_tolerance: float = Field(0.3, ge=0, lt=1, description="dead band, as a share of kl_target")
-    kl_cutoff_coef: float = Field(
-        0.0, ge=0, le=LARGEST, description="weight of the squared KL above cutoff"
+    kl_target: Positive = option(
+        0.01,
+        doc="mean KL aimed at, in nats",
+        needs="kl_beta_init or kl_cutoff_coef or lr_schedule=kl_adaptive",
+        tune=FACTOR,
     )
-    kl_cutoff_factor: float = Field(
-        2.0, ge=0, le=LARGEST, description="cutoff in units of kl_target"
+    kl_tolerance: Below1 = option(
+        0.3,
+        doc="dead band of the KL penalty, as a share of kl_target",
+        needs="kl_beta_init > 0",
+        tune=FACTOR,
     )
-    target_kl: float | None = Field(
-        None, gt=0, le=LARGEST, description="no more epochs above 1.5 x this KL"
+    kl_cutoff_coef: NotNegative = option(
+        0.0, doc="weight of the squared KL above the cutoff; 0: off", tune=FACTOR
     )
-    reduction: Literal["mean", "mean_over_all"] = Field(
-        "mean", description="mean_over_all divides by every row, invalid ones too (TF-Agents)"
+    kl_cutoff_factor: NotNegative = option(
+        2.0, doc="the cutoff, in units of kl_target", needs="kl_cutoff_coef > 0", tune=FACTOR
+    )
+    target_kl: Positive | None = option(
+        None,
+        doc="no further pass once the mean estimated KL of one, rho - 1 - log rho, is above 1.5 "
+        "times this; none: off",
+        needs="num_epochs > 1",
+        tune=FACTOR,
+    )
+    reduction: Literal["mean", "mean_over_all"] = option(
+        "mean", doc="mean_over_all divides by every row, invalid ones too (TF-Agents)"
     )
 
     # Normalisation
-    normalize_observations: bool = Field(True, description="running statistics of float leaves")
-    normalize_pictures: bool = Field(
-        False,
-        description="running statistics of each pixel of uint8 pictures, which are scaled to "
-        "[0, 1] in any case",
-    )
-    observation_clip: float = Field(
-        5.0, gt=0, le=LARGEST, description="bound of normalised observations"
-    )
-    reward_normalizer: Literal["return_std", "step_std", "none"] = Field(
-        "return_std", description="what rewards are divided by; their mean is never subtracted"
-    )
-    reward_norm_clip: Bounded | None = Field(10.0, description="of normalised rewards; <= 0: off")
-    normalizer_variance_epsilon: float = Field(
-        1e-3, gt=0, le=LARGEST, description="inside the root"
-    )
-    update_normalizers: bool = Field(True, description="false: frozen statistics (fine-tuning)")
+    normalize_observations: parts.NormalizeObservations = True
+    normalize_pictures: parts.NormalizePictures = False
+    observation_clip: parts.ObservationClip = 5.0
+    reward_normalizer: parts.RewardNormalizer = "return_std"
+    reward_norm_clip: parts.RewardNormClip = 10.0
+    normalizer_variance_epsilon: parts.NormalizerVarianceEpsilon = 1e-3
+    update_normalizers: parts.UpdateNormalizers = True
 
     # Optimisation
-    learning_rate: float = Field(3e-4, gt=0, le=LARGEST, description="Adam's rate")
-    lr_schedule: Annotated[CodeName, schedule_check("constant", "linear", "kl_adaptive")] = Field(
-        "linear",
-        description="constant; linear: to 0 at the end of the budget; kl_adaptive: by the mean KL; "
-        "or an import string of a function of your own, of the share of the budget that is done, "
-        "which gives the factor of the rate",
+    learning_rate: parts.LearningRate = 3e-4
+    lr_schedule: Annotated[CodeName, parts.schedule_check("constant", "linear", "kl_adaptive")] = (
+        option(
+            "linear",
+            doc="constant; linear: to 0 at the end of the budget; kl_adaptive: by the mean KL; "
+            f"{parts.OWN_SCHEDULE}",
+            also=parts.LR_SCHEDULE,
+        )
     )
-    adam_epsilon: float = Field(1e-5, gt=0, le=LARGEST, description="in Adam's denominator")
-    max_grad_norm: float | None = Field(
-        0.5, gt=0, le=LARGEST, description="bound of the global gradient norm"
+    adam_epsilon: parts.AdamEpsilon = 1e-5
+    max_grad_norm: parts.MaxGradNorm = 0.5
+    check_numerics: parts.CheckNumerics = False
+    log_histograms: bool = option(
+        False,
+        doc="distributions of data and loss, before the first and after the last pass, for "
+        "TensorBoard",
     )
-    check_numerics: bool = Field(
-        False, description="after every minibatch, raise at a NaN or infinite tensor by its name"
-    )
-    log_histograms: bool = Field(
-        False, description="distributions of data and loss before and after, for TensorBoard"
-    )
-    log_gradients: bool = Field(
-        False, description="norms and distributions of each parameter and its last gradient"
+    log_gradients: bool = option(
+        False, doc="norms and distributions of each parameter and its last gradient"
     )
 
     @property
@@ -222,61 +208,12 @@ class PPOConfig(BaseModel):
         coefs = {name: getattr(self, f"{name}_l2_coef") for name in ("policy", "value", "shared")}
         return {name: coef for name, coef in coefs.items() if coef > 0}
 
-    @property
-    def requirements(self) -> dict[str, tuple[bool, str]]:
-        """Whether each option has an effect beside the others, and what it requires for that."""
-        observations = self.normalize_observations or self.normalize_pictures
-        normalizes = observations or self.reward_normalizer != "none"
-        learns_value, steps = self.value_coef > 0, self.unroll_steps > 1
-        gae = self.advantage_estimator == "gae" or (
-            self.value_target == "lambda_return" and learns_value
-        )
-        return {
-            "advantage_estimator": (steps, "unroll_steps > 1"),
-            "gae_lambda": (
-                gae and steps,
-                "advantage_estimator=gae or value_target=lambda_return, and unroll_steps > 1",
-            ),
-            "value_target": (learns_value and steps, "value_coef > 0 and unroll_steps > 1"),
-            "value_clip": (self.value_coef > 0, "value_coef > 0"),
-            "clip_schedule": (self.clip_epsilon is not None, "clip_epsilon"),
-            "kl_target": (self.uses_kl, "kl_beta_init, kl_cutoff_coef or lr_schedule=kl_adaptive"),
-            "kl_tolerance": (self.kl_beta_init > 0, "kl_beta_init > 0"),
-            "kl_cutoff_factor": (self.kl_cutoff_coef > 0, "kl_cutoff_coef > 0"),
-            "normalize_advantage": (
-                self.normalize_advantage != "minibatch" or self.minibatch_steps is not None,
-                "minibatch_steps",
-            ),
-            "observation_clip": (observations, "normalize_observations or normalize_pictures"),
-            "reward_norm_clip": (self.reward_normalizer != "none", "a reward_normalizer"),
-            "normalizer_variance_epsilon": (normalizes, "a normaliser"),
-            "update_normalizers": (normalizes, "a normaliser"),
-            "drop_last": (self.minibatch_steps is not None, "minibatch_steps"),
-            "refresh_advantages": (self.num_epochs > 1, "num_epochs > 1"),
-            "value_source": (self.refresh_advantages == "once", "refresh_advantages=once"),
-            "target_kl": (self.num_epochs > 1, "num_epochs > 1"),
-        }
-
-    @model_validator(mode="after")
-    def _no_option_without_effect(self) -> "PPOConfig":
-        refuse_idle(self, self.requirements)
-        return self
-
-
-def idle_in(config: PPOConfig, model: ModelConfig, spaces: Spaces) -> dict[str, Idle]:
-    """Options without effect on a resolved network in these spaces."""
-    wanted = config.normalize_observations, config.normalize_pictures
-    return idle_normalizers(
-        type(config), wanted, model, spaces, others=config.reward_normalizer != "none"
-    )
-
 
 def check(
     config: PPOConfig, model: ModelConfig, num_streams: int, total_env_steps: int
 ) -> list[str]:
     """Faults beside the network, the streams and the budget, one sentence each."""
     faults = []
-    size, chunk = config.minibatch_steps, config.bptt_steps
     batch = num_streams * config.unroll_steps
     if total_env_steps < batch:
         faults.append(
@@ -284,16 +221,40 @@ def check(
             f"{config.unroll_steps} steps = {batch}, got {total_env_steps}; raise it, or lower "
             "unroll_steps or env.num_streams"
         )
-    if size is not None:
-        faults += size_faults(size, config.unroll_steps, num_streams, config.drop_last)
+    faults += size_faults(config, batch, f"{num_streams} streams x {config.unroll_steps} steps")
     if model.core != "none":
-        faults += chunk_faults(chunk, config.unroll_steps, size)
-    elif chunk != PPOConfig.model_fields["bptt_steps"].default:
-        faults.append(f"bptt_steps={chunk} has no effect without model.core; leave it out")
-    faults += torso_faults(model)
-    if not model.shared_torso and config.shared_l2_coef > 0:
-        faults.append("shared_l2_coef has no effect without model.shared_torso; leave it out")
+        faults += chunk_faults(config)
     return faults
+
+
+def size_faults(config: PPOConfig, batch: int, product: str) -> list[str]:
+    """What is wrong with the size of minibatches, one sentence at most.
+
+    product: how the size of the batch comes about.
+    """
+    size, whole = config.minibatch_steps, f"the batch of {product} = {batch}"
+    if size is not None and size > batch:
+        return [
+            f"minibatch_steps must be at most {whole}, got {size}; lower it or raise unroll_steps"
+        ]
+    if size is not None and batch % size and not config.drop_last:
+        return [
+            f"minibatch_steps must divide {whole}, got {size}; change one of them or set "
+            "--drop-last true"
+        ]
+    return []
+
+
+def chunk_faults(config: PPOConfig) -> list[str]:
+    """Sizes that are no multiple of a recurrent network's chunk, a sentence each."""
+    chunk = config.bptt_steps
+    sizes = {"unroll_steps": config.unroll_steps, "minibatch_steps": config.minibatch_steps}
+    return [
+        f"{name} must be a multiple of bptt_steps={chunk} with a recurrent model.core, got "
+        f"{size}; change one of them"
+        for name, size in sizes.items()
+        if size is not None and size % chunk
+    ]
 
 
 def suited(
@@ -353,9 +314,9 @@ def require_learnable(
     config: PPOConfig, model: ModelConfig, loss_names: tuple[str, ...], num_learners: int
 ) -> None:
     """Raises ConfigError where the network or the number of learners does not fit."""
-    refuse_aux_losses("ppo", model, loss_names)
+    parts.refuse_aux_losses("ppo", model, loss_names)
     if num_learners > 1 and config.kl_cutoff_coef > 0:
         raise ConfigError(
-            f"kl_cutoff_coef={config.kl_cutoff_coef:g} requires runtime.num_learners=1, got "
-            f"{num_learners}: no learner has the mean that it squares; leave one of them out"
+            f"kl_cutoff_coef={config.kl_cutoff_coef:g} must have runtime.num_learners=1, got "
+            f"{num_learners}, of which none has the mean that it squares: leave one of them out"
         )

@@ -33,16 +33,16 @@ from quintet.algorithms.parts import acting, minibatches
 from quintet.algorithms.parts.looks import KL, Looks, Subject
 from quintet.algorithms.parts.minibatches import Chunks, Minibatch, Rows
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
-from quintet.algorithms.parts.options import require_tunable
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.trained import Parameters, Trained, knobs_of
 from quintet.algorithms.ppo import metrics
-from quintet.algorithms.ppo.config import TUNABLE, Knobs, PPOConfig, require_learnable
+from quintet.algorithms.ppo.config import Knobs, PPOConfig, require_learnable
 from quintet.algorithms.ppo.metrics import Estimates, Outputs
 from quintet.algorithms.ppo.schedule import Schedule
 from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig
 from quintet.ops import policy_losses, reduce, returns, value_losses
+from quintet.options import require_tunable
 from quintet.protocols import DataPlan
 from quintet.types import LearnerState, Publication, Rollout, Spaces
 
@@ -183,7 +183,7 @@ class PPOLearner:
         return self.trained.steps
 
     def configure(self, options: PPOConfig) -> None:
-        require_tunable(self.config, options, TUNABLE)
+        require_tunable(self.config, options)
         self.schedule.configure(options)
         self.config = options
 

@@ -323,17 +323,17 @@ def test_no_learner_outlives_the_first(number: int, tmp_path: Path) -> None:
         (
             "ppo",
             {"runtime.num_learners": 3},
-            "minibatch_steps that they can share evenly, got 64; use minibatch_steps 66",
+            "must divide minibatch_steps evenly, got 64: use minibatch_steps 66",
         ),
         (
             "ppo",
             {"runtime.num_learners": 4, "model.core": "lstm"},
-            "minibatch_steps that they can share evenly, got 64; use minibatch_steps 128",
+            "must divide minibatch_steps evenly, got 64: use minibatch_steps 128",
         ),
         (
             "impala",
             {"runtime.num_learners": 3, "batch_unrolls": 32},
-            "batch_unrolls that they can share evenly, got 32; use batch_unrolls 33",
+            "must divide batch_unrolls evenly, got 32: use batch_unrolls 33",
         ),
         ("impala", {"runtime.learner_timeout_s": 5.0}, "no effect without runtime.num_learners"),
     ],
@@ -346,9 +346,9 @@ def test_refused(algo: str, options: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("device", "gpus", "words"),
     [
-        ("cuda", 1, "num_learners=2 requires a GPU for each learner, PyTorch sees 1; lower it"),
-        ("cuda:1", 2, "requires runtime.device=cuda, .*got cuda:1"),
-        ("cuda", 0, "requires a CUDA GPU that PyTorch sees, there is none"),
+        ("cuda", 1, "num_learners=2 must have a GPU for each learner, got 1: lower it"),
+        ("cuda:1", 2, "must have runtime.device=cuda, .*got cuda:1"),
+        ("cuda", 0, "must be a CUDA GPU that PyTorch sees, got none"),
     ],
 )
 def test_a_gpu_for_each(

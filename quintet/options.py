@@ -1,0 +1,243 @@
+"""Declaration of options: a field is the only place of everything that is known of an option.
+
+`option` adds to a field of pydantic what the option needs to have an effect, how it may change
+during a run, and its names in other libraries.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, final, get_args
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, Field
+from pydantic.fields import FieldInfo
+
+from quintet.errors import ConfigError
+
+
+class Unknown(Exception):
+    """A fact that is asked for before it is known."""
+
+
+@final
+class Facts:
+    """What is known beside the options of one part: other parts, spaces, environments, ...
+
+    A need that asks for a fact that is not known yet waits.
+    """
+
+    def __init__(self, **known: Any) -> None:
+        self._known = known
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._known[name]
+        except KeyError:
+            raise Unknown(name) from None
+
+
+class Needs(NamedTuple):
+    """What an option needs to have an effect.
+
+    what: completes the sentence "NAME=VALUE has no effect without ..."; may hold ``{o.NAME}`` and
+        ``{f.NAME}``, of the options and the facts.
+    met: returns whether (options, facts) have it; None: `what` is a condition, see `holds`.
+    rest: the option's value where they have not; ...: its default.
+    """
+
+    what: str
+    met: Callable[[Any, Any], bool] | None = None
+    rest: Any = ...
+
+
+def holds(condition: str, options: BaseModel, facts: Facts, prefix: str = "") -> bool:
+    """Whether a condition is true: ``NAME`` (which is not 0, false, empty or none), ``NAME > 0`` or
+    ``NAME=VALUE``, or several of these with `and` and `or`.
+
+    prefix: of the names of `options`; others are PART.NAME of a part that is a fact.
+    """
+    terms = (each.split(" and ") for each in condition.split(" or "))
+    return any(all(_true(term, options, facts, prefix) for term in each) for each in terms)
+
+
+def _true(term: str, options: BaseModel, facts: Facts, prefix: str) -> bool:
+    name, sign, value = re.fullmatch(r"([\w.]+)(?:( > |=)(\S+))?", term).groups()  # type: ignore[union-attr]
+    part, _, last = name.removeprefix(prefix).rpartition(".")
+    x = getattr(getattr(facts, part) if part else options, last)
+    if sign == " > ":
+        return bool(x > float(value))
+    return str(x).lower() == value if sign else bool(x) and x != "none"
+
+
+class Tune(NamedTuple):
+    """How an option may change during a run.
+
+    by: what a mutation multiplies: the value by a factor, its distance to 1, or a cap of ratios by
+        a small factor.
+    usual: whether a population tunes it where it names nothing.
+    at_most: another option that it may not exceed.
+    """
+
+    by: Literal["factor", "distance_to_1", "cap"] = "factor"
+    usual: bool = False
+    at_most: str = ""
+
+
+FACTOR, USUAL, NEAR_1, CAP = Tune(), Tune(usual=True), Tune("distance_to_1"), Tune("cap")
+
+
+class About(NamedTuple):
+    """What a field says of its option beside type, default, bounds and meaning; see `option`."""
+
+    needs: tuple[Needs, ...] = ()
+    tune: Tune | None = None
+    also: tuple[str, ...] = ()
+
+
+def option(
+    default: Any = ...,
+    *,
+    doc: str,
+    needs: str | Needs | tuple[str | Needs, ...] = (),
+    tune: Tune | None = None,
+    also: str = "",
+    **limits: Any,
+) -> Any:
+    """A field of a configuration, as the value of an attribute or, without a default, in Annotated.
+
+    doc: its meaning, with its unit.
+    needs: what it needs to have an effect, a text a condition; several: all of them.
+    tune: how it may change during a run; None: it may not.
+    also: names of the same option in other libraries, separated by blanks.
+    limits: other arguments of `pydantic.Field`.
+    """
+    several = needs if isinstance(needs, tuple) and not isinstance(needs, Needs) else (needs,)
+    each = tuple(Needs(need) if isinstance(need, str) else need for need in several)
+    if default is not ...:
+        limits["default"] = default
+    info: FieldInfo = Field(description=doc, **limits)
+    info.metadata.append(About(each, tune, tuple(also.split())))
+    return info
+
+
+def about(info: FieldInfo) -> About:
+    """What a field says of its option."""
+    return next((each for each in info.metadata if isinstance(each, About)), About())
+
+
+def default_of(options: type[BaseModel], name: str) -> Any:
+    return options.model_fields[name].get_default(call_default_factory=True)
+
+
+class Idle(NamedTuple):
+    """An option without effect.
+
+    rest: the value that says so.
+    needs: what it needs for an effect.
+    """
+
+    rest: Any
+    needs: str
+
+
+def idle(
+    options: BaseModel,
+    facts: Facts,
+    prefix: str = "",
+    others: Mapping[str, Needs] | None = None,
+) -> dict[str, Idle]:
+    """Options of one part that have no effect, whatever their value: of themselves, or because
+    another one of the part has none.
+
+    prefix: of their names.
+    others: needs of options beside those that their fields declare, by name without prefix.
+    """
+    found: dict[str, Idle] = {}
+    more = others or {}
+
+    def lacks(name: str, info: FieldInfo) -> Needs | None:
+        needs = about(info).needs + ((more[name],) if name in more else ())
+        return next((need for need in needs if not _met(need, options, facts, prefix)), None)
+
+    while True:
+        fields = type(options).model_fields.items()
+        lacking = {n: need for n, info in fields if n not in found and (need := lacks(n, info))}
+        if not lacking:
+            return found
+        for name, need in lacking.items():
+            rest = default_of(type(options), name) if need.rest is ... else need.rest
+            found[name] = Idle(rest, need.what.format(o=options, f=facts))
+        options = options.model_copy(update={name: one.rest for name, one in found.items()})
+
+
+def _met(need: Needs, options: BaseModel, facts: Facts, prefix: str) -> bool:
+    try:
+        if need.met is None:
+            return holds(need.what, options, facts, prefix)
+        return need.met(options, facts)
+    except Unknown:
+        return True
+
+
+def tunable(options: type[BaseModel]) -> dict[str, Tune]:
+    """Options that may change during a run, and how."""
+    fields = options.model_fields.items()
+    return {name: tune for name, info in fields if (tune := about(info).tune) is not None}
+
+
+def require_tunable(old: BaseModel, new: BaseModel) -> None:
+    """Requires that only tunable options differ, and none between a number and 0 or none, which is
+    another loss.
+
+    Raises:
+        ConfigError: names the options.
+    """
+    before, after, able = old.model_dump(), new.model_dump(), tunable(type(old))
+    fixed = {
+        name
+        for name in before
+        if before[name] != after[name]
+        and (name not in able or bool(before[name]) != bool(after[name]))
+    }
+    if fixed:
+        raise ConfigError(
+            f"only numbers of {', '.join(sorted(able))} can change during a run, and not to or "
+            f"from 0 or none; got another {', '.join(sorted(fixed))}; begin a new run"
+        )
+
+
+def bounds_of(options: BaseModel, tuned: tuple[str, ...]) -> dict[str, tuple[float, float]]:
+    """Least and greatest values of options that are tuned; one that may not exceed another that
+    stays has that as its bound, and the other way round.
+    """
+    found = {name: _bounds(type(options).model_fields[name]) for name in tuned}
+    for lower, tune in tunable(type(options)).items():
+        if not (upper := tune.at_most):
+            continue
+        least, most = getattr(options, lower), getattr(options, upper)
+        if lower in tuned and upper not in tuned and most is not None:
+            found[lower] = found[lower][0], min(found[lower][1], most)
+        if upper in tuned and lower not in tuned and least is not None:
+            found[upper] = max(found[upper][0], least), found[upper][1]
+    return found
+
+
+def _bounds(info: FieldInfo) -> tuple[float, float]:
+    low, high = -math.inf, math.inf
+    within = (limit for part in get_args(info.annotation) for limit in _metadata(part))
+    for limit in (*info.metadata, *within):
+        match limit:
+            case Ge(ge=x):
+                low = float(x)  # type: ignore[arg-type]
+            case Gt(gt=x):
+                low = math.nextafter(float(x), math.inf)  # type: ignore[arg-type]
+            case Le(le=x):
+                high = float(x)  # type: ignore[arg-type]
+            case Lt(lt=x):
+                high = math.nextafter(float(x), -math.inf)  # type: ignore[arg-type]
+    return low, high
+
+
+def _metadata(annotation: Any) -> tuple[Any, ...]:
+    return getattr(annotation, "__metadata__", ())
