@@ -69,8 +69,8 @@ class CheckpointConfig(BaseModel):
 
     interval_updates: Literal["auto"] | Steps = option(
         "auto",
-        doc="Iterations (fresh batches) between checkpoints, at least 1; auto is 1/20 of the run, "
-        "left out while checkpoints have taken more than 1% of the time.",
+        doc="iterations (fresh batches) between checkpoints; auto: 1/20 of the run, skipped "
+        "while checkpoints have taken more than 1% of the time",
         also="save_freq save_interval checkpoint_freq save_every_sec",
     )
     interval_s: float | None = Field(
@@ -84,30 +84,29 @@ class CheckpointConfig(BaseModel):
         default=0.05,
         ge=0,
         le=1,
-        description="Most share of env_steps in episodes that exact checkpoints cut. All "
-        "environments restart at an exact checkpoint, so it waits until few steps lie in running "
-        "episodes; 1: every checkpoint is exact. Kinds serial and lockstep.",
+        description="largest fraction of env_steps in episodes that exact checkpoints cut; all "
+        "environments restart at an exact checkpoint, so it waits until few steps lie in "
+        "running episodes; 1: every checkpoint is exact",
     )
     restart_env_steps: Literal["auto"] | Annotated[int, Field(ge=0, le=MOST_STEPS)] = Field(
         default="auto",
-        description="env_steps that a run makes in the time in which all its environments are made "
-        "anew, as at an exact checkpoint; these are so far apart that they take at most 5% of the "
-        "run. auto: measured when the run begins, 0 where environments are made fast. Part of the "
-        "bytes. Kinds serial and lockstep.",
+        description="cost of making all environments again at an exact checkpoint, in env_steps of "
+        "the same time; exact checkpoints are so far apart that they take at most 5% of the "
+        "run; auto: measured when the run begins, 0 if environments are made fast; part of the "
+        "result's bytes",
     )
     keep: Count = option(
-        3, doc="How many of the newest checkpoints are kept.", also="keep_checkpoints"
+        3, doc="number of newest checkpoints that are kept", also="keep_checkpoints"
     )
     milestones: int = Field(
         default=0,
         ge=0,
         le=MOST_COUNT,
-        description="How many checkpoints, evenly spaced over a run, are never deleted.",
+        description="number of checkpoints, evenly spaced over a run, that are never deleted",
     )
     save_best: bool = option(
         True,
-        doc="Also keep the checkpoint with the best evaluation (of greedy actions; with "
-        "eval.greedy false of sampled ones), under the name best.",
+        doc="keep the policy with the best evaluation too, under the name best",
         also="best_model_save_path",
     )
 

@@ -34,12 +34,12 @@ class EvalConfig(BaseModel):
         doc="env_steps between evaluations; auto: 5% of the budget, skipped while "
         "evaluation has taken more than 5% of the time",
     )
-    greedy: bool = option(True, doc="take the mode of the policy; false: sample")
+    greedy: bool = option(True, doc="take the likeliest actions; false: sample actions")
     max_steps: Steps | Literal["auto"] | None = option(
         "auto",
-        doc="steps after which an episode is cut, with its return so far; auto: ten times "
-        "the longest episode of the training so far, at least 1,000, where the environment is not "
-        "known to have a time limit; none: no bound",
+        doc="steps after which an episode is cut and counts with its return so far; auto: ten "
+        "times the longest training episode, at least 1,000, unless the environment has a time "
+        "limit; none: no bound",
     )
 
 
@@ -52,39 +52,38 @@ class RunConfig(BaseModel):
     algo: str = option(doc="learner")
     total_env_steps: Steps = option(
         1_000_000,
-        doc="agent decisions over all streams, exact",
+        doc="budget: the exact number of agent decisions over all streams",
         also="total_timesteps num_timesteps n_timesteps timesteps max_timesteps "
         "train_for_env_steps",
     )
-    seed: int = option(0, ge=0, lt=2**63, doc="of everything random in the run")
+    seed: int = option(0, ge=0, lt=2**63, doc="seed of everything random in the run")
     preset: str = option(
         "auto",
-        doc="auto: the preset of this environment, else of its kind (vector_discrete, "
-        "vector_continuous, pixels, atari, grid); a name; none",
+        doc="name of a preset; auto: the preset of the environment, else of its kind "
+        "(vector_discrete, vector_continuous, pixels, atari, grid); none: no preset",
     )
     run_dir: Path | None = option(
         None,
-        doc="folder of the run; not given: runs/ALGO-ENV-sSEED. The same again = resume",
+        doc="folder of the run; none: runs/ALGO-ENV-sSEED; a folder that holds this run resumes it",
         also="tensorboard_log log_dir save_path savedir train_dir experiment exp_name xpid "
         "monitor_dir",
     )
     resume: Literal["latest", "exact", "never"] = option(
         "latest",
-        doc="latest: from the newest checkpoint; exact: from the newest exact one, "
-        "which lies on the uninterrupted run's path; never: refuse a folder that holds a run",
+        doc="checkpoint of a resume; latest: the newest; exact: the newest exact one, with "
+        "the bytes of the uninterrupted run; never: refuse a folder that holds a run",
         also="restart_behavior",
     )
     init_from: Path | None = option(
         None,
-        doc="run folder, checkpoint or saved policy whose weights and normaliser "
-        "statistics a new run begins with; not its optimizer, counters or schedules. Read once, "
-        "when the run begins",
+        doc="run folder, checkpoint or saved policy from which a new run takes its first "
+        "weights and normaliser statistics, but no optimizer, counters or schedules",
         also="load_path pretrained pretrained_model checkpoint_path",
     )
     init_from_keys: tuple[str, ...] = option(
         (),
-        doc="take only these of it, by name: network/encoder.*; the others begin anew. "
-        "None given: all, which must then fit exactly",
+        doc="patterns of names of the tensors to take from init_from, as network/encoder.*; "
+        "none: all, which must then fit exactly",
         needs="init_from",
     )
     learner: SerializeAsAny[BaseModel]

@@ -31,86 +31,85 @@ class RuntimeConfig(BaseModel):
 
     kind: Literal["serial", "lockstep", "async"] = option(
         "serial",
-        doc="serial: one process samples and learns in turn; lockstep: worker processes "
-        "sample the next batch while the learner updates on this one; async: workers run freely, "
-        "the learner takes what is ready. The first two give the same bytes twice",
+        doc="serial: one process samples and learns in turn; lockstep: workers sample the "
+        "next batch during the update; async: workers run freely (never the same bytes twice)",
         also="async_rl serial_mode",
     )
     lag: Literal[0, 1] = option(
         1,
-        doc="lockstep: how many versions old the weights are that sampled a batch; 0 gives "
-        "what serial gives, and no overlap",
+        doc="lockstep: age in versions of the weights that sample a batch; 0: the bytes of "
+        "serial, without overlap",
         needs="runtime.kind=lockstep",
     )
     num_workers: Tasks | None = option(
         None,
-        doc="sampler processes, at most one for each group of streams; none: as many as "
-        "there are cores. Not part of the result's bytes once env.streams_per_group is given",
+        doc="number of worker processes, at most one per group of streams; none: the number "
+        "of cores; changes the result's bytes only through the default of "
+        "env.streams_per_group",
         needs="runtime.kind=lockstep or runtime.kind=async",
         also="num_actors num_rollout_workers num_env_runners n_workers",
     )
     inference: Literal["local", "server"] = option(
         "local",
-        doc="local: every worker computes its actions; server: one process does for all "
-        "of them, on runtime.device, which is worth it with a GPU",
+        doc="process that computes actions; local: every worker; server: one process for all "
+        "workers, on runtime.device (for a GPU)",
         needs="runtime.kind=lockstep or runtime.kind=async",
     )
     inference_batch_min: Streams = option(
-        1, doc="server of async: streams that it waits for before it acts", needs=_SERVES
+        1, doc="server of async: least number of streams in an act", needs=_SERVES
     )
     inference_batch_max: Streams = option(
-        512, doc="server of async: most streams that it acts on at once", needs=_SERVES
+        512, doc="server of async: largest number of streams in an act", needs=_SERVES
     )
     inference_timeout_ms: float = option(
         100.0,
         gt=0,
         le=MOST_SECONDS,
-        doc="server of async: longest wait for them, in milliseconds",
+        doc="server of async: longest wait for streams, in milliseconds",
         needs=(_SERVES, "runtime.inference_batch_min > 1"),
     )
     max_policy_lag: int | None = option(
         None,
         ge=0,
         le=MOST_STEPS,
-        doc="async: rows of weights that are more versions old are not learned from; none: "
-        "as the learner says",
+        doc="async: age in versions above which rows are not learned from; none: the "
+        "learner's default",
         needs="runtime.kind=async",
     )
     slots: Count | None = option(
         None,
-        doc="async: unrolls that each group has memory for; none: 2, or what it takes for "
-        "a batch and one unroll more",
+        doc="async: number of unrolls for which each group has memory; none: 2, or a batch "
+        "and one more unroll",
         needs="runtime.kind=async",
     )
     prefetch_batches: Count = option(
         2,
-        doc="async: batches that may wait, assembled, for the learner",
+        doc="async: number of batches assembled in advance",
         needs="runtime.kind=async",
     )
     publish_interval_updates: Steps = option(
-        1, doc="batches learned from between two publications of weights to actors"
+        1, doc="batches between two publications of weights to actors"
     )
     worker_timeout_s: float = option(
         60.0,
         ge=1,
         le=MOST_SECONDS,
-        doc="seconds that one step of the environments may take; after that a worker "
-        "counts as hung (a minute later where it makes them or compiles its first act; time in "
-        "which it had no core does not count), and serial "
-        "says where it hangs",
+        doc="seconds that one step of the environments may take before a worker counts as "
+        "hung (a minute more where it makes them or compiles; time without a core does not "
+        "count); serial says where it hangs",
     )
     max_restarts: int = option(
         3,
         ge=0,
         le=MOST_COUNT,
-        doc="async: workers that are replaced before the run ends with an error",
+        doc="async: number of workers that are replaced before the run ends with an error",
         needs="runtime.kind=async",
     )
     num_learners: Tasks = option(
         1,
-        doc="processes that share every batch and make one update together, what one "
-        "learner makes of the whole batch but for rounding; each on a GPU of its own, from cuda:0 "
-        "on, or with `threads` of the CPU",
+        doc="number of processes that share every batch and make one update together, equal "
+        "to one learner's but for rounding; each has its own GPU, from cuda:0 on, or `threads` "
+        "of the CPU",
         also="num_gpu_learners",
     )
     learner_timeout_s: float = option(
@@ -124,44 +123,40 @@ class RuntimeConfig(BaseModel):
     device: str = option(
         "auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-        doc="where the learner computes: auto, cpu, cuda, cuda:1; auto takes a GPU for "
-        "picture and grid networks when there is one, and the CPU for small ones, which are "
-        "faster there; with cuda the policies of a population are shared out over all GPUs",
+        doc="device of the learner: cpu, cuda, cuda:1; auto: a GPU for pictures and grids if "
+        "there is one, else the CPU; cuda divides the policies of a population among all GPUs",
         also="cuda use_cuda gpu use_gpu num_gpus",
     )
     threads: Threads | None = option(
         None,
-        doc="threads of PyTorch's CPU kernels; none: all cores (8 at most) for picture "
-        "and grid networks and for layers of 256 times 256, half of them beside workers, 1 for "
-        "small ones; of several learners each has its part of them. Part of the result's bytes: a "
-        "resume may change it, and goes on with other rounding",
+        doc="number of PyTorch's CPU threads; none: 1 for small networks, all cores (at most "
+        "8) for pictures, grids and layers of 256 x 256, half of them with workers, divided "
+        "among several learners; part of the result's bytes, but a resume may change it",
     )
     actor_threads: Threads | None = option(
         None,
-        doc="of them where actions are computed; none: 1, for picture and grid networks "
-        "as many as a single learner would have where one process does all, and for a server. "
-        "Part of the result's bytes",
+        doc="number of PyTorch's CPU threads where actions are computed; none: 1, or "
+        "runtime.threads for pictures and grids in one process or in a server; part of the "
+        "result's bytes",
     )
     precision: Literal["auto", "fp32", "bf16"] = option(
         "auto",
-        doc="what the learner's encoders compute in; auto: bf16 for picture and grid "
-        "networks where the device is faster with it (processors with AMX, AMD's with "
-        "AVX512-BF16, GPUs that multiply bfloat16), else fp32. "
-        "Weights, heads and losses are fp32 always. Part of the result's bytes",
+        doc="number format of the learner's encoders; auto: bf16 for pictures and grids if "
+        "the device is faster with it (AMX, AMD's AVX512-BF16, GPUs with bfloat16), else fp32; "
+        "weights, heads and losses are always fp32; part of the result's bytes",
     )
     actor_precision: Literal["auto", "fp32", "bf16"] = option(
         "auto",
-        doc="what encoders compute in where actions are computed; auto: as `precision`, "
-        "but fp32 where the learner is on a GPU and actions are computed on a CPU that is not "
-        "faster with bf16. Part of the result's bytes",
+        doc="number format of encoders where actions are computed; auto: as "
+        "runtime.precision, but fp32 if a GPU learns and a CPU that is not faster with bf16 "
+        "acts; part of the result's bytes",
     )
     compile: Literal["auto", "on", "off"] = option(
         "auto",
-        doc="an act, and the whole update (gradient, clipping, optimizer), as one compiled "
-        "graph each (of several learners: the gradient, and the step); auto: for feed-forward "
-        "networks on the CPU, at 30,000 planned optimizer steps or more of a policy (3,000 on "
-        "pictures), where there is a C++ compiler; on: also for recurrent ones, which takes "
-        "minutes; never film_grid. Part of the result's bytes",
+        doc="compile acts and whole updates (gradient, clipping, optimizer) to one graph "
+        "each; auto: for feed-forward networks on the CPU from 30,000 planned optimizer steps "
+        "of a policy on (3,000 on pictures), with a C++ compiler; on: also for recurrent "
+        "networks, which takes minutes; never for film_grid; part of the result's bytes",
         also="torch_compile",
     )
 

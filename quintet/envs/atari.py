@@ -44,17 +44,22 @@ class AtariConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
-    stack_num: int = Field(4, ge=1, description="newest frames that make an observation")
-    frame_skip: int = Field(4, ge=1, description="frames that an action is repeated for")
+    stack_num: int = Field(4, ge=1, description="number of newest frames in an observation")
+    frame_skip: int = Field(4, ge=1, description="number of frames for which an action is repeated")
     noop_max: int = Field(
-        30, ge=1, description="most frames without action at the start of an episode"
+        30, ge=1, description="largest number of frames without action at the start of an episode"
     )
-    episodic_life: bool = Field(False, description="a lost life ends the episode, not the game")
+    episodic_life: bool = Field(
+        False, description="end the episode at a lost life, not at the end of the game"
+    )
     full_action_space: bool = Field(
-        False, description="all 18 actions, not only those that the game knows"
+        False, description="use all 18 actions, not only the game's own"
     )
     repeat_action_probability: float = Field(
-        0.0, ge=0, le=1, description="sticky actions: chance that a frame repeats the last action"
+        0.0,
+        ge=0,
+        le=1,
+        description="probability that a frame repeats the last action (sticky actions)",
     )
     use_fire_reset: bool = Field(
         True, description="press FIRE at the start of an episode, in games that have it"

@@ -48,88 +48,85 @@ class EnvConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     id: str = option(
-        doc="Environment id ('CartPole-v1'), or an import string of a function or class "
-        "that makes one Gymnasium environment ('pkg.module:make_env'), or, with a parameter "
-        "num_envs, a vector environment of that size.",
+        doc="environment: an id (CartPole-v1), or the import string of a maker of one "
+        "Gymnasium environment, or of a vector environment if it has a parameter num_envs "
+        "(pkg.module:make_env)",
         also="env_id env_name gym_id",
     )
     backend: BackendName = option(
         "auto",
-        doc="Who implements the environment: 'auto' takes EnvPool when it is installed and "
-        "knows the id, then ALE's vector environment for Atari games, else Gymnasium; PettingZoo "
-        "for its own makers and others named 'parallel_env'. The backend changes the task.",
+        doc="implementation of the environment; auto: EnvPool if it is installed and knows "
+        "the id, then ALE's vector environment for Atari games, else Gymnasium; PettingZoo for "
+        "its makers and makers named parallel_env; the backend changes the task",
     )
     kwargs: dict[str, Any] = option(
         default_factory=dict,
-        doc="Keyword arguments for the environment's maker. For Atari games, whatever the "
-        "backend: stack_num, frame_skip, noop_max, episodic_life, full_action_space, "
-        "repeat_action_probability, use_fire_reset, max_episode_steps.",
+        doc="keyword arguments of the environment's maker; for Atari games on every backend: "
+        "stack_num, frame_skip, noop_max, episodic_life, full_action_space, "
+        "repeat_action_probability, use_fire_reset, max_episode_steps",
         also="env_kwargs env_config env_frameskip frame_skip max_episode_steps "
         "time_limit render_mode",
     )
     num_streams: Streams = option(
         8,
-        doc="Environments that step side by side, >= 1.",
+        doc="number of environments that step at the same time",
         also="n_envs num_envs nenvs num_env num_environments "
         "num_envs_per_worker num_envs_per_env_runner",
     )
     streams_per_group: Streams | None = option(
         None,
-        doc="Environments that step and act together; must divide num_streams. None: half "
-        "of them for simulators in C++ (and pixels, from 4 cores on), so that one half steps while "
-        "the other acts, else all; with worker processes so that each has a group.",
+        doc="number of environments that step and act together, a divisor of num_streams; "
+        "none: half of them for simulators in C++ (pixels from 4 cores on), so that one half "
+        "steps while the other acts, else all; with workers, one group per worker",
         also="worker_num_splits",
     )
     frame_stack: Layers = option(
         1,
-        doc="Newest observations stacked on a new leading axis, >= 1; 1 adds no axis. "
-        "Atari games stack 4 by themselves (kwargs.stack_num).",
+        doc="number of newest observations stacked on a new leading axis; 1: no new axis; "
+        "Atari games stack 4 by themselves (kwargs.stack_num)",
         also="n_stack num_stack env_framestack framestack",
     )
     reward_clip: RewardClip = option(
         "none",
-        doc="What learning sees of a reward r: 'none' r, 'abs_one' clamp(r, -1, 1), "
-        "'soft_asymmetric' 5 tanh(r / 5), times 0.3 where r < 0. Reported returns stay raw.",
+        doc="clip of a reward r for learning; none: r; abs_one: clamp(r, -1, 1); "
+        "soft_asymmetric: 5 tanh(r / 5), times 0.3 where r < 0; reported returns stay raw",
         also="clip_rewards reward_clipping",
     )
     reward_shaping: dict[str, Bounded] = option(
         default_factory=dict,
-        doc="Values of single Gymnasium environments that declare some in an attribute "
-        "reward_shaping, a dict by which they weigh their rewards: these replace theirs. A "
-        "population may tune them (population.tuned reward_shaping.NAME).",
+        doc="weights that replace those of a Gymnasium environment's attribute reward_shaping "
+        "(a dict by which it weighs its rewards); a population may tune them (population.tuned "
+        "reward_shaping.NAME)",
     )
     success: str | None = option(
         None,
-        doc="When an episode is won: 'reward>NUMBER' if its last raw reward is strictly "
-        "greater, 'info:KEY' if info[KEY], which must be there at every ending, is true. None: no "
-        "success rate is reported.",
+        doc="rule by which an episode is won; reward>NUMBER: its last raw reward is greater; "
+        "info:KEY: info[KEY] is true at its end; none: no success rate is reported",
     )
     observe_last: bool = option(
         False,
-        doc="Adds the leaves last_action (as the environment received it; at the start of "
-        "an episode one value more for 'none yet' of what is discrete, else 0) and last_reward "
-        "(raw, clamped to -1 .. 1) to the observation.",
+        doc="add the leaves last_action (as the environment received it) and last_reward "
+        "(raw, clamped to -1 .. 1) to the observation; at the start of an episode they are 0, "
+        "and discrete actions have one more value for it",
     )
     mask_from_info: bool = option(
         False,
-        doc="Takes action masks from info['action_mask'], as Taxi and other Gymnasium "
+        doc="take action masks from info['action_mask'], as Taxi and other Gymnasium "
         "environments give them at every reset and step; a mask in the observation needs no "
-        "option.",
+        "option",
     )
     observation_dtype: Literal["auto", "float32", "float64"] = option(
         "auto",
-        doc="What leaves of float64 are stored as. 'float64': normalize_observations "
-        "subtracts their mean before they become float32, which networks see. 'auto': that where "
-        "the first steps of one environment with a fixed seed show that float32 would lose their "
-        "differences (seconds since 1970), else float32. Only environments that Python steps and "
-        "can make again are asked.",
+        doc="dtype in which leaves of float64 are stored; float64: normalize_observations "
+        "subtracts their mean before they become float32 for networks; auto: float64 if the "
+        "first steps of a Python environment show that float32 would lose differences (seconds "
+        "since 1970), else float32",
         needs=Needs("observations of float64", lambda _, f: f.float64, rest="float32"),
     )
     num_threads: Threads | None = option(
         None,
-        doc="Threads of each EnvPool or ALE pool (one per group), >= 1. None: 1 for cheap "
-        "environments, for simulators and pixels the cores divided by the pools, at most one per "
-        "stream.",
+        doc="number of threads of each EnvPool or ALE pool (one per group); none: 1 for cheap "
+        "environments, else the cores divided by the pools, at most one per stream",
         needs=Needs(
             "env.backend={f.pools}, which step in threads, {f.env.config.id} is of "
             "{f.env.config.backend}",
@@ -138,10 +135,10 @@ class EnvConfig(BaseModel):
     )
     num_processes: Tasks | None = option(
         None,
-        doc="Processes that step environments written in Python, of the serial runtime and "
-        "of evaluations, >= 1; 1: the run's own. Not part of the result's bytes. None: the first "
-        "two rows are timed; where steps take long, one process for each core if they compute, for "
-        "each stream (64 at most) if they wait, as memory allows.",
+        doc="number of processes that step Python environments in the serial runtime and in "
+        "evaluations; 1: the run's own process; none: the run times the first two rows, and "
+        "slow steps get one process per core if they compute, one per stream (at most 64) if "
+        "they wait; no part of the result's bytes",
         needs=(
             Needs(
                 "runtime.kind=serial or evaluations (in others runtime.num_workers step)",

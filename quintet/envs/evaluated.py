@@ -38,16 +38,14 @@ class EvalEnvConfig(BaseModel):
 
     id: _Name = option(
         None,
-        doc="evaluate in another environment than env.id, named in the same ways; it must "
-        "have the same spaces. Unless it has the name of env.id, it gets no env.kwargs and no "
-        "env.reward_shaping, and a rule of env.success about info is dropped; all else is as in "
-        "env.*",
+        doc="environment of evaluations, if not env.id, with the same spaces; another id gets "
+        "no env.kwargs, no env.reward_shaping and no env.success about info; everything else "
+        "is as in env.*",
         needs=_EVALUATES,
     )
     backend: BackendName | None = option(
         None,
-        doc="as env.backend, in evaluations; not given: env.backend, but auto where "
-        "eval.env.id is another id",
+        doc="env.backend of evaluations; none: env.backend, or auto for another id",
         needs=(
             _EVALUATES,
             _used(lambda o, f: f.evaluated.source is None or _makers_only(o.backend)),
@@ -55,21 +53,21 @@ class EvalEnvConfig(BaseModel):
     )
     kwargs: dict[str, Any] | None = option(
         None,
-        doc="as env.kwargs, in evaluations, which then have these alone",
+        doc="env.kwargs of evaluations, in place of env.kwargs",
         needs=(
             _EVALUATES,
             _used(lambda _, f: f.evaluated.source is None or callable(f.evaluated.source)),
         ),
     )
-    success: str | None = option(None, doc="as env.success, in evaluations", needs=_EVALUATES)
+    success: str | None = option(None, doc="env.success of evaluations", needs=_EVALUATES)
     num_threads: Threads | None = option(
         None,
-        doc="as env.num_threads, in evaluations",
+        doc="env.num_threads of evaluations",
         needs=(_EVALUATES, _used(lambda _, f: not f.evaluated.backend.in_python)),
     )
     num_processes: Tasks | None = option(
         None,
-        doc="as env.num_processes, in evaluations",
+        doc="env.num_processes of evaluations",
         needs=(_EVALUATES, _used(lambda _, f: f.evaluated.can_be_spread)),
     )
 

@@ -100,10 +100,9 @@ class ModelConfig(BaseModel):
 
     encoder: CodeName = option(
         "auto",
-        doc="network body: mlp, nature_cnn, impala_cnn, film_grid (for MiniGrid and BabyAI), or an "
-        "import string of a module of your own ('pkg.module:Class', or a function that makes one); "
-        "auto: film_grid where the leaves are direction, image and mission of a grid, nature_cnn "
-        "where there is a uint8 picture, else mlp",
+        doc="network body: mlp, nature_cnn, impala_cnn, film_grid (MiniGrid, BabyAI), or the "
+        "import string of your own module (pkg.module:Class) or its maker; auto: film_grid for "
+        "grids with a mission, nature_cnn for uint8 pictures, else mlp",
         also="policy encoder_type features_extractor_class policy_class network",
     )
     encoder_kwargs: dict[str, Any] = option(
@@ -131,7 +130,7 @@ class ModelConfig(BaseModel):
     )
     shared_torso: bool = option(
         False,
-        doc="policy and value share all but the heads",
+        doc="share everything but the heads between policy and value function",
         needs=Needs(
             "layers that can be shared, there are none",
             lambda o, f: o.has_hidden or not f.traits.only_hidden or o.core != "none",
@@ -140,7 +139,7 @@ class ModelConfig(BaseModel):
     )
     activation: Activation | None = option(
         None,
-        doc="after each hidden layer; none: tanh for mlp, relu for the others",
+        doc="activation after each hidden layer; none: tanh for mlp, relu for the others",
         needs=(
             _LAYERS_OF_OURS,
             Needs(
@@ -160,23 +159,23 @@ class ModelConfig(BaseModel):
     )
     layer_norm: bool = option(
         False,
-        doc="LayerNorm between each hidden layer and its activation (not in convolutions)",
+        doc="put LayerNorm between each hidden layer and its activation (not in convolutions)",
         needs=(_LAYERS_OF_OURS, Needs("a hidden layer, there is none", lambda o, _: o.has_hidden)),
     )
     tokenizer: Literal["bytes", "words", "none"] = option(
         "bytes",
-        doc="what film_grid reads missions by: bytes, or words in lower case; none: it does not "
-        "read them",
+        doc="tokens of missions for film_grid: bytes, or words in lower case; none: missions "
+        "are not read",
         needs=_FILM,
     )
     vocabulary: tuple[str, ...] = option(
         (),
-        doc="words that tokenizer words knows; none given: they are hashed",
+        doc="words that the tokenizer words knows; none: words are hashed",
         needs=(*_TEXT, "model.tokenizer=words"),
     )
     hash_buckets: Count = option(
         1024,
-        doc="tokens that words are hashed to; several may share one",
+        doc="number of tokens to which words are hashed; several words may share one",
         needs=(
             *_TEXT,
             "model.tokenizer=words",
@@ -185,67 +184,71 @@ class ModelConfig(BaseModel):
             ),
         ),
     )
-    text_embedding: Width = option(32, doc="numbers that stand for a token", needs=_TEXT)
-    text_hidden: Width = option(128, doc="units of the GRU that reads missions", needs=_TEXT)
+    text_embedding: Width = option(32, doc="size of a token's embedding", needs=_TEXT)
+    text_hidden: Width = option(
+        128, doc="number of units of the GRU that reads missions", needs=_TEXT
+    )
     text_pooling: Literal["last", "attention"] = option(
         "last",
-        doc="a mission's vector; last: the GRU's last state; attention: the mean of its states, "
-        "weighted by a query of what is in view",
+        doc="vector of a mission; last: the GRU's last state; attention: the mean of its "
+        "states, weighted by a query made from the view",
         needs=_TEXT,
     )
     deduplicate_text: bool = option(
-        True, doc="equal missions are read once per batch; changes results by rounding", needs=_TEXT
+        True, doc="read equal missions once per batch; changes results by rounding", needs=_TEXT
     )
-    image_channels: Width = option(64, doc="channels of film_grid's cells", needs=_FILM)
+    image_channels: Width = option(64, doc="number of channels of film_grid's cells", needs=_FILM)
     film_blocks: Layers = option(
-        2, doc="convolutions of film_grid, each scaled and shifted by the mission", needs=_FILM
+        2,
+        doc="number of film_grid's convolutions, each scaled and shifted by the mission",
+        needs=_FILM,
     )
     bidirectional_film: bool = option(
-        False, doc="in each of them the image also scales and shifts the mission", needs=_TEXT
+        False, doc="let the image scale and shift the mission too, in each convolution", needs=_TEXT
     )
     core: Literal["none", "lstm", "gru"] = option(
         "none",
-        doc="recurrent layers between the hidden ones and the heads; policy and value have one "
-        "each, without shared_torso",
+        doc="recurrent core between hidden layers and heads; policy and value function have "
+        "one each, unless model.shared_torso",
         also="use_lstm use_rnn rnn_type",
     )
     core_size: Width = option(
         128,
-        doc="units of each recurrent layer",
+        doc="number of units of each recurrent layer",
         needs=_CORE,
         also="lstm_hidden_size rnn_size lstm_cell_size",
     )
     core_layers: Layers = option(
-        1, doc="recurrent layers", needs=_CORE, also="n_lstm_layers rnn_num_layers"
+        1, doc="number of recurrent layers", needs=_CORE, also="n_lstm_layers rnn_num_layers"
     )
     core_skip: bool = option(
         False,
-        doc="heads read what goes into the core next to what comes out: what can be done without "
+        doc="let the heads read the core's input next to its output, so that what needs no "
         "memory is learned as fast as without a core",
         needs=_CORE,
     )
     init: Init = option(
         "orthogonal",
-        doc="orthogonal: gain sqrt 2, heads 0.01 and 1; truncated_normal: scale 2 over fan-in, "
-        "policy head 0.1 (TF-Agents); cores are orthogonal per gate in both, an encoder of your "
-        "own draws its own",
+        doc="first weights; orthogonal: gain sqrt 2, heads 0.01 and 1; truncated_normal: "
+        "scale 2 over fan-in, policy head 0.1 (TF-Agents); cores are orthogonal per gate, your "
+        "own encoder draws its own",
         also="ortho_init policy_initialization",
     )
     action_std: ActionStd = option(
         "state_independent",
-        doc="how a Gaussian policy's standard deviation is parametrised",
+        doc="parametrisation of a Gaussian policy's standard deviation",
         needs=_CONTINUOUS,
     )
     action_std_init: Positive = option(
         1.0,
-        doc="standard deviation at the start, as a share of half the action range",
+        doc="first standard deviation, as a fraction of half the action range",
         needs=_CONTINUOUS,
         also="log_std_init initial_stddev",
     )
     action_bounds: ActionBounds = option(
         "clip",
-        doc="how Box actions stay in bounds; clip: the sample is clipped; squash: tanh with exact "
-        "log-probability; mean_tanh: the mean through tanh, then the sample is clipped",
+        doc="bounds of Box actions; clip: the sample is clipped; squash: tanh with exact "
+        "log-probability; mean_tanh: tanh of the mean, then the sample is clipped",
         needs=_CONTINUOUS,
     )
 

@@ -60,17 +60,17 @@ class ReportConfig(BaseModel):
 
     interval_s: Annotated[float, Ge(0), Le(MOST_SECONDS)] | Literal["auto"] = option(
         "auto",
-        doc="Seconds between reports at least; 0 reports every iteration.  auto: a hundredth of "
-        "the run's time so far, from 1 s to 240 s.",
+        doc="least seconds between reports; 0: a report every iteration; auto: a hundredth of "
+        "the run's time so far, from 1 s to 240 s",
         also="log_interval log_freq",
     )
     progress: bool = option(
-        True, doc="Show progress on standard output.", also="verbose progress_bar"
+        True, doc="show progress on standard output", also="verbose progress_bar"
     )
     sinks: tuple[SinkName, ...] = option(
         ("jsonl", "csv", "tensorboard"),
-        doc="Where reports go; tensorboard is left out where it is not installed. wandb: to "
-        "Weights & Biases, by its own settings (WANDB_PROJECT, WANDB_MODE=offline, ...).",
+        doc="destinations of reports; tensorboard is left out if it is not installed; wandb: "
+        "Weights & Biases, with its own settings (WANDB_PROJECT, WANDB_MODE=offline, ...)",
         also="track with_wandb",
     )
 

@@ -33,105 +33,108 @@ class PopulationConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     size: Tasks = option(
-        1, doc="policies that are trained in one run", also="num_policies with_pbt"
+        1, doc="number of policies that are trained in one run", also="num_policies with_pbt"
     )
     pbt: bool = option(
         True,
-        doc="bad policies become copies of good ones, with other hyperparameters; false: "
-        "all are trained side by side",
+        doc="replace bad policies by copies of good ones, with other hyperparameters; false: "
+        "every policy trains by itself",
         needs=_SEVERAL,
     )
     assignment: Literal["auto", "agent"] = option(
         "auto",
-        doc="which policy plays; auto: groups of streams have one each, or, where groups "
-        "can't be shared out evenly and in environments of several agents, each episode draws its "
-        "policy; agent: agent a of every game has policy a, modulo their number",
+        doc="rule by which policies play; auto: each group of streams has one policy, or each "
+        "episode draws its policy if groups can't be divided evenly and in games of several "
+        "agents; agent: agent a of every game has policy a, modulo their number",
         needs=_SEVERAL,
     )
     objective: str = option(
         "episode/return_mean",
-        doc="metric of a policy by which policies are ranked, the higher the better",
+        doc="metric by which policies are ranked, the higher the better",
         needs=_SEVERAL,
     )
     window_env_steps: Steps | None = option(
         None,
-        doc="newest env_steps of each policy over whose episodes an objective of episodes "
-        "is the mean, more where min_episodes need more; none: a period",
+        doc="number of newest env_steps of each policy over which an objective of episodes is "
+        "averaged, more if min_episodes needs more; none: a period",
         needs=(_SEVERAL, _OF_EPISODES),
     )
     min_episodes: Count = option(
         20,
-        doc="fewest episodes of a policy in that span; one with fewer is not ranked: it is "
-        "neither copied nor replaced",
+        doc="least number of episodes in the span of the objective; a policy with fewer is "
+        "not ranked, so it is neither copied nor replaced",
         needs=(_SEVERAL, _OF_EPISODES),
     )
     start_env_steps: int | None = option(
         None,
         ge=0,
         le=MOST_STEPS,
-        doc="env_steps of a policy before it is considered for the first time; none: a "
-        "tenth of its share of the budget",
+        doc="env_steps of a policy before its first consideration; none: a tenth of its part "
+        "of the budget",
         needs=(_SEVERAL, "population.pbt"),
     )
     period_env_steps: Steps | None = option(
         None,
-        doc="env_steps of a policy from one consideration to the next; none: a twentieth "
-        "of its share of the budget",
+        doc="env_steps of a policy between two considerations; none: a twentieth of its part "
+        "of the budget",
         needs=(_SEVERAL, "population.pbt"),
     )
     tuned: tuple[str, ...] = option(
         (),
         doc="options of the learner that are tuned, and values of env.reward_shaping as "
-        "reward_shaping.NAME; none given: as the learner says",
+        "reward_shaping.NAME; none: the learner's default",
         needs=(_SEVERAL, "population.pbt or population.initial"),
     )
     initial: dict[str, Annotated[tuple[Bounded, ...], Field(max_length=MOST_TASKS)]] = Field(
         default_factory=dict,
-        description="first values of tuned options, one for each policy; without them policy 0 has "
-        "the learner's, and each other one a mutation of these (pbt=false: the learner's too)",
+        description="first values of tuned options, one per policy; without them policy 0 has the "
+        "learner's options, and each other policy a mutation of them (pbt=false: the same "
+        "options)",
     )
     replace_frac: float = option(
         0.3,
         gt=0,
         le=1,
-        doc="share of policies, rounded up, that count as best or worst",
+        doc="fraction of policies, rounded up, that count as best or worst",
         needs=(_SEVERAL, "population.pbt"),
     )
     mutation_rate: Fraction = option(
-        0.15, doc="chance that a value changes", needs=(_SEVERAL, "population.pbt")
+        0.15, doc="probability that a value changes", needs=(_SEVERAL, "population.pbt")
     )
     reset_rate: Fraction = option(
         0.05,
-        doc="chance that a value that changes takes the learner's option again",
+        doc="probability that a changed value returns to the learner's option",
         needs=(_SEVERAL, "population.pbt", "population.mutation_rate > 0"),
     )
     perturb_min: float = option(
         1.05,
         ge=1,
         le=LARGEST,
-        doc="least factor of a change",
+        doc="smallest factor of a change",
         needs=(_SEVERAL, "population.pbt", "population.mutation_rate > 0"),
     )
     perturb_max: float = option(
         1.5,
         ge=1,
         le=LARGEST,
-        doc="greatest factor of a change",
+        doc="largest factor of a change",
         needs=(_SEVERAL, "population.pbt", "population.mutation_rate > 0"),
     )
     gap_absolute: NotNegative = option(
         1e-6,
-        doc="least lead in the objective of a policy that is copied",
+        doc="smallest lead of a policy that is copied, in units of the objective",
         needs=(_SEVERAL, "population.pbt"),
     )
     gap_relative: NotNegative = option(
         0.1,
-        doc="least lead as a share of the greater absolute objective of the two",
+        doc="smallest lead of a policy that is copied, as a fraction of the larger absolute "
+        "objective of the two",
         needs=(_SEVERAL, "population.pbt"),
     )
     gap_mode: Literal["relative_to_larger", "original"] = option(
         "relative_to_larger",
-        doc="original: a difference of either sign, as a share of the copied policy's objective",
+        doc="meaning of gap_relative; original: a difference of either sign, as a fraction of "
+        "the copied policy's objective",
         needs=(_SEVERAL, "population.pbt"),
     )
 
@@ -189,15 +192,17 @@ class SelfPlayConfig(BaseModel):
 
     past_frac: Fraction = option(
         0.0,
-        doc="share of games in which past weights play all agents but one, whose steps "
-        "alone are learned from and count; 0: the newest weights play all",
+        doc="fraction of games in which past weights play all agents but one, and only that "
+        "agent is learned from and counted; 0: the newest weights play all agents",
     )
     versions: Count = option(
-        10, doc="past weights that are kept, the newest ones", needs="self_play.past_frac > 0"
+        10,
+        doc="number of past weights that are kept, the newest ones",
+        needs="self_play.past_frac > 0",
     )
     interval_env_steps: Steps | None = option(
         None,
-        doc="env_steps from one that is kept to the next; none: a twentieth of the budget",
+        doc="env_steps between two past weights that are kept; none: a twentieth of the budget",
         needs="self_play.past_frac > 0",
     )
 

@@ -66,20 +66,20 @@ class ACERConfig(BaseModel):
 
     # Data and replay
     unroll_steps: Unroll = option(
-        20, doc="T, steps of every stream per fresh batch", also=f"n_steps {parts.UNROLL_STEPS}"
+        20, doc="steps of each stream per fresh batch, T", also=f"n_steps {parts.UNROLL_STEPS}"
     )
     gamma: parts.Gamma = 0.99
     replay_ratio: float = option(
         4.0,
         ge=0,
         le=MOST_COUNT,
-        doc="mean number of updates from replay after each fresh one, a Poisson number; 0: nothing "
-        "is kept",
+        doc="mean number of updates from replay after each fresh update, drawn from a Poisson "
+        "distribution; 0: no replay",
     )
     replay_capacity_steps_per_stream: Steps = option(
         50_000,
         doc="rows kept of each stream, in whole unrolls; rows in which an environment resets "
-        "itself are among them",
+        "itself count too",
         needs="replay_ratio > 0",
         also=parts.CAPACITY,
     )
@@ -133,29 +133,29 @@ class ACERConfig(BaseModel):
         also=parts.C_BAR,
     )
     trust_region: bool = option(
-        True, doc="bounds how far a sample moves the policy from the average policy"
+        True, doc="limit how far a sample moves the policy from the average policy"
     )
     trust_region_delta: Positive = option(
         1.0,
-        doc="greatest first-order change of the KL per sample, in nats",
+        doc="largest first-order change of the KL per sample, in nats",
         needs="trust_region",
         tune=FACTOR,
     )
     average_decay: Below1 = option(
         0.99,
-        doc="of the average policy's weights, per update",
+        doc="decay per update of the average policy's weights",
         needs="trust_region",
         tune=NEAR_1,
         also="alpha tau polyak",
     )
     dueling_samples: Count = option(
         5,
-        doc="actions of the policy whose advantages are averaged, n",
+        doc="number of the policy's actions whose advantages are averaged, n",
         needs=Needs(f"actions that can't be summed over, {_SHOWN}", lambda _, f: not f.one_choice),
     )
     learn_std: bool = option(
         False,
-        doc="the standard deviation of continuous actions is learned too",
+        doc="learn the standard deviation of continuous actions too",
         needs=Needs(f"continuous actions, {_SHOWN}", lambda _, f: f.continuous),
     )
 
@@ -178,17 +178,17 @@ class ACERConfig(BaseModel):
         also=parts.LR_SCHEDULE,
     )
     rmsprop_decay: Below1 = option(
-        0.99, doc="of the running mean of squares", tune=NEAR_1, also="rprop_alpha"
+        0.99, doc="decay of RMSProp's running mean of squares", tune=NEAR_1, also="rprop_alpha"
     )
-    rmsprop_epsilon: Positive = option(1e-5, doc="in RMSProp's denominator", tune=FACTOR)
+    rmsprop_epsilon: Positive = option(1e-5, doc="term added in RMSProp's denominator", tune=FACTOR)
     rmsprop_epsilon_inside_sqrt: bool = option(
         True,
-        doc="TensorFlow's rule, g / sqrt(mean_sq + epsilon) with mean_sq from 1 on; false: "
-        "PyTorch's",
+        doc="use TensorFlow's rule, g / sqrt(mean_sq + epsilon), with mean_sq starting at 1; "
+        "false: PyTorch's rule",
     )
     max_grad_norm: Positive | None = option(
         10.0,
-        doc="bound of the global gradient norm, after the trust region; none: off",
+        doc="largest global norm of the gradient, after the trust region; none: no bound",
         tune=USUAL,
         also=parts.MAX_GRAD_NORM,
     )

@@ -56,25 +56,23 @@ class APPOConfig(BaseModel):
 
     # Data
     unroll_steps: Unroll = option(
-        32, doc="steps of a stream that make an unroll", also=f"n_steps {parts.UNROLL_STEPS}"
+        32, doc="steps of a stream in an unroll", also=f"n_steps {parts.UNROLL_STEPS}"
     )
     bptt_steps: Unroll | None = option(
         None,
-        doc="rows of a chunk: traces, and gradients of a recurrent network, go no further; none: "
-        "the unroll",
+        doc="rows of a chunk, at whose ends traces and recurrent gradients stop; none: the "
+        "whole unroll",
         also="recurrence seq_length",
     )
     minibatch_steps: Rows = option(
-        1024, doc="rows per optimizer step, whole chunks", also=parts.MINIBATCH_STEPS
+        1024, doc="rows per optimizer step, in whole chunks", also=parts.MINIBATCH_STEPS
     )
-    minibatches_per_iteration: Count = option(
-        1, doc="minibatches that are collected before each iteration"
-    )
+    minibatches_per_iteration: Count = option(1, doc="minibatches collected before each iteration")
     num_epochs: parts.NumEpochs = 1
     early_stop_tolerance: NotNegative = option(
         1e-6,
-        doc="no more passes once the sum of the mean policy and exploration losses changes by less "
-        "from one to the next",
+        doc="stop the passes when the sum of the mean policy and exploration losses changes "
+        "by less than this between two passes",
         needs="num_epochs > 1",
         tune=FACTOR,
     )
@@ -82,7 +80,7 @@ class APPOConfig(BaseModel):
     # Targets
     gamma: parts.Gamma = 0.99
     use_vtrace: bool = option(
-        True, doc="V-trace with the values of the moment; false: GAE with recorded ones"
+        True, doc="use V-trace with current values; false: GAE with recorded values"
     )
     rho_bar: Positive | None = option(
         1.0,
@@ -112,12 +110,13 @@ class APPOConfig(BaseModel):
     )
     advantage_includes_rho: bool = option(
         True,
-        doc="V-trace's advantage holds the capped ratio, which the clipped objective has once more",
+        doc="multiply V-trace's advantage by the capped ratio (the clipped objective "
+        "multiplies by the ratio as well)",
         needs="use_vtrace",
     )
     gae_lambda: Fraction = option(
         0.95,
-        doc="of GAE",
+        doc="lambda of GAE",
         needs="use_vtrace=false and gamma > 0 and unroll_steps > 1",
         tune=NEAR_1,
         also="lam lambda",
@@ -127,19 +126,20 @@ class APPOConfig(BaseModel):
     # Loss
     clip_ratio: Positive = option(
         0.1,
-        doc="c: the ratio is clipped to [1 / (1 + c), 1 + c]",
+        doc="clip of the ratio, c: it is clipped to [1 / (1 + c), 1 + c]",
         tune=USUAL,
         also=f"clip_epsilon {parts.CLIP}",
     )
     ratio_clamp: tuple[Bounded, Bounded] | None = option(
         (0.05, 20.0),
-        doc="bounds of the ratio everywhere; no gradient flows outside; none: no bounds",
+        doc="bounds of the ratio in all terms, outside of which no gradient flows; none: no bounds",
     )
     value_clip: parts.ValueClip = 0.2
     value_coef: parts.ValueCoef = 1.0
     exploration_loss: Literal["entropy", "symmetric_kl"] = option(
         "entropy",
-        doc="symmetric_kl: half of KL(pi, uniform) + KL(uniform, pi), at most 30 nats per row",
+        doc="bonus for exploration: entropy; symmetric_kl: half of KL(pi, uniform) + "
+        "KL(uniform, pi), at most 30 nats per row",
         needs=(
             "entropy_coef > 0",
             Needs(
@@ -176,7 +176,7 @@ class APPOConfig(BaseModel):
     )
     kl_target: Positive = option(
         0.008,
-        doc="mean KL(mu, pi) that kl_adaptive aims at",
+        doc="mean KL(mu, pi) to which kl_adaptive steers, in nats",
         needs="lr_schedule=kl_adaptive",
         tune=FACTOR,
     )

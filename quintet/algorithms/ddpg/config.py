@@ -68,37 +68,39 @@ class DDPGConfig(BaseModel):
 
     # Data
     unroll_steps: Unroll = option(
-        100, doc="steps of each stream from one set of updates to the next", also=parts.UNROLL_STEPS
+        100, doc="steps of each stream between two sets of updates", also=parts.UNROLL_STEPS
     )
     updates_per_env_step: float = option(
         0.5,
         gt=0,
         le=MOST_COUNT,
-        doc="updates owed for each env_step, all streams together",
+        doc="updates per env_step of all streams together",
         needs=Needs("updates_per_cycle none", lambda o, _: o.updates_per_cycle is None),
         also="gradient_steps utd_ratio update_to_data_ratio",
     )
     updates_per_cycle: Count | None = option(
         None,
-        doc="updates after every unroll_steps of each stream, in place of updates_per_env_step",
+        doc="updates after unroll_steps of every stream, in place of updates_per_env_step",
     )
-    replay_capacity_steps: Steps = option(1_000_000, doc="env_steps kept", also=parts.CAPACITY)
+    replay_capacity_steps: Steps = option(
+        1_000_000, doc="env_steps kept in replay", also=parts.CAPACITY
+    )
     replay_start_steps: int = option(
         0,
         ge=0,
         le=MOST_STEPS,
-        doc="env_steps before the first update; never fewer than batch_size",
+        doc="env_steps before the first update, at least batch_size",
         also=parts.START,
     )
     warmup_policy: Literal["noise", "uniform"] = option(
         "noise",
-        doc="until replay_start_steps; noise: the policy with its noise, uniform: uniformly random "
-        "actions",
+        doc="actions until replay_start_steps; noise: the policy with its noise; uniform: "
+        "uniformly random actions",
         needs="replay_start_steps > 0",
     )
-    batch_size: Rows = option(64, doc="transitions of an update", also="train_batch_size")
+    batch_size: Rows = option(64, doc="transitions per update", also="train_batch_size")
     gamma: parts.Gamma = 0.99
-    n_step: Unroll = option(1, doc="rewards in a target before the value", also="n_steps")
+    n_step: Unroll = option(1, doc="number of rewards in a target before the value", also="n_steps")
     reward_scale: Positive = option(1.0, doc="factor of rewards in learning", tune=FACTOR)
     truncation_as_termination: parts.TruncationAsTermination = False
 
@@ -107,19 +109,23 @@ class DDPGConfig(BaseModel):
         2,
         ge=1,
         le=MOST_LAYERS,
-        doc="hidden layer of the critic that the action enters; 1: the first",
+        doc="number of the critic's hidden layer that reads the action; 1: the first",
         needs=Needs("an encoder with hidden layers of quintet's", lambda _, f: not f.model.custom),
     )
-    output_init: Positive = option(3e-3, doc="weights of both last layers are uniform in [-it, it]")
+    output_init: Positive = option(
+        3e-3, doc="bound of the uniform distribution of both last layers' first weights"
+    )
     critic_loss_coef: Positive = option(
         2.0, doc="weight of 0.5 * error^2", tune=FACTOR, also=parts.VALUE_COEF
     )
     critic_huber_delta: Positive | None = option(
-        None, doc="errors beyond it count linearly; none: squared throughout", tune=FACTOR
+        None,
+        doc="error beyond which the critic's loss is linear; none: squared everywhere",
+        tune=FACTOR,
     )
     critic_l2_coef: NotNegative = option(
         1e-2,
-        doc="weight of 0.5 * sum of squared critic kernels, the last excepted",
+        doc="weight of 0.5 * sum of squared critic kernels, without the last layer's",
         tune=USUAL,
         also="critic_l2_reg",
     )
@@ -130,11 +136,11 @@ class DDPGConfig(BaseModel):
         doc=noises.GRAMMAR,
         also="action_noise exploration_noise noise_type noise_std",
     )
-    ou_theta: Positive = option(0.15, doc="how fast the OU process returns to 0", needs=_OU)
-    ou_dt: Positive = option(0.01, doc="time of one step of the OU process", needs=_OU)
+    ou_theta: Positive = option(0.15, doc="rate at which the OU process returns to 0", needs=_OU)
+    ou_dt: Positive = option(0.01, doc="time step of the OU process", needs=_OU)
     adapt_interval_updates: Steps = option(
         50,
-        doc="updates from one adaptation of parameter noise to the next",
+        doc="updates between two adaptations of parameter noise",
         needs=_PARAM,
         also="param_noise_adaption_interval",
     )
@@ -142,7 +148,7 @@ class DDPGConfig(BaseModel):
         1.01,
         gt=1,
         le=LARGEST,
-        doc="of the standard deviation of parameter noise, per adaptation",
+        doc="factor of parameter noise's standard deviation per adaptation",
         needs=_PARAM,
     )
 
@@ -150,25 +156,27 @@ class DDPGConfig(BaseModel):
     normalize_observations: parts.NormalizeObservations = True
     normalize_pictures: parts.NormalizePictures = False
     observation_clip: parts.ObservationClip = 5.0
-    normalizer_variance_epsilon: Positive = option(1e-2, doc="inside the root", needs=_OBSERVATIONS)
+    normalizer_variance_epsilon: Positive = option(
+        1e-2, doc="term added to the variance inside the root", needs=_OBSERVATIONS
+    )
     update_normalizers: bool = option(
         True,
-        doc="false: frozen statistics, for fine-tuning with init_from",
+        doc="update the normalisers' statistics; false: keep them, for fine-tuning with init_from",
         needs=f"{_OBSERVATIONS} or normalize_returns",
     )
     normalize_returns: bool = option(
-        False, doc="the critic predicts values in units of the targets' spread"
+        False, doc="let the critic predict in units of the targets' standard deviation"
     )
-    return_low: Bounded | None = option(None, doc="least value of a target; none: any")
-    return_high: Bounded | None = option(None, doc="greatest value of a target; none: any")
+    return_low: Bounded | None = option(None, doc="lower bound of targets; none: no bound")
+    return_high: Bounded | None = option(None, doc="upper bound of targets; none: no bound")
     popart: bool = option(
-        False, doc="both critics keep their values when the targets' statistics move", needs=_MOVING
+        False, doc="keep both critics' values when the targets' statistics change", needs=_MOVING
     )
     popart_step_size: float | None = option(
         None,
         gt=0,
         le=1,
-        doc="share of a batch in the targets' statistics; none: all targets count alike",
+        doc="weight of a batch in the targets' statistics; none: all targets have the same weight",
         needs=_MOVING,
     )
 
@@ -189,13 +197,13 @@ class DDPGConfig(BaseModel):
         0.01,
         gt=0,
         le=1,
-        doc="how far the targets go towards the networks per update",
+        doc="fraction by which the target networks move to the networks per update",
         tune=USUAL,
         also="polyak",
     )
     max_grad_norm: Positive | None = option(
         None,
-        doc="bound of the gradient's norm, of each network; none: off",
+        doc="largest norm of each network's gradient; none: no bound",
         tune=FACTOR,
         also=parts.MAX_GRAD_NORM,
     )

@@ -40,12 +40,12 @@ class ImpalaConfig(BaseModel):
     # Targets and data
     unroll_steps: Unroll = option(
         80,
-        doc="T, steps of a stream that make an unroll; the paper has 20 for Atari, 100 for DMLab",
+        doc="steps of a stream in an unroll, T; the paper has 20 for Atari, 100 for DMLab",
         also=f"n_steps {parts.UNROLL_STEPS}",
     )
     batch_unrolls: Count = option(
         24,
-        doc="B, unrolls per update, whatever the number of streams; the paper has 32",
+        doc="unrolls per update, B, for any number of streams; the paper has 32",
         also="batch_size train_batch_size",
     )
     gamma: parts.Gamma = 0.99
@@ -80,18 +80,20 @@ class ImpalaConfig(BaseModel):
     # Loss
     reduction: Literal["sum_time_mean_batch", "sum", "mean"] = option(
         "sum_time_mean_batch",
-        doc="of the terms of valid rows; sum_time_mean_batch: their sum divided by batch_unrolls, "
-        "mean: by their number",
+        doc="reduction of the loss over valid rows; sum: their sum; sum_time_mean_batch: "
+        "divided by batch_unrolls; mean: divided by their number",
     )
     value_coef: parts.ValueCoef = 0.5
     entropy_coef: parts.EntropyCoef = 0.0006
     entropy_schedule: Literal["constant", "linear"] = option(
-        "constant", doc="linear: entropy_coef falls to 0 over the run", needs="entropy_coef > 0"
+        "constant",
+        doc="schedule of entropy_coef; linear: it falls to 0 over the run",
+        needs="entropy_coef > 0",
     )
     aux_loss_weights: dict[str, NotNegative] = option(
         default_factory=dict,
-        doc="weights of the auxiliary losses of an encoder of your own, by name; 1 where none is "
-        "given",
+        doc="weights of your encoder's auxiliary losses by name; a loss that is not named has "
+        "weight 1",
         needs=Needs(
             "an encoder of your own that gives such losses, model.encoder is {f.model.encoder}",
             lambda _, f: f.model.custom,
@@ -108,7 +110,7 @@ class ImpalaConfig(BaseModel):
     update_normalizers: parts.UpdateNormalizers = True
 
     # Optimisation
-    optimizer: Literal["rmsprop", "adam"] = option("rmsprop", doc="without weight decay")
+    optimizer: Literal["rmsprop", "adam"] = option("rmsprop", doc="optimizer, without weight decay")
     learning_rate: parts.LearningRate = 5e-4
     lr_schedule: Annotated[CodeName, parts.schedule_check("linear", "constant")] = option(
         "linear",
@@ -117,29 +119,34 @@ class ImpalaConfig(BaseModel):
     )
     rmsprop_decay: Below1 = option(
         0.99,
-        doc="of the running mean of squares",
+        doc="decay of RMSProp's running mean of squares",
         needs="optimizer=rmsprop",
         tune=NEAR_1,
         also="rprop_alpha alpha",
     )
     rmsprop_momentum: Below1 = option(
-        0.0, doc="of the steps; 0: none", needs="optimizer=rmsprop", tune=FACTOR
+        0.0, doc="momentum of RMSProp's steps; 0: none", needs="optimizer=rmsprop", tune=FACTOR
     )
     rmsprop_epsilon: Positive = option(
-        0.01, doc="in RMSProp's denominator", needs="optimizer=rmsprop", tune=FACTOR
+        0.01, doc="term added in RMSProp's denominator", needs="optimizer=rmsprop", tune=FACTOR
     )
     rmsprop_epsilon_inside_sqrt: bool = option(
         False,
-        doc="TensorFlow's rule, g / sqrt(mean_sq + epsilon) with mean_sq from 1 on, to which the "
-        "epsilons of the paper belong",
+        doc="use TensorFlow's rule, g / sqrt(mean_sq + epsilon), with mean_sq starting at 1; "
+        "the paper's epsilons are for this rule",
         needs="optimizer=rmsprop",
     )
     adam_epsilon: Positive = option(
-        1e-5, doc="in Adam's denominator", needs="optimizer=adam", tune=FACTOR, also="adam_eps"
+        1e-5,
+        doc="term added in Adam's denominator",
+        needs="optimizer=adam",
+        tune=FACTOR,
+        also="adam_eps",
     )
     max_grad_norm: Positive | None = option(
         40.0,
-        doc="bound of the global gradient norm, none: off; 40 belongs to losses summed over time",
+        doc="largest global norm of the gradient; none: no bound; 40 is for losses summed "
+        "over time",
         tune=USUAL,
         also=parts.MAX_GRAD_NORM,
     )

@@ -53,7 +53,8 @@ Gamma = Annotated[
     option(doc="discount factor", tune=NEAR_1, also="discount discounting discount_factor"),
 ]
 TruncationAsTermination = Annotated[
-    bool, option(doc="no bootstrap at time limits; only to compare with old published numbers")
+    bool,
+    option(doc="treat time limits as terminations, only to compare with old published numbers"),
 ]
 EntropyCoef = Annotated[
     NotNegative, option(doc="weight of the entropy bonus", tune=USUAL, also=ENTROPY_COEF)
@@ -64,7 +65,8 @@ ValueCoef = Annotated[
 ValueClip = Annotated[
     Positive | None,
     option(
-        doc="clip around the recorded value, in units of the (normalised) reward; none: off",
+        doc="largest change of the value from the recorded value, in units of the "
+        "(normalised) reward; none: no clip",
         needs="value_coef > 0",
         tune=USUAL,
         also="clip_range_vf clip_vloss ppo_clip_value vf_clip_param",
@@ -82,7 +84,7 @@ LearningRate = Annotated[Positive, option(doc="the optimizer's rate", tune=USUAL
 NormalizeObservations = Annotated[
     bool,
     option(
-        doc="running statistics of float leaves",
+        doc="normalise float leaves of observations by running statistics",
         needs=Needs(
             "floats in the observation, which is {f.spaces.observation}{f.hint}",
             lambda _, f: f.floats,
@@ -94,8 +96,8 @@ NormalizeObservations = Annotated[
 NormalizePictures = Annotated[
     bool,
     option(
-        doc="running statistics of each pixel of uint8 pictures, which are scaled to [0, 1] in any "
-        "case",
+        doc="normalise each pixel of uint8 pictures by running statistics; false: only scale "
+        "pictures to [0, 1]",
         needs=Needs(
             "a picture that model.encoder={f.model.encoder} is given as one, the observation is "
             "{f.spaces.observation}",
@@ -106,35 +108,45 @@ NormalizePictures = Annotated[
 ]
 ObservationClip = Annotated[
     Positive,
-    option(doc="bound of normalised observations", needs=_OBSERVATIONS, also="clip_obs"),
+    option(
+        doc="largest absolute value of normalised observations",
+        needs=_OBSERVATIONS,
+        also="clip_obs",
+    ),
 ]
 RewardNormalizer = Annotated[
     Literal["return_std", "step_std", "none"],
     option(
-        doc="what rewards are divided by: return_std, the standard deviation of the running "
-        "discounted return; step_std, the reward's own; their mean is never subtracted",
+        doc="divisor of rewards; return_std: the standard deviation of the running discounted "
+        "return; step_std: the reward's own standard deviation; none",
         also="norm_reward normalize_reward normalize_returns",
     ),
 ]
 RewardNormClip = Annotated[
     Bounded | None,
     option(
-        doc="bound of normalised rewards; <= 0: off", needs="reward_normalizer", also="clip_reward"
+        doc="largest absolute value of normalised rewards; <= 0: no bound",
+        needs="reward_normalizer",
+        also="clip_reward",
     ),
 ]
-NormalizerVarianceEpsilon = Annotated[Positive, option(doc="inside the root", needs=_NORMALIZER)]
+NormalizerVarianceEpsilon = Annotated[
+    Positive, option(doc="term added to the variance inside the root", needs=_NORMALIZER)
+]
 UpdateNormalizers = Annotated[
     bool,
     option(
-        doc="false: frozen statistics, for fine-tuning with init_from",
+        doc="update the normalisers' statistics; false: keep them, for fine-tuning with init_from",
         needs=_NORMALIZER,
     ),
 ]
-AdamEpsilon = Annotated[Positive, option(doc="in Adam's denominator", tune=FACTOR, also="adam_eps")]
+AdamEpsilon = Annotated[
+    Positive, option(doc="term added in Adam's denominator", tune=FACTOR, also="adam_eps")
+]
 MaxGradNorm = Annotated[
     Positive | None,
     option(
-        doc="bound of the global gradient norm; none: off",
+        doc="largest global norm of the gradient; none: no bound",
         tune=USUAL,
         also=MAX_GRAD_NORM,
     ),
@@ -142,8 +154,8 @@ MaxGradNorm = Annotated[
 CheckNumerics = Annotated[
     bool,
     option(
-        doc="after every optimizer step, raise at a NaN or infinite tensor by its name; needs "
-        "runtime.compile=off"
+        doc="check after every optimizer step which tensor is NaN or infinite, and name it in "
+        "the error; needs runtime.compile=off"
     ),
 ]
 

@@ -51,12 +51,13 @@ class PPOConfig(BaseModel):
     gamma: parts.Gamma = 0.99
     advantage_estimator: Literal["gae", "monte_carlo"] = option(
         "gae",
-        doc="monte_carlo: bootstrapped discounted return minus value",
+        doc="estimator of advantages: gae; monte_carlo: the bootstrapped discounted return "
+        "minus the value",
         needs="unroll_steps > 1",
     )
     gae_lambda: Fraction = option(
         0.95,
-        doc="of GAE and of the lambda-return; 0: the one-step error, 1: the whole return",
+        doc="lambda of GAE and of the lambda-return; 0: the one-step error; 1: the whole return",
         needs="advantage_estimator=gae and unroll_steps > 1 or value_target=lambda_return and "
         "value_coef > 0 and unroll_steps > 1",
         tune=NEAR_1,
@@ -64,23 +65,25 @@ class PPOConfig(BaseModel):
     )
     value_target: Literal["lambda_return", "monte_carlo"] = option(
         "lambda_return",
-        doc="what the value function learns; monte_carlo: the bootstrapped discounted return",
+        doc="target of the value function: lambda_return; monte_carlo: the bootstrapped "
+        "discounted return",
         needs="value_coef > 0 and unroll_steps > 1",
     )
     value_source: Literal["recorded", "recomputed"] = option(
         "recorded",
-        doc="values of the acting network, or of the current one at the update's start; equal but "
-        "for rounding as long as the runtime has no lag",
+        doc="values in targets; recorded: those of the network that acted; recomputed: those "
+        "of the current network at the update's start (the same but for rounding without lag)",
         needs="refresh_advantages=once",
     )
     refresh_advantages: Literal["once", "per_epoch"] = option(
         "once",
-        doc="per_epoch: values, advantages and targets of the current network before each pass",
+        doc="when values, advantages and targets are computed: once per update; per_epoch: "
+        "before each pass, by the current network",
         needs="num_epochs > 1",
     )
     normalize_advantage: Literal["batch", "minibatch", "none"] = option(
         "batch",
-        doc="over what advantages are brought to mean 0, variance 1",
+        doc="rows over which advantages get mean 0 and variance 1",
         needs=Needs(
             "minibatch_steps",
             lambda o, _: o.normalize_advantage != "minibatch" or o.minibatch_steps is not None,
@@ -90,21 +93,22 @@ class PPOConfig(BaseModel):
     truncation_as_termination: parts.TruncationAsTermination = False
     unfinished_episode: Literal["bootstrap", "drop"] = option(
         "bootstrap",
-        doc="rows after the last ending of a column; drop: they are not used (older TF-Agents)",
+        doc="use of rows after the last ending of a column; drop: they are not used (older "
+        "TF-Agents)",
     )
     unroll_steps: Unroll = option(
         256, doc="steps of each stream per batch", also=f"n_steps {parts.UNROLL_STEPS}"
     )
     num_epochs: parts.NumEpochs = 10
     minibatch_steps: Rows | None = option(
-        64, doc="rows per step; none: the batch", also=parts.MINIBATCH_STEPS
+        64, doc="rows per optimizer step; none: the whole batch", also=parts.MINIBATCH_STEPS
     )
     drop_last: bool = option(
-        False, doc="drop the rows that fill no whole minibatch", needs="minibatch_steps"
+        False, doc="drop rows that fill no whole minibatch", needs="minibatch_steps"
     )
     bptt_steps: Unroll = option(
         32,
-        doc="rows that a recurrent network learns through, from a recorded state",
+        doc="rows through which a recurrent network's gradient flows, from a recorded state",
         needs="model.core",
         also="recurrence seq_length",
     )
@@ -112,12 +116,14 @@ class PPOConfig(BaseModel):
     # Loss
     clip_epsilon: Positive | None = option(
         0.2,
-        doc="half width of the ratio clip; none: off",
+        doc="half width of the ratio's clip; none: no clip",
         tune=USUAL,
         also=f"clip_ratio {parts.CLIP}",
     )
     clip_schedule: Literal["constant", "linear"] = option(
-        "constant", doc="linear: clip_epsilon falls to 0 over the run", needs="clip_epsilon"
+        "constant",
+        doc="schedule of clip_epsilon; linear: it falls to 0 over the run",
+        needs="clip_epsilon",
     )
     value_clip: parts.ValueClip = None
     value_coef: parts.ValueCoef = 1.0
@@ -132,38 +138,40 @@ class PPOConfig(BaseModel):
         0.0, doc=f"{_L2} shared layers", needs="model.shared_torso", tune=FACTOR
     )
     log_prob_clip: Positive | None = option(
-        None, doc="bound of the absolute log-probability, old and new; none: off", tune=FACTOR
+        None, doc="largest absolute log-probability, old and new; none: no bound", tune=FACTOR
     )
     kl_beta_init: NotNegative = option(
-        0.0, doc="first weight of the adaptive KL penalty; 0: off", also=parts.KL_COEF
+        0.0, doc="first weight of the adaptive KL penalty; 0: no penalty", also=parts.KL_COEF
     )
     kl_target: Positive = option(
         0.01,
-        doc="mean KL aimed at, in nats",
+        doc="target of the mean KL, in nats",
         needs="kl_beta_init or kl_cutoff_coef or lr_schedule=kl_adaptive",
         tune=FACTOR,
     )
     kl_tolerance: Below1 = option(
         0.3,
-        doc="dead band of the KL penalty, as a share of kl_target",
+        doc="dead band of the KL penalty, as a fraction of kl_target",
         needs="kl_beta_init > 0",
         tune=FACTOR,
     )
     kl_cutoff_coef: NotNegative = option(
-        0.0, doc="weight of the squared KL above the cutoff; 0: off", tune=FACTOR
+        0.0, doc="weight of the squared KL above the cutoff; 0: no such term", tune=FACTOR
     )
     kl_cutoff_factor: NotNegative = option(
-        2.0, doc="the cutoff, in units of kl_target", needs="kl_cutoff_coef > 0", tune=FACTOR
+        2.0, doc="cutoff of the KL, in units of kl_target", needs="kl_cutoff_coef > 0", tune=FACTOR
     )
     target_kl: Positive | None = option(
         None,
-        doc="no further pass once the mean estimated KL of one, rho - 1 - log rho, is above 1.5 "
-        "times this; none: off",
+        doc="estimated KL (the mean of rho - 1 - log rho) of a pass, in nats; a pass above "
+        "1.5 times this is the last; none: no early stop",
         needs="num_epochs > 1",
         tune=FACTOR,
     )
     reduction: Literal["mean", "mean_over_all"] = option(
-        "mean", doc="mean_over_all divides by every row, invalid ones too (TF-Agents)"
+        "mean",
+        doc="reduction of the loss; mean: over valid rows; mean_over_all: divided by the "
+        "number of all rows (TF-Agents)",
     )
 
     # Normalisation
@@ -190,11 +198,11 @@ class PPOConfig(BaseModel):
     check_numerics: parts.CheckNumerics = False
     log_histograms: bool = option(
         False,
-        doc="distributions of data and loss, before the first and after the last pass, for "
-        "TensorBoard",
+        doc="report distributions of data and loss, before the first and after the last pass, "
+        "to TensorBoard",
     )
     log_gradients: bool = option(
-        False, doc="norms and distributions of each parameter and its last gradient"
+        False, doc="report norms and distributions of each parameter and of its last gradient"
     )
 
     @property
