@@ -67,10 +67,10 @@ def test_the_message_names_the_option_and_its_meaning():
         compose("ppo", [Layer("command line", {"env.id": "CartPole-v1", "num_minibatches": 4})])
     assert str(caught.value) == (
         "unknown option 'num_minibatches' (command line); here it is 'minibatch_steps' (rows per "
-        "step)"
+        "optimizer step)"
     )
     assert hint("ppo", "total_timesteps") == (
-        "; here it is 'total_steps' (agent decisions over all streams, exact)"
+        "; here it is 'total_steps' (budget: the exact number of agent decisions over all streams)"
     )
     assert hint("ddpg", "lr").startswith("; here these are 'actor_lr' (")
     assert hint("impala", "n_epochs") == "; impala has no option for that"
@@ -85,8 +85,8 @@ def test_arguments_of_train_that_it_does_not_have():
         "learning_rate is an option, not an argument of train",
         "give config={'learning_rate': 0.001}",
         "unknown argument 'n_envs'",
-        "here it is 'env.num_streams' (environments that step side by side, >= 1), an option of "
-        "config",
+        "here it is 'env.num_streams' (number of environments that step at the same time), an "
+        "option of config",
         "unknown argument 'callback'",
         "give callbacks, or on_report, a function of reports",
         "unknown argument 'zzz'",

@@ -94,8 +94,7 @@ def test_the_option_says_from_when_on_it_compiles() -> None:
     said = RuntimeConfig.model_fields["compile"].description
     assert said is not None
     assert (
-        f"at {resolution.COMPILE_FROM_UPDATES:,} planned optimizer steps or more of a policy"
-        in said
+        f"from {resolution.COMPILE_FROM_UPDATES:,} planned optimizer steps of a policy on" in said
     )
     assert f"({resolution.COMPILE_FROM_UPDATES_OF_PICTURES:,} on pictures)" in said
 
