@@ -52,7 +52,7 @@ class RunConfig(BaseModel):
     algo: str = option(doc="learner")
     total_env_steps: Steps = option(
         1_000_000,
-        doc="budget: the exact number of agent decisions over all streams",
+        doc="exact number of agent decisions over all streams",
         also="total_timesteps num_timesteps n_timesteps timesteps max_timesteps "
         "train_for_env_steps",
     )

@@ -70,7 +70,7 @@ def test_the_message_names_the_option_and_its_meaning():
         "optimizer step)"
     )
     assert hint("ppo", "total_timesteps") == (
-        "; here it is 'total_steps' (budget: the exact number of agent decisions over all streams)"
+        "; here it is 'total_steps' (exact number of agent decisions over all streams)"
     )
     assert hint("ddpg", "lr").startswith("; here these are 'actor_lr' (")
     assert hint("impala", "n_epochs") == "; impala has no option for that"
