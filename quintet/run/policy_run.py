@@ -333,6 +333,8 @@ class PolicyRun:
         learner, updates = self.learner, self.learner.updates
         with self.named():
             version, measured = learner.publication().version, learner.metrics()
+        if not self.counters.iterations:  # numbers of updates, of which there was none
+            measured = {}
         report = {
             "updates": float(updates),
             "version": float(version),
