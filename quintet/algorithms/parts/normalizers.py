@@ -31,11 +31,6 @@ class NormalizesRewards(Normalizes, Protocol):
     def gamma(self) -> float: ...
 
 
-def flat_obs(batch: Rollout) -> Obs:
-    """The batch's observations in time-major order ``[(T + 1) * B, ...]``."""
-    return {name: x.flatten(0, 1) for name, x in batch.obs.items()}
-
-
 ONLY_LEARNING = ("reward_moments/",)
 """Prefixes of the names of tensors that acting does not need."""
 
@@ -94,11 +89,6 @@ class Normalizers:
                 )
 
         return load
-
-    def flat(self, batch: Rollout) -> Obs:
-        """The batch's normalised observations ``[(T + 1) * B, ...]``."""
-        flat: Obs = self.observations(flat_obs(batch))
-        return flat
 
     @property
     def moved(self) -> bool:

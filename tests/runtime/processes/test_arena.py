@@ -75,7 +75,9 @@ def test_too_little_memory_names_the_size_that_is_needed(
     large = {"rows": TensorSpec((1000, 1000), torch.float32)}
     memory = namedtuple("memory", "available")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory(3_999_999))
-    with pytest.raises(ConfigError, match=r"memory of 4,000,000 bytes, got less .*3,999,999 bytes are free"):
+    with pytest.raises(
+        ConfigError, match=r"of 4,000,000 bytes, got less .*3,999,999 bytes are free"
+    ):
         Arena.create(large)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory(10**12))
     # A mount that is full: as one that is too small refuses it.
