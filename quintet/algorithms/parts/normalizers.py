@@ -66,12 +66,12 @@ class Normalizers:
 
     @property
     def modules(self) -> dict[str, nn.Module]:
-        """Those of the learner's state, by name."""
+        """The modules of the learner's state, by name."""
         return {"normalizer": self.observations, "reward_moments": self.rewards.moments}
 
     def loads(self, trained: Trained[Any, Any]) -> Callable[[Mapping[str, Tensor]], None]:
-        """What loads the weights of a warm start.  It raises ConfigError where rewards are to be
-        divided by statistics that stay as they are, and the weights bring none.
+        """A function that loads the weights of a warm start.  It raises ConfigError where rewards
+        are to be divided by statistics that stay as they are, and the weights bring none.
         """
 
         def load(weights: Mapping[str, Tensor]) -> None:
