@@ -176,5 +176,6 @@ BACKEND = Backend(
     in_python=True,
     single=True,
     mask_hint="give what makes its single environments",
+    packages={"ale_py": "ale-py", "cv2": "opencv-python", "mujoco": "mujoco"},
     bare_step=_bare_step,
 )
