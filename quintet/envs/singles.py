@@ -106,7 +106,7 @@ def _adapt(
 ) -> AdaptedVectorEnv | GymnasiumVectorEnv:
     """Adapts a vector environment; `make` makes another one like it."""
     config = env.config
-    for name, backend in BACKENDS.usable().items():
+    for name, backend in BACKENDS.usable():
         if backend.owns(made.unwrapped):
             made.close()
             raise ConfigError(
