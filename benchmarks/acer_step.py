@@ -23,11 +23,12 @@ from quintet.algorithms.acer import bench as bare_acer
 from quintet.algorithms.acer.bench import ACERWork
 from quintet.algorithms.acer.learner import ACERLearner
 from quintet.bench import workloads
-from quintet.config.load import Layer, compose
+from quintet.config.layers import Layer
+from quintet.config.machine import has_compiler
+from quintet.config.resolve import compose, resolve
 from quintet.config.run import RunConfig
 from quintet.envs.make import make_vector_env
 from quintet.run.learners import make_learner
-from quintet.run.resolution import has_compiler, resolve
 from quintet.system.provenance import revision_of
 from quintet.types import Rollout, Spaces
 

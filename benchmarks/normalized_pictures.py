@@ -22,10 +22,11 @@ from acer_step import Update, in_turns
 from gymnasium import spaces as gym_spaces
 
 from quintet.algorithms import registry
-from quintet.config.load import Layer, compose
+from quintet.config.layers import Layer
+from quintet.config.machine import has_compiler
+from quintet.config.resolve import compose, resolve
 from quintet.config.run import RunConfig
 from quintet.run.learners import make_learner
-from quintet.run.resolution import has_compiler, resolve
 from quintet.system.provenance import revision_of
 from quintet.types import Rollout, Spaces
 

@@ -156,7 +156,7 @@ def _reports(run_dir: Path) -> list[dict[str, float]]:
 def part_of(task: Task, policy: "Policy", commits: Sequence[str], train_s: float) -> dict[str, Any]:
     """What the record holds of the seed."""
     import quintet
-    from quintet.config.load import flatten, options, read_file
+    from quintet.config.layers import flatten, options, read_file
     from quintet.system.cpus import usable_cores
 
     scores = quintet.evaluate(policy, episodes=100, seed=10_000)

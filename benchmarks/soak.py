@@ -23,7 +23,7 @@ import psutil
 
 from quintet.algorithms.parts.work import Work
 from quintet.bench import measure, workloads
-from quintet.config.load import Layer
+from quintet.config.layers import Layer
 
 WARM_UP_MINUTES = 5
 LEAST_OF_BENCH = 0.9

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from quintet.algorithms.parts.work import Work
 from quintet.bench import measure
 from quintet.bench.workloads import read
-from quintet.config.load import Layer
+from quintet.config.layers import Layer
 
 ROOT = Path(__file__).parent.parent
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, overload
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 
 from quintet.algorithms import registry
-from quintet.config.load import Layer, Loaded, flatten, hint, options
+from quintet.config.layers import Layer, flatten, hint, options
+from quintet.config.resolve import Loaded
 from quintet.config.saved import Unusable, load_config, load_seeds
 from quintet.envs.given import EnvSource, GivenEnv, can_be_made_again, settle
 from quintet.errors import ConfigError, GroupFault
@@ -151,7 +152,7 @@ def train(
         if jobs is not None:
             raise ConfigError(f"jobs={jobs} has no effect without seeds; leave it out")
         loaded = load_config(algo, [], command, source, trust=trust, overwrite=overwrite)
-        from quintet.run.resolution import check_spaces
+        from quintet.config.resolve import check_spaces
 
         check_spaces(loaded)
         from quintet.run.launch import run

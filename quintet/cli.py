@@ -150,7 +150,7 @@ def _train(arguments: list[str]) -> int:
     loaded = load_config(
         asked.algo, asked.files, asked.options, trust=asked.trust, overwrite=asked.overwrite
     )
-    from quintet.run.resolution import check_spaces
+    from quintet.config.resolve import check_spaces
 
     check_spaces(loaded)
     from quintet.run.launch import run  # PyTorch, not before all that can be refused without it
@@ -244,7 +244,7 @@ def _config(arguments: list[str]) -> int:
     )
     for note in loaded.notes:
         warn_on_stderr(note)
-    from quintet.run.resolution import resolved
+    from quintet.config.resolve import resolved
     from quintet.run.warm_start import find_donor
     from quintet.system.run_record import SAVED, first_sources
 

@@ -19,7 +19,7 @@ from gymnasium import spaces
 
 from quintet import cli
 from quintet.config.command import COMMON
-from quintet.config.load import options
+from quintet.config.layers import options
 from quintet.observe.report_files import read_metrics
 
 TOY = "quintet.envs.toy:Contextual"

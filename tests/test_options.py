@@ -9,8 +9,9 @@ from pydantic import BaseModel, Field
 from quintet.algorithms import registry
 from quintet.algorithms.appo.config import APPOConfig
 from quintet.bounds import LARGEST, Positive
-from quintet.config.idle import early_facts
-from quintet.config.load import Layer, compose
+from quintet.config.facts import early_facts
+from quintet.config.layers import Layer
+from quintet.config.resolve import compose
 from quintet.config.run import PARTS, prefix_of
 from quintet.options import Facts, Needs, Unknown, about, bounds_of, holds, idle, option
 

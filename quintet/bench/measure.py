@@ -14,12 +14,13 @@ from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import PLAIN
 from quintet.algorithms.parts.work import Work
 from quintet.bench import limits, workloads
-from quintet.config.load import Layer, compose
+from quintet.config.layers import Layer
+from quintet.config.machine import has_compiler
+from quintet.config.resolve import compose, resolve
 from quintet.config.run import RunConfig
 from quintet.observe.timing import Phase, PhaseTimer
 from quintet.protocols import Learner
 from quintet.run.learners import make_learner
-from quintet.run.resolution import has_compiler, resolve
 from quintet.run.sampling import Source, make_sampling, open_source
 from quintet.runtime import loop
 from quintet.runtime.replay.replay import Replay

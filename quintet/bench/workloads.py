@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from quintet.algorithms import registry
 from quintet.algorithms.parts.work import Work
 from quintet.config.command import parse
-from quintet.config.load import Layer
+from quintet.config.layers import Layer
 from quintet.errors import ConfigError
 
 ENVIRONMENT_VARIABLE = "QUINTET_BENCH_WORKLOADS"
@@ -83,7 +83,7 @@ def names() -> list[str]:
 def _kinds() -> dict[str, type[Work]]:
     """By learner the class of its workloads, of those that have some."""
     learners = registry.LEARNERS.usable()
-    return {name: each.work.get() for name, each in learners if each.work is not None}
+    return {name: each.work.get() for name, each in learners.items() if each.work is not None}
 
 
 def _tables() -> dict[str, Any]:

@@ -12,7 +12,7 @@ import tyro
 from pydantic.fields import FieldInfo
 
 from quintet.algorithms import registry
-from quintet.config.load import NONE, Layer, flatten, kinds, learner_defaults, options, read_file
+from quintet.config.layers import NONE, Layer, flatten, kinds, learner_defaults, options, read_file
 from quintet.config.run import ALIASES
 from quintet.errors import ConfigError
 from quintet.system import files

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from quintet.config.load import flatten, options
+from quintet.config.layers import flatten, options
 from quintet.config.run import MAY_CHANGE_ON_RESUME
 from quintet.errors import CheckpointError, ConfigError
 from quintet.system import files, manifest, run_record, saved_options

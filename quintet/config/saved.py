@@ -14,16 +14,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from quintet.config.kind import KindProbe
-from quintet.config.load import (
-    Layer,
-    Loaded,
-    compose,
-    learner_defaults,
-    meant,
-    options,
-    preset_layers,
-)
+from quintet.config.facts import KindProbe
+from quintet.config.layers import Layer, learner_defaults, meant, options, preset_layers
+from quintet.config.resolve import Loaded, compose
 from quintet.config.run import AUTOMATIC, OF_OLDER_RUNS
 from quintet.config.run_dir import differing, ended_at_once, flat, read_saved, require_movable
 from quintet.config.validate import has_wrong_value

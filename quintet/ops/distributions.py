@@ -40,7 +40,7 @@ LARGEST_EXACT = 2**24
 
 @runtime_checkable
 class Family(Protocol):
-    """A family of action distributions; ``[...]`` is the same leading shape everywhere."""
+    """What every family offers.  ``[...]`` stands for the same leading dimensions everywhere."""
 
     @property
     def param_size(self) -> int:
@@ -102,7 +102,7 @@ class Family(Protocol):
         ...
 
     def to_env(self, action: Tensor) -> Tensor:
-        """The environment's form of an action."""
+        """What the environment receives for an action."""
         ...
 
 

@@ -132,7 +132,7 @@ def adaptive_kl_beta(
 
 
 def correction_weight(rho: PerStep, clip: Scalar) -> PerStep:
-    """The part that truncating ratios at `clip` leaves out, as a weight of actions of pi:
+    """What truncating ratios at `clip` leaves out, as a weight of actions of pi:
     ``max(0, 1 - clip / rho)``.
 
     ``sum_a mu(a) * min(clip, rho(a)) * h(a) + sum_a pi(a) * max(0, 1 - clip / rho(a)) * h(a)`` is

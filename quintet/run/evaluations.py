@@ -6,7 +6,7 @@ from typing import final
 
 import numpy as np
 
-from quintet.config.load import Loaded
+from quintet.config.resolve import Loaded
 from quintet.config.run import RunConfig
 from quintet.evaluation import Scores, evaluate_in
 from quintet.play import How

@@ -3,6 +3,7 @@
 import torch
 
 from quintet.algorithms import registry
+from quintet.config.machine import has_compiler, worth_compiling
 from quintet.config.run import RunConfig
 from quintet.envs.ids import faster_backend
 from quintet.envs.resolved import ResolvedEnv
@@ -10,7 +11,6 @@ from quintet.envs.vector import EnvDescription
 from quintet.models.config import uses_pictures
 from quintet.observe.advice import RunFacts
 from quintet.protocols import DataPlan
-from quintet.run.resolution import has_compiler, worth_compiling
 from quintet.system.cpus import usable_cores
 from quintet.types import Spaces
 

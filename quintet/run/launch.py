@@ -13,7 +13,15 @@ from typing import Any, Literal, final
 from quintet import checkpoint
 from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import PLAIN
-from quintet.config.load import Loaded
+from quintet.config.machine import require_networks, uncompiled_note
+from quintet.config.resolve import (
+    Loaded,
+    require_evaluated,
+    resolve,
+    resolved,
+    sources_of,
+    stored_alike,
+)
 from quintet.config.run import RunConfig
 from quintet.config.saved import Unusable
 from quintet.envs.backends import BACKENDS
@@ -29,15 +37,6 @@ from quintet.run.folder import RunFolder, move_aside
 from quintet.run.learners import make_policies, several
 from quintet.run.policy_run import leader
 from quintet.run.population import Population
-from quintet.run.resolution import (
-    require_evaluated,
-    require_networks,
-    resolve,
-    resolved,
-    sources_of,
-    stored_alike,
-    uncompiled_note,
-)
 from quintet.run.sampling import Source, assignment_of, make_sampling, open_source, require_rows
 from quintet.run.trainer import Trainer
 from quintet.runtime.loop import Sampling
@@ -173,7 +172,7 @@ def _run(loaded: Loaded, user: UserCode, here: Path, *, may_go_back: bool) -> Re
                 f"the learner computes in {runtime.precision} on {runtime.device}, actors in "
                 f"{runtime.actor_precision} (runtime.actor_precision)"
             )
-        if (note := uncompiled_note(loaded, config, source.spaces)) is not None:
+        if (note := uncompiled_note(loaded.config, config, source.spaces)) is not None:
             trainer.saving.notes.append(note)
         trainer.warm_start(anew=loaded.overwrite)
         require_rows(config, source.spaces, policies[0].learner.plan)

@@ -8,6 +8,7 @@ from typing import Protocol, final
 
 from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import PLAIN
+from quintet.config.machine import streams_per_group
 from quintet.config.population import tuned_shaping
 from quintet.config.run import RunConfig
 from quintet.config.runtime import RuntimeConfig
@@ -19,7 +20,6 @@ from quintet.envs.vector import VectorEnv
 from quintet.errors import ConfigError
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
-from quintet.run.resolution import streams_per_group
 from quintet.runtime import loop
 from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
 from quintet.runtime.lockstep import LockstepSampling

@@ -12,7 +12,8 @@ from torch.testing import assert_close
 
 import quintet
 from quintet.algorithms.parts.acting import masked
-from quintet.config.load import Layer, compose
+from quintet.config.layers import Layer
+from quintet.config.resolve import compose
 from quintet.errors import ConfigError
 
 CHOICE = Task(NUMBERS, gym.Discrete(3))

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ValidationError
 
 from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import Compute
-from quintet.config.load import Layer, compose
+from quintet.config.layers import Layer
+from quintet.config.resolve import compose
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
 

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from test_impala_aux import OWN
 
 from quintet.algorithms.impala.config import ImpalaConfig, check, planned_updates
-from quintet.config.load import Layer, compose, preset_layers
+from quintet.config.layers import Layer, preset_layers
+from quintet.config.resolve import compose
 from quintet.errors import ConfigError, NonFiniteError
 from quintet.models.config import ModelConfig
 from quintet.options import about

@@ -9,7 +9,7 @@ from test_impala_aux import Own
 
 import quintet
 from quintet.config.command import parse
-from quintet.config.load import compose
+from quintet.config.resolve import compose
 from quintet.envs.toy import Target
 from quintet.errors import ConfigError
 

@@ -4,7 +4,8 @@ import pytest
 
 import quintet
 from quintet.algorithms.registry import LEARNERS, canonical
-from quintet.config.load import Layer, compose, hint, named_here, options
+from quintet.config.layers import Layer, hint, named_here, options
+from quintet.config.resolve import compose
 from quintet.errors import ConfigError
 from quintet.options import about
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from ppo_helpers import train
 
-from quintet.config.load import Layer, compose, preset_layers
+from quintet.config.layers import Layer, preset_layers
+from quintet.config.resolve import compose
 from quintet.config.run import RunConfig
 
 # What the table of options names as the values of TF-Agents' base agent.

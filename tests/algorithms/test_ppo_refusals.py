@@ -7,7 +7,8 @@ from pydantic import BaseModel
 from test_conformance_options import RULES, bounds
 
 from quintet.algorithms.ppo.config import PPOConfig, check, planned_updates
-from quintet.config.load import Layer, compose
+from quintet.config.layers import Layer
+from quintet.config.resolve import compose
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
 from quintet.options import about

@@ -22,7 +22,8 @@ from quintet.algorithms.ppo.config import PPOConfig
 from quintet.algorithms.ppo.config import advice as ppo_advice
 from quintet.algorithms.ppo.config import check as ppo_check
 from quintet.cli import main
-from quintet.config.load import Layer, Loaded, compose, learner_defaults
+from quintet.config.layers import Layer, learner_defaults
+from quintet.config.resolve import Loaded, compose
 from quintet.config.saved import load_config, load_seeds
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig

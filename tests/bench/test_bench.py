@@ -19,13 +19,13 @@ from quintet.algorithms.parts.work import OnPolicyWork
 from quintet.algorithms.registry import find
 from quintet.bench import limits, measure, workloads
 from quintet.bench.workloads import ENVIRONMENT_VARIABLE
-from quintet.config.load import Layer, compose
+from quintet.config.layers import Layer
+from quintet.config.resolve import compose, resolve
 from quintet.envs.make import make_vector_env
 from quintet.errors import ConfigError
 from quintet.ops import adam, reduce
 from quintet.protocols import DataPlan
 from quintet.run.learners import make_learner
-from quintet.run.resolution import resolve
 
 ON_POLICY = ("cartpole-ppo", "pong-ppo", "halfcheetah-ppo", "cartpole-appo", "pong-appo")
 SHIPPED = (

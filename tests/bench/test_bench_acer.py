@@ -17,7 +17,7 @@ from quintet.algorithms.acer.learner import ACERLearner
 from quintet.algorithms.parts.bare import BareActorCritic
 from quintet.bench import limits, measure, workloads
 from quintet.bench.workloads import ENVIRONMENT_VARIABLE
-from quintet.config.load import compose
+from quintet.config.resolve import compose
 from quintet.types import Spaces
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

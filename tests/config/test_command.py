@@ -4,7 +4,8 @@ import pytest
 
 from quintet import cli
 from quintet.config.command import parse
-from quintet.config.load import Layer, compose
+from quintet.config.layers import Layer
+from quintet.config.resolve import compose
 from quintet.errors import ConfigError
 
 

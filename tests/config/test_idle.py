@@ -11,12 +11,13 @@ import torch
 import yaml
 from gymnasium.spaces import Box, Dict, Discrete
 
-from quintet.config import load as load_module
-from quintet.config.load import Layer
+from quintet.config import layers
+from quintet.config import resolve as resolution
+from quintet.config.layers import Layer
 from quintet.config.saved import load_config
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
-from quintet.run import launch, resolution
+from quintet.run import launch
 
 PIXELS = {"env.id": "test_idle:Room", "env.num_streams": 2}
 
@@ -86,7 +87,7 @@ def test_a_default_that_does_nothing_is_shown_as_off():
 
 
 def test_what_a_preset_set_is_dropped_and_told(monkeypatch):
-    given = load_module.preset_layers
+    given = layers.preset_layers
 
     def with_more(*args: Any) -> list[Layer]:
         (kind,) = given(*args)

@@ -13,8 +13,9 @@ from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import SyncVectorEnv
 
 from quintet.cli import main
-from quintet.config.kind import KindProbe
-from quintet.config.load import Layer, Loaded, compose, options, preset_layers
+from quintet.config.facts import KindProbe
+from quintet.config.layers import Layer, options, preset_layers
+from quintet.config.resolve import Loaded, compose
 from quintet.config.saved import load_config, load_seeds
 from quintet.envs.config import EnvConfig
 from quintet.envs.resolved import resolve_env

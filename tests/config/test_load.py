@@ -6,14 +6,8 @@ import pytest
 import yaml
 
 from quintet.cli import main
-from quintet.config.load import (
-    Layer,
-    compose,
-    flatten,
-    options,
-    preset_layers,
-    read_file,
-)
+from quintet.config.layers import Layer, flatten, options, preset_layers, read_file
+from quintet.config.resolve import compose
 from quintet.config.run import PARTS, TOP, RunConfig
 from quintet.config.run_dir import read_saved
 from quintet.config.saved import find_run_dir, load_config

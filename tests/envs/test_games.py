@@ -14,7 +14,8 @@ from gymnasium import spaces
 from safetensors.numpy import load_file
 
 import quintet
-from quintet.config.load import Layer, compose
+from quintet.config.layers import Layer
+from quintet.config.resolve import compose
 from quintet.envs.config import EnvConfig
 from quintet.envs.games import SIZE, CoinRace
 from quintet.envs.make import make_group_env

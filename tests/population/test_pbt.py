@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quintet.config.load import Layer, compose
+from quintet.config.layers import Layer
+from quintet.config.resolve import compose
 from quintet.errors import ConfigError
 from quintet.options import CAP, NEAR_1, Tune
 from quintet.population.config import PopulationConfig

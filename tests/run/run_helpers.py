@@ -16,10 +16,10 @@ from small_run import TOY
 import quintet
 from quintet import checkpoint
 from quintet.checkpoint import tensor_hashes
-from quintet.config.load import Layer
+from quintet.config import resolve as resolution
+from quintet.config.layers import Layer
 from quintet.config.saved import load_config
 from quintet.envs.toy import Contextual
-from quintet.run import resolution
 
 SMALL = small_run.SMALL | {"report.interval_s": 0.0, "report.sinks": ("jsonl",)}
 

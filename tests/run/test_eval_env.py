@@ -11,7 +11,8 @@ from run_helpers import SMALL, TOY, run, weights
 
 import quintet
 from quintet.cli import main
-from quintet.config.load import Layer, compose
+from quintet.config.layers import Layer
+from quintet.config.resolve import compose
 from quintet.envs.games import CoinRace
 from quintet.envs.toy import Contextual, FinitePay
 from quintet.errors import ConfigError

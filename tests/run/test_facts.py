@@ -15,7 +15,9 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from torch import Tensor
 
 import quintet
-from quintet.config.load import Layer, compose
+from quintet.config import machine
+from quintet.config.layers import Layer
+from quintet.config.resolve import compose, resolve
 from quintet.config.runtime import RuntimeConfig
 from quintet.envs import envpool_library, pools
 from quintet.envs.envpool import EnvPoolVectorEnv
@@ -27,8 +29,7 @@ from quintet.models import compiled
 from quintet.models.config import resolve_model
 from quintet.observe.advice import RunFacts
 from quintet.protocols import DataPlan
-from quintet.run import facts, resolution
-from quintet.run.resolution import resolve
+from quintet.run import facts
 from quintet.system.compiler import compiler_fault
 from quintet.types import Spaces
 
@@ -87,24 +88,22 @@ def test_compiling_is_worth_it_in_long_runs_of_plain_networks(
     values = SMALL | {"env.id": TOY, "total_env_steps": 32 * updates} | given
     config = compose("ppo", [Layer("call", values)]).config
     model = resolve_model(config.model, seen)
-    assert resolution.worth_compiling(config, model, seen, device) is worth
+    assert machine.worth_compiling(config, model, seen, device) is worth
 
 
 def test_the_option_says_from_when_on_it_compiles() -> None:
     said = RuntimeConfig.model_fields["compile"].description
     assert said is not None
-    assert (
-        f"from {resolution.COMPILE_FROM_UPDATES:,} planned optimizer steps of a policy on" in said
-    )
-    assert f"({resolution.COMPILE_FROM_UPDATES_OF_PICTURES:,} on pictures)" in said
+    assert f"from {machine.COMPILE_FROM_UPDATES:,} planned optimizer steps of a policy on" in said
+    assert f"({machine.COMPILE_FROM_UPDATES_OF_PICTURES:,} on pictures)" in said
 
 
 def test_the_compiler_is_what_cxx_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """And it must make a library with what PyTorch's code includes."""
     monkeypatch.delenv("CXX", raising=False)
-    assert resolution.has_compiler()
+    assert machine.has_compiler()
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert not resolution.has_compiler()
+    assert not machine.has_compiler()
     for said, cure in (("Python.h: No such file", "python3-dev"), ("omp.h: none", "install g++")):
         broken = tmp_path / f"{cure.split()[0]}-cxx"
         broken.write_text(f"#!/bin/sh\necho 'fatal error: {said}' >&2; exit 1\n")
@@ -116,12 +115,12 @@ def test_the_compiler_is_what_cxx_names(monkeypatch: pytest.MonkeyPatch, tmp_pat
         assert cure in fault
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", "/nowhere")
-    assert not resolution.has_compiler()
+    assert not machine.has_compiler()
 
 
 def test_auto_goes_on_uncompiled_and_says_why(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("CXX", "/bin/false")
-    monkeypatch.setattr(resolution, "COMPILE_FROM_UPDATES", 1)
+    monkeypatch.setattr(machine, "COMPILE_FROM_UPDATES", 1)
     given = {"env.num_streams": 2, "unroll_steps": 16, "eval.episodes": 0}
     quintet.train("ppo", "CartPole-v1", 64, 3, tmp_path / "auto", given)
     note = "are not compiled, which makes them slower: /bin/false can't compile"

@@ -11,7 +11,7 @@ from run_helpers import SMALL, iterations, names, run, weights
 
 import quintet
 from quintet import checkpoint
-from quintet.config.load import Layer
+from quintet.config.layers import Layer
 from quintet.config.saved import load_config
 from quintet.envs import random_steps
 from quintet.envs.given import settle

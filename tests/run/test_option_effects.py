@@ -13,7 +13,7 @@ from run_helpers import SMALL, TOY, Where, iterations, make_contextual, names, r
 
 import quintet
 from quintet import checkpoint, evaluation
-from quintet.config.load import Layer
+from quintet.config.layers import Layer
 from quintet.config.run import PARTS, TOP, prefix_of
 from quintet.config.saved import load_config
 from quintet.envs.toy import Contextual, FinitePay

@@ -10,7 +10,7 @@ from small_run import SMALL, TOY
 import quintet
 from quintet import cli
 from quintet.commands.plot import runs_in
-from quintet.config.load import Layer
+from quintet.config.layers import Layer
 from quintet.config.saved import load_config
 from quintet.envs.toy import Contextual
 from quintet.errors import CheckpointError, ConfigError, EnvironmentFault

@@ -13,7 +13,7 @@ import quintet
 from quintet import checkpoint, cli
 from quintet.algorithms.parts.acting import SamplingActor
 from quintet.algorithms.ppo.learner import PPOLearner
-from quintet.config.load import Layer
+from quintet.config.layers import Layer
 from quintet.config.saved import load_config
 from quintet.errors import ConfigError, NonFiniteError
 from quintet.observe.report_files import read_metrics

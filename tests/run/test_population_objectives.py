@@ -11,7 +11,8 @@ import pytest
 from gymnasium import spaces as gym
 
 from quintet.checkpoint import Checkpoint
-from quintet.config.load import Layer
+from quintet.config.layers import Layer
+from quintet.config.resolve import resolve
 from quintet.config.run import RunConfig
 from quintet.config.saved import load_config
 from quintet.run import population as population_of_run
@@ -19,7 +20,6 @@ from quintet.run.folder import RunFolder
 from quintet.run.learners import make_policies
 from quintet.run.policy_run import PolicyRun, leader, objectives
 from quintet.run.population import Population
-from quintet.run.resolution import resolve
 from quintet.runtime.batch import Episode
 from quintet.runtime.loop import Counters
 from quintet.types import Spaces

@@ -18,7 +18,7 @@ from quintet import checkpoint
 from quintet.algorithms import registry
 from quintet.algorithms.impala.learner import ImpalaLearner
 from quintet.algorithms.parts.setup import ALONE
-from quintet.config.load import Layer
+from quintet.config.layers import Layer
 from quintet.config.saved import load_config
 from quintet.errors import ConfigError
 from quintet.protocols import DataPlan, Learner, ReplayPlan

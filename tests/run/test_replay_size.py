@@ -8,9 +8,9 @@ from gymnasium import spaces as gym
 
 from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import PLAIN
-from quintet.config.load import Layer
+from quintet.config import resolve as resolution
+from quintet.config.layers import Layer
 from quintet.config.saved import load_config
-from quintet.run import resolution
 from quintet.run.folder import RunFolder
 from quintet.run.learners import make_learner
 from quintet.run.policy_folder import PolicyFolder

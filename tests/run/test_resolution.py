@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from quintet.config.load import Layer
+from quintet.config.layers import Layer
+from quintet.config.resolve import check_spaces
 from quintet.config.saved import load_config
 from quintet.envs.toy import EndlessPay
 from quintet.errors import ConfigError
-from quintet.run.resolution import check_spaces
 
 
 def test_an_environment_made_for_its_kind_is_not_made_again(tmp_path: Path) -> None:

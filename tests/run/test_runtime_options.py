@@ -10,13 +10,15 @@ from run_helpers import SMALL, TOY, Where, resolved, run, weights
 from torch import nn
 
 from quintet.algorithms.parts.setup import PLAIN
-from quintet.config.load import Layer
+from quintet.config import machine
+from quintet.config import resolve as resolution
+from quintet.config.layers import Layer
 from quintet.config.runtime import RuntimeConfig
 from quintet.config.saved import load_config
 from quintet.envs.toy import Contextual
 from quintet.errors import ConfigError
 from quintet.observe.timing import PhaseTimer
-from quintet.run import learners, resolution, sampling
+from quintet.run import learners, sampling
 from quintet.run.launch import Result
 from quintet.runtime.asynchronous import AsyncSampling
 from quintet.runtime.lockstep import LockstepSampling
@@ -123,7 +125,7 @@ def _inference(where: Where) -> None:
     for backend, size in (("envpool", 2), ("gymnasium", 4)):
         asked = {**SMALL, "env.id": "CartPole-v1", "env.num_streams": 8, "env.backend": backend}
         loaded = load_config("ppo", [], Layer("call", asked | given))
-        assert resolution.streams_per_group(loaded.config, loaded.env) == size
+        assert machine.streams_per_group(loaded.config, loaded.env) == size
 
 
 def _inference_batches(where: Where) -> None:

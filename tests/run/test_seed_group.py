@@ -21,12 +21,13 @@ import quintet
 from quintet import checkpoint
 from quintet.algorithms.ppo.config import PPOConfig
 from quintet.checkpoint import tensor_hashes
-from quintet.config.load import Layer
+from quintet.config import machine
+from quintet.config.layers import Layer
 from quintet.config.run import RunConfig
 from quintet.config.saved import load_seeds
 from quintet.errors import ConfigError, GroupFault
 from quintet.observe.report_files import read_metrics
-from quintet.run import launch, resolution, seed_group
+from quintet.run import launch, seed_group
 from quintet.run.seed_group import Member, run_members
 from quintet.system import entry
 from quintet.system.lock import run_lock
@@ -257,7 +258,7 @@ def test_runs_at_once_share_the_cores(
         return [seed_group.Outcome(None, None)] * len(members)
 
     monkeypatch.setattr(seed_group, "run_members", run_members)
-    for module in (launch, resolution):
+    for module in (launch, machine):
         monkeypatch.setattr(module, "usable_cores", lambda: 4)
     quintet.train("ppo", env, 10**5, None, tmp_path, dict(options), seeds=[1, 2, 3], jobs=jobs)
     assert len(sent) == 3

@@ -23,12 +23,14 @@ from troubles import SMALL, Drifting
 
 import quintet
 from quintet import checkpoint
-from quintet.config.load import Layer, compose
+from quintet.config import resolve as resolution
+from quintet.config.layers import Layer
+from quintet.config.resolve import compose
 from quintet.config.runtime import RuntimeConfig
 from quintet.errors import ConfigError, EnvironmentFault, QuintetError, WorkerFault
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
-from quintet.run import learners, resolution
+from quintet.run import learners
 from quintet.run.sampling import make_sampling, open_source
 from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
 from quintet.runtime.lockstep import LockstepSampling

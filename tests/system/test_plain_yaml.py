@@ -5,7 +5,7 @@ import math
 import pytest
 import yaml
 
-from quintet.config.load import meant, options
+from quintet.config.layers import meant, options
 from quintet.system import files, plain_yaml
 
 

@@ -31,6 +31,11 @@ class NormalizesRewards(Normalizes, Protocol):
     def gamma(self) -> float: ...
 
 
+def flat_obs(batch: Rollout) -> Obs:
+    """The batch's observations in time-major order ``[(T + 1) * B, ...]``."""
+    return {name: x.flatten(0, 1) for name, x in batch.obs.items()}
+
+
 ONLY_LEARNING = ("reward_moments/",)
 """Prefixes of the names of tensors that acting does not need."""
 
@@ -66,12 +71,12 @@ class Normalizers:
 
     @property
     def modules(self) -> dict[str, nn.Module]:
-        """The modules of the learner's state, by name."""
+        """Those of the learner's state, by name."""
         return {"normalizer": self.observations, "reward_moments": self.rewards.moments}
 
     def loads(self, trained: Trained[Any, Any]) -> Callable[[Mapping[str, Tensor]], None]:
-        """A function that loads the weights of a warm start.  It raises ConfigError where rewards
-        are to be divided by statistics that stay as they are, and the weights bring none.
+        """What loads the weights of a warm start.  It raises ConfigError where rewards are to be
+        divided by statistics that stay as they are, and the weights bring none.
         """
 
         def load(weights: Mapping[str, Tensor]) -> None:
@@ -89,6 +94,11 @@ class Normalizers:
                 )
 
         return load
+
+    def flat(self, batch: Rollout) -> Obs:
+        """The batch's normalised observations ``[(T + 1) * B, ...]``."""
+        flat: Obs = self.observations(flat_obs(batch))
+        return flat
 
     @property
     def moved(self) -> bool:

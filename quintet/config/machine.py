@@ -1,23 +1,14 @@
-"""Resolves a loaded configuration on this machine, once the spaces of its environment are known.
+"""Automatic options, as this machine and the spaces of a run's environment have them.
 
-PyTorch is imported only where GPUs or the processor's number formats matter, or a network is made,
-so that most of what spaces rule out is refused before.
+PyTorch is imported only where GPUs or the processor's number formats matter, or a network is made.
 """
 
-from dataclasses import replace
-from typing import Any
-
 from quintet.algorithms import registry
-from quintet.config.idle import facts, judged
-from quintet.config.kind import spaces_of
-from quintet.config.load import Loaded, listed, with_sources
 from quintet.config.run import RunConfig
 from quintet.config.runtime import RuntimeConfig
-from quintet.envs.observation_dtype import with_observation_dtype
 from quintet.envs.resolved import ResolvedEnv
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, is_wide, resolve_model, uses_pictures
-from quintet.spaces import as_json, in_float64, require_same
 from quintet.system import memory
 from quintet.system.compiler import compiler_fault
 from quintet.system.cpus import usable_cores
@@ -32,28 +23,7 @@ _COPIES = 5
 """Of a policy's weights: the learner's, their gradients, two moments, and a publication."""
 
 
-def resolve(loaded: Loaded, spaces: Spaces) -> Loaded:
-    """The configuration for an environment of these spaces on this machine: without options that
-    have no effect, and with every automatic one resolved.
-
-    Raises:
-        ConfigError: the environment, the network or the machine rules it out; names the preset that
-            set a refused option.
-    """
-    registry.require_actions(loaded.config.algo, spaces.action)
-    require_agents(loaded.config, loaded.env)
-    sources = dict(loaded.sources)
-    config = loaded.config.model_copy(update={"env": loaded.env.config})
-    config, idle = judged(config, sources, facts(config, loaded.env, loaded.eval_env, spaces))
-    try:
-        if idle:
-            raise ConfigError(listed(idle))
-        return replace(loaded, config=_resolved(config, loaded.env, spaces), sources=sources)
-    except ConfigError as error:
-        raise ConfigError(with_sources(str(error), loaded.sources)) from error
-
-
-def _resolved(config: RunConfig, env: ResolvedEnv, spaces: Spaces) -> RunConfig:
+def automatic(config: RunConfig, env: ResolvedEnv, spaces: Spaces) -> RunConfig:
     """The configuration with every automatic option resolved for this machine."""
     size = streams_per_group(config, env)
     model = resolve_model(config.model, spaces)
@@ -165,79 +135,6 @@ def _resolve_device(runtime: RuntimeConfig, pictures: bool) -> str:
     return device
 
 
-def check_spaces(loaded: Loaded) -> None:
-    """Raises ConfigError for what the spaces rule out, where they are known or the backend tells
-    them.  The run itself asks once more, after the import of PyTorch.
-    """
-    spaces = loaded.spaces
-    if spaces is None and loaded.env.backend.tells_spaces:
-        spaces = spaces_of(loaded.env)
-    if spaces is not None:
-        resolve(loaded, spaces)
-
-
-def resolved(loaded: Loaded) -> tuple[dict[str, Any], dict[str, str]]:
-    """Every option of a loaded configuration as a run would use it, and its source."""
-    spaces = loaded.spaces or spaces_of(loaded.env)
-    env = with_observation_dtype(loaded.env, spaces)
-    if env.config.observation_dtype == "float64":
-        spaces = in_float64(spaces)
-    loaded = stored_alike(loaded, env)
-    found = resolve(loaded, spaces)
-    now = found.config
-    from quintet.algorithms.parts.setup import PLAIN
-
-    require_networks(now, spaces)
-    require_evaluated(found, spaces)
-    # Refuses spaces that the network can't read or act in.
-    registry.find(now.algo).make_actor(now.learner, now.model, spaces, PLAIN)
-    return found.config.flat(), sources_of(loaded, found)
-
-
-def stored_alike(loaded: Loaded, env: ResolvedEnv) -> Loaded:
-    """The same with this environment, whose ``observation_dtype`` is resolved, and with that of the
-    evaluations stored alike.
-    """
-    evaluated = loaded.eval_env
-    if evaluated is not None:
-        dtype = env.config.observation_dtype
-        evaluated = evaluated.with_options({"observation_dtype": dtype})
-    return replace(loaded, env=env, eval_env=evaluated)
-
-
-def sources_of(loaded: Loaded, found: Loaded) -> dict[str, str]:
-    """Where each value of the resolved configuration `found` comes from."""
-    before, values = loaded.config.flat(), found.config.flat()
-    return {
-        name: source
-        if values[name] == before[name] or source != loaded.sources[name]
-        else f"resolved ({source})"
-        for name, source in found.sources.items()
-    }
-
-
-def require_evaluated(loaded: Loaded, spaces: Spaces) -> None:
-    """Raises ConfigError where policies can't play in the environment of the run's evaluations, of
-    which one is made for that, if it is another than that of training.
-    """
-    env, config = loaded.evaluated, loaded.config
-    if not loaded.plays_elsewhere:
-        return
-    require_same(
-        as_json(spaces),
-        spaces_of(env),
-        "the policy",
-        env.config.id,
-        "give eval.env.id an environment with such spaces, or leave it out",
-    )
-    policies, by_agent = config.population.size, config.population.assignment == "agent"
-    if by_agent and policies > env.num_agents:
-        raise ConfigError(
-            f"population.assignment=agent must have an agent for each of the {policies} policies "
-            f"in evaluations too, got {env.num_agents} of {env.config.id}: give another eval.env.id"
-        )
-
-
 def require_networks(config: RunConfig, spaces: Spaces) -> None:
     """Raises ConfigError if the networks of a resolved configuration can't fit into memory."""
     from quintet.models.size import weights_bytes
@@ -324,10 +221,10 @@ def has_compiler() -> bool:
     return compiler_fault() is None
 
 
-def uncompiled_note(loaded: Loaded, config: RunConfig, spaces: Spaces) -> str | None:
-    """A sentence where `config`, resolved from `loaded`, would be compiled but for the compiler."""
+def uncompiled_note(asked: RunConfig, config: RunConfig, spaces: Spaces) -> str | None:
+    """A sentence where `config`, resolved from `asked`, would be compiled but for the compiler."""
     runtime = config.runtime
-    if loaded.config.runtime.compile != "auto" or runtime.compile == "on":
+    if asked.runtime.compile != "auto" or runtime.compile == "on":
         return None
     if not worth_compiling(config, config.model, spaces, runtime.device) or has_compiler():
         return None

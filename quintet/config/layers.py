@@ -1,7 +1,7 @@
-"""Merges the layers of a configuration and keeps the source of each value.
+"""Layers of a configuration: what they hold, and what their names and values mean.
 
 Layers, later wins: defaults < the learner's own defaults < preset < file < saved run < command line
-(or the caller).  After the merge everything is validated at once, and every fault is listed.
+(or the caller).
 """
 
 import os
@@ -13,21 +13,13 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from quintet.algorithms import presets, registry
-from quintet.config.idle import early_facts, judged, nobody_gave
 from quintet.config.run import ALIASES, PARTS, TOP, RunConfig, prefix_of
-from quintet.config.validate import build, combination_faults
-from quintet.envs.config import EnvConfig
-from quintet.envs.evaluated import evaluated_env
-from quintet.envs.given import EnvSource
-from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.errors import ConfigError, FileFault
 from quintet.options import about
 from quintet.system.files import given_path, read_yaml
-from quintet.types import Spaces
 
 
 @dataclass(frozen=True)
@@ -36,42 +28,6 @@ class Layer:
 
     source: str
     values: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A valid configuration and the source of each of its options.
-
-    env: its environment, resolved.
-    eval_env: that of its evaluations, if they have one of their own.
-    spaces: those of the environment, if one with the same options was made for its kind.
-    notes: messages for the person about the run folder.
-    overwrite: whether a run in its folder is moved aside.
-    """
-
-    config: RunConfig
-    sources: dict[str, str]
-    env: ResolvedEnv
-    spaces: Spaces | None = None
-    notes: tuple[str, ...] = ()
-    overwrite: bool = False
-    eval_env: ResolvedEnv | None = None
-
-    @property
-    def evaluated(self) -> ResolvedEnv:
-        """The environment of its evaluations."""
-        return self.eval_env or self.env
-
-    @property
-    def plays_elsewhere(self) -> bool:
-        """Whether it has evaluations, in another environment than that of training or with other
-        arguments.
-        """
-        of = [
-            (env.source, env.config.id, env.config.kwargs, env.config.backend)
-            for env in (self.env, self.evaluated)
-        ]
-        return self.config.eval.episodes > 0 and of[0] != of[1]
 
 
 def options(algo: str) -> dict[str, FieldInfo]:
@@ -202,44 +158,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None) -> Loaded:
-    """Merges layers, builds every part of the configuration once, and gives the source of every
-    option.
-
-    source: makes the environments, if not their id; then no backend need know the id.
-
-    Raises:
-        ConfigError: lists every unknown name, every bad value and every impossible combination.
-    """
-    values, sources, unknown = _merged(algo, layers)
-    of_env: list[str] = []
-    faults: list[str] = []
-    parts, config = build(algo, values, faults)
-    env = _resolve_env(parts["env"], source, of_env) if "env.id" in values else None
-    eval_env = None
-    if config is not None:
-        config, idle = judged(config, sources, early_facts(config))
-        faults += idle
-        if env is not None and not unknown and "saved run" not in sources.values():
-            # Whose code is not checked yet.
-            config, env = _with_whole_games(config, env, sources)
-            config = _with_whole_minibatches(config, sources)
-        faults += combination_faults(config)
-        if env is not None:
-            try:
-                eval_env = evaluated_env(env, config.eval_env)
-            except ConfigError as error:
-                of_env.append(f"eval.env: {error}")
-    faults = [with_sources(fault, sources) for fault in of_env + faults]
-    if unknown or faults:
-        raise ConfigError(listed([*unknown, *faults]))
-    assert config is not None
-    assert env is not None
-    told = {name: sources.get(name, "default") for name in config.flat()}
-    return Loaded(config, told, env, eval_env=eval_env)
-
-
-def _merged(algo: str, layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+def merged(algo: str, layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """Values and their sources by option, and a sentence on each unknown one."""
     known = options(algo)
     values: dict[str, Any] = {"algo": algo}
@@ -291,6 +210,15 @@ def kinds(info: FieldInfo) -> tuple[Any, ...]:
     return tuple(get_args(x)[0] if get_origin(x) is Annotated else x for x in parts)
 
 
+def nobody_gave(source: str) -> bool:
+    """Whether the source is a preset or the learner, not the user."""
+    return source.startswith(("preset ", "default of "))
+
+
+def is_free(source: str) -> bool:
+    return source == "default" or nobody_gave(source)
+
+
 def with_sources(fault: str, sources: Mapping[str, str]) -> str:
     """The fault, and the options in it that a preset or the learner set."""
     named: dict[str, list[str]] = {}
@@ -308,52 +236,3 @@ def listed(faults: list[str]) -> str:
     if len(faults) == 1:
         return faults[0]
     return f"{len(faults)} faults:\n" + "\n".join(f"  - {fault}" for fault in faults)
-
-
-def _resolve_env(
-    config: BaseModel | None, source: EnvSource | None, faults: list[str]
-) -> ResolvedEnv | None:
-    """The environment, even if other options are at fault."""
-    if not isinstance(config, EnvConfig):
-        return None
-    try:
-        return resolve_env(config, source)
-    except ConfigError as error:
-        faults.append(str(error))
-        return None
-
-
-def _with_whole_games(
-    config: RunConfig, env: ResolvedEnv, sources: dict[str, str]
-) -> tuple[RunConfig, ResolvedEnv]:
-    """A number of streams that nobody gave as a multiple of the agents of a game."""
-    by = sources.get("env.num_streams", "default")
-    made = ":" in env.config.id or env.source is not None
-    if not made or not _free(by):
-        return config, env
-    try:
-        count = env.streams_of(env.config.num_streams)
-    except ConfigError:  # which the run meets again, after all faults of options
-        return config, env
-    if count == env.config.num_streams:
-        return config, env
-    sources["env.num_streams"] = f"resolved ({by})"
-    own = config.env.model_copy(update={"num_streams": count})
-    return config.model_copy(update={"env": own}), env.with_options({"num_streams": count})
-
-
-def _with_whole_minibatches(config: RunConfig, sources: dict[str, str]) -> RunConfig:
-    """Options of the learner that nobody gave as its `suited` returns them."""
-    algorithm = registry.find(config.algo)
-    names = algorithm.config.model_fields
-    free = frozenset(name for name in names if _free(sources.get(name, "default")))
-    streams, learners = config.env.num_streams, config.runtime.num_learners
-    changed = algorithm.suited(config.learner, config.model, streams, learners, free)
-    for name in changed:
-        sources[name] = f"resolved ({sources.get(name, 'default')})"
-    learner = config.learner.model_copy(update=changed)
-    return config.model_copy(update={"learner": learner})
-
-
-def _free(source: str) -> bool:
-    return source == "default" or nobody_gave(source)

@@ -1,4 +1,4 @@
-"""The kind of a run's environment, which chooses its preset if it has none of its own."""
+"""Facts beside the options: the kind and the spaces of the environment, and what needs ask for."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -7,14 +7,18 @@ from typing import Any, Literal, final
 from gymnasium.spaces import Box
 from gymnasium.vector import VectorEnv as ForeignVectorEnv
 
-from quintet.config.load import meant
+from quintet.config.layers import meant
+from quintet.config.run import RunConfig
 from quintet.envs import foreign
+from quintet.envs.backends import BACKENDS
 from quintet.envs.config import EnvConfig
 from quintet.envs.given import EnvSource
 from quintet.envs.make import make_group_env
 from quintet.envs.resolved import ResolvedEnv, resolve_env
+from quintet.models.config import facts_of
 from quintet.models.leaves import is_grid_with_mission, is_image
-from quintet.spaces import action_leaves, action_space_of, observation_leaves
+from quintet.options import Facts
+from quintet.spaces import action_leaves, action_space_of, float64_leaves, observation_leaves
 from quintet.system.files import same_folder
 from quintet.types import Spaces
 
@@ -96,3 +100,34 @@ def _kind_by_spaces(spaces: Spaces) -> EnvKind:
     if any(isinstance(leaf, Box) for leaf in action_leaves(spaces.action)):
         return "vector_continuous"
     return "vector_discrete"
+
+
+def early_facts(config: RunConfig) -> Facts:
+    """What is known before there is an environment."""
+    return Facts(**_parts(config), **facts_of(config.model, None))
+
+
+def facts(
+    config: RunConfig, env: ResolvedEnv, evaluated: ResolvedEnv | None, spaces: Spaces
+) -> Facts:
+    """What is known of a run whose environment was made.
+
+    evaluated: the environment of its evaluations, if it is another.
+    """
+    stepped = [env] if config.runtime.kind == "serial" else []
+    if config.eval.episodes > 0 and config.eval_env.num_processes is None:
+        stepped.append(evaluated or env)
+    return Facts(
+        **_parts(config),
+        **facts_of(config.model, spaces),
+        env=env,
+        evaluated=evaluated or env,
+        stepped=stepped,
+        pools=" or ".join(n for n, one in BACKENDS.usable().items() if not one.in_python),
+        float64=bool(float64_leaves((spaces.own or spaces).observation)),
+    )
+
+
+def _parts(config: RunConfig) -> dict[str, object]:
+    names = ("learner", "runtime", "eval", "population", "self_play")
+    return {name: getattr(config, name) for name in names}

@@ -1,0 +1,291 @@
+"""One pass from layers and facts to the configuration of a run.
+
+`compose` builds every part once and judges what options need as far as it is known before there is
+an environment; `resolve` judges the rest and fills automatic options.  PyTorch is imported only
+where GPUs or the processor's number formats matter, or a network is made, so that most of what
+spaces rule out is refused before.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import BaseModel
+
+from quintet.algorithms import registry
+from quintet.config.facts import early_facts, facts, spaces_of
+from quintet.config.layers import Layer, is_free, listed, merged, nobody_gave, with_sources
+from quintet.config.machine import automatic, require_agents, require_networks
+from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME, PARTS, RunConfig, prefix_of
+from quintet.config.validate import build, combination_faults
+from quintet.envs.config import EnvConfig
+from quintet.envs.evaluated import evaluated_env
+from quintet.envs.given import EnvSource
+from quintet.envs.observation_dtype import with_observation_dtype
+from quintet.envs.resolved import ResolvedEnv, resolve_env
+from quintet.errors import ConfigError
+from quintet.options import Facts, default_of, idle
+from quintet.spaces import as_json, in_float64, require_same
+from quintet.types import Spaces
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A valid configuration and the source of each of its options.
+
+    env: its environment, resolved.
+    eval_env: that of its evaluations, if they have one of their own.
+    spaces: those of the environment, if one with the same options was made for its kind.
+    notes: messages for the person about the run folder.
+    overwrite: whether a run in its folder is moved aside.
+    """
+
+    config: RunConfig
+    sources: dict[str, str]
+    env: ResolvedEnv
+    spaces: Spaces | None = None
+    notes: tuple[str, ...] = ()
+    overwrite: bool = False
+    eval_env: ResolvedEnv | None = None
+
+    @property
+    def evaluated(self) -> ResolvedEnv:
+        """The environment of its evaluations."""
+        return self.eval_env or self.env
+
+    @property
+    def plays_elsewhere(self) -> bool:
+        """Whether it has evaluations, in another environment than that of training or with other
+        arguments.
+        """
+        of = [
+            (env.source, env.config.id, env.config.kwargs, env.config.backend)
+            for env in (self.env, self.evaluated)
+        ]
+        return self.config.eval.episodes > 0 and of[0] != of[1]
+
+
+def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None) -> Loaded:
+    """Merges layers, builds every part of the configuration once, and gives the source of every
+    option.
+
+    source: makes the environments, if not their id; then no backend need know the id.
+
+    Raises:
+        ConfigError: lists every unknown name, every bad value and every impossible combination.
+    """
+    values, sources, unknown = merged(algo, layers)
+    of_env: list[str] = []
+    faults: list[str] = []
+    parts, config = build(algo, values, faults)
+    env = _resolve_env(parts["env"], source, of_env) if "env.id" in values else None
+    eval_env = None
+    if config is not None:
+        config, idle = judged(config, sources, early_facts(config))
+        faults += idle
+        if env is not None and not unknown and "saved run" not in sources.values():
+            # Whose code is not checked yet.
+            config, env = _with_whole_games(config, env, sources)
+            config = _with_whole_minibatches(config, sources)
+        faults += combination_faults(config)
+        if env is not None:
+            try:
+                eval_env = evaluated_env(env, config.eval_env)
+            except ConfigError as error:
+                of_env.append(f"eval.env: {error}")
+    faults = [with_sources(fault, sources) for fault in of_env + faults]
+    if unknown or faults:
+        raise ConfigError(listed([*unknown, *faults]))
+    assert config is not None
+    assert env is not None
+    told = {name: sources.get(name, "default") for name in config.flat()}
+    return Loaded(config, told, env, eval_env=eval_env)
+
+
+def _resolve_env(
+    config: BaseModel | None, source: EnvSource | None, faults: list[str]
+) -> ResolvedEnv | None:
+    """The environment, even if other options are at fault."""
+    if not isinstance(config, EnvConfig):
+        return None
+    try:
+        return resolve_env(config, source)
+    except ConfigError as error:
+        faults.append(str(error))
+        return None
+
+
+def _with_whole_games(
+    config: RunConfig, env: ResolvedEnv, sources: dict[str, str]
+) -> tuple[RunConfig, ResolvedEnv]:
+    """A number of streams that nobody gave as a multiple of the agents of a game."""
+    by = sources.get("env.num_streams", "default")
+    made = ":" in env.config.id or env.source is not None
+    if not made or not is_free(by):
+        return config, env
+    try:
+        count = env.streams_of(env.config.num_streams)
+    except ConfigError:  # which the run meets again, after all faults of options
+        return config, env
+    if count == env.config.num_streams:
+        return config, env
+    sources["env.num_streams"] = f"resolved ({by})"
+    own = config.env.model_copy(update={"num_streams": count})
+    return config.model_copy(update={"env": own}), env.with_options({"num_streams": count})
+
+
+def _with_whole_minibatches(config: RunConfig, sources: dict[str, str]) -> RunConfig:
+    """Options of the learner that nobody gave as its `suited` returns them."""
+    algorithm = registry.find(config.algo)
+    names = algorithm.config.model_fields
+    free = frozenset(name for name in names if is_free(sources.get(name, "default")))
+    streams, learners = config.env.num_streams, config.runtime.num_learners
+    changed = algorithm.suited(config.learner, config.model, streams, learners, free)
+    for name in changed:
+        sources[name] = f"resolved ({sources.get(name, 'default')})"
+    learner = config.learner.model_copy(update=changed)
+    return config.model_copy(update={"learner": learner})
+
+
+def judged(config: RunConfig, sources: dict[str, str], known: Facts) -> tuple[RunConfig, list[str]]:
+    """The configuration with options without effect at rest, and a sentence on each that the user
+    gave.  What a run began with stays, unless a resume may change it.
+
+    sources: of the values, by dotted name; those of options that are put to rest change.
+    """
+    faults: list[str] = []
+    needs = registry.find(config.algo).needs.items()
+    for part in ("", *PARTS, "learner"):
+        options = getattr(config, part) if part else config
+        prefix = prefix_of(part) if part in PARTS else ""
+        others = {n.removeprefix(prefix): need for n, need in needs if n.startswith(prefix)}
+        while True:
+            still = {
+                name: one
+                for name, one in idle(options, known, prefix, others).items()
+                if getattr(options, name) not in (one.rest, AUTOMATIC.get(prefix + name, one.rest))
+            }
+            resting = [n for n in still if _may_rest(prefix + n, sources.get(prefix + n))]
+            if not resting:
+                break
+            for name in resting:
+                default = still[name].rest == default_of(type(options), name)
+                _tell(sources, prefix + name, default)
+            # Which may give another option an effect.
+            options = options.model_copy(update={name: still[name].rest for name in resting})
+            config = config.model_copy(update={part: options}) if part else options
+        faults += [
+            f"{prefix}{n}={getattr(options, n)} has no effect without {one.needs}; leave it out"
+            for n, one in still.items()
+            if sources.get(prefix + n) != "saved run"
+        ]
+    return config, faults
+
+
+def _may_rest(name: str, source: str | None) -> bool:
+    """Whether the user did not give an option, nor has a run begun with it that keeps it."""
+    if source == "saved run":
+        return name in MAY_CHANGE_ON_RESUME
+    return source is None or source == "default" or nobody_gave(source)
+
+
+def _tell(sources: dict[str, str], name: str, default: bool) -> None:
+    """Tells that a value, which may be the default, replaces one without effect."""
+    if (source := sources.get(name, "default")) != "default":
+        who = source.removeprefix("default of ")
+        word = "default" if default else "resolved"
+        sources[name] = f"{word} (that of {who} has no effect here)"
+
+
+def resolve(loaded: Loaded, spaces: Spaces) -> Loaded:
+    """The configuration for an environment of these spaces on this machine: without options that
+    have no effect, and with every automatic one resolved.
+
+    Raises:
+        ConfigError: the environment, the network or the machine rules it out; names the preset that
+            set a refused option.
+    """
+    registry.require_actions(loaded.config.algo, spaces.action)
+    require_agents(loaded.config, loaded.env)
+    sources = dict(loaded.sources)
+    config = loaded.config.model_copy(update={"env": loaded.env.config})
+    config, idle = judged(config, sources, facts(config, loaded.env, loaded.eval_env, spaces))
+    try:
+        if idle:
+            raise ConfigError(listed(idle))
+        return replace(loaded, config=automatic(config, loaded.env, spaces), sources=sources)
+    except ConfigError as error:
+        raise ConfigError(with_sources(str(error), loaded.sources)) from error
+
+
+def check_spaces(loaded: Loaded) -> None:
+    """Raises ConfigError for what the spaces rule out, where they are known or the backend tells
+    them.  The run itself asks once more, after the import of PyTorch.
+    """
+    spaces = loaded.spaces
+    if spaces is None and loaded.env.backend.tells_spaces:
+        spaces = spaces_of(loaded.env)
+    if spaces is not None:
+        resolve(loaded, spaces)
+
+
+def resolved(loaded: Loaded) -> tuple[dict[str, Any], dict[str, str]]:
+    """Every option of a loaded configuration as a run would use it, and its source."""
+    spaces = loaded.spaces or spaces_of(loaded.env)
+    env = with_observation_dtype(loaded.env, spaces)
+    if env.config.observation_dtype == "float64":
+        spaces = in_float64(spaces)
+    loaded = stored_alike(loaded, env)
+    found = resolve(loaded, spaces)
+    now = found.config
+    from quintet.algorithms.parts.setup import PLAIN
+
+    require_networks(now, spaces)
+    require_evaluated(found, spaces)
+    # Refuses spaces that the network can't read or act in.
+    registry.find(now.algo).make_actor(now.learner, now.model, spaces, PLAIN)
+    return found.config.flat(), sources_of(loaded, found)
+
+
+def stored_alike(loaded: Loaded, env: ResolvedEnv) -> Loaded:
+    """The same with this environment, whose ``observation_dtype`` is resolved, and with that of the
+    evaluations stored alike.
+    """
+    evaluated = loaded.eval_env
+    if evaluated is not None:
+        dtype = env.config.observation_dtype
+        evaluated = evaluated.with_options({"observation_dtype": dtype})
+    return replace(loaded, env=env, eval_env=evaluated)
+
+
+def sources_of(loaded: Loaded, found: Loaded) -> dict[str, str]:
+    """Where each value of the resolved configuration `found` comes from."""
+    before, values = loaded.config.flat(), found.config.flat()
+    return {
+        name: source
+        if values[name] == before[name] or source != loaded.sources[name]
+        else f"resolved ({source})"
+        for name, source in found.sources.items()
+    }
+
+
+def require_evaluated(loaded: Loaded, spaces: Spaces) -> None:
+    """Raises ConfigError where policies can't play in the environment of the run's evaluations, of
+    which one is made for that, if it is another than that of training.
+    """
+    env, config = loaded.evaluated, loaded.config
+    if not loaded.plays_elsewhere:
+        return
+    require_same(
+        as_json(spaces),
+        spaces_of(env),
+        "the policy",
+        env.config.id,
+        "give eval.env.id an environment with such spaces, or leave it out",
+    )
+    policies, by_agent = config.population.size, config.population.assignment == "agent"
+    if by_agent and policies > env.num_agents:
+        raise ConfigError(
+            f"population.assignment=agent must have an agent for each of the {policies} policies "
+            f"in evaluations too, got {env.num_agents} of {env.config.id}: give another eval.env.id"
+        )
