@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,12 @@ def test_the_document_has_every_line_of_the_package_in_order() -> None:
             said.setdefault(name, []).extend(filter(None, block[2].splitlines()))
     for name, source in FILES.items():
         assert said[name] == list(filter(None, source.splitlines())), name
+
+
+def test_the_document_has_every_field_of_a_record() -> None:
+    text = QUOTED.read_text()
+    names = {field.name for field in fields(registry.Algorithm)}
+    assert {name for name in names if f"`{name}`" not in text and f"{name}=" not in text} == set()
 
 
 def test_the_package_is_short() -> None:
