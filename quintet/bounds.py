@@ -11,10 +11,12 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Le, Lt
 
 MOST_STEPS = 10**15
-"""Of env_steps and of versions; float64, in which they are reported, holds all of these exactly."""
+"""Largest number of env_steps and versions; float64, in which they are reported, holds them
+exactly.
+"""
 
 MOST_ROWS = 10**9
-"""Of a batch or a minibatch."""
+"""Largest number of rows of a batch or a minibatch."""
 
 MOST_UNROLL = 100_000
 """Steps of an unroll, of which each has views of its own, made at the start."""
@@ -35,13 +37,13 @@ MOST_LAYERS = 1000
 """Layers of a network."""
 
 MOST_COUNT = 10**6
-"""Of other things that are counted."""
+"""Largest number of other things."""
 
 MOST_SECONDS = 10**6
-"""Of a wait; the system's clocks count the milliseconds of one in 32 bits."""
+"""Longest wait in seconds; the system's clocks count the milliseconds of one in 32 bits."""
 
 LARGEST = 1e30
-"""Of a number that becomes float32, which holds numbers up to 3.4e38."""
+"""Largest number that becomes float32, which holds numbers up to 3.4e38."""
 
 Bounded = Annotated[float, Ge(-LARGEST), Le(LARGEST)]
 """A number that float32 can hold."""

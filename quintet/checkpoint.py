@@ -63,7 +63,7 @@ _READ_ATTEMPTS = 10  # a read during a replacement starts again
 
 @final
 class CheckpointConfig(BaseModel):
-    """When checkpoints are written and which of them are kept."""
+    """Schedule of checkpoints, and the number that is kept."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

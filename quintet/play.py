@@ -17,7 +17,7 @@ from quintet.runtime.turns import Begun, held
 from quintet.uniform import UniformActor
 
 Player = Actor | UniformActor
-"""What acts in an evaluation."""
+"""Actor of an evaluation."""
 
 
 def _on_stderr(line: str) -> None:
@@ -27,7 +27,7 @@ def _on_stderr(line: str) -> None:
 @final
 @dataclass(frozen=True)
 class How:
-    """What plays, and how; see `evaluate`.
+    """Options of an evaluation; see `evaluate`.
 
     timeout_s: how long a step may take in another process.
     say, notice, who: see `SpreadEnv.tell`.
@@ -176,7 +176,7 @@ def play(vector: VectorEnv, how: How, num_agents: int = 1, watch: Watch | None =
 
 
 def _seated(how: How, num_games: int, num_agents: int) -> tuple[Any, NDArray[np.bool_]]:
-    """Who acts for all streams, and which are the evaluated actor's."""
+    """Actors of all streams, and the streams of the evaluated actor."""
     game, agent = np.divmod(np.arange(num_games * num_agents), num_agents)
     if not how.others:
         return how.actor, np.ones(len(game), np.bool_)
@@ -207,7 +207,7 @@ class _Games:
 
     @property
     def _played(self) -> NDArray[np.bool_]:
-        """Which games are in play and of their share."""
+        """Games that are in play and count."""
         return (self.ended < self.share) & ~self.out
 
     @property

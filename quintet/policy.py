@@ -56,7 +56,7 @@ _NOT_AS_DESCRIBED = (
     ArithmeticError,
     AssertionError,
 )
-"""What a description raises that no run wrote, Gymnasium's own checks included."""
+"""Errors of a description that no run wrote, with those of Gymnasium's checks."""
 
 
 def describe(
@@ -88,7 +88,7 @@ def _spaces_from_json(data: Mapping[str, Any]) -> Spaces:
 
 
 def _form(of: Spaces) -> tuple[Any, ...]:
-    """What spaces have in common with those that are stored for them."""
+    """Shapes that spaces must share with the spaces stored for them."""
     shapes = {path: leaf.shape for path, leaf in spaces.observation_leaves(of.observation).items()}
     return shapes, spaces.action_shape(of.action), spaces.mask_sizes(of.action)
 
@@ -255,7 +255,7 @@ class Policy:
         return actor
 
     def _is_first(self, given: Any, state: State | None, obs: Obs) -> Tensor:
-        """Where episodes begin ``[B]``, as given; without that everywhere if there is no state."""
+        """Starts of episodes ``[B]``, as passed; by default all streams if there is no state."""
         count = next(iter(obs.values())).shape[0]
         if given is None:
             return torch.full((count,), state is None)
@@ -485,7 +485,7 @@ def require_finite(path: Path, tensors: Mapping[str, Tensor], encoder: str) -> N
 
 
 def not_finite(tensors: Mapping[str, Tensor], encoder: str, where: str = "") -> str | None:
-    """Which of the tensors holds a NaN or an infinity, see `require_finite`; None if none does."""
+    """Name of a tensor with a NaN or an infinity, see `require_finite`; None if there is none."""
     for name, x in tensors.items():
         if not x.is_floating_point() or bool(torch.isfinite(x).all()):
             continue

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """Which rows are kept and how batches are drawn from them.
+    """Rules of a replay: the rows that it keeps, and how batches are drawn.
 
     kind: windows: `steps` rows that begin at any valid row of a stream, drawn uniformly over all of
         them, without recurrent state; sequences: whole unrolls as they were collected, with
@@ -79,7 +79,7 @@ class DataPlan:
 
 
 class UpdateAdvice(NamedTuple):
-    """What a person is told about the speed of a learner's update, in the learner's options.
+    """Advice on the speed of a learner's update, in the learner's options.
 
     work: how it learns from a batch, as in "10 passes in minibatches of 64"; may be "".
     less_work: ways to a faster update, each with its option, as in "fewer passes than 10
@@ -138,7 +138,7 @@ class Actor(Protocol):
 
     @property
     def record_specs(self) -> Mapping[str, TensorSpec]:
-        """What `act` records per step, by name."""
+        """Records of `act` per step, by name."""
         ...
 
     @property

@@ -96,7 +96,7 @@ def is_text(space: Space) -> bool:
 
 
 def _instead_of(leaf: Space) -> str:
-    """What to do about a leaf without a fixed shape."""
+    """Advice on a leaf without a fixed shape."""
     if is_text(leaf) or isinstance(leaf, spaces.Sequence):
         return (
             "give what makes its single environments, whose texts and sequences become arrays of a "
@@ -201,8 +201,8 @@ def _stored_leaf(leaf: Space, *, float64: bool = False) -> Space:
 
 
 def unmeant(leaf: Space) -> np.ndarray[Any, Any]:
-    """Which finite bounds of a leaf are so large that they say that there is none, as the greatest
-    number of a dtype does, ``[2, *shape]``: low and high of a Box of floats.
+    """Finite bounds of a leaf that count as none, as the largest number of a dtype, ``[2,
+    *shape]``: low and high of a Box of floats.
     """
     if not isinstance(leaf, spaces.Box) or np.dtype(leaf.dtype).kind != "f":
         return np.zeros((2, *(leaf.shape or ())), np.bool_)
@@ -246,8 +246,8 @@ def _require_action_keys(space: Space) -> None:
 
 
 def action_remarks(space: Space) -> tuple[str, ...]:
-    """What a person should know of an action space that is stored in another form: a sentence on
-    bounds that count as none.
+    """Notice about an action space that is stored in another form: a sentence on bounds that count
+    as none.
     """
     if not any(unmeant(leaf).any() for leaf in action_leaves(space)):
         return ()
@@ -406,8 +406,8 @@ def for_networks(data: Any) -> Any:
 
 
 def other_spaces(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Those of ``observation_space`` and ``action_space``, described by `to_json`, that differ for
-    a network, as spaces, by "observation space" and "action space".  Names and the order of leaves
+    """Spaces (``observation_space``, ``action_space``), described by `to_json`, that differ for a
+    network, as spaces, by "observation space" and "action space". Names and the order of leaves
     count, bounds of observations and float64 don't.
     """
     differ = {}

@@ -20,7 +20,7 @@ millisecond per step, and ten on pictures.
 """
 
 _COPIES = 5
-"""Of a policy's weights: the learner's, their gradients, two moments, and a publication."""
+"""Copies of a policy's weights: the learner's, their gradients, two moments, and a publication."""
 
 
 def automatic(config: RunConfig, env: ResolvedEnv, spaces: Spaces) -> RunConfig:

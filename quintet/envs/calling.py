@@ -14,7 +14,7 @@ from quintet.system.user_state import lacking
 
 
 def call_maker(maker: Callable[..., Any], env_id: str, kwargs: Mapping[str, Any]) -> Any:
-    """What `maker` makes; its errors become a ConfigError that says what to do."""
+    """Environment that `maker` makes; its errors become a ConfigError that says what to do."""
     try:
         with forks.kept_out(env_id):
             return maker(**kwargs)

@@ -1,4 +1,4 @@
-"""What an environment gives, how fast, and whether a seed fixes it: checks before a run."""
+"""Checks of an environment before a run: its spaces, its speed, whether a seed fixes it."""
 
 import math
 from contextlib import closing
@@ -35,7 +35,7 @@ _WIDER = 1e-6  # of a bound, relative to it, for rounding
 @final
 @dataclass
 class EnvCheck:
-    """What was found; times in seconds of one environment, returns in raw reward units.
+    """Results of a check; times in seconds of one environment, returns in raw reward units.
 
     reward_shaping: the values that the environment declares as tunable.
     steps: of both environments together, resets aside.
@@ -127,14 +127,14 @@ def _look_at_shaping(found: EnvCheck, env: GymnasiumVectorEnv) -> None:
 
 
 def _difference(a: dict[str, int], b: dict[str, int], number: int) -> str:
-    """What differs between two rows, by their hashes, or ""."""
+    """First part in which two rows differ, by their hashes, or ""."""
     where = "the reset" if number == 0 else f"step {number}"
     return next((f"{name} at {where}" for name in a if a[name] != b[name]), "")
 
 
 @final
 class _Statistics:
-    """What rows of both environments amount to, for a check."""
+    """Counts and sums over the rows of both environments, for a check."""
 
     def __init__(self, found: EnvCheck, env: VectorEnv, seed: int):
         self.found, self.count = found, env.num_streams

@@ -72,8 +72,8 @@ _CHEAP_FAMILIES = frozenset(
     ("box2d", "classic_control", "jumanji", "highway", "minigrid", "pgx", "toy_text")
 )
 _DEFAULT_KWARGS: dict[str, dict[str, Any]] = {"vizdoom": {"use_combined_action": True}}
-"""Of families, in place of EnvPool's own: one discrete action for buttons pressed together, where
-EnvPool takes the strength of each button, without an upper bound.
+"""Options of families in place of EnvPool's own: one discrete action for buttons pressed together,
+where EnvPool takes the strength of each button, without an upper bound.
 """
 _FRAME_SKIP_FAMILIES = frozenset(("atari", "vizdoom"))
 _FRAMES_PER_S = {"atari": 60.0, "box2d": 50.0, "minigrid": 10.0, "vizdoom": 35.0}

@@ -14,7 +14,7 @@ Array = NDArray[Any]
 
 
 class _Places(NamedTuple):
-    """Where each array stands in what a step gives; of `info` what is one array, by name."""
+    """Positions of the arrays in a step's result; entries of `info` that are one array, by name."""
 
     obs: Any
     reward: int

@@ -1,5 +1,5 @@
-"""What is known of EnvPool before its import, which takes about a second: whether it is installed,
-its ids and their families, and the library that must be loaded before it.
+"""Facts about EnvPool before its import, which takes about a second: whether it is installed, its
+ids and their families, and the library that must be loaded before it.
 """
 
 import ctypes

@@ -27,8 +27,8 @@ _SINGLE = (
 
 
 def way_out(env: object) -> str:
-    """What to do with an object that is no Gymnasium environment, so that it can be trained on; ""
-    where it has nothing of an environment.
+    """Advice on an object that is no Gymnasium environment; "" if it does not look like an
+    environment.
     """
     if isinstance(env, (gymnasium.Env, VectorEnv)):
         return ""
@@ -63,7 +63,7 @@ def takes_seed(env: Any) -> bool:
 
 
 def step_fault(result: object) -> str | None:
-    """What is wrong with the form of a step's result; None: nothing."""
+    """Fault in the form of a step's result; None: there is none."""
     size = len(result) if isinstance(result, (tuple, list)) else 0
     if size == 5:
         return None
@@ -77,7 +77,7 @@ def step_fault(result: object) -> str | None:
 
 
 def reset_fault(result: object) -> str | None:
-    """What is wrong with the form of a reset's result; None: nothing."""
+    """Fault in the form of a reset's result; None: there is none."""
     pair = isinstance(result, (tuple, list)) and len(result) == 2
     if pair and (result[1] is None or isinstance(result[1], Mapping)):  # type: ignore[index]
         return None
@@ -178,8 +178,8 @@ def require_spaces(env: Any, env_id: str, prefix: str = "") -> None:
 
 
 def call_fault(env: Any, error: BaseException) -> str | None:
-    """What is wrong with an environment of the old API whose call raised `error`; None: it was not
-    for its API.
+    """Fault of an environment of the old API whose call raised `error`; None: its API is not the
+    cause.
     """
     if isinstance(error, TypeError) and "'seed'" in str(error) and not takes_seed(env):
         return f"has a reset without a seed, as in the old API of Gym; it must be {RESET}"

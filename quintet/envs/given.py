@@ -59,7 +59,7 @@ def settle(env: GivenEnv) -> tuple[dict[str, Any], EnvSource | None]:
 
 
 def _like(env: gymnasium.Env[Any, Any]) -> tuple[dict[str, Any], EnvSource | None]:
-    """What makes environments like one of `gymnasium.make`, by its specification."""
+    """Maker of environments like one of `gymnasium.make`, by its specification."""
     spec = env.spec
     if spec is None:
         name = type(env.unwrapped).__name__

@@ -32,7 +32,7 @@ from quintet.system.signals import STOPS
 
 @dataclass(frozen=True)
 class Leaf:
-    """How one observation leaf is found, checked and stored."""
+    """Access to one observation leaf: where it is found, how it is checked and stored."""
 
     path: str
     keys: tuple[str | int, ...]

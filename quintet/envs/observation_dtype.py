@@ -16,7 +16,7 @@ from quintet.system.files import same_folder
 from quintet.types import Spaces
 
 _STEPS = 64
-"""Of random actions, in which an observation shows how much it changes."""
+"""Number of steps of random actions, in which an observation shows how much it changes."""
 
 _SEED = 0
 

@@ -21,7 +21,7 @@ class Row:
     seconds: float
 
     def hashes(self) -> dict[str, int]:
-        """Of the bytes of each part, by a name for people."""
+        """Hashes of the bytes of each part, by a name for messages."""
         row = self.row
         arrays = {f"observation {name!r}": x for name, x in row.obs.items()}
         if self.number:

@@ -37,8 +37,8 @@ class ResolvedEnv:
 
     @property
     def kind(self) -> Literal["id", "maker", "group maker", "vector environment"]:
-        """What it comes from: an id of a backend, a maker of single environments, a maker of groups
-        (with a parameter ``num_envs``), or a vector environment.
+        """Source of the environment: an id of a backend, a maker of single environments, a maker of
+        groups (with a parameter ``num_envs``), or a vector environment.
 
         Imports the module of an import string.
         """
@@ -60,7 +60,7 @@ class ResolvedEnv:
 
     @property
     def backend(self) -> Backend:
-        """Who implements it."""
+        """Record of the backend that implements it."""
         return BACKENDS.find(self.config.backend)
 
     @property

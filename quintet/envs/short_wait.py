@@ -62,5 +62,5 @@ class ShortWait:
 
 
 def _times_slept() -> int:
-    """How often this thread gave up its core to wait."""
+    """Number of times that this thread gave up its core to wait."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw

@@ -1,4 +1,4 @@
-"""Which episodes count as won: the rules of ``env.success``.
+"""Rules of ``env.success``, by which episodes count as won.
 
 There are two rules, both about the step that ends an episode:
 

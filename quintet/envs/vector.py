@@ -203,7 +203,7 @@ def check_finite(
 
 
 def coarse(name: str, low: Array, high: Array, of: Spaces, *, normalized: bool) -> str | None:
-    """What is lost of a leaf in float32, in which networks compute; None: little.
+    """Loss of differences of a leaf in float32, in which networks compute; None: little is lost.
 
     Args:
         low, high: its least and greatest values seen, ``[*shape]``, in the dtype that is stored.
@@ -241,4 +241,4 @@ OFFSET = 2.0**16
 """Numbers below this are no offset that a person would miss."""
 
 _FEWEST_STEPS = 64
-"""Of float32 in the span of a leaf, below which learning sees a staircase."""
+"""Number of float32 values in the span of a leaf, below which learning sees a staircase."""

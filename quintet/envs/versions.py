@@ -38,7 +38,7 @@ def is_ales(env_id: str) -> bool:
 
 
 def taken_by_gymnasium(env_id: str, names: Iterable[str]) -> tuple[str, list[str]]:
-    """Those of `names` that are arguments of Gymnasium's environment of that id, or of the newest
+    """Names, of `names`, that are arguments of Gymnasium's environment of that id, or of the newest
     version of its name, and its id; "" where Gymnasium itself has none.
     """
     known = [env_id] if env_id in gymnasium.registry else versions_of(env_id, gymnasium.registry)

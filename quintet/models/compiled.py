@@ -54,8 +54,8 @@ class Graph(Generic[P, R]):
         self._graphs: dict[Hashable, Callable[..., R]] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Of tensors, and dicts, tuples and dataclasses of them, by position.  Those without
-        dimensions are not float64, which PyTorch can't compile ahead.
+        """Layout of tensors, and of dicts, tuples and dataclasses of them, by position. Those
+        without dimensions are not float64, which PyTorch can't compile ahead.
         """
         assert not kwargs
         layout = _layout(args)
@@ -90,7 +90,7 @@ class Graph(Generic[P, R]):
 
 
 def _layout(arg: Any) -> Hashable:
-    """Of a tensor, or of what holds some."""
+    """Dtype, shape and stride of every tensor in an argument."""
     if isinstance(arg, Tensor):
         return arg.dtype, arg.shape, arg.stride()
     if isinstance(arg, dict):

@@ -67,7 +67,7 @@ _made: WeakSet[nn.Module] = WeakSet()
 
 
 def encoder_name(maker: Maker) -> str:
-    """What ``model.encoder`` holds of a class or function that was given in Python; raises
+    """Value of ``model.encoder`` for a class or function that was passed in Python; raises
     ConfigError if it makes no modules, or its name stands for another one.
     """
     if _makes_none(maker):
@@ -165,7 +165,7 @@ class CustomEncoder(nn.Module):
 
 
 def _require_new(made: Any, name: str) -> nn.Module:
-    """What a class or function has made, if it is a module of its own."""
+    """Module that a class or function has made, if it is a new one."""
     if not isinstance(made, nn.Module):
         raise ConfigError(
             f"model.encoder={name} must make a torch.nn.Module, it gave {type(made).__name__}; "
@@ -200,7 +200,7 @@ def _ones(space: Space, samples: Tensor) -> Tensor:
 
 
 def _trial(module: nn.Module, name: str, leaves: Leaves) -> Any:
-    """What the module gives for samples of the spaces.  Where it raises an error, small numbers are
+    """Output of the module for samples of the spaces. Where it raises an error, small numbers are
     tried in place of these: what is seen may be much less than what bounds allow.
     """
     drawn = {path: _samples(space) for path, space in leaves.items()}

@@ -75,7 +75,9 @@ def layers(sizes: tuple[int, ...], activation: str, layer_norm: bool) -> nn.Sequ
 
 
 LEAST_UNITS = 64
-"""Of a hidden layer whose width is that of an encoder's features, which may be as few as one."""
+"""Least width of a hidden layer that is as wide as an encoder's features, which may be as few as
+one.
+"""
 
 MOST_VALUES = 2**16
 """Most values of a discrete leaf that is flattened, which makes as many numbers per observation."""
@@ -119,13 +121,13 @@ class Mlp(nn.Module):
         return x
 
     def flat(self, obs: Obs) -> Tensor:
-        """What the first layer reads."""
+        """Flat inputs of the first layer."""
         flat = [flatten_leaf(obs[name], form) for name, form in self.forms.items()]
         return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
 
 
 class LeafForm(NamedTuple):
-    """How a leaf is flattened, in Python's own numbers: the compiler can't read a space's.
+    """Flattening of a leaf, in Python's own numbers, since the compiler can't read a space's.
 
     starts, sizes: of its discrete values, one or one for each place; empty if it is not discrete.
     scaled: whether bytes are scaled to [0, 1].

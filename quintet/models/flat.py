@@ -75,7 +75,7 @@ class ModuleTensors:
         self._checked = False
 
     def read(self, but: tuple[str, ...] = ()) -> dict[str, Tensor]:
-        """By name, in the modules' memory.
+        """Tensors by name, in the modules' memory.
 
         but: how names begin that are left out.
         """

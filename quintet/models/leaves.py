@@ -1,4 +1,4 @@
-"""What the leaves of an observation are to a network: pictures, grids, numbers to normalise."""
+"""Roles of an observation's leaves in a network: pictures, grids, numbers to normalise."""
 
 import numpy as np
 from gymnasium import spaces as gym_spaces

@@ -80,7 +80,7 @@ def _moments_of_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def block_rows(rows: Tensor) -> int:
-    """How many of the rows ``[N, ...]`` to process at once so that intermediate results stay in the
+    """Number of rows ``[N, ...]`` to process at once so that intermediate results stay in the
     processor's cache.
     """
     return max(1, 2**19 // max(1, rows[:1].numel()))

@@ -19,7 +19,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def sequential(layers: nn.Sequential, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """What linear layers, LayerNorms and activations make of rows ``[N, I]``.
+    """Output of linear layers, LayerNorms and activations for rows ``[N, I]``.
 
     weights: of each parameter of `layers`, by its name, one for every row ``[N, ...]``.
     """

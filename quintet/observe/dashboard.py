@@ -236,7 +236,7 @@ def _successes(view: View, width: int) -> list[_Block]:
 
 
 def _policies(view: View, width: int) -> list[_Block]:
-    """Of several policies a line for each: its objective, return, copies and hyperparameters."""
+    """A line for each of several policies: its objective, return, copies and hyperparameters."""
     own: dict[int, dict[str, float]] = {}
     for name, x in view.report.items():
         if (policy := policy_of(name)) >= 0:

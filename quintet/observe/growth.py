@@ -8,7 +8,7 @@ from typing import NamedTuple, final
 from quintet.system.memory import free_bytes
 
 _FIRST_S = 120.0
-"""How long a process may fill its caches before its growth counts."""
+"""Seconds in which a process may fill its caches before its growth counts."""
 
 _EVERY_S, _WINDOWS = 30.0, 6
 """Least length of a window, and how many of them in succession must have grown."""

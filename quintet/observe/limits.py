@@ -1,4 +1,4 @@
-"""What limits the speed of a run, in one sentence, and what to do about it."""
+"""The limit of a run's speed in one sentence, with advice."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,7 +27,7 @@ _AT_WORK: tuple[Phase, ...] = ("stepping", "acting")  # of workers
 _TURNS = 0.2  # smallest share of each of two processes that take turns
 
 Cause = Phase | Literal["others", "turns", "server", "answers", "balance"]
-"""What limits the speed: a phase of a process; other processes of the machine; taking turns; the
+"""Limit of the speed: a phase of a process; other processes of the machine; taking turns; the
 inference server; the messages to it; nothing alone.
 """
 
@@ -60,7 +60,7 @@ def limit(load: Load, facts: RunFacts, *, starting: bool = False) -> str:
 
 
 def _told_of_start(why: Cause, shares: Mapping[Phase, float], facts: RunFacts) -> str:
-    """What the time went into so far, where that comes once at every start; else ""."""
+    """Work that comes once at every start and took the time so far; else ""."""
     first = max(shares, key=lambda phase: shares[phase])
     if facts.compiles:
         elsewhere = why == "acting" and facts.num_workers > 0
@@ -80,7 +80,7 @@ def _told_of_start(why: Cause, shares: Mapping[Phase, float], facts: RunFacts) -
 
 
 def cause(load: Load, facts: RunFacts, *, alone: bool = False) -> Cause:
-    """What limits the speed; in the serial runtime the phase that takes most time.
+    """Limit of the speed; in the serial runtime the phase that takes most time.
 
     alone: whether other processes are left out.
     """

@@ -286,7 +286,7 @@ class _Episode(NamedTuple):
 
 @dataclass
 class _Sums:
-    """Of episodes since a report; judged: those in which success is defined.
+    """Sums over the episodes since a report; judged: those in which success is defined.
 
     return_squares: of the returns' distances from their mean.
     """
@@ -366,7 +366,7 @@ class EpisodeStats:
         return values | ({"episode/success_rate": new.won / new.judged} if new.judged else {})
 
     def save(self) -> dict[str, float] | None:
-        """What was added since the last report, for a checkpoint; None if nothing was."""
+        """Sums since the last report, for a checkpoint; None if there are none."""
         return asdict(self._new) if self._new.count else None
 
     def load(self, saved: Mapping[str, Any] | None) -> None:

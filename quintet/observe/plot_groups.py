@@ -1,4 +1,4 @@
-"""What runs have in common, and the names by which plots tell them apart."""
+"""Groups of runs in plots, and their names."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -53,13 +53,13 @@ def _told_apart(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _parted(configs: Sequence[Mapping[str, Any]], name: str) -> tuple[int, ...]:
-    """Which of the configurations have the same value: for each the number of the first."""
+    """Configurations with the same value: for each the number of the first."""
     values = [json.dumps(config.get(name), default=str) for config in configs]
     return tuple(values.index(value) for value in values)
 
 
 def _differing(configs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
-    """Those of the options that don't have one value in all configurations."""
+    """Options that don't have one value in all configurations."""
     return [
         name
         for name in names

@@ -54,7 +54,7 @@ HISTOGRAM_BINS = 30
 
 @final
 class ReportConfig(BaseModel):
-    """How often a run reports, and where to."""
+    """Interval and destinations of a run's reports."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

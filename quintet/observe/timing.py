@@ -15,8 +15,8 @@ Phase = Literal[
     "evaluation",
     "other",
 ]
-"""What a process does at a time; "making" is all that a restart of its streams takes, "other"
-everything without a name.
+"""Phases of a process; "making" is all that a restart of its streams takes, "other" everything
+without a name.
 """
 
 PHASES: tuple[Phase, ...] = get_args(Phase)

@@ -11,7 +11,7 @@ from quintet.observe.text_curve import TextCurve
 from quintet.protocols import Part
 
 OBJECTIVE = "/population/objective"
-"""How the name of a policy's objective ends."""
+"""End of the name of a policy's objective."""
 
 
 @dataclass

@@ -22,7 +22,7 @@ from quintet.observe.report_files import Kept
 from quintet.system import files
 
 PROJECT = "quintet"
-"""Where the variable WANDB_PROJECT names none."""
+"""Project, unless the variable WANDB_PROJECT names one."""
 
 ID_FILE = "wandb.json"
 """In the run's folder: the id by which a resumed run goes on."""

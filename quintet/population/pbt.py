@@ -23,14 +23,14 @@ CAP_FACTOR = 1.005
 
 
 class Bounds(NamedTuple):
-    """What a value may be, both ends included."""
+    """Range of a value, with both ends."""
 
     low: float = -math.inf
     high: float = math.inf
 
 
 class Rules(NamedTuple):
-    """What mutations go by.
+    """Rules of mutations.
 
     first: the learner's options.
     bounds: of values that have some.
@@ -53,7 +53,7 @@ class Rules(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What became of a policy that was considered.
+    """Decision about a policy.
 
     donor: whose weights it goes on with; itself: its own.
     before, after: its hyperparameters.

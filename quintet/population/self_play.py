@@ -35,8 +35,8 @@ class PastWeights:
         self.env_steps = env_steps
 
     def opponent(self, version: int) -> Publication:
-        """Those that play beside a version of the policy, drawn uniformly; they go by its number,
-        as readers take newer numbers only.
+        """Past weights that play with a version of the policy, drawn uniformly; they go by its
+        number, as readers take newer numbers only.
         """
         seed = generator_seed(self.seed, Role.OPPONENT, 0, version)
         index = np.random.default_rng(seed).integers(len(self.kept))

@@ -16,7 +16,7 @@ OnReport = Callable[[dict[str, float]], object]
 """
 
 OWN = "user/"
-"""What the names of metrics begin with that callbacks have logged."""
+"""Prefix of metrics that callbacks log."""
 
 
 @final
@@ -59,7 +59,7 @@ class LiveRun:
             raise ConfigError(f"log requires a number for {name!r}, got {value!r}") from error
 
     def take_logged(self) -> dict[str, float]:
-        """What was logged since the last call, for the report."""
+        """Metrics logged since the last call, for the report."""
         logged, self._logged = self._logged, {}
         return logged
 

@@ -25,7 +25,7 @@ from quintet.system.lock import run_lock
 from quintet.types import Rollout
 
 OLD = "old"
-"""What the name of a run's folder ends in, with a number, once another run has taken its place."""
+"""Suffix, before a number, of a run's folder that was moved aside."""
 
 
 def move_aside(run_dir: Path) -> Path | None:
@@ -143,7 +143,7 @@ class RunFolder:
         return found
 
     def damaged_exact(self) -> list[str]:
-        """What is wrong with all that may be exact checkpoints; nothing where one is whole."""
+        """Faults of all checkpoints that may be exact; none if one of them is whole."""
         found, faults = checkpoint.find(self.checkpoints, exact_only=True)
         return faults if found is None else []
 

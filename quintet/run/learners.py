@@ -45,8 +45,8 @@ def make_learner(
 
 
 def _devices(runtime: RuntimeConfig, policy: int = 0) -> tuple[str, ...]:
-    """Of the learners of a policy: several have a GPU each; policies of one learner each take turns
-    in getting one.  Of a device with a number there is one.
+    """Devices of a policy's learners: several have a GPU each; policies of one learner each take
+    turns in getting one. Of a device with a number there is one.
     """
     device, count = runtime.device, runtime.num_learners
     if count > 1 and device != "cpu":
@@ -56,8 +56,8 @@ def _devices(runtime: RuntimeConfig, policy: int = 0) -> tuple[str, ...]:
 
 
 def batch_device(runtime: RuntimeConfig, policy: int) -> torch.device:
-    """Where the policy's learner takes its batches.  Of several learners each moves its columns
-    from the CPU to its own device.
+    """Device of the batches of a policy's learner. Of several learners each moves its columns from
+    the CPU to its own device.
     """
     return torch.device("cpu" if runtime.num_learners > 1 else _devices(runtime, policy)[0])
 

@@ -28,7 +28,7 @@ _FREE_S = 0.1
 """
 
 _LEAST_STEP_S = 20e-6
-"""What acting and learning add to every env_step, at least."""
+"""Least seconds that acting and learning add to an env_step."""
 
 _ROWS, _ROWS_S = 100, 1.0
 """Rows that are stepped to measure a step, and the seconds after which no further one is."""

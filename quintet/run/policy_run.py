@@ -39,7 +39,7 @@ from quintet.types import REWARD_SHAPING, LearnerState, Publication, Spaces
 
 @dataclass
 class PolicyCounters:
-    """How far one policy has come; summed over all policies they are the run's `Counters`.
+    """Counters of one policy; their sums over all policies are the run's `Counters`.
 
     iterations: batches that its learner learned from.
     env_steps: env_steps in these batches.
@@ -114,7 +114,7 @@ class PolicyRun:
 
     @OwnTorch()
     def publication(self) -> Publication:
-        """What actors and environments are given."""
+        """Publication for actors and environments."""
         own = self.learner.publication()
         if not self.reward_shaping:
             return own
@@ -193,7 +193,7 @@ class PolicyRun:
         self._own_since, self.scores, self._reported = self.learner.version, {}, {}
 
     def fault(self, whole: bool = False) -> str | None:
-        """What shows that it has diverged, its weights or statistics; None: all are finite.
+        """Sign that it has diverged, in its weights or statistics; None: all are finite.
 
         whole: also what only learning needs, and the optimizer's memory.
         """
@@ -356,8 +356,8 @@ class PolicyRun:
 
 
 def objectives(policies: Sequence[PolicyRun]) -> list[float | None]:
-    """What policies are ranked by; of episodes see `compared`.  None: there is none yet; -inf: it
-    is not finite.
+    """Objectives by which policies are ranked; for episodes see `compared`. None: there is none
+    yet; -inf: it is not finite.
     """
     first = policies[0].config
     own, total = first.population, first.total_env_steps

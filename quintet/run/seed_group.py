@@ -37,7 +37,7 @@ class Member:
 @final
 @dataclass(frozen=True)
 class Outcome:
-    """How a member ended.
+    """End of a member.
 
     status: of its process, negative for a signal; None: it was not started.
     answer: None if it ended before it answered.

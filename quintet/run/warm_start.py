@@ -85,7 +85,7 @@ def donated(
 
 
 def _module(name: str) -> str:
-    """Of what a tensor is a part: network/critic, reward_moments."""
+    """Name of the module that holds a tensor: network/critic, reward_moments."""
     module, dot, _ = name.partition(".")
     return module if dot else name.split("/")[0]
 

@@ -85,7 +85,7 @@ class Child:
         return self._process.pid
 
     def give(self, payload: bytes) -> None:
-        """What the child waits for when it begins; once."""
+        """Sends the payload for which the child waits when it starts; once."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError, ValueError):  # it is gone already; its status will tell
             self._process.stdin.write(entry.LENGTH.pack(len(payload)) + payload)

@@ -14,8 +14,8 @@ from typing import final
 import psutil
 
 _QUIET_S, _LONG_S = 0.25, 5.0
-"""How long a process is silent before its waits for a core are looked at, and those of all that it
-has begun, which are found in a list of all processes.
+"""Seconds of silence of a process before its waits for a core are read, and those of its children,
+which are found in a list of all processes.
 """
 
 Delays = dict[int, float]
@@ -34,7 +34,7 @@ def _delay_s(thread: Path) -> float | None:
 
 
 def delays_of(pid: int) -> Delays:
-    """Those of a process's threads."""
+    """Waits of a process's threads."""
     found: Delays = {}
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -44,7 +44,7 @@ def delays_of(pid: int) -> Delays:
 
 
 def delays_below(pid: int) -> Delays:
-    """Those of the threads of all processes that a process has begun, as of a compiler."""
+    """Waits of the threads of all children of a process, for instance a compiler."""
     found: Delays = {}
     with suppress(psutil.Error):
         for child in psutil.Process(pid).children(recursive=True):
@@ -54,7 +54,7 @@ def delays_below(pid: int) -> Delays:
 
 @final
 class CoreWaits:
-    """How long a process waits for a core between one look and the next."""
+    """Seconds that a process waits for a core between two reads."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class CoreWaits:
 
 @final
 class Silence:
-    """How long a process has been silent while it had a core, or wanted none."""
+    """Seconds of silence of a process while it had a core, or wanted none."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Silence:
 
     @property
     def told(self) -> str:
-        """What a message adds to the seconds, or ""."""
+        """Addition to the seconds in a message, or ""."""
         if self.without_core_s < 1.0:
             return ""
         return f" (and {self.without_core_s:.0f} s more in which it had no core)"

@@ -1,4 +1,4 @@
-"""What a process of ours does first: it ties itself to its parent, gets its work, runs its module.
+"""First steps of a process of ours: it ties itself to its parent, gets its work, runs its module.
 
 Its arguments are the number of the parent that the system ends it with (or nothing), its name, a
 module, and the numbers of the files that it was given.
@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 
 LENGTH = struct.Struct("<Q")
-"""Of the payload, before it on the standard input."""
+"""Length of the payload, before it on the standard input."""
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _SET_NAME = 15  # PR_SET_NAME

@@ -65,7 +65,7 @@ def warn_on_stderr(message: str) -> None:
 
 
 def advice(fault: OSError) -> str:
-    """What to do about an error of the system, in a few words."""
+    """Advice on an error of the system, in a few words."""
     known = _ADVICE.get(fault.errno or 0)
     return known or "see to what the system says"
 

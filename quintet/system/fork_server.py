@@ -34,7 +34,7 @@ _READ_AT_LOAD = (
 _NUMBER_BYTES = 8
 
 _NOT_BEGUN = -1
-"""Told in place of a process's number where the system allows no other."""
+"""Sent instead of a pid if the fork failed."""
 
 _MOST_FILES = 253  # that one message carries on Linux
 
@@ -109,7 +109,7 @@ class Forked:
             os.kill(self.pid, signal.SIGTERM)
 
     def _hear(self, timeout_s: float) -> None:
-        """What the server has told: the number of the process, then its exit status."""
+        """Messages of the server: the pid of the process, then its exit status."""
         if self.returncode is not None:
             return
         if timeout_s:
@@ -173,7 +173,7 @@ _choosing = threading.Lock()
 
 
 def _server_for(preload: Sequence[str], environ: Mapping[str, str], output: int) -> _Server:
-    """That of this process for what its forks can't change any more."""
+    """Fork server of this process for limits and variables that its forks can't change."""
     import resource
 
     limits = (resource.getrlimit(getattr(resource, n)) for n in dir(resource) if n[:7] == "RLIMIT_")

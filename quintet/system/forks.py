@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from functools import cache
 
 generation = 0
-"""How many forks lie between this process and the one that called `watch` first.  It is another
-number than before a call of a user's code only in a child that has come back out of it.
+"""Number of forks between this process and the one that called `watch` first. It is another number
+than before a call of a user's code only in a child that has come back out of it.
 """
 
 

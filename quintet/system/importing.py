@@ -44,7 +44,7 @@ CodeName = Annotated[str, WrapValidator(lambda x, check: x if isinstance(x, Give
 
 
 def named(argument: str, function: Callable[..., Any]) -> str:
-    """What an option holds of a function or class that was given in Python: an import string where
+    """Value of an option for a function or class that was passed in Python: an import string where
     other processes can import it, else `Given`.
 
     argument: its name, for messages.

@@ -17,7 +17,8 @@ _SIGNS = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "can't
 """Parts of RuntimeErrors of PyTorch and Python that mean too little memory."""
 
 _SIGNS_OF_GPU = ("CUDA out of memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
-"""Those of a GPU's: of PyTorch's allocator, of CUDA, and of its libraries (cuBLAS, cuDNN)."""
+"""Error messages of a GPU's memory: PyTorch's allocator, CUDA, and its libraries (cuBLAS, cuDNN).
+"""
 
 
 def check_address_space() -> None:

@@ -1,4 +1,4 @@
-"""What determines a run's bytes beside its options: versions and processor; and the revision of the
+"""Versions and processor, on which a run's bytes depend beside its options, and the revision of the
 code that began it.
 """
 

@@ -1,4 +1,4 @@
-"""What ``meta.json`` of a checkpoint or a policy may hold, checked where the file is read.
+"""Models of ``meta.json`` of a checkpoint or a policy, which check the file when it is read.
 
 Nothing is required here: a saved policy has less than a checkpoint, and who misses something says
 so.  What belongs to one learner is checked beside its state, options where they are merged, and
@@ -119,7 +119,7 @@ class Meta(_Policy):
 
 
 def fault(model: type[BaseModel], held: Mapping[str, Any]) -> str | None:
-    """What is wrong with what a file holds, in a few words; None if nothing is."""
+    """Fault in a file's content, in a few words; None if there is none."""
     try:
         model.model_validate(held)
     except ValidationError as error:

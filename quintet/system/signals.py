@@ -16,16 +16,16 @@ from types import FrameType
 from typing import Protocol, final
 
 _TOLD_AFTER_S = 1.0
-"""How long a stop may take before the person is told what it waits for."""
+"""Seconds that a stop may take before it says what it waits for."""
 
 _HEEDED_S = 0.4
-"""How long the main thread may take to handle a second Ctrl-C before the process is ended."""
+"""Seconds that the main thread may take to handle a second Ctrl-C before the process is ended."""
 
 _LEFT_S = 0.4
-"""How long restoring the terminal may take then."""
+"""Seconds that restoring the terminal may take then."""
 
 _UNDONE_S: ContextVar[float] = ContextVar("undone_s", default=5.0)
-"""How long open files and processes may take to close after a second Ctrl-C."""
+"""Seconds that open files and processes may take to close after a second Ctrl-C."""
 
 _UNDONE_BY_COMMAND_S = 0.6
 """The same where the process is a command's, and not a user's own."""
@@ -39,8 +39,8 @@ class Ended(SystemExit):
 
 
 STOPS = (KeyboardInterrupt, Ended)
-"""What is raised where this process is to end, in whatever code it is at the time; all else that an
-environment raises, sys.exit() included, is its own.
+"""Raised to end this process, in whatever code it is at the time; all else that an environment
+raises, sys.exit() included, is its own.
 """
 
 

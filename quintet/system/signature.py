@@ -31,8 +31,8 @@ def sign(purpose: str, content: bytes) -> str | None:
 
 
 def fault(purpose: str, content: bytes, given: object) -> str | None:
-    """Why `given` is no signature of this user on this machine, as text after "it"; None where it
-    is one.
+    """Reason why `given` is no signature of this user on this machine, as text after "it"; None if
+    it is one.
     """
     if not isinstance(given, str):
         return "bears no signature"
@@ -48,7 +48,7 @@ def fault(purpose: str, content: bytes, given: object) -> str | None:
 
 
 def why_no_key() -> str | None:
-    """Why nothing can be signed; None where it can.  Makes the key."""
+    """Reason why nothing can be signed; None if it can. Makes the key."""
     try:
         _key_made()
     except _NoKey as error:

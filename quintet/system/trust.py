@@ -36,7 +36,7 @@ options of the name and of its arguments.
 """
 
 _SCHEDULE = "_schedule"
-"""How the names of learners' schedules end, which are called only where they are import strings."""
+"""End of the names of learners' schedules, which are called only if they are import strings."""
 
 _CONFIG = "quintet config 1"
 _MARK = "# signature: "
@@ -131,7 +131,7 @@ UNSIGNED = (
     "to load it, or to go on with it by its folder alone, name the same --env and --model.encoder "
     "again, or give --trust"
 )
-"""What to do if a run that names code can't be signed."""
+"""Advice if a run that names code can't be signed."""
 
 UNKNOWN = Origin(
     "a description without an origin", "is nobody's (give origin=quintet.system.trust.OWN)"
@@ -199,7 +199,7 @@ def signature_line(options: Mapping[str, Any]) -> str:
 
 
 def config_fault(text: str, options: Mapping[str, Any]) -> str | None:
-    """Why a ``config.yaml`` of this text and these options is not this user's; None: it is."""
+    """Reason why a ``config.yaml`` of this text and options is not this user's; None: it is."""
     lines = [line for line in text.splitlines() if line.startswith(_MARK)]
     given = lines[-1].removeprefix(_MARK).strip() if lines else None
     return signature.fault(_CONFIG, _signed_bytes(options), given)

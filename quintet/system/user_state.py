@@ -1,4 +1,4 @@
-"""What a user's code has set up in this process, for the other processes that make environments.
+"""State that a user's code has set up in this process, for other processes that make environments.
 
 They find the working folder, environment variables and `sys.path` as they are here by themselves.
 What reaches them and what doesn't stands in docs/environments.md, "Other processes".
@@ -46,7 +46,7 @@ class UserState(NamedTuple):
 
 
 def capture() -> UserState:
-    """That of this process."""
+    """State of this process."""
     unsent: list[str] = []
     specs = gymnasium.registry.items()
     plain = {name: spec for name, spec in specs if not _holds_code(spec)}
@@ -119,7 +119,7 @@ def _unpickled(objects: dict[str, bytes]) -> list[tuple[str, Any]]:
 def _each(
     objects: Iterable[tuple[str, Any]], function: Callable[[Any], Any], failed: list[str]
 ) -> list[tuple[str, Any]]:
-    """What a function makes of each, by name; those of which it makes nothing are `failed`."""
+    """Results of a function for each object, by name; names for which it fails go to `failed`."""
     found: list[tuple[str, Any]] = []
     for name, each in objects:
         try:
