@@ -49,8 +49,8 @@ def metrics(parts: Sequence[Part], report: Mapping[str, float]) -> dict[str, flo
 
 
 def _judged(part: Part, report: Mapping[str, float]) -> Finding:
-    """State of a part by all of its evidence: one doubt outweighs the rest; without evidence nothing is
-    known.
+    """State of a part by all of its evidence: one doubt outweighs the rest; without evidence
+    nothing is known.
     """
     found = [each for each in part.evidence if _counts(each, report)]
     ripe = [each for each in found if report.get("updates", 0.0) >= each.after_updates]
