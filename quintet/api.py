@@ -184,7 +184,7 @@ def train(
 
 
 def _argument_fault(algo: str, name: str, value: object) -> str:
-    """What to do with an argument that `train` does not have."""
+    """Advice on an argument that `train` does not have."""
     if name in options(algo):
         return f"{name} is an option, not an argument of train; give config={{{name!r}: {value!r}}}"
     if name == "callback":

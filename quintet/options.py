@@ -22,7 +22,7 @@ class Unknown(Exception):
 
 @final
 class Facts:
-    """What is known beside the options of one part: other parts, spaces, environments, ...
+    """Facts beside the options of one part: other parts, spaces, environments, ...
 
     A need that asks for a fact that is not known yet waits.
     """
@@ -38,7 +38,7 @@ class Facts:
 
 
 class Needs(NamedTuple):
-    """What an option needs to have an effect.
+    """Condition under which an option has an effect.
 
     what: completes the sentence "NAME=VALUE has no effect without ..."; may hold ``{o.NAME}`` and
         ``{f.NAME}``, of the options and the facts.
@@ -71,7 +71,7 @@ def _true(term: str, options: BaseModel, facts: Facts, prefix: str) -> bool:
 
 
 class Tune(NamedTuple):
-    """How an option may change during a run.
+    """Rule by which an option may change during a run.
 
     by: what a mutation multiplies: the value by a factor, its distance to 1, or a cap of ratios by
         a small factor.
@@ -88,7 +88,7 @@ FACTOR, USUAL, NEAR_1, CAP = Tune(), Tune(usual=True), Tune("distance_to_1"), Tu
 
 
 class About(NamedTuple):
-    """What a field says of its option beside type, default, bounds and meaning; see `option`."""
+    """Metadata of a field beside type, default, bounds and meaning; see `option`."""
 
     needs: tuple[Needs, ...] = ()
     tune: Tune | None = None
@@ -122,7 +122,7 @@ def option(
 
 
 def about(info: FieldInfo) -> About:
-    """What a field says of its option."""
+    """Metadata of a field."""
     return next((each for each in info.metadata if isinstance(each, About)), About())
 
 

@@ -53,7 +53,7 @@ class Late:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What the rest of quintet knows of a learner.
+    """Record of a learner for the rest of quintet.
 
     config: its options; every field has a default.
     check: returns the faults of (options, model, streams, budget) that no single field shows, one

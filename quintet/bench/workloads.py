@@ -81,7 +81,7 @@ def names() -> list[str]:
 
 
 def _kinds() -> dict[str, type[Work]]:
-    """By learner the class of its workloads, of those that have some."""
+    """Classes of workloads by learner, as far as learners have them."""
     learners = registry.LEARNERS.usable()
     return {name: each.work.get() for name, each in learners.items() if each.work is not None}
 

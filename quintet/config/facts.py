@@ -103,14 +103,14 @@ def _kind_by_spaces(spaces: Spaces) -> EnvKind:
 
 
 def early_facts(config: RunConfig) -> Facts:
-    """What is known before there is an environment."""
+    """Facts that are known before there is an environment."""
     return Facts(**_parts(config), **facts_of(config.model, None))
 
 
 def facts(
     config: RunConfig, env: ResolvedEnv, evaluated: ResolvedEnv | None, spaces: Spaces
 ) -> Facts:
-    """What is known of a run whose environment was made.
+    """Facts of a run whose environment was made.
 
     evaluated: the environment of its evaluations, if it is another.
     """

@@ -116,8 +116,8 @@ def learner_defaults(algo: str) -> Layer:
 
 
 def hint(algo: str, name: str) -> str:
-    """What a message says of an unknown option: the options of the same meaning, if it is a name of
-    another library, else the one that is spelled most alike.
+    """Hint on an unknown option: the options of the same meaning, if it is a name of another
+    library, else the one that is spelled most alike.
     """
     known = options(algo)
     ours = named_here(algo, name)

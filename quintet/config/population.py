@@ -11,11 +11,11 @@ from quintet.options import Facts, bounds_of, idle, tunable
 from quintet.population.pbt import Bounds, Rules, with_initial
 
 SHAPING = "reward_shaping."
-"""How the names of tuned values begin that are the environment's (`EnvConfig.reward_shaping`)."""
+"""Prefix of the names of tuned values of the environment (`EnvConfig.reward_shaping`)."""
 
 
 def rules(config: RunConfig) -> Rules:
-    """What mutations go by; raises ConfigError where an option can't be tuned."""
+    """Rules of mutations; raises ConfigError where an option can't be tuned."""
     named, shaping = config.population.tuned, tuned_shaping(config)
     names: tuple[str, ...] = ()
     if not shaping or len(shaping) < len(named):
@@ -27,8 +27,8 @@ def rules(config: RunConfig) -> Rules:
 
 
 def tuned_options(options: BaseModel, named: Sequence[str]) -> tuple[str, ...]:
-    """What a population tunes: the options that are named, else the learner's usual ones without
-    those that are 0, none or without effect.
+    """Options that a population tunes: the options that are named, else the learner's usual ones
+    without those that are 0, none or without effect.
 
     Raises:
         ConfigError: an option that is named is no number that can change during a run.

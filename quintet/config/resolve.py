@@ -259,7 +259,7 @@ def stored_alike(loaded: Loaded, env: ResolvedEnv) -> Loaded:
 
 
 def sources_of(loaded: Loaded, found: Loaded) -> dict[str, str]:
-    """Where each value of the resolved configuration `found` comes from."""
+    """Sources of the values of the resolved configuration `found`."""
     before, values = loaded.config.flat(), found.config.flat()
     return {
         name: source

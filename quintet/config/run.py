@@ -193,4 +193,4 @@ MAY_CHANGE_ON_RESUME = (
 """Options that a run may be resumed with at another value, beside those of eval and report."""
 
 CHANGE_ROUNDING = ("runtime.threads", "runtime.actor_threads")
-"""Of these, options with which a resumed run goes on with other rounding."""
+"""Options, of these, with which a resumed run has other rounding."""

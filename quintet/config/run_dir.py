@@ -1,4 +1,4 @@
-"""What a run's folder holds, before anything is trained in it: the run's options, or what stands in
+"""Content of a run's folder before anything is trained in it: the run's options, or what stands in
 the way of a new one.
 """
 

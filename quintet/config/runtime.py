@@ -1,4 +1,4 @@
-"""What runs where: processes, threads, devices, precision."""
+"""Options of processes, threads, devices and precision."""
 
 from typing import TYPE_CHECKING, Literal, final
 
@@ -25,7 +25,7 @@ _SERVES = "runtime.inference=server and runtime.kind=async"
 
 @final
 class RuntimeConfig(BaseModel):
-    """What runs where."""
+    """Options of processes, threads, devices and precision."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -162,7 +162,7 @@ class RuntimeConfig(BaseModel):
 
     @property
     def compute(self) -> "Compute":
-        """How the learner computes; for resolved configurations."""
+        """Threads and precision of the learner; for resolved configurations."""
         from quintet.algorithms.parts.setup import Compute
 
         assert self.precision != "auto"
@@ -170,7 +170,7 @@ class RuntimeConfig(BaseModel):
 
     @property
     def actor_compute(self) -> "Compute":
-        """How actors compute, on the CPU; for resolved configurations."""
+        """Threads and precision of actors, on the CPU; for resolved configurations."""
         from quintet.algorithms.parts.setup import Compute
 
         assert self.actor_precision != "auto"

@@ -38,7 +38,7 @@ class Unusable:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What files and the command line ask for.
+    """Options of files and the command line.
 
     source: see `compose`.
     """
@@ -238,7 +238,7 @@ def _check_trust(run_dir: Path, saved: Mapping[str, Any], asked: Mapping[str, An
 
 
 def asked_for(files: Sequence[Layer], command: Layer) -> dict[str, Any]:
-    """What files and the command line ask for together."""
+    """Options of files and the command line together."""
     return {name: value for layer in (*files, command) for name, value in layer.values.items()}
 
 

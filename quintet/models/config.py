@@ -385,7 +385,7 @@ def _with_encoder(config: ModelConfig, spaces: Spaces) -> ModelConfig:
 
 
 def facts_of(config: ModelConfig, spaces: Spaces | None) -> dict[str, Any]:
-    """What options may need of a network, and of the spaces where they are known."""
+    """Facts of a network that options may need, and of the spaces where they are known."""
     model = config if spaces is None else _with_encoder(config, spaces)
     facts: dict[str, Any] = {"model": model}
     if model.encoder != "auto":

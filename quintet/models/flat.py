@@ -50,7 +50,8 @@ def load_into(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -
 
 @final
 class ModuleTensors:
-    """What `tensors_of` reads and `load_into` writes, without a walk through the modules, which
+    """Tensors that `tensors_of` reads and `load_into` writes, without a walk through the modules,
+    which
     takes longer than acting with a small network: where modules keep their tensors is looked up
     once.  A module may put another tensor in a tensor's place.
     """

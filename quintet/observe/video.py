@@ -105,7 +105,7 @@ class VideoWriter:
             self._said.close()
 
     def discard(self) -> None:
-        """Has the block leave no file, as after an exception."""
+        """Makes the block leave no file, as after an exception."""
         self._unwanted = True
 
     def _start(self, height: int, width: int) -> "subprocess.Popen[bytes]":

@@ -40,7 +40,7 @@ LARGEST_EXACT = 2**24
 
 @runtime_checkable
 class Family(Protocol):
-    """What every family offers.  ``[...]`` stands for the same leading dimensions everywhere."""
+    """Interface of a family. ``[...]`` stands for the same leading dimensions everywhere."""
 
     @property
     def param_size(self) -> int:
@@ -102,7 +102,7 @@ class Family(Protocol):
         ...
 
     def to_env(self, action: Tensor) -> Tensor:
-        """What the environment receives for an action."""
+        """Action in the environment's form."""
         ...
 
 

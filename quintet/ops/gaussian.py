@@ -190,7 +190,7 @@ class DiagGaussian:
         raise ValueError("DiagGaussian takes no action mask: remove it from the observation")
 
     def in_bounds(self, action: Values) -> Values:
-        """What the environment receives for an action, in normalised units."""
+        """Action in the environment's form, in normalised units."""
         if self.squash == "action":
             return action.tanh()
         _, _, bounded = _tensors_of_bounds(self.low, self.high, action)

@@ -132,8 +132,8 @@ def adaptive_kl_beta(
 
 
 def correction_weight(rho: PerStep, clip: Scalar) -> PerStep:
-    """What truncating ratios at `clip` leaves out, as a weight of actions of pi:
-    ``max(0, 1 - clip / rho)``.
+    """Weight of actions of pi that corrects the truncation of ratios at `clip`: ``max(0, 1 - clip /
+    rho)``.
 
     ``sum_a mu(a) * min(clip, rho(a)) * h(a) + sum_a pi(a) * max(0, 1 - clip / rho(a)) * h(a)`` is
     ``sum_a pi(a) * h(a)``, for every h.

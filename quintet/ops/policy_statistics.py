@@ -111,7 +111,7 @@ def entropy_gradient(family: Family, params: Tensor, *, learn_std: bool) -> Tens
 
 
 def _of_leaves(family: Family, of_leaf: Callable[..., Tensor], *params: Tensor) -> Tensor:
-    """What `of_leaf` gives for every leaf of the family, side by side."""
+    """Results of `of_leaf` for every leaf of the family, joined."""
     if not isinstance(family, TupleFamily):
         return of_leaf(family, *params)
     parts = zip(family.families, *(family.split_params(p) for p in params), strict=True)

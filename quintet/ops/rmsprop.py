@@ -33,7 +33,7 @@ def rates(learning_rate: float, decay: float, momentum: float, epsilon: float) -
 def initial_mean_sq(
     theta: Float[Tensor, " P"], *, epsilon_inside_sqrt: bool
 ) -> Float[Tensor, " P"]:
-    """What the running mean of squares begins with: 1 in TensorFlow's form, 0 in PyTorch's.
+    """First value of the running mean of squares: 1 in TensorFlow's form, 0 in PyTorch's.
 
     From 1 the first steps are as small as plain gradient descent's, from 0 they are
     ``1 / sqrt(1 - decay)`` times the rate, whatever the gradient's size.

@@ -69,7 +69,7 @@ class Result:
 @final
 @dataclass(frozen=True)
 class SeedOutcome:
-    """How one run of a seed group ended.
+    """End of one run of a seed group.
 
     status: waiting: the group was stopped before this run began.
     metrics: the run's last report, with the newest scores of training; empty without one.

@@ -86,7 +86,7 @@ def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
 
 
 def _settled(env: ResolvedEnv, make: Callable[[ResolvedEnv], Sequence[VectorEnv]]) -> Source:
-    """What `make` makes of the environment with its ``observation_dtype`` resolved."""
+    """Result of `make` for the environment with its ``observation_dtype`` resolved."""
     source = Source(make(env), env)
     try:
         resolved = with_observation_dtype(env, source.spaces)
@@ -249,7 +249,9 @@ def make_sampling(
 def assignment_of(
     config: RunConfig, env: ResolvedEnv, plan: DataPlan, num_learners: int
 ) -> Assignment:
-    """Which policies play where; raises ConfigError if that is not for the learner's replay."""
+    """Assignment of policies to streams; raises ConfigError if that is not for the learner's
+    replay.
+    """
     agents, past_frac = env.num_agents, config.self_play.past_frac
     streams, groups = config.env.num_streams, config.env.num_groups
     if past_frac:

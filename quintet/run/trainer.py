@@ -265,7 +265,7 @@ class Trainer:
         return status
 
     def _time_told(self) -> str:
-        """Where this process's time went since the run was opened."""
+        """Sentence on where this process's time went since the run was opened."""
         seconds = {phase: s for phase, s in self.timer.seconds().items() if s > 0}
         whole = sum(seconds.values())
         largest = sorted(seconds, key=lambda phase: -seconds[phase])

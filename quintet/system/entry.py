@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def die_with_parent(parent: int) -> None:
-    """Has the system end this process with its parent, whatever it is doing then (Linux)."""
+    """Makes the system end this process with its parent, whatever it is doing then (Linux)."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)

@@ -238,7 +238,7 @@ def _nothing() -> None:
 
 
 def _deadly_second(number: int) -> Callable[[], None]:
-    """Has the system itself end this process at the second signal of that number, unless a thread
+    """Makes the system itself end this process at the second signal of that number, unless a thread
     calls the returned function in between (glibc; elsewhere nothing changes).
     """
     install = getattr(ctypes.CDLL(None), "sysv_signal", None)

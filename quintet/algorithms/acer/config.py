@@ -32,7 +32,7 @@ DEFAULTS: dict[str, Any] = {
     "model.shared_torso": True,
     "model.action_std_init": 0.3,
 }
-"""Of options of the network and the environment."""
+"""Defaults of options of the network and the environment."""
 
 NEEDS = {
     "model.action_std": Needs(
@@ -40,7 +40,7 @@ NEEDS = {
         lambda _, f: f.learner.learn_std,
     )
 }
-"""Of options of the network."""
+"""Defaults of options of the network."""
 
 
 class Knobs(NamedTuple):
@@ -241,7 +241,7 @@ def planned_updates(config: ACERConfig, num_streams: int, total_env_steps: int) 
 
 
 def advice(config: ACERConfig, _: ModelConfig, batch_steps: int) -> UpdateAdvice:
-    """Of the speed of updates."""
+    """Advice on the speed of updates."""
     ratio = f"fewer updates from replay than {config.replay_ratio:g} (--replay-ratio)"
     return UpdateAdvice(
         work=f"by 1 + {config.replay_ratio:g} batches of {batch_steps} rows",

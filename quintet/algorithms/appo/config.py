@@ -18,7 +18,7 @@ from quintet.protocols import UpdateAdvice
 from quintet.system.importing import CodeName
 
 DEFAULTS = {"runtime.kind": "async"}
-"""Of options of the runtime."""
+"""Defaults of options of the runtime."""
 
 MAX_POLICY_LAG_UPDATES = 40
 """Rows of weights that are more updates old are not learned from (``runtime.max_policy_lag``);

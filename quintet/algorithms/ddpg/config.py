@@ -35,7 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "model.activation": "relu",
     "model.layer_norm": True,
 }
-"""Of options of the network."""
+"""Defaults of options of the network."""
 
 NEEDS = {
     f"model.{name}": Needs("another algorithm, ddpg has no use for it", lambda *_: False)
@@ -271,7 +271,7 @@ def check(
 
 
 def warnings(config: DDPGConfig, model: ModelConfig) -> list[str]:
-    """What is allowed and seldom wise."""
+    """Warnings about options that are allowed and seldom wise."""
     if not config.noise.param or model.layer_norm:
         return []
     which = f"LayerNorm in {model.encoder}" if model.custom else "--model.layer-norm true"
@@ -292,7 +292,7 @@ def planned_updates(config: DDPGConfig, num_streams: int, total_env_steps: int) 
 
 
 def advice(config: DDPGConfig, *_: object) -> UpdateAdvice:
-    """Of the speed of updates."""
+    """Advice on the speed of updates."""
     if config.updates_per_cycle is not None:
         option = f"fewer updates than {config.updates_per_cycle} per cycle (--updates-per-cycle)"
     else:

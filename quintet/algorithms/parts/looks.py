@@ -126,7 +126,7 @@ class Looks:
         self._waits_for = kept.version
 
     def begin(self) -> None:
-        """Has the next look made; called at a report."""
+        """Requests the next look; called at a report."""
         self.due = True
 
     def forget(self) -> None:

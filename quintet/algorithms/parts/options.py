@@ -185,7 +185,7 @@ def require_caps(rho_bar: float | None, c_bar: float | None) -> None:
 
 
 class Shared(NamedTuple):
-    """What several learners share out evenly.
+    """Quantity that several learners divide evenly.
 
     option: that says how much of it there is.
     unit: so many stay together.

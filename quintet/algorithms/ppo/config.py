@@ -236,7 +236,7 @@ def check(
 
 
 def size_faults(config: PPOConfig, batch: int, product: str) -> list[str]:
-    """What is wrong with the size of minibatches, one sentence at most.
+    """Fault in the size of minibatches, one sentence at most.
 
     product: how the size of the batch comes about.
     """

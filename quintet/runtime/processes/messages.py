@@ -28,7 +28,7 @@ class Ready(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """Has the next unroll begin every stream again, keyed by (seed, group, iteration)."""
+    """Makes the next unroll begin every stream again, keyed by (seed, group, iteration)."""
 
     iteration: int
 
