@@ -91,6 +91,7 @@ def kill_at(iteration: int, run: Path) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_kill_9_between_checkpoints_changes_no_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

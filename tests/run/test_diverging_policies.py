@@ -66,7 +66,7 @@ def diverged(folder: Path) -> list[dict[str, Any]]:
         ("appo", "CartPole-v1", LAGS),
         # Whose state would stay NaN.
         ("impala", "CartPole-v1", RECURRENT),
-        ("appo", "CartPole-v1", RECURRENT | MIXED),
+        pytest.param("appo", "CartPole-v1", RECURRENT | MIXED, marks=pytest.mark.slow),
     ],
 )
 def test_a_policy_that_diverges_is_replaced(

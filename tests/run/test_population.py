@@ -23,7 +23,6 @@ SMALL: dict[str, Any] = {
     "unroll_steps": 16,
     "report.sinks": ["jsonl"],
     "report.progress": False,
-    "report.interval_s": 0.0,
     "eval.episodes": 0,
     "checkpoint.interval_updates": 6,
     "checkpoint.max_cut_frac": 1.0,
@@ -41,7 +40,7 @@ OF = {
     "impala": {"batch_unrolls": 4, "env.num_streams": 6},
     "ddpg": {
         "env.num_streams": 3, "unroll_steps": 16, "replay_capacity_steps": 500, "batch_size": 16,
-        "updates_per_env_step": 0.2, "preset": "none", "checkpoint.interval_updates": 1_000,
+        "updates_per_env_step": 0.1, "preset": "none", "checkpoint.interval_updates": 1_000,
         "population.start_env_steps": 600, "population.period_env_steps": 200,
     },
     "acer": {
@@ -57,6 +56,7 @@ def train(folder: Path, algo: str = "appo", total: int = TOTAL, **config: Any) -
     env = "Pendulum-v1" if algo == "ddpg" else "CartPole-v1"
     given = {**SMALL, **OF[algo], **options}
     on_report = given.pop("on_report", None)
+    given["report.interval_s"] = 1e6 if on_report is None else 0.0  # a report takes as an update
     if not given.get("population.objective", OF_EPISODES).startswith(OF_EPISODES):
         del given["population.min_episodes"]
     return quintet.train(

@@ -49,6 +49,7 @@ def test_the_interval_is_a_hundredth_of_the_time_within_bounds() -> None:
     assert counts[86_400.0] == pytest.approx(910, rel=0.02)
 
 
+@pytest.mark.slow
 def test_reports_come_more_rarely_and_soon_after_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,7 +52,17 @@ def reports(folder: Path, algo: str, policies: int, resumed: bool) -> list[dict[
 
 
 @pytest.mark.parametrize(
-    ("algo", "policies"), [*((algo, 3) for algo in OF), ("ddpg", 1), ("acer", 1), ("ppo", 1)]
+    ("algo", "policies"),
+    [
+        ("ppo", 3),
+        ("ddpg", 1),
+        ("ddpg", 3),
+        ("acer", 3),
+        pytest.param("ppo", 1, marks=pytest.mark.slow),
+        pytest.param("acer", 1, marks=pytest.mark.slow),
+        pytest.param("appo", 3, marks=pytest.mark.slow),
+        pytest.param("impala", 3, marks=pytest.mark.slow),
+    ],
 )
 def test_reports_are_those_of_a_run_without_interruption(
     algo: str, policies: int, tmp_path: Path

@@ -134,13 +134,15 @@ def test_other_kinds_of_environments_are_refused() -> None:
     [
         {},
         {"env.num_streams": 4, "env.streams_per_group": 4},  # episodes draw their policy
-        {"runtime.kind": "lockstep", "runtime.num_workers": 2},
+        pytest.param(
+            {"runtime.kind": "lockstep", "runtime.num_workers": 2}, marks=pytest.mark.slow
+        ),
         {"runtime.kind": "async", "runtime.num_workers": 3},
         {"runtime.kind": "lockstep", "runtime.num_workers": 2, "runtime.inference": "server"},
     ],
 )
 def test_each_policy_is_paid_by_its_own_values(tmp_path: Path, runtime: dict[str, Any]) -> None:
-    train(tmp_path / "run", SIDE_BY_SIDE | runtime)
+    train(tmp_path / "run", SIDE_BY_SIDE | runtime, 1_000)
     reports = read_metrics(tmp_path / "run")
     for policy, each in enumerate((1.0, 2.0, 4.0)):
         name = f"policy_{policy}/episode/return_mean"

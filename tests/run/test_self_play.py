@@ -29,7 +29,7 @@ SMALL = {
 }  # fmt: skip
 
 
-def train(folder: Path, steps: int = 4_000, **options: Any) -> Any:
+def train(folder: Path, steps: int = 2_000, **options: Any) -> Any:
     on_report = options.pop("on_report", None)
     config = {**SMALL, **{name.replace("__", "."): x for name, x in options.items()}}
     return quintet.train(
@@ -101,7 +101,7 @@ def test_kept_weights_do_not_change_with_the_learners():
 
 
 def test_only_the_learners_own_steps_count(tmp_path: Path):
-    result = train(tmp_path / "run", self_play__past_frac=1.0)
+    result = train(tmp_path / "run", 4_000, self_play__past_frac=1.0)
     assert result.metrics["env_steps"] == 4_000
     # The past's steps, as many as the learner's own, are counted nowhere.
     discarded = result.metrics["data/discarded_env_steps"]
@@ -129,7 +129,7 @@ def test_weights_of_the_past_are_what_plays(tmp_path: Path, monkeypatch: pytest.
         return all(torch.equal(x, b[name]) for name, x in a.items())
 
     monkeypatch.setattr(SerialSampling, "publish", watched)
-    train(tmp_path / "run", 2_000, self_play__past_frac=0.5, runtime__kind="serial")
+    train(tmp_path / "run", self_play__past_frac=0.5, runtime__kind="serial")
     newest, opponents = given[0], given[1]
     assert len(newest) == len(opponents) > 4
     assert all(any(equal(x, y) for y in newest[: k + 1]) for k, x in enumerate(opponents))
@@ -142,11 +142,11 @@ def test_a_resumed_run_has_the_same_opponents(tmp_path: Path):
 
     def half(report: dict[str, float]) -> bool:
         seen.append(report["env_steps"])
-        return report["env_steps"] > 2_000
+        return report["env_steps"] > 1_000
 
     options = {"self_play__past_frac": 0.7, "report__interval_s": 0.0}
     train(tmp_path / "parts", **options, on_report=half)
-    assert seen[-1] < 4_000
+    assert seen[-1] < 2_000
     parts = train(tmp_path / "parts", **options, resume="exact")
     assert all(torch.equal(x, weights(parts)[name]) for name, x in weights(whole).items())
     plain = train(tmp_path / "plain")
@@ -214,7 +214,7 @@ def test_a_policy_of_one_agent_replays_the_streams_of_that_agent(tmp_path: Path)
         "population.assignment": "agent", "population.size": 2, "population.pbt": False,
         "env.num_streams": 4, "replay_start_steps_per_stream": 50, "eval.episodes": 0,
     }  # fmt: skip
-    result = quintet.train("acer", GAME, 2_000, run_dir=tmp_path / "run", config=config)
+    result = quintet.train("acer", GAME, 1_000, run_dir=tmp_path / "run", config=config)
     for policy in (0, 1):
         assert result.metrics[f"policy_{policy}/replay/draws_per_env_step"] > 0
 
