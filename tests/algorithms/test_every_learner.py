@@ -253,7 +253,12 @@ SHARING = [name for name, entry in LEARNERS.items() if entry.shared is not None]
 @pytest.mark.parametrize(
     "case",
     [
-        *(CASES[name] for name in CASES if CASES[name].algo in SHARING),
+        *(
+            # Most switches are in the combinations too.
+            pytest.param(case, marks=pytest.mark.slow if "=" in name else ())
+            for name, case in CASES.items()
+            if case.algo in SHARING
+        ),
         *(case for case in WITH_STATISTICS if case.algo in SHARING and case.core != "none"),
     ],
     ids=lambda case: f"{case.algo} {case.core} {case.options}",

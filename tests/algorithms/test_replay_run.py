@@ -186,7 +186,9 @@ def acer(folder: Path, kind: str, actions: str, **options: object) -> Any:
     return quintet.train("acer", ENV_OF[actions], 800, 2, folder, config)
 
 
-@pytest.mark.parametrize("actions", ENV_OF)
+@pytest.mark.parametrize(
+    "actions", ["discrete", pytest.param("continuous", marks=pytest.mark.slow)]
+)
 def test_acer_in_lockstep_without_lag_has_the_bytes_of_serial(actions: str, tmp_path: Path) -> None:
     serial = acer(tmp_path / "serial", "serial", actions)
     lockstep = acer(tmp_path / "lockstep", "lockstep", actions, **{"runtime.lag": 0})
@@ -196,7 +198,9 @@ def test_acer_in_lockstep_without_lag_has_the_bytes_of_serial(actions: str, tmp_
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("actions", ENV_OF)
+@pytest.mark.parametrize(
+    "actions", [pytest.param("discrete", marks=pytest.mark.slow), "continuous"]
+)
 def test_acer_learns_from_replay_in_async_and_says_what_it_takes(
     actions: str, tmp_path: Path
 ) -> None:

@@ -94,7 +94,7 @@ def _max_cut_frac(where: Where) -> None:
     exact = {}
     for most in (0.0, 0.05, 1.0):
         folder = where.folder / str(most)
-        run(folder, 2000, "quintet.envs.toy:FinitePay", env__kwargs={"n": 9},
+        run(folder, 1_000, "quintet.envs.toy:FinitePay", env__kwargs={"n": 9},
             checkpoint__interval_updates=2, checkpoint__max_cut_frac=most,
             checkpoint__keep=100)  # fmt: skip
         found = [checkpoint.read(folder / "checkpoints" / name).meta for name in names(folder)]

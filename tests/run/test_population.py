@@ -56,7 +56,8 @@ def train(folder: Path, algo: str = "appo", total: int = TOTAL, **config: Any) -
     env = "Pendulum-v1" if algo == "ddpg" else "CartPole-v1"
     given = {**SMALL, **OF[algo], **options}
     on_report = given.pop("on_report", None)
-    given["report.interval_s"] = 1e6 if on_report is None else 0.0  # a report takes as an update
+    if on_report is None:  # a report takes as long as an update
+        given = {"report.interval_s": 1e6} | given
     if not given.get("population.objective", OF_EPISODES).startswith(OF_EPISODES):
         del given["population.min_episodes"]
     return quintet.train(
@@ -472,5 +473,6 @@ def test_any_metric_is_an_objective_where_the_clock_may_decide(tmp_path: Path) -
         runtime__kind="async",
         runtime__num_workers=2,
         population__objective="value/target_mean",
+        report__interval_s=0.0,
     )
     assert any(event["event"] != "begins" for event in events(tmp_path / "run"))

@@ -46,11 +46,11 @@ def free_slots(workers: Workers) -> dict[int, list[int]]:
     [
         ({"runtime.max_policy_lag": 10**6}, SLOTS, False, False),
         ({"runtime.max_policy_lag": 3, "runtime.prefetch_batches": 4}, SLOTS, False, True),
-        (POPULATION, SLOTS, False, True),
         (POPULATION, SLOTS, True, True),
         (POPULATION | LOCKSTEP, 2, False, True),
+        pytest.param(POPULATION, SLOTS, False, True, marks=pytest.mark.slow),
     ],
-    ids=["one policy", "rows too old", "population", "population, killed worker", "lockstep"],
+    ids=["one policy", "rows too old", "population, killed worker", "lockstep", "population"],
 )
 def test_every_slot_is_free_once_when_a_run_has_ended(
     options: dict[str, Any],
@@ -99,7 +99,7 @@ def test_every_slot_is_free_once_when_a_run_has_ended(
     result = quintet.train(
         "appo",
         "CartPole-v1",
-        total_steps=6_000,
+        total_steps=4_000,
         seed=3,
         run_dir=tmp_path / "run",
         config=SMALL | options,

@@ -76,9 +76,9 @@ class Once:
 def test_async_replaces_a_worker_that_is_killed_or_stopped(what: str, tmp_path: Path) -> None:
     timeout = 60.0 if what == "kill" else 2.0
     hit = Once(lambda worker: getattr(worker, what)(), pause_s=0.03)  # the other one runs on
-    result = train(tmp_path, on_report=hit, steps=8_000, worker_timeout_s=timeout)
+    result = train(tmp_path, on_report=hit, steps=4_000, worker_timeout_s=timeout)
     assert result.status == "finished"
-    assert result.metrics["env_steps"] == 8_000
+    assert result.metrics["env_steps"] == 4_000
     assert result.metrics["data/worker_restarts"] == 1
     said = (tmp_path / "log.txt").read_text()
     how = "was ended by SIGKILL" if what == "kill" else "has been silent for"
@@ -166,9 +166,9 @@ def test_async_replaces_the_server_and_gives_open_unrolls_up(what: str, tmp_path
     hit = Once(lambda worker: getattr(server_of(worker), what)(), pause_s=0.03)
     timeout = 60.0 if what == "kill" else 2.0
     result = train(
-        tmp_path, on_report=hit, steps=8_000, inference="server", worker_timeout_s=timeout
+        tmp_path, on_report=hit, steps=4_000, inference="server", worker_timeout_s=timeout
     )
-    assert result.metrics["env_steps"] == 8_000
+    assert result.metrics["env_steps"] == 4_000
     assert result.metrics["data/worker_restarts"] == 1
     assert result.metrics["server/batch_mean"] >= 1
     assert "inference server (cpu, pid" in (tmp_path / "log.txt").read_text()
