@@ -31,13 +31,6 @@ def doors(tmp_path_factory):
     return quintet.train("ppo", env, 8192, seed=1, run_dir=folder, config=SETTINGS)
 
 
-@pytest.fixture(scope="module")
-def aim(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("toys") / "aim"
-    env = "quintet.envs.toy:ChooseAndAim"
-    return quintet.train("ppo", env, 12288, seed=1, run_dir=folder, config=SETTINGS)
-
-
 def test_a_locked_door_is_an_error():
     env = MaskedDoors()
     obs, _ = env.reset(seed=0)
@@ -71,12 +64,17 @@ def test_a_policy_tries_no_locked_door_whatever_it_sees(doors):
 
 
 @pytest.mark.slow
-def test_choice_and_aim_are_learned_together(aim):
+def test_choice_and_aim_are_learned_together(tmp_path):
+    env = "quintet.envs.toy:ChooseAndAim"
+    aim = quintet.train("ppo", env, 12288, seed=1, run_dir=tmp_path, config=SETTINGS)
     scores = quintet.evaluate(aim.policy, episodes=50)
     assert scores.mean > 9.9
 
 
-def test_actions_have_the_form_of_the_space(aim, tmp_path):
+def test_actions_have_the_form_of_the_space(tmp_path):
+    aim = quintet.train(
+        "ppo", "quintet.envs.toy:ChooseAndAim", 1024, run_dir=tmp_path / "run", config=SETTINGS
+    )
     env = ChooseAndAim()
     obs, _ = env.reset(seed=3)
     for policy in (aim.policy, quintet.load(aim.policy.save(tmp_path / "saved"))):

@@ -31,6 +31,7 @@ def train(folder: Path, total: int, **config: Any) -> Any:
     return quintet.train("ddpg", "Pendulum-v1", total, 3, folder, SMALL | given)
 
 
+@pytest.mark.slow
 def test_several_learners_go_on_with_a_run(tmp_path: Path) -> None:
     """Also one that has its reference batch, which new learners have not."""
     whole, halved = tmp_path / "whole", tmp_path / "halved"

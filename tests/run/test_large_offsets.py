@@ -88,7 +88,14 @@ def test_networks_see_differences_of_three_seconds(tmp_path, algo):
     assert "float32, in which" not in log(tmp_path / "a")
 
 
-@pytest.mark.parametrize("algo", ["ppo", "ddpg", "acer"])
+@pytest.mark.parametrize(
+    "algo",
+    [
+        "acer",
+        pytest.param("ppo", marks=pytest.mark.slow),
+        pytest.param("ddpg", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_goes_on_has_the_bytes_of_one_without_an_end(tmp_path, algo):
     often = {"checkpoint__interval_updates": 1, "checkpoint__max_cut_frac": 1.0}
     train(tmp_path / "a", algo, 640, **often)

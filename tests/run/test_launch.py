@@ -246,7 +246,8 @@ def test_two_processes_in_one_folder(tmp_path, capsys):
     command = [sys.executable, "-m", "quintet", "train", "ppo", "--env", "run_helpers:Trouble"]
     command += ["--env.kwargs", '{"kind": "slow", "after": 0}', "--total-steps", "100000"]
     command += ["--run-dir", str(tmp_path), "--env.num-streams", "4", "--unroll-steps", "16"]
-    command += ["--report.interval-s", "0", "--runtime.compile", "off"]
+    command += ["--report.interval-s", "0", "--runtime.compile", "off", "--eval.episodes", "0"]
+    command += ["--env.num-processes", "1"]
     environment = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as first:
         try:
@@ -280,7 +281,7 @@ def test_what_a_terminal_sends_to_all_processes_ends_in_a_checkpoint(tmp_path, n
     command = [sys.executable, "-m", "quintet", "train", "ppo", "--run-dir", str(tmp_path)]
     command += ["--env", "test_launch:make_processes", "--total-steps", "100000"]
     command += ["--env.num-streams", "2", "--unroll-steps", "16", "--report.interval-s", "0"]
-    command += ["--minibatch-steps", "none", "--runtime.compile", "off"]
+    command += ["--minibatch-steps", "none", "--runtime.compile", "off", "--eval.episodes", "0"]
     environment = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"}
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True,

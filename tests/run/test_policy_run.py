@@ -112,7 +112,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 kinds = pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, marks=pytest.mark.slow) if "async" in kind else kind
+        kind if kind in ("serial", "groups") else pytest.param(kind, marks=pytest.mark.slow)
         for kind in KINDS
         if kind != "groups lockstep"
     ],
@@ -172,7 +172,12 @@ def test_every_policy_has_a_best_and_a_final_one_in_its_own_folder(whole, kind, 
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param("serial", marks=pytest.mark.slow), "lockstep", "groups"]
+    "kind",
+    [
+        "groups",
+        pytest.param("serial", marks=pytest.mark.slow),
+        pytest.param("lockstep", marks=pytest.mark.slow),
+    ],
 )
 def test_both_policies_go_on_with_the_same_bytes(whole, tmp_path, kind):
     begun = tmp_path / "run"
