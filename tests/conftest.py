@@ -1,7 +1,10 @@
 """For all tests."""
 
+import gc
 import os
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +59,22 @@ def git_is_asked_once():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def presets_are_parsed_once():
+    """Those of quintet's own learners, which no test changes."""
+    from quintet.algorithms import presets
+
+    read, own = presets.read_yaml, Path(presets.__file__).parent
+    once = cache(read)
+
+    def read_yaml(file: Path) -> Any:
+        return once(file) if file.is_relative_to(own) else read(file)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(presets, "read_yaml", read_yaml)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def clocks_move_no_environments(monkeypatch: pytest.MonkeyPatch):
     """Environments are stepped by the process that made them, whatever their steps take: on a busy
@@ -74,3 +93,9 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
     return folder
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays to the end: no search for garbage need look at it."""
+    gc.collect()
+    gc.freeze()

@@ -138,7 +138,7 @@ sys.exit(main())
 """The command where no byte can be written under a folder, as on a full disk; for any user."""
 
 
-@pytest.mark.parametrize("full", ["disk", "write"])
+@pytest.mark.parametrize("full", [pytest.param("disk", marks=pytest.mark.slow), "write"])
 def test_a_full_disk_at_the_start_asks_for_room(full, tmp_path):
     if full == "disk":
         with small_disk(tmp_path / "disk", 8) as place:
