@@ -48,13 +48,12 @@ class RankThreads:
         own = [Patience() for _ in range(size)]
         self.ranks = [RankGroup(i, size, here, p.watch, p.joined) for i, p in enumerate(own)]
         self.learners = [make(ranks) for ranks in self.ranks]
-        for (
-            learner
-        ) in self.learners:  # PyTorch's generator, which networks draw from, is one for all
+        # PyTorch's generator, which networks draw from, is one for all.
+        for learner in self.learners:
             looks = getattr(learner, "looks", None)
-            if looks is not None and looks.asked.make_past is not None:
-                makes = partial(_one_at_a_time, looks.asked.make_past)
-                looks.asked = looks.asked._replace(make_past=makes)
+            if looks is not None and looks.subject.make_past is not None:
+                makes = partial(_one_at_a_time, looks.subject.make_past)
+                looks.subject = looks.subject._replace(make_past=makes)
         store = dist.HashStore()
         self._each(lambda i: self.ranks[i].connect(store))
 
