@@ -225,7 +225,8 @@ class AsyncSampling:
                     self._take_in(event)
                 with self.changed:
                     self.delivery.join_ahead(most + 1)
-                    self.changed.notify_all()
+                    if self.delivery.batches or not any(self.granted):
+                        self.changed.notify_all()
                     while self.delivery.batches > most and not self.ending.is_set():
                         self.changed.wait(_LOOK_AGAIN_S)
         except BaseException as error:
