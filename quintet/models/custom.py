@@ -20,7 +20,7 @@ The contract of such a class:
 
 Instead of the features alone ``forward`` may return ``(features, losses)``, with `losses` a dict of
 auxiliary losses by name, float32, each a scalar or one number per row ``[N]``, which depend on
-parameters.  A learner that supports them (IMPALA) reduces losses per row like its own terms, over
+parameters.  A learner that supports them reduces losses per row like its own terms, over
 valid rows, and adds a scalar as it is; others refuse the module.  Acting ignores them: `forward`
 may leave them out while ``torch.is_grad_enabled()`` is false.
 

@@ -206,5 +206,5 @@ def refuse_aux_losses(algo: str, model: ModelConfig, names: tuple[str, ...]) -> 
         raise ConfigError(
             f"{algo} must have an encoder without auxiliary losses, got "
             f"model.encoder={model.encoder} with {', '.join(names)}: return the features alone, or "
-            "train with impala"
+            "train with a learner that reports loss/aux/"
         )
