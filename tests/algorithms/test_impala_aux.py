@@ -161,7 +161,9 @@ def test_an_unknown_name_is_refused(model: ModelConfig, said: str):
 
 
 def test_ppo_refuses_them():
-    with pytest.raises(ConfigError, match=r"without auxiliary losses, got .* with per_row, scalar: "):
+    with pytest.raises(
+        ConfigError, match=r"without auxiliary losses, got .* with per_row, scalar: "
+    ):
         make_ppo(PPOConfig(), model=OWN)
     make_ppo(PPOConfig(), model=own(losses=False))
 
