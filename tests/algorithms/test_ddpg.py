@@ -222,6 +222,7 @@ def test_the_scale_goes_up_and_down_by_its_factor() -> None:
     assert adapted(scale, torch.tensor(0.19), 0.2, 1.01).item() == pytest.approx(0.5 * 1.01)
 
 
+@pytest.mark.slow
 def test_the_scale_goes_to_where_actions_move_as_far_as_desired() -> None:
     of = case(exploration="adaptive-param_0.2", normalize_observations=False)
     learner, draw = of.learner(), torch.Generator().manual_seed(0)

@@ -187,7 +187,7 @@ def test_the_scale_moves_by_exactly_its_factor_once_per_interval() -> None:
         assert after in ways, done
 
 
-@pytest.mark.parametrize("start", [0.01, 2.0])
+@pytest.mark.parametrize("start", [0.01, pytest.param(2.0, marks=pytest.mark.slow)])
 def test_the_scale_converges_to_the_distance_that_is_desired(start: float) -> None:
     """On a network that stands still, from below and from above; with many actions one perturbation
     moves them about as far as another.

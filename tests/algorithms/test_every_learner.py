@@ -36,6 +36,11 @@ from quintet.observe.metrics import describe
 from quintet.types import LearnerState
 
 CASES = {name: case for algo in LEARNERS for name, case in switches(algo).items()}
+GATED = [
+    pytest.param(case, marks=pytest.mark.slow if "=" in name else ())
+    for name, case in CASES.items()
+]
+"""The same; switches one by one are slow, as most of them are in the combinations too."""
 DEFAULTS = [Case(algo) for algo in LEARNERS]
 WITH_STATISTICS = [
     *DEFAULTS,
@@ -72,7 +77,7 @@ def test_an_update_that_spoils_the_weights_is_told_at_once(case: Case) -> None:
 # Saving
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", GATED, ids=CASES)
 def test_a_loaded_learner_goes_on_with_the_same_bytes(case: Case) -> None:
     first, second, third = case.batches(3)
     learner = case.learner()
@@ -253,12 +258,7 @@ SHARING = [name for name, entry in LEARNERS.items() if entry.shared is not None]
 @pytest.mark.parametrize(
     "case",
     [
-        *(
-            # Most switches are in the combinations too.
-            pytest.param(case, marks=pytest.mark.slow if "=" in name else ())
-            for name, case in CASES.items()
-            if case.algo in SHARING
-        ),
+        *(param for param, case in zip(GATED, CASES.values(), strict=True) if case.algo in SHARING),
         *(case for case in WITH_STATISTICS if case.algo in SHARING and case.core != "none"),
     ],
     ids=lambda case: f"{case.algo} {case.core} {case.options}",
@@ -294,7 +294,7 @@ def last_state(run: Path) -> str:
     return sha256((newest / "learner.safetensors").read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("core", ["none", "gru"])
+@pytest.mark.parametrize("core", ["none", pytest.param("gru", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("algo", LEARNERS)
 def test_a_resumed_run_has_the_bytes_of_one_that_was_not_interrupted(
     algo: str, core: str, registered: None, tmp_path: Path

@@ -112,6 +112,7 @@ def test_the_optimum_of_a_toy():
     assert late(metrics, "reward/mean") > 0.99
 
 
+@pytest.mark.slow
 def test_the_optimum_of_a_continuous_toy():
     """The best reward is 0, -(a - o/2)^2; always 0 has -1/12, the width that is left 0.006."""
     model = ModelConfig(policy_hidden=(32,), action_std_init=0.3)

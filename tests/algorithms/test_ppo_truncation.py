@@ -46,6 +46,7 @@ def test_a_terminating_task_is_worth_the_finite_sum():
     assert first_value("FinitePay", CONFIG, 50) == pytest.approx(FINITE, rel=0.05)
 
 
+@pytest.mark.slow
 def test_truncation_as_termination_learns_the_finite_sum():
     """All states look the same there, so the value is the mean over an episode's states."""
     wrong = CONFIG.model_copy(update={"truncation_as_termination": True})
@@ -54,6 +55,7 @@ def test_truncation_as_termination_learns_the_finite_sum():
     assert first_value("EndlessPay", wrong, 60) == pytest.approx(mean, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_one_step_bootstraps_reach_the_endless_sum_too():
     """With lambda 0 everything comes by way of the value behind a step, at cuts as elsewhere."""
     config = CONFIG.model_copy(update={"gae_lambda": 0.0, "num_epochs": 5})

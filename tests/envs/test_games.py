@@ -64,7 +64,15 @@ class Matching:
         pass
 
 
-@pytest.mark.parametrize("algo", ["ppo", "impala", "appo", "acer"])
+@pytest.mark.parametrize(
+    "algo",
+    [
+        "ppo",
+        "acer",
+        pytest.param("impala", marks=pytest.mark.slow),
+        pytest.param("appo", marks=pytest.mark.slow),
+    ],
+)
 def test_one_policy_learns_for_all_agents(algo: str, tmp_path: Path):
     result = quintet.train(
         algo,

@@ -127,6 +127,7 @@ def test_the_same_run_twice_has_the_same_decisions_and_bytes(whole: Path, tmp_pa
     assert same(again, whole)
 
 
+@pytest.mark.slow
 def test_lockstep_that_lags_has_the_same_bytes_twice(tmp_path: Path) -> None:
     """Copies drop rows of their former weights that fly while they are made."""
     ours, theirs = tmp_path / "two", tmp_path / "three"
@@ -453,7 +454,8 @@ def test_a_first_value_that_the_action_space_leaves_without_effect_is_refused(
 def test_a_cap_that_is_not_given_follows_the_one_that_is(tmp_path: Path) -> None:
     """The first stays at most the second (rho_bar at least c_bar)."""
     own = {"population__tuned": ["rho_bar", "c_bar"]}
-    train(tmp_path / "run", **own, population__initial={"rho_bar": [0.9, 1.0, 1.1]})
+    first = {"rho_bar": [0.9, 1.0, 1.1]}
+    train(tmp_path / "run", **own, population__initial=first, on_report=lambda _: True)
     begins = [e["values"] for e in events(tmp_path / "run") if e["event"] == "begins"]
     assert [each["rho_bar"] for each in begins] == [0.9, 1.0, 1.1]
     assert all(each["c_bar"] <= each["rho_bar"] for each in begins)
@@ -462,7 +464,7 @@ def test_a_cap_that_is_not_given_follows_the_one_that_is(tmp_path: Path) -> None
 
 def test_first_values_below_1_may_be_given_where_the_learner_has_1(tmp_path: Path) -> None:
     own = {"population__tuned": ["gamma"], "population__initial": {"gamma": [0.9, 0.99, 0.95]}}
-    train(tmp_path / "run", gamma=1.0, **own)
+    train(tmp_path / "run", gamma=1.0, **own, on_report=lambda _: True)
     begins = [e["values"]["gamma"] for e in events(tmp_path / "run") if e["event"] == "begins"]
     assert begins == [0.9, 0.99, 0.95]
 
