@@ -40,7 +40,7 @@ NEEDS = {
         lambda _, f: f.learner.learn_std,
     )
 }
-"""Defaults of options of the network."""
+"""Needs of options of the network."""
 
 
 class Knobs(NamedTuple):

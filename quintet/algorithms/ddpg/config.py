@@ -41,7 +41,7 @@ NEEDS = {
     f"model.{name}": Needs("another algorithm, ddpg has no use for it", lambda *_: False)
     for name in ("core", "shared_torso", "action_std", "action_std_init", "action_bounds")
 }
-"""Of options of networks that these have no use for."""
+"""Needs of network options for which DDPG has no use."""
 
 
 class Knobs(NamedTuple):
