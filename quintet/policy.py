@@ -213,8 +213,8 @@ class Policy:
         """
         if "value" not in self._valuer.record_specs:
             raise QuintetError(
-                "a policy with a value function of observations is required, that of "
-                f"{self.description['algo']} is saved without one"
+                "value must have a policy with a state-value function, got one of "
+                f"{self.description['algo']}, which has none: use act"
             )
         tensors, single = self._observe(obs)
         with OwnTorch(self.threads):

@@ -84,7 +84,7 @@ def test_a_learner_whose_actors_do_not_record_the_value(tmp_path):
 def test_a_policy_without_a_value_function_says_so(tmp_path):
     config = {**FEW, "replay_start_steps": 64, "updates_per_env_step": 0.1, "batch_size": 32}
     policy = quintet.train("ddpg", "Pendulum-v1", 128, run_dir=tmp_path / "run", config=config)
-    with pytest.raises(QuintetError, match="of ddpg is saved without one"):
+    with pytest.raises(QuintetError, match="got one of ddpg, which has none"):
         policy.policy.value(np.zeros(3, np.float32))
 
 

@@ -28,7 +28,7 @@ _TURNS = 0.2  # smallest share of each of two processes that take turns
 
 Cause = Phase | Literal["others", "turns", "server", "answers", "balance"]
 """Limit of the speed: a phase of a process; other processes of the machine; taking turns; the
-inference server; the messages to it; nothing alone.
+inference server; the messages to it; no single part.
 """
 
 
@@ -143,7 +143,7 @@ def _told_of(why: Cause, load: Load, facts: RunFacts) -> str:
     if shares[first] < _BALANCED:
         largest = sorted(shares, key=lambda phase: -shares[phase])[:3]
         parts = ", ".join(f"{_percent(shares[phase])} {phase}" for phase in largest)
-        return f"Nothing alone limits the speed: {parts}."
+        return f"No single part limits the speed: {parts}."
     return _told(first, _percent(shares[first]), facts)
 
 
@@ -182,7 +182,7 @@ def _told_of_processes(why: Cause, load: Load, facts: RunFacts) -> str:
     learning = _told("learning", _percent(learner.get("learning", 0.0)), facts)
     streams = count(facts.num_streams // facts.num_groups, "stream")
     busy = all_busy(load, facts)
-    whole = "All cores are busy" if busy else "Nothing alone limits the speed"
+    whole = "All cores are busy" if busy else "No single part limits the speed"
     return {
         "learning": f"{learning.removesuffix('.')}, while the workers {idle}.",
         "turns": f"Taking turns limits the speed: {waits} for the workers, which {idle} for the "

@@ -249,7 +249,7 @@ _POLICY_PREFIX = re.compile(r"^policy_(\d+)/")
 
 
 def policy_of(name: str) -> int:
-    """The number of the policy of whose metrics a name is; -1: it is the run's."""
+    """Policy index in a metric's name; -1 for metrics of the run."""
     found = _POLICY_PREFIX.match(name)
     return int(found[1]) if found else -1
 

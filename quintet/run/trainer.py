@@ -142,8 +142,8 @@ class Trainer:
         trained, asked = self.counters.env_steps, self.config.total_env_steps
         if trained > asked:
             raise ConfigError(
-                f"total_env_steps of at least the {trained:,} that {self.folder.path} has trained "
-                f"is required, got {asked:,}; leave it out or raise it"
+                f"total_env_steps must be at least the {trained:,} that {self.folder.path} has "
+                f"trained, got {asked:,}: leave it out or raise it"
             )
         self.finished = trained == asked
         self._write_options()

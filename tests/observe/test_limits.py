@@ -170,7 +170,7 @@ def test_others() -> None:
 def test_balance_is_said() -> None:
     shares = {"stepping": 0.3, "acting": 0.32, "learning": 0.38}
     assert limit(Load(shares), FACTS).startswith(  # type: ignore[arg-type]
-        "Nothing alone limits the speed: 38% learning, 32% acting, 30% stepping. Compiling it "
+        "No single part limits the speed: 38% learning, 32% acting, 30% stepping. Compiling it "
     )
     assert limit(Load({}), FACTS) == ""
 
@@ -491,7 +491,7 @@ def test_taking_turns() -> None:
 def test_none_waits_for_another() -> None:
     even = load(0.05, 0.6, 0.34)
     assert with_workers(even, **POOL) == (
-        "Nothing alone limits the speed: learner and workers hardly wait for each other. A faster "
+        "No single part limits the speed: learner and workers hardly wait for each other. A faster "
         "machine would help."
     )
     assert with_workers(even._replace(cores=BUSY), may_compile=True) == (
