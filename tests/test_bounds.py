@@ -19,7 +19,7 @@ from quintet.errors import ConfigError
 MODELS: dict[str, type[BaseModel]] = {
     "run": RunConfig,
     **PARTS,
-    **{name: each.config for name, each in registry.LEARNERS.usable().items()},
+    **{name: each.config for name, each in registry.LEARNERS.usable()},
 }
 WITHOUT_BOUNDS: dict[str, str] = {}
 """Options whose numbers need no bounds, each with the reason."""

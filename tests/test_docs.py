@@ -5,6 +5,7 @@ code runs.
 import re
 import shlex
 import sys
+import tomllib
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,8 @@ def test_every_block_is_of_a_known_language():
     for path in DOCUMENTS:
         known = {"", "python", "toml", "yaml"}
         assert {found[1] for found in FENCE.finditer(path.read_text())} <= known, path.name
+        for block in blocks(path.read_text(), "toml"):
+            assert tomllib.loads(block)
 
 
 LEARNERS = {

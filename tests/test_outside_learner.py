@@ -125,7 +125,7 @@ def test_it_works_in_every_command(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Algorithms: ppo, impala, appo, ddpg, acer, a2c." in done.stdout

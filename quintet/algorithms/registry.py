@@ -129,7 +129,7 @@ def canonical(name: str) -> str:
     plain = name.lower() if isinstance(name, str) else ""
     if plain in LEARNERS:
         return plain
-    near = [each for each, one in LEARNERS.usable().items() if plain in one.like]
+    near = [each for each, one in LEARNERS.usable() if plain in one.like]
     said = f"nearest is {near[0]!r}" if near else ""
     if not near and (near := get_close_matches(plain, LEARNERS.names(), 1)):
         said = f"did you mean {near[0]!r}?"
@@ -167,7 +167,7 @@ def require_actions(name: str, space: gym_spaces.Space[Any]) -> None:
     learner = find(name)
     if learner.acts_in(space):
         return
-    able = [other for other, one in LEARNERS.usable().items() if one.acts_in(space)]
+    able = [other for other, one in LEARNERS.usable() if one.acts_in(space)]
     raise ConfigError(
         f"{name} requires {' or '.join(kind.__name__ for kind in learner.actions)} actions, the "
         f"action space is {space}; use another environment"

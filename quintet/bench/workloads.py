@@ -83,7 +83,7 @@ def names() -> list[str]:
 def _kinds() -> dict[str, type[Work]]:
     """Classes of workloads by learner, as far as learners have them."""
     learners = registry.LEARNERS.usable()
-    return {name: each.work.get() for name, each in learners.items() if each.work is not None}
+    return {name: each.work.get() for name, each in learners if each.work is not None}
 
 
 def _tables() -> dict[str, Any]:

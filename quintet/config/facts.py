@@ -123,7 +123,7 @@ def facts(
         env=env,
         evaluated=evaluated or env,
         stepped=stepped,
-        pools=" or ".join(n for n, one in BACKENDS.usable().items() if not one.in_python),
+        pools=" or ".join(n for n in BACKENDS.own if not BACKENDS.find(n).in_python),
         float64=bool(float64_leaves((spaces.own or spaces).observation)),
     )
 

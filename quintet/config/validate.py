@@ -172,7 +172,7 @@ def _sharing_faults(config: RunConfig) -> list[str]:
     if learners == 1:
         return []
     if shared is None:
-        able = ", ".join(name for name, one in registry.LEARNERS.usable().items() if one.shared)
+        able = ", ".join(name for name, one in registry.LEARNERS.usable() if one.shared)
         return [
             f"runtime.num_learners={learners} must have an algorithm whose learners can share "
             f"their batches ({able}), got {config.algo}: leave it out"

@@ -1,7 +1,8 @@
 """The backends, who implement environments: quintet's own, and those of installed packages.
 
 A package adds a backend by an entry point of the group ``quintet.environments`` that names its
-record, a `Backend`.
+record, a `Backend`.  Whoever asks which backend knows an id imports the record's module, so that
+should not import the simulator.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -70,7 +71,8 @@ class Backend:
         another one.
     tells_spaces: whether the spaces of an id are known without making environments.
     mask_hint: what to do in place of ``env.mask_from_info``.
-    packages: those that compute observations, by their modules; those that are imported count.
+    packages: packages whose versions determine observations, by their modules; those that are
+        imported count.
     bare_step: returns a bare step of environments, of (id, their number, cores), for the limit of
         `quintet bench`.
     """

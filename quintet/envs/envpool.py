@@ -490,6 +490,6 @@ BACKEND = Backend(
     owns=is_pool,
     settle=settle,
     tells_spaces=True,
-    packages={"envpool": "envpool", "mujoco": "mujoco"},
+    packages={"envpool": "envpool"},
     bare_step=_bare_step,
 )

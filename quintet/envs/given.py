@@ -39,7 +39,7 @@ def settle(env: GivenEnv) -> tuple[dict[str, Any], EnvSource | None]:
     """
     if isinstance(env, str):
         return {"id": env}, None
-    for backend in BACKENDS.usable().values():
+    for _, backend in () if callable(env) else BACKENDS.usable():
         if (says := backend.settle(env)) is not None:
             return says, None
     if isinstance(env, ForeignVectorEnv):

@@ -2,9 +2,8 @@
 
 import difflib
 import fnmatch
-from collections.abc import Iterator
 
-from quintet.envs.backends import BACKENDS, Backend
+from quintet.envs.backends import BACKENDS
 from quintet.envs.versions import atari_game, versions_of
 from quintet.errors import ConfigError
 
@@ -44,29 +43,17 @@ def backend_of_maker(name: str, backend: str = "auto") -> str:
 
 def _first_for(env_id: str) -> str:
     maker = ":" in env_id
-    for name, one in _usable():
+    for name, one in BACKENDS.usable():
         if (one.claims is not None and one.claims(env_id)) if maker else one.knows(env_id):
             return name
     raise _unknown_id(env_id, "auto")
-
-
-def _usable() -> Iterator[tuple[str, Backend]]:
-    """The backends one by one, as an installed package is imported only if it is asked; without
-    those of broken packages.
-    """
-    for name in BACKENDS.names():
-        try:
-            one = BACKENDS.find(name)
-        except ConfigError:  # told where that backend is asked for
-            continue
-        yield name, one
 
 
 def faster_backend(env_id: str) -> str:
     """Advice on an environment that Python steps: a backend in C++ that knows its id, or one that
     is not installed; "" where all are and none does.
     """
-    pools = [(name, one) for name, one in _usable() if not one.in_python]
+    pools = [(name, one) for name, one in BACKENDS.usable() if not one.in_python]
     for name, one in pools:
         if ":" not in env_id and one.knows(env_id):
             return f"the same id in C++ (--env.backend {name})"
@@ -82,13 +69,13 @@ def list_envs(pattern: str = "") -> list[tuple[str, str]]:
     wanted = pattern.lower()
     if not any(sign in wanted for sign in "*?["):
         wanted = f"*{wanted}*"
-    pairs = [(env_id, name) for name, one in _usable() for env_id in (one.ids or tuple)()]
+    pairs = [(env_id, name) for name, one in BACKENDS.usable() for env_id in (one.ids or tuple)()]
     matching = [pair for pair in pairs if fnmatch.fnmatchcase(pair[0].lower(), wanted)]
     return sorted(matching, key=lambda pair: pair[0])
 
 
 def _unknown_id(env_id: str, backend: str) -> ConfigError:
-    by_backend = {name: list(one.ids()) for name, one in _usable() if one.ids is not None}
+    by_backend = {name: list(one.ids()) for name, one in BACKENDS.usable() if one.ids is not None}
     asked = by_backend if backend == "auto" else {backend: by_backend[backend]}
     ids = [known for of_one in asked.values() for known in of_one]
     parts = [f"env must be an id that backend {backend!r} knows; got {env_id!r}"]
@@ -107,7 +94,9 @@ def _unknown_id(env_id: str, backend: str) -> ConfigError:
         parts.append(f"nearest are {', '.join(near)}" if near else "nothing is near")
         parts.append("an id that a package registers is given as package:id")
     hints = [
-        one.hint(env_id) for name, one in _usable() if backend in ("auto", name) or one.ids is None
+        one.hint(env_id)
+        for name, one in BACKENDS.usable()
+        if backend in ("auto", name) or one.ids is None
     ]
     parts += filter(None, hints)
     parts += [

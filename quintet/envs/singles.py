@@ -106,7 +106,7 @@ def _adapt(
 ) -> AdaptedVectorEnv | GymnasiumVectorEnv:
     """Adapts a vector environment; `make` makes another one like it."""
     config = env.config
-    for name, backend in BACKENDS.usable().items():
+    for name, backend in BACKENDS.usable():
         if backend.owns(made.unwrapped):
             made.close()
             raise ConfigError(
@@ -176,5 +176,6 @@ BACKEND = Backend(
     in_python=True,
     single=True,
     mask_hint="give what makes its single environments",
+    packages={"ale_py": "ale-py", "cv2": "opencv-python", "mujoco": "mujoco"},
     bare_step=_bare_step,
 )

@@ -15,7 +15,6 @@ from quintet import checkpoint
 from quintet.algorithms import registry
 from quintet.config.resolve import Loaded
 from quintet.config.run import RunConfig
-from quintet.envs.backends import BACKENDS
 from quintet.envs.vector import EnvDescription, coarse
 from quintet.errors import ConfigError, NonFiniteError
 from quintet.models.leaves import normalized_leaves
@@ -67,7 +66,7 @@ class Trainer:
         self.config, self.folder, self.policies, self.env = config, folder, policies, env
         self.on_report, self.callbacks = user
         self.population = population
-        simulators = {k: v for one in BACKENDS.usable().values() for k, v in one.packages.items()}
+        simulators = loaded.env.backend.packages
         self.system = provenance.system(env.backend, config.runtime.device, simulators)
         if package := registry.LEARNERS.package_of(config.algo):
             self.system["learner"] = package

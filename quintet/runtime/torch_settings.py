@@ -88,9 +88,9 @@ def torch_settings(threads: int, device: str, exact: bool) -> Iterator[None]:
     """
     if threads > 1 and _lacks_threads:
         raise ConfigError(
-            f"runtime.threads={threads} requires a process that can compute in threads, this one "
-            "is a fork of one that has computed in several, without which PyTorch waits for ever; "
-            "start it by multiprocessing's spawn, or use runtime.threads 1"
+            "runtime.threads must be 1 in a fork of a process that has computed in several, got "
+            f"{threads}, as PyTorch would wait for ever; use runtime.threads 1, or start the "
+            "process by multiprocessing's spawn"
         )
     cudnn: Any = torch.backends.cudnn
     before = torch.get_num_threads(), cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32

@@ -6,7 +6,7 @@ with an entry point of that name.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
@@ -55,15 +55,14 @@ class Catalog(Generic[T]):
             self.loaded[name] = self._load(name)
         return self.loaded[name]
 
-    def usable(self) -> dict[str, T]:
-        """All records by name, without those of broken packages."""
-        found = {}
+    def usable(self) -> Iterator[tuple[str, T]]:
+        """Names and records, without those of broken packages; each is imported as it comes."""
         for name in self.names():
             try:
-                found[name] = self.find(name)
+                record = self.find(name)
             except ConfigError:  # told where that name is asked for
                 continue
-        return found
+            yield name, record
 
     def register(self, name: str, record: T) -> None:
         """Adds a record in this process alone; the processes of a run know installed packages only.

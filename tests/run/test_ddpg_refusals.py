@@ -86,7 +86,7 @@ def test_actions_that_are_no_box_of_floats(env: str, refused: Refused) -> None:
     assert re.search(r"Box.* (is|has) (Discrete|MultiDiscrete|Box\(0, 3|Dict)", said), said
 
 
-NEEDED = r"requires ([\d,]+) bytes (\S+ \S+).*, ([\d,]+) are available; lower the replay capacity"
+NEEDED = r"must have room for ([\d,]+) bytes (\S+ \S+).*, got ([\d,]+); lower the replay capacity"
 
 
 def test_a_capacity_that_does_not_fit_the_disk(refused: Refused, tmp_path: Path) -> None:

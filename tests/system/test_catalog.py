@@ -37,7 +37,7 @@ def test_names_are_read_without_an_import(catalog: Catalog[int], packages: Path)
     assert catalog.package_of("ten") == ""
     assert not {"three_of_others", "numbers_of_ours"} & sys.modules.keys()
     assert catalog.find("three") == 3
-    assert catalog.usable() == {"ten": 10, "three": 3}
+    assert dict(catalog.usable()) == {"ten": 10, "three": 3}
     assert catalog.faults() == []
 
 
@@ -89,7 +89,7 @@ def test_a_broken_package_is_named_and_stops_nobody_else(
         catalog.find(name)
     assert str(raised.value).startswith(said)
     assert "\n" not in str(raised.value)
-    assert catalog.usable() == {"ten": 10}
+    assert dict(catalog.usable()) == {"ten": 10}
 
 
 def test_a_name_of_two_packages_is_nobody_s(catalog: Catalog[int], packages: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_name_of_two_packages_is_nobody_s(catalog: Catalog[int], packages: Pat
         catalog.find("three")
     assert str(raised.value) == said
     assert "others" not in sys.modules
-    assert catalog.usable() == {"ten": 10}
+    assert dict(catalog.usable()) == {"ten": 10}
 
 
 def test_nobody_takes_a_name_of_ours(catalog: Catalog[int], packages: Path) -> None:

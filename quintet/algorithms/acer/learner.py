@@ -305,8 +305,7 @@ class ACERLearner:
 
     def metrics(self) -> dict[str, float]:
         self.looks.begin()
-        if self.trained.pending:
-            self.trained.fold()
+        self.trained.fold()
         values = self.trained.interval.read()
         values = metrics.finished(values, self.fresh_updates, self.replayed_updates)
         self.fresh_updates, self.replayed_updates = 0, 0
@@ -321,8 +320,7 @@ class ACERLearner:
 
     def save(self) -> LearnerState:
         self.looks.forget()
-        if self.trained.pending:
-            self.trained.fold()
+        self.trained.fold()
         tensors = {**self.trained.save(), "generator": self.generator.get_state()}
         scalars = {"updates": self.updates, "version": self.version}
         return LearnerState(tensors, scalars | {"learning_rate": self.learning_rate})

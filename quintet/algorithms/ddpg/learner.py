@@ -310,8 +310,7 @@ class DDPGLearner:
     # Reports
 
     def metrics(self) -> dict[str, float]:
-        if self.trained.pending:
-            self.trained.fold()
+        self.trained.fold()
         config = self.config
         values = metrics.finished(self.trained.interval.read()) | self._of_collected()
         values["optim/actor_learning_rate"], values["optim/critic_learning_rate"] = self.rates
@@ -385,8 +384,7 @@ class DDPGLearner:
             self.param_scale.copy_(weights[PARAM_SCALE])
 
     def save(self) -> LearnerState:
-        if self.trained.pending:
-            self.trained.fold()
+        self.trained.fold()
         tensors = self.trained.save() | {PARAM_SCALE: self.param_scale}
         tensors["generator"] = self.generator.get_state()
         obs, action = self.reference

@@ -6,7 +6,7 @@ or its value, the weights that are about to act are kept until their rows come.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -38,12 +38,10 @@ MASKED = -1e8
 """No logit of an allowed choice is less."""
 
 
-class Network(Protocol):
-    """An `ActorCritic`, or a network of which a look only uses the policy."""
-
-    def __call__(self, obs: Obs, state: State, is_first: Tensor) -> tuple[Tensor, Tensor, State]:
-        """Parameters, values or something else, state."""
-        ...
+Network = Callable[[Obs, State, Tensor], tuple[Tensor, Tensor, State]]
+"""An `ActorCritic`, or a network of which a look only uses the policy: parameters of the
+distribution, values or something else, and the state, of observations, state and ``is_first``.
+"""
 
 
 class PolicyAndValue(NamedTuple):

@@ -31,11 +31,6 @@ class NormalizesRewards(Normalizes, Protocol):
     def gamma(self) -> float: ...
 
 
-def flat_obs(batch: Rollout) -> Obs:
-    """The batch's observations in time-major order ``[(T + 1) * B, ...]``."""
-    return {name: x.flatten(0, 1) for name, x in batch.obs.items()}
-
-
 ONLY_LEARNING = ("reward_moments/",)
 """Prefixes of the names of tensors that acting does not need."""
 
@@ -71,12 +66,12 @@ class Normalizers:
 
     @property
     def modules(self) -> dict[str, nn.Module]:
-        """Those of the learner's state, by name."""
+        """The modules of the learner's state, by name."""
         return {"normalizer": self.observations, "reward_moments": self.rewards.moments}
 
     def loads(self, trained: Trained[Any, Any]) -> Callable[[Mapping[str, Tensor]], None]:
-        """What loads the weights of a warm start.  It raises ConfigError where rewards are to be
-        divided by statistics that stay as they are, and the weights bring none.
+        """A function that loads the weights of a warm start.  It raises ConfigError where rewards
+        are to be divided by statistics that stay as they are, and the weights bring none.
         """
 
         def load(weights: Mapping[str, Tensor]) -> None:
@@ -94,11 +89,6 @@ class Normalizers:
                 )
 
         return load
-
-    def flat(self, batch: Rollout) -> Obs:
-        """The batch's normalised observations ``[(T + 1) * B, ...]``."""
-        flat: Obs = self.observations(flat_obs(batch))
-        return flat
 
     @property
     def moved(self) -> bool:

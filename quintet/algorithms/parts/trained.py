@@ -116,7 +116,7 @@ class Trained(Generic[B, K]):
 
     parameters: views of the vector by name.
     average: another such vector, a Polyak average of the first, if there is to be one.
-    loss, statistics: called one after the other, in one graph where steps are compiled.
+    loss, statistics: called one after the other; compiled they are in one graph.
     steps: optimizer steps made.
     memory_steps: steps that the optimizer's memory holds, by which Adam corrects its bias; others
         than `steps` where the memory is another learner's.
@@ -233,9 +233,8 @@ class Trained(Generic[B, K]):
         self._pending.append(torch.cat((apply(grad, packed), of_loss)))
 
     def _clear_subnormals(self) -> None:
-        """Makes subnormal numbers in the optimizer's memory 0.  The moments of a weight whose
-        gradient stays 0, as of a ReLU that is never active again, shrink to such numbers and stay
-        there, and processors are slow on them.
+        """Makes subnormal numbers in the optimizer's memory 0.  The moments of weights whose
+        gradient stays 0, as of a dead ReLU, shrink to such numbers; processors are slow on them.
         """
         for x in self.memory.values():
             x.masked_fill_(x.abs() < torch.finfo(x.dtype).tiny, 0.0)
@@ -275,18 +274,13 @@ class Trained(Generic[B, K]):
             step = self.memory_steps - self._sat_out.get(segment, 0) + 1
             rates = adam.rates(step, learning_rate, options.adam_epsilon, *betas)
         else:
-            rates = rmsprop.rates(
-                learning_rate,
-                options.rmsprop_decay,
-                options.rmsprop_momentum if self.optimizer.momentum else 0.0,
-                options.rmsprop_epsilon,
-            )
+            momentum = options.rmsprop_momentum if self.optimizer.momentum else 0.0
+            decay, epsilon = options.rmsprop_decay, options.rmsprop_epsilon
+            rates = rmsprop.rates(learning_rate, decay, momentum, epsilon)
         return StepOptions(rates, options.max_grad_norm)
 
     def views(self) -> Parameters:
-        """The parameters as views that are made anew: a graph looks at each of its inputs at every
-        call, and so has the segments alone.
-        """
+        """New views of the parameters; a graph has segments as inputs, since each costs time."""
         return _joined((each.theta, each.shapes) for each in self.segments)
 
     # The graphs
@@ -369,7 +363,7 @@ class Trained(Generic[B, K]):
 
     def on_device(self, knobs: K) -> K:
         """The knobs as tensors on the parameters' device, as the loss gets them in a step: not
-        every kernel of a GPU takes numbers that are on the CPU.
+        every kernel of a GPU takes numbers of the CPU.
         """
         return self._knobs_in(self._packed(knobs, (), 0.0))
 
@@ -396,6 +390,8 @@ class Trained(Generic[B, K]):
             NonFiniteError: a loss or the gradient's norm is not finite; names the first such step
                 and loss or norm.
         """
+        if not self._pending:
+            return
         vectors, self._pending = torch.stack(self._pending), []
         columns = _required_finite(self._own, self._names.means)
         looked_at = vectors[:, columns]
@@ -421,8 +417,8 @@ class Trained(Generic[B, K]):
             self.fold()
 
     def _require_finite_weights(self) -> None:
-        """Raises NonFiniteError that names a parameter which is not finite: a step may reach one by
-        a gradient that is finite.
+        """Raises NonFiniteError for a parameter that is not finite: a finite gradient may lead to
+        one.
         """
         # One sum of all, since it is infinite or NaN where an element is.
         if math.isfinite(self.theta.sum().item()):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quintet.algorithms.parts.normalizers import Normalizers, flat_obs
+from quintet.algorithms.parts.normalizers import Normalizers
 from quintet.protocols import Ranks
 from quintet.types import Obs, Rollout, State
 
@@ -44,7 +44,7 @@ def unrolls_of(
     own = ranks.shard(batch)
     terminal = own.terminated | own.truncated if truncation_as_termination else own.terminated
     return Unrolls(
-        obs={name: x.contiguous() for name, x in flat_obs(own).items()},
+        obs={name: x.flatten(0, 1).contiguous() for name, x in own.obs.items()},
         state={name: x[0].contiguous() for name, x in own.state.items()},
         is_first=own.is_first.flatten().contiguous(),
         action=own.action.contiguous(),

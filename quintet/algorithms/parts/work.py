@@ -61,7 +61,7 @@ class Work(BaseModel):
     @field_validator("env_backend")
     @classmethod
     def _backend_can_be_measured(cls, name: str) -> str:
-        able = [known for known, one in BACKENDS.usable().items() if one.bare_step is not None]
+        able = [known for known, one in BACKENDS.usable() if one.bare_step is not None]
         if name not in able:
             raise ValueError(f"must be {' or '.join(able)}, got {name!r}")
         return name

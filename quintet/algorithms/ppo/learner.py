@@ -44,7 +44,7 @@ from quintet.models.config import ModelConfig
 from quintet.ops import policy_losses, reduce, returns, value_losses
 from quintet.options import require_tunable
 from quintet.protocols import DataPlan
-from quintet.types import LearnerState, Publication, Rollout, Spaces
+from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces
 
 
 @final
@@ -230,7 +230,8 @@ class PPOLearner:
     def _rows(self, batch: Rollout, use: Tensor) -> tuple[Rows, Estimates]:
         """Normalises, estimates advantages and targets, and flattens ``[T, B]`` to rows."""
         config = self.config
-        obs = self.normalizers.flat(batch)
+        normalize = self.normalizers.observations
+        obs: Obs = normalize({name: x.flatten(0, 1) for name, x in batch.obs.items()})
         recorded = config.refresh_advantages == "once" and config.value_source == "recorded"
         recorded = recorded and not self.normalizers.moved
         chunks = Chunks(use.shape, self.chunk_steps, use.device)

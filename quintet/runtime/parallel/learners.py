@@ -168,16 +168,16 @@ class Learners:
         plan = self.learner.plan
         if plan.replay is not None and plan.replay.columns % size:
             raise ConfigError(
-                f"runtime.num_learners={size} requires batches from replay that they can share "
-                f"evenly, got {plan.replay.columns} columns; use another number of learners"
+                f"runtime.num_learners={size} must share batches from replay evenly, got "
+                f"{plan.replay.columns} columns; use another number of learners"
             )
         specs = BatchMemory.specs(spec.rows, plan)
         specs |= {progress_name(rank): TensorSpec((4,), torch.int64) for rank in range(1, size)}
         work = [
             pickled(
                 LearnerWork(rank, spec, plan),
-                "runtime.num_learners requires spaces and a model that can be sent to other "
-                "processes, these can't be",
+                "runtime.num_learners must have spaces and a model that can be sent to other "
+                "processes, got some that can't be",
                 "leave it out",
             )
             for rank in range(1, size)

@@ -103,6 +103,6 @@ def _open_unnamed(folder: Path | None) -> int:
 
 def _too_large(size: int, why: str) -> str:
     return (
-        f"shared memory of {size:,} bytes is required for unrolls and weights, it can't be had "
+        f"unrolls and weights must have shared memory of {size:,} bytes, got less "
         f"({why}); make room, lower env.num_streams or runtime.slots, or shorten unrolls"
     )

@@ -198,8 +198,8 @@ class SteppedEnv:
 def _sendable(work: StepperWork) -> bytes:
     return pickled(
         work,
-        "env.num_processes > 1 requires an environment that can be sent to other processes, this "
-        "one can't be",
+        "env.num_processes > 1 must have an environment that can be sent to other processes, got "
+        "one that can't be",
         "give its id or a function that makes it, or use --env.num-processes 1",
     )
 

@@ -452,8 +452,8 @@ def _hangs_where(sampler: Sampler) -> str:
 def _sendable(work: Work | ServerWork) -> bytes:
     return pickled(
         work,
-        "worker processes require an environment, a model and a schedule that can be sent to them, "
-        "these can't be",
+        "worker processes must have an environment, a model and a schedule that can be sent to "
+        "them, got some that can't be",
         "give the environment's id or a function that makes it, and functions that hold nothing of "
         "this process, or use --runtime.kind serial",
     )

@@ -65,7 +65,7 @@ def require_room(folder: Path | None, nbytes: int, what: str = "replay") -> None
         available, where = shutil.disk_usage(there).free + held, f"on the disk of {folder}"
     if nbytes > available:
         raise ConfigError(
-            f"{what} requires {nbytes:,} bytes {where}, {available:,} are available; lower the "
+            f"{what} must have room for {nbytes:,} bytes {where}, got {available:,}; lower the "
             "replay capacity, or make room"
         )
 
@@ -85,8 +85,8 @@ def empty_folder(folder: Path) -> None:
             file.unlink()
     except OSError as fault:
         raise ConfigError(
-            f"replay requires a folder for its files, {folder} can't be one ({fault}); remove "
-            "what is in the way, or give another run folder"
+            f"replay must have a folder for its files, got {folder} ({fault}); remove what is in "
+            "the way, or give another run folder"
         ) from fault
 
 
@@ -104,7 +104,7 @@ def allocate(place: Path | None, nbytes: int) -> mmap.mmap:
     except OSError as fault:
         where = "in memory" if place is None else f"for {place}"
         raise ConfigError(
-            f"replay requires {nbytes:,} bytes {where}, they can't be had ({fault.strerror}); "
+            f"replay must have room for {nbytes:,} bytes {where}, got less ({fault.strerror}); "
             "lower the replay capacity, make room, or give a run folder on another disk"
         ) from fault
 
@@ -122,8 +122,8 @@ def require_file(place: Path, nbytes: int) -> None:
     """Raises CheckpointError unless `place` is a file of that size."""
     if not place.is_file() or place.stat().st_size != nbytes:
         raise CheckpointError(
-            f"the checkpoint requires the replay file {place} of {nbytes:,} bytes, which is "
-            "missing or has another size; restore it, or start again in another run folder"
+            f"the checkpoint must have its replay file {place} of {nbytes:,} bytes, got none or "
+            "one of another size; restore it, or start again in another run folder"
         )
 
 
@@ -134,7 +134,7 @@ def bytes_of(values: Array) -> memoryview:
 def damaged(place: Path | None, stream: int) -> CheckpointError:
     """The error for rows that are not those of a checkpoint."""
     return CheckpointError(
-        f"the checkpoint requires rows of stream {stream} that {place} does not hold: they were "
+        f"{place} must hold the checkpoint's rows of stream {stream}, got others: they were "
         "overwritten since (those of the newest checkpoint never are), or the file is damaged; "
         "resume from the newest checkpoint, or start again in another run folder"
     )

@@ -295,8 +295,8 @@ class Replay:
             raise CheckpointError(f"its replay's entry holds what no run writes ({wrong})")
         if state["format"] != _FORMAT:
             raise CheckpointError(
-                f"a replay of format {_FORMAT} is required, the checkpoint's has "
-                f"{state['format']}; go on with the version of quintet that wrote it"
+                f"the checkpoint's replay must have format {_FORMAT}, got {state['format']}; "
+                "resume with the version of quintet that wrote it"
             )
         for name in _COUNTS:
             setattr(self, name, state[name])
@@ -313,9 +313,8 @@ class Replay:
         most = owed * self.plan.columns * self.plan.steps
         if self.owed_draws != owed or self.drawn_rows > most:
             raise CheckpointError(
-                f"{owed:,} draws of {most:,} rows at most are required after "
-                f"{self.counted_steps:,} steps, its replay's entry says {self.owed_draws:,} of "
-                f"{self.drawn_rows:,}"
+                f"its replay's entry must count {owed:,} draws of {most:,} rows at most after "
+                f"{self.counted_steps:,} steps, got {self.owed_draws:,} of {self.drawn_rows:,}"
             )
 
 

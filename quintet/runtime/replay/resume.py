@@ -105,7 +105,7 @@ def load_rows(layout: Layout, state: Mapping[str, Any]) -> RowStore:
     if mine != state["layout"]:
         differing = [name for name in mine if mine[name] != state["layout"].get(name)]
         raise CheckpointError(
-            "the checkpoint's replay requires the layout with which it was written; "
+            "replay must have the layout with which the checkpoint was written, got another: "
             + "; ".join(f"{k} was {state['layout'].get(k)} and is {mine[k]}" for k in differing)
             + "; go on with the old settings, or start again in another run folder"
         )
@@ -123,9 +123,7 @@ def load_rows(layout: Layout, state: Mapping[str, Any]) -> RowStore:
         getattr(store, name)[:] = state[name]
     for stack, entries in zip(store.stacks.values(), state["pools"], strict=True):
         if entries > store.rows.num_streams * store.rows.length:
-            raise CheckpointError(
-                f"a pool of a frame for each row at most is required, got {entries}"
-            )
+            raise CheckpointError(f"a pool must have a frame for each row at most, got {entries}")
         stack.recover(entries, _held(store))
     # The newest row has been completed since; its observation is still there.
     store.flags[_newest(store)] = state["newest_flags"]
@@ -196,6 +194,6 @@ def _rebuild_index(store: RowStore) -> None:
         valid += int(np.count_nonzero(flags & VALID))
     if valid != store.size:
         raise CheckpointError(
-            f"the checkpoint requires a replay of {store.size:,} rows, {store.rows.place} holds "
-            f"{valid:,}; resume from another checkpoint, or start again in another run folder"
+            f"{store.rows.place} must hold the checkpoint's {store.size:,} rows, got {valid:,}; "
+            f"resume from another checkpoint, or start again in another run folder"
         )

@@ -31,8 +31,8 @@ def test_each_learner_is_judged_by_what_it_reports(algo: str) -> None:
     assert [part.name for part in parts] == ["policy", "value_function", "normalizers"]
     for part in parts:
         for each in part.evidence:
-            assert each.metric in one.metrics(), each
-            assert each.given is None or each.given[0] in one.metrics(), each
+            assert each.metric in one.reported(), each
+            assert each.given is None or each.given[0] in one.reported(), each
             # Sound values are possible ones, and each bound says what is beyond it.
             assert each.possible.low <= each.sound.low <= each.sound.high <= each.possible.high
             assert (each.sound.low == -np.inf or each.sound.low == 0.0) or each.below

@@ -75,7 +75,9 @@ def test_too_little_memory_names_the_size_that_is_needed(
     large = {"rows": TensorSpec((1000, 1000), torch.float32)}
     memory = namedtuple("memory", "available")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory(3_999_999))
-    with pytest.raises(ConfigError, match=r"memory of 4,000,000 bytes .*3,999,999 bytes are free"):
+    with pytest.raises(
+        ConfigError, match=r"of 4,000,000 bytes, got less .*3,999,999 bytes are free"
+    ):
         Arena.create(large)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory(10**12))
     # A mount that is full: as one that is too small refuses it.
@@ -97,7 +99,7 @@ def test_too_little_memory_names_the_size_that_is_needed(
     ended = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True
     )
-    assert ended.stdout.count("shared memory of 4,000,000 bytes is required") == 2
+    assert ended.stdout.count("must have shared memory of 4,000,000 bytes, got less") == 2
     assert ended.stdout.count("runtime.slots") == 2
     assert list(tmp_path.iterdir()) == []
 
@@ -112,7 +114,7 @@ def test_memory_that_can_not_be_had_is_refused_and_not_died_of(
 
     files = psutil.Process().num_fds()
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(ConfigError, match=r"memory of \d+ bytes is required .*No space left"):
+    with pytest.raises(ConfigError, match=r"memory of \d+ bytes, got less .*No space left"):
         Arena.create(SPECS)
     assert psutil.Process().num_fds() == files
 

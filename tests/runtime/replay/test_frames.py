@@ -185,7 +185,7 @@ def test_a_full_disk_says_what_to_do(fault: int, tmp_path, monkeypatch) -> None:
         for _ in range(10):
             run.collect([0])
 
-    with pytest.raises(ConfigError, match=r"frames-\d.bin, they can't be had .*make room"):
+    with pytest.raises(ConfigError, match=r"frames-\d.bin, got less .*make room"):
         go_on()
 
 

@@ -478,7 +478,7 @@ def test_a_capacity_below_one_unroll_of_every_stream_is_refused() -> None:
 
 def test_a_replay_that_cannot_fit_is_refused_at_once(tmp_path) -> None:
     huge = plan("windows", capacity_steps=10**13)
-    with pytest.raises(ConfigError, match=r"bytes in memory, .* are available"):
+    with pytest.raises(ConfigError, match=r"bytes in memory, got [\d,]+; lower"):
         make(huge, 1)
     with pytest.raises(ConfigError, match="on the disk of"):
         make(huge, 1, folder=tmp_path / "run" / "replay")
@@ -496,7 +496,7 @@ def test_what_is_in_the_way_of_its_files_is_said(way: str, tmp_path) -> None:
     else:
         folder.parent.write_text("")
     replay = make(plan("windows"), 1, folder=folder)
-    with pytest.raises(ConfigError, match=r"requires a folder for its files, .*remove what is in"):
+    with pytest.raises(ConfigError, match=r"must have a folder for its files, .*remove what is in"):
         Run(replay, 1, 4, 0, QUIET).collect([0])
 
 
@@ -506,7 +506,7 @@ def test_memory_is_bounded_also_where_the_kernel_does_not_say_what_is_free(monke
 
     monkeypatch.setattr(Path, "read_text", missing)
     make(plan("windows"), 1)
-    with pytest.raises(ConfigError, match=r"bytes in memory, .* are available"):
+    with pytest.raises(ConfigError, match=r"bytes in memory, got [\d,]+; lower"):
         make(plan("windows", capacity_steps=10**13), 1)
 
 
