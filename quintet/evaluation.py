@@ -75,7 +75,7 @@ class Scores:
 
     env: the environment and its backend, and the rule by which episodes are won.
     success: whether each episode was won; None where ``env.success`` was not set.
-    film: the episode of the video, which is none of these; None without a video.
+    film: the extra episode of the video; None without a video.
     entropy: mean entropy of the policy's distribution over all steps, in nats (of a density for
         continuous actions); None for policies without a distribution.
     games: against other players, whose episodes are none of these; None where the policy alone

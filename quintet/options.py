@@ -208,8 +208,8 @@ def require_tunable(old: BaseModel, new: BaseModel) -> None:
 
 
 def bounds_of(options: BaseModel, tuned: tuple[str, ...]) -> dict[str, tuple[float, float]]:
-    """Least and greatest values of options that are tuned; one that may not exceed another that
-    stays has that as its bound, and the other way round.
+    """Smallest and largest values of tuned options.  If one option may not exceed another, and only
+    one of the two is tuned, the other is its bound.
     """
     found = {name: _bounds(type(options).model_fields[name]) for name in tuned}
     for lower, tune in tunable(type(options)).items():

@@ -97,7 +97,7 @@ def first_values(config: RunConfig) -> None:
         if 0.0 in values:
             raise ConfigError(
                 f"population.initial must have values that are not 0, got {name}={list(values)}, "
-                "and a loss without a term is another loss: give a small number"
+                "and 0 would remove the term from the loss: give a small number"
             )
     for policy in range(config.population.size):
         try:

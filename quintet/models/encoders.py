@@ -92,9 +92,9 @@ def flat_size(leaves: Leaves) -> int:
         discrete = isinstance(space, gym_spaces.Discrete | gym_spaces.MultiDiscrete)
         if discrete and sizes[name] > MOST_VALUES:
             raise ConfigError(
-                f"observation leaf {name!r} of at most {MOST_VALUES:,} discrete values is required "
-                f"to be encoded one-hot, it is {space}; encode it in the environment, or use an "
-                "encoder of your own with an embedding"
+                f"observation leaf {name!r} must have at most {MOST_VALUES:,} discrete values, "
+                f"which are encoded one-hot, got {space}: encode it in the environment, or use "
+                "an encoder of your own with an embedding"
             )
     return sum(sizes.values())
 

@@ -321,8 +321,8 @@ class PolicyRun:
         """
         for what, (was, now) in other_spaces(saved, self.description).items():
             raise CheckpointError(
-                f"the run's {what} {was} is required, {self.config.env.id} has {now} now; bring "
-                f"the environment of {path} back, or give another --run-dir to begin anew"
+                f"{self.config.env.id} must have the run's {what} {was}, got {now}: restore the "
+                f"environment of {path}, or give another --run-dir"
             )
 
     # Its part of a report

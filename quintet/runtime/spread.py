@@ -35,7 +35,7 @@ _MESSAGES_S, _EACH_S = 150e-6, 110e-6
 """Time of messages in a row, and more for each process (benchmarks/stepping.py)."""
 
 _PROCESS_BYTES = 64 << 20
-"""Memory of a process's own, beside that of its environments."""
+"""Memory of a process without its environments."""
 
 _ROWS = 2  # that are measured, as what an environment needs may be made in its first step
 

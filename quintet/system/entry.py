@@ -62,8 +62,8 @@ def outlive_parent() -> None:
 
 
 def receive(when_orphaned: Callable[[], None]) -> bytes:
-    """Called first by a child: its payload; `when_orphaned` is called, in a thread of its own, when
-    the parent is gone.
+    """Reads the child's payload, which comes first; a thread calls `when_orphaned` when the parent
+    is gone.
     """
     stdin = sys.stdin.fileno()
     (length,) = LENGTH.unpack(_read_exactly(stdin, LENGTH.size))

@@ -192,7 +192,7 @@ def _server_for(preload: Sequence[str], environ: Mapping[str, str], output: int)
 
 
 def main() -> int:
-    """Serves until the process that has begun this one is gone; in a fork, what that is for."""
+    """Serves until the parent is gone; in a fork, runs the main function of its module."""
     *preload, number = sys.argv[1:]
     channel = socket.socket(fileno=int(number))
     for module in preload:

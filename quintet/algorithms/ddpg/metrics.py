@@ -55,7 +55,7 @@ class Outputs(NamedTuple):
 
     losses: the weighted terms by metric's name, scalars.
     q: the critic's prediction ``[B]``, in units of the targets' spread.
-    target: of its value, in reward units, ``[B]``.
+    target: the target of the prediction, in reward units, ``[B]``.
     action: of the policy ``[B, A]``.
     """
 

@@ -1,8 +1,9 @@
 """Looks at a policy's distribution, of one batch between two reports.
 
-Their metrics cost a forward or two, which no update need pay: the spread of the distribution, and
-how far policy and value are from those that acted.  Where an actor does not record its distribution
-or its value, the weights that are about to act are kept until their rows come.
+Their metrics cost a forward or two, so updates do not compute them: the spread of the distribution,
+and the distance of policy and value from the policy and value that acted. Where an actor does not
+record its distribution or its value, the weights that are about to act are kept until their rows
+come.
 """
 
 from collections.abc import Callable
