@@ -1,6 +1,7 @@
 """What fields declare of options: what they need for an effect, and their bounds."""
 
 import math
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from quintet.config.facts import early_facts
 from quintet.config.layers import Layer
 from quintet.config.resolve import compose
 from quintet.config.run import PARTS, prefix_of
-from quintet.options import Facts, Needs, Unknown, about, bounds_of, holds, idle, option
+from quintet.options import Facts, Needs, Unknown, about, bounds_of, holds, idle, option, tunable
 
 
 class Options(BaseModel):
@@ -107,3 +108,12 @@ def test_conditions_of_all_options_name_options() -> None:
 
 def test_names_of_other_libraries_are_words() -> None:
     assert about(Chain.model_fields["second"]).also == ("two", "2nd")
+
+
+@pytest.mark.parametrize("algo", ["ppo", "impala", "appo", "ddpg", "acer"])
+def test_options_that_are_knobs_of_a_loss_may_change_during_a_run(algo: str) -> None:
+    module = import_module(f"quintet.algorithms.{algo}.config")
+    config = registry.find(algo).config
+    knobs = {name for name in module.Knobs._fields if name in config.model_fields}
+    assert knobs
+    assert knobs <= tunable(config).keys()

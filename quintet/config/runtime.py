@@ -83,9 +83,7 @@ class RuntimeConfig(BaseModel):
         needs="runtime.kind=async",
     )
     prefetch_batches: Count = option(
-        2,
-        doc="async: number of batches assembled in advance",
-        needs="runtime.kind=async",
+        2, doc="async: number of batches assembled in advance", needs="runtime.kind=async"
     )
     publish_interval_updates: Steps = option(
         1, doc="batches between two publications of weights to actors"

@@ -79,8 +79,7 @@ class DDPGConfig(BaseModel):
         also="gradient_steps utd_ratio update_to_data_ratio",
     )
     updates_per_cycle: Count | None = option(
-        None,
-        doc="updates after unroll_steps of every stream, in place of updates_per_env_step",
+        None, doc="updates after unroll_steps of every stream, in place of updates_per_env_step"
     )
     replay_capacity_steps: Steps = option(
         1_000_000, doc="env_steps kept in replay", also=parts.CAPACITY

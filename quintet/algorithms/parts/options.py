@@ -146,9 +146,7 @@ AdamEpsilon = Annotated[
 MaxGradNorm = Annotated[
     Positive | None,
     option(
-        doc="largest global norm of the gradient; none: no bound",
-        tune=USUAL,
-        also=MAX_GRAD_NORM,
+        doc="largest global norm of the gradient; none: no bound", tune=USUAL, also=MAX_GRAD_NORM
     ),
 ]
 CheckNumerics = Annotated[
