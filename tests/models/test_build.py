@@ -337,6 +337,11 @@ def test_the_mask_is_no_input_of_the_network():
         ({"action_std": "softplus"}, Spaces(VECTOR, spaces.Discrete(2)), "continuous actions"),
         ({"action_std_init": 0.5}, Spaces(VECTOR, spaces.Discrete(2)), "continuous actions"),
         ({"action_bounds": "squash"}, Spaces(VECTOR, spaces.Discrete(2)), "continuous actions"),
+        (
+            {"action_std_init": 0.3},
+            Spaces(VECTOR, spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(1)])),
+            "continuous actions",
+        ),
     ],
 )
 def test_options_without_effect_are_refused(given: dict, of: Spaces, says: str):

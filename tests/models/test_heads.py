@@ -122,9 +122,3 @@ def test_options_of_gaussians_apply_inside_a_tuple(std: str):
     params = network.policy_head(torch.randn(shape))
     torch.testing.assert_close(params[:, -2:].exp(), torch.full((16, 2), 0.3), rtol=0.05, atol=0.0)
     assert (params[:, :-2].abs() < 0.2).all()  # the gain of the policy head is 0.01
-
-
-def test_options_of_gaussians_are_refused_where_no_leaf_is_a_box():
-    of = Spaces(OBSERVATION, spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(1)]))
-    with pytest.raises(ConfigError, match=r"action_std_init=0\.3 requires continuous actions"):
-        resolve_model(ModelConfig(action_std_init=0.3), of)
