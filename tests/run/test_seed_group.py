@@ -394,7 +394,7 @@ def test_a_damaged_folder_stops_no_other_run(tmp_path):
     with pytest.raises(GroupFault, match=r"(?s)2 of 3 runs failed\nseed 1: .*s1.*seed 3: .*s3"):
         quintet.train("ppo", ENV, 64, None, tmp_path, SMALL, seeds=np.array([1, 2, 3]))
     assert newest(tmp_path / "s2").meta["env_steps"] == 64
-    with pytest.raises(ConfigError, match="s1, it is damaged"):
+    with pytest.raises(ConfigError, match=r"s1/config\.yaml must be readable, got a damaged"):
         quintet.train("ppo", ENV, 64, None, tmp_path, SMALL, seeds=[1])
 
 
@@ -414,7 +414,7 @@ def test_an_environment_that_can_not_travel_is_refused(tmp_path):
 
 def test_a_run_is_no_group(tmp_path):
     (tmp_path / "config.yaml").write_text("algo: ppo\n")
-    with pytest.raises(ConfigError, match="is a run by itself"):
+    with pytest.raises(ConfigError, match="a run by itself: give another --run-dir"):
         quintet.train("ppo", ENV, 300, None, tmp_path, SMALL, seeds=[1])
 
 
