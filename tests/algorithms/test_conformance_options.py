@@ -70,7 +70,8 @@ def wrong_values(config: type[BaseModel]) -> list[tuple[str, Any, str]]:
                 value = {"a": value}
             elif rule in within and tuple in several:
                 value = (8, value)
-            found.append((name, value, f"{words} {bound}"))
+            shown = int(bound) if abs(bound) < 1e16 and bound == int(bound) else bound
+            found.append((name, value, f"{words} {shown}"))
         if float in plain(field.annotation):
             found += [(name, float(x), "input should be a finite number") for x in ("nan", "inf")]
         if name in OTHER_RULES:
