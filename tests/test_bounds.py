@@ -126,7 +126,7 @@ def test_a_file_and_python_are_asked_alike(tmp_path, monkeypatch) -> None:
     [
         ("ppo", {"unroll_steps": 100_000, "env.num_streams": 2_000}, "unrolls of 100000 steps"),
         ("ddpg", {"n_step": 100_000, "batch_size": 10**6}, "a batch that is drawn from replay"),
-        ("ddpg", {"replay_capacity_steps": 10**14}, "replay requires"),
+        ("ddpg", {"replay_capacity_steps": 10**14}, "replay must have room"),
     ],
 )
 def test_what_memory_has_no_room_for_is_refused_before_it_is_allocated(
