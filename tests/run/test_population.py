@@ -56,8 +56,8 @@ def train(folder: Path, algo: str = "appo", total: int = TOTAL, **config: Any) -
     env = "Pendulum-v1" if algo == "ddpg" else "CartPole-v1"
     given = {**SMALL, **OF[algo], **options}
     on_report = given.pop("on_report", None)
-    if on_report is None:  # a report takes as long as an update
-        given = {"report.interval_s": 1e6} | given
+    # A report takes as long as an update.
+    given = {"report.interval_s": 1e6 if on_report is None else 0.0} | given
     if not given.get("population.objective", OF_EPISODES).startswith(OF_EPISODES):
         del given["population.min_episodes"]
     return quintet.train(
