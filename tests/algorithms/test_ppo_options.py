@@ -151,7 +151,7 @@ class Steps:
         self.metrics: dict[str, float] = {}
         self.learner = make_learner(config, spaces, model)
         trained = self.learner.trained
-        step, descend, gradients = trained.step, trained._descend, []
+        step, descend, gradients = trained.step, trained._apply, []
 
         def watch_gradient(grad: Tensor, numbers: Tensor) -> Tensor:
             gradients.append(grad.clone())
@@ -162,7 +162,7 @@ class Steps:
             total = trained.recent(trained.pending - 1)["loss/total"].item()
             self.found.append((total, gradients.pop()))
 
-        trained._descend, trained.step = watch_gradient, watch
+        trained._apply, trained.step = watch_gradient, watch
         for iteration in range(2):
             batch = make_rollout(spaces, config.unroll_steps, seed=iteration + 1)
             batch = with_states(self.learner, batch)

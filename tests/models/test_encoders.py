@@ -24,9 +24,9 @@ from quintet.models.leaves import image_shape, is_image
 def test_too_many_discrete_values_are_not_made_one_hot(make):
     assert Mlp({"x": make(2**16)}, (1,), "relu").layers[0].in_features == 2**16
     leaves = {"x": make(2**16 + 1), "picture": picture(36, 36)}
-    with pytest.raises(ConfigError, match=r"leaf 'x' of at most 65,536 .*an embedding"):
+    with pytest.raises(ConfigError, match=r"leaf 'x' must have at most 65,536 .*an embedding"):
         Mlp(leaves, (1,), "relu")
-    with pytest.raises(ConfigError, match=r"leaf 'x' of at most 65,536"):
+    with pytest.raises(ConfigError, match=r"leaf 'x' must have at most 65,536"):
         Cnn("nature_cnn", leaves, (1,))
 
 

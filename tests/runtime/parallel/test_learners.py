@@ -19,6 +19,7 @@ from processes import open_files, processes_of
 
 import quintet
 from quintet import checkpoint
+from quintet.config import machine
 from quintet.config import resolve as resolution
 from quintet.config.layers import Layer
 from quintet.config.resolve import compose
@@ -380,8 +381,8 @@ def test_a_gpu_that_is_not_there(gpus: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolution, "usable_cores", lambda: 8)
-    monkeypatch.setattr(resolution, "uses_pictures", lambda *_: True)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 8)
+    monkeypatch.setattr(machine, "uses_pictures", lambda *_: True)
     given = {"env.id": "CartPole-v1", "runtime.kind": "serial"}
     for learners, expected in ((1, 8), (2, 4), (3, 2)):
         columns = {"runtime.num_learners": learners, "batch_unrolls": 6}
@@ -403,7 +404,7 @@ def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wide_layers_take_threads_for_updates_alone(
     hidden: str, kind: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resolution, "usable_cores", lambda: 8)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 8)
     widths = [int(width) for width in hidden.split()]
     given = {"env.id": "Pendulum-v1", "runtime.kind": kind, "model.policy_hidden": widths}
     given |= {"action_layer": 1}
