@@ -102,11 +102,15 @@ def _evaluate(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "there is no video", RuntimeWarning)  # told below
         scores = evaluate(policy, env, episodes, seed, deterministic=greedy, **more)
-    if as_json:
-        how = {"deterministic": greedy and not random, "random": random}
-        print(json.dumps(_scores_as_json(scores) | how))
-    else:
-        print(_scores_in_words(scores))
+    how = {"deterministic": greedy and not random, "random": random}
+    _print(scores, how if as_json else None)
+
+
+def _print(scores: "Scores", how: dict[str, bool] | None) -> None:
+    """Prints the scores, as JSON with `how` they were played if that is given, and raises
+    QuintetError where the film failed.
+    """
+    print(_scores_in_words(scores) if how is None else json.dumps(_scores_as_json(scores) | how))
     if scores.film_fault is not None:
         raise QuintetError(f"there is no video, but the scores are valid: {scores.film_fault}")
 

@@ -1,5 +1,6 @@
 """The fixed work on which `quintet bench` measures the speed of a learner."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -73,9 +74,9 @@ class Work(BaseModel):
         return self
 
     @property
+    @abstractmethod
     def update_rows(self) -> int:
         """Transitions per optimizer step."""
-        raise NotImplementedError
 
     def options(self) -> dict[str, Any]:
         """Options of a run for this work and nothing else: no normalisers."""
@@ -93,13 +94,13 @@ class Work(BaseModel):
             "gamma": self.gamma,
         }
 
+    @abstractmethod
     def acting(self, spaces: Spaces) -> Callable[[Tensor], object]:
         """The forward of a bare policy on observations of all environments."""
-        raise NotImplementedError
 
+    @abstractmethod
     def update(self, spaces: Spaces, precision: Precision, compiled: bool) -> Callable[[], object]:
         """One bare optimizer step on random rows."""
-        raise NotImplementedError
 
 
 Rows = tuple[Tensor, ...]
