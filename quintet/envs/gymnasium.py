@@ -199,8 +199,6 @@ class GymnasiumVectorEnv:
         self._episode_step[stream] += 1
         try:
             given = self._envs[stream].step(action)
-            if (fault := foreign.step_fault(given)) is None:
-                obs, reward, terminated, truncated, info = given
         except STOPS:
             raise
         except BaseException as error:
@@ -208,18 +206,12 @@ class GymnasiumVectorEnv:
         finally:
             if forks.generation != self._forks:
                 forks.leave(self._id)
-        if fault is not None:
-            self._raise_fault(stream, fault)
-        try:
-            plain = type(reward) in PLAIN_NUMBERS
-            gain = float(reward) if plain else foreign.reward_of(reward)
-            if type(terminated) not in PLAIN_FLAGS or type(truncated) not in PLAIN_FLAGS:
-                terminated = foreign.flag_of(terminated, "terminated")
-                truncated = foreign.flag_of(truncated, "truncated")
-        except OverflowError as error:  # a whole number that no float can hold
-            self._raise_fault(stream, f"must return a reward in float's range; {error}", error)
-        except foreign.Unfit as error:
-            self._raise_fault(stream, str(error), error)
+        # The usual result is recognised without a call, as a light environment steps in 2 us.
+        if type(given) is not tuple or len(given) != 5:
+            given = self._five(stream, given)
+        obs, reward, terminated, truncated, info = given
+        if not (type(reward) is float and type(terminated) is bool and type(truncated) is bool):
+            reward, terminated, truncated = self._plain_numbers(stream, given)
         leaf = self._plain
         if (  # the usual case
             leaf is not None
@@ -232,6 +224,34 @@ class GymnasiumVectorEnv:
             self._write_obs(stream, obs, out.obs)
         if self._success_key is not None and (terminated or truncated):
             out.success[stream] = self._success(stream, info, self._success_key)
+        return reward, terminated, truncated
+
+    def _five(self, stream: int, given: Any) -> tuple[Any, ...]:
+        """The five parts of a step's result that is no tuple of five."""
+        try:
+            fault = foreign.step_fault(given)
+            parts = tuple(given) if fault is None else ()
+        except STOPS:
+            raise
+        except BaseException as error:  # of the result's own code
+            self._raise_fault(stream, self._told(stream, error), error)
+        if fault is not None:
+            self._raise_fault(stream, fault)
+        return parts
+
+    def _plain_numbers(self, stream: int, given: tuple[Any, ...]) -> tuple[float, bool, bool]:
+        """Reward and flags of a step as Python's own numbers."""
+        _, reward, terminated, truncated, _ = given
+        try:
+            plain = type(reward) in PLAIN_NUMBERS
+            gain = float(reward) if plain else foreign.reward_of(reward)
+            if type(terminated) not in PLAIN_FLAGS or type(truncated) not in PLAIN_FLAGS:
+                terminated = foreign.flag_of(terminated, "terminated")
+                truncated = foreign.flag_of(truncated, "truncated")
+        except OverflowError as error:  # a whole number that no float can hold
+            self._raise_fault(stream, f"must return a reward in float's range; {error}", error)
+        except foreign.Unfit as error:
+            self._raise_fault(stream, str(error), error)
         return gain, bool(terminated), bool(truncated)
 
     def _success(self, stream: int, info: Any, key: str) -> bool:
