@@ -31,10 +31,10 @@ from quintet.options import Facts, idle
 from quintet.play import Found, Games, How, play
 from quintet.policy import Policy
 from quintet.runtime.spread import Spreading, make_streams, spread_envs
-from quintet.system.blame import no_exit
 from quintet.system.files import given_path
 from quintet.system.importing import settle_search_path
 from quintet.system.trust import Call, calls_given
+from quintet.system.user_code import no_exit
 from quintet.uniform import UniformActor
 
 MAX_STREAMS = 25

@@ -28,9 +28,9 @@ from quintet.models.size import weights_bytes
 from quintet.protocols import Actor
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.system import files, memory, run_record, trust
-from quintet.system.blame import no_exit
 from quintet.system.cpus import usable_cores
 from quintet.system.inside import require_own
+from quintet.system.user_code import no_exit
 from quintet.types import ACTION_MASK, Obs, Publication, Spaces, State
 
 POLICY = "policy"

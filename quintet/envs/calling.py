@@ -8,8 +8,8 @@ import gymnasium
 from quintet.envs import atari, foreign
 from quintet.errors import ConfigError
 from quintet.system import forks
-from quintet.system.blame import raised, traced
 from quintet.system.signals import STOPS
+from quintet.system.user_code import raised, traced
 from quintet.system.user_state import lacking
 
 

@@ -24,7 +24,7 @@ from quintet.envs.vector import (
 )
 from quintet.errors import EnvironmentFault
 from quintet.spaces import observation_leaves
-from quintet.system.blame import no_exit
+from quintet.system.user_code import no_exit
 from quintet.types import Spaces
 
 _COPIES = 2

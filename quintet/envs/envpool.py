@@ -52,8 +52,8 @@ from quintet.envs.vector import (
 from quintet.envs.versions import taken_by_gymnasium
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.spaces import Space, action_remarks, action_shape, leaf_keys, map_leaves, stored_spaces
-from quintet.system.blame import raised, traced
 from quintet.system.cpus import usable_cores
+from quintet.system.user_code import raised, traced
 
 _OURS = frozenset(
     (

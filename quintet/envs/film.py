@@ -35,8 +35,8 @@ from quintet.envs.vector import CannotRender, ObsArrays, VectorEnv, allocate_obs
 from quintet.errors import ConfigError, EnvironmentFault, QuintetError
 from quintet.spaces import Space, observation_leaves
 from quintet.system import forks
-from quintet.system.blame import described, raised
 from quintet.system.signals import STOPS
+from quintet.system.user_code import described, raised
 
 STEPS_PER_S = 30.0
 """Steps per second of environments that don't say."""

@@ -26,8 +26,8 @@ from quintet.spaces import (
     unpack_action,
 )
 from quintet.system import forks
-from quintet.system.blame import described, raised, traced
 from quintet.system.signals import STOPS
+from quintet.system.user_code import described, raised, traced
 
 
 @dataclass(frozen=True)

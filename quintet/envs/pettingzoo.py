@@ -55,8 +55,8 @@ from quintet.spaces import (
     unpack_action,
 )
 from quintet.system import forks
-from quintet.system.blame import described, raised, traced
 from quintet.system.signals import STOPS
+from quintet.system.user_code import described, raised, traced
 
 PARALLEL = "parallel_env"
 """The name by which PettingZoo's modules make environments of the parallel API."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from quintet.errors import QuintetError
-from quintet.system.blame import described, traced
 from quintet.system.memory import memory_fault
+from quintet.system.user_code import described, traced
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -44,7 +44,6 @@ from quintet.models.encoders import Encoded, encoded_parts
 from quintet.models.leaves import Leaves
 from quintet.models.precision import Precision
 from quintet.spaces import Space, leaf_dtype
-from quintet.system.blame import raised, traced
 from quintet.system.importing import (
     Given,
     import_module,
@@ -54,6 +53,7 @@ from quintet.system.importing import (
     origin_of,
 )
 from quintet.system.signals import STOPS
+from quintet.system.user_code import raised, traced
 from quintet.types import Obs
 
 TRIAL_ROWS = 2

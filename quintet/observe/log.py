@@ -12,7 +12,7 @@ from quintet.observe.stream import LogFile, QuietStream, is_terminal
 
 
 @final
-class Voice:
+class RunLog:
     """Shows progress and messages to the person, and writes all of it to the log."""
 
     def __init__(self) -> None:

@@ -44,13 +44,13 @@ from quintet.runtime.parallel.learners import Learners
 from quintet.runtime.processes.process import pickled, prepare
 from quintet.runtime.torch_settings import OwnTorch, inexact_told, torch_settings
 from quintet.system import provenance, trust, user_state
-from quintet.system.blame import no_exit, traced
 from quintet.system.child import how_ended
 from quintet.system.cpus import usable_cores
 from quintet.system.importing import Given
 from quintet.system.lock import run_lock
 from quintet.system.memory import memory_fault
 from quintet.system.signals import save_on_signal, stop_on_signals
+from quintet.system.user_code import no_exit, traced
 
 
 @final
@@ -182,8 +182,8 @@ def _run(loaded: Loaded, user: UserCode, here: Path, *, may_go_back: bool) -> Re
             source,
             policies,
             trainer.timer,
-            trainer.voice.say,
-            trainer.voice.waiting,
+            trainer.log.say,
+            trainer.log.waiting,
         )
         ends.callback(sampling.close)
         if loaded.overwrite and (place := move_aside(config.run_dir)) is not None:
@@ -382,10 +382,10 @@ def _going_back(trainer: Trainer, may_go_back: bool) -> Iterator[None]:
     """
     try:
         for each in several(trainer.policies):
-            each.start(trainer.voice.say, trainer.voice.waiting)
+            each.start(trainer.log.say, trainer.log.waiting)
         runtime = trainer.config.runtime
         on_gpu = runtime.exact and runtime.device.startswith("cuda")
-        with trainer.watched(), inexact_told(trainer.voice.say) if on_gpu else nullcontext():
+        with trainer.watched(), inexact_told(trainer.log.say) if on_gpu else nullcontext():
             yield
     except WorkerFault as error:
         # An async run has replaced workers already; a run that was asked to stop starts nothing.
@@ -399,9 +399,9 @@ def _going_back(trainer: Trainer, may_go_back: bool) -> Iterator[None]:
         damaged = trainer.folder.damaged_exact() if exact else []
         exact = exact and not damaged
         which = "exact checkpoint" if exact else "checkpoint"
-        trainer.voice.say(f"{error}; going back to the last {which}")
+        trainer.log.say(f"{error}; going back to the last {which}")
         if damaged:
-            trainer.voice.warn(f"passed over damaged checkpoints: {'; '.join(damaged)}")
+            trainer.log.warn(f"passed over damaged checkpoints: {'; '.join(damaged)}")
         measured = trainer.config.checkpoint.restart_env_steps
         raise _GoesBack("exact" if exact else "latest", measured) from error
 

@@ -13,7 +13,7 @@ from quintet.config.run import RunConfig
 from quintet.envs.vector import EnvDescription
 from quintet.observe import health
 from quintet.observe.growth import Growth
-from quintet.observe.log import Voice
+from quintet.observe.log import RunLog
 from quintet.observe.machine import MachineUse
 from quintet.observe.metrics import clean, policy_prefix
 from quintet.observe.pace import SHOWN_EVERY_S, Score, report_interval_s
@@ -61,7 +61,7 @@ class Reports:
         self._reported_at = self._shown_at = self._started
         self._reported_steps = self._from_steps = 0
 
-    def open(self, found: Checkpoint | None, counters: Counters, voice: Voice) -> None:
+    def open(self, found: Checkpoint | None, counters: Counters, log: RunLog) -> None:
         """Opens the sinks of a run that trains, and starts its clock.
 
         found: the checkpoint from which it goes on.
@@ -71,8 +71,8 @@ class Reports:
             self.config.report,
             self.config.run_dir,
             resume_env_steps=None if found is None else counters.env_steps,
-            notice=voice.say,
-            warn=voice.warn,
+            notice=log.say,
+            warn=log.warn,
             mark=None if found is None else mark_in(found.meta),
             options=self.config.flat(),
         )
@@ -80,10 +80,10 @@ class Reports:
         self._started = self._reported_at = time.perf_counter()
         self._reported_steps = self._from_steps = counters.env_steps
 
-    def mend(self, found: Checkpoint, voice: Voice) -> None:
+    def mend(self, found: Checkpoint, log: RunLog) -> None:
         """Repairs the reports of a finished run."""
         assert self.config.run_dir is not None
-        reports = mend_reports(self.config.run_dir, mark_in(found.meta), voice.warn)
+        reports = mend_reports(self.config.run_dir, mark_in(found.meta), log.warn)
         self.last = (reports or [{}])[-1]
 
     @property
@@ -104,7 +104,7 @@ class Reports:
         """
         return report_interval_s(self.wall_s if self._reported_steps > self._from_steps else 0.0)
 
-    def write(self, counters: Counters, voice: Voice) -> None:
+    def write(self, counters: Counters, log: RunLog) -> None:
         now, steps = time.perf_counter(), counters.env_steps
         passed_s = now - self._reported_at
         report = {
@@ -129,21 +129,21 @@ class Reports:
             histograms |= {prefix + name: x for name, x in policy.learner.histograms().items()}
         report |= self.timer.report() | self.machine.report() | self.sampling()
         self._reported_at, self._shown_at, self._reported_steps = now, now, steps
-        self._say_growth(counters, voice)
+        self._say_growth(counters, log)
         report |= self.own(clean(report))
         self.last = self.reporter.write(report, histograms)
-        voice.update(self.last, self._recent)
+        log.update(self.last, self._recent)
 
-    def _say_growth(self, counters: Counters, voice: Voice) -> None:
+    def _say_growth(self, counters: Counters, log: RunLog) -> None:
         """Says which processes may take all memory before the run's end."""
         trained = counters.env_steps - self._from_steps
         if trained:
             left = self.config.total_env_steps - counters.env_steps
             left_s = left * (time.perf_counter() - self._started) / trained
             for line in self.growth.look(self.machine.held(), left_s):
-                voice.warn(line)
+                log.warn(line)
 
-    def show(self, counters: Counters, voice: Voice) -> None:
+    def show(self, counters: Counters, log: RunLog) -> None:
         """Between two reports shows once a second how far the run is and how it scores; no file
         and no function of the user's is told.
         """
@@ -158,7 +158,7 @@ class Reports:
         }
         if len(self.policies) == 1:
             found["updates"] = float(self.policies[0].learner.updates)
-        voice.update(found, self._recent)
+        log.update(found, self._recent)
 
     @property
     def _recent(self) -> Score:

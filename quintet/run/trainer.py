@@ -18,7 +18,7 @@ from quintet.config.run import RunConfig
 from quintet.envs.vector import EnvDescription, coarse
 from quintet.errors import ConfigError, NonFiniteError
 from quintet.models.leaves import normalized_leaves
-from quintet.observe.log import Voice
+from quintet.observe.log import RunLog
 from quintet.observe.pace import Pace
 from quintet.observe.progress import Progress, first_stage, make_progress, stage_of
 from quintet.observe.report_files import MARK
@@ -40,8 +40,8 @@ from quintet.runtime import loop
 from quintet.runtime.delivery import Batch
 from quintet.runtime.processes.watch import Watch
 from quintet.system import forks, provenance, saved_options, signature, trust
-from quintet.system.blame import no_exit
 from quintet.system.files import shown
+from quintet.system.user_code import no_exit
 from quintet.types import Obs, Publication, Rollout
 
 
@@ -75,8 +75,8 @@ class Trainer:
         own = config.self_play
         self.past = PastWeights(own, config.seed, config.total_env_steps) if own.on else None
         self.saving = Saving(config, folder, policies, self.system, population, self.past)
-        self.voice = Voice()
-        self.evaluations = Evaluations(config, loaded, self.voice.say, self.voice.waiting)
+        self.log = RunLog()
+        self.evaluations = Evaluations(config, loaded, self.log.say, self.log.waiting)
         if self.evaluations.elsewhere:
             self.saving.notes.append(
                 f"evaluations, which choose the best policy, are played in "
@@ -148,16 +148,16 @@ class Trainer:
         self._write_options()
         self._open_log()
         for warning in saving.warnings:
-            self.voice.warn(warning)
+            self.log.warn(warning)
         for note in saving.notes:
-            self.voice.say(note)
+            self.log.say(note)
         if self.population is not None:
             self.population.write()
         if self.finished:
             assert found is not None
-            self.reports.mend(found, self.voice)
+            self.reports.mend(found, self.log)
         else:
-            self.reports.open(found, self.counters, self.voice)
+            self.reports.open(found, self.counters, self.log)
         self.evaluations.evaluated_steps = self.counters.env_steps
 
     def _write_options(self) -> None:
@@ -176,7 +176,7 @@ class Trainer:
             self.folder.begin_record(self.system, self.evaluations.elsewhere)
 
     def _open_log(self) -> None:
-        log = self.folder.open_log()
+        file = self.folder.open_log()
         scores = [policy.best for policy in self.policies if policy.best is not None]
 
         def make(stream: TextIO) -> Progress:
@@ -192,7 +192,7 @@ class Trainer:
             return make_progress(view, stream)
 
         out = sys.stdout if self.config.report.progress else None
-        self.voice.begin(make, out, log)
+        self.log.begin(make, out, file)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -200,13 +200,13 @@ class Trainer:
         for.
         """
         timeout_s = self.config.runtime.worker_timeout_s
-        self.watch = Watch(self.timer, self.env, timeout_s, self.voice.say)
+        self.watch = Watch(self.timer, self.env, timeout_s, self.log.say)
         with self.watch.running():
             yield
 
     def say_finished(self) -> None:
         """Tells the person that the budget was spent before, and writes the final policies."""
-        self.voice.say(
+        self.log.say(
             f"this run is finished: {self.counters.env_steps:,} env_steps; raise "
             "--total-steps to go on, or give another --run-dir, or --overwrite, to begin anew"
         )
@@ -219,7 +219,7 @@ class Trainer:
         self._ask(self.callbacks.begin, self.live)
         if self._raised is not None:
             raise self._raised
-        self.voice.stage(first_stage(self.facts))
+        self.log.stage(first_stage(self.facts))
         runtime = self.config.runtime
         learners = [policy.learner for policy in self.policies]
         devices = [policy.device for policy in self.policies]
@@ -255,9 +255,9 @@ class Trainer:
         if self._raised is not None:
             self._raised.add_note(f"The run was saved; the same call goes on: {self.folder.path}")
             raise self._raised
-        self.voice.say(f"time: {self._time_told()}")
+        self.log.say(f"time: {self._time_told()}")
         if status == "stopped":
-            self.voice.answer(
+            self.log.answer(
                 f"stopped at {self.counters.env_steps:,} env_steps; the same command goes on from "
                 "there"
             )
@@ -274,18 +274,18 @@ class Trainer:
     def _phase_begins(self, phase: Phase) -> None:
         stage = stage_of(phase, self.facts)
         if stage is not None:
-            self.voice.stage(stage)
+            self.log.stage(stage)
 
     def save_policy(self) -> None:
         """Writes the final policies to ``policy/``, unless they are there; of several that of the
         highest objective also to the run's own.
         """
         for policy in self.policies:
-            policy.folder.renew(policy.policy(), self.voice.warn)
+            policy.folder.renew(policy.policy(), self.log.warn)
         if len(self.policies) > 1:
-            PolicyFolder(self.folder).renew(leader(self.policies).policy(), self.voice.warn)
+            PolicyFolder(self.folder).renew(leader(self.policies).policy(), self.log.warn)
         if self.population is not None:
-            self.voice.say(self.population.winner(self.policies))
+            self.log.say(self.population.winner(self.policies))
 
     def save(self, exact: bool) -> None:
         """Writes a checkpoint, unless it is only due and costs too much."""
@@ -295,10 +295,10 @@ class Trainer:
         self.folder.check()
         before = self.timer.switch("checkpoint")
         said = {"wall_s": self.reports.wall_s, MARK: self.reports.reporter.sync()}
-        path = self.saving.write(self.counters, exact, said, self.voice.warn)
+        path = self.saving.write(self.counters, exact, said, self.log.warn)
         self.timer.switch(before)
         if self._save_requested:
-            self.voice.say(f"saved as asked: {path}, {self.counters.env_steps:,} env_steps")
+            self.log.say(f"saved as asked: {path}, {self.counters.env_steps:,} env_steps")
         self._save_requested, self._saved_at = False, time.monotonic()
         self._ask(self.callbacks.checkpoint, self.live, path)
 
@@ -313,16 +313,16 @@ class Trainer:
             return False
         steps, own = self.counters.env_steps, self.policies[batch.policy]
         if (fault := own.fault()) is not None:
-            self.population.replace(batch.policy, fault, self.policies, steps, self.voice.warn)
+            self.population.replace(batch.policy, fault, self.policies, steps, self.log.warn)
             return True
-        return self.population.consider(batch, self.policies, steps, self.voice.say)
+        return self.population.consider(batch, self.policies, steps, self.log.say)
 
     def diverged(self, policy: int, error: NonFiniteError) -> None:
         """Replaces a policy whose update became NaN, where the population can."""
         if self.population is None:
             raise error
         steps = self.counters.env_steps
-        self.population.replace(policy, str(error), self.policies, steps, self.voice.warn)
+        self.population.replace(policy, str(error), self.policies, steps, self.log.warn)
 
     def _published(self, sampling: loop.Sampling, publication: Publication) -> None:
         """With self-play, keeps weights that are to play later and says which play now."""
@@ -343,15 +343,15 @@ class Trainer:
                 continue
             lost = coarse(name, values.min(0), values.max(0), spaces, normalized=name in normalized)
             if lost is not None:
-                self.voice.warn(lost)
+                self.log.warn(lost)
 
     def after_iteration(self, batch: Batch) -> bool:  # noqa: ARG002 (`learned` has counted it)
         """Evaluates and reports when due; whether the run is to stop."""
         for policy in self.policies:
             if policy.replay is not None and (found := policy.replay.describe_once()) is not None:
-                self.voice.say(found)
+                self.log.say(found)
         for notice in self.long_episodes.notices(self.counters):
-            self.voice.say(notice)
+            self.log.say(notice)
         steps = self.counters.env_steps
         finished = steps >= self.config.total_env_steps
         evaluated = False
@@ -359,10 +359,10 @@ class Trainer:
             evaluated = self._evaluate()
         if finished or evaluated or self.stop_requested or self.reports.due:
             self.folder.check()
-            self.reports.write(self.counters, self.voice)
+            self.reports.write(self.counters, self.log)
             self._ask(self.on_report, self.reports.last)
         else:
-            self.reports.show(self.counters, self.voice)
+            self.reports.show(self.counters, self.log)
         return self.stop_requested
 
     def _own_metrics(self, report: dict[str, float]) -> dict[str, float]:
@@ -389,7 +389,7 @@ class Trainer:
 
     def _evaluate(self) -> bool:
         """Evaluates all policies; whether any evaluation came to its end."""
-        self.voice.stage("evaluating")
+        self.log.stage("evaluating")
         before = self.timer.switch("evaluation")
         steps, evaluated = self.counters.env_steps, False
         policies = [each.policy() for each in self.policies]
@@ -413,7 +413,7 @@ class Trainer:
         """Writes the batch on which an update failed; returns a sentence that says where."""
         meta = {"iteration": self.counters.iteration, "env_steps": self.counters.env_steps}
         which = {} if len(self.policies) == 1 else {"policy_index": policy}
-        return self.folder.keep_batch(batch, meta | which, self.voice.warn)
+        return self.folder.keep_batch(batch, meta | which, self.log.warn)
 
     def request_save(self) -> None:
         """Asks for a checkpoint at the end of the iteration; called by a signal handler."""
@@ -435,11 +435,11 @@ class Trainer:
         """Tells the person what a stop waits for, from another thread."""
         with self._telling:
             if self._ended:
-                self.voice.answer(
+                self.log.answer(
                     "waiting for the environments to close; a second Ctrl-C ends at once"
                 )
             elif self.watch is not None:
-                self.voice.answer(
+                self.log.answer(
                     f"stopping after {self.watch.where()}; a second Ctrl-C ends at once, and the "
                     "same command goes on from the last checkpoint"
                 )
@@ -447,13 +447,13 @@ class Trainer:
     def abandon(self) -> None:
         """Restores the terminal, as the process ends at once."""
         if self.watch is not None:
-            self.voice.close()
+            self.log.close()
 
     def ended(self, state: str, error: BaseException | None = None) -> None:
         """Records how the run ended: finished, stopped or failed."""
         self.folder.end_record(state, self.counters.env_steps, error)
 
     def close(self) -> None:
-        self.voice.close()
+        self.log.close()
         self.reports.reporter.close()
         self.folder.close()

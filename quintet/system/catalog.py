@@ -142,7 +142,7 @@ class Catalog(Generic[T]):
         except STOPS:
             raise
         except BaseException as error:
-            from quintet.system.blame import raised  # with Gymnasium
+            from quintet.system.user_code import raised  # with Gymnasium
 
             raise ConfigError(
                 f"{self.noun} {name!r} must be importable, importing {points[0].value} of "

@@ -165,7 +165,7 @@ def _no_module(module_name: str, name: str, error: ModuleNotFoundError) -> Confi
 
 
 def _raised(module_name: str, name: str, error: BaseException) -> ConfigError:
-    from quintet.system.blame import raised  # with Gymnasium
+    from quintet.system.user_code import raised  # with Gymnasium
 
     return ConfigError(
         f"{name!r} needs module {module_name!r}; importing it {raised(error)}; mend the module, or "

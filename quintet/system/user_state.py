@@ -17,7 +17,7 @@ import cloudpickle
 import gymnasium
 import numpy as np
 
-from quintet.system.blame import described
+from quintet.system.user_code import described
 
 lacking: list[str] = []
 """In a process that has called `restore`: what could not be sent to it, or not be set there."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import quintet
-from quintet.observe.log import Voice
+from quintet.observe.log import RunLog
 from quintet.observe.pace import report_interval_s
 from quintet.observe.report_files import read_metrics
 from quintet.run import reports
@@ -80,13 +80,13 @@ def test_between_reports_the_run_is_shown_once_a_second(
 ) -> None:
     monkeypatch.setattr(reports, "time", Clock(0.1))
     shown: list[dict[str, float]] = []
-    update = Voice.update
+    update = RunLog.update
 
-    def watched(voice: Voice, report: Mapping[str, float], recent: Any) -> None:
+    def watched(log: RunLog, report: Mapping[str, float], recent: Any) -> None:
         shown.append(dict(report))
-        update(voice, report, recent)
+        update(log, report, recent)
 
-    monkeypatch.setattr(Voice, "update", watched)
+    monkeypatch.setattr(RunLog, "update", watched)
     written = trained(tmp_path, 60, report__interval_s=1e6)
     assert len(written) == 1
     assert len(shown) >= 5

@@ -13,7 +13,7 @@ from quintet.envs.vector import EnvDescription
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.processes.process import COMPILING, IMPORTING, MAKING, Process, ProcessKind
 from quintet.runtime.processes.watch import Watch
-from quintet.system import blame
+from quintet.system import user_code
 from quintet.system.core_time import Silence, delays_of
 
 HERE = Path(__file__).parent
@@ -88,7 +88,7 @@ def test_compiling_is_not_told_as_a_hang():
     names = {}
     exec(code, names)
     # `_words` stands for quintet's code that acts, from which on frames are looked at.
-    said = blame._words(lambda: names["compiled"](lambda: watched(0.0, 0.3)))
+    said = user_code._words(lambda: names["compiled"](lambda: watched(0.0, 0.3)))
     assert "PyTorch compiles the network for acting" in said[0]
     assert "hangs" not in said[0]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from quintet.errors import ConfigError
 from quintet.ops.schedules import OF_FRACTION
-from quintet.system.blame import raised
 from quintet.system.importing import Given, import_module, is_import_string, nameless, origin_of
 from quintet.system.signals import STOPS
+from quintet.system.user_code import raised
 
 Schedule = Callable[[float], float]
 """The factor of a rate, of the fraction of the run that is done."""

@@ -15,8 +15,8 @@ from quintet.envs.gymnasium import GymnasiumVectorEnv
 from quintet.envs.vector import EnvDescription
 from quintet.observe.timing import Phase, PhaseTimer
 from quintet.runtime.sampler import GroupSampler
-from quintet.system.blame import place_in
 from quintet.system.core_time import CoreWaits
+from quintet.system.user_code import place_in
 
 _OF_ENVIRONMENTS: tuple[Phase, ...] = ("stepping", "making", "acting", "evaluation")
 """Phases in which an environment may hang."""

@@ -43,8 +43,8 @@ from quintet.runtime.seeds import group_seeds
 from quintet.runtime.slots import Slot
 from quintet.runtime.torch_settings import configure_torch
 from quintet.system import entry, user_state
-from quintet.system.blame import raised, traced
 from quintet.system.memory import memory_fault
+from quintet.system.user_code import raised, traced
 
 
 class Stopped(Exception):

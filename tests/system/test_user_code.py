@@ -10,8 +10,8 @@ import pytest
 from quintet.envs.make import make_vector_env
 from quintet.envs.vector import allocate_obs
 from quintet.errors import ConfigError, EnvironmentFault
-from quintet.system import blame
-from quintet.system.blame import place_in, raised, traced
+from quintet.system import user_code
+from quintet.system.user_code import place_in, raised, traced
 
 HERE = __file__
 
@@ -62,7 +62,7 @@ def test_a_traceback_is_kept_whole_but_for_what_nobody_reads(monkeypatch) -> Non
     assert fault.detail.startswith("Traceback")
     assert 'json.loads("{")' in fault.detail
     assert fault.detail.rstrip().endswith(str(error))
-    monkeypatch.setattr(blame, "_MOST_CHARACTERS", 50)
+    monkeypatch.setattr(user_code, "_MOST_CHARACTERS", 50)
     assert len(traced(EnvironmentFault("it fell"), error).detail) == 50
     assert EnvironmentFault("it fell").detail == ""
 
