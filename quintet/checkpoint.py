@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _SUFFIX = ".safetensors"
-_AUTO_PARTS = 20  # checkpoints over a run with `interval_updates = "auto"`
+_AUTO_PARTS = 20  # checkpoints over a run with `interval_iterations = "auto"`
 RESTARTS_FRAC = 0.05
 """Most share of a run that restarts at its exact checkpoints may take."""
 
@@ -67,18 +67,19 @@ class CheckpointConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    interval_updates: Literal["auto"] | Steps = option(
+    interval_iterations: Literal["auto"] | Steps = option(
         "auto",
         doc="iterations (fresh batches) between checkpoints; auto: 1/20 of the run, skipped "
         "while checkpoints have taken more than 1% of the time",
-        also="save_freq save_interval checkpoint_freq save_every_sec",
+        also="interval_updates save_freq save_interval checkpoint_freq save_every_sec",
     )
     interval_s: float | None = Field(
         default=None,
         gt=0,
         le=MOST_SECONDS,
-        description="Seconds after which a further checkpoint is written, beside interval_updates; "
-        "it cuts no episode. `quintet save RUN` and SIGUSR1 ask for one at once.",
+        description="Seconds after which a further checkpoint is written, beside "
+        "interval_iterations; it cuts no episode. `quintet save RUN` and SIGUSR1 ask for one at "
+        "once.",
     )
     max_cut_frac: float = Field(
         default=0.05,
@@ -112,9 +113,9 @@ class CheckpointConfig(BaseModel):
 
     def interval(self, total_iterations: int) -> int:
         """Iterations from one checkpoint to the next of a run of `total_iterations`."""
-        if self.interval_updates == "auto":
+        if self.interval_iterations == "auto":
             return max(1, total_iterations // _AUTO_PARTS)
-        return self.interval_updates
+        return self.interval_iterations
 
     def restarts_interval(self, batch_steps: int) -> int:
         """Iterations from one exact checkpoint to the next, at least, for batches of `batch_steps`

@@ -35,7 +35,7 @@ OPTIONS = {
     "report.interval_s": "0.0",
     "report.sinks": '["jsonl", "csv"]',
     "report.progress": "false",
-    "checkpoint.interval_updates": "2",
+    "checkpoint.interval_iterations": "2",
     "checkpoint.max_cut_frac": "1.0",
     "checkpoint.keep": "2",
 }

@@ -430,7 +430,7 @@ def test_pruning_does_not_touch_other_folders(tmp_path: Path) -> None:
 def test_config_intervals_and_milestones() -> None:
     assert CheckpointConfig().interval(489) == 24
     assert CheckpointConfig().interval(3) == 1
-    assert CheckpointConfig(interval_updates=7).interval(489) == 7
+    assert CheckpointConfig(interval_iterations=7).interval(489) == 7
 
     def milestones(config: CheckpointConfig, total: int, written: list[int]) -> list[int]:
         pairs = pairwise([0, *written])
@@ -441,7 +441,7 @@ def test_config_intervals_and_milestones() -> None:
     assert milestones(CheckpointConfig(milestones=3), 100, every_ten) == [40, 70, 100]
     # whatever the distance from one to the next
     assert milestones(CheckpointConfig(milestones=3), 95, [7, 31, 33, 64, 90, 95]) == [33, 64, 95]
-    for bad in ({"interval_updates": 0}, {"keep": 0}, {"milestones": -1}, {"kep": 1}):
+    for bad in ({"interval_iterations": 0}, {"keep": 0}, {"milestones": -1}, {"kep": 1}):
         with pytest.raises(ValidationError):
             CheckpointConfig(**bad)  # type: ignore[arg-type]
 

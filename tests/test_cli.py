@@ -306,7 +306,7 @@ def test_config_is_a_configuration_file_with_sources(quintet, folder):
     source = dict(re.findall(r"^([\w.]+): .*?  # (.*)$", out, re.MULTILINE))
     assert set(source) == set(options("ppo"))
     assert source["gamma"] == "command line"
-    assert source["kl_beta_init"] == "preset kl_penalty"
+    assert source["kl_coef_init"] == "preset kl_penalty"
     assert source["total_env_steps"] == "preset CartPole-*"
     assert source["num_epochs"] == "default"
     assert source["model.policy_hidden"] == "resolved (default)"

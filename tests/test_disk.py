@@ -25,7 +25,7 @@ TOTAL = 40_000
 def command(folder: Path, *more: str) -> list[str]:
     words = ["train", "ppo", "--env", "quintet.envs.toy:Contextual", "--total-steps", str(TOTAL)]
     words += ["--env.num-streams", "4", "--unroll-steps", "16", "--minibatch-steps", "32"]
-    words += ["--eval.episodes", "0", "--checkpoint.interval-updates", "5"]
+    words += ["--eval.episodes", "0", "--checkpoint.interval-iterations", "5"]
     return [sys.executable, "-m", "quintet", *words, "--run-dir", str(folder), *more]
 
 

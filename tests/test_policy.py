@@ -28,7 +28,7 @@ from quintet.runtime.torch_settings import OwnTorch
 from quintet.spaces import leaf_keys
 from quintet.types import Spaces
 
-SMALL = small_run.SMALL | {"eval.episodes": 2, "checkpoint.interval_updates": 1}
+SMALL = small_run.SMALL | {"eval.episodes": 2, "checkpoint.interval_iterations": 1}
 
 
 class Mixed(gymnasium.Env):
@@ -442,7 +442,7 @@ def test_a_place_that_can_not_be_saved_to_is_told_as_such(run, tmp_path):
 def test_a_policy_of_a_run_is_no_window_on_its_learner(run):
     """What training does later must not change a policy that was handed out."""
     before = weights(run.policy)
-    config = {**SMALL, "checkpoint.interval_updates": 1}
+    config = {**SMALL, "checkpoint.interval_iterations": 1}
     later = quintet.train("ppo", TOY, 384, run_dir=run.run_dir, config=config)
     assert weights(later.policy) != before
     assert weights(run.policy) == before

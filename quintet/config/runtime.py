@@ -85,8 +85,10 @@ class RuntimeConfig(BaseModel):
     prefetch_batches: Count = option(
         2, doc="async: number of batches assembled in advance", needs="runtime.kind=async"
     )
-    publish_interval_updates: Steps = option(
-        1, doc="batches between two publications of weights to actors"
+    publish_interval_iterations: Steps = option(
+        1,
+        doc="iterations (fresh batches) between two publications of weights to actors",
+        also="publish_interval_updates",
     )
     worker_timeout_s: float = option(
         60.0,

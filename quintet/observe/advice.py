@@ -200,7 +200,7 @@ def _making(facts: RunFacts) -> list[str]:
     """Restarts come with exact checkpoints; in async runs with the start and replaced workers."""
     advice = ["a constructor and a first reset() that take less time"]
     if facts.kind != "async":
-        advice.append("fewer exact checkpoints (a longer --checkpoint.interval-updates)")
+        advice.append("fewer exact checkpoints (a longer --checkpoint.interval-iterations)")
     return advice
 
 
@@ -212,7 +212,7 @@ ADVICE: Mapping[Phase, Callable[[RunFacts], list[str]]] = {
     "replay": lambda facts: [*facts.update.less_work] or ["a faster disk"],
     "waiting": lambda _: ["a faster environment or more CPU cores"],
     "evaluation": _evaluation,
-    "checkpoint": lambda _: ["a longer --checkpoint.interval-updates or a faster disk"],
+    "checkpoint": lambda _: ["a longer --checkpoint.interval-iterations or a faster disk"],
     "other": _other,
 }
 """Advice for the serial runtime, by the phase that takes most of its time."""

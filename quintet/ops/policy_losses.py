@@ -99,7 +99,7 @@ def kl_cutoff(
     return coef * (mean_kl - factor * target).clamp(min=0.0).square()
 
 
-def adaptive_kl_beta(
+def adaptive_kl_coef(
     beta: float,
     mean_kl: float,
     *,

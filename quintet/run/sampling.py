@@ -208,7 +208,7 @@ def make_sampling(
             SerialOptions(
                 assignment=assignment,
                 threads=runtime.actor_threads,
-                may_lag=runtime.publish_interval_updates > 1,
+                may_lag=runtime.publish_interval_iterations > 1,
                 steppers=steppers,
             ),
         )
@@ -238,7 +238,7 @@ def make_sampling(
     opponents = assignment.num_policies - len(learners)  # with weights of the same form
     workers = Workers(spec, first + first[:1] * opponents, say, notice)
     if runtime.kind == "lockstep":
-        may_lag = runtime.publish_interval_updates > 1
+        may_lag = runtime.publish_interval_iterations > 1
         return LockstepSampling(workers, timer, runtime.lag, may_lag)
     # Several learners take batches from shared memory, which is not page-locked.
     pin = runtime.device.startswith("cuda") and runtime.num_learners == 1
@@ -278,12 +278,12 @@ def _require_fresh_rows(runtime: RuntimeConfig, plan: DataPlan) -> None:
     """Refuses a run that would wait for ever: every row would be too old, and newer weights would
     only be published after an update.
     """
-    most, interval = plan.max_policy_lag, runtime.publish_interval_updates
+    most, interval = plan.max_policy_lag, runtime.publish_interval_iterations
     lag = runtime.lag if runtime.kind == "lockstep" else 0
     if most is not None and plan.replay is not None and interval > 1:
         raise ConfigError(
-            "runtime.publish_interval_updates must be 1 where a learner with replay drops rows of "
-            f"weights more than {most} updates old, as every draw is an update, got {interval}; "
+            "runtime.publish_interval_iterations must be 1 where a learner with replay drops rows "
+            f"of weights more than {most} updates old, as every draw is an update, got {interval}; "
             "leave it or runtime.max_policy_lag out"
         )
     versions = plan.versions_per_batch
@@ -293,7 +293,7 @@ def _require_fresh_rows(runtime: RuntimeConfig, plan: DataPlan) -> None:
         each = f", {versions} in a batch," if versions > 1 else ""
         raised = " or raise runtime.max_policy_lag" if runtime.kind == "async" else ""
         raise ConfigError(
-            f"runtime.publish_interval_updates {way} where rows of weights more than {most} "
+            f"runtime.publish_interval_iterations {way} where rows of weights more than {most} "
             f"updates{each} old are dropped, got {interval}; lower it{raised}"
         )
 

@@ -74,7 +74,7 @@ class Saving:
     def worth_writing(self, counters: loop.Counters, wall_s: float) -> bool:
         """Whether to write a checkpoint that is only due."""
         # A replay keeps the rows that a checkpoint needs for one interval and no longer.
-        automatic = self.config.checkpoint.interval_updates == "auto" and not self._replays
+        automatic = self.config.checkpoint.interval_iterations == "auto" and not self._replays
         costly = self._seconds > _TIME_FRAC * wall_s
         return not (automatic and costly) or self._is_milestone(counters)
 

@@ -233,7 +233,7 @@ class Trainer:
                 self.config.total_env_steps,
                 self.saving.interval,
                 self.max_cut_frac,
-                runtime.publish_interval_updates,
+                runtime.publish_interval_iterations,
                 self.saving.exact_interval,
             ),
             loop.Hooks(

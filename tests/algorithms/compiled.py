@@ -165,7 +165,7 @@ def bf16_case(algo: str) -> Case:
         "optimizer": "adam", "max_grad_norm": None, "entropy_coef": 0.01,
         "normalize_observations": False, "normalize_pictures": True,
         # A row that is clipped in one and not in the other would be no error of rounding.
-        "clip_ratio": 10.0, "ratio_clamp": None, "value_clip": None,
+        "clip_epsilon": 10.0, "ratio_clamp": None, "value_clip": None,
     }  # fmt: skip
     known = LEARNERS[algo].config.model_fields
     options = {name: value for name, value in one_step.items() if name in known}

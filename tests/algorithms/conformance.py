@@ -82,7 +82,7 @@ def whole_batch(algo: str) -> dict[str, Any]:
 TOGETHER: dict[str, Sequence[dict[str, Any]]] = {
     "ppo": (
         {
-            "kl_beta_init": 1.0, "kl_cutoff_coef": 1.0, "lr_schedule": "kl_adaptive",
+            "kl_coef_init": 1.0, "kl_cutoff_coef": 1.0, "lr_schedule": "kl_adaptive",
             "kl_target": 0.1, "clip_schedule": "linear", "value_clip": 0.2, "entropy_coef": 0.01,
             "log_prob_clip": 5.0, "policy_l2_coef": 1e-3, "normalize_advantage": "minibatch",
             "reward_normalizer": "step_std", "log_gradients": True, "log_histograms": True,
@@ -90,7 +90,7 @@ TOGETHER: dict[str, Sequence[dict[str, Any]]] = {
     ),
     "impala": (
         {
-            "reduction": "mean", "rho_bar": None, "c_bar": None, "lambda_": 0.9,
+            "reduction": "mean", "rho_bar": None, "c_bar": None, "vtrace_lambda": 0.9,
             "entropy_schedule": "linear", "entropy_coef": 0.05, "optimizer": "adam",
             "max_grad_norm": None,
         },
@@ -107,7 +107,7 @@ TOGETHER: dict[str, Sequence[dict[str, Any]]] = {
             "reward_normalizer": "return_std", "normalize_observations": True,
         },
         {
-            "rho_bar": None, "c_bar": None, "lambda_": 0.9, "advantage_includes_rho": False,
+            "rho_bar": None, "c_bar": None, "vtrace_lambda": 0.9, "advantage_includes_rho": False,
             "lr_schedule": "linear", "entropy_coef": 0.0, "bptt_steps": CHUNK,
             "truncation_as_termination": True, "max_grad_norm": None,
         },
@@ -126,8 +126,9 @@ TOGETHER: dict[str, Sequence[dict[str, Any]]] = {
     ),
     "acer": (
         {
-            "replay_sampling": "any_stream", "c_bar": 2.0, "lambda_": 0.9, "importance_clip": 0.5,
-            "trust_region_delta": 0.01, "average_decay": 0.5, "max_grad_norm": None,
+            "replay_sampling": "any_stream", "c_bar": 2.0, "retrace_lambda": 0.9,
+            "importance_clip": 0.5,
+            "trust_region_delta": 0.01, "tau": 0.5, "max_grad_norm": None,
             "rmsprop_epsilon_inside_sqrt": False, "normalize_observations": True,
         },
         {

@@ -154,7 +154,7 @@ def knobs(
     learner: PPOLearner, beta: float = 0.0, share: float = 1.0, dtype: torch.dtype = torch.float32
 ) -> Knobs:
     """The loss's numbers with a chosen weight of the KL penalty and share of valid rows."""
-    numbers = learner.knobs(share)._replace(kl_beta=beta)
+    numbers = learner.knobs(share)._replace(kl_coef=beta)
     return Knobs(*(torch.tensor(x, dtype=dtype) for x in numbers))
 
 

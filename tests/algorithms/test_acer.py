@@ -31,9 +31,9 @@ CHOICE = Task(NUMBERS, gym.Discrete(3))
 # The average policy
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.5, 0.99])
-def test_the_average_follows_every_update_of_either_sort(decay: float) -> None:
-    learner = make_learner(config(average_decay=decay, learning_rate=0.05))
+@pytest.mark.parametrize("tau", [1.0, 0.5, 0.01])
+def test_the_average_follows_every_update_of_either_sort(tau: float) -> None:
+    learner = make_learner(config(tau=tau, learning_rate=0.05))
     trained = learner.trained
     assert trained.average is not None
     assert torch.equal(trained.average, trained.theta)
@@ -42,9 +42,9 @@ def test_the_average_follows_every_update_of_either_sort(decay: float) -> None:
         before = trained.theta.clone()
         learner.update(replace(make_batch(learner, seed=seed), replayed=seed % 3 != 0), 0)
         assert (trained.theta - before).abs().max() > 1e-3
-        expected = decay * expected + (1.0 - decay) * trained.theta.double()
+        expected = (1.0 - tau) * expected + tau * trained.theta.double()
         assert_close(trained.average.double(), expected, rtol=0, atol=1e-6)
-        assert torch.equal(trained.average, trained.theta) == (decay == 0.0)
+        assert torch.equal(trained.average, trained.theta) == (tau == 1.0)
 
 
 def test_there_is_no_average_without_a_trust_region() -> None:

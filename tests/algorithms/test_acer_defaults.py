@@ -201,7 +201,7 @@ def test_a_replay_that_never_begins_is_refused() -> None:
     assert find("acer").check(options, LINEAR, 8, 4_001) == []
 
 
-@pytest.mark.parametrize("option", ["lambda_", "c_bar"])
+@pytest.mark.parametrize("option", ["retrace_lambda", "c_bar"])
 def test_traces_need_a_future(option: str) -> None:
     assert "gamma > 0" in idle(ACERConfig(gamma=0.0), Facts())[option].needs
     assert option not in idle(ACERConfig(), Facts())

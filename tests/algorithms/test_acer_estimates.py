@@ -80,7 +80,7 @@ def test_targets_are_double_sums(spaces: Spaces, c_bar: float, lambda_: float) -
     """With the value of the next state, which at a truncation is the final one's."""
     rows = make_rows(spaces)
     values = noise(STEPS + 1, STREAMS, 3, seed=1)
-    found = summed(rows, values, knobs(c_bar=c_bar, lambda_=lambda_))
+    found = summed(rows, values, knobs(c_bar=c_bar, retrace_lambda=lambda_))
     rho = rows.log_rho.exp()
     assert (rho > 1.5).any()
     assert (rho < 0.5).any()
@@ -244,7 +244,7 @@ def test_sampled_targets_are_double_sums(dimensions: int, lambda_: float, c_bar:
     """Of traces with the root of the ratio, and for the policy's gradient with weight 1."""
     rows = make_rows(CONTINUOUS)
     drawn, v, advantages = dueling(rows)
-    given = knobs(c_bar=c_bar, lambda_=lambda_)
+    given = knobs(c_bar=c_bar, retrace_lambda=lambda_)
     found = sampled(rows, drawn, v, advantages, given, dimensions)
     rho = rows.log_rho.exp()
     q = v[:-1] + advantages[..., 0] - advantages[..., 2:].sum(-1) / 5
@@ -303,7 +303,7 @@ def test_the_sampled_direction_is_the_derivative_of_its_terms(name: str, clip: f
 def test_of_one_dimension_traces_are_those_of_discrete_actions() -> None:
     """The same values in both forms: one target."""
     rows, values = make_rows(), noise(STEPS + 1, STREAMS, 3, seed=1)
-    given = knobs(lambda_=0.9, c_bar=1.3)
+    given = knobs(retrace_lambda=0.9, c_bar=1.3)
     v = (rows.pi.detach().softmax(-1) * values).sum(-1)
     drawn = dueling(rows)[0]
     taken, own = (values[:-1].gather(-1, a.unsqueeze(-1)) for a in (rows.action, drawn))
@@ -366,7 +366,7 @@ def test_the_two_clips_are_not_one() -> None:
     low = both(make_rows(), c_bar=0.3)
     assert all((a.target - b.target).abs().max() > 0.01 for a, b in zip(plain, low, strict=True))
     # Where a target can't depend on traces the policy's terms don't depend on their cap.
-    still, capped = (both(make_rows(), c_bar=c, lambda_=0.0) for c in (0.3, 7.0))
+    still, capped = (both(make_rows(), c_bar=c, retrace_lambda=0.0) for c in (0.3, 7.0))
     for one, other in zip(still, capped, strict=True):
         assert torch.equal(one.g, other.g)
     # And the sampled advantage has traces of weight 1 whatever their cap or decay.

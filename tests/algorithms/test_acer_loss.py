@@ -82,7 +82,7 @@ def discrete(learner: ACERLearner, weights: Weights, batch: Rollout, _: Any) -> 
     mu = batch.record["params_mu"].double().softmax(-1)
     rho_all = torch.where(pi[:-1] > 0, pi[:-1] / mu, 0.0)
     rho = torch.where(batch.valid, rho_all.gather(-1, taken).squeeze(-1), 1.0)
-    trace = options.lambda_ * rho.clamp(max=options.c_bar)
+    trace = options.retrace_lambda * rho.clamp(max=options.c_bar)
     target = double_sum(sequence(learner, batch), q.detach(), v, trace)
     weight = rho.clamp(max=options.importance_clip) * (target - v[:-1])
     left_out = torch.where(rho_all > 0, 1 - options.importance_clip / rho_all, 0.0).clamp_min(0)
@@ -132,7 +132,7 @@ def gaussian(learner: ACERLearner, weights: Weights, batch: Rollout, noise: Tens
     )
     rho = torch.where(batch.valid, rho, 1.0)
     given = sequence(learner, batch), q.detach(), v.detach()
-    target = double_sum(*given, options.lambda_ * rho.sqrt().clamp(max=options.c_bar))
+    target = double_sum(*given, options.retrace_lambda * rho.sqrt().clamp(max=options.c_bar))
     clip = options.importance_clip
     weight = rho.clamp(max=clip) * (double_sum(*given, torch.ones_like(rho)) - v_tm1)
     left_out = (1 - clip / rho_drawn).clamp_min(0) * (q_all[..., 1].detach() - v_tm1)
@@ -173,7 +173,7 @@ def by_hand(learner: ACERLearner, unrolls: Unrolls, batch: Rollout) -> tuple[Wei
         "loss/policy_correction": -correction,
         "loss/policy": -truncated - correction,
         "loss/entropy": -options.entropy_coef * entropy,
-        **{f"loss/{name}": options.q_coef * x for name, x in terms.errors.items()},
+        **{f"loss/{name}": options.value_coef * x for name, x in terms.errors.items()},
     }
     z = g
     if options.trust_region:
@@ -193,7 +193,9 @@ def by_hand(learner: ACERLearner, unrolls: Unrolls, batch: Rollout) -> tuple[Wei
         }
     count = int(valid.sum())
     upstream = torch.where(valid.unsqueeze(-1), -z, 0.0) / count
-    error = options.q_coef * sum(torch.where(valid, x, 0.0).sum() for x in terms.errors.values())
+    error = options.value_coef * sum(
+        torch.where(valid, x, 0.0).sum() for x in terms.errors.values()
+    )
     names = list(weights)
     given = [weights[name] for name in names]
     (of_policy, of_critic) = (
@@ -211,8 +213,8 @@ CASES: dict[str, tuple[Spaces, dict[str, Any]]] = {
     "other numbers": (
         DISCRETE,
         {
-            "gamma": 0.8, "lambda_": 0.7, "c_bar": 2.0, "importance_clip": 0.6, "q_coef": 0.3,
-            "entropy_coef": 0.2, "trust_region_delta": 0.1,
+            "gamma": 0.8, "retrace_lambda": 0.7, "c_bar": 2.0, "importance_clip": 0.6,
+            "value_coef": 0.3, "entropy_coef": 0.2, "trust_region_delta": 0.1,
         },
     ),
     "gamma 0": (DISCRETE, {"gamma": 0.0, "entropy_coef": 0.1}),
@@ -222,7 +224,7 @@ CASES: dict[str, tuple[Spaces, dict[str, Any]]] = {
     "box, std": (
         CONTINUOUS, {"learn_std": True, "entropy_coef": 0.1, "dueling_samples": 2, "c_bar": 1.5},
     ),
-    "box, no region": (CONTINUOUS, {"trust_region": False, "lambda_": 0.8}),
+    "box, no region": (CONTINUOUS, {"trust_region": False, "retrace_lambda": 0.8}),
 }  # fmt: skip
 
 

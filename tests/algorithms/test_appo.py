@@ -88,7 +88,7 @@ def test_a_pass_has_every_chunk_once_and_leaves_out_minibatches_without_a_valid_
 
 
 def test_the_ratio_has_bounds_behind_which_no_gradient_flows() -> None:
-    learner = make_learner(ratio_clamp=(0.9, 1.1), clip_ratio=10.0)
+    learner = make_learner(ratio_clamp=(0.9, 1.1), clip_epsilon=10.0)
     batch = make_batch(learner)
     batch.record["logp_mu"].add_(2.0)  # every ratio is far below the bound
     chunks = learner._chunks(batch)
@@ -405,8 +405,11 @@ def test_planned_updates_are_of_all_passes() -> None:
         ({"rho_bar": 0.5}, "rho_bar must be at least c_bar"),
         ({"ratio_clamp": (0.5, 0.9)}, "ratio_clamp must be two numbers"),
         ({"gae_lambda": 0.9}, "gae_lambda=0.9 has no effect without use_vtrace=false"),
-        ({"use_vtrace": False, "lambda_": 0.9}, "lambda_=0.9 has no effect"),
-        ({"gamma": 0.0, "lambda_": 0.9}, "lambda_=0.9 has no effect without .* gamma > 0"),
+        ({"use_vtrace": False, "vtrace_lambda": 0.9}, "vtrace_lambda=0.9 has no effect"),
+        (
+            {"gamma": 0.0, "vtrace_lambda": 0.9},
+            "vtrace_lambda=0.9 has no effect without .* gamma > 0",
+        ),
         ({"gamma": 0.0, "c_bar": 0.5}, "c_bar=0.5 has no effect without .* gamma > 0"),
         (
             {"gamma": 0.0, "use_vtrace": False, "gae_lambda": 0.5},

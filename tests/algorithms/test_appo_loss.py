@@ -64,7 +64,7 @@ def by_hand(config: APPOConfig, batch: Rollout, network: Linear) -> dict[str, Te
     advantages = [each["advantage"] for each in rows]
     mean = sum(advantages) / len(rows)
     std = math.sqrt(sum((a - mean) ** 2 for a in advantages) / (len(rows) - 1))
-    c = config.clip_ratio
+    c = config.clip_epsilon
     terms: dict[str, list[Tensor]] = {name: [] for name in ("policy", "value", "explore", "kl")}
     for each in rows:
         i, b, rho = each["i"], each["b"], each["rho"]
@@ -102,7 +102,7 @@ def of_vtrace(config: APPOConfig, rows: list[dict[str, Any]], v: Tensor) -> None
         last = number == len(rows) - 1
         inner = row["goes_on"] and not last
         delta = min(rho_bar, rho) * (row["r"] + row["discount"] * there - here)
-        trace = config.lambda_ * min(c_bar, rho)
+        trace = config.vtrace_lambda * min(c_bar, rho)
         later = delta + (row["discount"] * trace * later if inner else 0.0)
         row["target"] = here + later
         following = rows[number + 1]["target"] if inner else there
@@ -127,8 +127,8 @@ def of_gae(config: APPOConfig, rows: list[dict[str, Any]], old: Tensor, v: Tenso
     "options",
     [
         {},
-        {"bptt_steps": 4, "lambda_": 0.9, "rho_bar": 2.0, "c_bar": 0.5},
-        {"bptt_steps": 1, "value_clip": None, "clip_ratio": 0.5},
+        {"bptt_steps": 4, "vtrace_lambda": 0.9, "rho_bar": 2.0, "c_bar": 0.5},
+        {"bptt_steps": 1, "value_clip": None, "clip_epsilon": 0.5},
         {"bptt_steps": 4, "truncation_as_termination": True, "rho_bar": 3.0, "c_bar": 0.5},
         {"advantage_includes_rho": False, "ratio_clamp": None, "rho_bar": None, "c_bar": None},
         {"advantage_includes_rho": False, "ratio_clamp": (0.5, 1.5), "gamma": 0.7},
@@ -220,7 +220,7 @@ def test_gae_takes_the_value_behind_the_unroll_from_the_state_there() -> None:
 
 
 def test_statistics_are_of_valid_rows() -> None:
-    learner = make_learner(kl_coef=0.1, clip_ratio=0.5)
+    learner = make_learner(kl_coef=0.1, clip_epsilon=0.5)
     batch, network = make_batch(learner), Linear((3, 3))
     batch.record["value"][~batch.valid] = 1e3
     batch.obs["obs"][:-1][~batch.valid] *= 10.0

@@ -67,7 +67,7 @@ def loss_in_loops(learner: DDPGLearner, batch: Rollout) -> tuple[Tensor, Tensor,
         actor.append(-(network.critic(obs, network.actor(obs)) * s_new + m_new))
     kernels = [p for name, p in network.critic.named_parameters() if p.ndim == 2]
     l2 = sum(p.square().sum() for p in kernels) - network.critic.head.weight.square().sum()
-    critic_loss = config.critic_loss_coef * torch.stack(critic).mean()
+    critic_loss = config.value_coef * torch.stack(critic).mean()
     return critic_loss + 0.5 * config.critic_l2_coef * l2, torch.stack(actor).mean(), network
 
 

@@ -24,7 +24,7 @@ EVERY_PPO = PPOConfig(
     minibatch_steps=16,
     num_epochs=2,
     unroll_steps=16,
-    kl_beta_init=1.0,
+    kl_coef_init=1.0,
     kl_cutoff_coef=1.0,
     log_gradients=True,
 )

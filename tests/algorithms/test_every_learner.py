@@ -311,7 +311,7 @@ def test_a_resumed_run_has_the_bytes_of_one_that_was_not_interrupted(
         "env.backend": "gymnasium",
         "eval.episodes": 0,
         "report.progress": False,
-        "checkpoint.interval_updates": 4,
+        "checkpoint.interval_iterations": 4,
         "checkpoint.keep": 100,
         "checkpoint.max_cut_frac": 1.0,
         "model.core": core,

@@ -40,17 +40,17 @@ def uncorrected(v_tm1: Tensor, v_t: Tensor, reward: Tensor, *given: Any, **clips
     return vtrace(v_tm1, v_t, reward, *others, rho.new_ones(rho.shape), **clips)
 
 
-def greedy_return(seed: int, publish_interval_updates: int, folder: Path) -> float:
-    """After 470 updates by weights that are 0 to `publish_interval_updates - 1` of them old."""
+def greedy_return(seed: int, publish_interval_iterations: int, folder: Path) -> float:
+    """After 470 updates by weights that are 0 to `publish_interval_iterations - 1` of them old."""
     config = {
         "env.num_streams": 8, "unroll_steps": 16, "batch_unrolls": 8, "gamma": 0.0,
         "optimizer": "adam", "learning_rate": 3e-3, "lr_schedule": "constant", "reduction": "mean",
         "entropy_coef": 0.0, "runtime.kind": "serial", "runtime.compile": "off",
-        "runtime.threads": 1, "runtime.publish_interval_updates": publish_interval_updates,
+        "runtime.threads": 1, "runtime.publish_interval_iterations": publish_interval_iterations,
         "eval.episodes": 0, "report.progress": False, "report.sinks": [],
         # The preset's actions begin too narrow for such weights.
         "model.action_std_init": 1.0, "reward_normalizer": "none",
-        "checkpoint.interval_updates": 1000,  # at exact ones weights are published too
+        "checkpoint.interval_iterations": 1000,  # at exact ones weights are published too
     }  # fmt: skip
     policy = quintet.train("impala", AimAtSine, 60_000, seed, folder, config).policy
     return quintet.evaluate(policy, episodes=50).mean

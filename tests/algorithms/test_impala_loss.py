@@ -60,7 +60,7 @@ def test_golden_losses(reduction: str, suffix: str, dtype: torch.dtype, toleranc
         rho_bar=params["rho_bar"],
         c_bar=params["c_bar"],
         pg_rho_bar=params["pg_rho_bar"],
-        lambda_=params["lam"],
+        vtrace_lambda=params["lam"],
         value_coef=params["baseline_cost"],
         entropy_coef=params["entropy_cost"],
     )
@@ -146,7 +146,7 @@ def by_hand(
             discount = 0.0 if batch.terminated[i, k] else config.gamma
             cut = cut or i == T - 1
             delta = min(rho, config.rho_bar) * (r + discount * v[i + 1] - v[i])
-            trace = config.lambda_ * min(rho, config.c_bar)
+            trace = config.vtrace_lambda * min(rho, config.c_bar)
             acc = delta + (0.0 if cut else discount * trace * after)
             following = v[i + 1] if cut else target_after
             advantage = min(rho, config.pg_rho_bar) * (r + discount * following - v[i])
@@ -184,7 +184,7 @@ def test_two_updates_by_hand(reduction: str, inside: bool):
         rho_bar=1.2,
         pg_rho_bar=0.9,
         c_bar=0.8,
-        lambda_=0.95,
+        vtrace_lambda=0.95,
         entropy_coef=0.05,
         learning_rate=1e-2,
         lr_schedule="constant",

@@ -31,7 +31,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "rho_bar": (1.5, {}),
     "pg_rho_bar": (0.5, {}),
     "c_bar": (0.5, {}),
-    "lambda_": (0.9, {}),
+    "vtrace_lambda": (0.9, {}),
     "truncation_as_termination": (True, {}),
     "reduction": ("mean", {}),
     "value_coef": (0.1, {}),
@@ -119,8 +119,8 @@ def test_numbers_that_are_not_finite_end_the_run(checked: bool):
 
 
 IDLE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
-    "lambda_": (0.9, {"c_bar": 0.0}, {"c_bar": 0.5}),
-    "c_bar": (0.5, {"lambda_": 0.0}, {"lambda_": 0.9}),
+    "vtrace_lambda": (0.9, {"c_bar": 0.0}, {"c_bar": 0.5}),
+    "c_bar": (0.5, {"vtrace_lambda": 0.0}, {"vtrace_lambda": 0.9}),
     "entropy_schedule": ("linear", {"entropy_coef": 0.0}, {"entropy_coef": 0.1}),
     "observation_clip": (9.0, {}, NORMALIZES),
     "normalizer_variance_epsilon": (1e-2, {}, NORMALIZES),
@@ -205,7 +205,7 @@ def test_the_papers_recipe_for_atari_is_a_preset():
     recipe = {
         "unroll_steps": 20,
         "batch_unrolls": 32,
-        "lambda_": 1.0,
+        "vtrace_lambda": 1.0,
         "entropy_coef": 0.01,
         "learning_rate": 6e-4,
         "lr_schedule": "linear",

@@ -46,11 +46,11 @@ def asked(line: str) -> Any:
 
 def test_options_on_the_command_line():
     config = asked(
-        "impala --env CartPole-v1 --lambda_ 0.9 --rho-bar none --c-bar none "
+        "impala --env CartPole-v1 --vtrace-lambda 0.9 --rho-bar none --c-bar none "
         "--model.encoder test_impala_aux:Own --aux-loss-weights '{\"a\": 0.5}'"
     )
     learner = config.learner.model_dump()
-    assert learner["lambda_"] == 0.9
+    assert learner["vtrace_lambda"] == 0.9
     assert learner["rho_bar"] is learner["c_bar"] is None
     assert learner["aux_loss_weights"] == {"a": 0.5}
 
@@ -59,7 +59,7 @@ def test_options_on_the_command_line():
     ("options", "said"),
     [
         ("--c-bar 2", ["rho_bar must be at least c_bar, got rho_bar=1.0 and c_bar=2.0"]),
-        ("--lambda 0.9", ["unknown option 'lambda'", "here it is 'lambda_'"]),
+        ("--lambda 0.9", ["unknown option 'lambda'", "here it is 'vtrace_lambda'"]),
         (
             "--total-steps 100 --unroll-step 3",
             ["total_env_steps must be at least one batch of 24 unrolls x 80", "'unroll_steps'"],

@@ -33,7 +33,7 @@ CASES: dict[str, tuple[Any, ModelConfig]] = {
     ),
 }
 CONFIG = PPOConfig(
-    unroll_steps=16, minibatch_steps=32, num_epochs=2, learning_rate=3e-3, kl_beta_init=1.0
+    unroll_steps=16, minibatch_steps=32, num_epochs=2, learning_rate=3e-3, kl_coef_init=1.0
 )
 
 

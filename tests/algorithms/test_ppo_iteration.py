@@ -15,7 +15,7 @@ from quintet.algorithms.parts.minibatches import Chunks, Rows, ended_rows
 from quintet.algorithms.ppo.config import PPOConfig
 from quintet.algorithms.ppo.learner import PPOLearner
 from quintet.algorithms.ppo.metrics import LOSSES
-from quintet.ops.policy_losses import adaptive_kl_beta
+from quintet.ops.policy_losses import adaptive_kl_coef
 from quintet.runtime.delivery import within_budget
 from quintet.types import Rollout, State
 
@@ -55,7 +55,7 @@ def mean_kl(learner: PPOLearner, rows: Rows, index: Tensor) -> float:
 
 @pytest.mark.parametrize("kl_target", [1e-5, 1.0])
 def test_beta_moves_once_by_the_updated_policy(kl_target: float):
-    config = PPOConfig(kl_beta_init=1.0, kl_target=kl_target, learning_rate=1e-2, num_epochs=3)
+    config = PPOConfig(kl_coef_init=1.0, kl_target=kl_target, learning_rate=1e-2, num_epochs=3)
     learner = make_learner(config.model_copy(update={"minibatch_steps": 16}))
     batch = on_policy(learner, make_rollout(seed=1))
     rows, index = valid_rows(learner, batch)
@@ -66,7 +66,7 @@ def test_beta_moves_once_by_the_updated_policy(kl_target: float):
     after = mean_kl(learner, rows, index)
     assert metrics["policy/kl"] == pytest.approx(after, rel=1e-6)
     assert 1e-4 < after < 0.5
-    assert metrics["policy/kl_beta"] == 1.0  # what the loss had
+    assert metrics["policy/kl_coef"] == 1.0  # what the loss had
     assert learner.schedule.beta == (1.5 if kl_target < after else 1 / 1.5)
     more = iterate(learner, batch, 0)["policy/kl"]
     assert learner.schedule.beta == pytest.approx(1.5**2 if kl_target < more else 1 / 1.5**2)
@@ -86,7 +86,7 @@ def test_golden_adaptive_kl():
     case = GOLDEN["adaptive_kl"]
     params = case["params"]
     config = PPOConfig(
-        kl_beta_init=params["initial_beta"],
+        kl_coef_init=params["initial_beta"],
         kl_target=params["target"],
         kl_tolerance=params["tolerance"],
     )
@@ -105,7 +105,7 @@ def test_golden_adaptive_kl():
         found = learner.schedule.adapt(learner._mean_kl(rows, chunks, use))
         assert found["policy/kl"] == pytest.approx(kl, rel=1e-6)
         assert learner.schedule.beta == pytest.approx(beta, abs=1e-10)
-        assert found["policy/kl_beta_factor"] == pytest.approx(beta / before)
+        assert found["policy/kl_coef_factor"] == pytest.approx(beta / before)
 
 
 def test_beta_stays_without_the_penalty():
@@ -113,7 +113,7 @@ def test_beta_stays_without_the_penalty():
     metrics = iterate(learner, make_rollout(), 0)
     assert metrics["policy/kl"] > 0
     assert learner.schedule.beta == 0.0
-    assert adaptive_kl_beta(0.0, 1.0, target=0.01, tolerance=0.3) > 0.0
+    assert adaptive_kl_coef(0.0, 1.0, target=0.01, tolerance=0.3) > 0.0
 
 
 @pytest.mark.parametrize(("kl_target", "factor"), [(1e-7, 1 / 1.5), (1.0, 1.5)])

@@ -48,7 +48,7 @@ CONFIGS = {
     "value_clip": PPOConfig(value_clip=0.1, value_coef=0.5),
     "entropy": PPOConfig(entropy_coef=0.3),
     "l2": PPOConfig(policy_l2_coef=0.1, value_l2_coef=0.2),
-    "kl": PPOConfig(clip_epsilon=None, kl_beta_init=1.0),
+    "kl": PPOConfig(clip_epsilon=None, kl_coef_init=1.0),
     "cutoff": PPOConfig(kl_cutoff_coef=20.0, kl_cutoff_factor=1.5, kl_target=0.02),
     "no_value": PPOConfig(value_coef=0.0),
     "log_prob_clip": PPOConfig(log_prob_clip=1.0),
@@ -60,7 +60,7 @@ CONFIGS = {
         entropy_coef=0.1,
         policy_l2_coef=0.03,
         value_l2_coef=0.02,
-        kl_beta_init=1.0,
+        kl_coef_init=1.0,
         kl_cutoff_coef=30.0,
     ),
 }
@@ -206,7 +206,7 @@ def by_loop(case: Case, config: PPOConfig) -> dict[str, float]:
         out["value/prediction_mean"] += w * value[i]
     out["loss/entropy"] = -config.entropy_coef * SHARE * out["policy/entropy"]
     kl = SHARE * out["policy/kl"]
-    if config.kl_beta_init > 0:
+    if config.kl_coef_init > 0:
         out["loss/kl"] = BETA * kl
     cutoff = config.kl_cutoff_factor * config.kl_target
     out["loss/kl_cutoff"] = config.kl_cutoff_coef * max(0.0, kl - cutoff) ** 2
@@ -277,7 +277,7 @@ def test_gradient_of_the_total_by_differences(config: PPOConfig, spaces: Spaces)
         ("entropy_coef", "loss/entropy"),
         ("policy_l2_coef", "loss/l2"),
         ("value_l2_coef", "loss/l2"),
-        ("kl_beta_init", "loss/kl"),
+        ("kl_coef_init", "loss/kl"),
         ("kl_cutoff_coef", "loss/kl_cutoff"),
         ("value_coef", "loss/value"),
     ],
@@ -316,7 +316,7 @@ class Term(torch.autograd.Function):
         raise Reached
 
 
-@pytest.mark.parametrize("option", ["value_coef", "entropy_coef", "kl_beta_init", "kl_cutoff_coef"])
+@pytest.mark.parametrize("option", ["value_coef", "entropy_coef", "kl_coef_init", "kl_cutoff_coef"])
 def test_a_coefficient_of_0_takes_the_term_out_of_the_graph(
     option: str, monkeypatch: pytest.MonkeyPatch
 ):

@@ -147,7 +147,7 @@ def test_number_of_updates(size: int | None, drop_last: bool, expected):
 @pytest.mark.parametrize("advantage", ["batch", "minibatch"])
 def test_rows_of_weight_0_change_nothing(advantage: str):
     learner = make_learner(
-        PPOConfig(normalize_advantage=advantage, entropy_coef=0.1, kl_beta_init=1.0, value_clip=0.2)
+        PPOConfig(normalize_advantage=advantage, entropy_coef=0.1, kl_coef_init=1.0, value_clip=0.2)
     )
     rows, index = valid_rows(learner, make_rollout(seed=4))
     rows = rows.take(index[:12], index[:12])
@@ -226,7 +226,7 @@ CONFIGS = {
         num_epochs=2,
         value_clip=0.2,
         entropy_coef=0.1,
-        kl_beta_init=1.0,
+        kl_coef_init=1.0,
         kl_cutoff_coef=10.0,
         refresh_advantages="per_epoch",
         normalize_advantage="minibatch",
@@ -330,7 +330,7 @@ def test_duplicating_every_stream_leaves_the_mean_loss(reduction: str, model: Mo
         minibatch_steps=None,
         num_epochs=1,
         entropy_coef=0.1,
-        kl_beta_init=1.0,
+        kl_coef_init=1.0,
         reduction=reduction,
         unroll_steps=16,
         bptt_steps=8,

@@ -25,7 +25,7 @@ BASE_AGENT: dict[str, Any] = {
     "value_coef": 1.0,
     "entropy_coef": 0.0,
     "log_prob_clip": None,
-    "kl_beta_init": 1.0,
+    "kl_coef_init": 1.0,
     "kl_target": 0.01,
     "kl_tolerance": 0.3,
     "kl_cutoff_coef": 1000.0,

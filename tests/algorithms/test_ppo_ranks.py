@@ -21,7 +21,7 @@ EVERY_TERM = {
     "value_clip": 0.2,
     "entropy_coef": 0.01,
     "policy_l2_coef": 0.01,
-    "kl_beta_init": 0.5,
+    "kl_coef_init": 0.5,
     "normalize_advantage": "minibatch",
 }
 

@@ -117,7 +117,7 @@ def test_values_up_to_the_last_row_are_those_of_one_act_after_another(source: st
 def test_the_kl_that_moves_the_penalty_is_that_of_the_valid_rows() -> None:
     config = PPOConfig.model_validate(
         PLAIN.model_dump()
-        | {"kl_beta_init": 1.0, "normalize_observations": False, "learning_rate": 0.01}
+        | {"kl_coef_init": 1.0, "normalize_observations": False, "learning_rate": 0.01}
     )
     learner, metrics, batch = train(config, Walk, 2, model=model("gru"), streams=4)
     params, _ = by_hand(learner, batch)
@@ -179,7 +179,7 @@ def test_gradients_reach_through_the_whole_chunk_and_no_further() -> None:
         {"bptt_steps": 1, "refresh_advantages": "per_epoch"},
         {"bptt_steps": 1, "value_source": "recomputed"},
         {"value_source": "recomputed"},
-        {"kl_beta_init": 1.0},
+        {"kl_coef_init": 1.0},
         {"lr_schedule": "kl_adaptive"},
         {"minibatch_steps": None},
         {"unfinished_episode": "drop"},
@@ -192,5 +192,5 @@ def test_options_work_with_a_core(changes: dict[str, object]) -> None:
     config = PPOConfig.model_validate(PLAIN.model_dump() | changes)
     learner, metrics, _ = collected("lstm", config)
     assert learner.updates > 0
-    if changes.keys() & {"kl_beta_init", "lr_schedule"}:
+    if changes.keys() & {"kl_coef_init", "lr_schedule"}:
         assert metrics[-1]["policy/kl"] > 0

@@ -18,7 +18,7 @@ POSITIVE = (
     "normalizer_variance_epsilon learning_rate adam_epsilon max_grad_norm"
 )
 NOT_NEGATIVE = (
-    "value_coef entropy_coef policy_l2_coef value_l2_coef shared_l2_coef kl_beta_init "
+    "value_coef entropy_coef policy_l2_coef value_l2_coef shared_l2_coef kl_coef_init "
     "kl_cutoff_coef kl_cutoff_factor"
 )
 RANGES = {
@@ -53,7 +53,7 @@ def test_ranges_are_those_of_the_specification(config: type[BaseModel], ranges: 
 
 
 def test_bounds_themselves_are_accepted_where_they_belong():
-    alone = {"gamma", "gae_lambda", "value_coef", "kl_beta_init", "num_epochs", "unroll_steps"}
+    alone = {"gamma", "gae_lambda", "value_coef", "kl_coef_init", "num_epochs", "unroll_steps"}
     tried = set()
     for name in alone:
         for rule in PPOConfig.model_fields[name].metadata:
@@ -77,8 +77,8 @@ IDLE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "value_clip": (0.2, {"value_coef": 0.0}, {"value_coef": 0.1}),
     "clip_schedule": ("linear", {"clip_epsilon": None}, {"clip_epsilon": 0.1}),
     "kl_target": (0.02, {}, {"kl_cutoff_coef": 1.0}),
-    "kl_tolerance": (0.5, {"kl_cutoff_coef": 1.0}, {"kl_beta_init": 1.0}),
-    "kl_cutoff_factor": (3.0, {"kl_beta_init": 1.0}, {"kl_cutoff_coef": 1.0}),
+    "kl_tolerance": (0.5, {"kl_cutoff_coef": 1.0}, {"kl_coef_init": 1.0}),
+    "kl_cutoff_factor": (3.0, {"kl_coef_init": 1.0}, {"kl_cutoff_coef": 1.0}),
     "observation_clip": (9.0, {"normalize_observations": False}, {"normalize_observations": True}),
     "reward_norm_clip": (5.0, {"reward_normalizer": "none"}, {"reward_normalizer": "step_std"}),
     "normalizer_variance_epsilon": (1e-2, OFF, {"normalize_observations": True}),

@@ -33,7 +33,7 @@ EVERY_TERM = PPOConfig(
     num_epochs=2,
     entropy_coef=0.1,
     policy_l2_coef=0.1,
-    kl_beta_init=1.0,
+    kl_coef_init=1.0,
     kl_cutoff_coef=1.0,
 )
 
@@ -73,7 +73,7 @@ def test_every_scalar_is_told_and_declared():
         | {"loss/total", "loss/total_abs"}
     )
     expected |= {f"policy/{x}" for x in ["entropy", "clip_frac", "ratio_mean", "approx_kl", "kl"]}
-    expected |= {f"policy/{x}" for x in ["kl_cutoff_frac", "kl_beta", "kl_beta_factor"]}
+    expected |= {f"policy/{x}" for x in ["kl_cutoff_frac", "kl_coef", "kl_coef_factor"]}
     expected |= {f"value/{x}" for x in ["prediction_mean", "target_mean", "explained_variance"]}
     expected |= {"reward/mean", "reward/normalized_mean", "data/valid_frac"}
     expected |= {"optim/learning_rate", "optim/grad_norm", "normalizer/reward_std"}

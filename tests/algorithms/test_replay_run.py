@@ -22,7 +22,7 @@ from quintet.run import saving
 
 OPTIONS = {
     "env.num_streams": 4, "env.backend": "gymnasium", "eval.episodes": 0, "report.interval_s": 1e-3,
-    "report.sinks": ["jsonl"], "checkpoint.interval_updates": 10, "checkpoint.max_cut_frac": 1.0,
+    "report.sinks": ["jsonl"], "checkpoint.interval_iterations": 10, "checkpoint.max_cut_frac": 1.0,
 }  # fmt: skip
 BUDGET = 1_600
 
@@ -130,7 +130,7 @@ def test_a_finished_run_with_replay_can_be_extended(
     # None may be left out, whatever they cost: the rings reach back for one interval.
     monkeypatch.setattr(saving, "_TIME_FRAC", 0.0)
     run = tmp_path / "run"
-    options = OPTIONS | {"checkpoint.interval_updates": "auto", "checkpoint.keep": 200}
+    options = OPTIONS | {"checkpoint.interval_iterations": "auto", "checkpoint.keep": 200}
     quintet.train("rep", "CartPole-v1", BUDGET, 1, run, options)
 
     def stop(metrics: dict[str, float]) -> bool:
@@ -175,7 +175,7 @@ ACER = {
     "unroll_steps": 8, "replay_ratio": 1.5, "replay_capacity_steps_per_stream": 160,
     "replay_start_steps_per_stream": 16, "model.policy_hidden": [8], "eval.episodes": 0,
     "report.interval_s": 0.0, "report.sinks": ["jsonl"], "report.progress": False,
-    "checkpoint.interval_updates": 10,
+    "checkpoint.interval_iterations": 10,
 }  # fmt: skip
 ENV_OF = {"discrete": "CartPole-v1", "continuous": "Pendulum-v1"}
 

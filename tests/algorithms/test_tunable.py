@@ -42,7 +42,7 @@ PPO = PPOConfig(
     value_l2_coef=0.01,
     shared_l2_coef=0.01,
     log_prob_clip=3.0,
-    kl_beta_init=1.0,
+    kl_coef_init=1.0,
     kl_target=0.035,
     kl_cutoff_factor=0.5,
     kl_cutoff_coef=10.0,
@@ -52,7 +52,8 @@ PPO = PPOConfig(
 OTHER = {
     "gamma": 0.9,
     "gae_lambda": 0.5,
-    "lambda_": 0.5,
+    "vtrace_lambda": 0.5,
+    "retrace_lambda": 0.5,
     "num_epochs": 3,
     "target_kl": 1e-6,
     "kl_tolerance": 0.9,
@@ -64,7 +65,7 @@ OTHER = {
     "rmsprop_decay": 0.5,
     "adam_beta1": 0.5,
     "adam_beta2": 0.9,
-    "average_decay": 0.5,
+    "tau": 0.5,
     "importance_clip": 0.5,
     "early_stop_tolerance": 1e9,
     "trust_region_delta": 10.0,
@@ -74,7 +75,7 @@ OTHER = {
 IMPALA = ImpalaConfig(
     unroll_steps=16,
     batch_unrolls=4,
-    lambda_=0.9,
+    vtrace_lambda=0.9,
     entropy_coef=0.1,
     rmsprop_momentum=0.5,
     lr_schedule="constant",
@@ -103,8 +104,9 @@ OF_CASES = {
     "acer": Case(
         "acer", CHOICE,
         {
-            "trust_region_delta": 1e-3, "importance_clip": 1.0, "c_bar": 0.5, "lambda_": 0.9,
-            "entropy_coef": 0.1, "average_decay": 0.9, "lr_schedule": "constant",
+            "trust_region_delta": 1e-3, "importance_clip": 1.0, "c_bar": 0.5,
+            "retrace_lambda": 0.9,
+            "entropy_coef": 0.1, "tau": 0.1, "lr_schedule": "constant",
             "rmsprop_epsilon": 1e-2, "max_grad_norm": 1.0, "learning_rate": 0.1,
         },
     ),

@@ -164,7 +164,7 @@ def test_every_field_of_a_workload_of_ddpg_is_in_the_configuration(small: Path):
     check_fields(options, table, fields)
     assert options["exploration"] == "normal_0.3"
     assert options["warmup_policy"] == "uniform"
-    assert options["critic_loss_coef"] == 2.0  # of half the squared error
+    assert options["value_coef"] == 2.0  # of half the squared error
     assert options["critic_l2_coef"] == 0.0
     assert options["action_layer"] == 1
     assert not options["normalize_observations"]

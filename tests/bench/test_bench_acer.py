@@ -43,12 +43,12 @@ learning_rate = 1e-3
 rmsprop_decay = 0.9
 rmsprop_eps = 1e-4
 gamma = 0.9
-q_coef = 0.3
+value_coef = 0.3
 entropy_coef = 0.02
 importance_clip = 7.0
 trust_region = true
 trust_region_delta = 0.7
-average_decay = 0.8
+tau = 0.2
 max_grad_norm = 0.4
 buffer_size = 3200
 learning_starts = 1600
@@ -88,12 +88,12 @@ def test_every_field_of_a_workload_is_in_the_configuration(small: Path) -> None:
         "rmsprop_decay": "rmsprop_decay",
         "rmsprop_epsilon": "rmsprop_eps",
         "gamma": "gamma",
-        "q_coef": "q_coef",
+        "value_coef": "value_coef",
         "entropy_coef": "entropy_coef",
         "importance_clip": "importance_clip",
         "trust_region": "trust_region",
         "trust_region_delta": "trust_region_delta",
-        "average_decay": "average_decay",
+        "tau": "tau",
         "max_grad_norm": "max_grad_norm",
     }
     for option, field in fields.items():
@@ -103,7 +103,7 @@ def test_every_field_of_a_workload_is_in_the_configuration(small: Path) -> None:
     assert options_of(work)["lr_schedule"] == "constant"
     assert options_of(work)["rmsprop_epsilon_inside_sqrt"] is True
     assert options_of(work)["replay_sampling"] == "per_stream"
-    assert options_of(work)["lambda_"] == options_of(work)["c_bar"] == 1.0
+    assert options_of(work)["retrace_lambda"] == options_of(work)["c_bar"] == 1.0
     assert not options_of(work)["normalize_observations"]
     assert work.update_rows == 4 * 8
     unbounded = work.model_copy(update={"trust_region": False})
@@ -203,7 +203,7 @@ def theirs(bare: BareActorCritic) -> list[torch.Tensor]:
 HARSH = {
     "importance_clip": 1.2,
     "trust_region_delta": 0.05,
-    "average_decay": 0.6,
+    "tau": 0.4,
     "learning_rate": 0.5,
     "max_grad_norm": 0.5,
     "entropy_coef": 0.1,

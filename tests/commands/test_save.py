@@ -20,7 +20,7 @@ from quintet.system.lock import Holder, holder_of, run_lock
 SMALL: dict[str, Any] = {
     "env.num_streams": 4, "unroll_steps": 16, "minibatch_steps": 32, "num_epochs": 1,
     "model.policy_hidden": [4], "eval.episodes": 0, "report.interval_s": 0.0,
-    "report.sinks": ["jsonl"], "report.progress": False, "checkpoint.interval_updates": 100,
+    "report.sinks": ["jsonl"], "report.progress": False, "checkpoint.interval_iterations": 100,
     "checkpoint.max_cut_frac": 1.0, "checkpoint.keep": 99,
 }  # fmt: skip
 
@@ -81,7 +81,7 @@ def running(tmp_path):
     folder = tmp_path / "run"
     words = damage.arguments(folder)
     words[words.index("--total-steps") + 1] = str(10**8)
-    words[words.index("--checkpoint.interval-updates") + 1] = "1000000"
+    words[words.index("--checkpoint.interval-iterations") + 1] = "1000000"
     words[words.index("--eval.episodes") + 1] = "0"
     del words[words.index("--eval.interval") :][:2]
     words += ["--runtime.compile", "off"]

@@ -81,14 +81,14 @@ def test_kwargs_of_the_environment_are_json():
             "with names in double quotes, as in '{\"length\": 1}'",
         ),
         (
-            ["--checkpoint.interval-updates", "0"],
-            "checkpoint.interval_updates: input should be 'auto' or greater than or equal to 1, "
+            ["--checkpoint.interval-iterations", "0"],
+            "checkpoint.interval_iterations: input should be 'auto' or greater than or equal to 1, "
             "got 0; give such a value, or leave it out",
         ),
         (
-            ["--checkpoint.interval-updates", "x"],
-            "checkpoint.interval_updates: input should be 'auto' or a valid integer, got 'x'; give "
-            "such a value, or leave it out",
+            ["--checkpoint.interval-iterations", "x"],
+            "checkpoint.interval_iterations: input should be 'auto' or a valid integer, got 'x'; "
+            "give such a value, or leave it out",
         ),
         (["--seed", "-1"], "seed: input should be greater than or equal to 0, got -1; give such a "
          "value, or leave it out"),

@@ -103,8 +103,8 @@ def test_a_preset_is_chosen_by_the_environment_by_name_or_not_at_all():
     assert named.source == "preset kl_penalty"
     loaded = compose("ppo", [environment, named, Layer("command line", CARTPOLE)])
     assert loaded.config.learner.clip_epsilon is None
-    assert loaded.config.learner.kl_beta_init == 1.0
-    assert loaded.sources["kl_beta_init"] == "preset kl_penalty"
+    assert loaded.config.learner.kl_coef_init == 1.0
+    assert loaded.sources["kl_coef_init"] == "preset kl_penalty"
     assert loaded.config.total_env_steps == 100_000
     says = r"one of clip, kl_penalty, .*; got 'klpenalty'; did you .*_"
     with pytest.raises(ConfigError, match=says):

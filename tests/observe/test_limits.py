@@ -90,7 +90,7 @@ def test_making_environments() -> None:
         "Making environments limits the speed: 71% of the time goes into constructors and first "
         "resets of CartPole-v1 (gymnasium), which every restart of all streams calls. A "
         "constructor and a first reset() that take less time or fewer exact checkpoints (a longer "
-        "--checkpoint.interval-updates) would help."
+        "--checkpoint.interval-iterations) would help."
     )
     worker = {"making": 0.6, "stepping": 0.1, "acting": 0.1, "waiting": 0.2}
     load = Load({"learning": 0.1, "waiting": 0.9}, {"worker/0": worker, "worker/1": worker})  # type: ignore[dict-item]
@@ -159,7 +159,7 @@ def test_acting() -> None:
 def test_others() -> None:
     assert "--eval.episodes below 10" in told("evaluation")
     assert "--eval.episodes" not in told("evaluation", eval_episodes=1)
-    assert "--checkpoint.interval-updates" in told("checkpoint")
+    assert "--checkpoint.interval-iterations" in told("checkpoint")
     assert "waits for other processes" in told("waiting")
     assert "Fewer --report.sinks" in told("other")
     assert told("other", sinks=False).endswith(" A faster machine would help.")

@@ -205,7 +205,7 @@ def test_adaptive_kl(case: dict[str, Any]):
     params = case["params"]
     beta = params["initial_beta"]
     for kl, expected in zip(case["inputs"]["mean_kl"], case["expected"]["beta_after"], strict=True):
-        beta = policy_losses.adaptive_kl_beta(
+        beta = policy_losses.adaptive_kl_coef(
             beta,
             kl,
             target=params["target"],

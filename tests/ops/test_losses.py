@@ -136,14 +136,14 @@ def test_kl_cutoff_value_and_gradient():
 
 def test_adaptive_beta_band_and_limits():
     rule = {"target": 0.01, "tolerance": 0.3}
-    assert policy_losses.adaptive_kl_beta(1.0, 0.01, **rule) == 1.0
-    assert policy_losses.adaptive_kl_beta(1.0, 0.01 * (1.0 + 0.3), **rule) == 1.0
-    assert policy_losses.adaptive_kl_beta(1.0, 0.01 * (1.0 - 0.3), **rule) == 1.0
-    assert policy_losses.adaptive_kl_beta(1.0, 0.02, **rule) == 1.5
-    assert policy_losses.adaptive_kl_beta(1.5, 0.0, **rule) == 1.0
-    assert policy_losses.adaptive_kl_beta(1e17, 1.0, **rule) == 1e17
-    assert policy_losses.adaptive_kl_beta(1e-15, 0.0, **rule) == 1e-15
-    assert policy_losses.adaptive_kl_beta(1.0, 1.0, factor=2.0, **rule) == 2.0
+    assert policy_losses.adaptive_kl_coef(1.0, 0.01, **rule) == 1.0
+    assert policy_losses.adaptive_kl_coef(1.0, 0.01 * (1.0 + 0.3), **rule) == 1.0
+    assert policy_losses.adaptive_kl_coef(1.0, 0.01 * (1.0 - 0.3), **rule) == 1.0
+    assert policy_losses.adaptive_kl_coef(1.0, 0.02, **rule) == 1.5
+    assert policy_losses.adaptive_kl_coef(1.5, 0.0, **rule) == 1.0
+    assert policy_losses.adaptive_kl_coef(1e17, 1.0, **rule) == 1e17
+    assert policy_losses.adaptive_kl_coef(1e-15, 0.0, **rule) == 1e-15
+    assert policy_losses.adaptive_kl_coef(1.0, 1.0, factor=2.0, **rule) == 2.0
 
 
 @pytest.mark.parametrize("clip", [0.5, 1.0, 10.0])

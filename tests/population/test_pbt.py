@@ -16,7 +16,9 @@ from quintet.population.controller import Controller
 from quintet.population.pbt import Bounds, Rules, begin, decide, leads, mutated, replace
 
 WAYS = {
-    **dict.fromkeys(("gamma", "gae_lambda", "lambda_", "adam_beta1", "rmsprop_decay"), NEAR_1),
+    **dict.fromkeys(
+        ("gamma", "gae_lambda", "vtrace_lambda", "adam_beta1", "rmsprop_decay"), NEAR_1
+    ),
     "rho_bar": CAP,
     "c_bar": Tune("cap", at_most="rho_bar"),
 }
@@ -226,7 +228,7 @@ def test_a_changed_value_is_sometimes_reset() -> None:
     assert mutated({"x": 2.0}, rules(first={"x": 2.0}), unchanged) == {"x": 4.0}
 
 
-@pytest.mark.parametrize("name", ["gamma", "adam_beta1", "lambda_"])
+@pytest.mark.parametrize("name", ["gamma", "adam_beta1", "vtrace_lambda"])
 def test_values_near_1_change_by_what_they_lack(name: str) -> None:
     up = Scripted([0.0, 0.0], uniform=1.2)
     found = mutated({name: 0.9}, rules(first={name: 0.9}), up)

@@ -19,7 +19,7 @@ from quintet.run.callbacks import LiveRun
 SMALL = small_run.SMALL | {
     "eval.episodes": 2,
     "eval.interval": 128,
-    "checkpoint.interval_updates": 1000,
+    "checkpoint.interval_iterations": 1000,
 }
 
 
@@ -116,7 +116,7 @@ def test_a_policy_is_saved_by_ones_own_rule(tmp_path):
         if run.env_steps < 192:
             run.policy().save(tmp_path / "half")
 
-    config = {"checkpoint.interval_updates": 1, "checkpoint.keep": 9}
+    config = {"checkpoint.interval_iterations": 1, "checkpoint.keep": 9}
     result = train(tmp_path / "run", config=config, report=report)
     half = quintet.load(tmp_path / "half")
     assert 0 < half.publication.version < result.policy.publication.version

@@ -29,7 +29,7 @@ SMALL = {
     "report.interval_s": 0.0,
     "report.sinks": ["jsonl", "csv"],
     "report.progress": False,
-    "checkpoint.interval_updates": 5,
+    "checkpoint.interval_iterations": 5,
     "checkpoint.max_cut_frac": 1.0,
     "checkpoint.keep": 2,
     "env.kwargs": {"n": 40},

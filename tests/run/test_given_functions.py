@@ -82,7 +82,7 @@ def test_a_schedule_and_a_model_without_names(algo, tmp_path):
 
 def test_a_run_that_goes_on_has_the_bytes_of_one_without_an_end(tmp_path):
     own = {"model": partial(Net, width=5), "lr_schedule": lambda done: 1.0 - done**2}
-    config = OWN | {"checkpoint.interval_updates": 1}
+    config = OWN | {"checkpoint.interval_iterations": 1}
     once = quintet.train("ppo", TOY, 2048, 0, tmp_path / "a", config, **own)
     stops = {"on_report": lambda report: report["env_steps"] > 1000}
     quintet.train("ppo", TOY, 2048, 0, tmp_path / "b", config, **stops, **own)

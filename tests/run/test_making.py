@@ -119,7 +119,7 @@ def test_two_measurements_seldom_differ() -> None:
 
 
 OFTEN = {
-    "checkpoint.interval_updates": 1,
+    "checkpoint.interval_iterations": 1,
     "checkpoint.keep": 100,
     "preset": "none",
     "env.num_processes": 1,

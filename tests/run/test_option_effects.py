@@ -42,8 +42,8 @@ def _seed(where: Where) -> None:
 
 
 def _preset(where: Where) -> None:
-    assert run(where.folder / "a", 64).metrics["policy/kl_beta"] == 0
-    assert run(where.folder / "b", 64, preset="kl_penalty").metrics["policy/kl_beta"] > 0
+    assert run(where.folder / "a", 64).metrics["policy/kl_coef"] == 0
+    assert run(where.folder / "b", 64, preset="kl_penalty").metrics["policy/kl_coef"] > 0
 
 
 def _run_dir(where: Where) -> None:
@@ -398,7 +398,7 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "resume": _resume,
     "init_from": _init_from,
     "init_from_keys": _init_from_keys,
-    "checkpoint.interval_updates": _interval_updates,
+    "checkpoint.interval_iterations": _interval_updates,
     "checkpoint.max_cut_frac": _max_cut_frac,
     "checkpoint.restart_env_steps": _restart_env_steps,
     "checkpoint.interval_s": _checkpoint_interval_s,

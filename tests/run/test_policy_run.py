@@ -40,7 +40,7 @@ SMALL = {
     "report.interval_s": 0.0,
     "report.sinks": ["jsonl", "csv"],
     "report.progress": False,
-    "checkpoint.interval_updates": 5,
+    "checkpoint.interval_iterations": 5,
     "checkpoint.max_cut_frac": 1.0,
     "checkpoint.keep": 100,
 }
@@ -266,7 +266,7 @@ def test_several_learners_share_batches_of_one_policy_alone(tmp_path):
 
 
 def test_the_best_of_one_policy_is_made_good_from_a_checkpoint(tmp_path, capsys):
-    often = KINDS["serial"] | {"checkpoint.interval_updates": 1}
+    often = KINDS["serial"] | {"checkpoint.interval_iterations": 1}
     run(tmp_path, 1_000, **often)
     before = [checkpoint.tensor_hashes(checkpoint.read(best(tmp_path, k))) for k in range(2)]
     (best(tmp_path, 1) / "policy.safetensors").write_bytes(b"")
@@ -351,7 +351,7 @@ def test_no_policy_starves_where_streams_begin_anew_after_every_batch(
 ) -> None:
     """Both have a batch at the same time, and that of the one that is not served is given up."""
     seen = Seen(monkeypatch)
-    often = KINDS["groups"] | {"checkpoint.interval_updates": 1}
+    often = KINDS["groups"] | {"checkpoint.interval_iterations": 1}
     run(tmp_path, 1_000, **often, eval__episodes=0)
     assert abs(seen.share(0) - seen.share(1)) <= 6 * 16
 

@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {
     "report.sinks": ["jsonl"],
     "report.progress": False,
     "eval.episodes": 0,
-    "checkpoint.interval_updates": 6,
+    "checkpoint.interval_iterations": 6,
     "checkpoint.max_cut_frac": 1.0,
     "checkpoint.keep": 100,
     "runtime.kind": "serial",
@@ -40,7 +40,7 @@ OF = {
     "impala": {"batch_unrolls": 4, "env.num_streams": 6},
     "ddpg": {
         "env.num_streams": 3, "unroll_steps": 16, "replay_capacity_steps": 500, "batch_size": 16,
-        "updates_per_env_step": 0.1, "preset": "none", "checkpoint.interval_updates": 1_000,
+        "updates_per_env_step": 0.1, "preset": "none", "checkpoint.interval_iterations": 1_000,
         "population.start_env_steps": 600, "population.period_env_steps": 200,
     },
     "acer": {

@@ -29,7 +29,7 @@ OPTIONS = {
     "env.num_streams": 4, "env.streams_per_group": 2, "env.backend": "gymnasium",
     "unroll_steps": 8, "batch_unrolls": 4, "model.policy_hidden": [8], "eval.episodes": 0,
     "report.interval_s": 0.0, "report.sinks": ["jsonl"], "report.progress": False,
-    "checkpoint.interval_updates": 10, "checkpoint.max_cut_frac": 1.0, "runtime.compile": "off",
+    "checkpoint.interval_iterations": 10, "checkpoint.max_cut_frac": 1.0, "runtime.compile": "off",
 }  # fmt: skip
 SERIAL = {"runtime.kind": "serial"}
 LOCKSTEP = {"runtime.kind": "lockstep", "runtime.num_workers": 2}
@@ -182,7 +182,7 @@ def test_a_fixed_number_is_drawn_for_every_fresh_batch(tmp_path: Path) -> None:
 
 
 def test_ages_of_weights_that_draws_alone_exceed_are_refused(tmp_path: Path) -> None:
-    options = {"runtime.max_policy_lag": 9, "runtime.publish_interval_updates": 2}
+    options = {"runtime.max_policy_lag": 9, "runtime.publish_interval_iterations": 2}
     with pytest.raises(ConfigError, match=r"must be 1 where a learner with replay drops .* got 2"):
         train(tmp_path / "run", Windows, ASYNC, options=options)
 

@@ -17,11 +17,11 @@ SMALL: dict[str, Any] = {
     "report.interval_s": 0.0,
     "eval.episodes": 0,
     "runtime.kind": "serial",
-    "checkpoint.interval_updates": 2,
+    "checkpoint.interval_iterations": 2,
     "checkpoint.max_cut_frac": 1.0,
 }
 OF: dict[str, dict[str, Any]] = {
-    "ppo": {"minibatch_steps": 24, "kl_beta_init": 0.5, "clip_schedule": "linear"},
+    "ppo": {"minibatch_steps": 24, "kl_coef_init": 0.5, "clip_schedule": "linear"},
     "appo": {"minibatch_steps": 16},
     "impala": {"batch_unrolls": 2},
     "acer": {"replay_capacity_steps_per_stream": 80, "replay_start_steps_per_stream": 8},

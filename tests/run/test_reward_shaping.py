@@ -48,7 +48,7 @@ TUNED = SMALL | {
     "population.period_env_steps": 100,
     "population.min_episodes": 3,
     "env.success": "info:won",
-    "checkpoint.interval_updates": 6,
+    "checkpoint.interval_iterations": 6,
     "checkpoint.max_cut_frac": 1.0,
     "checkpoint.keep": 100,
 }

@@ -307,7 +307,7 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "runtime.max_policy_lag": _max_policy_lag,
     "runtime.slots": _slots,
     "runtime.prefetch_batches": _prefetch_batches,
-    "runtime.publish_interval_updates": _publish_interval,
+    "runtime.publish_interval_iterations": _publish_interval,
     "runtime.worker_timeout_s": _worker_timeout_s,
     "runtime.max_restarts": _max_restarts,
     "runtime.num_learners": _num_learners,

@@ -42,7 +42,7 @@ SMALL = {
     "report.interval_s": 0.0,
     "report.sinks": ["jsonl"],
     "report.progress": False,
-    "checkpoint.interval_updates": 5,
+    "checkpoint.interval_iterations": 5,
     "checkpoint.max_cut_frac": 1.0,
     "checkpoint.keep": 100,
 }
@@ -461,7 +461,7 @@ def test_a_save_without_an_update_leaves_the_scheduled_checkpoint(tmp_path):
     config = {
         "unroll_steps": 16, "minibatch_steps": 16, "unfinished_episode": "drop",
         "env.num_streams": 2, "env.backend": "gymnasium", "eval.episodes": 0,
-        "checkpoint.interval_updates": 3, "checkpoint.max_cut_frac": 1.0,
+        "checkpoint.interval_iterations": 3, "checkpoint.max_cut_frac": 1.0,
         "report.interval_s": 0.0, "report.sinks": ["jsonl"],
     }  # fmt: skip
     calls = []

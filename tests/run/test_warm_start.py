@@ -21,7 +21,7 @@ from quintet.run.trainer import Trainer
 SMALL = small_run.SMALL | {
     "report.interval_s": 0.0,
     "report.sinks": ["jsonl"],
-    "checkpoint.interval_updates": 5,
+    "checkpoint.interval_iterations": 5,
     "checkpoint.keep": 100,
 }
 TOTAL = 1000

@@ -156,7 +156,7 @@ def main(kind: str, run_dir: str) -> None:
         seed=7,
         run_dir=run_dir,
         config=COMMON
-        | {"checkpoint.interval_updates": 5, "checkpoint.max_cut_frac": 1.0}
+        | {"checkpoint.interval_iterations": 5, "checkpoint.max_cut_frac": 1.0}
         | {"resume": os.environ.get("RESUME", "latest")}
         | config,
         on_report=lambda _: time.sleep(pause_s),

@@ -248,7 +248,7 @@ SMALL: dict[str, Any] = {
     "report.sinks": ["jsonl"],
     "report.interval_s": 0.0,
     "report.progress": False,
-    "checkpoint.interval_updates": 5,
+    "checkpoint.interval_iterations": 5,
     "checkpoint.max_cut_frac": 1.0,
 }
 

@@ -15,7 +15,7 @@ SMALL = {
     "eval.episodes": 0,
     "report.interval_s": 0.0,
     "report.sinks": ["jsonl"],
-    "checkpoint.interval_updates": 10,
+    "checkpoint.interval_iterations": 10,
     "checkpoint.max_cut_frac": 1.0,
     "runtime.kind": "serial",
 }

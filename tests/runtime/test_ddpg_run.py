@@ -115,7 +115,7 @@ def test_a_stream_is_perturbed_by_what_is_published_and_its_own_seed_at_its_own_
         return out
 
     monkeypatch.setattr(DDPGActor, "act", watched)
-    options = {"env.streams_per_group": size, "checkpoint.interval_updates": 1_000}
+    options = {"env.streams_per_group": size, "checkpoint.interval_iterations": 1_000}
     train(tmp_path, 800, **options)
     assert len(streams) == 4
     assert min(map(len, streams.values())) > 3
@@ -175,7 +175,7 @@ def test_the_value_of_a_truncated_episode_goes_on(
     learning = {
         "gamma": GAMMA, "batch_size": 32, "updates_per_env_step": 1.0, "critic_lr": 1e-2,
         "tau": 0.2, "exploration": "normal_0.1", "critic_l2_coef": 0.0, "unroll_steps": 5,
-        "checkpoint.interval_updates": 1_000,
+        "checkpoint.interval_iterations": 1_000,
     }  # fmt: skip
     result = train(tmp_path, 600, env, **learning, **options)
     endless = env is truncated and not options
@@ -215,8 +215,8 @@ def test_async_keeps_the_ratio_of_updates_to_env_steps(
     total, start, rate = 3_000, 60, 0.1
     options = {
         "runtime.kind": "async", "runtime.num_workers": 2, "unroll_steps": 5,
-        "updates_per_env_step": rate, "model.policy_hidden": [8], "checkpoint.interval_updates": 99,
-        "action_layer": 1,
+        "updates_per_env_step": rate, "model.policy_hidden": [8],
+        "checkpoint.interval_iterations": 99, "action_layer": 1,
     }  # fmt: skip
     env = Pushed if what == "learner" else SlowSteps
     train(tmp_path, total, env, reports.append, **options)

@@ -194,7 +194,7 @@ def test_lockstep_gives_the_same_bytes_whatever_the_number_of_workers(
             "minibatch_steps": 32,
             "eval.episodes": 0,
             "report.sinks": ["jsonl"],
-            "checkpoint.interval_updates": 2,
+            "checkpoint.interval_iterations": 2,
             "checkpoint.max_cut_frac": 1.0,
         }
         config |= {f"runtime.{key}": value for key, value in runtime.items()}

@@ -317,8 +317,9 @@ def test_a_run_has_the_same_bytes_by_whomever_its_environments_are_stepped(
     """Also where it is stopped and goes on with another number of processes."""
     config = {
         "env.num_streams": 4, "unroll_steps": 16, "minibatch_steps": 32, "num_epochs": 1,
-        "model.policy_hidden": (8,), "checkpoint.interval_updates": 1, "report.sinks": ("jsonl",),
-        "report.interval_s": 0.0, "report.progress": False, "eval.episodes": 3,
+        "model.policy_hidden": (8,), "checkpoint.interval_iterations": 1,
+        "report.sinks": ("jsonl",), "report.interval_s": 0.0, "report.progress": False,
+        "eval.episodes": 3,
         "runtime.compile": "off", "checkpoint.max_cut_frac": 0.5,
     }  # fmt: skip
 

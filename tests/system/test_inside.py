@@ -17,7 +17,7 @@ ENV = "Pendulum-v1"
 OPTIONS = {
     "env.num_streams": 2, "unroll_steps": 16, "replay_capacity_steps": 200, "batch_size": 4,
     "updates_per_env_step": 0.1, "preset": "none", "checkpoint.keep": 1,
-    "checkpoint.interval_updates": 8, "checkpoint.max_cut_frac": 1.0, "runtime.kind": "serial",
+    "checkpoint.interval_iterations": 8, "checkpoint.max_cut_frac": 1.0, "runtime.kind": "serial",
     "population.size": 2,
     "population.start_env_steps": 64, "population.period_env_steps": 32, "eval.episodes": 1,
     "report.progress": False, "report.interval_s": 0.0, "model.policy_hidden": [4],

@@ -30,8 +30,8 @@ class ACERWork(Work):
 
     rollout: env_steps of each environment per unroll.
     replay_ratio: mean number of updates from replay after each fresh one.
-    q_coef: weight of half the squared error.
-    trust_region: whether the average policy bounds updates; it follows by 1 - average_decay.
+    value_coef: weight of half the squared error.
+    trust_region: whether the average policy bounds updates; it moves by tau.
     rmsprop_decay, rmsprop_eps: of TensorFlow's form, whose mean of squares begins with 1.
     buffer_size: transitions kept, of all environments.
     """
@@ -45,12 +45,12 @@ class ACERWork(Work):
     rollout: Count
     replay_ratio: float = Field(gt=0)
     shared_torso: bool
-    q_coef: float
+    value_coef: float
     entropy_coef: float
     importance_clip: float
     trust_region: bool
     trust_region_delta: float
-    average_decay: float
+    tau: float
     max_grad_norm: float
     buffer_size: Count
     learning_starts: Count
@@ -63,7 +63,7 @@ class ACERWork(Work):
         """No decay of the learning rate."""
         region = {
             "trust_region_delta": self.trust_region_delta,
-            "average_decay": self.average_decay,
+            "tau": self.tau,
         }
         return super().options() | {
             "model.shared_torso": self.shared_torso,
@@ -71,7 +71,7 @@ class ACERWork(Work):
             "replay_ratio": self.replay_ratio,
             "replay_capacity_steps_per_stream": self.buffer_size // self.num_envs,
             "replay_start_steps_per_stream": self.learning_starts // self.num_envs,
-            "q_coef": self.q_coef,
+            "value_coef": self.value_coef,
             "entropy_coef": self.entropy_coef,
             "importance_clip": self.importance_clip,
             "trust_region": self.trust_region,
@@ -155,7 +155,7 @@ def loss(
             excess = (k * g).sum(-1, keepdim=True) - work.trust_region_delta
             g -= (excess / k.square().sum(-1, keepdim=True)).clamp_min(0) * k
     error = (q - target).square().mean()
-    return 0.5 * work.q_coef * error - (g * probabilities[:-1]).sum(-1).mean()
+    return 0.5 * work.value_coef * error - (g * probabilities[:-1]).sum(-1).mean()
 
 
 def retrace(data: Batch, q: Tensor, v_next: Tensor, rho: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ def eager_update(
         with torch.no_grad():
             rmsprop_(work, theta, [p.grad for p in theta if p.grad is not None], squares)
             if work.trust_region:
-                torch._foreach_lerp_(slow, theta, 1 - work.average_decay)
+                torch._foreach_lerp_(slow, theta, work.tau)
 
     return update
 
@@ -230,7 +230,7 @@ def compiled_update(
         rmsprop_(work, [*named.values()], [g * scale for g in grads], squares)
         if work.trust_region:
             for name, x in slow.items():
-                x.lerp_(named[name], 1 - work.average_decay)
+                x.lerp_(named[name], work.tau)
 
     torch._dynamo.reset()
     compiled: Callable[[], None] = torch.compile(update, fullgraph=True)

@@ -47,10 +47,10 @@ class Knobs(NamedTuple):
     """Options of the loss as knobs."""
 
     gamma: Knob
-    lambda_: Knob
+    retrace_lambda: Knob
     c_bar: Knob
     importance_clip: Knob
-    q_coef: Knob
+    value_coef: Knob
     entropy_coef: Knob
     trust_region_delta: Knob
 
@@ -100,7 +100,9 @@ class ACERConfig(BaseModel):
     truncation_as_termination: parts.TruncationAsTermination = False
 
     # Loss
-    q_coef: Positive = option(0.5, doc="weight of 0.5 * error^2", tune=USUAL, also=parts.VALUE_COEF)
+    value_coef: Positive = option(
+        0.5, doc="weight of 0.5 * error^2", tune=USUAL, also=f"q_coef {parts.VALUE_COEF}"
+    )
     entropy_coef: NotNegative = option(
         0.01,
         doc="weight of the entropy bonus",
@@ -118,17 +120,17 @@ class ACERConfig(BaseModel):
         tune=USUAL,
         also="c importance_weight_truncation",
     )
-    lambda_: Fraction = option(
+    retrace_lambda: Fraction = option(
         1.0,
         doc="decay of Retrace's traces",
         needs="c_bar > 0 and gamma > 0 and unroll_steps > 1",
         tune=NEAR_1,
-        also="gae_lambda lam lambda",
+        also="lambda_ gae_lambda lam lambda",
     )
     c_bar: NotNegative = option(
         1.0,
         doc="cap of the ratio in Retrace's traces",
-        needs="lambda_ > 0 and gamma > 0 and unroll_steps > 1",
+        needs="retrace_lambda > 0 and gamma > 0 and unroll_steps > 1",
         tune=CAP,
         also=parts.C_BAR,
     )
@@ -141,12 +143,14 @@ class ACERConfig(BaseModel):
         needs="trust_region",
         tune=FACTOR,
     )
-    average_decay: Below1 = option(
-        0.99,
-        doc="decay per update of the average policy's weights",
+    tau: float = option(
+        0.01,
+        gt=0,
+        le=1,
+        doc="fraction by which the average policy moves to the policy per update",
         needs="trust_region",
-        tune=NEAR_1,
-        also="alpha tau polyak",
+        tune=FACTOR,
+        also="average_decay alpha polyak",
     )
     dueling_samples: Count = option(
         5,

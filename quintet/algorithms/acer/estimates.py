@@ -62,7 +62,7 @@ def summed(rows: Rows, values: Tensor, knobs: Knobs) -> Estimates:
     taken = rows.action.unsqueeze(-1)
     q = values[:-1].gather(-1, taken).squeeze(-1)
     known = (q.detach(), v[1:], rows.reward, rows.discount_t, rows.not_cut_t)
-    target = retrace(*known, rho, c_bar=knobs.c_bar, lambda_=knobs.lambda_)
+    target = retrace(*known, rho, c_bar=knobs.c_bar, lambda_=knobs.retrace_lambda)
 
     f, pi = f[:-1], rows.pi[:-1].detach()
     log_pi = pi.log_softmax(-1)
@@ -104,7 +104,7 @@ def sampled(
     value, v_t = v[:-1].detach(), v[1:].detach()
     known = (q.detach(), v_t, rows.reward, rows.discount_t, rows.not_cut_t)
     root = rho ** (1.0 / dimensions)
-    target = retrace(*known, root, c_bar=knobs.c_bar, lambda_=knobs.lambda_)
+    target = retrace(*known, root, c_bar=knobs.c_bar, lambda_=knobs.retrace_lambda)
     advantage = retrace(*known, torch.ones_like(rho), c_bar=None, lambda_=1.0) - value
 
     weight = _at_most(rho, clip) * advantage

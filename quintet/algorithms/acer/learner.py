@@ -123,8 +123,8 @@ class ACERLearner:
         1611.01224 (of continuous actions: section 5.2) with an entropy bonus, z that of equation
         12; the critic learns Retrace's targets, equation 5.
 
-        ``total = -z . f + q_coef * q + q_coef * value``, each the mean over the valid rows; a
-        value's error is there where actions are sampled.
+        ``total = -z . f + value_coef * (q + value)``, each the mean over the valid rows; a value's
+        error is there where actions are sampled.
         """
         config, family, valid = self.config, self.family, unrolls.valid
         obs = self.normalizers.observations(unrolls.obs)
@@ -150,7 +150,7 @@ class ACERLearner:
             return reduce.sum_valid(x, valid) / unrolls.count
 
         policy_loss = -mean((z * estimates.f).sum(-1))
-        critic = {name: knobs.q_coef * mean(x) for name, x in estimates.errors.items()}
+        critic = {name: knobs.value_coef * mean(x) for name, x in estimates.errors.items()}
         total = policy_loss + critic["q"] + critic.get("value", 0.0)
         return total, Outputs(critic, rows, estimates, z, region, obs)
 
@@ -254,7 +254,7 @@ class ACERLearner:
         done = 1.0 - schedules.linear(env_steps, self.setup.total_env_steps)
         self.learning_rate = config.learning_rate * self.schedule(done)
         options = self.trained.step_options(self.learning_rate, config)
-        knobs, polyak = knobs_of(Knobs, config), 1.0 - config.average_decay
+        knobs, polyak = knobs_of(Knobs, config), config.tau
         learns = self.normalizers.learn and not batch.replayed
         whole = self.ranks.whole(batch) if learns else batch
         if learns:

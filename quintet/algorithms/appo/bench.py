@@ -28,6 +28,6 @@ class APPOWork(OnPolicyWork):
         return super().options() | {
             "runtime.kind": "async",
             "use_vtrace": False,
-            "clip_ratio": self.clip,
+            "clip_epsilon": self.clip,
             "value_clip": None,
         }

@@ -34,10 +34,10 @@ class Knobs(NamedTuple):
     """
 
     gamma: Knob
-    lambda_: Knob
+    vtrace_lambda: Knob
     rho_bar: Knob
     c_bar: Knob
-    clip_ratio: Knob
+    clip_epsilon: Knob
     value_clip: Knob
     value_coef: Knob
     entropy_coef: Knob
@@ -93,13 +93,13 @@ class APPOConfig(BaseModel):
         1.0,
         doc="cap of the ratio in V-trace's traces, at most rho_bar; none: no cap",
         needs=Needs(
-            f"use_vtrace, lambda_ > 0, {_DISCOUNTED_TRACES}",
-            lambda o, _: o.has_traces and o.lambda_ > 0,
+            f"use_vtrace, vtrace_lambda > 0, {_DISCOUNTED_TRACES}",
+            lambda o, _: o.has_traces and o.vtrace_lambda > 0,
         ),
         tune=Tune("cap", at_most="rho_bar"),
         also=parts.C_BAR,
     )
-    lambda_: Fraction = option(
+    vtrace_lambda: Fraction = option(
         1.0,
         doc="decay of V-trace's traces",
         needs=Needs(
@@ -107,6 +107,7 @@ class APPOConfig(BaseModel):
             lambda o, _: o.has_traces and o.c_bar != 0,
         ),
         tune=NEAR_1,
+        also="lambda_",
     )
     advantage_includes_rho: bool = option(
         True,
@@ -124,11 +125,11 @@ class APPOConfig(BaseModel):
     truncation_as_termination: parts.TruncationAsTermination = False
 
     # Loss
-    clip_ratio: Positive = option(
+    clip_epsilon: Positive = option(
         0.1,
         doc="clip of the ratio, c: it is clipped to [1 / (1 + c), 1 + c]",
         tune=USUAL,
-        also=f"clip_epsilon {parts.CLIP}",
+        also=parts.CLIP,
     )
     ratio_clamp: tuple[Bounded, Bounded] | None = option(
         (0.05, 20.0),

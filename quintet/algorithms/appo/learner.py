@@ -14,7 +14,7 @@ one:
  2. All statistics, advantages' too, are of rows that were really executed by this learner's policy.
  3. GAE bootstraps from the current value of the row behind the unroll, and the value's target is
     advantage plus value (``use_vtrace=true``, the default, has no GAE).
- 4. Traces of V-trace may decay (``lambda_=1``, the default, is the original's).
+ 4. Traces of V-trace may decay (``vtrace_lambda=1``, the default, is the original's).
  5. Rows that are too old are masked one by one; a column without others is dropped.
  6. Observations and rewards may be normalised by running statistics (the defaults are off).  The
     first batch goes into them before it is learned from.
@@ -137,7 +137,7 @@ class APPOLearner:
         sums = minibatch.sums
         sums = reduce.moment_sums(advantage, chunks.valid) if sums is None else sums
         normalized = reduce.normalize_by(advantage, sums, LEAST_STD)
-        policy = policy_losses.ratio_clip_symmetric(rho, normalized, knobs.clip_ratio)
+        policy = policy_losses.ratio_clip_symmetric(rho, normalized, knobs.clip_epsilon)
         symmetric = config.exploration_loss == "symmetric_kl"
         uniform_kl = self._uniform_kl(params, chunks) if symmetric else None
         # What is only reported stays out of the gradient.
@@ -199,7 +199,7 @@ class APPOLearner:
         target, pg_advantage = vtrace(
             v_tm1, v_t, chunks.reward, discount_t, chunks.not_cut_t, rho,
             rho_bar=knobs.rho_bar, c_bar=knobs.c_bar, pg_rho_bar=knobs.rho_bar,
-            lambda_=knobs.lambda_,
+            lambda_=knobs.vtrace_lambda,
         )  # fmt: skip
         if self.config.advantage_includes_rho:
             return target, pg_advantage

@@ -132,7 +132,7 @@ def statistics(
     if not config.use_vtrace:
         del means["policy/rho_clip_frac"], means["policy/c_clip_frac"]
     del means["reward/mean"]  # the normalised reward's
-    bound = torch.log1p(torch.as_tensor(knobs.clip_ratio))
+    bound = torch.log1p(torch.as_tensor(knobs.clip_epsilon))
     means["policy/clip_frac"] = mean(log_rho.abs() > bound)
     ratio_error = (rho - 1.0).abs()
     means["policy/ratio_mean_abs_error"] = mean(ratio_error)

@@ -49,7 +49,7 @@ class Knobs(NamedTuple):
 
     gamma: Knob
     reward_scale: Knob
-    critic_loss_coef: Knob
+    value_coef: Knob
     critic_l2_coef: Knob
     critic_huber_delta: Knob
 
@@ -114,8 +114,11 @@ class DDPGConfig(BaseModel):
     output_init: Positive = option(
         3e-3, doc="bound of the uniform distribution of both last layers' first weights"
     )
-    critic_loss_coef: Positive = option(
-        2.0, doc="weight of 0.5 * error^2", tune=FACTOR, also=parts.VALUE_COEF
+    value_coef: Positive = option(
+        2.0,
+        doc="weight of 0.5 * error^2",
+        tune=FACTOR,
+        also=f"critic_loss_coef {parts.VALUE_COEF}",
     )
     critic_huber_delta: Positive | None = option(
         None,

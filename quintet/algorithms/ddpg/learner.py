@@ -126,7 +126,7 @@ class DDPGLearner:
         """The loss of a batch: that of the critic, equation 4 of arXiv 1509.02971 with the targets
         of equation 5, and that of the policy, whose gradient is equation 6.
 
-        ``total = critic_loss_coef * mean(0.5 * (Q(s, a) - target)^2) - mean(Q(s, pi(s)))
+        ``total = value_coef * mean(0.5 * (Q(s, a) - target)^2) - mean(Q(s, pi(s)))
         + 0.5 * critic_l2_coef * sum(w^2)``; the second term is differentiated by the policy alone.
         """
         config, network, rows = self.config, self.network, len(own.action)
@@ -148,7 +148,7 @@ class DDPGLearner:
         q_of_policy = functional_call(network.critic, fixed, (obs, action)) * std + mean
 
         # Each of several learners divides by the rows of the whole batch.
-        critic_loss = knobs.critic_loss_coef * error.sum() / own.rows
+        critic_loss = knobs.value_coef * error.sum() / own.rows
         actor_loss = -q_of_policy.sum() / own.rows
         l2_loss = zero = torch.zeros_like(critic_loss)
         if config.critic_l2_coef > 0:

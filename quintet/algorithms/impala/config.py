@@ -23,7 +23,7 @@ class Knobs(NamedTuple):
     """Options of the loss as knobs; a cap of none is infinity."""
 
     gamma: Knob
-    lambda_: Knob
+    vtrace_lambda: Knob
     rho_bar: Knob
     c_bar: Knob
     pg_rho_bar: Knob
@@ -62,18 +62,18 @@ class ImpalaConfig(BaseModel):
         1.0,
         doc="cap of the ratio in V-trace's traces, at most rho_bar; 0: one-step errors; none: no "
         "cap",
-        needs="lambda_ > 0 and unroll_steps > 1",
+        needs="vtrace_lambda > 0 and unroll_steps > 1",
         tune=Tune("cap", at_most="rho_bar"),
         also=parts.C_BAR,
     )
-    lambda_: Fraction = option(
+    vtrace_lambda: Fraction = option(
         1.0,
         doc="decay of V-trace's traces",
         needs=Needs(
             "c_bar > 0 and unroll_steps > 1", lambda o, _: o.c_bar != 0 and o.unroll_steps > 1
         ),
         tune=NEAR_1,
-        also="gae_lambda lam lambda",
+        also="lambda_ gae_lambda lam lambda",
     )
     truncation_as_termination: parts.TruncationAsTermination = False
 

@@ -9,7 +9,7 @@ Departures from the paper, each with the switch that turns it off:
 
  1. Truncated episodes bootstrap from the value of their true final observation
     (``truncation_as_termination``).
- 2. Traces may decay, as in the paper's remark 2 (``lambda_=1``, the default, is the paper's).
+ 2. Traces may decay, as in the paper's remark 2 (``vtrace_lambda=1``, the default, is the paper's).
  3. Losses are divided by the number of unrolls in the batch (``reduction=sum``).
  4. RMSProp is PyTorch's, with epsilon outside of the root (``rmsprop_epsilon_inside_sqrt``).
  5. Observations and rewards may be normalised by running statistics
@@ -100,7 +100,7 @@ class ImpalaLearner:
         target, advantage = vtrace(
             v[:-1].detach(), v[1:].detach(), reward, discount_t, unrolls.not_cut_t, rho,
             rho_bar=knobs.rho_bar, c_bar=knobs.c_bar, pg_rho_bar=knobs.pg_rho_bar,
-            lambda_=knobs.lambda_,
+            lambda_=knobs.vtrace_lambda,
         )  # fmt: skip
         # What is only reported stays out of the gradient.
         entropy = family.entropy(params if config.entropy_coef > 0 else params.detach())

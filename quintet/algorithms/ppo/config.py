@@ -31,7 +31,7 @@ class Knobs(NamedTuple):
     policy_l2_coef: Knob
     value_l2_coef: Knob
     shared_l2_coef: Knob
-    kl_beta: Knob
+    kl_coef: Knob
     kl_target: Knob
     kl_cutoff_factor: Knob
     kl_cutoff_coef: Knob
@@ -118,7 +118,7 @@ class PPOConfig(BaseModel):
         0.2,
         doc="half width of the ratio's clip; none: no clip",
         tune=USUAL,
-        also=f"clip_ratio {parts.CLIP}",
+        also=parts.CLIP,
     )
     clip_schedule: Literal["constant", "linear"] = option(
         "constant",
@@ -140,19 +140,21 @@ class PPOConfig(BaseModel):
     log_prob_clip: Positive | None = option(
         None, doc="largest absolute log-probability, old and new; none: no bound", tune=FACTOR
     )
-    kl_beta_init: NotNegative = option(
-        0.0, doc="first weight of the adaptive KL penalty; 0: no penalty", also=parts.KL_COEF
+    kl_coef_init: NotNegative = option(
+        0.0,
+        doc="first weight of the adaptive KL penalty; 0: no penalty",
+        also=f"kl_beta_init {parts.KL_COEF}",
     )
     kl_target: Positive = option(
         0.01,
         doc="target of the mean KL, in nats",
-        needs="kl_beta_init or kl_cutoff_coef or lr_schedule=kl_adaptive",
+        needs="kl_coef_init or kl_cutoff_coef or lr_schedule=kl_adaptive",
         tune=FACTOR,
     )
     kl_tolerance: Below1 = option(
         0.3,
         doc="dead band of the KL penalty, as a fraction of kl_target",
-        needs="kl_beta_init > 0",
+        needs="kl_coef_init > 0",
         tune=FACTOR,
     )
     kl_cutoff_coef: NotNegative = option(
@@ -208,7 +210,7 @@ class PPOConfig(BaseModel):
     @property
     def uses_kl(self) -> bool:
         """Whether the exact KL enters the loss or a decision."""
-        return self.kl_beta_init > 0 or self.kl_cutoff_coef > 0 or self.lr_schedule == "kl_adaptive"
+        return self.kl_coef_init > 0 or self.kl_cutoff_coef > 0 or self.lr_schedule == "kl_adaptive"
 
     @property
     def l2_coefs(self) -> dict[str, float]:

@@ -121,7 +121,7 @@ class PPOLearner:
         value_loss = knobs.value_coef * mean(error) if config.value_coef > 0 else zero
         entropy_loss = -knobs.entropy_coef * mean(entropy) if config.entropy_coef > 0 else zero
         l2_loss = self._l2(parameters, knobs) if config.l2_coefs else zero
-        kl_loss = knobs.kl_beta * mean_kl if config.kl_beta_init > 0 else zero
+        kl_loss = knobs.kl_coef * mean_kl if config.kl_coef_init > 0 else zero
         cutoff_loss = self._kl_cutoff(mean_kl, knobs) if config.kl_cutoff_coef > 0 else zero
         total = policy_loss + value_loss + entropy_loss + l2_loss + kl_loss + cutoff_loss
 
@@ -271,7 +271,7 @@ class PPOLearner:
 
     def knobs(self, share: float = 1.0) -> Knobs:
         """The loss's knobs in an iteration."""
-        scheduled = {"clip_epsilon": self.schedule.clip_epsilon, "kl_beta": self.schedule.beta}
+        scheduled = {"clip_epsilon": self.schedule.clip_epsilon, "kl_coef": self.schedule.beta}
         return knobs_of(Knobs, self.config, **scheduled, share=share)
 
     @torch.no_grad()

@@ -23,11 +23,11 @@ class Schedule:
     def __init__(self, config: PPOConfig, total_env_steps: int):
         self.config, self.total_env_steps = config, total_env_steps
         self.learning_rate, self.clip_epsilon = config.learning_rate, config.clip_epsilon
-        self.beta, self.decay = config.kl_beta_init, find_decay(config.lr_schedule)
+        self.beta, self.decay = config.kl_coef_init, find_decay(config.lr_schedule)
         self.metrics = self._current()
 
     def _current(self) -> dict[str, float]:
-        metrics = {"optim/learning_rate": self.learning_rate, "policy/kl_beta": self.beta}
+        metrics = {"optim/learning_rate": self.learning_rate, "policy/kl_coef": self.beta}
         if self.clip_epsilon is not None:
             metrics["policy/clip_epsilon"] = self.clip_epsilon
         return metrics
@@ -55,12 +55,12 @@ class Schedule:
     def adapt(self, mean_kl: float) -> dict[str, float]:
         """Adapts the penalty's weight and the rate to the updated policy's KL; returns metrics."""
         config, metrics = self.config, {"policy/kl": mean_kl}
-        if config.kl_beta_init > 0:
+        if config.kl_coef_init > 0:
             before = self.beta
-            self.beta = policy_losses.adaptive_kl_beta(
+            self.beta = policy_losses.adaptive_kl_coef(
                 before, mean_kl, target=config.kl_target, tolerance=config.kl_tolerance
             )
-            metrics["policy/kl_beta_factor"] = self.beta / before
+            metrics["policy/kl_coef_factor"] = self.beta / before
         if config.lr_schedule == "kl_adaptive":
             self.learning_rate = schedules.kl_adaptive_rate(
                 self.learning_rate, mean_kl, config.kl_target
