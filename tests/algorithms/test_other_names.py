@@ -47,6 +47,25 @@ def test_the_name_of_each_learner(name, ppo, impala, ddpg, acer):
     assert found == [ppo, impala, ddpg, acer]
 
 
+@pytest.mark.parametrize(
+    ("algo", "old", "new"),
+    [
+        ("ppo", "checkpoint.interval_updates", "checkpoint.interval_iterations"),
+        ("ppo", "runtime.publish_interval_updates", "runtime.publish_interval_iterations"),
+        ("ppo", "kl_beta_init", "kl_coef_init"),
+        ("appo", "clip_ratio", "clip_epsilon"),
+        ("appo", "lambda_", "vtrace_lambda"),
+        ("impala", "lambda_", "vtrace_lambda"),
+        ("acer", "lambda_", "retrace_lambda"),
+        ("acer", "q_coef", "value_coef"),
+        ("acer", "average_decay", "tau"),
+        ("ddpg", "critic_loss_coef", "value_coef"),
+    ],
+)
+def test_a_former_name_is_answered_with_todays(algo, old, new):
+    assert ours(algo, old) == new
+
+
 SPLIT = {"actor_lr critic_lr", "model.policy_hidden model.value_hidden"}
 """Options that are one in other libraries."""
 
