@@ -1,13 +1,12 @@
 """Writes pictures, each with a caption in its corner, to an MP4 file (H.264)."""
 
-import contextlib
 import os
-import subprocess
-import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, final
+from typing import Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +32,22 @@ def check_video(path: Path) -> None:
         )
     if path.is_dir():
         raise QuintetError(f"a file is required for the video, {path} is a folder: name a file")
-    _ffmpeg()
-    _font(16)
+    try:
+        from imageio_ffmpeg import get_ffmpeg_exe
+        from PIL import ImageFont
+
+        get_ffmpeg_exe()
+        ImageFont.load_default(16)
+    except ImportError as error:
+        package = "Pillow" if "PIL" in str(error) else "imageio-ffmpeg"
+        raise QuintetError(
+            f'a video needs {package}, which is not installed: pip install "quintet[video]"'
+        ) from error
+    except RuntimeError as error:
+        raise QuintetError(
+            f"a video needs ffmpeg, imageio-ffmpeg has none for this machine ({error}): install "
+            "ffmpeg, and name it in the environment variable IMAGEIO_FFMPEG_EXE"
+        ) from error
 
 
 @final
@@ -57,37 +70,33 @@ class VideoWriter:
         self._path = path
         self._fps = Fraction(fps).limit_denominator(1000)
         self._beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        self._ffmpeg: subprocess.Popen[bytes] | None = None
-        self._size: tuple[int, int] = (0, 0)
+        self._ffmpeg: Generator[None, bytes, None] | None = None
+        self._size: tuple[int, ...] = ()
         self._last: bytes = b""
+        self._count = 0
         self._unwanted = False
 
     def __enter__(self) -> Self:
-        try:
+        with self._writing():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._beside.touch()
-        except OSError as error:
-            self._clean_up()
-            raise self._unwritable(error.strerror or str(error)) from error
-        self._said = tempfile.TemporaryFile()  # a pipe could fill up and block
         return self
 
     def add(self, picture: Picture, caption: str) -> None:
         """Appends one picture; `caption` may have several lines."""
-        height, width = picture.shape[:2]
-        if self._ffmpeg is None:
-            self._size = (height, width)
-        if (height, width) != self._size:
+        size = picture.shape[:2]
+        if size != (self._size or size):
             raise QuintetError(
                 f"a video requires pictures of one size; the first was {self._size[1]} x "
-                f"{self._size[0]}, then came {width} x {height}: let the environment draw itself "
-                "in one size"
+                f"{self._size[0]}, then came {size[1]} x {size[0]}: let the environment draw "
+                "itself in one size"
             )
+        self._size = size
         frame = _captioned(_enlarged(picture), caption)
         if self._ffmpeg is None:
-            self._ffmpeg = self._start(*frame.shape[:2])
+            self._ffmpeg = self._begun(*frame.shape[:2])
         self._last = frame.tobytes()
-        self._write(self._last)
+        self._send(self._ffmpeg)
 
     def __exit__(
         self,
@@ -98,73 +107,64 @@ class VideoWriter:
         try:
             if kind is None and not self._unwanted and self._ffmpeg is not None:
                 for _ in range(round(_LAST_S * self._fps)):
-                    self._write(self._last)
-                self._finish(self._ffmpeg)
+                    self._send(self._ffmpeg)
+                self._ffmpeg.close()
+                with self._writing():
+                    self._require_whole()
+                    os.replace(self._beside, self._path)
         finally:
-            self._clean_up()
-            self._said.close()
+            if self._ffmpeg is not None:
+                self._ffmpeg.close()
+            with suppress(OSError):  # the folder is missing: nothing was written
+                self._beside.unlink(missing_ok=True)
 
     def discard(self) -> None:
         """Makes the block leave no file, as after an exception."""
         self._unwanted = True
 
-    def _start(self, height: int, width: int) -> "subprocess.Popen[bytes]":
-        asked = [
-            *(_ffmpeg(), "-y", "-v", "error"),
-            *("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}"),
-            *("-framerate", str(self._fps), "-i", "-", "-an"),
-            *("-c:v", "libx264", "-preset", "fast", "-crf", "20", "-pix_fmt", "yuv420p"),
-            # The index at the front lets browsers play before they have the whole file.
-            *("-movflags", "+faststart", "-f", "mp4"),
+    def _begun(self, height: int, width: int) -> Generator[None, bytes, None]:
+        from imageio_ffmpeg import write_frames
+
+        ffmpeg: Generator[None, bytes, None] = write_frames(
             str(self._beside.absolute()),  # ffmpeg takes "name:" in a relative path for a protocol
-        ]
-        # In a session of its own, so that Ctrl-C reaches only this process, which then ends it.
-        return subprocess.Popen(
-            asked, stdin=subprocess.PIPE, stderr=self._said, start_new_session=True
+            (width, height),
+            fps=self._fps,
+            quality=None,
+            codec="libx264",
+            macro_block_size=1,
+            ffmpeg_log_level="error",
+            # The index at the front lets browsers play before they have the whole file.
+            output_params=["-preset", "fast", "-crf", "20", "-movflags", "+faststart", "-f", "mp4"],
         )
+        next(ffmpeg)
+        return ffmpeg
 
-    def _write(self, frame: bytes) -> None:
-        assert self._ffmpeg is not None
-        assert self._ffmpeg.stdin is not None
-        try:
-            self._ffmpeg.stdin.write(frame)
-        except OSError as error:  # ffmpeg has ended
-            self._ffmpeg.wait()
-            raise self._unwritable(self._why()) from error
+    def _send(self, ffmpeg: Generator[None, bytes, None]) -> None:
+        """Appends the last frame."""
+        with self._writing():
+            ffmpeg.send(self._last)
+            self._count += 1
 
-    def _finish(self, ffmpeg: "subprocess.Popen[bytes]") -> None:
-        assert ffmpeg.stdin is not None
-        with contextlib.suppress(OSError):  # ffmpeg has ended; its status follows
-            ffmpeg.stdin.close()
-        if ffmpeg.wait() != 0:
-            raise self._unwritable(self._why())
+    def _require_whole(self) -> None:
+        """Raises OSError unless the file holds all frames: ffmpeg's status is not known."""
+        from imageio_ffmpeg import read_frames
+
+        with closing(read_frames(str(self._beside.absolute()))) as frames:
+            missing = self._count / self._fps - next(frames)["duration"]
+        if missing > 0.5 / self._fps + 0.01:  # to which ffmpeg rounds
+            raise OSError(f"its last {missing:.1f} s are missing")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turns a failure within the block into one sentence for a person."""
         try:
-            os.replace(self._beside, self._path)
+            yield
         except OSError as error:
-            raise self._unwritable(error.strerror or str(error)) from error
-
-    def _clean_up(self) -> None:
-        """Ends ffmpeg if it still runs, and removes its file unless that was renamed."""
-        if self._ffmpeg is not None:
-            self._ffmpeg.kill()
-            self._ffmpeg.wait()
-            if self._ffmpeg.stdin is not None:
-                with contextlib.suppress(OSError):  # the buffer can't be written
-                    self._ffmpeg.stdin.close()
-        with contextlib.suppress(OSError):  # the folder is missing: nothing was written
-            self._beside.unlink(missing_ok=True)
-
-    def _why(self) -> str:
-        """The last line of ffmpeg's output."""
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "ffmpeg ended without a word"
-
-    def _unwritable(self, why: str) -> QuintetError:
-        return QuintetError(
-            f"a video requires a file that can be written; {self._path}: {why}; free space, or "
-            "give another folder"
-        )
+            why = error.strerror or str(error).partition("\n")[0]
+            raise QuintetError(
+                f"a video requires a file that can be written; {self._path}: {why}; free space, or "
+                "give another folder"
+            ) from error
 
 
 def _enlarged(picture: Picture) -> Picture:
@@ -180,7 +180,7 @@ def _enlarged(picture: Picture) -> Picture:
 
 def _captioned(picture: Picture, caption: str) -> Picture:
     """The picture with a caption in white letters with a black edge."""
-    from PIL import Image, ImageDraw
+    from PIL import Image, ImageDraw, ImageFont
 
     size = max(16, min(picture.shape[0] // 18, picture.shape[1] // 16))
     image = Image.fromarray(picture)
@@ -188,39 +188,9 @@ def _captioned(picture: Picture, caption: str) -> Picture:
         (size // 2, size // 3),
         caption,
         fill="white",
-        font=_font(size),
+        font=ImageFont.load_default(size),  # Pillow's own: the machine may have none
         spacing=size // 4,
         stroke_width=max(2, size // 10),
         stroke_fill="black",
     )
     return np.asarray(image)
-
-
-def _ffmpeg() -> str:
-    """The program that imageio-ffmpeg brings."""
-    try:
-        from imageio_ffmpeg import get_ffmpeg_exe
-    except ImportError as error:
-        raise _missing("imageio-ffmpeg") from error
-    try:
-        return str(get_ffmpeg_exe())
-    except RuntimeError as error:
-        raise QuintetError(
-            f"a video needs ffmpeg, imageio-ffmpeg has none for this machine ({error}): install "
-            "ffmpeg, and name it in the environment variable IMAGEIO_FFMPEG_EXE"
-        ) from error
-
-
-def _font(size: int) -> Any:
-    """Pillow's own font, since the machine may have none."""
-    try:
-        from PIL import ImageFont
-    except ImportError as error:
-        raise _missing("Pillow") from error
-    return ImageFont.load_default(size)
-
-
-def _missing(package: str) -> QuintetError:
-    return QuintetError(
-        f'a video needs {package}, which is not installed: pip install "quintet[video]"'
-    )
