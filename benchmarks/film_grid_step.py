@@ -38,14 +38,15 @@ MISSIONS = [
     f"go to {a} {b} {c}" for a, b, c in product(("a", "the"), COLOURS, ("ball", "box", "key"))
 ]
 ROUNDS, SECONDS, ROWS = 5, 0.2, (64, 1920)
+BYTES = {"tokenizer": "bytes"}
 VARIANTS: dict[str, tuple[Precision, dict[str, Any]]] = {
-    "bytes": ("fp32", {}),
-    "bytes, bf16": ("bf16", {}),
-    "bytes, each row read": ("fp32", {"deduplicate_text": False}),
-    "bytes, attention": ("fp32", {"text_pooling": "attention"}),
-    "bytes, bidirectional": ("fp32", {"bidirectional_film": True}),
-    "words": ("fp32", {"tokenizer": "words"}),
-    "words, bf16": ("bf16", {"tokenizer": "words"}),
+    "bytes": ("fp32", BYTES),
+    "bytes, bf16": ("bf16", BYTES),
+    "bytes, each row read": ("fp32", BYTES | {"deduplicate_text": False}),
+    "bytes, attention": ("fp32", BYTES | {"text_pooling": "attention"}),
+    "bytes, bidirectional": ("fp32", BYTES | {"bidirectional_film": True}),
+    "words": ("fp32", {}),
+    "words, bf16": ("bf16", {}),
     "no text": ("fp32", {"tokenizer": "none"}),
     "no text, bf16": ("bf16", {"tokenizer": "none"}),
 }
@@ -66,7 +67,7 @@ def batch(rows: int) -> Obs:
 
 def calls(precision: Precision, options: dict[str, Any], rows: int) -> list[Callable[[], None]]:
     """One forward, and one with its gradient."""
-    model = resolve_model(ModelConfig(shared_torso=True, **options), SPACES)
+    model = resolve_model(ModelConfig(shared_torso=True, encoder_kwargs=options), SPACES)
     family = action_family(SPACES.action, "clip")
     generator = torch.Generator().manual_seed(0)
     acts, learns = (ActorCritic(SPACES, family, model, generator, precision) for _ in range(2))

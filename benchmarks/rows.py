@@ -100,8 +100,8 @@ ROWS = (
     ),
     Row(
         "impala", LOCAL, title="the same, blind to the mission", score="success_rate",
-        label="10M-blind", options=("total_env_steps=10000000", "model.tokenizer=none"),
-        beside=f"impala-{LOCAL}-10M", seen=(1,),
+        label="10M-blind", beside=f"impala-{LOCAL}-10M", seen=(1,),
+        options=("total_env_steps=10000000", 'model.encoder_kwargs={"tokenizer": "none"}'),
     ),
     Row("appo", "CartPole-v1", 495, 500),
     Row("appo", TOY, 475, 495, title="CartPole-v1 without velocities, GRU"),

@@ -3,12 +3,13 @@
 import json
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, final
+from typing import Any, Literal, Self, final
 
 from gymnasium.spaces import Box, Discrete
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from quintet.bounds import MOST_LAYERS, Count, Layers, Positive, Width
+from quintet.errors import ConfigError
 from quintet.models.leaves import (
     SMALLEST,
     Leaves,
@@ -75,21 +76,53 @@ _LAYERS_OF_OURS = Needs(
     "an encoder with layers of ours, {f.encoder} has its own",
     lambda _, f: f.traits.hidden is not None,
 )
-_FILM = Needs(
-    "the encoder film_grid, model.encoder is {f.encoder}", lambda _, f: f.encoder == "film_grid"
-)
 _CORE = Needs("a recurrent core, model.core is none", lambda o, _: o.core != "none")
 _HIDDEN = (
     "net_arch policy_kwargs fcnet_hiddens hidden_sizes hidden_size hidden_dim encoder_mlp_layers "
     "num_hidden layer_sizes"
 )
-_TEXT = (
-    _FILM,
-    Needs("that missions are read, model.tokenizer is none", lambda o, _: o.tokenizer != "none"),
-)
 _CONTINUOUS = Needs(
     "continuous actions, the action space is {f.spaces.action}", lambda _, f: f.continuous
 )
+
+
+@final
+class GridOptions(BaseModel):
+    """Keyword arguments of film_grid, in ``model.encoder_kwargs``; see docs/ppo.md."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tokenizer: Literal["bytes", "words", "none"] = "words"  # none: missions are not read
+    vocabulary: tuple[str, ...] = ()  # words that have a token each; none: words are hashed
+    hash_buckets: Count = 1024
+    text_embedding: Width = 32
+    text_hidden: Width = 128
+    text_pooling: Literal["last", "attention"] = "last"
+    deduplicate_text: bool = True  # read equal missions once per batch; changes results by rounding
+    image_channels: Width = 64
+    film_blocks: Layers = 2
+    bidirectional_film: bool = False
+
+    @model_validator(mode="after")
+    def _words_and_effects(self) -> Self:
+        hashes = {word_hash(word) for word in self.vocabulary}
+        if len(hashes) < len(self.vocabulary) or not all(map(is_word, self.vocabulary)):
+            raise ValueError(
+                "vocabulary must be of different words of letters and digits in lower case, got "
+                f"{self.vocabulary}"
+            )
+        changed = [n for n, x in type(self).model_fields.items() if getattr(self, n) != x.default]
+        effective = {
+            "none": {"tokenizer", "image_channels", "film_blocks"},
+            "bytes": {*changed} - {"vocabulary", "hash_buckets"},
+            "words": {*changed} - ({"hash_buckets"} if self.vocabulary else set()),
+        }[self.tokenizer]
+        if idle := [name for name in changed if name not in effective]:
+            raise ValueError(
+                f"{', '.join(idle)} without effect where tokenizer is {self.tokenizer}"
+                f"{' and vocabulary given' if self.vocabulary else ''}: leave out"
+            )
+        return self
 
 
 @final
@@ -107,11 +140,12 @@ class ModelConfig(BaseModel):
     )
     encoder_kwargs: dict[str, Any] = option(
         default_factory=dict,
-        doc="keyword arguments for an encoder of your own",
+        doc="keyword arguments of film_grid (docs/ppo.md) or of an encoder of your own, as JSON",
         needs=Needs(
-            "an encoder of your own, model.encoder is {f.encoder}",
-            lambda _, f: f.traits.hidden is None,
+            "film_grid or an encoder of your own, model.encoder is {f.encoder}",
+            lambda _, f: f.traits.reads_ids or f.traits.hidden is None,
         ),
+        also=" ".join(GridOptions.model_fields),
     )
     policy_hidden: tuple[Width, ...] | None = option(
         None,
@@ -161,50 +195,6 @@ class ModelConfig(BaseModel):
         False,
         doc="put LayerNorm between each hidden layer and its activation (not in convolutions)",
         needs=(_LAYERS_OF_OURS, Needs("a hidden layer, there is none", lambda o, _: o.has_hidden)),
-    )
-    tokenizer: Literal["bytes", "words", "none"] = option(
-        "bytes",
-        doc="tokens of missions for film_grid: bytes, or words in lower case; none: missions "
-        "are not read",
-        needs=_FILM,
-    )
-    vocabulary: tuple[str, ...] = option(
-        (),
-        doc="words that the tokenizer words knows; none: words are hashed",
-        needs=(*_TEXT, "model.tokenizer=words"),
-    )
-    hash_buckets: Count = option(
-        1024,
-        doc="number of tokens to which words are hashed; several words may share one",
-        needs=(
-            *_TEXT,
-            "model.tokenizer=words",
-            Needs(
-                "words that are hashed, there is a model.vocabulary", lambda o, _: not o.vocabulary
-            ),
-        ),
-    )
-    text_embedding: Width = option(32, doc="size of a token's embedding", needs=_TEXT)
-    text_hidden: Width = option(
-        128, doc="number of units of the GRU that reads missions", needs=_TEXT
-    )
-    text_pooling: Literal["last", "attention"] = option(
-        "last",
-        doc="vector of a mission; last: the GRU's last state; attention: the mean of its "
-        "states, weighted by a query made from the view",
-        needs=_TEXT,
-    )
-    deduplicate_text: bool = option(
-        True, doc="read equal missions once per batch; changes results by rounding", needs=_TEXT
-    )
-    image_channels: Width = option(64, doc="number of channels of film_grid's cells", needs=_FILM)
-    film_blocks: Layers = option(
-        2,
-        doc="number of film_grid's convolutions, each scaled and shifted by the mission",
-        needs=_FILM,
-    )
-    bidirectional_film: bool = option(
-        False, doc="let the image scale and shift the mission too, in each convolution", needs=_TEXT
     )
     core: Literal["none", "lstm", "gru"] = option(
         "none",
@@ -260,19 +250,6 @@ class ModelConfig(BaseModel):
         raise ValueError(
             f"must be auto, {', '.join(TRAITS)} or an import string 'pkg.module:Class'"
         )
-
-    @field_validator("vocabulary")
-    @classmethod
-    def _vocabulary_is_of_words(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        wrong = [word for word in value if not is_word(word)]
-        if wrong:
-            raise ValueError(
-                f"must be of words as the tokenizer finds them, letters and digits in lower case, "
-                f"not {wrong}"
-            )
-        if len({word_hash(word) for word in value}) < len(value):
-            raise ValueError("must be of words that differ")
-        return value
 
     @field_validator("encoder_kwargs")
     @classmethod
@@ -355,6 +332,7 @@ def resolve_model(config: ModelConfig, spaces: Spaces) -> ModelConfig:
         pictures(config.encoder, encoded_leaves(spaces))
     elif config.encoder == "film_grid":
         require_grid(encoded_leaves(spaces))
+        grid_options(config)
     if config.traits.hidden is None:
         return config
     hidden = config.policy_hidden
@@ -370,6 +348,18 @@ def resolve_model(config: ModelConfig, spaces: Spaces) -> ModelConfig:
             "activation": config.activation or config.traits.activations[0],
         }
     )
+
+
+def grid_options(config: ModelConfig) -> GridOptions:
+    """The keyword arguments of film_grid; raises ConfigError if they are wrong."""
+    try:
+        return GridOptions(**config.encoder_kwargs)
+    except ValidationError as error:
+        faults = [" ".join((*map(str, x["loc"]), x["msg"])) for x in error.errors()]
+        raise ConfigError(
+            f"model.encoder_kwargs must be arguments of film_grid, got {config.encoder_kwargs}: "
+            f"{'; '.join(faults)}"
+        ) from error
 
 
 def _with_encoder(config: ModelConfig, spaces: Spaces) -> ModelConfig:

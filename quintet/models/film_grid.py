@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quintet.errors import EnvironmentFault
-from quintet.models.config import Init, ModelConfig
+from quintet.models.config import Init, ModelConfig, grid_options
 from quintet.models.encoders import LeafForm, flat_size, flatten_leaf, layers
 from quintet.models.leaves import DIRECTIONS, Leaves, require_grid
 from quintet.models.precision import cast_weights
@@ -111,31 +111,32 @@ class FilmGrid(nn.Module):
         """Raises ConfigError where the leaves have another form."""
         super().__init__()
         require_grid(leaves)
-        size = config.image_channels
+        options = grid_options(config)
+        size = options.image_channels
         self.objects = nn.Embedding(OBJECTS, size)
         self.colours = nn.Embedding(COLOURS, size)
         self.states = nn.Embedding(STATES, size)
         self.directions = nn.Embedding(DIRECTIONS, DIRECTION_SIZE)
         self.text = None
-        if config.tokenizer != "none":
+        if options.tokenizer != "none":
             self.text = TextEncoder(
                 (leaves["mission"].shape or ())[0],
-                tokenizer=config.tokenizer,
-                vocabulary=config.vocabulary,
-                hash_buckets=config.hash_buckets,
-                embedding_size=config.text_embedding,
-                hidden_size=config.text_hidden,
-                pooling=config.text_pooling,
-                query_size=size if config.text_pooling == "attention" else None,
-                deduplicate=config.deduplicate_text,
+                tokenizer=options.tokenizer,
+                vocabulary=options.vocabulary,
+                hash_buckets=options.hash_buckets,
+                embedding_size=options.text_embedding,
+                hidden_size=options.text_hidden,
+                pooling=options.text_pooling,
+                query_size=size if options.text_pooling == "attention" else None,
+                deduplicate=options.deduplicate_text,
             )
         self.blocks = nn.ModuleList(
             FilmBlock(
                 size,
                 None if self.text is None else self.text.feature_size,
-                config.bidirectional_film,
+                options.bidirectional_film,
             )
-            for _ in range(config.film_blocks)
+            for _ in range(options.film_blocks)
         )
         own = ("direction", "image", "mission")
         others = {name: space for name, space in leaves.items() if name not in own}

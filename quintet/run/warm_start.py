@@ -15,8 +15,8 @@ from quintet.protocols import Learner
 from quintet.spaces import other_spaces
 from quintet.types import Publication
 
-_NOT_COMPARED = ("init", "action_std_init", "deduplicate_text")
-"""Options of the network that only affect how its weights are drawn, or its speed."""
+_NOT_COMPARED = ("init", "action_std_init")
+"""Options of the network that only affect how its weights are drawn."""
 
 
 def find_donor(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tensor]]:

@@ -34,7 +34,6 @@ OTHER_RULES = {
         "must be auto, mlp, nature_cnn, impala_cnn, film_grid or an",
     ),
     "exploration": ("normal_0", "must be a list of none, normal_S, ou_S, adaptive-param_S"),
-    "vocabulary": (["red", "Ball"], "must be of words as the tokenizer finds them"),
     "encoder_kwargs": ({"a": float("inf")}, "must be of what JSON can hold"),
 }
 

@@ -26,21 +26,12 @@ from torch import Tensor, nn
 
 from quintet.algorithms.ppo.config import PPOConfig
 from quintet.errors import NonFiniteError
-from quintet.models.config import ModelConfig
+from quintet.models.config import GridOptions, ModelConfig
 from quintet.types import Spaces
 
 BASE: dict[str, Any] = {"unroll_steps": 16, "minibatch_steps": 16, "num_epochs": 2}
 FEED_FORWARD: dict[str, Any] = {"policy_hidden": (8,)}
 SHARED = {"policy_hidden": (8,), "shared_torso": True}
-FILM: dict[str, Any] = {
-    "policy_hidden": (8,),
-    "encoder": "film_grid",
-    "image_channels": 4,
-    "film_blocks": 1,
-    "text_hidden": 6,
-    "text_embedding": 5,
-}
-WORDS = FILM | {"tokenizer": "words"}
 RECURRENT = {"policy_hidden": (8,), "core": "lstm", "core_size": 6}
 
 # What an option is changed to, and what it needs beside it to matter at all.
@@ -106,16 +97,6 @@ MODEL_CHANGES: dict[str, tuple[Any, dict[str, Any], Spaces]] = {
     "shared_torso": (True, FEED_FORWARD, DISCRETE),
     "activation": ("relu", FEED_FORWARD, DISCRETE),
     "layer_norm": (True, FEED_FORWARD, DISCRETE),
-    "tokenizer": ("words", FILM, GRID),
-    "vocabulary": (("red", "ball"), WORDS, GRID),
-    "hash_buckets": (7, WORDS, GRID),
-    "text_embedding": (4, FILM, GRID),
-    "text_hidden": (5, FILM, GRID),
-    "text_pooling": ("attention", FILM, GRID),
-    "deduplicate_text": (False, FILM, GRID),
-    "image_channels": (5, FILM, GRID),
-    "film_blocks": (2, FILM, GRID),
-    "bidirectional_film": (True, FILM, GRID),
     "core": ("gru", RECURRENT, DISCRETE),
     "core_size": (5, RECURRENT, DISCRETE),
     "core_layers": (2, RECURRENT, DISCRETE),
@@ -125,8 +106,19 @@ MODEL_CHANGES: dict[str, tuple[Any, dict[str, Any], Spaces]] = {
     "action_std_init": (0.5, FEED_FORWARD, CONTINUOUS),
     "action_bounds": ("squash", FEED_FORWARD, CONTINUOUS),
 }
-# What changes results by rounding only: tests/models/test_film_grid.py.
-TESTED_ELSEWHERE = ("deduplicate_text",)
+# The same of film_grid's arguments: what they are changed to.
+FILM = {"image_channels": 4, "film_blocks": 1, "text_hidden": 6, "text_embedding": 5}
+FILM_CHANGES: dict[str, Any] = {
+    "tokenizer": "bytes",
+    "vocabulary": ("red", "ball"),
+    "hash_buckets": 7,
+    "text_embedding": 4,
+    "text_hidden": 5,
+    "text_pooling": "attention",
+    "image_channels": 5,
+    "film_blocks": 2,
+    "bidirectional_film": True,
+}
 
 
 class Own(nn.Module):
@@ -227,22 +219,39 @@ def test_the_option_has_an_effect(name: str):
     assert Steps(before, model, spaces).differ(Steps(after, model, spaces))
 
 
-@pytest.mark.parametrize("name", [x for x in ModelConfig.model_fields if x not in TESTED_ELSEWHERE])
+@pytest.mark.parametrize("name", list(ModelConfig.model_fields))
 def test_the_model_option_has_an_effect(name: str):
     value, companions, spaces = MODEL_CHANGES[name]
     before, after = ModelConfig(**companions), ModelConfig(**(companions | {name: value}))
     assert getattr(before, name) != value
     options = BASE | ({"bptt_steps": 8} if before.core != "none" else {})
     config = PPOConfig(**options)
+    require_other_numbers(config, before, after, spaces)
+
+
+def require_other_numbers(
+    config: PPOConfig, before: ModelConfig, after: ModelConfig, spaces: Spaces
+) -> None:
     steps = [Steps(config, model, spaces) for model in (before, after)]
     losses = [[loss for loss, _ in each.found] for each in steps]
     # Not only other shapes, but other numbers.
     assert max(abs(a - b) for a, b in zip(*losses, strict=True)) > 1e-6
 
 
+@pytest.mark.parametrize("name", FILM_CHANGES)
+def test_the_argument_of_film_grid_has_an_effect(name: str):
+    before, after = (
+        ModelConfig(policy_hidden=(8,), encoder="film_grid", encoder_kwargs=kwargs)
+        for kwargs in (FILM, FILM | {name: FILM_CHANGES[name]})
+    )
+    require_other_numbers(PPOConfig(**BASE), before, after, GRID)
+
+
 def test_no_entry_is_of_another_option():
     assert set(CHANGES) == set(PPOConfig.model_fields)
     assert set(MODEL_CHANGES) == set(ModelConfig.model_fields)
+    # This one changes results by rounding only: tests/models/test_film_grid.py.
+    assert {*FILM_CHANGES, "deduplicate_text"} == set(GridOptions.model_fields)
     assert set(REPORTS) | set(NETWORK) | set(SPACES) <= set(CHANGES)
 
 

@@ -32,8 +32,6 @@ RANGES = {
 
 MODEL_RANGES = {
     **{key: {"ge": 1} for key in ("policy_hidden", "value_hidden", "core_size", "core_layers")},
-    **{key: {"ge": 1} for key in ("hash_buckets", "text_embedding", "text_hidden")},
-    **{key: {"ge": 1} for key in ("image_channels", "film_blocks")},
     "action_std_init": {"gt": 0},
 }
 

@@ -199,7 +199,7 @@ def test_actions_that_a_learner_can_t_choose_are_refused_at_once(
     fussy = replace(A2C, actions=actions)
     monkeypatch.setitem(registry.LEARNERS.loaded, "a2c", fussy)
     for command in ("config", "train"):
-        arguments = [command, "a2c", "--env", env, "--model.tokenizer", "words"]
+        arguments = [command, "a2c", "--env", env, "--model.encoder-kwargs", '{"a": 1}']
         assert main(arguments) == 2
         assert capsys.readouterr().err == f"error: {said}\n"
     assert not Path("runs").exists()

@@ -16,7 +16,6 @@ from quintet.config import resolve as resolution
 from quintet.config.layers import Layer
 from quintet.config.saved import load_config
 from quintet.errors import ConfigError
-from quintet.models.config import ModelConfig
 from quintet.run import launch
 
 PIXELS = {"env.id": "test_idle:Room", "env.num_streams": 2}
@@ -153,19 +152,36 @@ class Whole(torch.nn.Module):
         return self.layer(torch.cat([x.float().flatten(1) for x in obs.values()], -1))
 
 
-@pytest.mark.parametrize("own", [{"model__encoder": "test_idle:Whole"}, {"model__core": "none"}])
-def test_a_preset_leaves_nothing_idle_behind_where_the_network_is_the_user_s(own):
-    """The preset is for grids: tokenizer and memory."""
-    given = {"preset": "grid", "model__encoder": "auto", "speed": True, **own}
-    values, sources = resolved(**given)
-    assert values["model.tokenizer"] == ModelConfig.model_fields["tokenizer"].default
-    assert "has no effect here" in sources["model.tokenizer"]
-    if "model__core" in own:
-        assert values["model.core_skip"] is False
-        assert "has no effect here" in sources["model.core_skip"]
-    # As where the preset alone is chosen; who sets such an option learns what it needs.
-    values, sources = resolved(preset="grid", speed=True)
-    assert values["model.tokenizer"] == ModelConfig.model_fields["tokenizer"].default
-    assert sources["model.tokenizer"] == "default (that of preset grid has no effect here)"
-    with pytest.raises(ConfigError, match=r"tokenizer=words .* without the encoder film_grid"):
-        resolved(preset="grid", speed=True, model__tokenizer="words")
+@pytest.mark.parametrize(
+    ("own", "idle"),
+    [({"model__encoder": "test_idle:Whole"}, "layer_norm"), ({"model__core": "none"}, "core_skip")],
+)
+def test_a_preset_leaves_nothing_idle_behind_where_the_network_is_the_user_s(
+    monkeypatch, own: dict[str, str], idle: str
+):
+    """The preset is for grids: layers and memory."""
+    given = layers.preset_layers
+
+    def with_more(*args: Any) -> list[Layer]:
+        (grid,) = given(*args)
+        return [Layer(grid.source, {**grid.values, "model.layer_norm": True})]
+
+    monkeypatch.setattr("quintet.config.saved.preset_layers", with_more)
+    values, sources = resolved(**{"preset": "grid", "speed": True, **own})
+    assert values[f"model.{idle}"] is False
+    assert sources[f"model.{idle}"] == "default (that of preset grid has no effect here)"
+    # Who sets such an option learns what it needs.
+    with pytest.raises(ConfigError, match=rf"{idle}=True has no effect without a"):
+        resolved(**{"preset": "grid", "speed": True, **own, f"model__{idle}": True})
+
+
+def test_arguments_of_an_encoder_that_takes_none_are_refused():
+    says = r"encoder_kwargs=.* without film_grid or an encoder of your own, model.encoder is mlp"
+    with pytest.raises(ConfigError, match=says):
+        resolved(model__encoder="mlp", model__encoder_kwargs={"film_blocks": 3})
+
+
+def test_options_that_became_arguments_of_film_grid_are_answered_with_these():
+    says = r"unknown option 'model.film_blocks' .*here it is 'model.encoder_kwargs' \(keyword arg"
+    with pytest.raises(ConfigError, match=says):
+        resolved(model__film_blocks=3)

@@ -323,7 +323,7 @@ def test_the_mask_is_no_input_of_the_network():
             "shared_torso=True .* without layers that can be shared",
         ),
         ({"core_layers": 2}, Spaces(VECTOR, BOX), "core_layers=2 .* without a recurrent core"),
-        ({"encoder_kwargs": {"a": 1}}, Spaces(VECTOR, BOX), ".* without an encoder of your own"),
+        ({"encoder_kwargs": {"a": 1}}, Spaces(VECTOR, BOX), ".* without film_grid or"),
         ({"layer_norm": True, "policy_hidden": ()}, Spaces(VECTOR, BOX), "a hidden layer"),
         *(
             ({"encoder": "a:B", **given}, Spaces(VECTOR, BOX), ".* without an encoder with layers")

@@ -135,7 +135,10 @@ def test_a_policy_and_values_of_actions(shared: bool):
         (VECTOR, {}),
         (PICTURE, {}),
         (PICTURE, {"encoder": "impala_cnn"}),
-        (spaces.Dict(GRID), {"text_pooling": "attention", "bidirectional_film": True}),
+        (
+            spaces.Dict(GRID),
+            {"encoder_kwargs": {"text_pooling": "attention", "bidirectional_film": True}},
+        ),
         (VECTOR, {"core": "lstm"}),
         (VECTOR, {"layer_norm": True}),
     ],

@@ -1,6 +1,5 @@
 """The encoder of grids with a mission: against plain loops, at its start, where it is chosen."""
 
-import re
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch.nn import functional
 
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.models.build import ActorCritic
-from quintet.models.config import ModelConfig, facts_of, resolve_model, uses_pictures
+from quintet.models.config import GridOptions, ModelConfig, facts_of, resolve_model, uses_pictures
 from quintet.models.film_grid import FilmBlock, FilmGrid
 from quintet.models.heads import action_family
 from quintet.models.leaves import is_grid_with_mission, normalized_leaves
@@ -29,6 +28,7 @@ LEAVES: dict[str, spaces.Space] = {
 }
 GRID = Spaces(spaces.Dict(LEAVES), spaces.Discrete(5))
 SMALL: dict[str, Any] = {
+    "tokenizer": "bytes",
     "text_embedding": 5,
     "text_hidden": 6,
     "image_channels": 4,
@@ -37,10 +37,16 @@ SMALL: dict[str, Any] = {
 MISSIONS = ("go to a red ball", "open the door", "go to a red ball", "", "a", "open the doo")
 
 
+def model_of(**options: Any) -> ModelConfig:
+    """The network with some options of its own and some of film_grid."""
+    kwargs = {name: options.pop(name) for name in GridOptions.model_fields if name in options}
+    return ModelConfig(**options, encoder_kwargs=kwargs)
+
+
 def build(
     options: dict[str, Any] | None = None, of: Spaces = GRID, precision: Precision = "fp32"
 ) -> ActorCritic:
-    model = resolve_model(ModelConfig(**(SMALL | (options or {}))), of)
+    model = resolve_model(model_of(**SMALL | (options or {})), of)
     generator = torch.Generator().manual_seed(0)
     return ActorCritic(of, action_family(of.action, "clip"), model, generator, precision)
 
@@ -362,20 +368,22 @@ def test_ids_and_bytes_are_never_normalised():
     assert normalized_leaves(spaces.Dict(LEAVES)) == normalized_leaves(spaces.Dict(integer)) == {}
 
 
+def test_an_activation_that_it_has_not_is_refused():
+    config = ModelConfig(activation="tanh")
+    found = idle(config, Facts(**facts_of(config, GRID)), "model.")
+    assert found["activation"].needs.startswith("an mlp, film_grid has relu")
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"activation": "tanh"}, "activation=tanh .* without an mlp, film_grid has relu"),
-        ({"hash_buckets": 9}, "hash_buckets=9 .* without model.tokenizer=words"),
-        ({"vocabulary": ("a",)}, "vocabulary=.* .* without model.tokenizer=words"),
-        (
-            {"tokenizer": "words", "vocabulary": ("a",), "hash_buckets": 9},
-            "hash_buckets=9 .* without words that are hashed",
-        ),
+        ({"tokenizer": "bytes", "hash_buckets": 9}, "hash_buckets without .* tokenizer is bytes"),
+        ({"tokenizer": "bytes", "vocabulary": ["a"]}, "vocabulary without .* tokenizer is bytes"),
+        ({"vocabulary": ["a"], "hash_buckets": 9}, "hash_buckets .* words and vocabulary given"),
         *(
-            ({"tokenizer": "none"} | given, ".* without that missions are read")
+            ({"tokenizer": "none"} | given, f"{next(iter(given))} without .* tokenizer is none")
             for given in (
-                {"vocabulary": ("a",)},
+                {"vocabulary": ["a"]},
                 {"hash_buckets": 9},
                 {"text_embedding": 9},
                 {"text_hidden": 9},
@@ -384,28 +392,25 @@ def test_ids_and_bytes_are_never_normalised():
                 {"bidirectional_film": True},
             )
         ),
+        ({"a": 1}, "a Extra inputs are not permitted"),
+        ({"tokenizer": "letters"}, "tokenizer Input should be 'bytes'"),
         *(
-            ({"encoder": "mlp"} | given, f"{next(iter(given))}=.* .* without the encoder film_grid")
-            for given in (
-                {"tokenizer": "words"},
-                {"vocabulary": ("a",)},
-                {"hash_buckets": 9},
-                {"text_embedding": 9},
-                {"text_hidden": 9},
-                {"text_pooling": "attention"},
-                {"deduplicate_text": False},
-                {"image_channels": 9},
-                {"film_blocks": 3},
-                {"bidirectional_film": True},
-            )
+            ({name: 0}, f"{name} Input should be greater than or equal to 1")
+            for name, info in GridOptions.model_fields.items()
+            if info.annotation is int
         ),
     ],
 )
-def test_options_without_effect_are_refused(given: dict[str, Any], says: str):
-    config = ModelConfig(**given)
-    found = idle(config, Facts(**facts_of(config, GRID)), "model.")
-    name = next(name for name in reversed(given) if name in found)
-    assert re.search(says, f"{name}={given[name]} has no effect without {found[name].needs}")
+def test_wrong_arguments_are_refused(given: dict[str, Any], says: str):
+    with pytest.raises(ConfigError, match=f"must be arguments of film_grid, got .*{says}"):
+        resolve_model(ModelConfig(encoder_kwargs=given), GRID)
+
+
+def test_right_arguments_are_taken():
+    for given in ({"tokenizer": "bytes"}, {"vocabulary": ["a"]}, {"tokenizer": "none"}):
+        config = ModelConfig(encoder_kwargs=given)
+        assert "encoder_kwargs" not in idle(config, Facts(**facts_of(config, GRID)), "model.")
+        resolve_model(config, GRID)
 
 
 @pytest.mark.parametrize("core", ["none", "gru"])

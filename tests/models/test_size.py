@@ -30,7 +30,7 @@ GRID = spaces.Dict(
         (PICTURE, {}),
         (PICTURE, {"encoder": "impala_cnn", "layer_norm": True}),
         (GRID, {}),
-        (GRID, {"tokenizer": "words", "text_pooling": "attention"}),
+        (GRID, {"encoder_kwargs": {"tokenizer": "bytes", "text_pooling": "attention"}}),
     ],
 )
 def test_it_is_that_of_the_network(observation, options):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from quintet.models.config import ModelConfig
+from quintet.models.config import GridOptions
 from quintet.models.text import ByteTokens, TextEncoder, WordTokens, distinct_rows, trimmed
 from quintet.models.words import PRIME, is_word, word_hash
 
@@ -96,15 +96,15 @@ def test_every_byte_is_a_token():
 def test_what_a_vocabulary_may_hold(text: str, expected: bool):
     assert is_word(text) == expected
     if expected:
-        assert ModelConfig(vocabulary=(text,)).vocabulary == (text,)
+        assert GridOptions(vocabulary=(text,)).vocabulary == (text,)
     else:
-        with pytest.raises(ValidationError, match="must be of words as the tokenizer finds them"):
-            ModelConfig(vocabulary=("a", text))
+        with pytest.raises(ValidationError, match="must be of different words of letters"):
+            GridOptions(vocabulary=("a", text))
 
 
 def test_a_vocabulary_holds_no_word_twice():
-    with pytest.raises(ValidationError, match="must be of words that differ"):
-        ModelConfig(vocabulary=("a", "b", "a"))
+    with pytest.raises(ValidationError, match="must be of different words"):
+        GridOptions(vocabulary=("a", "b", "a"))
 
 
 def test_the_largest_sum_of_a_word_stays_in_an_int64():
