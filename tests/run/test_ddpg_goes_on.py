@@ -37,7 +37,7 @@ def test_several_learners_go_on_with_a_run(tmp_path: Path) -> None:
     whole, halved = tmp_path / "whole", tmp_path / "halved"
     options: dict[str, Any] = {
         "runtime__num_learners": 2, "checkpoint__max_cut_frac": 1.0,
-        "checkpoint__interval_updates": 3,
+        "checkpoint__interval_iterations": 3,
     }  # fmt: skip
     train(whole, 400, **options)
     quintet.train(

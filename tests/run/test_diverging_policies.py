@@ -134,7 +134,7 @@ def test_weights_that_are_not_finite_are_found_before_they_act(
 
 
 def test_a_run_goes_on_exactly_after_a_policy_was_replaced(tmp_path: Path) -> None:
-    exact = {"checkpoint__interval_updates": 3, "checkpoint__max_cut_frac": 1.0}
+    exact = {"checkpoint__interval_iterations": 3, "checkpoint__max_cut_frac": 1.0}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(whole, **exact)
     train(parts, **exact, on_report=lambda report: report["env_steps"] > TOTAL / 2)

@@ -265,7 +265,7 @@ def test_a_renamed_checkpoint_is_passed_over(whole, copy, capsys):
 @pytest.mark.parametrize("damage", ["flip", "missing", "other"])
 def test_damaged_policies_of_a_finished_run_are_written_anew(part, damage, tmp_path, capsys):
     folder = tmp_path / "run"
-    every = {"checkpoint__interval_updates": 1, "checkpoint__keep": 100, "eval__interval": 100}
+    every = {"checkpoint__interval_iterations": 1, "checkpoint__keep": 100, "eval__interval": 100}
     run(folder, total=64 * 6, **every)
     sound = {path.name: path.read_bytes() for path in (folder / part).iterdir()}
     best = checkpoint.read(folder / "best").meta["version"]

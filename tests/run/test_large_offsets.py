@@ -97,7 +97,7 @@ def test_networks_see_differences_of_three_seconds(tmp_path, algo):
     ],
 )
 def test_a_run_that_goes_on_has_the_bytes_of_one_without_an_end(tmp_path, algo):
-    often = {"checkpoint__interval_updates": 1, "checkpoint__max_cut_frac": 1.0}
+    often = {"checkpoint__interval_iterations": 1, "checkpoint__max_cut_frac": 1.0}
     train(tmp_path / "a", algo, 640, **often)
     stops = {"on_report": lambda report: report["env_steps"] > 300}
     assert train(tmp_path / "b", algo, 640, **often, **stops).status == "stopped"

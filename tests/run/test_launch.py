@@ -180,7 +180,7 @@ def test_what_on_report_raises_ends_the_run_and_frees_the_folder(tmp_path):
             raise RuntimeError("enough")
 
     with pytest.raises(RuntimeError, match="enough"):
-        run(tmp_path, 400, on_report=fail, checkpoint__interval_updates=1)
+        run(tmp_path, 400, on_report=fail, checkpoint__interval_iterations=1)
     assert run(tmp_path, 400).status == "finished"
 
 
@@ -218,7 +218,7 @@ def test_a_signal_stops_the_run_with_a_checkpoint_and_it_goes_on(tmp_path, numbe
             os.kill(os.getpid(), number)
 
     before = signal.getsignal(number)
-    given = {"checkpoint__interval_updates": 4, "checkpoint__max_cut_frac": 1.0}
+    given = {"checkpoint__interval_iterations": 4, "checkpoint__max_cut_frac": 1.0}
     result = run(tmp_path / "a", 1000, on_report=stop, **given)
     assert result.status == "stopped"
     assert signal.getsignal(number) is before
@@ -323,7 +323,7 @@ def test_an_environment_that_breaks_leaves_the_last_checkpoint(
     tmp_path, monkeypatch, kind, error, says
 ):
     given = {"env__kwargs": {"kind": kind}, "env": "run_helpers:Trouble"}
-    given |= {"reward_normalizer": "none", "checkpoint__interval_updates": 1}
+    given |= {"reward_normalizer": "none", "checkpoint__interval_iterations": 1}
     with pytest.raises(error, match=says) as raised:
         run(tmp_path, 1000, **given)
     last = tmp_path / "checkpoints" / names(tmp_path)[-1]
@@ -375,11 +375,11 @@ def damage(folder: Path) -> None:
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path):
-    run(tmp_path / "a", 400, checkpoint__interval_updates=1)
+    run(tmp_path / "a", 400, checkpoint__interval_iterations=1)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     newest, before, _ = sorted(names(tmp_path / "a"), reverse=True)
     damage(tmp_path / "a/checkpoints" / newest)
-    result = run(tmp_path / "a", 400, checkpoint__interval_updates=1)
+    result = run(tmp_path / "a", 400, checkpoint__interval_iterations=1)
     assert result.metrics["env_steps"] == 400
     said = log(tmp_path / "a")
     assert f"skipped a damaged checkpoint: {tmp_path / 'a/checkpoints' / newest}" in said
@@ -390,7 +390,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path):
 
 
 def test_when_all_checkpoints_are_damaged_nothing_begins_anew(tmp_path):
-    run(tmp_path, 400, checkpoint__interval_updates=1)
+    run(tmp_path, 400, checkpoint__interval_iterations=1)
     for name in names(tmp_path):
         damage(tmp_path / "checkpoints" / name)
     before = tree(tmp_path / "checkpoints")
@@ -418,7 +418,7 @@ def small_disk(tmp_path):
 
 def test_a_full_disk_stops_the_run_which_goes_on_when_there_is_room(small_disk, tmp_path):
     folder = small_disk / "run"
-    given = {"checkpoint__interval_updates": 1, "checkpoint__keep": 1000, "report__sinks": ()}
+    given = {"checkpoint__interval_iterations": 1, "checkpoint__keep": 1000, "report__sinks": ()}
     given |= {"model__policy_hidden": (32, 32)}
     with pytest.raises(CheckpointError, match=r"can't write checkpoint .*No space left") as raised:
         run(folder, 10_000, **given)

@@ -74,8 +74,8 @@ def _init_from_keys(where: Where) -> None:
     assert weights(whole) != weights(part)
 
 
-def _interval_updates(where: Where) -> None:
-    run(where.folder / "a", 1000, checkpoint__interval_updates=5, checkpoint__keep=100)
+def _interval_iterations(where: Where) -> None:
+    run(where.folder / "a", 1000, checkpoint__interval_iterations=5, checkpoint__keep=100)
     *due, last = iterations(where.folder / "a")
     assert due == list(range(5, last, 5))
     # auto: 1/20 of the run; what only safety asks for is left out where it costs too much
@@ -95,7 +95,7 @@ def _max_cut_frac(where: Where) -> None:
     for most in (0.0, 0.05, 1.0):
         folder = where.folder / str(most)
         run(folder, 1_000, "quintet.envs.toy:FinitePay", env__kwargs={"n": 9},
-            checkpoint__interval_updates=2, checkpoint__max_cut_frac=most,
+            checkpoint__interval_iterations=2, checkpoint__max_cut_frac=most,
             checkpoint__keep=100)  # fmt: skip
         found = [checkpoint.read(folder / "checkpoints" / name).meta for name in names(folder)]
         exact[most] = sum(meta["exact"] for meta in found)
@@ -110,7 +110,7 @@ def _restart_env_steps(where: Where) -> None:
     """More in test_making."""
     for steps, spaced in ((0, 1), (16, 5)):  # batches of 64 env_steps; at most 5% of the run
         folder = where.folder / str(steps)
-        run(folder, 640, checkpoint__interval_updates=1, checkpoint__max_cut_frac=1.0,
+        run(folder, 640, checkpoint__interval_iterations=1, checkpoint__max_cut_frac=1.0,
             checkpoint__keep=100, checkpoint__restart_env_steps=steps)  # fmt: skip
         found = [checkpoint.read(folder / "checkpoints" / name).meta for name in names(folder)]
         *exact, last = [meta["iteration"] for meta in found if meta["exact"]]
@@ -121,7 +121,7 @@ def _checkpoint_interval_s(where: Where) -> None:
     for interval_s, count in ((1e-6, 8), (3600.0, 1)):
         folder = where.folder / str(interval_s)
         run(folder, 64 * 8, "quintet.envs.toy:FinitePay", env__kwargs={"n": 10**6},
-            checkpoint__interval_updates=100, checkpoint__interval_s=interval_s,
+            checkpoint__interval_iterations=100, checkpoint__interval_s=interval_s,
             checkpoint__keep=100)  # fmt: skip
         assert len(names(folder)) == count
 
@@ -129,14 +129,18 @@ def _checkpoint_interval_s(where: Where) -> None:
 def _keep(where: Where) -> None:
     for keep in (1, 4):
         folder = where.folder / str(keep)
-        run(folder, 640, checkpoint__interval_updates=1, checkpoint__keep=keep)
+        run(folder, 640, checkpoint__interval_iterations=1, checkpoint__keep=keep)
         assert len(names(folder)) == keep
         last = iterations(folder)[-1]
         assert iterations(folder) == list(range(last - keep + 1, last + 1))
 
 
 def _milestones(where: Where) -> None:
-    given = {"checkpoint__interval_updates": 1, "checkpoint__keep": 1, "checkpoint__milestones": 4}
+    given = {
+        "checkpoint__interval_iterations": 1,
+        "checkpoint__keep": 1,
+        "checkpoint__milestones": 4,
+    }
     run(where.folder, 64 * 8, "quintet.envs.toy:FinitePay", env__kwargs={"n": 10**6}, **given)
     assert iterations(where.folder) == [2, 4, 6, 8]  # no resets, so 8 iterations
 
@@ -398,7 +402,7 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "resume": _resume,
     "init_from": _init_from,
     "init_from_keys": _init_from_keys,
-    "checkpoint.interval_iterations": _interval_updates,
+    "checkpoint.interval_iterations": _interval_iterations,
     "checkpoint.max_cut_frac": _max_cut_frac,
     "checkpoint.restart_env_steps": _restart_env_steps,
     "checkpoint.interval_s": _checkpoint_interval_s,

@@ -205,7 +205,7 @@ def test_a_copy_has_the_donors_weights_and_optimizer_and_its_own_counters(
 
 def test_a_copy_is_published_at_once(tmp_path: Path) -> None:
     """Whatever the interval, as rows of the former weights would be dropped."""
-    result = train(tmp_path / "run", runtime__publish_interval_updates=3)
+    result = train(tmp_path / "run", runtime__publish_interval_iterations=3)
     copies = [e["env_steps"] for e in events(tmp_path / "run") if e["event"] == "copied"]
     assert copies
     # The last row of the budget may be of more streams than are left in it.

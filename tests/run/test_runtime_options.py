@@ -102,8 +102,8 @@ def _publish_interval(where: Where) -> None:
             where.folder / str(interval),
             512,
             on_report=lambda report: lags.append(report.get("policy_lag/max")),
-            checkpoint__interval_updates=100,  # at exact ones weights are published too
-            runtime__publish_interval_updates=interval,
+            checkpoint__interval_iterations=100,  # at exact ones weights are published too
+            runtime__publish_interval_iterations=interval,
         )
 
     every = trained(1)

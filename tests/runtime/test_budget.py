@@ -185,7 +185,7 @@ def test_a_run_that_is_resumed_reports_the_same_episodes(
     kind: str, interval_s: float, tmp_path: Path
 ) -> None:
     """Also those that ended in columns which waited at the checkpoint, or that no report held."""
-    options = {"checkpoint__interval_updates": 3, "checkpoint__max_cut_frac": 1.0}
+    options = {"checkpoint__interval_iterations": 3, "checkpoint__max_cut_frac": 1.0}
     options |= {"checkpoint__keep": 100, "report__interval_s": interval_s}
     train(tmp_path, kind, 1_000, "impala", **options)
     whole = read_metrics(tmp_path / "run")
@@ -239,13 +239,13 @@ def test_every_row_that_is_not_valid_follows_a_cut() -> None:
 
 
 def test_lag_is_counted_from_the_learner_not_from_what_it_published(tmp_path: Path) -> None:
-    train(tmp_path, "serial", 2_000, "impala", runtime__publish_interval_updates=10)
+    train(tmp_path, "serial", 2_000, "impala", runtime__publish_interval_iterations=10)
     reports = read_metrics(tmp_path / "run")
     assert {r["policy_lag/max"] for r in reports} >= {float(k) for k in range(11)}
 
 
 def test_rows_beyond_the_bound_are_never_learned_from(tmp_path: Path) -> None:
-    options = {"runtime__max_policy_lag": 3, "runtime__publish_interval_updates": 4}
+    options = {"runtime__max_policy_lag": 3, "runtime__publish_interval_iterations": 4}
     last = train(tmp_path, "async", 4_000, "impala", **options)
     reports = read_metrics(tmp_path / "run")
     assert max(r["policy_lag/max"] for r in reports) == 3
@@ -266,7 +266,7 @@ def test_a_batch_without_a_valid_row_is_not_learned_from(kind: str, tmp_path: Pa
     or RMSProp's memory.
     """
     alone: dict[str, Any] = {"env__num_streams": 1, "env__streams_per_group": 1, "unroll_steps": 1}
-    alone |= {"batch_unrolls": 1, "checkpoint__interval_updates": 1_000}
+    alone |= {"batch_unrolls": 1, "checkpoint__interval_iterations": 1_000}
     alone |= {"runtime__num_workers": 1} if kind == "async" else {}
     last = train(tmp_path, kind, 60, "impala", **alone)
     assert last["updates"] == last["env_steps"] == 60
@@ -274,7 +274,7 @@ def test_a_batch_without_a_valid_row_is_not_learned_from(kind: str, tmp_path: Pa
 
 
 def test_a_bound_that_no_row_would_meet_is_refused(tmp_path: Path) -> None:
-    options = {"runtime__max_policy_lag": 3, "runtime__publish_interval_updates": 5}
+    options = {"runtime__max_policy_lag": 3, "runtime__publish_interval_iterations": 5}
     with pytest.raises(
         ConfigError, match=r"publish_interval_iterations must be at most 4 .* got 5"
     ):
