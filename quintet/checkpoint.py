@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from safetensors import SafetensorError
 
 from quintet.bounds import MOST_COUNT, MOST_SECONDS, MOST_STEPS, Count, Steps
 from quintet.errors import CheckpointError
-from quintet.options import option
+from quintet.options import Options, option
 from quintet.system import files, signature
 from quintet.system.inside import is_ours
 from quintet.system.manifest import (
@@ -62,10 +62,8 @@ _READ_ATTEMPTS = 10  # a read during a replacement starts again
 
 
 @final
-class CheckpointConfig(BaseModel):
+class CheckpointConfig(Options):
     """Schedule of checkpoints, and the number that is kept."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     interval_iterations: Literal["auto"] | Steps = option(
         "auto",

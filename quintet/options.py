@@ -10,10 +10,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, final, get_args
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 from quintet.errors import ConfigError
+
+
+class Options(BaseModel):
+    """Base of a configuration: frozen, without unknown names, infinities and NaN."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Unknown(Exception):

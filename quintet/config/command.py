@@ -1,14 +1,12 @@
-"""Options on the command line: tyro writes the help and splits the arguments, and the one
-validation at the end checks their values.
+"""Options on the command line: words become text by option, and the one validation at the end
+checks their values.
 """
 
 import textwrap
-from itertools import pairwise
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
-import tyro
 from pydantic.fields import FieldInfo
 
 from quintet.algorithms import registry
@@ -34,6 +32,17 @@ COMMON = (
     "init_from",
 )
 """Options that `--help` shows; `--help all` shows the others too."""
+
+OF_COMMANDS = {
+    "config FILE": "YAML files of options, which count as typed; a later file overrides",
+    "trust": TRUST_HELP,
+    "overwrite": "start again if the folder holds a run, which is kept as FOLDER.old-1",
+    "seeds 1,2,3": "quintet train: seeds of a group of runs, each with its own process and its own "
+    "folder (runs/ALGO-ENV-sSEED, or DIR/sSEED with --run-dir DIR)",
+    "jobs INT": "quintet train: number of runs of --seeds at the same time (default: cores divided "
+    "by runtime.threads, at least 1)",
+}
+"""Options beside those of a run, with their meaning."""
 
 
 class Parsed(NamedTuple):
@@ -62,95 +71,103 @@ def parse(command: str, arguments: list[str]) -> Parsed:
     together with every other fault.
 
     Raises:
-        ConfigError: no algorithm, an unknown one, a file that can't be read, or seeds or jobs that
-            are no whole numbers.
+        ConfigError: no algorithm, an unknown one, a file that can't be read, an option without its
+            value, or seeds or jobs that are no whole numbers.
     """
-    names = ", ".join(registry.LEARNERS.names())
+    names = registry.LEARNERS.names()
+    if arguments and arguments[0] in ("-h", "--help"):
+        arguments = [names[0], "--help"]
     if not arguments or arguments[0].startswith("-"):
-        if arguments and arguments[0] in ("-h", "--help"):
-            arguments = [registry.LEARNERS.names()[0], "--help"]
-        else:
-            raise ConfigError(
-                f"quintet {command} requires an algorithm first, one of {names}: quintet "
-                f"{command} {registry.LEARNERS.names()[0]} --env CartPole-v1"
-            )
+        raise ConfigError(
+            f"quintet {command} requires an algorithm first, one of {', '.join(names)}: quintet "
+            f"{command} {names[0]} --env CartPole-v1"
+        )
     algo, rest = registry.canonical(arguments[0]), arguments[1:]
-    _require_bare(rest)
-    known = options(algo)
-    if {"-h", "--help"} & {*rest} and rest[-1] != "all":
-        print(_common_help(command, algo))
+    if {"-h", "--help"} & {*rest}:
+        print(_help(command, algo, everything=rest[-1] == "all"))
         raise SystemExit(0)
-    parsed, unknown = tyro.cli(
-        _schema(algo, of_group=command == "train"),
-        prog=f"quintet {command} {algo}",
-        description=f"All options of {algo}. `quintet config {algo} --env ID` shows their values "
-        "and where these come from.",
-        args=[_undash(a) for a in rest],
-        return_unknown_args=True,
-    )
-    given = dict(parsed)
-    paths = given.pop("config", [])
-    seeds, jobs = given.pop("seeds", None), given.pop("jobs", None)
-    trust, overwrite = given.pop("trust", False), given.pop("overwrite", False)
-    dotted = {name.replace("__", "."): text for name, text in given.items()}
-    values = {n: _value(text, known[n]) for n, text in flatten(dotted, known).items()}
-    strangers = _unknown(unknown)
-    for name in ("seeds", "jobs"):
-        if name in strangers:
-            raise ConfigError(
-                f"--{name} belongs to quintet train, quintet {command} shows one run of a group; "
-                "leave it out, or give one --seed"
-            )
-    values |= strangers
-    layers = [Layer(f"file {p}", flatten(read_file(files.given_path(p)), known)) for p in paths]
+    known = options(algo)
+    values: dict[str, Any] = {}
+    bare: set[str] = set()
+    paths: list[str] = []
+    group: dict[str, list[int]] = {}
+    for name, words in _by_option(rest):
+        if name in ("trust", "overwrite"):
+            if words:
+                raise ConfigError(f"--{name} takes no value, got {words[0]!r}; give --{name} alone")
+            bare.add(name)
+        elif name == "config":
+            paths += words
+        elif name in ("seeds", "jobs"):
+            if command != "train":
+                raise ConfigError(
+                    f"--{name} belongs to quintet train, quintet {command} shows one run of a "
+                    "group; leave it out, or give one --seed"
+                )
+            group[name] = _whole(name, words)
+        elif name in known and _takes_several(known[name]):
+            values[name] = _several(words, known[name])
+        else:
+            if name in known and not words:
+                raise ConfigError(f"{name} must have a value, got --{name} alone: give one")
+            value = words[0] if words else ""
+            values[name] = _value(value, known[name]) if name in known else value
+            values |= dict.fromkeys(words[1:])  # words that belong to no option
     return Parsed(
         algo,
-        layers,
+        [Layer(f"file {p}", flatten(read_file(files.given_path(p)), known)) for p in paths],
         Layer("command line", values),
-        None if seeds is None else _whole("seeds", " ".join(seeds).replace(",", " ").split()),
-        None if jobs is None else _whole("jobs", [jobs])[0],
-        trust,
-        overwrite,
+        group.get("seeds"),
+        group["jobs"][0] if "jobs" in group else None,
+        "trust" in bare,
+        "overwrite" in bare,
     )
 
 
-def _require_bare(arguments: list[str]) -> None:
-    """Refuses ``--trust yes`` and ``--trust=yes``."""
-    for word, after in pairwise([*arguments, "--"]):
-        name, equals, value = word.partition("=")
-        value = value if equals else "" if after.startswith("-") else after
-        if name in ("--trust", "--overwrite") and (equals or value):
-            raise ConfigError(f"{name} takes no value, got {value!r}; give {name} alone")
+def _by_option(words: list[str]) -> list[tuple[str, list[str]]]:
+    """The words after each option, by its name in full; a word before all options is one by
+    itself.  ``--env.num_streams=4`` and ``--env.num-streams 4`` mean the same.
+    """
+    found: list[tuple[str, list[str]]] = []
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            found.append((ALIASES.get(name, name), [value] if equals else []))
+        elif found:
+            found[-1][1].append(word)
+        else:
+            found.append((word, []))
+    return found
 
 
 def _whole(name: str, words: list[str]) -> list[int]:
+    """The number of ``--jobs``, or those of ``--seeds``, between which commas may stand."""
+    given = " ".join(words).replace(",", " ") if name == "seeds" else " ".join(words)
     try:
-        return [int(word) for word in words]
+        return [int(word) for word in (given.split() if name == "seeds" else [given])]
     except ValueError:
         raise ConfigError(
             f"--{name} requires {'whole numbers, as in 1,2,3' if name == 'seeds' else 'a number'}; "
-            f"got {' '.join(words)!r}"
+            f"got {given!r}"
         ) from None
 
 
-def _undash(argument: str) -> str:
-    """``--env.num_streams=4`` and ``--env.num-streams`` mean the same; values keep their
-    underscores.
-    """
-    if not argument.startswith("--"):
-        return argument
-    name, equals, value = argument.partition("=")
-    return name.replace("_", "-") + equals + value
+def _takes_several(info: FieldInfo) -> bool:
+    kept = get_origin(info.annotation) is dict
+    return not kept and any(get_origin(kind) in (tuple, list) for kind in kinds(info))
 
 
-def _value(text: Any, info: FieldInfo) -> Any:
+def _several(words: list[str], info: FieldInfo) -> Any:
+    if len(words) == 1 and words[0].startswith("["):
+        return _json(words[0])
+    if len(words) == 1 and words[0].lower() in NONE:
+        return None if type(None) in kinds(info) else []
+    return words
+
+
+def _value(text: str, info: FieldInfo) -> Any:
     """The value of an option as typed: text where the option takes words, else JSON if it is."""
-    if isinstance(text, (list, tuple)):
-        if len(text) == 1 and text[0].startswith("["):
-            return _json(text[0])
-        if len(text) == 1 and text[0].lower() in NONE:
-            return None if type(None) in kinds(info) else []
-        return list(text)
     plain = all(
         kind in (str, Path, type(None)) or get_origin(kind) is Literal for kind in kinds(info)[1:]
     )
@@ -179,22 +196,6 @@ def mapping(name: str, text: str) -> dict[str, Any]:
     return given
 
 
-def _unknown(words: list[str]) -> dict[str, Any]:
-    """Unknown options by name, with their values; other words by themselves."""
-    found: dict[str, Any] = {}
-    name = None
-    for word in words:
-        if word.startswith("--"):
-            head, _, value = word.partition("=")
-            name = head[2:].replace("-", "_")
-            found[name] = value
-        elif name is not None:
-            found[name], name = word, None
-        else:
-            found[word] = None
-    return found
-
-
 def _metavar(info: FieldInfo) -> str:
     for kind in kinds(info):
         if get_origin(kind) is Literal:
@@ -215,82 +216,33 @@ def _default(name: str, info: FieldInfo, own: Layer) -> str:
     return f"({own.source if name in own.values else 'default'}: {str(default).lower()})"
 
 
-def _common_help(command: str, algo: str) -> str:
-    """Help with the common options only, at most 40 lines on a terminal of 80 columns."""
+def _help(command: str, algo: str, *, everything: bool) -> str:
+    """Help with all options, or with the common ones: at most 40 lines of 80 columns."""
     known, own, width = options(algo), learner_defaults(algo), get_terminal_size().columns
-    short = {target: alias for alias, target in ALIASES.items()}
+    short = {target: f"--{alias.replace('_', '-')}" for alias, target in ALIASES.items()}
+    rows = {}
+    for name in known if everything else [each for each in COMMON if each in known]:
+        info, flag = known[name], f"--{name.replace('_', '-')}"
+        if name in short:
+            flag = f"{short[name]}, {flag}" if everything else short[name]
+        rows[f"{flag} {_metavar(info)}"] = f"{info.description} {_default(name, info, own)}"
+    if everything:
+        del rows["--algo TEXT"]
+        rows = {f"--{name}": text for name, text in OF_COMMANDS.items()} | rows
+        end = f"`quintet config {algo} --env ID` shows their values and where these come from."
+    else:
+        others = ", --seeds 1,2,3, --overwrite, --trust" if command == "train" else ""
+        end = (
+            f"Also --config FILE.yaml{others}.\n"
+            f"`quintet {command} {algo} --help all` explains all {len(known)} options."
+        )
     lines = [f"usage: quintet {command} {algo} --env ID [OPTION VALUE ...]", ""]
-    for name in (each for each in COMMON if each in known):
-        info = known[name]
-        flag = f"  --{short.get(name, name).replace('_', '-')} {_metavar(info)}"
-        text = f"{info.description} {_default(name, info, own)}"
-        lines += textwrap.wrap(text, width, initial_indent=f"{flag}  ", subsequent_indent=" " * 6)
-    others = {"train": ", --seeds 1,2,3, --overwrite, --trust"}.get(command, "")
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"Also --config FILE.yaml{others}.",
-            f"`quintet {command} {algo} --help all` explains all {len(known)} options.",
-        ]
-    )
-
-
-def _schema(algo: str, *, of_group: bool) -> Any:
-    """A TypedDict of every option as text, so that tyro leaves out options that aren't given.
-
-    of_group: whether it has the options of a seed group.
-    """
-    fields: dict[str, Any] = {
-        "config": Annotated[
-            tuple[str, ...],
-            tyro.conf.arg(
-                help="YAML files of options, which count as typed; a later file overrides",
-                metavar="FILE",
-                help_behavior_hint="",
-            ),
-        ],
-        "trust": Annotated[bool, tyro.conf.arg(help=TRUST_HELP)],
-        "overwrite": Annotated[
-            bool,
-            tyro.conf.arg(
-                help="start again if the folder holds a run, which is kept as FOLDER.old-1"
-            ),
-        ],
-    }
-    if of_group:
-        fields["seeds"] = Annotated[
-            tuple[str, ...],
-            tyro.conf.arg(
-                help="seeds of a group of runs, each with its own process and its own folder "
-                "(runs/ALGO-ENV-sSEED, or DIR/sSEED with --run-dir DIR)",
-                metavar="1,2,3",
-                help_behavior_hint="(default: one run, of --seed)",
-            ),
-        ]
-        fields["jobs"] = Annotated[
-            str,
-            tyro.conf.arg(
-                help="number of runs of --seeds at the same time",
-                metavar="INT",
-                help_behavior_hint="(default: cores divided by runtime.threads, at least 1)",
-            ),
-        ]
-    short = {target: alias for alias, target in ALIASES.items()}
-    own = learner_defaults(algo)
-    for name, info in options(algo).items():
-        if name == "algo":
-            continue
-        mapping = get_origin(info.annotation) is dict
-        many = not mapping and any(get_origin(kind) in (tuple, list) for kind in kinds(info))
-        fields[name.replace(".", "__")] = Annotated[
-            tuple[str, ...] if many else str,
-            tyro.conf.arg(
-                name=name.replace("_", "-"),
-                aliases=[f"--{short[name].replace('_', '-')}"] if name in short else None,
-                help=info.description,
-                metavar=_metavar(info),
-                help_behavior_hint=_default(name, info, own),
-            ),
-        ]
-    return TypedDict("Options", fields, total=False)  # type: ignore[operator]
+    for flag, text in rows.items():
+        lines += textwrap.wrap(
+            text,
+            width,
+            initial_indent=f"  {flag}  ",
+            subsequent_indent=" " * 6,
+            break_on_hyphens=False,
+        )
+    return "\n".join([*lines, "", end])

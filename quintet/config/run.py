@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal, final
 
-from pydantic import BaseModel, ConfigDict, SerializeAsAny, field_validator
+from pydantic import BaseModel, SerializeAsAny, field_validator
 
 from quintet.bounds import MOST_COUNT, Steps
 from quintet.checkpoint import CheckpointConfig
@@ -12,15 +12,13 @@ from quintet.envs.config import EnvConfig
 from quintet.envs.evaluated import EvalEnvConfig
 from quintet.models.config import ModelConfig
 from quintet.observe.sinks import ReportConfig
-from quintet.options import option
+from quintet.options import Options, option
 from quintet.population.config import PopulationConfig, SelfPlayConfig
 
 
 @final
-class EvalConfig(BaseModel):
+class EvalConfig(Options):
     """Evaluation while training, on environments of its own."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     episodes: int = option(
         10,
@@ -44,10 +42,8 @@ class EvalConfig(BaseModel):
 
 
 @final
-class RunConfig(BaseModel):
+class RunConfig(Options):
     """All options of a run. In files and on the command line the learner's are at the top level."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     algo: str = option(doc="learner")
     total_env_steps: Steps = option(

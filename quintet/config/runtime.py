@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING, Literal, final
 
-from pydantic import BaseModel, ConfigDict
-
 from quintet.bounds import (
     MOST_COUNT,
     MOST_SECONDS,
@@ -14,7 +12,7 @@ from quintet.bounds import (
     Tasks,
     Threads,
 )
-from quintet.options import option
+from quintet.options import Options, option
 
 if TYPE_CHECKING:
     from quintet.algorithms.parts.setup import Compute
@@ -24,10 +22,8 @@ _SERVES = "runtime.inference=server and runtime.kind=async"
 
 
 @final
-class RuntimeConfig(BaseModel):
+class RuntimeConfig(Options):
     """Options of processes, threads, devices and precision."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: Literal["serial", "lockstep", "async"] = option(
         "serial",

@@ -3,12 +3,12 @@
 import json
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
 from quintet.bounds import Bounded, Layers, Streams, Tasks, Threads
 from quintet.envs.backends import BACKENDS
 from quintet.envs.success import read_rule
-from quintet.options import Needs, option
+from quintet.options import Needs, Options, option
 
 if TYPE_CHECKING:
     BackendName = str
@@ -42,10 +42,8 @@ require_json, require_rule = (
 """Checks of these fields of a configuration."""
 
 
-class EnvConfig(BaseModel):
+class EnvConfig(Options):
     """The environment, the number of its copies, and changes to its observations and rewards."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     id: str = option(
         doc="environment: an id (CartPole-v1), or the import string of a maker of one "

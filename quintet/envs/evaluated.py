@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, final
 
-from pydantic import BaseModel, ConfigDict, WrapValidator
+from pydantic import WrapValidator
 
 from quintet.bounds import Tasks, Threads
 from quintet.envs.backends import BACKENDS
@@ -11,7 +11,7 @@ from quintet.envs.config import BackendName, EnvConfig, require_json, require_ru
 from quintet.envs.given import EnvSource
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.success import key_of
-from quintet.options import Needs, option
+from quintet.options import Needs, Options, option
 from quintet.system.importing import Given, nameless
 
 OWN_OPTIONS = ("kwargs", "backend", "success", "num_processes", "num_threads")
@@ -31,10 +31,8 @@ def _used(met: Callable[[Any, Any], bool]) -> Needs:
 
 
 @final
-class EvalEnvConfig(BaseModel):
+class EvalEnvConfig(Options):
     """The environment of a run's evaluations: what differs from that of the training."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     id: _Name = option(
         None,

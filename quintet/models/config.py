@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any, Literal, Self, final
 
 from gymnasium.spaces import Box, Discrete
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic import ValidationError, field_validator, model_validator
 
 from quintet.bounds import MOST_LAYERS, Count, Layers, Positive, Width
 from quintet.errors import ConfigError
@@ -20,7 +20,7 @@ from quintet.models.leaves import (
     require_grid,
 )
 from quintet.models.words import is_word, word_hash
-from quintet.options import Needs, option
+from quintet.options import Needs, Options, option
 from quintet.spaces import action_leaves, observation_leaves
 from quintet.system.importing import CodeName, is_code_name
 from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Spaces
@@ -87,10 +87,8 @@ _CONTINUOUS = Needs(
 
 
 @final
-class GridOptions(BaseModel):
+class GridOptions(Options):
     """Keyword arguments of film_grid, in ``model.encoder_kwargs``; see docs/ppo.md."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tokenizer: Literal["bytes", "words", "none"] = "words"  # none: missions are not read
     vocabulary: tuple[str, ...] = ()  # words that have a token each; none: words are hashed
@@ -126,10 +124,8 @@ class GridOptions(BaseModel):
 
 
 @final
-class ModelConfig(BaseModel):
+class ModelConfig(Options):
     """Network of policy and value function."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     encoder: CodeName = option(
         "auto",

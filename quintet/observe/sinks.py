@@ -20,7 +20,6 @@ from typing import Annotated, Any, Literal, final
 import numpy as np
 from annotated_types import Ge, Le
 from numpy.typing import ArrayLike
-from pydantic import BaseModel, ConfigDict
 
 from quintet.bounds import MOST_SECONDS
 from quintet.errors import QuintetError
@@ -41,7 +40,7 @@ from quintet.observe.report_files import (
     set_damaged_aside,
 )
 from quintet.observe.wandb_sink import WandbSink
-from quintet.options import option
+from quintet.options import Options, option
 from quintet.system import files
 
 SinkName = Literal["jsonl", "csv", "tensorboard", "wandb"]
@@ -53,10 +52,8 @@ HISTOGRAM_BINS = 30
 
 
 @final
-class ReportConfig(BaseModel):
+class ReportConfig(Options):
     """Interval and destinations of a run's reports."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     interval_s: Annotated[float, Ge(0), Le(MOST_SECONDS)] | Literal["auto"] = option(
         "auto",

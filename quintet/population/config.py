@@ -3,7 +3,7 @@
 import math
 from typing import Annotated, Literal, final
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from quintet.bounds import (
     LARGEST,
@@ -16,7 +16,7 @@ from quintet.bounds import (
     Steps,
     Tasks,
 )
-from quintet.options import Needs, option
+from quintet.options import Needs, Options, option
 from quintet.population.scores import OF_EPISODES
 
 _SEVERAL = "population.size > 1"
@@ -24,13 +24,11 @@ _OF_EPISODES = Needs("an objective of episodes", lambda o, _: o.objective.starts
 
 
 @final
-class PopulationConfig(BaseModel):
+class PopulationConfig(Options):
     """Several policies in one run, and how their hyperparameters tune themselves.
 
     The budget of the run is that of all policies together.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     size: Tasks = option(
         1, doc="number of policies that are trained in one run", also="num_policies with_pbt"
@@ -185,10 +183,8 @@ class PopulationConfig(BaseModel):
 
 
 @final
-class SelfPlayConfig(BaseModel):
+class SelfPlayConfig(Options):
     """Past weights of the policy as opponents, in environments of several agents."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     past_frac: Fraction = option(
         0.0,

@@ -6,7 +6,7 @@ of environments.
 
 from typing import Annotated, Any, Literal, NamedTuple, final
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
 from quintet.algorithms.parts import options as parts
 from quintet.algorithms.parts.options import Knob, Shared
@@ -23,7 +23,7 @@ from quintet.bounds import (
 )
 from quintet.models.config import ModelConfig
 from quintet.ops.schedules import OF_FRACTION
-from quintet.options import CAP, FACTOR, NEAR_1, USUAL, Needs, option
+from quintet.options import CAP, FACTOR, NEAR_1, USUAL, Needs, Options, option
 from quintet.protocols import UpdateAdvice
 from quintet.system.importing import CodeName
 
@@ -59,10 +59,8 @@ _SHOWN = "the action space is {f.spaces.action}"
 
 
 @final
-class ACERConfig(BaseModel):
+class ACERConfig(Options):
     """Options of ACER."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # Data and replay
     unroll_steps: Unroll = option(

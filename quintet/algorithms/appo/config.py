@@ -7,13 +7,13 @@ presets.yaml beside this file has presets for kinds of environments.
 import math
 from typing import Annotated, Literal, NamedTuple, final
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
 from quintet.algorithms.parts import options as parts
 from quintet.algorithms.parts.options import Knob, Shared
 from quintet.bounds import Below1, Bounded, Count, Fraction, NotNegative, Positive, Rows, Unroll
 from quintet.models.config import ModelConfig
-from quintet.options import CAP, FACTOR, NEAR_1, USUAL, Needs, Tune, option
+from quintet.options import CAP, FACTOR, NEAR_1, USUAL, Needs, Options, Tune, option
 from quintet.protocols import UpdateAdvice
 from quintet.system.importing import CodeName
 
@@ -49,10 +49,8 @@ _DISCOUNTED_TRACES = "gamma > 0 and chunks of several steps"
 
 
 @final
-class APPOConfig(BaseModel):
+class APPOConfig(Options):
     """Options of APPO."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # Data
     unroll_steps: Unroll = option(

@@ -7,7 +7,7 @@ presets.yaml beside this file has those of kinds of environments.
 import math
 from typing import Annotated, Any, Literal, NamedTuple, final
 
-from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
 from quintet.algorithms.ddpg import exploration as noises
 from quintet.algorithms.parts import options as parts
@@ -26,7 +26,7 @@ from quintet.bounds import (
     Unroll,
 )
 from quintet.models.config import ModelConfig
-from quintet.options import FACTOR, USUAL, Needs, option
+from quintet.options import FACTOR, USUAL, Needs, Options, option
 from quintet.protocols import UpdateAdvice
 from quintet.system.importing import CodeName
 
@@ -61,10 +61,8 @@ _MOVING = "normalize_returns and update_normalizers"
 
 
 @final
-class DDPGConfig(BaseModel):
+class DDPGConfig(Options):
     """Options of DDPG."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # Data
     unroll_steps: Unroll = option(

@@ -7,14 +7,14 @@ presets.yaml beside this file has presets for kinds of environments.
 
 from typing import Annotated, Literal, NamedTuple, final
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
 from quintet.algorithms.parts import options as parts
 from quintet.algorithms.parts.options import Knob, Shared
 from quintet.bounds import Below1, Count, Fraction, NotNegative, Positive, Unroll
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
-from quintet.options import CAP, FACTOR, NEAR_1, USUAL, Needs, Tune, option
+from quintet.options import CAP, FACTOR, NEAR_1, USUAL, Needs, Options, Tune, option
 from quintet.protocols import UpdateAdvice
 from quintet.system.importing import CodeName
 
@@ -32,10 +32,8 @@ class Knobs(NamedTuple):
 
 
 @final
-class ImpalaConfig(BaseModel):
+class ImpalaConfig(Options):
     """Options of IMPALA."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # Targets and data
     unroll_steps: Unroll = option(

@@ -5,14 +5,12 @@ The defaults suit vector observations; presets.yaml beside this file has presets
 
 from typing import Annotated, Literal, NamedTuple, final
 
-from pydantic import BaseModel, ConfigDict
-
 from quintet.algorithms.parts import options as parts
 from quintet.algorithms.parts.options import Knob, Shared
 from quintet.bounds import Below1, Fraction, NotNegative, Positive, Rows, Unroll
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
-from quintet.options import FACTOR, NEAR_1, USUAL, Needs, option
+from quintet.options import FACTOR, NEAR_1, USUAL, Needs, Options, option
 from quintet.protocols import UpdateAdvice
 from quintet.system.importing import CodeName
 
@@ -42,10 +40,8 @@ _L2 = "weight of the sum of squared kernels (no biases, no scales of normalising
 
 
 @final
-class PPOConfig(BaseModel):
+class PPOConfig(Options):
     """Options of PPO."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # Targets and data
     gamma: parts.Gamma = 0.99
