@@ -60,9 +60,15 @@ class Normalizers:
         self.learn = used and config.update_normalizers
         self._known = False  # whether there are statistics; asked of the device until there are
         self._merged: tuple[bool, bool] = (False, False)  # observations, rewards of this batch
+        for module in self.modules.values():
+            module.register_load_state_dict_post_hook(lambda *_: self._ask_again())  # type: ignore[no-untyped-call]
         by_return = self.learn and self.rewards.kind == "return_std"
         # It stays where gamma changes later, as it is a matter of scale.
         self.return_discount = config.gamma if by_return else None
+
+    def _ask_again(self) -> None:
+        """Called when a state is loaded, which may be one without statistics."""
+        self._known, self._merged = False, (False, False)
 
     @property
     def modules(self) -> dict[str, nn.Module]:

@@ -71,6 +71,21 @@ def test_saved_statistics_have_had_their_first_batch(name: str) -> None:
     assert torch.equal(learner.trained.theta, other.trained.theta)
 
 
+@pytest.mark.parametrize("name", ["ppo", "impala", "appo", "acer"])
+def test_a_used_learner_that_loads_the_state_of_a_new_one_has_a_first_batch(name: str) -> None:
+    learner, batch = made(name)
+    new = learner.save()
+    tensors = {key: x.clone() for key, x in new.tensors.items()}
+    for _ in range(2):
+        learner.update(batch, 0)
+    learner.load(replace(new, tensors=tensors))
+    rows = float(batch.valid.sum())
+    assert counts_seen(learner, batch) == {(rows, rows)}
+    other, _ = made(name)
+    other.update(batch, 0)
+    assert torch.equal(learner.trained.theta, other.trained.theta)
+
+
 def test_statistics_of_one_kind_alone() -> None:
     """As after a warm start by a policy, which brings no statistics of rewards."""
     learner, batch = made("ppo")
