@@ -19,7 +19,7 @@ MOST_NUMBERS = 10**8
 """Numbers in a leaf of an observation."""
 
 _NO_BOUND = 1e15
-"""From here on a bound says that there is none."""
+"""Size from which on a bound means that there is none."""
 
 _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 

@@ -178,7 +178,7 @@ def _train(
 
 
 def _replay(config: RunConfig, learner: Learner, spaces: Spaces, folder: Path) -> Replay:
-    """In files, as that of a run."""
+    """Replay in files, like that of a run."""
     actor = registry.find(config.algo).make_actor(config.learner, config.model, spaces, PLAIN)
     rows = RowSpecs.of(spaces, actor)
     seed = generator_seed(config.seed, Role.REPLAY, 0)

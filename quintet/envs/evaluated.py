@@ -26,7 +26,7 @@ _EVALUATES = "eval.episodes > 0"
 
 
 def _used(met: Callable[[Any, Any], bool]) -> Needs:
-    """That the environment of evaluations has a use for the option."""
+    """Need of an option that the environment of evaluations can use."""
     return Needs("an environment of another kind, {f.evaluated.config.id} has no use for it", met)
 
 

@@ -44,7 +44,7 @@ class Leaf:
     is_plain: bool  # the whole observation is this leaf, a Box
 
     def of(self, obs: Any) -> Any:
-        """Its value in an observation; raises BadLeaf if it is missing."""
+        """The leaf's value in an observation; raises BadLeaf if it is missing."""
         value = obs
         try:
             for key in self.keys:

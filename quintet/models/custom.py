@@ -192,7 +192,7 @@ def _samples(space: Space) -> Tensor:
 
 
 def _ones(space: Space, samples: Tensor) -> Tensor:
-    """As `_samples`, of the number nearest to 1 where numbers have bounds."""
+    """Like `_samples`, of the number nearest to 1 where numbers have bounds."""
     if not isinstance(space, Box):
         return samples
     one = np.clip(np.ones(space.shape), space.low, space.high)

@@ -25,7 +25,7 @@ PROJECT = "quintet"
 """Project, unless the variable WANDB_PROJECT names one."""
 
 ID_FILE = "wandb.json"
-"""In the run's folder: the id by which a resumed run goes on."""
+"""File in the run's folder that holds the id by which a resumed run goes on."""
 
 
 def require_wandb() -> None:

@@ -167,13 +167,13 @@ class PolicyRun:
 
     @property
     def reported(self) -> float | None:
-        """Its objective in the last report that had it, where that is none of episodes."""
+        """The policy's objective in the last report that had it, where that is none of episodes."""
         return self._reported.get(self.config.population.objective)
 
     @property
     def measured_env_steps(self) -> int:
-        """Its own env_steps at the last report that had its objective; those of now where the
-        objective is of episodes.
+        """The policy's own env_steps at the last report that had its objective; those of now where
+        the objective is of episodes.
         """
         of_episodes = self.config.population.objective in MEANS
         return self.counters.env_steps if of_episodes else self._reported_objective

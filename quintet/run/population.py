@@ -181,7 +181,7 @@ class Population:
         files.write_whole(self.folder.path / EVENTS, lines.encode())
 
     def save(self) -> dict[str, Any]:
-        """For a checkpoint's meta."""
+        """State for a checkpoint's meta."""
         return self.controller.save()
 
     def load(self, saved: Mapping[str, Any]) -> None:

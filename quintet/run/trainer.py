@@ -325,7 +325,7 @@ class Trainer:
         self.population.replace(policy, str(error), self.policies, steps, self.log.warn)
 
     def _published(self, sampling: loop.Sampling, publication: Publication) -> None:
-        """With self-play, keeps weights that are to play later and says which play now."""
+        """Publishes opponents, too, with self-play, and keeps weights that are to play later."""
         if self.past is not None:
             self.past.consider(publication, self.counters.env_steps)
             opponent = self.past.opponent(publication.version)

@@ -146,8 +146,8 @@ class SpreadEnv:
         notice: Callable[[str], None],
         who: Callable[[str], None] | None = None,
     ) -> None:
-        """Before the first restart: `say` gets what other processes print, `notice` what is waited
-        for, when that takes long, and `who` (None: `say`) who steps.
+        """Names receivers, before the first restart: `say` gets what other processes print,
+        `notice` what is waited for, when that takes long, and `who` (None: `say`) who steps.
         """
         self._say, self._tell = who or say, (say, notice)
 

@@ -77,7 +77,7 @@ class Turns:
         self.last_reward = np.zeros(count, np.float32)
 
     def begin(self, slot: Slot) -> None:
-        """Before an unroll that is not the first."""
+        """Prepares an unroll that is not the first."""
         for name, x in slot.obs_rows[0].items():
             x.copy_(self.next[name])
         slot.is_first[0] = self.first

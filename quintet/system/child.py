@@ -99,7 +99,7 @@ class Child:
 
     @property
     def status(self) -> int | None:
-        """Its exit status, negative for a signal; None while it runs."""
+        """Exit status, negative for a signal; None while it runs."""
         return self._process.poll()
 
     @property
@@ -118,7 +118,7 @@ class Child:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Its exit status, negative for a signal.
+        """Exit status, negative for a signal.
 
         Raises:
             subprocess.TimeoutExpired: it has not ended by then.

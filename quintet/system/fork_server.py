@@ -85,12 +85,12 @@ class Forked:
         return self._pid is None and self.returncode is not None
 
     def poll(self) -> int | None:
-        """Its exit status, negative for a signal; None while it runs or has yet to begin."""
+        """Exit status, negative for a signal; None while it runs or has yet to begin."""
         self._hear(0.0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status, as soon as it has ended.
+        """Exit status, as soon as it has ended.
 
         Raises:
             subprocess.TimeoutExpired: it has not ended within `timeout` seconds.

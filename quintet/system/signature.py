@@ -57,7 +57,7 @@ def why_no_key() -> str | None:
 
 
 class _NoKey(Exception):
-    """There is no key; the message says why."""
+    """The key is missing; the message says why."""
 
 
 def _signed(key: bytes, purpose: str, content: bytes) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from quintet.system.user_code import described
 
 lacking: list[str] = []
-"""In a process that has called `restore`: what could not be sent to it, or not be set there."""
+"""State that could not be sent to this process, or not be set in it, once it called `restore`."""
 
 
 class UserState(NamedTuple):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 PRIOR_COUNT, VARIANCE_FLOOR = 1e-2, 1e-2
-"""Before any data the variance is 1, with the weight of so much of a target."""
+"""Variance before any data is 1, with the weight of so much of a target."""
 
 
 @final
@@ -58,7 +58,7 @@ class TargetStatistics(nn.Module):
 
     @property
     def std(self) -> Tensor:
-        """At least the root of VARIANCE_FLOOR."""
+        """Standard deviation, at least the root of VARIANCE_FLOOR."""
         return self.variance.clamp_min(VARIANCE_FLOOR).sqrt()
 
     def numbers(self) -> Tensor:

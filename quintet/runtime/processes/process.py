@@ -240,7 +240,7 @@ class Process:
 
     @property
     def doing(self) -> str:
-        """Its activity before its first row; "" later."""
+        """The worker's activity before its first row; "" later."""
         if self.row[1] == COMPILING:
             return "computing its first actions, which may be compiled"
         return {IMPORTING: "importing modules", MAKING: self.kind.making}.get(int(self.row[1]), "")

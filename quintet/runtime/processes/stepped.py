@@ -102,8 +102,8 @@ class SteppedEnv:
         return len(self._ends) - 1
 
     def tell(self, say: Callable[[str], None], notice: Callable[[str], None]) -> None:
-        """Before the first restart: `say` gets what the processes print, and `notice` what is
-        waited for, when that takes long.
+        """Names receivers, before the first restart: `say` gets what the processes print, and
+        `notice` what is waited for, when that takes long.
         """
         self._notice = notice
         for process in self._processes:

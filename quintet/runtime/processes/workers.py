@@ -64,7 +64,7 @@ _LOOK_EVERY_S = 0.5
 """Seconds between two checks of silent processes."""
 
 _LATE_S = 2.0
-"""If this process is late by more than this for a check, workers' silence does not count."""
+"""Delay of a check in this process from which on workers' silence does not count, in seconds."""
 
 
 @final
