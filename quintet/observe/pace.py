@@ -78,3 +78,8 @@ def clock(seconds: float) -> str:
         f"{minutes}:{whole % 60:02d}" if hours == 0 else f"{hours}:{minutes:02d}:{whole % 60:02d}"
     )
     return clock if hours < 48 else f"{hours // 24} days"
+
+
+def count(number: int, noun: str) -> str:
+    """1 worker  2,048 streams"""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

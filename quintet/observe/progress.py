@@ -8,10 +8,10 @@ import time
 from collections.abc import Mapping
 from typing import Protocol, TextIO, final
 
-from quintet.observe.advice import RunFacts, count
+from quintet.observe.advice import Cause, RunFacts
 from quintet.observe.health import Herald, sentences
-from quintet.observe.limits import Cause, cause, crowded, limit
-from quintet.observe.pace import NO_SCORE, Score, clock, percent
+from quintet.observe.limits import cause, crowded, limit
+from quintet.observe.pace import NO_SCORE, Score, clock, count, percent
 from quintet.observe.stream import QuietStream, is_terminal
 from quintet.observe.timing import Phase
 from quintet.observe.view import View

@@ -23,8 +23,8 @@ from numpy.typing import ArrayLike
 
 from quintet.bounds import MOST_SECONDS
 from quintet.errors import QuintetError
-from quintet.observe.advice import count
 from quintet.observe.metrics import check, clean
+from quintet.observe.pace import count
 from quintet.observe.report_files import (
     CSV_FILE,
     JSONL_FILE,

@@ -83,7 +83,8 @@ def test_pipe_hears_once_what_limits_the_speed(monkeypatch: pytest.MonkeyPatch) 
             now = float(second)
             phase = "learning" if second < 40 else last
             shares = {f"time/{phase}_frac": 0.9, "time/acting_frac": 0.1}
-            cores = {"machine/cores_used_by_others": others if second >= 40 else 0.0}
+            taken = others if second >= 40 else 0.0
+            cores = {"machine/cores_used_by_others": taken, "machine/cores_waited_for": taken}
             shown.update({"env_steps": second, "wall_s": now, **shares, **cores})
             shown.stage("evaluating")
         shown.close()
@@ -105,6 +106,7 @@ def test_pipe_hears_at_once_that_others_take_the_cores() -> None:
     stream = io.StringIO()
     shown = make_progress(View("title", Pace(1000, 0), facts=FACTS), stream)
     shares = {"time/learning_frac": 1.0, "machine/cores_used_by_others": FACTS.cores}
+    shares |= {"machine/cores_waited_for": 1.0}
     shown.update({"env_steps": 1, "wall_s": 1.0, **shares})
     assert "Other processes limit the speed" in stream.getvalue()
 

@@ -273,7 +273,14 @@ def test_learner_and_reports() -> None:
     found = facts_for(TOY)
     assert told(found, "device", "threads", "gpu", "large_network") == ("cpu", 1, False, False)
     assert told(found, "batch_steps", "update") == (
-        (128, ("1 pass in minibatches of 32", ("larger minibatches (--minibatch-steps 64)",), ()))
+        (
+            128,
+            (
+                "1 pass in minibatches of 32",
+                ("larger minibatches (--minibatch-steps above 32)",),
+                (),
+            ),
+        )
     )
     assert told(found, "compiles", "may_compile", "compiler") == (False, False, True)
     assert told(found, "sinks", "callback", "report_interval_s") == (True, False, 1.0)

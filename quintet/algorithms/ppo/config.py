@@ -289,7 +289,7 @@ def planned_updates(config: PPOConfig, num_streams: int, total_env_steps: int) -
     return total_env_steps * config.num_epochs // (config.minibatch_steps or batch)
 
 
-def advice(config: PPOConfig, model: ModelConfig, batch_steps: int) -> UpdateAdvice:
+def advice(config: PPOConfig, _: ModelConfig, batch_steps: int) -> UpdateAdvice:
     """Fewer passes and larger minibatches save time."""
     passes, size = config.num_epochs, config.minibatch_steps
     work = "1 pass" if passes == 1 else f"{passes} passes"
@@ -297,17 +297,8 @@ def advice(config: PPOConfig, model: ModelConfig, batch_steps: int) -> UpdateAdv
     if size is not None:
         work += f" in minibatches of {size:,}"
         if size < batch_steps:
-            chunk = 1 if model.core == "none" else config.bptt_steps
-            larger = _larger_minibatch(size, batch_steps, chunk)
-            less.append(f"larger minibatches (--minibatch-steps {larger})")
+            less.append(f"larger minibatches (--minibatch-steps above {size})")
     return UpdateAdvice(work, tuple(less))
-
-
-def _larger_minibatch(size: int, batch: int, chunk: int) -> int:
-    """A size about twice as large that divides the batch in whole minibatches of whole chunks."""
-    half_as_many = (-(-batch // size) + 1) // 2
-    fitting = (n for n in range(half_as_many, 0, -1) if batch % n == 0 and batch // n % chunk == 0)
-    return batch // next(fitting, 1)
 
 
 def shared(config: PPOConfig, model: ModelConfig, num_streams: int) -> Shared:
