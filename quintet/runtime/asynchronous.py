@@ -7,7 +7,7 @@ from typing import final
 
 from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PhaseTimer
-from quintet.runtime.batch import ColumnBlock, Lease
+from quintet.runtime.batch import ColumnBlock
 from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
 from quintet.runtime.processes.events import SERVER, Died, Event, Filled, Lost
 from quintet.runtime.processes.workers import Workers
@@ -44,19 +44,10 @@ class AsyncSampling:
     restarts = False
     """Whether streams begin again at exact checkpoints."""
 
-    def __init__(
-        self,
-        workers: Workers,
-        timer: PhaseTimer,
-        options: AsyncOptions,
-    ):
+    def __init__(self, workers: Workers, timer: PhaseTimer, options: AsyncOptions):
         spec = workers.spec
-        self.num_streams = sum(place.num_streams for place in spec.places)
         self.workers, self.timer, self.options = workers, timer, options
-        who = spec.assignment
-        self.delivery = Delivery(
-            spec.plan, self.num_streams, who.num_policies, True, who.num_learners
-        )
+        self.delivery = Delivery(spec.plan, spec.num_streams, spec.assignment, may_lag=True)
         self.delivery.pin = options.pin
         self.trouble: Died | BaseException | None = None  # for the learner's thread to handle
         self.replaced, self.ending = threading.Event(), threading.Event()
@@ -65,7 +56,6 @@ class AsyncSampling:
         self.env_steps_wanted = 0  # in all batches, with those that were handed out
         self.granted = [0] * len(workers.samplers)  # unfinished env_steps, by worker
         self.assembler = threading.Thread(target=self._assemble, daemon=True)
-        self.lease: Lease | None = None
         self.iteration = self.num_restarts = self.begun = 0
         workers.on_free = self._grant
 
@@ -89,20 +79,15 @@ class AsyncSampling:
         """The next batch, as soon as there is one; rows past the budget are masked.  Raises
         QuintetError if workers died more often than they may.
         """
-        if self.lease is not None:
-            self.lease.release()
-            self.lease = None
         self.timer.switch("waiting")
         notice = self.workers.wait_notice()
         with self.handling:
             self.env_steps_wanted = self.delivery.counted + env_steps_left
         while (taken := self._take()) is None:
             notice.look()
-        with self.handling:
-            batch = self.delivery.batch(*taken, env_steps_left)
-        self.lease = batch.lease
         self.iteration += 1
-        return batch
+        with self.handling:
+            return self.delivery.batch(*taken, env_steps_left)
 
     def _take(self) -> tuple[ColumnBlock, int] | None:
         """The columns of a batch and its policy; None if there are none after a short wait, or

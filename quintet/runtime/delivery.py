@@ -11,15 +11,8 @@ from torch import Tensor
 
 from quintet.observe.metrics import policy_prefix
 from quintet.protocols import DataPlan
-from quintet.runtime.batch import (
-    ColumnBlock,
-    Episode,
-    Lease,
-    Unroll,
-    joined,
-    pinned,
-    select,
-)
+from quintet.runtime.batch import ColumnBlock, Episode, Lease, Unroll, joined, pinned, select
+from quintet.runtime.policies import ONE_POLICY, Assignment
 from quintet.types import Publication, Rollout
 
 
@@ -49,7 +42,6 @@ class Batch:
     policy: whose learner it is for.
     env_steps: valid rows.
     episodes: those that ended in it, or in rows that were dropped since the batch before.
-    lease: of the slot that the rollout is a view of; None: the rollout owns its memory.
     others: by policy, episodes of other policies that ended in waiting columns which were given up
         after this batch.
     """
@@ -59,7 +51,6 @@ class Batch:
     env_steps: int
     episodes: list[Episode]
     steps: Steps
-    lease: Lease | None = None
     others: dict[int, list[Episode]] = field(default_factory=dict)
 
 
@@ -158,31 +149,35 @@ class Delivery:
         self,
         plan: DataPlan,
         num_streams: int,
-        num_policies: int,
-        may_lag: bool,
-        num_learners: int | None = None,
+        assignment: Assignment = ONE_POLICY,
+        may_lag: bool = False,
     ):
-        """may_lag: batches may have older weights even where each is one round of all streams.
-
-        num_learners: of the policies that learn, the first ones; None: all.
-        """
-        self.num_learners = num_policies if num_learners is None else num_learners
-        self.plan, self.num_streams = plan, num_streams
+        """may_lag: batches may have older weights even where each is one round of all streams."""
+        self.plan, self.num_streams, self.num_learners = plan, num_streams, assignment.num_learners
+        num_policies = assignment.num_policies
         self.queues = [PolicyQueue() for _ in range(num_policies)]
         self.may_lag = may_lag or num_policies > 1 or num_streams != plan.columns_per_batch
         self.pin = False  # whether batches are put in page-locked memory, for a GPU
-        self.first_stream = self.first_policy = 0
+        self.first_stream = self.first_policy = 0  # of the next round, and of the next batch
         self.running: dict[int, int] = {}  # env_steps in episodes that have not ended, by group
         self.executed = self.counted = self.cut = self.past_budget = self.lost = 0
         self._told = (0, 0, 0)
+        self._lease: Lease | None = None  # of the slot that the last batch is a view of
 
     def restart(self, iteration: int) -> None:
         """Prepares for streams that begin again; the last batch has given up what waited."""
+        self.release()
         assert not any(queue.waiting for queue in self.queues)
         self.running.clear()
         self._told = (self.executed, self.discarded, self.cut)
-        self._turn_to(iteration * self.plan.columns_per_batch)
+        self.first_stream = iteration * self.plan.columns_per_batch % self.num_streams
         self.first_policy = iteration
+
+    def release(self) -> None:
+        """Ends the reading of the last batch."""
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
 
     def clear(self) -> None:
         """Drops waiting columns."""
@@ -248,7 +243,7 @@ class Delivery:
             self._add(block)
         for block in late:
             self._add(block)
-        self._turn_to(self.first_stream + self.plan.columns_per_batch)
+        self.first_stream = (self.first_stream + self.plan.columns_per_batch) % self.num_streams
 
     def put(self, unroll: Unroll) -> None:
         """Takes an unroll, whose memory must stay as it is until `keep` or the batch's release."""
@@ -296,10 +291,12 @@ class Delivery:
 
     def take(self, env_steps_left: int) -> tuple[ColumnBlock, int] | None:
         """The columns of a batch and its policy; None if no policy has enough, unless the waiting
-        columns hold the rest of the budget.  Columns of a single unroll are views.
+        columns hold the rest of the budget.  Columns of a single unroll are views.  The memory of
+        the last batch may be written again.
 
         The policies take turns at being the first, so that a restart drops columns of all of them.
         """
+        self.release()
         count = len(self.queues)
         for least in (self.plan.columns_per_batch, 1):
             for turn in range(self.first_policy, self.first_policy + count):
@@ -378,7 +375,8 @@ class Delivery:
         kept = queue.pop_ended() + kept
         if self.may_lag:
             queue.lag.add((queue.learned - rollout.version)[rollout.valid])
-        batch = Batch(rollout, policy, env_steps, kept, self._steps(), block.lease)
+        batch = Batch(rollout, policy, env_steps, kept, self._steps())
+        self._lease = block.lease
         if env_steps < env_steps_left and not begins_anew(batch):
             return batch
         self.clear()
@@ -409,10 +407,6 @@ class Delivery:
             prefix = policy_prefix(policy, self.num_learners)
             report |= {prefix + name: value for name, value in metrics.items()}
         return report
-
-    def _turn_to(self, stream: int) -> None:
-        """Sets the stream whose columns come first in the next round."""
-        self.first_stream = stream % self.num_streams
 
 
 def within_budget(batch: Rollout, env_steps_left: int) -> tuple[Rollout, int]:

@@ -5,7 +5,7 @@ from typing import final
 
 from quintet.errors import WorkerFault
 from quintet.observe.timing import PhaseTimer
-from quintet.runtime.batch import Lease, Unroll
+from quintet.runtime.batch import Unroll
 from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
 from quintet.runtime.processes.events import Asking, Died, Lost
 from quintet.runtime.processes.wait_notice import WaitNotice
@@ -35,15 +35,10 @@ class LockstepSampling:
     def __init__(self, workers: Workers, timer: PhaseTimer, lag: int, may_lag: bool = False):
         """may_lag: weights may be older than `lag` says, as some versions are not published."""
         spec = workers.spec
-        streams = sum(place.num_streams for place in spec.places)
         self.workers, self.timer, self.lag = workers, timer, lag
-        who = spec.assignment
-        self.delivery = Delivery(
-            spec.plan, streams, who.num_policies, may_lag or lag > 0, who.num_learners
-        )
+        self.delivery = Delivery(spec.plan, spec.num_streams, spec.assignment, may_lag or lag > 0)
         self.flying = False
         self.rows = 0  # of the round at work
-        self.lease: Lease | None = None
 
     def publish(self, publication: Publication) -> None:
         """Gives the workers the weights by which the next round acts."""
@@ -53,7 +48,6 @@ class LockstepSampling:
     def restart(self, iteration: int) -> None:
         """Re-keys every stream from (seed, group, iteration) and gives up running episodes."""
         self.workers.start()
-        self._done_with_batch()
         assert not self.flying, "the last batch before a restart is asked for as such"
         self.delivery.restart(iteration)
         for sampler in self.workers.samplers:
@@ -61,7 +55,6 @@ class LockstepSampling:
 
     def collect(self, env_steps_left: int, begins_anew: BeginsAnew = never) -> Batch:
         """The next batch; rows past the budget are masked."""
-        self._done_with_batch()
         notice = self.workers.wait_notice()
         while (taken := self.delivery.take(env_steps_left)) is None:
             wanted = env_steps_left - self.delivery.waiting
@@ -69,7 +62,6 @@ class LockstepSampling:
                 self._begin_round(wanted)
             self.delivery.put_round(self._end_round(wanted, notice))
         batch = self.delivery.batch(*taken, env_steps_left, begins_anew)
-        self.lease = batch.lease
         wanted = env_steps_left - batch.env_steps - self.delivery.waiting
         if self.lag and wanted > 0 and not self.delivery.batches and not begins_anew(batch):
             self._begin_round(wanted)
@@ -85,11 +77,6 @@ class LockstepSampling:
     def close(self) -> None:
         self.workers.close()
         self.delivery.clear()
-
-    def _done_with_batch(self) -> None:
-        if self.lease is not None:
-            self.lease.release()
-            self.lease = None
 
     def _begin_round(self, wanted: int) -> None:
         """Grants every worker an unroll, of fewer rows where these execute `wanted` env_steps."""

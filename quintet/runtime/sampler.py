@@ -16,15 +16,7 @@ from quintet.runtime.batch import Lease
 from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
 from quintet.runtime.policies import ONE_POLICY, Assignment
 from quintet.runtime.seeds import group_seeds
-from quintet.runtime.slots import (
-    PLAYER,
-    UNDEFINED,
-    VERSION,
-    RowSpecs,
-    Slot,
-    slot_specs,
-    zeros,
-)
+from quintet.runtime.slots import PLAYER, UNDEFINED, VERSION, RowSpecs, Slot, slot_specs, zeros
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.runtime.turns import Turns
 from quintet.spaces import mask_sizes
@@ -46,18 +38,15 @@ class GroupSampler:
         actor: Actor,
         plan: DataPlan,
         first_stream: int,
-        policies: tuple[int, ...] = (0,),
-        num_learners: int | None = None,
+        assignment: Assignment = ONE_POLICY,
+        group: int = 0,
     ):
-        """policies: those that act here; with several, `actor` records which acted in each row.
-
-        num_learners: of all policies that learn, the first ones; rows of others are not valid.
-            None: all.
+        """actor: of the policies that act in the group; of several, it records which acted in each
+        row.
         """
-        self.num_learners = num_learners
-        self.has_opponents = num_learners is not None and max(policies) >= num_learners
         self.env, self.actor, self.plan, self.first_stream = env, actor, plan, first_stream
-        self.policies = policies
+        self.policies, self.num_learners = assignment.of(group), assignment.num_learners
+        self.has_opponents = max(self.policies) >= self.num_learners  # whose rows are not valid
         self.num_streams = env.num_streams
         self.turns = Turns(self.num_streams) if env.description.turns else None
         self.says_version = VERSION in actor.record_specs
@@ -353,19 +342,16 @@ class SerialSampling:
         self.slots: list[Slot] = []
         first_stream, assignment = 0, options.assignment
         for index, env in enumerate(envs):
-            actor, policies = assignment.make_actor(make_actor), assignment.of(index)
+            actor = assignment.make_actor(make_actor)
             rows = RowSpecs.of(env.spaces, actor)
             slot = Slot(zeros(slot_specs(rows, plan, env.num_streams)), rows, plan)
-            slot.belongs_to(index, first_stream, policies[0])
+            slot.belongs_to(index, first_stream, assignment.of(index)[0])
             self.slots.append(slot)
-            learning = assignment.num_learners
-            self.groups.append(GroupSampler(env, actor, plan, first_stream, policies, learning))
+            self.groups.append(GroupSampler(env, actor, plan, first_stream, assignment, index))
             first_stream += env.num_streams
         self.seed, self.timer, self.threads = seed, timer, options.threads
         self.steppers = options.steppers
-        self.delivery = Delivery(
-            plan, first_stream, assignment.num_policies, options.may_lag, assignment.num_learners
-        )
+        self.delivery = Delivery(plan, first_stream, assignment, options.may_lag)
 
     def publish(self, publication: Publication) -> None:
         """Gives all groups the weights by which its policy acts from their next unroll on."""

@@ -23,6 +23,7 @@ from quintet.observe.timing import PhaseTimer
 from quintet.run.callbacks import OnReport
 from quintet.runtime import loop
 from quintet.runtime.delivery import Batch, Delivery, Steps, within_budget
+from quintet.runtime.policies import Assignment
 from quintet.runtime.slots import Slot, slot_specs, zeros
 from quintet.types import Publication, Rollout
 
@@ -314,7 +315,7 @@ class Turns:
     restarts, turn = False, 0
 
     def __init__(self) -> None:
-        self.delivery = Delivery(PLAN, 6, 2, may_lag=False)
+        self.delivery = Delivery(PLAN, 6, Assignment(2))
         self.published: list[int] = []
 
     def publish(self, publication: Publication) -> None:

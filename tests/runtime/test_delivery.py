@@ -7,6 +7,7 @@ import torch
 from quintet.protocols import DataPlan
 from quintet.runtime.batch import ColumnBlock, Episode, Lease, Unroll
 from quintet.runtime.delivery import Delivery
+from quintet.runtime.policies import Assignment
 from quintet.types import Publication, Rollout
 
 STEPS = 4
@@ -47,7 +48,7 @@ def rows(*versions: int) -> list[list[int]]:
 
 def make(columns: int, streams: int = 3, policies: int = 1, lag: int | None = None) -> Delivery:
     plan = DataPlan(unroll_steps=STEPS, columns_per_batch=columns, max_policy_lag=lag)
-    return Delivery(plan, streams, policies, may_lag=True)
+    return Delivery(plan, streams, Assignment(policies), may_lag=True)
 
 
 def taken(delivery: Delivery, env_steps_left: int = 1_000) -> ColumnBlock:

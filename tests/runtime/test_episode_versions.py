@@ -50,10 +50,11 @@ class Idle:
 def test_an_episode_has_the_version_that_acted_in_its_first_row(policies: int, steps: int) -> None:
     """Policies whose versions are far apart draw their episodes; weights change in between."""
     env = make_vector_env(partial(Scripted, lengths=LENGTHS), STREAMS)
-    actor = Assignment(policies, mixed=policies > 1).make_actor(Idle)
+    assignment = Assignment(policies, mixed=policies > 1)
+    actor = assignment.make_actor(Idle)
     plan, rows = DataPlan(steps, STREAMS), RowSpecs.of(env.spaces, actor)
     slot = Slot(zeros(slot_specs(rows, plan, STREAMS)), rows, plan)
-    sampler = GroupSampler(env, actor, plan, 0, tuple(range(policies)))
+    sampler = GroupSampler(env, actor, plan, 0, assignment)
     sampler.restart(list(range(STREAMS)), 0, slot)
     began, seen = np.full(STREAMS, -1), set()
     for round_ in range(200 // steps):

@@ -23,7 +23,7 @@ class Sampling:
     restarts = False
 
     def __init__(self) -> None:
-        self.delivery = Delivery(PLAN, 2, 1, may_lag=False)
+        self.delivery = Delivery(PLAN, 2)
         self.published: list[int] = []
 
     def publish(self, publication: Publication) -> None:

@@ -77,9 +77,7 @@ def test_every_slot_is_free_once_when_a_run_has_ended(
     def ends_async(self: Any) -> None:
         with self.handling:
             self.env_steps_wanted = -(10**9)  # nothing is granted from now on
-        if self.lease is not None:
-            self.lease.release()
-            self.lease = None
+            self.delivery.release()
         deadline = time.monotonic() + 20
         while found != every and time.monotonic() < deadline:  # what was granted comes in yet
             with self.changed:
@@ -91,7 +89,7 @@ def test_every_slot_is_free_once_when_a_run_has_ended(
 
     def ends_lockstep(self: LockstepSampling) -> None:
         assert not self.flying
-        self._done_with_batch()
+        self.delivery.release()
         self.delivery.clear()
         found.update(free_slots(self.workers))
         end_lockstep(self)

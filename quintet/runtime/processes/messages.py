@@ -171,6 +171,10 @@ class WorkerSpec:
     threads: int = 1
     server: ServerOptions | None = None
 
+    @property
+    def num_streams(self) -> int:
+        return sum(place.num_streams for place in self.places)
+
 
 @final
 @dataclass(frozen=True)

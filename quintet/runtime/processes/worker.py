@@ -77,15 +77,12 @@ class Worker:
         if work.line is not None:
             line = ServerLine(*work.line, spec.timeout_s, lambda: self.beat(int(self.row[1])))
         for place in work.places:
-            policies = spec.assignment.of(place.group)
             actor = spec.assignment.make_actor(spec.make_actor)
             if line is not None:
-                actor = RemoteActor(actor, policies, Mailbox(arena, place.group), line, place.group)
-            env = spec.make_env(place)
-            learning = spec.assignment.num_learners
-            self.groups.append(
-                GroupSampler(env, actor, spec.plan, place.first_stream, policies, learning)
-            )
+                policies, mailbox = spec.assignment.of(place.group), Mailbox(arena, place.group)
+                actor = RemoteActor(actor, policies, mailbox, line, place.group)
+            keys = (place.first_stream, spec.assignment, place.group)
+            self.groups.append(GroupSampler(spec.make_env(place), actor, spec.plan, *keys))
             mine = (arena, work.rows, spec.plan, place.group)
             self.slots.append([open_slot(*mine, k) for k in range(spec.num_slots)])
 
