@@ -88,6 +88,7 @@ def slot_specs(rows: RowSpecs, plan: DataPlan, num_streams: int) -> dict[str, Te
     }
     states = {f"state/{name}": spec for name, spec in rows.state.items()}
     return {
+        "header": TensorSpec((2,), torch.int64),
         **leading(of_row | {"action": rows.action}, t, b),
         **leading(next_too, t + 1, b),
         **leading(of_column, b),
@@ -114,6 +115,7 @@ class Slot:
     (torch); both are views of the same memory, made once.
 
     rollout: the unroll as views of this memory.
+    header: number of the grant by which a worker filled it, and rows executed.
     """
 
     def __init__(self, memory: Mapping[str, Tensor], rows: RowSpecs, plan: DataPlan):
@@ -121,7 +123,7 @@ class Slot:
         self.obs = below(memory, "obs/")
         self.record, self.state = below(memory, "record/"), below(memory, "state/")
         self.action, self.last_action = memory["action"], memory["last_action"]
-        self.version = memory["version"]
+        self.version, self.header = memory["version"], memory["header"].numpy()
         self.num_streams = self.last_action.shape[0]
         self.reward = memory["reward"].numpy()
         self.last_reward = memory["last_reward"].numpy()
@@ -176,10 +178,6 @@ class Slot:
         self.memory["stream_id"].copy_(streams)
         self.memory["group_id"].fill_(group)
         self.memory["policy_id"].fill_(policy)
-
-    def begin_empty(self) -> None:
-        """No row is valid, so that `executed` counts the rows that are written from now on."""
-        self.valid[:] = False
 
     def begin_anew(self) -> None:
         """Makes row 0 the first row of every stream."""

@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from quintet.envs.vector import EnvDescription
 from quintet.observe.timing import PhaseTimer
+from quintet.runtime.processes.arena import Arena
+from quintet.runtime.processes.messages import progress_specs
 from quintet.runtime.processes.process import COMPILING, IMPORTING, MAKING, Process, ProcessKind
 from quintet.runtime.processes.watch import Watch
 from quintet.system import user_code
@@ -32,8 +33,8 @@ class Starved:
 def worker(frac: float) -> tuple[Process, list[float]]:
     now = [1000.0]
     kind = ProcessKind("worker 0", "stream 0", "none", b"")
-    row = np.array([1000_000_000_000, 3, 0])
-    process = Process(kind, None, row, print, 60.0)
+    process = Process(kind, Arena.create(progress_specs(kind.name)), print, 60.0)
+    process.row[:2] = 1000_000_000_000, 3
     process.child, process.ready = SimpleNamespace(pid=7), True
     process.channel = SimpleNamespace(poll=lambda: False)
     process.silence = Silence(lambda: now[0], lambda: Starved(frac))

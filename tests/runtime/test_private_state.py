@@ -152,7 +152,9 @@ class Served:
     def __init__(self, assignment: Assignment) -> None:
         spaces = make_vector_env(Wandering, 1).spaces
         self.places, local = (Place(0, 0, 2), Place(1, 2, 3)), assignment.make_actor(ExplorerActor)
-        specs = progress_specs("server") | {"server/served": TensorSpec((2,), torch.float64)}
+        specs = progress_specs("inference server") | {
+            "inference server/served": TensorSpec((2,), torch.float64)
+        }
         for policy in range(assignment.num_policies):
             specs |= board_specs(policy, published(policy))
         for place in self.places:

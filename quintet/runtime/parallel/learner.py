@@ -15,7 +15,6 @@ from quintet.runtime.parallel.learners import (
     BatchMemory,
     LearnerWork,
     checksum,
-    progress_name,
     shared_state,
 )
 from quintet.runtime.parallel.ranks import PeerGone, RankGroup, reach_store
@@ -43,7 +42,7 @@ class LearnerProcess:
     @OwnTorch()
     def __init__(self, work: LearnerWork, arena: Arena, channel: Connection):
         spec, self.channel = work.spec, channel
-        self.row = arena.tensor(progress_name(work.index)).numpy()
+        self.row = arena.tensor(f"learner {work.index}/row").numpy()
         self.row[1] = MAKING
         self.memory = BatchMemory(arena, spec.rows, work.plan)
         device = torch.device(spec.devices[work.index])

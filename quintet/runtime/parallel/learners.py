@@ -28,10 +28,17 @@ from quintet.runtime.processes.messages import (
     Configure,
     Connect,
     Learn,
-    Stop,
     Sum,
+    progress_specs,
 )
-from quintet.runtime.processes.process import STOP_GRACE_S, Process, ProcessKind, await_all, pickled
+from quintet.runtime.processes.process import (
+    STOP_GRACE_S,
+    Process,
+    ProcessKind,
+    await_all,
+    pickled,
+    stop_all,
+)
 from quintet.runtime.slots import RowSpecs, Slot, slot_specs
 from quintet.system.core_time import CoreWaits
 from quintet.types import LearnerState, Rollout, TensorSpec
@@ -142,13 +149,6 @@ def checksum(learner: Learner) -> int:
     return zlib.crc32(repr(sorted(state.scalars.items())).encode(), crc)
 
 
-def progress_name(rank: int) -> str:
-    """Name of a rank's tensor: time when it was ready in ns, updates begun, exchanges joined,
-    batches it is done with.
-    """
-    return f"learner/{rank}/row"
-
-
 @final
 class Learners:
     """The first learner, which publishes, reports and is saved, and the processes of the others.
@@ -172,7 +172,8 @@ class Learners:
                 f"{plan.replay.columns} columns; use another number of learners"
             )
         specs = BatchMemory.specs(spec.rows, plan)
-        specs |= {progress_name(rank): TensorSpec((4,), torch.int64) for rank in range(1, size)}
+        for rank in range(1, size):
+            specs |= progress_specs(f"learner {rank}")
         work = [
             pickled(
                 LearnerWork(rank, spec, plan),
@@ -207,8 +208,7 @@ class Learners:
             slow_start="raise runtime.learner_timeout_s if making the network takes longer",
             fault=LearnerFault,
         )
-        row = self._arena.tensor(progress_name(rank)).numpy()
-        return Process(kind, self._arena, row, lambda line: self._say(line), self.spec.timeout_s)
+        return Process(kind, self._arena, lambda line: self._say(line), self.spec.timeout_s)
 
     # The Learner protocol
 
@@ -425,10 +425,7 @@ class Learners:
         try:
             # A learner in the middle of an update waits for the others and reads no messages.
             if self._started and not self._at_work:
-                self._tell(Stop())
-                deadline = time.monotonic() + STOP_GRACE_S
-                for process in self.processes:
-                    process.end(max(0.01, deadline - time.monotonic()))
+                stop_all(self.processes)
         finally:
             for process in self.processes:
                 process.end()

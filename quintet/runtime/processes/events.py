@@ -5,7 +5,7 @@ from typing import NamedTuple, final
 
 from quintet.errors import QuintetError
 from quintet.runtime.batch import Unroll
-from quintet.runtime.processes.messages import Place
+from quintet.runtime.processes.messages import Fill, Place
 from quintet.runtime.processes.process import Process
 
 SERVER = -1
@@ -51,14 +51,6 @@ class Died(NamedTuple):
     executed: int
 
 
-class Grant(NamedTuple):
-    """The slots that a worker may fill, one for each of its groups, and their rows."""
-
-    slots: tuple[int, ...]
-    generation: int
-    rows: int
-
-
 Event = Filled | Asking | Lost | Died
 
 
@@ -68,7 +60,7 @@ class Sampler:
 
     def __init__(self, index: int, places: tuple[Place, ...]):
         self.index, self.places = index, places
-        self.granted: deque[Grant] = deque()
+        self.granted: deque[Fill] = deque()
         self.busy_since_s = 0.0
         self.paused = False  # it has done its rows and waits for more
         self.lost = False  # its streams must begin again before it fills another slot

@@ -10,8 +10,8 @@ from quintet.envs.vector import VectorEnv
 from quintet.observe.timing import PHASES
 from quintet.protocols import Actor, DataPlan
 from quintet.runtime.policies import ONE_POLICY, Assignment
-from quintet.runtime.processes.arena import Arena
-from quintet.runtime.slots import RowSpecs, Slot
+from quintet.runtime.processes.arena import Arena, prefixed
+from quintet.runtime.slots import RowSpecs, Slot, slot_specs
 from quintet.types import Spaces, TensorSpec
 
 
@@ -37,13 +37,14 @@ class Fill(NamedTuple):
     """Grants a worker slots to fill.
 
     slots: number of the slot to fill, by group.
+    number: of the grant.
     versions: of the weights to act by, by policy; None: the newest.
     rows: rows of the unroll; fewer than all at the end of a run.
     asks: whether the worker asks for more after these rows.
     """
 
     slots: tuple[int, ...]
-    generation: int
+    number: int
     versions: tuple[int, ...] | None
     rows: int
     asks: bool
@@ -184,7 +185,6 @@ class Work:
     index: int
     places: tuple[Place, ...]
     spec: WorkerSpec
-    rows: RowSpecs
     line: Line | None
 
 
@@ -245,26 +245,28 @@ class Sum(NamedTuple):
     crc: int
 
 
-def header_name(group: int, slot: int) -> str:
-    """Name of a slot's tensor (generation, rows executed)."""
-    return f"slot/{group}/{slot}/header"
-
-
-def slot_prefix(group: int, slot: int) -> str:
-    """Prefix of the names of a slot's tensors."""
-    return f"slot/{group}/{slot}/rows/"
-
-
 def progress_specs(name: str) -> dict[str, TensorSpec]:
-    """Tensors that a process and its parent share: ``row``, (time of its last sign of life in ns,
-    row of the unroll, 1 if it must stop at once), and ``seconds`` by phase.
+    """Tensors that a process of this name and its parent share: ``row`` and ``seconds`` by phase.
+
+    row: time of its last sign of life in ns; its row of the unroll, or update; 1 if it must stop at
+        once, or the exchanges that a learner joined; batches that a learner is done with.
     """
     return {
-        f"{name}/row": TensorSpec((3,), torch.int64),
+        f"{name}/row": TensorSpec((4,), torch.int64),
         f"{name}/seconds": TensorSpec((len(PHASES),), torch.float64),
     }
 
 
-def open_slot(arena: Arena, work_rows: RowSpecs, plan: DataPlan, group: int, slot: int) -> Slot:
-    """A group's slot over its memory in the arena."""
-    return Slot(arena.below(slot_prefix(group, slot)), work_rows, plan)
+def slots_in_arena(spec: WorkerSpec, rows: RowSpecs, place: Place) -> dict[str, TensorSpec]:
+    """The tensors of a group's slots."""
+    of_slot = slot_specs(rows, spec.plan, place.num_streams)
+    specs: dict[str, TensorSpec] = {}
+    for k in range(spec.num_slots):
+        specs |= prefixed(f"slot/{place.group}/{k}/", of_slot)
+    return specs
+
+
+def open_slots(arena: Arena, spec: WorkerSpec, rows: RowSpecs, place: Place) -> list[Slot]:
+    """A group's slots over their memory."""
+    memory = [arena.below(f"slot/{place.group}/{k}/") for k in range(spec.num_slots)]
+    return [Slot(each, rows, spec.plan) for each in memory]

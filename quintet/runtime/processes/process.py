@@ -13,12 +13,11 @@ from socket import socketpair
 from typing import Any, final
 
 import cloudpickle
-from numpy.typing import NDArray
 
 from quintet import errors
 from quintet.errors import ConfigError, QuintetError, WorkerFault
 from quintet.runtime.processes.arena import Arena
-from quintet.runtime.processes.messages import Failed, Ready
+from quintet.runtime.processes.messages import Failed, Ready, Stop
 from quintet.runtime.processes.wait_notice import WaitNotice
 from quintet.system import child, user_state
 from quintet.system.child import Child
@@ -79,7 +78,7 @@ def pickled(work: object, refusal: str, instead: str) -> bytes:
 class ProcessKind:
     """Name, module and work of a process, and words for messages about it.
 
-    name: for messages: worker 0; what: of the run it has, for messages.
+    name: for messages (worker 0), and of its tensors; what: of the run it has, for messages.
     files: descriptors that it finds behind the arena's and the channel's.
     place: where it is, with its row in place of {}; making: what it makes before it is ready.
     slow_start: what to do if that takes long, or its imports do.
@@ -102,16 +101,11 @@ class Process:
     """A process that talks to us through a channel and shares our arena."""
 
     def __init__(
-        self, kind: ProcessKind, arena: Arena, row: NDArray[Any], say: Callable[[str], None],
-        timeout_s: float,
-    ):  # fmt: skip
-        """row: (time of its last sign of life in ns, row of the unroll or whatever the kind's place
-        says, or what it does before its first row, a third that is no matter here).
-
-        say: gets what it prints.
-        """
-        self.kind, self.arena, self.row, self.say = kind, arena, row, say
-        self.timeout_s = timeout_s
+        self, kind: ProcessKind, arena: Arena, say: Callable[[str], None], timeout_s: float
+    ):
+        """arena: has the tensors of `progress_specs`; say: gets what the process prints."""
+        self.kind, self.arena, self.say, self.timeout_s = kind, arena, say, timeout_s
+        self.row = arena.tensor(f"{kind.name}/row").numpy()
         self.child: Child | None = None
         self.channel: Connection
         self.ready = False
@@ -314,3 +308,17 @@ def await_all(processes: Sequence[Process], notice: Callable[[str], None]) -> No
     waiting = WaitNotice(notice, what)
     for process in processes:
         process.await_ready(waiting)
+
+
+def stop_all(processes: Sequence[Process]) -> None:
+    """Asks all to end; those that don't end soon, or all if this is interrupted, are killed."""
+    try:
+        for process in processes:
+            if process.child is not None:
+                process.send(Stop())
+        deadline = time.monotonic() + STOP_GRACE_S
+        for process in processes:
+            process.end(max(0.01, deadline - time.monotonic()))
+    finally:
+        for process in processes:
+            process.end()

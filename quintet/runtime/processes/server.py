@@ -42,9 +42,9 @@ class Server:
         self.work, self.channel, self.listener = work, channel, listener
         self.options, assignment = work.options, work.assignment
         self.timer = PhaseTimer()
-        self.row = arena.tensor("server/row").numpy()
-        self.seconds = arena.tensor("server/seconds").numpy()
-        self.served = arena.tensor("server/served").numpy()
+        self.row = arena.tensor("inference server/row").numpy()
+        self.seconds = arena.tensor("inference server/seconds").numpy()
+        self.served = arena.tensor("inference server/served").numpy()
         self.places = {place.group: place for place in work.places}
         self.mail = {group: Mailbox(arena, group) for group in self.places}
         self.boards = [Board(arena, policy) for policy in range(assignment.num_policies)]

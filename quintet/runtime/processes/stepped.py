@@ -22,14 +22,8 @@ from quintet.envs.vector import (
 )
 from quintet.errors import QuintetError
 from quintet.runtime.processes.arena import Arena
-from quintet.runtime.processes.messages import Reset, Step, StepperWork, Stop, progress_specs
-from quintet.runtime.processes.process import (
-    STOP_GRACE_S,
-    Process,
-    ProcessKind,
-    await_all,
-    pickled,
-)
+from quintet.runtime.processes.messages import Reset, Step, StepperWork, progress_specs
+from quintet.runtime.processes.process import Process, ProcessKind, await_all, pickled, stop_all
 from quintet.runtime.processes.stepper import shared_row, shared_specs
 from quintet.runtime.processes.wait_notice import WaitNotice
 from quintet.runtime.slots import OF_STEP
@@ -78,7 +72,7 @@ class SteppedEnv:
         ]
         specs = shared_specs(self.spaces, num_streams)
         for index in range(count):
-            specs |= progress_specs(f"stepper/{index}")
+            specs |= progress_specs(f"stepper {index}")
         self._arena = Arena.create(specs)
         self._action, self._row = shared_row(self._arena, slice(None))
         self._processes: list[Process] = []
@@ -90,10 +84,8 @@ class SteppedEnv:
                 work[index],
                 place="at work",
             )
-            row = self._arena.tensor(f"stepper/{index}/row").numpy()
             # A process steps its streams one after another.
-            allowed_s = timeout_s * (end - first)
-            self._processes.append(Process(kind, self._arena, row, print, allowed_s))
+            self._processes.append(Process(kind, self._arena, print, timeout_s * (end - first)))
         self._poller = select.poll()
         self._begun = False
 
@@ -142,13 +134,8 @@ class SteppedEnv:
 
     def close(self) -> None:
         processes, self._processes = self._processes, []
-        for process in processes:
-            if process.child is not None:
-                process.send(Stop())
-        deadline = time.monotonic() + STOP_GRACE_S
-        for process in processes:
-            process.end(max(0.0, deadline - time.monotonic()))
         if processes:
+            stop_all(processes)
             self._arena.close()
 
     def _begin(self) -> None:

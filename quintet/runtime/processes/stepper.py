@@ -47,7 +47,7 @@ class Stepper:
 
     def __init__(self, work: StepperWork, arena: Arena, channel: Connection):
         self.channel = channel
-        self.progress = arena.tensor(f"stepper/{work.index}/row").numpy()
+        self.progress = arena.tensor(f"stepper {work.index}/row").numpy()
         self.progress[1] = MAKING
         self.env = work.make_env()
         self.action, self.row = shared_row(arena, slice(work.first, work.end))

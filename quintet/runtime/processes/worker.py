@@ -32,15 +32,14 @@ from quintet.runtime.processes.messages import (
     Restart,
     Stop,
     Work,
-    header_name,
-    open_slot,
+    open_slots,
 )
 from quintet.runtime.processes.params import Board
 from quintet.runtime.processes.process import COMPILING, MAKING
 from quintet.runtime.processes.remote import RemoteActor, ServerGone, ServerLine
 from quintet.runtime.sampler import GroupSampler, unroll
 from quintet.runtime.seeds import group_seeds
-from quintet.runtime.slots import Slot
+from quintet.runtime.slots import RowSpecs, Slot
 from quintet.runtime.torch_settings import configure_torch
 from quintet.system import entry, user_state
 from quintet.system.memory import memory_fault
@@ -60,13 +59,9 @@ class Worker:
         self.timer = PhaseTimer()
         self.groups: list[GroupSampler] = []
         self.slots: list[list[Slot]] = []
-        self.headers = [
-            [arena.tensor(header_name(p.group, k)).numpy() for k in range(spec.num_slots)]
-            for p in work.places
-        ]
-        self.row = arena.tensor(f"worker/{work.index}/row").numpy()
+        self.row = arena.tensor(f"worker {work.index}/row").numpy()
         self.row[1] = MAKING
-        self.seconds = arena.tensor(f"worker/{work.index}/seconds").numpy()
+        self.seconds = arena.tensor(f"worker {work.index}/seconds").numpy()
         num_policies = spec.assignment.num_policies
         self.boards = [Board(arena, policy) for policy in range(num_policies)]
         self.loaded = [[-1] * num_policies for _ in work.places]
@@ -83,8 +78,8 @@ class Worker:
                 actor = RemoteActor(actor, policies, mailbox, line, place.group)
             keys = (place.first_stream, spec.assignment, place.group)
             self.groups.append(GroupSampler(spec.make_env(place), actor, spec.plan, *keys))
-            mine = (arena, work.rows, spec.plan, place.group)
-            self.slots.append([open_slot(*mine, k) for k in range(spec.num_slots)])
+            rows = RowSpecs.of(spec.spaces, actor)
+            self.slots.append(open_slots(arena, spec, rows, place))
 
     def run(self) -> None:
         """Answers messages until it is told to stop."""
@@ -126,8 +121,8 @@ class Worker:
         if grant.rows < self.work.spec.plan.unroll_steps:
             more = partial(self.more, grant)
         unroll(self.groups, slots, self.timer, lambda row: self.beat(row or first), more)
-        for mine, k, group in zip(self.headers, grant.slots, self.groups, strict=True):
-            mine[k][:] = grant.generation, group.rows
+        for slot, group in zip(slots, self.groups, strict=True):
+            slot.header[:] = grant.number, group.rows
         self.seconds[:] = list(self.timer.seconds().values())
         self.channel.send(Full(grant.slots))
 

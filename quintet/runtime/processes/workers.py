@@ -9,31 +9,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from multiprocessing.connection import wait
 from socket import AF_UNIX, socket
 from typing import Any, final
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PHASES
-from quintet.protocols import Actor
 from quintet.runtime.batch import Lease, Unroll
-from quintet.runtime.processes.arena import Arena, prefixed
-from quintet.runtime.processes.events import (
-    SERVER,
-    Asking,
-    Died,
-    Event,
-    Filled,
-    Grant,
-    Lost,
-    Sampler,
-)
+from quintet.runtime.processes.arena import Arena
+from quintet.runtime.processes.events import SERVER, Asking, Died, Event, Filled, Lost, Sampler
 from quintet.runtime.processes.mailbox import mailbox_specs
 from quintet.runtime.processes.messages import (
     Discarded,
@@ -44,20 +34,19 @@ from quintet.runtime.processes.messages import (
     Paused,
     Place,
     Restart,
+    ServerOptions,
     ServerWork,
-    Stop,
     Work,
     WorkerSpec,
-    header_name,
-    open_slot,
+    open_slots,
     progress_specs,
-    slot_prefix,
+    slots_in_arena,
 )
 from quintet.runtime.processes.params import Board, board_specs
-from quintet.runtime.processes.process import STOP_GRACE_S, Process, ProcessKind, await_all, pickled
+from quintet.runtime.processes.process import Process, ProcessKind, await_all, pickled, stop_all
 from quintet.runtime.processes.remote import record_specs_of_remote
 from quintet.runtime.processes.wait_notice import WaitNotice, whereabouts
-from quintet.runtime.slots import RowSpecs, Slot, slot_specs
+from quintet.runtime.slots import RowSpecs, Slot
 from quintet.types import Publication, TensorSpec
 
 _LOOK_EVERY_S = 0.5
@@ -94,88 +83,57 @@ class Workers:
         # Called with a worker when one of its slots may be granted again, in any thread.
         self.on_free: Callable[[int], object] = lambda _: None
         actor = spec.assignment.make_actor(spec.make_actor)
-        self.rows = RowSpecs.of(spec.spaces, actor)
+        rows = RowSpecs.of(spec.spaces, actor)
         if spec.server is not None:
-            specs = record_specs_of_remote(actor)
-            self.rows = RowSpecs(spec.spaces, actor.action_spec, specs, actor.state_specs)
+            rows = replace(rows, record=record_specs_of_remote(actor))
         self.samplers = [
             Sampler(index, places)
             for index, places in enumerate(_shares(spec.places, spec.num_workers))
         ]
         self._listener: socket | None = None
         line: Line | None = None
+        kinds: list[ProcessKind] = []
         if spec.server is not None:
             self._listener, line = _listen(spec.num_workers)
-        work = [
-            _sendable(Work(sampler.index, sampler.places, spec, self.rows, line))
-            for sampler in self.samplers
-        ]
-        self._arena = arena = Arena.create(self._specs(publications, actor))
-        self.boards = [Board(arena, policy) for policy in range(len(publications))]
-        self._slots: dict[tuple[int, int], Slot] = {}
-        self._headers: dict[tuple[int, int], NDArray[Any]] = {}
-        self._free: dict[int, deque[int]] = {}
+            kinds = [self._server_kind(spec.server, self._listener, line)]
+        for each in self.samplers:
+            work = _sendable(Work(each.index, each.places, spec, line))
+            module = "quintet.runtime.processes.worker"
+            kinds.append(ProcessKind(f"worker {each.index}", each.what, module, work))
+        specs: dict[str, TensorSpec] = {}
+        for kind in kinds:
+            specs |= progress_specs(kind.name)
+        for policy, publication in enumerate(publications):
+            specs |= board_specs(policy, publication)
         for place in spec.places:
-            self._free[place.group] = deque(range(spec.num_slots))
-            for k in range(spec.num_slots):
-                slot = open_slot(arena, self.rows, spec.plan, place.group, k)
+            specs |= slots_in_arena(spec, rows, place)
+            if spec.server is not None:
+                specs |= mailbox_specs(spec.spaces, actor, place)
+        specs["inference server/served"] = TensorSpec((2,), torch.float64)
+        self._arena = arena = Arena.create(specs)
+        self.boards = [Board(arena, policy) for policy in range(len(publications))]
+        self._free = {place.group: deque(range(spec.num_slots)) for place in spec.places}
+        self._slots: dict[int, list[Slot]] = {}
+        for place in spec.places:
+            self._slots[place.group] = open_slots(arena, spec, rows, place)
+            for slot in self._slots[place.group]:
                 slot.belongs_to(*place[:2], spec.assignment.of(place.group)[0])
-                self._slots[place.group, k] = slot
-                self._headers[place.group, k] = arena.tensor(header_name(place.group, k)).numpy()
-        for sampler, given in zip(self.samplers, work, strict=True):
-            name = f"worker/{sampler.index}"
-            kind = ProcessKind(
-                f"worker {sampler.index}", sampler.what, "quintet.runtime.processes.worker", given
-            )
-            sampler.process = self._process(kind, name)
-        self.server = self._server(line) if line is not None else None
-        self._seconds = {
-            name: arena.tensor(f"{name}/seconds").numpy() for name in self._process_names()
-        }
-        self._reported = {name: np.zeros(len(PHASES)) for name in self._seconds}
-        self._generation = 0
+        processes = [Process(kind, arena, say, spec.timeout_s) for kind in kinds]
+        for sampler, process in zip(self.samplers, processes[-spec.num_workers :], strict=True):
+            sampler.process = process
+        self.server = processes[0] if spec.server is not None else None
+        self._reported: dict[str, NDArray[Any]] = {}  # seconds by phase, by process
+        self._grants = 0
         self._closed = False
         self._looked_at_s = self._awake_since_s = 0.0
         self._lock = threading.RLock()
 
-    def _process_names(self) -> list[str]:
-        names = [f"worker/{sampler.index}" for sampler in self.samplers]
-        return names if self.spec.server is None else [*names, "server"]
-
-    def _process(self, kind: ProcessKind, name: str) -> Process:
-        row = self._arena.tensor(f"{name}/row").numpy()
-        return Process(kind, self._arena, row, self.say, self.spec.timeout_s)
-
-    def _specs(self, publications: Sequence[Publication], actor: Actor) -> dict[str, TensorSpec]:
-        spec = self.spec
-        specs: dict[str, TensorSpec] = {}
-        for place in spec.places:
-            of_slot = slot_specs(self.rows, spec.plan, place.num_streams)
-            for k in range(spec.num_slots):
-                specs[header_name(place.group, k)] = TensorSpec((2,), torch.int64)
-                specs |= prefixed(slot_prefix(place.group, k), of_slot)
-        for policy, publication in enumerate(publications):
-            specs |= board_specs(policy, publication)
-        for name in self._process_names():
-            specs |= progress_specs(name)
-        if spec.server is not None:
-            specs["server/served"] = TensorSpec((2,), torch.float64)
-            for place in spec.places:
-                specs |= mailbox_specs(spec.spaces, actor, place)
-        return specs
-
-    def _server(self, line: Line) -> Process:
-        spec, listener = self.spec, self._listener
-        options = spec.server
-        assert options is not None
-        assert listener is not None
+    def _server_kind(self, options: ServerOptions, listener: socket, line: Line) -> ProcessKind:
         most_waiting = sum(max(p.num_streams for p in s.places) for s in self.samplers)
-        work = ServerWork(options, spec.places, spec.assignment, line.token, most_waiting)
-        module = "quintet.runtime.processes.server"
-        kind = ProcessKind(
-            "inference server", options.device, module, _sendable(work), [listener.fileno()]
-        )  # fmt: skip
-        return self._process(kind, "server")
+        places, assignment = self.spec.places, self.spec.assignment
+        work = _sendable(ServerWork(options, places, assignment, line.token, most_waiting))
+        module, files = "quintet.runtime.processes.server", [listener.fileno()]
+        return ProcessKind("inference server", options.device, module, work, files)
 
     @property
     def _processes(self) -> list[Process]:
@@ -235,14 +193,16 @@ class Workers:
             if not all(free) or not sampler.process.ready or sampler.lost:
                 return False
             slots = tuple(mine.popleft() for mine in free)
-            self._generation += 1
+            self._grants += 1
             for place, k in zip(sampler.places, slots, strict=True):
-                self._headers[place.group, k][:] = self._generation, 0
-                self._slots[place.group, k].begin_empty()
+                slot = self._slots[place.group][k]
+                slot.header[:] = self._grants, 0
+                slot.valid[:] = False  # so that `executed` counts the rows written from now on
             if not sampler.granted:
                 sampler.busy_since_s = time.monotonic()
-            sampler.granted.append(Grant(slots, self._generation, rows))
-            sampler.process.send(Fill(slots, self._generation, versions, rows, asks))
+            fill = Fill(slots, self._grants, versions, rows, asks)
+            sampler.granted.append(fill)
+            sampler.process.send(fill)
         return True
 
     def extend(self, index: int, rows: int) -> None:
@@ -294,16 +254,16 @@ class Workers:
         steps = grant.rows
         unrolls: list[Unroll] = []
         for place, k in zip(sampler.places, slots, strict=True):
-            generation, rows = self._headers[place.group, k].tolist()
-            if (slots, generation, rows) != (grant.slots, grant.generation, steps):
+            slot = self._slots[place.group][k]
+            number, rows = slot.header.tolist()
+            if (slots, number, rows) != (grant.slots, grant.number, steps):
                 fault = (
                     f"{sampler.process.name} must give slots {grant.slots} of grant "
-                    f"{grant.generation} with {steps} rows, it gave {slots} of grant {generation} "
+                    f"{grant.number} with {steps} rows, it gave {slots} of grant {number} "
                     f"with {rows}"
                 )
                 error = sampler.process.failed(WorkerFault(fault))
                 return Died(sampler.index, error, self._take_back(sampler))
-            slot = self._slots[place.group, k]
             lease = Lease(partial(self._freed, sampler.index, place.group, k))
             unrolls.append(slot.unroll(lease))
         with self._lock:
@@ -326,7 +286,7 @@ class Workers:
             while sampler.granted:
                 grant = sampler.granted.popleft()
                 for place, k in zip(sampler.places, grant.slots, strict=True):
-                    executed += self._slots[place.group, k].executed
+                    executed += self._slots[place.group][k].executed
                     self._free[place.group].append(k)
         return executed
 
@@ -371,17 +331,20 @@ class Workers:
         ``server/PHASE_frac``, and how many streams the server acts on at once.
         """
         shares: dict[str, float] = {}
-        for name, now in self._seconds.items():
-            passed = now - self._reported[name]
+        for process in self._processes:
+            name = process.kind.name
+            now = self._arena.tensor(f"{name}/seconds").numpy().copy()
+            passed = now - self._reported.get(name, 0.0)
             if (passed < 0).any():  # it was replaced
-                passed = now.copy()
-            self._reported[name] = now.copy()
+                passed = now
+            self._reported[name] = now
             whole = passed.sum()
             if whole > 0:
+                prefix = "server" if process is self.server else name.replace(" ", "/")
                 by_phase = zip(PHASES, (passed / whole).tolist(), strict=True)
-                shares |= {f"{name}/{phase}_frac": share for phase, share in by_phase if share > 0}
+                shares |= {f"{prefix}/{phase}_frac": x for phase, x in by_phase if x > 0}
         if self.server is not None:
-            forwards, streams = self._arena.tensor("server/served").tolist()
+            forwards, streams = self._arena.tensor("inference server/served").tolist()
             if forwards:
                 shares["server/batch_mean"] = streams / forwards
         return shares
@@ -392,32 +355,19 @@ class Workers:
             process.kill()
 
     def close(self) -> None:
-        """Ends all processes; those that do not close their environments soon, or all of them if
-        this is interrupted, are killed.  Once more does nothing.
-        """
+        """Ends all processes, gives memory and socket back.  Once more does nothing."""
         if self._closed:
             return
         self._closed = True
         self.on_free = lambda _: None
         try:
-            self._stop()
-        finally:
             for process in self._processes:
-                process.end()
+                process.row[2] = 1  # in the middle of an unroll, which nobody waits for
+            stop_all(self._processes)
+        finally:
             self._let_go()
 
-    def _stop(self) -> None:
-        """Asks all processes to end, and waits a while."""
-        for process in self._processes:
-            if process.child is not None:
-                process.row[2] = 1  # in the middle of an unroll, which nobody waits for
-                process.send(Stop())
-        deadline = time.monotonic() + STOP_GRACE_S
-        for process in self._processes:
-            process.end(max(0.01, deadline - time.monotonic()))
-
     def _let_go(self) -> None:
-        """Gives memory and socket back."""
         if self._listener is not None:
             place = self._listener.getsockname()
             self._listener.close()
@@ -427,9 +377,7 @@ class Workers:
         self._arena.close()
         # Its memory goes with the last view of it.
         self._slots.clear()
-        self._headers.clear()
         self.boards.clear()
-        self._seconds.clear()
         self.samplers.clear()
         self.server = None
         del self._arena
