@@ -6,11 +6,7 @@ folder ``policy_K/``, the tensors ``policy_K`` and ``learner_K`` of a checkpoint
 """
 
 import hashlib
-import json
-import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, final
 
 from torch import Tensor
@@ -75,50 +71,19 @@ class PolicyFolder:
         self.run.check()
         checkpoint.write(self.path, name, *policy.contents(), signed=policy.signed)
 
-    def renew(self, policy: Policy, warn: Callable[[str], None]) -> None:
-        """Writes ``policy/``, unless it holds exactly this policy."""
-        path = self.path / POLICY
-        if os.path.lexists(path):
-            try:
-                found = checkpoint.read(path)
-            except CheckpointError as fault:
-                warn(f"the final policy is damaged ({fault}); it is written anew")
-            else:
-                if found.meta.get("version") == policy.publication.version:
-                    if _same(found, policy):
-                        return
-                    warn(f"{path} holds another policy than the run's; it is written anew")
-        self.write(POLICY, policy)
-
     def best_mark(self) -> str | None:
         """A hash that identifies ``best/``; None where it can't be read."""
         try:
-            return hashlib.sha256(
-                files.read_bytes(self.path / BEST / manifest.MANIFEST)
-            ).hexdigest()
+            whole = files.read_bytes(self.path / BEST / manifest.MANIFEST)
         except FileFault:
             return None
+        return hashlib.sha256(whole).hexdigest()
 
-    def mend_best(self, part: Mapping[str, Any], ended: bool) -> tuple[str | None, bool]:
-        """Checks ``best/`` by a checkpoint's `part`; if damaged, writes it anew where a checkpoint
-        holds the same policy.
-
-        ended: whether no more evaluations follow.
-
-        Returns:
-            A warning, None where all is well; and whether the best policy is lost.
-        """
-        fault = None if part["best"] is None else self._best_fault(part)
-        if fault is None:
-            return None, False
-        held = self._rebuild_best(part.get("best_version"))
-        if held is not None:
-            return f"the best policy was damaged ({fault}); it is taken from {held}", False
-        after = "use the final one" if ended else "the next evaluation writes it anew"
-        return f"the best policy is lost ({fault}), and no checkpoint holds it; {after}", True
-
-    def _best_fault(self, part: Mapping[str, Any]) -> str | None:
+    def best_fault(self, part: Mapping[str, Any]) -> str | None:
+        """Damage of ``best/``, by a checkpoint's `part`; None if it is sound, or there was none."""
         path = self.path / BEST
+        if part["best"] is None:
+            return None
         try:
             found = checkpoint.read(path)
         except CheckpointError as fault:
@@ -129,32 +94,3 @@ class PolicyFolder:
         if mark is None or newer or mark == self.best_mark():
             return None
         return f"{path} holds another policy than the run's best"
-
-    def _rebuild_best(self, version: int | None) -> Path | None:
-        root = self.run.checkpoints
-        for name in reversed(manifest.numbered(root)) if version is not None else ():
-            with suppress(CheckpointError):
-                if self.part(manifest.read_meta(root, name).meta).get("version") != version:
-                    continue
-                held = checkpoint.read(root / name)
-                said = {"policy": self.part(held.meta)["policy"], "version": version}
-                self.run.check()
-                signed = held.not_own is None
-                tensors = {POLICY: self.tensors(held, POLICY)}
-                checkpoint.write(self.path, BEST, tensors, said, signed=signed)
-                return held.path
-        return None
-
-
-def _same(found: checkpoint.Checkpoint, policy: Policy) -> bool:
-    tensors, meta = policy.contents()
-    mine = checkpoint.tensor_hashes(checkpoint.Checkpoint(found.path, tensors, {}, None))
-    same = _identity(found.meta) == _identity(meta)
-    return same and mine == checkpoint.tensor_hashes(found)
-
-
-def _identity(meta: Mapping[str, Any]) -> str:
-    """A policy's meta without what changes no weight, and may be another after a resume."""
-    beside = {"threads": None, "eval_max_steps": None}
-    about = {**meta, "policy": {**meta.get("policy", {}), **beside}}
-    return json.dumps(about, sort_keys=True)

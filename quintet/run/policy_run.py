@@ -62,7 +62,7 @@ class PolicyRun:
 
     config: the run's configuration with this policy's learner options, which `configure` replaces.
     device: on which the learner takes its batches.
-    best, best_version: the highest mean return of an evaluation, and the version that reached it.
+    best: the highest mean return of an evaluation.
     longest_episode: env_steps of the longest episode that ended; 0 before the first.
     scores: ``eval/*`` of the last evaluation, until they are reported.
     reward_shaping: values by which environments weigh their rewards while it plays, by sorted name;
@@ -85,7 +85,6 @@ class PolicyRun:
         self.record = Record(MOST_WINDOWS * config.population.window(config.total_env_steps))
         self.replay: RunReplay | None = None
         self.best: float | None = None
-        self.best_version: int | None = None
         self.scores: dict[str, float] = {}
         self.reward_shaping: tuple[float, ...] = ()
         self._reported_updates = learner.updates
@@ -211,7 +210,7 @@ class PolicyRun:
         """Takes the scores of an evaluation; writes `policy` to ``best/`` if it is the best."""
         self.scores = scores.metrics()
         if self.config.checkpoint.save_best and (self.best is None or scores.mean > self.best):
-            self.best, self.best_version = scores.mean, policy.publication.version
+            self.best = scores.mean
             self.folder.write(BEST, policy)
 
     @OwnTorch()
@@ -243,7 +242,6 @@ class PolicyRun:
         part: dict[str, Any] = {
             "version": publication.version,
             "best": self.best,
-            "best_version": self.best_version,
             "best_mark": None if self.best is None else self.folder.best_mark(),
             "learner": state.scalars,
             "policy": self.description,
@@ -294,18 +292,19 @@ class PolicyRun:
             if part["objective"] is not None:
                 self._reported[self.config.population.objective] = part["objective"]
             self._reported_objective = part["reported_objective"]
-        self.best, self.best_version = part["best"], part.get("best_version")
+        self.best = part["best"]
         ended = run.env_steps >= self.config.total_env_steps
-        fault, lost = self.folder.mend_best(part, ended)
-        told = [] if fault is None else [fault]
-        moved = not ended and self.best is not None and self._evaluates_elsewhere(found)
-        if moved:
+        told = []
+        if (fault := self.folder.best_fault(part)) is not None:
+            after = "use the final one" if ended else "the next evaluation writes it again"
+            told.append(f"the best policy is lost ({fault}); {after}")
+        if not ended and self.best is not None and self._evaluates_elsewhere(found):
             told.append(
                 f"the best score so far, {self.best:,.4g}, is of another environment than eval.env "
-                "names now; the next evaluation chooses the best policy anew"
+                "names now; the next evaluation chooses the best policy"
             )
-        if (lost and not ended) or moved:
-            self.best = self.best_version = None
+        if told and not ended:
+            self.best = None
         return told
 
     def _evaluates_elsewhere(self, found: Checkpoint) -> bool:

@@ -24,6 +24,7 @@ from quintet.observe.progress import Progress, first_stage, make_progress, stage
 from quintet.observe.report_files import MARK
 from quintet.observe.timing import Phase, PhaseTimer
 from quintet.observe.view import View
+from quintet.policy import POLICY
 from quintet.population.self_play import PastWeights
 from quintet.run.callbacks import LiveRun, UserCode
 from quintet.run.evaluations import Evaluations
@@ -277,13 +278,13 @@ class Trainer:
             self.log.stage(stage)
 
     def save_policy(self) -> None:
-        """Writes the final policies to ``policy/``, unless they are there; of several that of the
-        highest objective also to the run's own.
+        """Writes the final policies to ``policy/``; of several that of the highest objective also
+        to the run's own.
         """
         for policy in self.policies:
-            policy.folder.renew(policy.policy(), self.log.warn)
+            policy.folder.write(POLICY, policy.policy())
         if len(self.policies) > 1:
-            PolicyFolder(self.folder).renew(leader(self.policies).policy(), self.log.warn)
+            PolicyFolder(self.folder).write(POLICY, leader(self.policies).policy())
         if self.population is not None:
             self.log.say(self.population.winner(self.policies))
 

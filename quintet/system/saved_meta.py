@@ -59,7 +59,6 @@ class _Policy(Checked):
 
     version: Count = 0
     best: Number | None = None
-    best_version: Count | None = None
     best_mark: Word | None = None
     learner: dict[str, Count | Number | bool | str | None] = {}
     policy: Description | None = None

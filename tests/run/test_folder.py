@@ -261,38 +261,44 @@ def test_a_renamed_checkpoint_is_passed_over(whole, copy, capsys):
     assert "000000025 holds the checkpoint of iteration 20" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("part", ["policy", "best"])
 @pytest.mark.parametrize("damage", ["flip", "missing", "other"])
-def test_damaged_policies_of_a_finished_run_are_written_anew(part, damage, tmp_path, capsys):
+def test_a_damaged_policy_of_a_finished_run_is_written_again(damage, tmp_path):
     folder = tmp_path / "run"
     every = {"checkpoint__interval_iterations": 1, "checkpoint__keep": 100, "eval__interval": 100}
     run(folder, total=64 * 6, **every)
-    sound = {path.name: path.read_bytes() for path in (folder / part).iterdir()}
-    best = checkpoint.read(folder / "best").meta["version"]
-    capsys.readouterr()
+    sound = {path.name: path.read_bytes() for path in (folder / "policy").iterdir()}
     if damage == "flip":
-        flip(folder / part / "policy.safetensors")
+        flip(folder / "policy/policy.safetensors")
     else:
-        shutil.rmtree(folder / part)
+        shutil.rmtree(folder / "policy")
     if damage == "other":
-        names = sorted(path.name for path in (folder / "checkpoints").iterdir())
-        other = next(n for n in names[:-1] if int(n) != best)
-        quintet.load(folder / "checkpoints" / other).save(folder / part)
+        quintet.load(sorted((folder / "checkpoints").iterdir())[0]).save(folder / "policy")
     assert run(folder, total=64 * 6, **every).status == "finished"
-    assert {path.name: path.read_bytes() for path in (folder / part).iterdir()} == sound
-    # An older policy/ is as a kill leaves it, and a missing one too.
-    silent = part == "policy" and damage != "flip"
-    assert silent or str(folder / part) in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in (folder / "policy").iterdir()} == sound
 
 
-def test_another_policy_of_the_same_version_is_none_of_the_run(whole, copy, tmp_path, capsys):
+@pytest.mark.parametrize("damage", ["flip", "missing", "other"])
+def test_a_damaged_best_policy_of_a_finished_run_is_said(damage, whole, copy, capsys):
+    folder = copy(whole)
+    if damage == "flip":
+        flip(folder / "best/policy.safetensors")
+    else:
+        shutil.rmtree(folder / "best")
+    if damage == "other":
+        quintet.load(sorted((folder / "checkpoints").iterdir())[0]).save(folder / "best")
+    assert run(folder).status == "finished"
+    said = capsys.readouterr().err
+    assert "the best policy is lost" in said
+    assert str(folder / "best") in said
+
+
+def test_another_policy_of_the_same_version_is_replaced_by_the_runs(whole, copy, tmp_path):
     folder = copy(whole)
     other = run(tmp_path / "other", learning_rate=1e-2)
     assert other.policy.publication.version == checkpoint.read(folder / "policy").meta["version"]
     shutil.rmtree(folder / "policy")
     other.policy.save(folder / "policy")
     run(folder)
-    assert "policy holds another policy than the run's" in capsys.readouterr().err
     wanted = (whole / "policy/policy.safetensors").read_bytes()
     assert (folder / "policy/policy.safetensors").read_bytes() == wanted
 
