@@ -33,7 +33,7 @@ from quintet.policy import Policy
 from quintet.runtime.spread import Spreading, make_streams, spread_envs
 from quintet.system.files import given_path
 from quintet.system.importing import settle_search_path
-from quintet.system.trust import Call, calls_given
+from quintet.system.trust import Call, calls_of
 from quintet.system.user_code import no_exit
 from quintet.uniform import UniformActor
 
@@ -352,7 +352,7 @@ def _choose_env(
     vouched = {**says, **own}
     if "id" not in says and ":" not in config.id:
         vouched["id"] = config.id
-    given = calls_given({f"env.{name}": value for name, value in vouched.items()})
+    given = calls_of({f"env.{name}": value for name, value in vouched.items()})
     origin = replace(policy.origin, given=(*policy.origin.given, *given))
     origin.check(Call("env", config.id, config.kwargs))
     resolved = resolve_env(config, source)

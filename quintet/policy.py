@@ -443,7 +443,7 @@ def _origin(
         )
     fault = None if trusted else found.not_own
     again = {} if given is None else {"model.encoder": given}
-    return trust.Origin(str(found.path), fault, trust.calls_given(again))
+    return trust.Origin(str(found.path), fault, trust.calls_of(again))
 
 
 def find_policy(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tensor]]:

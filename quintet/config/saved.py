@@ -24,7 +24,7 @@ from quintet.envs.given import EnvSource
 from quintet.errors import ConfigError
 from quintet.system import files, saved_options
 from quintet.system.importing import settle_search_path
-from quintet.system.trust import Origin, all_harmless, calls_given, calls_of, config_fault
+from quintet.system.trust import Origin, all_harmless, calls_of, config_fault
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def _check_trust(run_dir: Path, saved: Mapping[str, Any], asked: Mapping[str, An
     if fault is not None and found is not None and found.not_own is None:
         # A checkpoint of this user's own vouches for the file, if it names the same code.
         fault = None if calls_of(flat(found.stored)) == calls_of(saved) else fault
-    origin = Origin(str(file), fault, calls_given(asked))
+    origin = Origin(str(file), fault, calls_of(asked))
     for call in calls_of(saved):
         origin.check(call)
 

@@ -80,29 +80,22 @@ class Catalog(Generic[T]):
 
     def package_of(self, name: str) -> str:
         """Name and version of the installed package whose record it is; "" for other records."""
-        points = [] if name in self.own else self._offers().get(name, [])
-        return _packages(points)
+        return "" if name in self.own else _packages(self._offers().get(name, []))
 
     def faults(self) -> list[str]:
         """Sentences on installed packages whose names can't be used; imports none of them."""
-        taken = (
-            f"the name of a {self.noun} must not be one of quintet's own, got {name!r} from "
-            f"{_packages(points)}: quintet's own is used, uninstall that package or rename it there"
-            for name, points in self._offers().items()
-            if name in self.own
-        )
-        several = (
-            self._several(name, points)
-            for name, points in self._offers().items()
-            if name not in self.own and len(points) > 1
-        )
-        return [*taken, *several]
+        clashes = (self._clash(name, points) for name, points in self._offers().items())
+        return [each for each in clashes if each]
 
-    def _several(self, name: str, points: "list[EntryPoint]") -> str:
-        return (
-            f"the name of a {self.noun} must be of one package, got {name!r} from "
-            f"{_packages(points)}: uninstall all but one"
-        )
+    def _clash(self, name: str, points: "list[EntryPoint]") -> str:
+        """Fault of a package's name that is in use by another one; "" if there is none."""
+        if name in self.own:
+            must, do = "not be one of quintet's own", "uninstall that package or rename it there"
+        elif len(points) > 1:
+            must, do = "be of one package", "uninstall all but one"
+        else:
+            return ""
+        return f"the name of a {self.noun} must {must}, got {name!r} from {_packages(points)}: {do}"
 
     def _offers(self) -> "dict[str, list[EntryPoint]]":
         """The entry points of installed packages, by name."""
@@ -134,8 +127,8 @@ class Catalog(Generic[T]):
             own: T = resolve_name(self.own[name])
             return own
         points = self._offers()[name]
-        if len(points) > 1:
-            raise ConfigError(self._several(name, points))
+        if clash := self._clash(name, points):
+            raise ConfigError(clash)
         package = _packages(points)
         try:
             found: T = points[0].load()

@@ -104,29 +104,33 @@ def import_module(module_name: str, name: str) -> ModuleType:
     """The module of the import string `name`, perhaps in the working folder; raises ConfigError if
     there is no such module, or its import raises an error.
     """
-    try:
-        with forks.kept_out(module_name):
-            return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        here = str(Path.cwd())
-        if error.name != module_name.partition(".")[0] or here in sys.path:
-            raise _no_module(module_name, name, error) from error
-    except STOPS:
-        raise
-    except BaseException as error:
-        raise _raised(module_name, name, error) from error
-    sys.path.append(here)  # a console script does not search the working folder
-    try:
-        with forks.kept_out(module_name):
-            return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        sys.path.remove(here)
-        raise _no_module(module_name, name, error) from error
-    except STOPS:
-        raise
-    except BaseException as error:
-        sys.path.remove(here)
-        raise _raised(module_name, name, error) from error
+    here, added = str(Path.cwd()), False
+    while True:
+        try:
+            with forks.kept_out(module_name):
+                return importlib.import_module(module_name)
+        except STOPS:
+            raise
+        except BaseException as error:
+            root = module_name.partition(".")[0]
+            missing = isinstance(error, ModuleNotFoundError) and error.name == root
+            if missing and here not in sys.path:  # a console script does not search it
+                sys.path.append(here)
+                added = True
+                continue
+            if added:
+                sys.path.remove(here)
+            raise _not_imported(module_name, name, error) from error
+
+
+def _not_imported(module_name: str, name: str, error: BaseException) -> ConfigError:
+    if isinstance(error, ModuleNotFoundError):
+        what = f"which can't be imported: {error}; start in the folder that holds it, install it"
+    else:
+        from quintet.system.user_code import raised  # with Gymnasium
+
+        what = f"and importing it {raised(error)}; mend the module"
+    return ConfigError(f"{name!r} needs module {module_name!r}, {what}, or correct the name")
 
 
 def origin_of(module: ModuleType) -> str:
@@ -155,19 +159,3 @@ def is_code_name(value: str) -> bool:
     module, colon, name = value.partition(":")
     nameless_ = bool(colon) and name.startswith("<") and name.endswith(">")
     return is_import_string(value) or (nameless_ and all(map(str.isidentifier, module.split("."))))
-
-
-def _no_module(module_name: str, name: str, error: ModuleNotFoundError) -> ConfigError:
-    return ConfigError(
-        f"{name!r} needs module {module_name!r}, which can't be imported: {error}; start in the "
-        f"folder that holds it, install it, or correct the name"
-    )
-
-
-def _raised(module_name: str, name: str, error: BaseException) -> ConfigError:
-    from quintet.system.user_code import raised  # with Gymnasium
-
-    return ConfigError(
-        f"{name!r} needs module {module_name!r}; importing it {raised(error)}; mend the module, or "
-        "correct the name"
-    )

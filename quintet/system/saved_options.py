@@ -56,17 +56,18 @@ def read(run_dir: Path) -> SavedOptions | None:
     place = newest.path if newest and stored else None
     not_own = newest.not_own if newest and stored else "is not there"
     path = run_dir / FILE
-    if not os.path.lexists(path):
-        fault = f"{path} is not there"
-        return SavedOptions({}, fault, True, stored, place, not_own) if stored else None
+    if not stored and not os.path.lexists(path):
+        return None
+    values: dict[str, Any] = {}
+    fault, altered = None, True
     try:
         data = files.read_bytes(path)
         values = _mapping(data, path)
+        first, _, rest = data.partition(b"\n")
+        altered = first + b"\n" != _first_line(rest)
     except FileFault as error:
-        return SavedOptions({}, str(error), True, stored, place, not_own)
-    first, _, rest = data.partition(b"\n")
-    altered = first + b"\n" != _first_line(rest)
-    return SavedOptions(values, None, altered, stored, place, not_own)
+        fault = str(error)
+    return SavedOptions(values, fault, altered, stored, place, not_own)
 
 
 def _first_line(text: bytes) -> bytes:

@@ -144,8 +144,13 @@ def _shown(value: Any) -> str:
 
 
 def calls_of(options: Mapping[str, Any]) -> tuple[Call, ...]:
-    """The calls of a whole configuration, by dotted option name."""
-    calls = [Call(option, options[name], options[kwargs]) for option, name, kwargs in _CALLED]
+    """The calls in options by dotted name: of a whole configuration, or of some that are given."""
+    calls = [
+        Call(option, options[name], given if isinstance(given, Mapping) else {})
+        for option, name, kwargs in _CALLED
+        if isinstance(options.get(name), str)
+        for given in [options.get(kwargs)]
+    ]
     return (*calls, *_evaluated_of(options), *_schedules_of(options))
 
 
@@ -172,17 +177,6 @@ def vouched(description: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
     parts = ("env", "model")
     own = {f"{part}.{name}": x for part in parts for name, x in description[part].items()}
     return all(call.harmless or call in calls_of(options) for call in calls_of(own))
-
-
-def calls_given(options: Mapping[str, Any]) -> tuple[Call, ...]:
-    """The calls in a caller's options by dotted name, some of which may be missing."""
-    calls = [
-        Call(option, options[name], given if isinstance(given, Mapping) else {})
-        for option, name, kwargs in _CALLED
-        if isinstance(options.get(name), str)
-        for given in [options.get(kwargs)]
-    ]
-    return (*calls, *_evaluated_of(options), *_schedules_of(options))
 
 
 def all_harmless(options: Mapping[str, Any]) -> bool:
