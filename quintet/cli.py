@@ -272,9 +272,9 @@ def _config(arguments: list[str]) -> int:
 
 def _yaml(value: Any) -> str:
     """One value as YAML on one line, so that the command's output is a configuration file."""
-    from quintet.system import plain_yaml
+    from quintet.system import files
 
-    text = plain_yaml.dump(value, default_flow_style=True, width=10**6)
+    text = files.dump_yaml(value, default_flow_style=True, width=10**6)
     return text.strip().removesuffix("\n...")
 
 

@@ -23,8 +23,7 @@ from quintet.observe.metrics import EpisodeStats
 from quintet.policy import LEARNER, POLICY, Policy, describe, misfit, not_finite, require_finite
 from quintet.population.scores import MEANS, MOST_WINDOWS, Record, compared
 from quintet.protocols import Actor, DataPlan, Learner
-from quintet.run.policy_folder import BEST, PolicyFolder
-from quintet.run.replay import RunReplay
+from quintet.run.policy_folder import BEST, PolicyFolder, RunReplay
 from quintet.run.warm_start import donated
 from quintet.runtime.batch import Episode
 from quintet.runtime.delivery import Batch

@@ -28,15 +28,13 @@ from quintet.policy import POLICY
 from quintet.population.self_play import PastWeights
 from quintet.run.callbacks import LiveRun, UserCode
 from quintet.run.evaluations import Evaluations
-from quintet.run.facts import facts_of
 from quintet.run.folder import RunFolder
-from quintet.run.long_episodes import LongEpisodes
 from quintet.run.making import restarts_told
 from quintet.run.policy_folder import PolicyFolder
 from quintet.run.policy_run import PolicyRun, leader
 from quintet.run.population import Population
-from quintet.run.reports import Reports
-from quintet.run.saving import Saving
+from quintet.run.reports import Reports, facts_of
+from quintet.run.saving import LongEpisodes, Saving
 from quintet.runtime import loop
 from quintet.runtime.delivery import Batch
 from quintet.runtime.processes.watch import Watch

@@ -90,7 +90,10 @@ class Catalog(Generic[T]):
     def _clash(self, name: str, points: "list[EntryPoint]") -> str:
         """Fault of a package's name that is in use by another one; "" if there is none."""
         if name in self.own:
-            must, do = "not be one of quintet's own", "uninstall that package or rename it there"
+            must, do = (
+                "not be one of quintet's own",
+                "quintet's own is used, uninstall that package or rename it there",
+            )
         elif len(points) > 1:
             must, do = "be of one package", "uninstall all but one"
         else:

@@ -1,10 +1,14 @@
-"""The number of cores for this process."""
+"""The cores of this process, and the control groups by which a container, a pod or a batch system
+limits it.
+"""
 
 import math
 import os
 from pathlib import Path
 
-from quintet.system import cgroup
+ROOT = Path("/sys/fs/cgroup")
+
+_OWN = Path("/proc/self/cgroup")
 
 
 def usable_cores() -> int:
@@ -19,7 +23,7 @@ def usable_cores() -> int:
 
 def _quota() -> float:
     """Cores in the quotas of the process's control groups; infinite without a limit."""
-    return min(_quota_of(folder) for folder in cgroup.folders("cpu"))
+    return min(_quota_of(folder) for folder in groups("cpu"))
 
 
 def _quota_of(folder: Path) -> float:
@@ -34,3 +38,30 @@ def _quota_of(folder: Path) -> float:
     except (OSError, ValueError):  # ValueError: "max", no limit
         return math.inf
     return share if share > 0 else math.inf  # -1: no limit
+
+
+def groups(controller: str) -> list[Path]:
+    """The folders of the process's control group and of those around it, innermost first.
+
+    They hold the files of version 2 (``memory.max``), or those of version 1
+    (``memory.limit_in_bytes``) where the controller has a folder of its own.
+    """
+    older = (ROOT / controller).is_dir()
+    root = ROOT / controller if older else ROOT
+    found = root / _path_of(controller if older else "").strip("/")
+    # In a container the path may be the host's, which is not there.
+    around = [found, *found.parents] if ".." not in found.parts and found.is_dir() else [root]
+    return [folder for folder in around if folder.is_relative_to(root)]
+
+
+def _path_of(controller: str) -> str:
+    """The path of the process's group of a controller, of version 2 without one."""
+    try:
+        lines = _OWN.read_text().splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controller in controllers.split(","):
+            return path
+    return ""

@@ -9,17 +9,17 @@ import errno
 import json
 import math
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import yaml
 
 from quintet.errors import FileFault
-from quintet.system import plain_yaml
 
 TEMPORARY = ".tmp-"
 """Prefix of unfinished files; after a crash they are worthless."""
@@ -57,6 +57,50 @@ _ADVICE = {
     errno.EBUSY: "another program uses it: end that",
     errno.ETXTBSY: "another program uses it: end that",
 }
+
+# YAML by the rules of version 1.2, in which words are what they look like.  PyYAML follows version
+# 1.1, in which ``off`` and ``yes`` are truth values, ``12:30`` is the number 750, ``010`` is 8,
+# ``2001-01-01`` a date, and ``1e-3`` a text.
+
+_BOOL, _INT, _FLOAT, _DATE = (
+    f"tag:yaml.org,2002:{name}" for name in ("bool", "int", "float", "timestamp")
+)
+_BOOLS = re.compile(r"true|True|TRUE|false|False|FALSE")
+_INTS = re.compile(r"[-+]?(?:[0-9][0-9_]*|0x[0-9a-fA-F_]+|0b[01_]+)")
+_FLOATS = re.compile(
+    r"[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9_]*)?)(?:[eE][-+]?[0-9]+)?"
+    r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+)
+
+
+@final
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers = {  # noqa: RUF012 (PyYAML's)
+        first: [each for each in found if each[0] not in (_BOOL, _INT, _FLOAT, _DATE)]
+        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+@final
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that one of the two versions takes for something else."""
+
+
+def _int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    digits = str(loader.construct_scalar(node)).replace("_", "")
+    bases = {"0x": 16, "0b": 2}
+    return int(digits, bases.get(digits.lstrip("+-")[:2], 10))
+
+
+for tag, form, first in (
+    (_BOOL, _BOOLS, "tTfF"),
+    (_INT, _INTS, "-+0123456789"),
+    (_FLOAT, _FLOATS, "-+.0123456789"),
+):
+    whole = re.compile(f"^(?:{form.pattern})$")
+    _Loader.add_implicit_resolver(tag, whole, list(first))
+    _Dumper.add_implicit_resolver(tag, whole, list(first))
+_Loader.add_constructor(_INT, _int)
 
 
 def warn_on_stderr(message: str) -> None:
@@ -133,7 +177,7 @@ def parse_yaml(text: str | bytes) -> Any:
     if len(text) > MAX_YAML_BYTES:
         raise ValueError(f"at most {MAX_YAML_BYTES:,} bytes are allowed, it has {len(text):,}")
     try:
-        value = plain_yaml.load(text)
+        value = yaml.load(text, _Loader)
     except RecursionError:
         raise TooDeep from None
     except (yaml.YAMLError, ValueError, TypeError, ArithmeticError, AttributeError) as fault:
@@ -141,6 +185,11 @@ def parse_yaml(text: str | bytes) -> Any:
         raise ValueError(" ".join(str(fault).split())) from fault
     _check_size(value)
     return value
+
+
+def dump_yaml(value: Any, **how: Any) -> str:
+    """The document of a value; `parse_yaml` and PyYAML's `safe_load` both read it."""
+    return str(yaml.dump(value, Dumper=_Dumper, **how))
 
 
 class TooDeep(ValueError):

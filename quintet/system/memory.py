@@ -6,7 +6,7 @@ import resource
 from pathlib import Path
 
 from quintet.errors import ConfigError, QuintetError
-from quintet.system import cgroup
+from quintet.system import cpus
 
 LEAST_BYTES = 3 << 29
 """Least address space with which PyTorch can be loaded and used; with less it ends the process.
@@ -79,7 +79,7 @@ def _left_to_container() -> float:
     """Free bytes within the limits of this process's control groups, the page cache included;
     infinite without a limit.
     """
-    return min(_left_to_group(folder) for folder in cgroup.folders("memory"))
+    return min(_left_to_group(folder) for folder in cpus.groups("memory"))
 
 
 def _left_to_group(folder: Path) -> float:

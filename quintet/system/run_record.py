@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from quintet.errors import FileFault
-from quintet.system import files, saved_meta
-from quintet.system.saved_meta import Checked, Count, Word
+from quintet.system import files
+from quintet.system.manifest import Checked, Count, Word, content_fault
 
 FILE = "run.json"
 
@@ -46,7 +46,7 @@ def read(run_dir: Path) -> Record | None:
         held = files.parse_json(files.read_bytes(run_dir / FILE))
     except (FileFault, ValueError):
         return None
-    wrong = not isinstance(held, dict) or saved_meta.fault(Record, held) is not None
+    wrong = not isinstance(held, dict) or content_fault(Record, held) is not None
     return None if wrong else Record.model_validate(held)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quintet.errors import FileFault
-from quintet.system import files, manifest, plain_yaml, trust
+from quintet.system import files, manifest, trust
 from quintet.system.inside import require_own
 
 FILE = "config.yaml"
@@ -41,7 +41,7 @@ class SavedOptions(NamedTuple):
 
 def write(run_dir: Path, values: Mapping[str, Any]) -> None:
     """Writes ``config.yaml``, see `files.write_whole`."""
-    text = plain_yaml.dump(dict(values), sort_keys=False) + trust.signature_line(values)
+    text = files.dump_yaml(dict(values), sort_keys=False) + trust.signature_line(values)
     files.write_whole(run_dir / FILE, _first_line(text.encode()) + text.encode())
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from quintet.system import cgroup
+from quintet.system import cpus
 from quintet.system.cpus import usable_cores
 
 
@@ -13,7 +13,7 @@ from quintet.system.cpus import usable_cores
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Eight cpus, and an empty folder of control groups."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    monkeypatch.setattr(cgroup, "ROOT", tmp_path)
+    monkeypatch.setattr(cpus, "ROOT", tmp_path)
     return tmp_path
 
 

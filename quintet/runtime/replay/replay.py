@@ -36,8 +36,8 @@ from quintet.runtime.replay.resume import load_rows, save_rows
 from quintet.runtime.replay.store import RowStore
 from quintet.runtime.slots import RowSpecs
 from quintet.system import files
+from quintet.system.manifest import Checked, Count, content_fault
 from quintet.system.memory import free_bytes
-from quintet.system.saved_meta import Checked, Count, fault
 from quintet.types import Rollout
 
 _FORMAT = 2
@@ -290,7 +290,7 @@ class Replay:
             ConfigError: memory is missing.
         """
         assert self._layout.folder is not None, "a replay in memory can't be saved"
-        wrong = fault(_Saved, state)
+        wrong = content_fault(_Saved, state)
         if wrong is not None:
             raise CheckpointError(f"its replay's entry holds what no run writes ({wrong})")
         if state["format"] != _FORMAT:

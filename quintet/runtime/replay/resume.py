@@ -12,7 +12,7 @@ from quintet.runtime.replay.batch import START, VALID
 from quintet.runtime.replay.layout import Layout
 from quintet.runtime.replay.memory import Numbers, bytes_of, damaged, require_file, rings_bytes
 from quintet.runtime.replay.store import RowStore
-from quintet.system.saved_meta import Checked, Count, fault
+from quintet.system.manifest import Checked, Count, content_fault
 
 _COUNTERS = ("head", "group", "going_on", "first", "last")
 
@@ -96,7 +96,7 @@ def load_rows(layout: Layout, state: Mapping[str, Any]) -> RowStore:
         CheckpointError: the files don't hold every row of the checkpoint, or the layout differs.
         ConfigError: memory is missing.
     """
-    wrong = fault(SavedRows, state) or SavedRows.model_validate(state).fault(layout)
+    wrong = content_fault(SavedRows, state) or SavedRows.model_validate(state).fault(layout)
     if wrong is not None:
         raise CheckpointError(f"its replay's entry holds what no run writes ({wrong})")
     stacks: dict[str, int] = state["layout"]["stacks"]

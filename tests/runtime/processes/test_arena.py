@@ -14,7 +14,7 @@ import torch
 from quintet.errors import ConfigError
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.params import Board, board_specs
-from quintet.system import cgroup
+from quintet.system import cpus
 from quintet.types import Publication, TensorSpec
 
 SPECS = {
@@ -123,7 +123,7 @@ def test_memory_that_can_not_be_had_is_refused_and_not_died_of(
 def test_files_that_a_container_keeps_in_memory_leave_room(
     version: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(cgroup, "ROOT", tmp_path)
+    monkeypatch.setattr(cpus, "ROOT", tmp_path)
     folder = tmp_path if version == 2 else tmp_path / "memory"
     limit, usage, prefix = (
         ("memory.max", "memory.current", "")

@@ -7,7 +7,7 @@ from quintet.errors import ConfigError
 from quintet.runtime.replay import memory
 from quintet.runtime.replay import replay as replay_module
 from quintet.runtime.replay.memory import require_room
-from quintet.system import cgroup
+from quintet.system import cpus
 
 
 def test_an_index_that_does_not_fit_in_memory_is_refused_at_once(tmp_path, monkeypatch) -> None:
@@ -27,7 +27,7 @@ def test_a_replay_that_memory_can_t_hold_says_that_draws_wait_for_the_disk(
 
 
 def test_the_limit_of_a_container_counts(monkeypatch, tmp_path):
-    monkeypatch.setattr(cgroup, "ROOT", tmp_path)
+    monkeypatch.setattr(cpus, "ROOT", tmp_path)
     for name, text in (("max", "100000"), ("current", "20000"), ("stat", "anon 20000")):
         (tmp_path / f"memory.{name}").write_text(text)
     with pytest.raises(ConfigError, match="got 80,000"):

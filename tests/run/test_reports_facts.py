@@ -29,7 +29,7 @@ from quintet.models import compiled
 from quintet.models.config import resolve_model
 from quintet.observe.advice import RunFacts
 from quintet.protocols import DataPlan
-from quintet.run import facts
+from quintet.run import reports
 from quintet.system.compiler import compiler_fault
 from quintet.types import Spaces
 
@@ -161,7 +161,7 @@ def facts_for(env: GivenEnv, callback: bool = False, algo: str = "ppo", **option
         config = resolve(loaded, made.spaces).config
         plan = DataPlan(SMALL["unroll_steps"], config.env.num_streams)
         about = made.description
-        found = facts.facts_of(config, plan, made.spaces, about, loaded.env, callback)
+        found = reports.facts_of(config, plan, made.spaces, about, loaded.env, callback)
         if isinstance(made, EnvPoolVectorEnv):
             assert found.env_threads == made.num_threads
         assert found.num_streams == found.num_groups * made.num_streams
@@ -176,9 +176,9 @@ def told(found: RunFacts, *names: str) -> tuple[Any, ...]:
 
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (pools, facts):
+    for module in (pools, reports):
         monkeypatch.setattr(module, "usable_cores", lambda: CORES)
-    monkeypatch.setattr(facts.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(reports.torch.cuda, "is_available", lambda: False)
 
 
 @pytest.mark.parametrize(
@@ -317,8 +317,8 @@ def test_one_process() -> None:
 
 @pytest.mark.parametrize(("gpus", "enough"), [(0, False), (1, False), (2, True)])
 def test_several_learners(gpus: int, enough: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts.torch.cuda, "is_available", lambda: gpus > 0)
-    monkeypatch.setattr(facts.torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(reports.torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(reports.torch.cuda, "device_count", lambda: gpus)
     found = facts_for(
         TOY, algo="impala", batch_unrolls=8, runtime__num_learners=2, runtime__kind="serial"
     )

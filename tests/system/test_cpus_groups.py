@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from quintet.system import cgroup
+from quintet.system import cpus
 from quintet.system.cpus import usable_cores
 from quintet.system.memory import free_bytes
 
@@ -12,8 +12,8 @@ from quintet.system.memory import free_bytes
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (tmp_path / "groups").mkdir()
-    monkeypatch.setattr(cgroup, "ROOT", tmp_path / "groups")
-    monkeypatch.setattr(cgroup, "_OWN", tmp_path / "own")
+    monkeypatch.setattr(cpus, "ROOT", tmp_path / "groups")
+    monkeypatch.setattr(cpus, "_OWN", tmp_path / "own")
     return tmp_path
 
 
@@ -49,5 +49,5 @@ def test_cores_are_limited_by_a_group_around(machine: Path):
 def test_a_path_of_the_host_is_passed_over(machine: Path, path: str):
     (machine / "own").write_text(f"0::{path}\n")
     limited(machine / "groups", 2, 51_000)
-    assert cgroup.folders("memory") == [machine / "groups"]
+    assert cpus.groups("memory") == [machine / "groups"]
     assert free_bytes() == 50_000

@@ -11,7 +11,7 @@ import pytest
 import quintet
 from quintet import checkpoint
 from quintet.observe.report_files import read_metrics
-from quintet.run.long_episodes import LongEpisodes
+from quintet.run.saving import LongEpisodes
 from quintet.runtime.loop import Counters
 
 QUIET = {"report.progress": False, "report.sinks": ["jsonl"], "report.interval_s": 0.0}

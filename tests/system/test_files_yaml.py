@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from quintet.config.layers import meant, options
-from quintet.system import files, plain_yaml
+from quintet.system import files
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_keys_are_words_too():
      1e-3, 1e-30, 10**30, True, None, 0.1, -0.0, [1, "no"], {"yes": "on"}, 1e6],
 )  # fmt: skip
 def test_what_is_written_is_read_again_by_both_versions(value):
-    text = plain_yaml.dump({"key": value})
+    text = files.dump_yaml({"key": value})
     for read in (files.parse_yaml, yaml.safe_load):
         again = read(text)["key"]
         assert again == value
