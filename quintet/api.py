@@ -197,8 +197,8 @@ def _argument_fault(algo: str, name: str, value: object) -> str:
 
 
 def _trained_policy(run_dir: Path, loaded: Loaded | Unusable) -> "Policy":
-    """The policy that a run of a seed group has trained.  The caller's configuration vouches for
-    its code, since there may be no key for a signature.
+    """The policy of a run of a seed group.  The caller's configuration vouches for its code, since
+    there may be no key for a signature.
     """
     from quintet.policy import find_policy, load
 
@@ -231,10 +231,7 @@ def _check_callbacks(callbacks: "Callbacks") -> None:
 
 
 def _check_call(name: str, function: object, what: str) -> None:
-    """Refuses what can't be called with so many arguments.
-
-    what: the arguments in words, joined by "and".
-    """
+    """Refuses what can't be called with so many arguments, joined by "and" in `what`."""
     if callable(function):
         try:
             inspect.signature(function).bind(*what.split(" and "))
@@ -273,9 +270,7 @@ def _settle_env(env: GivenEnv, values: dict[str, Any]) -> EnvSource | None:
 
 
 def _settle_evaluated(values: dict[str, Any]) -> None:
-    """Replaces an environment of evaluations that is given in Python by the options that it
-    determines.
-    """
+    """Replaces an environment of evaluations that is given in Python by its options."""
     given = values.get("eval.env.id")
     if given is None or isinstance(given, str):
         return

@@ -116,16 +116,13 @@ class CheckpointConfig(Options):
         return self.interval_iterations
 
     def restarts_interval(self, batch_steps: int) -> int:
-        """Iterations from one exact checkpoint to the next, at least, for batches of `batch_steps`
-        env_steps; 0 where a restart costs nothing, or nobody has measured it.
-        """
+        """Least iterations from one exact checkpoint to the next; 0: a restart costs nothing."""
         steps = 0 if self.restart_env_steps == "auto" else self.restart_env_steps
         return math.ceil(steps / RESTARTS_FRAC / batch_steps)
 
     def is_milestone(self, total_iterations: int, before: int, iteration: int) -> bool:
-        """Whether the checkpoint at `iteration`, the first one since `before`, is never deleted.
-
-        The k-th of n is the first at or after ``total_iterations * k / n``.
+        """Whether the checkpoint at `iteration`, the first one since `before`, is never deleted:
+        the k-th of n is the first at or after ``total_iterations * k / n``.
         """
 
         def due(at: int) -> int:  # milestones at or before an iteration
@@ -163,12 +160,10 @@ def write(
     the folder above it.  Tensors may be on any device, be views, or share memory; each is stored by
     value.  `meta` must be JSON-able.
 
-    signed: whether the manifest, and with it all files, gets this user's signature, if there is a
-        key.
+    signed: whether it gets this user's signature, if there is a key.
 
-    Raises:
-        CheckpointError: it can't be written (full disk, no permission, no folder); nothing of it is
-            left behind and older checkpoints are untouched.
+    Raises CheckpointError if it can't be written (full disk, no permission, no folder); nothing of
+    it is left behind and older checkpoints are untouched.
     """
     check_file_name(name, "the name of a checkpoint's or policy's folder")
     contents = _serialise(tensors, meta, signed)
@@ -192,9 +187,7 @@ def write(
 
 
 def read(path: Path) -> Checkpoint:
-    """Reads the checkpoint at `path` and verifies every size and hash; raises CheckpointError if it
-    is missing, damaged, or of another format; the message names the file.
-    """
+    """Reads the checkpoint at `path` and verifies every size and hash; raises CheckpointError."""
     for attempt in range(_READ_ATTEMPTS):
         with opened(standing(path)) as folder:
             try:
@@ -226,14 +219,11 @@ def any_of_run(root: Path) -> bool:
 def latest(
     root: Path, *, exact_only: bool = False, warn: Callable[[str], None]
 ) -> Checkpoint | None:
-    """The newest readable checkpoint of a run; None when there is none yet.
+    """The newest readable checkpoint of a run; None when there is none yet.  Raises CheckpointError
+    if none that fits can be read, and some are damaged: the person must decide what to do.
 
     exact_only: whether ``meta["exact"]`` must be true.
     warn: receives a message for each damaged checkpoint that was skipped.
-
-    Raises:
-        CheckpointError: none that fits can be read, and some are damaged: the person must decide
-            whether to begin anew.
     """
     found, faults = find(root, exact_only=exact_only)
     if found is not None:
@@ -249,9 +239,7 @@ def latest(
 
 
 def find(root: Path, *, exact_only: bool = False) -> tuple[Checkpoint | None, list[str]]:
-    """The newest readable checkpoint of a run, None where there is none, and what is wrong with
-    each damaged one that was passed over.
-    """
+    """The newest readable checkpoint of a run, if any, and the faults of damaged newer ones."""
     faults: list[str] = []
     for name in reversed(numbered(root)):
         try:
@@ -274,10 +262,8 @@ def prune(
     """Deletes old checkpoints and returns their names.
 
     It keeps the newest `keep`, those whose meta `protect` accepts, and the newest exact one, from
-    which alone a run resumes exactly.  A damaged one stays and does not count.  The tensors are not
-    checked for damage, which would mean reading all of them.
-
-    warn: receives a message for each damaged checkpoint.
+    which alone a run resumes exactly.  A damaged one stays, does not count, and is named by `warn`;
+    tensors are not read for that.
     """
     deleted: list[str] = []
     exact_kept, age = False, -1
@@ -324,10 +310,7 @@ def clean_temporary(root: Path) -> None:
 
 
 def remove(folder: Path) -> bool:
-    """Removes a checkpoint, a policy, or an unfinished one; whether it did.
-
-    One that holds more than their files stays.
-    """
+    """Removes a checkpoint, a policy, or an unfinished one that holds no more; whether it did."""
     if not _removable(folder):
         return False
     try:
@@ -354,10 +337,8 @@ def _removable(folder: Path) -> bool:
 
 
 def take_away(folder: Path) -> str | None:
-    """Removes a checkpoint or policy by its manifest; what has none, or holds more, is set aside.
-
-    Returns:
-        The place where it is kept; None where it was removed.
+    """Removes a checkpoint or policy; what has no manifest, or holds more, is kept at the place
+    that is returned.
     """
     if os.path.lexists(folder / MANIFEST) and remove(folder):
         return None
@@ -423,11 +404,7 @@ def _unaliased(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Writes and syncs the files and then the folder.
-
-    All are written before the first is synced, so that the file system commits them together, which
-    is faster.
-    """
+    """Writes all files, then syncs them, so that the file system commits them together."""
     handles: list[int] = []
     try:
         for name, data in contents.items():

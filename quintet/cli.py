@@ -48,8 +48,7 @@ options:
 
 
 def main(arguments: list[str] | None = None, leave: Callable[[int], object] | None = None) -> int:
-    """Runs one command; returns the exit status: 0 done, 1 stopped by an error, 2 wrong usage,
-    130 Ctrl-C.
+    """Runs one command; its exit status: 0 done, 1 an error, 2 wrong usage, 130 Ctrl-C.
 
     leave: called with the status where Ctrl-C has broken the command off, to end the process.
     """
@@ -102,9 +101,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _guarded(command: Callable[[], int], leave: Callable[[int], object] | None) -> int:
-    """Runs a command; returns its exit status.  Prints quintet's own errors and the system's as one
-    message; a closed pipe prints nothing.
-    """
+    """Runs a command; prints quintet's errors and the system's as one message."""
     from quintet.errors import ConfigError, QuintetError
     from quintet.system.signals import exit_on_signals
 

@@ -53,11 +53,8 @@ class _Newest(NamedTuple):
 
 
 def save(run_dir: Path, wait_s: float) -> str:
-    """Requests a checkpoint and waits for it; returns a sentence.
-
-    Raises:
-        CheckpointError: no process trains there, it can't be reached from here, or it wrote no
-            checkpoint in that time.
+    """Requests a checkpoint and waits for it; returns a sentence.  Raises CheckpointError if no
+    process trains there, it can't be reached from here, or it wrote none in that time.
     """
     require_own(run_dir)
     holder = _required_holder(run_dir)

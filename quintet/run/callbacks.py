@@ -21,10 +21,7 @@ OWN = "user/"
 
 @final
 class LiveRun:
-    """A run while it trains, as callbacks see it.
-
-    run_dir: its folder.
-    """
+    """A run while it trains, as callbacks see it; `run_dir` is its folder."""
 
     def __init__(self, run_dir: Path, policies: Sequence[PolicyRun], env_steps: Callable[[], int]):
         self.run_dir = run_dir

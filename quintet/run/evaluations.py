@@ -27,8 +27,7 @@ class Evaluations:
     """Plays the policies of a run.
 
     evaluated_steps: env_steps of the run at the last evaluation, or at the start.
-    elsewhere: the environment in which they play, if it is another than that of training; for
-        people.
+    elsewhere: name of the environment in which they play, if it is not that of training.
     """
 
     def __init__(
@@ -38,9 +37,7 @@ class Evaluations:
         say: Callable[[str], None] = print,
         notice: Callable[[str], None] = print,
     ):
-        """say: gets what other processes print that step environments; notice: what is waited for,
-        when that takes long.
-        """
+        """say: gets lines of processes that step environments; notice: what a long wait is for."""
         self.config, self.say, self.notice = config, say, notice
         self.env = loaded.evaluated
         self.elsewhere = _named(loaded)
@@ -59,9 +56,7 @@ class Evaluations:
         return finished or env_steps // steps > self.evaluated_steps // steps
 
     def compare(self, scores: Scores, sampled: Sequence[float], who: str) -> None:
-        """Says once where greedy actions score far less than those of the training, in the same
-        environment.
-        """
+        """Says once where greedy actions score far less than those of the training."""
         if self._apart_told or self.elsewhere or not self.config.eval.greedy:
             return
         told = far_apart(scores, sampled)
@@ -72,9 +67,8 @@ class Evaluations:
     def play(
         self, policies: Sequence[Policy], index: int, env_steps: int, stop: Callable[[], bool]
     ) -> Scores | None:
-        """The scores of a policy after `env_steps`; None where `stop` ended the evaluation, or no
-        agent of the policy's came into a game.  Where each agent has a policy of its own, the
-        others play theirs.
+        """The scores of a policy after `env_steps`, of its own agent where each agent has a policy;
+        None where `stop` ended the evaluation, or none of the policy's agents came into a game.
         """
         begin = time.perf_counter()
         config = self.config.eval
@@ -121,11 +115,8 @@ def _named(loaded: Loaded) -> str:
 
 
 def far_apart(greedy: Scores, sampled: Sequence[float]) -> str | None:
-    """A sentence where greedy actions score far less in an evaluation than sampled ones did in the
-    last episodes of training; None where they don't, or it isn't known yet.
-
-    Far less: by more than twice the larger standard deviation, and by a quarter of the larger
-    number.
+    """A sentence where greedy actions score far less than sampled ones in the last episodes: by
+    more than twice the larger standard deviation, and by a quarter of the larger number.
     """
     if min(len(greedy.returns), len(sampled)) < _LEAST_EPISODES:
         return None

@@ -9,8 +9,8 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, final
 
@@ -29,12 +29,8 @@ OLD = "old"
 
 
 def move_aside(run_dir: Path) -> Path | None:
-    """Renames the folder of a run to ``NAME.old-1``, ``-2``, ...; returns its new place, None where
-    there was no folder.
-
-    Raises:
-        CheckpointError: a process trains in it.
-        FileFault: it can't be renamed.
+    """Renames a run's folder to ``NAME.old-1``, ``-2``, ...; its new place, None where there was
+    none. Raises CheckpointError if a process trains in it.
     """
     if not run_dir.exists():
         return None
@@ -58,17 +54,25 @@ class RunFolder:
         self._record: dict[str, Any] = {}
 
     def open(self) -> None:
-        """Makes the folder if it is missing, and keeps a handle of it; raises FileFault if it can't
-        be made or read.
-        """
-        try:
+        """Makes the folder if it is missing, and keeps a handle of it."""
+        with self._writing():
             files.make_folder(self.path)
             # Held open, so that no other folder is given the same number.
             self._handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             checkpoint.clean_temporary(self.checkpoints)
             checkpoint.clean_temporary(self.path)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raises FileFault where the block can't write into the folder."""
+        try:
+            yield
         except OSError as fault:
-            raise self._cannot_write(fault) from fault
+            raise FileFault(
+                f"a run folder must be one that can be written, {fault.filename or self.path} "
+                f"can't be ({files.reason(fault)}): {files.advice(fault)}, or give another "
+                "--run-dir"
+            ) from fault
 
     def check(self) -> None:
         """Raises CheckpointError where the folder was moved or removed since it was opened."""
@@ -85,47 +89,30 @@ class RunFolder:
         )
 
     def open_log(self) -> LogFile:
-        """Opens ``log.txt``; new lines follow those of earlier starts.  Raises FileFault if it
-        can't be written.
-        """
+        """Opens ``log.txt``, whose new lines follow those of earlier starts."""
         path = self.path / "log.txt"
-        try:
+        with self._writing():
             if path.is_dir():
                 files.set_aside(path)
             self.log = LogFile(path)
-        except OSError as fault:
-            raise self._cannot_write(fault) from fault
         return self.log
 
     def write_options(self, values: Mapping[str, Any], warn: Callable[[str], None]) -> None:
-        """Writes ``config.yaml``; one that can't be read is set aside.  Raises FileFault if it
-        can't be written.
-        """
+        """Writes ``config.yaml``; one that can't be read is set aside."""
         path = self.path / saved_options.FILE
         found = saved_options.read(self.path)
-        try:
+        with self._writing():
             if found is not None and found.fault is not None and os.path.lexists(path):
-                warn(f"{path} is written anew; the damaged one is kept as {files.set_aside(path)}")
+                warn(f"{path} is written again; the damaged one is kept as {files.set_aside(path)}")
             saved_options.write(self.path, values)
-        except OSError as fault:
-            raise self._cannot_write(fault) from fault
 
     # Checkpoints
 
-    def write_checkpoint(
-        self, name: str, tensors: Mapping[str, Mapping[str, Tensor]], meta: Mapping[str, Any]
-    ) -> Path:
-        """Raises CheckpointError where it can't be written, or the folder was moved."""
-        self.check()
-        return checkpoint.write(self.checkpoints, name, tensors, meta, signed=self.signed)
-
     def newest(self, exact: bool, warn: Callable[[str], None]) -> checkpoint.Checkpoint | None:
-        """The checkpoint from which a run goes on; None where it begins.
+        """The checkpoint from which a run goes on; None where it begins.  Raises CheckpointError if
+        none that fits can be read.
 
         exact: whether it must lie on the uninterrupted run's path.
-
-        Raises:
-            CheckpointError: none that fits can be read.
         """
         try:
             found = checkpoint.latest(self.checkpoints, exact_only=exact, warn=warn)
@@ -171,19 +158,14 @@ class RunFolder:
             return f"nowhere ({error})"
 
     def remove_newer(self, than: Path) -> list[str]:
-        """Takes the checkpoints after `than` away, which are off the path or damaged, so that no
-        later resume takes them; returns a note for each.
-        """
-        newer = [
-            self.checkpoints / name
-            for name in manifest.numbered(self.checkpoints)
-            if int(name) > int(than.name)
-        ]
+        """Takes away the checkpoints after `than`, off the path or damaged; a note for each."""
         notes = []
-        for path in newer:
-            kept = checkpoint.take_away(path)
-            done = f"removed {path}" if kept is None else f"kept {path} as {kept}"
-            notes.append(f"{done}, as it is newer than the one that the run goes on from")
+        for name in manifest.numbered(self.checkpoints):
+            if int(name) > int(than.name):
+                path = self.checkpoints / name
+                kept = checkpoint.take_away(path)
+                done = f"removed {path}" if kept is None else f"kept {path} as {kept}"
+                notes.append(f"{done}, as it is newer than the one that the run goes on from")
         return notes
 
     def prune(
@@ -201,47 +183,35 @@ class RunFolder:
     # run.json
 
     def begin_record(self, system: Mapping[str, str], evaluated: str = "") -> None:
-        """Writes the ``run.json`` of a run that begins or goes on; raises FileFault if it can't be
-        written.
-
-        evaluated: the environment of its evaluations, if it is another than that of training.
+        """Writes the ``run.json`` of a run that begins or resumes; `evaluated`: where it is
+        evaluated.
         """
         sources = run_record.first_sources(self.path, self.sources)
         self._record = {"revision": self.revision, "system": dict(system), "sources": sources}
         if evaluated:
             self._record["evaluated_in"] = evaluated
-        try:
+        with self._writing():
             if (self.path / run_record.FILE).is_dir():
                 files.set_aside(self.path / run_record.FILE)
             self._write_record("running", None, None)
-        except OSError as fault:
-            raise self._cannot_write(fault) from fault
 
     def check_record(self, warn: Callable[[str], None]) -> None:
         """Sets aside the ``run.json`` of a finished run if it can't be read."""
         path = self.path / run_record.FILE
-        if not os.path.lexists(path):
-            return
-        with suppress(FileFault, ValueError):
-            found = files.parse_json(files.read_bytes(path))
-            if isinstance(found, dict) and {"state", "revision", "system"} <= found.keys():
-                return
-        warn(f"{path} holds no record that can be read; it is kept as {files.set_aside(path)}")
+        if os.path.lexists(path) and run_record.read(self.path) is None:
+            warn(f"{path} holds no record that can be read; it is kept as {files.set_aside(path)}")
 
     def end_record(self, state: str, env_steps: int, error: BaseException | None = None) -> None:
         """Records how the run ended (finished, stopped or failed), and in ``log.txt`` the error
-        with its traceback, unless it is Ctrl-C.  A failure to write is ignored, so that it does not
-        hide the error.
+        with its traceback.  A failure to write is ignored, so that it does not hide the error.
         """
-        if isinstance(error, KeyboardInterrupt):
-            if self.log is not None:
-                self.log.write("the run was interrupted\n")
-        elif error is not None and self.log is not None:
-            whole = "".join(traceback.format_exception(error)).rstrip()
-            detail = error.detail if isinstance(error, QuintetError) else ""
-            self.log.write(
-                "\n".join((f"the run ended by an error: {whole}", detail)).rstrip() + "\n"
-            )
+        if error is not None and self.log is not None:
+            whole = "the run was interrupted"
+            if not isinstance(error, KeyboardInterrupt):
+                detail = error.detail if isinstance(error, QuintetError) else ""
+                trace = "".join(traceback.format_exception(error)).rstrip()
+                whole = f"the run ended by an error: {trace}\n{detail}".rstrip()
+            self.log.write(f"{whole}\n")
         if not self._record:
             return
         with suppress(CheckpointError, OSError):
@@ -264,9 +234,3 @@ class RunFolder:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
-
-    def _cannot_write(self, fault: OSError) -> FileFault:
-        return FileFault(
-            f"a run folder that can be written is required, {fault.filename or self.path} can't be "
-            f"({files.reason(fault)}); {files.advice(fault)}, or give another --run-dir"
-        )

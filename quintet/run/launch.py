@@ -69,11 +69,9 @@ class Result:
 @final
 @dataclass(frozen=True)
 class SeedOutcome:
-    """End of one run of a seed group.
+    """End of one run of a seed group; waiting: the group was stopped before it began.
 
-    status: waiting: the group was stopped before this run began.
     metrics: the run's last report, with the newest scores of training; empty without one.
-    error: why it failed, else None.
     """
 
     seed: int
@@ -89,9 +87,8 @@ def run(
     on_report: OnReport | None = None,
     callbacks: Callbacks | None = None,
 ) -> Result:
-    """Trains by a loaded configuration, from its folder's newest checkpoint if there is one.
-
-    Every refusal comes before the folder is touched.
+    """Trains by a loaded configuration, from its folder's newest checkpoint if there is one. Every
+    refusal comes before the folder is touched.
     """
     user = UserCode(on_report, callbacks or Callbacks())
     here = Path.cwd()  # before environments may change it
@@ -99,7 +96,7 @@ def run(
         try:
             return _run(loaded, user, here, may_go_back=True)
         except _GoesBack as back:
-            resume, restart_env_steps = back.resume, back.restart_env_steps
+            resume, restart_env_steps = back.args
         gc.collect()  # frees the shared memory that the traceback held
         # Once only: a fault that always occurs would occur again.
         checkpoints = loaded.config.checkpoint.model_copy(
@@ -116,17 +113,7 @@ def run(
 
 
 class _GoesBack(Exception):
-    """A process of an exact run died.
-
-    resume: from which checkpoint it goes on.
-    restart_env_steps: of its resolved configuration, which another measurement might change.
-    """
-
-    def __init__(
-        self, resume: Literal["exact", "latest"], restart_env_steps: int | Literal["auto"]
-    ):
-        super().__init__(resume)
-        self.resume, self.restart_env_steps = resume, restart_env_steps
+    """A process of an exact run died.  Arguments: `resume`, and `restart_env_steps` as resolved."""
 
 
 def _run(loaded: Loaded, user: UserCode, here: Path, *, may_go_back: bool) -> Result:
@@ -213,15 +200,12 @@ def _run(loaded: Loaded, user: UserCode, here: Path, *, may_go_back: bool) -> Re
 def run_seeds(loaded: Sequence[Loaded | Unusable], jobs: int | None = None) -> list[SeedOutcome]:
     """Trains by several configurations that differ in their seed, each in a process of its own.
 
-    Finished runs say so, and interrupted ones go on.  A run that fails stops no other.  Ctrl-C and
-    SIGTERM stop all of them with a checkpoint.
+    A run that fails stops no other.  Ctrl-C and SIGTERM stop all of them with a checkpoint.
 
     jobs: how many at once; None: cores divided by ``runtime.threads`` and workers, at least 1.
         Where a number is given, runs whose threads are not share the cores.
 
-    Raises:
-        ConfigError: the configuration has a fault that all runs share, `jobs` is no number of runs,
-            or the environment can't be sent to other processes.
+    Raises ConfigError for a fault that all runs share, or an environment that can't be sent.
     """
     if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
         raise ConfigError(f"jobs requires a whole number of at least 1, got {jobs!r}")
@@ -250,8 +234,8 @@ def run_seeds(loaded: Sequence[Loaded | Unusable], jobs: int | None = None) -> l
 
 
 def _sharing(loaded: Loaded, values: Mapping[str, Any], runs: int) -> Loaded:
-    """The same with no more threads, where it leaves their number open, than one of `runs` runs
-    has cores: two threads each of two runs on two cores are a quarter as fast as with one each.
+    """The same with at most the threads of its share of the cores, where it leaves them open: two
+    threads each of two runs on two cores are a quarter as fast as with one each.
 
     values: as it resolves by itself.
     """
@@ -311,9 +295,7 @@ def _seed_outcome(config: RunConfig, how: seed_group.Outcome) -> SeedOutcome:
 
 
 def _newest_scores(run_dir: Path) -> dict[str, float]:
-    """The scores of training in the newest report that has some: in the last one no episode may
-    have ended.
-    """
+    """Scores of training in the newest report that has some."""
     try:
         reports = read_metrics(run_dir, lambda _: None)
     except QuintetError:  # it reports to neither file
@@ -324,9 +306,7 @@ def _newest_scores(run_dir: Path) -> dict[str, float]:
 
 @OwnTorch()
 def _make_replays(trainer: Trainer, source: Source) -> None:
-    """Gives each policy the replay that its learner asks for, whose memory comes with its first
-    rows; raises ConfigError where one can't fit.
-    """
+    """Makes the policies' replays; raises ConfigError where one can't fit."""
     config, plan = trainer.config, trainer.policies[0].learner.plan
     if plan.replay is None:
         return
@@ -377,8 +357,8 @@ def _close(others: Sequence[Sampling | Learners]) -> None:
 
 @contextmanager
 def _going_back(trainer: Trainer, may_go_back: bool) -> Iterator[None]:
-    """Starts the other learners and watches environments while the block trains; raises _GoesBack
-    if a process died, and the run can begin once more at a checkpoint.
+    """Starts further learners and the watch of environments; raises _GoesBack if a process died,
+    and the run can begin again at a checkpoint.
     """
     try:
         for each in several(trainer.policies):
@@ -407,9 +387,7 @@ def _going_back(trainer: Trainer, may_go_back: bool) -> Iterator[None]:
 
 
 def _goes_back_exactly(trainer: Trainer) -> bool:
-    """Whether the run can go on, with the bytes of an uninterrupted run, from its last exact
-    checkpoint, or from its beginning where it has no checkpoint.
-    """
+    """Whether the last exact checkpoint, or the beginning, leads to the same bytes again."""
     if trainer.config.runtime.kind == "async" or not trainer.saving.on_path:
         return False
     if not checkpoint.any_of_run(trainer.folder.checkpoints):

@@ -26,10 +26,7 @@ from quintet.types import Spaces
 def make_learner(
     config: RunConfig, spaces: Spaces, ranks: Ranks = ALONE, policy: int = 0
 ) -> Learner:
-    """The learner of a resolved configuration, with several learners that of one rank.
-
-    policy: number of the learner's policy.
-    """
+    """The learner of policy `policy`, with several learners that of one rank."""
     seeds = tuple(
         generator_seed(config.seed, Role.LEARNER, 2 * policy + index) for index in range(2)
     )
@@ -45,9 +42,7 @@ def make_learner(
 
 
 def _devices(runtime: RuntimeConfig, policy: int = 0) -> tuple[str, ...]:
-    """Devices of a policy's learners: several have a GPU each; policies of one learner each take
-    turns in getting one. Of a device with a number there is one.
-    """
+    """Devices of a policy's learners: several have a GPU each, policies take turns."""
     device, count = runtime.device, runtime.num_learners
     if count > 1 and device != "cpu":
         return tuple(f"{device}:{index}" for index in range(count))
@@ -56,9 +51,7 @@ def _devices(runtime: RuntimeConfig, policy: int = 0) -> tuple[str, ...]:
 
 
 def batch_device(runtime: RuntimeConfig, policy: int) -> torch.device:
-    """Device of the batches of a policy's learner. Of several learners each moves its columns from
-    the CPU to its own device.
-    """
+    """Device of a learner's batches; several learners move their columns to their own devices."""
     return torch.device("cpu" if runtime.num_learners > 1 else _devices(runtime, policy)[0])
 
 
@@ -83,10 +76,7 @@ def make_learners(config: RunConfig, spaces: Spaces) -> Learners:
 def make_policies(
     config: RunConfig, options: Sequence[BaseModel], spaces: Spaces, folder: RunFolder
 ) -> list[PolicyRun]:
-    """The policies of a run, with their learners.
-
-    options: the learner's, of each policy of a population; none: the configuration's, of one.
-    """
+    """The policies of a run; `options`: those of each policy of a population."""
     runtime, count = config.runtime, config.population.size
     policies = []
     for index in range(count):

@@ -40,7 +40,7 @@ def unhindered_s() -> float:
 
 
 def with_restart_cost(config: RunConfig, source: Source, opened_s: float) -> RunConfig:
-    """A configuration that is resolved but for ``checkpoint.restart_env_steps``, with that too.
+    """The configuration with ``checkpoint.restart_env_steps`` resolved.
 
     opened_s: seconds that it took to make the environments of `source`.
     """
@@ -52,9 +52,7 @@ def with_restart_cost(config: RunConfig, source: Source, opened_s: float) -> Run
 
 
 def _restart_env_steps(config: RunConfig, source: Source, opened_s: float) -> int:
-    """env_steps that a run makes in the time of one restart of all its streams, to a power of 4;
-    0 where no stream is made anew, or making counts as free.
-    """
+    """env_steps that a run makes while all its streams restart once; 0: making counts as free."""
     env, runtime = source.env, config.runtime
     made_anew = env.backend.in_python and can_be_made_again(env.source)
     if runtime.kind == "async" or not made_anew:
@@ -108,8 +106,7 @@ class _Trial:
 def restarts_told(config: RunConfig, interval: int, exact_interval: int, total: int) -> str | None:
     """A sentence where the cost of making keeps exact checkpoints apart, or out of the run.
 
-    interval, exact_interval, total: iterations between checkpoints, between exact ones, and of the
-        run.
+    interval, exact_interval, total: iterations between checkpoints and exact ones, and in all.
     """
     steps = config.checkpoint.restart_env_steps
     if steps == "auto" or exact_interval <= interval:

@@ -50,14 +50,12 @@ class PolicyFolder:
         return {self._key(POLICY): policy, self._key(LEARNER): learner}
 
     def tensors(self, found: checkpoint.Checkpoint, kind: str) -> dict[str, Tensor]:
-        """The checkpoint's tensors for acting (`kind` POLICY) or for learning (LEARNER); raises
-        KeyError if the checkpoint has none.
-        """
+        """A checkpoint's tensors for acting (POLICY) or for learning (LEARNER)."""
         return found.tensors[self._key(kind)]
 
     def part(self, meta: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The part of a checkpoint's meta that belongs to this policy; raises CheckpointError if it
-        is of a run with another number of policies.
+        """This policy's part of a checkpoint's meta; raises CheckpointError for another number of
+        them.
         """
         count = len(meta.get(POLICIES, (None,)))
         if count != self.num_policies:
@@ -74,9 +72,7 @@ class PolicyFolder:
     # policy/ and best/
 
     def write(self, name: str, policy: Policy) -> None:
-        """Writes ``policy/`` or ``best/``; raises CheckpointError if it can't be written, or the
-        run's folder is another one.
-        """
+        """Writes ``policy/`` or ``best/``; raises CheckpointError if it can't be written."""
         self.run.check()
         checkpoint.write(self.path, name, *policy.contents(), signed=policy.signed)
 
@@ -118,11 +114,8 @@ class RunReplay:
         rows: RowSpecs,
         folder: PolicyFolder,
     ):
-        """assignment: of policies to streams; it holds rows of the streams that its policy plays.
+        """assignment: of policies to streams, of which it holds those of its policy.
         interval: most iterations from one checkpoint to the next.
-
-        Raises:
-            ConfigError: it does not fit on the disk.
         """
         self._columns, self._streams = plan.columns_per_batch, config.env.num_streams
         own = assignment.streams_of(folder.index, self._streams, config.env.num_groups)
@@ -147,12 +140,9 @@ class RunReplay:
 
     @OwnTorch()
     def load(self, path: Path, saved: dict[str, Any], before: list[str]) -> None:
-        """Takes the rows of the checkpoint at `path`.
+        """Takes the rows of the checkpoint at `path`; raises CheckpointError if they are gone.
 
         before: earlier warnings about the folder, for the message.
-
-        Raises:
-            CheckpointError: the rows are gone.
         """
         try:
             self.replay.load(saved)

@@ -38,12 +38,7 @@ from quintet.types import REWARD_SHAPING, LearnerState, Publication, Spaces
 
 @dataclass
 class PolicyCounters:
-    """Counters of one policy; their sums over all policies are the run's `Counters`.
-
-    iterations: batches that its learner learned from.
-    env_steps: env_steps in these batches.
-    ended_episodes: episodes that it played to their end.
-    """
+    """Counters of one policy; their sums are the run's `Counters`.  iterations: its batches."""
 
     iterations: int = 0
     env_steps: int = 0
@@ -128,9 +123,7 @@ class PolicyRun:
 
     @OwnTorch()
     def warm_start(self) -> str | None:
-        """Gives the learner the weights of `init_from`; returns a note, None without `init_from`.
-        Raises ConfigError if it is no policy, or does not fit.
-        """
+        """Gives the learner the weights of `init_from`, if any; returns a note."""
         path, keys = self.config.init_from, self.config.init_from_keys
         if path is None:
             return None
@@ -140,9 +133,7 @@ class PolicyRun:
 
     @OwnTorch()
     def make_replay(self, actor: Actor, assignment: Assignment, interval: int) -> None:
-        """Makes the replay that the learner's plan asks for; `actor` shows what it records.  Raises
-        ConfigError if it does not fit on the disk.
-        """
+        """Makes the replay that the learner's plan asks for; `actor` shows what it records."""
         rows = RowSpecs.of(self.spaces, actor)
         self.replay = RunReplay(self.plan, self.config, assignment, interval, rows, self.folder)
 
@@ -170,17 +161,14 @@ class PolicyRun:
 
     @property
     def measured_env_steps(self) -> int:
-        """The policy's own env_steps at the last report that had its objective; those of now where
-        the objective is of episodes.
-        """
+        """Its env_steps when its objective was measured."""
         of_episodes = self.config.population.objective in MEANS
         return self.counters.env_steps if of_episodes else self._reported_objective
 
     @OwnTorch()
     def become(self, donor: "PolicyRun", options: BaseModel) -> None:
-        """Takes the weights and the optimizer's memory of another policy of the run, and these
-        options of the learner; keeps its own counters.  It has no objective until one is measured
-        of its new weights.
+        """Takes weights, optimizer's memory and these options of another policy; keeps its own
+        counters. Its objective is measured again.
         """
         self.configure(donor.config.learner)  # whose rate may follow a schedule from there
         self.learner.load(copied(donor.learner.save()), counters=False)
@@ -191,9 +179,8 @@ class PolicyRun:
         self._own_since, self.scores, self._reported = self.learner.version, {}, {}
 
     def fault(self, whole: bool = False) -> str | None:
-        """Sign that it has diverged, in its weights or statistics; None: all are finite.
-
-        whole: also what only learning needs, and the optimizer's memory.
+        """Sign of divergence in its weights or statistics; `whole`: also in what only learning
+        needs.
         """
         try:
             held = (self.learner.save() if whole else self.learner.publication()).tensors
@@ -214,9 +201,7 @@ class PolicyRun:
 
     @OwnTorch()
     def configure(self, options: BaseModel) -> None:
-        """Gives the learner these options, from its next update on; raises ConfigError if one of
-        them can't change during a run.
-        """
+        """Takes these options; raises ConfigError if one can't change during a run."""
         self.learner.configure(options)
         self.config = self.config.model_copy(update={"learner": options})
 
@@ -314,9 +299,7 @@ class PolicyRun:
         return any(was.get(f"eval.env.{name}") != value for name, value in now.items())
 
     def _require_spaces(self, path: Path, saved: Mapping[str, Any]) -> None:
-        """Raises CheckpointError where the environment has other spaces than when the checkpoint
-        was written: equal sizes would be fed to weights of other leaves.
-        """
+        """Refuses other spaces: equal sizes would be fed to weights of other leaves."""
         for what, (was, now) in other_spaces(saved, self.description).items():
             raise CheckpointError(
                 f"{self.config.env.id} must have the run's {what} {was}, got {now}: restore the "
@@ -354,9 +337,7 @@ class PolicyRun:
 
 
 def objectives(policies: Sequence[PolicyRun]) -> list[float | None]:
-    """Objectives by which policies are ranked; for episodes see `compared`. None: there is none
-    yet; -inf: it is not finite.
-    """
+    """Objectives by which policies are ranked; None: not yet known; -inf: not finite."""
     first = policies[0].config
     own, total = first.population, first.total_env_steps
     if own.objective in MEANS:
@@ -368,9 +349,7 @@ def objectives(policies: Sequence[PolicyRun]) -> list[float | None]:
 
 
 def _require_alike(path: Path, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raises CheckpointError where a learner's saved values are of other types than its own, and
-    KeyError where one is missing.
-    """
+    """Refuses saved values of a learner of other types than its own; KeyError if one is missing."""
     for name, now in own.items():
         was = saved[name]
         if type(was) is not type(now) and (now is not None or isinstance(was, str)):

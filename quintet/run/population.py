@@ -49,8 +49,8 @@ class Population:
     def consider(
         self, batch: Batch, policies: Sequence[PolicyRun], of_run: int, say: Callable[[str], None]
     ) -> bool:
-        """Considers the policy that has just learned, if it is time and its objective was measured
-        since the last time; whether it has the weights of another one now.
+        """Considers the policy that has just learned, if it is time and its objective is new;
+        whether it was replaced.
 
         of_run: env_steps of all policies.
         """
@@ -88,13 +88,11 @@ class Population:
         of_run: int,
         warn: Callable[[str], None],
     ) -> None:
-        """Makes a policy that has diverged a copy of a sound one: one whose weights are finite, and
-        which has been ranked since it diverged itself, if it has.
+        """Makes a diverged policy a copy of a sound one: one with finite weights that has been
+        ranked since it diverged itself.  Raises NonFiniteError if there is none, or no policy is
+        copied.
 
         fault: what shows that it has diverged; advice for a run that ends may follow a semicolon.
-
-        Raises:
-            NonFiniteError: there is no sound one, or no policy is copied.
         """
         if not self.config.population.pbt:
             raise NonFiniteError(f"policy {index} has diverged: {fault}")
@@ -127,9 +125,7 @@ class Population:
         policies: Sequence[PolicyRun],
         say: Callable[[str], None],
     ) -> None:
-        """Says once which policies have no objective, though they have made the steps of a further
-        period with their weights.
-        """
+        """Says once which policies are late with their objective."""
         lacks = tuple(
             k
             for k, policy in enumerate(policies)

@@ -38,12 +38,10 @@ from quintet.types import Spaces
 class Reports:
     """Collects the metrics of the run, its policies and the machine into reports.
 
-    The names of a run of one policy are plain; of several, those of policy K begin with
-    ``policy_K/``.
+    Those of policy K of several have names that begin with ``policy_K/``.
 
     parts: of the learner, which every report judges.
     last: the newest report, empty before the first.
-    reporter: all sinks.
     sampling: returns the metrics of the runtime kind.
     own: returns what the user's functions add to a report, which it is given.
     """
@@ -71,10 +69,7 @@ class Reports:
         self._reported_steps = self._from_steps = 0
 
     def open(self, found: Checkpoint | None, counters: Counters, log: RunLog) -> None:
-        """Opens the sinks of a run that trains, and starts its clock.
-
-        found: the checkpoint from which it goes on.
-        """
+        """Opens the sinks of a run that trains from checkpoint `found`, and starts its clock."""
         assert self.config.run_dir is not None
         self.reporter = open_sinks(
             self.config.report,
@@ -108,9 +103,7 @@ class Reports:
 
     @property
     def _auto_interval_s(self) -> float:
-        """Seconds between reports; few before the first one of this process, however long the run
-        has taken before.
-        """
+        """Seconds between reports; few before the first one of this process."""
         return report_interval_s(self.wall_s if self._reported_steps > self._from_steps else 0.0)
 
     def write(self, counters: Counters, log: RunLog) -> None:
@@ -153,9 +146,7 @@ class Reports:
                 log.warn(line)
 
     def show(self, counters: Counters, log: RunLog) -> None:
-        """Between two reports shows once a second how far the run is and how it scores; no file
-        and no function of the user's is told.
-        """
+        """Shows once a second, between two reports, how far the run is and how it scores."""
         now = time.perf_counter()
         if now - self._shown_at < SHOWN_EVERY_S:
             return
@@ -192,10 +183,7 @@ def facts_of(
     resolved: ResolvedEnv,
     callback: bool,
 ) -> RunFacts:
-    """The facts of a resolved configuration on this machine.
-
-    resolved: the environment that `env` describes; callback: whether reports go to user code.
-    """
+    """What advice on speed needs to know of a resolved configuration on this machine."""
     runtime, batch_steps = config.runtime, plan.unroll_steps * plan.columns_per_batch
     pictures = uses_pictures(config.model, spaces)
     size = config.env.num_streams // config.env.num_groups

@@ -50,7 +50,7 @@ class Publisher(Protocol):
 class Source:
     """The environments of a run.
 
-    envs: those of all groups if this process steps them, otherwise one, for its spaces.
+    envs: of all groups if this process steps them, else one, for its spaces.
     env: what further environments are made of.
     """
 
@@ -67,8 +67,8 @@ class Source:
 
 
 def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
-    """The environments of a run that is about to begin, with ``observation_dtype`` resolved; raises
-    ConfigError if they can't be made, or can't be made by other processes.
+    """The environments of a run, with ``observation_dtype`` resolved; raises ConfigError if they
+    can't be made here, or by workers.
     """
     # Ctrl-C would end environments in processes of their own before there is a checkpoint.
     with interrupts_for_us_alone():
@@ -116,9 +116,7 @@ def _make_groups(config: RunConfig, env: ResolvedEnv, timeout_s: float) -> list[
 
 
 def slots_per_group(runtime: RuntimeConfig, plan: DataPlan, num_streams: int) -> int:
-    """Unrolls that each group has memory for; raises ConfigError if fewer are configured than a
-    batch and the next unroll take.
-    """
+    """Unrolls that each group has memory for; refuses too few for a batch and an unroll."""
     if runtime.kind == "lockstep":
         return 1 + runtime.lag
     # While a batch's columns wait for the last one, every stream needs memory to go on.
@@ -133,9 +131,7 @@ def slots_per_group(runtime: RuntimeConfig, plan: DataPlan, num_streams: int) ->
 
 @OwnTorch()
 def require_rows(config: RunConfig, spaces: Spaces, plan: DataPlan) -> None:
-    """Raises ConfigError if the slots of all groups, or a batch, can't fit into memory; the replay
-    has a check of its own.
-    """
+    """Raises ConfigError if the slots of all groups, or a batch, can't fit into memory."""
     size = config.env.streams_per_group
     assert size is not None
     actor = registry.find(config.algo).make_actor(config.learner, config.model, spaces, PLAIN)
@@ -177,11 +173,9 @@ def make_sampling(
     """The sampling of a resolved configuration; its processes begin at the first restart.
 
     learners: one for each policy; their plans are equal.
-    say: receives what worker processes print, and how they ended.
-    notice: receives what a long wait is for.
+    say: receives what workers print, and how they ended; notice: what a long wait is for.
 
-    Raises:
-        ConfigError: workers can't be sent what they are to do, or there is too little memory.
+    Raises ConfigError if workers can't be sent their work, or there is too little memory.
     """
     runtime, algorithm = config.runtime, registry.find(config.algo)
     make_actor: Callable[[], Actor] = partial(
@@ -249,9 +243,7 @@ def make_sampling(
 def assignment_of(
     config: RunConfig, env: ResolvedEnv, plan: DataPlan, num_learners: int
 ) -> Assignment:
-    """Assignment of policies to streams; raises ConfigError if that is not for the learner's
-    replay.
-    """
+    """Assignment of policies to streams; refuses one that does not suit the learner's replay."""
     agents, past_frac = env.num_agents, config.self_play.past_frac
     streams, groups = config.env.num_streams, config.env.num_groups
     if past_frac:
@@ -275,9 +267,7 @@ def assignment_of(
 
 
 def _require_fresh_rows(runtime: RuntimeConfig, plan: DataPlan) -> None:
-    """Refuses a run that would wait for ever: every row would be too old, and newer weights would
-    only be published after an update.
-    """
+    """Refuses a run that would wait for ever, as every row would be too old for an update."""
     most, interval = plan.max_policy_lag, runtime.publish_interval_iterations
     lag = runtime.lag if runtime.kind == "lockstep" else 0
     if most is not None and plan.replay is not None and interval > 1:

@@ -8,6 +8,7 @@ from typing import Any, final
 
 from torch import Tensor
 
+from quintet import checkpoint
 from quintet.checkpoint import Checkpoint
 from quintet.config.run import CHANGE_ROUNDING, RunConfig
 from quintet.config.run_dir import require_same
@@ -93,9 +94,8 @@ class Saving:
         said: Mapping[str, Any],
         warn: Callable[[str], None],
     ) -> Path:
-        """Writes a checkpoint and removes those that are not kept; returns its path.
-
-        said: further entries of its meta.
+        """Writes a checkpoint and removes those that are not kept; `said`: further entries of its
+        meta.
         """
         begin = time.perf_counter()
         milestone = self._is_milestone(counters)
@@ -127,7 +127,9 @@ class Saving:
             **(parts[0] if len(parts) == 1 else self._several(parts)),
         }
         # Named by iterations, which always grow, unlike updates.
-        path = self.folder.write_checkpoint(f"{counters.iteration:09d}", tensors, meta)
+        self.folder.check()
+        name, signed = f"{counters.iteration:09d}", self.folder.signed
+        path = checkpoint.write(self.folder.checkpoints, name, tensors, meta, signed=signed)
         keep = self.config.checkpoint.keep
         self.folder.prune(keep, lambda kept: bool(kept.get("milestone")), warn)
         self._seconds += time.perf_counter() - begin
@@ -149,8 +151,8 @@ class Saving:
         return {POLICIES: parts, LEADER: leader(self.policies).folder.index}
 
     def restore(self) -> tuple[Checkpoint | None, loop.Counters]:
-        """Goes on from the folder's newest checkpoint, as the configuration asks; None where the
-        run begins.  Raises CheckpointError if no checkpoint that fits can be read.
+        """Resumes from the folder's newest checkpoint; None where the run begins.  Raises
+        CheckpointError if none that fits can be read.
         """
         exact = self.config.resume == "exact"
         passed_over: list[str] = []
@@ -213,10 +215,8 @@ class Saving:
         return counters
 
     def _changed_rounding(self, found: Checkpoint) -> bool:
-        """Whether the run goes on with other rounding than it had, which it says.
-
-        Raises:
-            ConfigError: ``resume=exact`` asks for the same bytes.
+        """Whether the run resumes with other rounding, which it says; ``resume=exact`` refuses
+        that.
         """
         was = found.meta.get(saved_options.CONFIG, {})
         changed = [
@@ -234,9 +234,7 @@ class Saving:
         return bool(changed)
 
     def _load_replay(self, policy: PolicyRun, found: Checkpoint) -> None:
-        """Takes the checkpoint's rows.  Existing rings keep their length, so an interval that is
-        longer now is shortened to what fits into their slack.
-        """
+        """Takes the checkpoint's rows; shortens an interval that exceeds the slack of the rings."""
         if policy.replay is None:
             return
         saved = policy.folder.part(found.meta)["replay"]
@@ -261,9 +259,9 @@ class LongEpisodes:
         max_cut_frac: float | None,
         replay_holds: Callable[[int], bool] = lambda _: True,
     ):
-        """interval: iterations from one exact checkpoint to the next.
-        max_cut_frac: see `loop.Budget`.
-        replay_holds: whether replay has the rows that a checkpoint of so many iterations ago needs.
+        """interval: iterations from one exact checkpoint to the next; max_cut_frac: see
+        `loop.Budget`; replay_holds: whether the rows of a checkpoint of so many iterations ago are
+        there.
         """
         self.total_env_steps, self.interval = total_env_steps, interval
         self.max_cut_frac, self._replay_holds = max_cut_frac, replay_holds

@@ -39,8 +39,7 @@ class Member:
 class Outcome:
     """End of a member.
 
-    status: of its process, negative for a signal; None: it was not started.
-    answer: None if it ended before it answered.
+    status: negative for a signal; None: it was not started.  answer: None if it gave none.
     """
 
     status: int | None
@@ -146,8 +145,8 @@ class _Process:
 
 
 def attach() -> bytes:
-    """Called first by a member; returns its payload.  From then on it ends with its parent, and
-    SIGTERM and SIGINT end it at once, with status 130, until it handles them itself.
+    """Returns the payload of a member, which from then on ends with its parent.  SIGTERM and SIGINT
+    end it at once, with status 130, until it handles them itself.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: sys.exit(130))

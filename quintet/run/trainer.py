@@ -101,8 +101,7 @@ class Trainer:
         self._seen = False  # whether a batch was looked at
 
     def warm_start(self, anew: bool = False) -> None:
-        """Gives the learners the weights of `init_from`, unless the run has begun already; raises
-        ConfigError if it is no policy, or does not fit.
+        """Gives the learners the weights of `init_from`, unless the run has begun already.
 
         anew: whether the run begins, whatever is in the folder.
         """
@@ -112,11 +111,8 @@ class Trainer:
         self.saving.notes += dict.fromkeys(note for note in notes if note is not None)
 
     def open(self) -> None:
-        """Makes the folder, or goes on from its newest checkpoint.
-
-        Raises:
-            CheckpointError: no checkpoint that fits can be read.
-            ConfigError: fewer steps are asked for than were trained.
+        """Makes the folder, or resumes from its newest checkpoint.  Raises CheckpointError if none
+        that fits can be read, ConfigError if fewer steps are asked for than were trained.
         """
         self.folder.open()
         for policy in self.policies:
@@ -195,9 +191,7 @@ class Trainer:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Says, within the block, where this process's environments hang, and what a stop waits
-        for.
-        """
+        """Says, within the block, where environments hang, and what a stop waits for."""
         timeout_s = self.config.runtime.worker_timeout_s
         self.watch = Watch(self.timer, self.env, timeout_s, self.log.say)
         with self.watch.running():
@@ -276,9 +270,7 @@ class Trainer:
             self.log.stage(stage)
 
     def save_policy(self) -> None:
-        """Writes the final policies to ``policy/``; of several that of the highest objective also
-        to the run's own.
-        """
+        """Writes the final policies, and the best of several as the run's own."""
         for policy in self.policies:
             policy.folder.write(POLICY, policy.policy())
         if len(self.policies) > 1:
@@ -369,9 +361,7 @@ class Trainer:
         return self.live.take_logged()
 
     def _ask(self, function: Callable[..., object] | None, *given: object) -> None:
-        """Calls a function of the user's, unless one has raised an error, which is raised once the
-        run is saved.
-        """
+        """Calls a user's function; an error that it raises is kept until the run is saved."""
         if function is None or self._raised is not None:
             return
         try:
@@ -419,8 +409,8 @@ class Trainer:
         self._save_requested = True
 
     def asks_to_save(self) -> bool:
-        """Whether a checkpoint was asked for, or the last one is old enough by the clock.  It cuts
-        no episode, so the bytes of an exact run stay the same.
+        """Whether a checkpoint is asked for, by a person or the clock.  It cuts no episode, so
+        bytes of an exact run stay the same.
         """
         interval_s = self.config.checkpoint.interval_s
         late = interval_s is not None and time.monotonic() - self._saved_at >= interval_s

@@ -20,9 +20,7 @@ _NOT_COMPARED = ("init", "action_std_init")
 
 
 def find_donor(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tensor]]:
-    """The policy that `init_from` names, see `policy.find_policy`; raises ConfigError if there is
-    none, or none that can be read.
-    """
+    """The policy that `init_from` names; raises ConfigError if there is none that can be read."""
     try:
         return find_policy(path)
     except CheckpointError as error:
@@ -37,15 +35,13 @@ def donated(
 ) -> tuple[dict[str, Tensor], str]:
     """The weights with which a learner begins, and a note that says where they come from.
 
-    Args:
-        path: a run folder (its newest checkpoint), a checkpoint or a saved policy.
-        keys: patterns (``*``, ``?``) of the names to take; none: all, which must then fit exactly,
-            as must the spaces and the network's options.
-        learner: keeps its own weights where none are taken.
-        description: of the run's policy, see `policy.describe`.
+    path: a run folder (its newest checkpoint), a checkpoint or a saved policy.
+    keys: patterns (``*``, ``?``) of the names to take; none: all, which must fit exactly, as must
+        spaces and network.
+    learner: keeps its own weights where none are taken.
+    description: of the run's policy, see `policy.describe`.
 
-    Raises:
-        ConfigError: there is no policy, or it does not fit; the message lists every misfit.
+    Raises ConfigError if there is no policy, or it does not fit; the message lists every misfit.
     """
     donor, found, rest = find_donor(path)
     own, acting = learner.weights(), learner.publication().tensors

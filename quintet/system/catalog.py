@@ -23,17 +23,13 @@ T = TypeVar("T")
 
 @final
 class Catalog(Generic[T]):
-    """The records of one kind.
-
-    loaded: records in use, by name.
-    """
+    """The records of one kind; `loaded`: those in use, by name."""
 
     def __init__(self, group: str, noun: str, kind: type[T], own: Mapping[str, str]):
         """Imports nothing.
 
         group: the entry-point group of other packages, ``quintet.learners``.
-        noun: the word for a record in messages.
-        own: import strings of quintet's own records, by name.
+        noun: the word for a record in messages.  own: import strings of quintet's records, by name.
         """
         self.group, self.noun, self.kind, self.own = group, noun, kind, own
         self.loaded: dict[str, T] = {}
@@ -46,10 +42,8 @@ class Catalog(Generic[T]):
         return name in self.loaded or name in self.own or name in self._offers()
 
     def find(self, name: str) -> T:
-        """The record of a name that `names` has; imports its module at first use.
-
-        Raises:
-            ConfigError: the package of that name is broken, or several have it.
+        """The record of a name in `names`; imports its module at first use.  Raises ConfigError if
+        its package is broken, or several have the name.
         """
         if name not in self.loaded:
             self.loaded[name] = self._load(name)
@@ -65,10 +59,8 @@ class Catalog(Generic[T]):
             yield name, record
 
     def register(self, name: str, record: T) -> None:
-        """Adds a record in this process alone; the processes of a run know installed packages only.
-
-        Raises:
-            ConfigError: the name is in use, or is none.
+        """Adds a record in this process alone; raises ConfigError if the name is in use, or is
+        none.
         """
         if name in self:
             raise ConfigError(
@@ -112,8 +104,8 @@ class Catalog(Generic[T]):
         return found
 
     def _is_in_use(self) -> bool:
-        """Whether any installed package has entry points of the group.  `importlib.metadata` says
-        it too, and takes half of the time of `quintet --help`.
+        """Whether any package has entry points of the group, faster than `importlib.metadata` says
+        it.
         """
         sought = f"[{self.group}]".encode()
         folders = (Path(folder) for folder in sys.path if isinstance(folder, str))

@@ -51,12 +51,11 @@ class Child:
         environ: Mapping[str, str] | None = None,
         preload: Sequence[str] = (),
     ) -> None:
-        """name: for the system's lists of processes.
+        """name: for lists of processes.  say: gets the child's lines, from a thread of its own.
 
-        say: gets every line that the child prints, from a thread of its own.
-        pass_fds: files whose numbers in the child it is given as arguments.
-        preload: modules for a fork server to import, whose fork the child is then (Linux).  The
-            system ends it at once when this process ends, also while modules are imported.
+        pass_fds: files whose numbers in the child it gets as arguments.
+        preload: modules for a fork server to import, whose fork the child is (Linux).  The system
+            ends it at once when this process ends, also while modules are imported.
         """
         self.printed = False  # whether it has said anything
         full = _whole(environ or {})
@@ -118,11 +117,7 @@ class Child:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Exit status, negative for a signal.
-
-        Raises:
-            subprocess.TimeoutExpired: it has not ended by then.
-        """
+        """Its exit status, negative for a signal; raises subprocess.TimeoutExpired."""
         status = self._process.wait(timeout_s)
         # A grandchild may hold standard output open; what it says is not waited for.
         self._speaker.join(timeout=1.0)

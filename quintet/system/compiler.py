@@ -17,9 +17,8 @@ _OPTIONS = ["-shared", "-fPIC", "-fopenmp"]
 
 
 def compiler_fault() -> str | None:
-    """Reason why acts and updates can't be compiled here, and what to install; None if they can, as
-    far as a small library tells that the C++ compiler is asked for, which takes a fraction of a
-    second.
+    """Reason why acts and updates can't be compiled here, and what to install; None if the C++
+    compiler makes a small library, which takes a fraction of a second.
     """
     return _fault(os.environ.get("CXX", "g++"), os.environ.get("PATH"))
 

@@ -68,8 +68,8 @@ class CoreWaits:
         self._seen: Delays = {}
 
     def look(self, pid: int, deep: bool = True) -> float:
-        """Seconds since the last look, 0 at the first one, in which one of its threads waited, or,
-        where the look is `deep`, one of a process that it has begun and waits for.
+        """Seconds since the last look, 0 at the first one, in which one of its threads waited;
+        `deep`: or one of a process that it has begun.
         """
         now, before = self._clock(), self._looked_s
         passed_s = 0.0 if before is None else now - before
@@ -101,9 +101,7 @@ class Silence:
         self._waits = make_waits()
 
     def seconds(self, pid: int, since_s: float) -> float:
-        """Seconds since `since_s`, its last sign of life, but for those in which it had no core,
-        which are `without_core_s`.  Called every second or more often.
-        """
+        """Seconds since `since_s`, its last sign of life, without those in which it had no core."""
         if since_s != self._since_s:
             self._since_s, self.without_core_s = since_s, 0.0
             self._waits = self._make_waits()

@@ -12,8 +12,8 @@ _OWN = Path("/proc/self/cgroup")
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: those of its affinity (taskset, Slurm), at most its
-    container's CPU quota (``docker --cpus``, a pod's limit; rounded up), at least 1.
+    """Cores that this process may use: of its affinity (taskset, Slurm), at most its container's
+    CPU quota (``docker --cpus``, a pod's limit; rounded up), at least 1.
     """
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # Linux only
@@ -41,10 +41,8 @@ def _quota_of(folder: Path) -> float:
 
 
 def groups(controller: str) -> list[Path]:
-    """The folders of the process's control group and of those around it, innermost first.
-
-    They hold the files of version 2 (``memory.max``), or those of version 1
-    (``memory.limit_in_bytes``) where the controller has a folder of its own.
+    """Folders of the process's control group and of those around it, innermost first, in version 2
+    (``memory.max``), or version 1 where the controller has a folder of its own.
     """
     older = (ROOT / controller).is_dir()
     root = ROOT / controller if older else ROOT

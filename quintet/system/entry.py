@@ -25,10 +25,8 @@ _START = (
 
 
 def command(arguments: list[str]) -> list[str]:
-    """Begins a Python that calls `main`.
-
-    It looks for modules where this process does: ``python -m`` would look into the working folder
-    first, whatever lies there.
+    """Begins a Python that calls `main`.  It looks for modules where this process does: ``python
+    -m`` would look into the working folder first.
     """
     return [sys.executable, "-P", "-c", _START.format(path=sys.path), *arguments]
 
@@ -62,9 +60,7 @@ def outlive_parent() -> None:
 
 
 def receive(when_orphaned: Callable[[], None]) -> bytes:
-    """Reads the child's payload, which comes first; a thread calls `when_orphaned` when the parent
-    is gone.
-    """
+    """Reads the payload; a thread calls `when_orphaned` when the parent is gone."""
     stdin = sys.stdin.fileno()
     (length,) = LENGTH.unpack(_read_exactly(stdin, LENGTH.size))
     payload = _read_exactly(stdin, length)

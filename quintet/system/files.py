@@ -123,13 +123,10 @@ def reason(fault: OSError) -> str:
 
 
 def read_bytes(path: Path, *, pipe: bool = False, folder: int | None = None) -> bytes:
-    """The content of a file.
+    """The content of a file; raises FileFault if it can't be read.
 
     pipe: whether it may be a pipe or a device, from which a read may wait for ever.
     folder: a handle of the file's folder, which may have been renamed.
-
-    Raises:
-        FileFault: it can't be read.
     """
     try:
         # Without waiting, since opening a pipe waits for its other end.
@@ -171,9 +168,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_yaml(text: str | bytes) -> Any:
-    """Parses YAML of plain values; raises ValueError if it is no YAML, too long, or nested too
-    deeply; the message is one line.
-    """
+    """Parses YAML of plain values; raises ValueError, of one line, as `parse_json` does."""
     if len(text) > MAX_YAML_BYTES:
         raise ValueError(f"at most {MAX_YAML_BYTES:,} bytes are allowed, it has {len(text):,}")
     try:
@@ -272,9 +267,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Replaces the content of a file in an existing folder, all at once; when it returns, that
-    survives a power cut.  Raises OSError if it can't be written; the file is unchanged, and nothing
-    is left beside it.
+    """Replaces a file's content all at once; when it returns, that survives a power cut.  Raises
+    OSError if it can't; the file is then unchanged.
     """
     beside = path.with_name(f"{TEMPORARY}{path.name}")
     try:
@@ -300,9 +294,7 @@ def write_all(handle: int, data: bytes) -> None:
 
 
 def set_aside(path: Path, what: str = "damaged") -> Path:
-    """Renames the file or folder at `path` to ``NAME.WHAT-1``, ``-2``, ..., the first that is free;
-    returns its new place.  Raises FileFault if it can't be renamed.
-    """
+    """Renames what is at `path` to ``NAME.WHAT-1``, ``-2``, ...; returns its new place."""
     number = 1
     while os.path.lexists(place := path.with_name(f"{path.name}.{what}-{number}")):
         number += 1

@@ -47,9 +47,8 @@ class Forked:
         self, preload: Sequence[str], arguments: Sequence[str], files: Sequence[int],
         environ: Mapping[str, str],
     ):  # fmt: skip
-        """preload: modules that the server imports.
-
-        arguments: name, module and others; behind them it finds the numbers of the files.
+        """preload: modules that the server imports; arguments: name, module and others, to which
+        the numbers of the files are added.
         """
         theirs_in, ours_in = os.pipe()
         ours_out, theirs_out = os.pipe()
@@ -90,11 +89,7 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Exit status, as soon as it has ended.
-
-        Raises:
-            subprocess.TimeoutExpired: it has not ended within `timeout` seconds.
-        """
+        """Its exit status, as soon as it has ended; raises subprocess.TimeoutExpired."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.poll() is None:
             left_s = 1.0 if deadline is None else deadline - time.monotonic()
@@ -162,9 +157,7 @@ class _Server:
 
 
 def prepare(preload: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Begins the server for these, unless there is one, so that its imports go on meanwhile; what
-    it prints before it can fork goes to standard error.
-    """
+    """Begins the server for these, if there is none, so that its imports go on meanwhile."""
     _server_for(preload, environ, 2)
 
 

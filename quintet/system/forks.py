@@ -28,10 +28,7 @@ def watch() -> None:
 
 
 def leave(what: str) -> None:
-    """Ends this child at once, with the status of a sys.exit() that is under way.
-
-    what: of whose code it is the child.
-    """
+    """Ends this child of the code of `what`, with the status of a sys.exit() that is under way."""
     error = sys.exception()
     if error is not None and error.__cause__ is not None:
         error = error.__cause__

@@ -24,8 +24,8 @@ _SCRIPTS = ("__main__", "__mp_main__")
 
 @final
 class Given(str):
-    """The name of a function that was given in Python, with the function itself, which other
-    processes are sent by value.  Files keep the name alone.
+    """The name of a function given in Python, with the function, which other processes get by
+    value; files keep the name alone.
     """
 
     function: Callable[..., Any]
@@ -44,13 +44,10 @@ CodeName = Annotated[str, WrapValidator(lambda x, check: x if isinstance(x, Give
 
 
 def named(argument: str, function: Callable[..., Any]) -> str:
-    """Value of an option for a function or class that was passed in Python: an import string where
-    other processes can import it, else `Given`.
+    """Value of an option for a function or class: an import string where other processes can import
+    it, else `Given`.  Raises ConfigError if the string stands for something else.
 
     argument: its name, for messages.
-
-    Raises:
-        ConfigError: its import string stands for something else.
     """
     name = name_of(function)
     module_name, _, path = name.partition(":")
@@ -78,9 +75,7 @@ def nameless(option: str, name: str, argument: str) -> ConfigError:
 
 
 def name_of(source: object) -> str:
-    """``module:name`` of a source, or ``module:<name>`` where that is no import string: for a
-    partial the name of its function, for an object that of its class.
-    """
+    """``module:name`` of a source, or ``module:<name>`` where that is no import string."""
     maker: Any = source
     while isinstance(maker, partial):
         maker = maker.func
@@ -94,16 +89,12 @@ def name_of(source: object) -> str:
 
 
 def settle_search_path() -> None:
-    """Makes ``sys.path`` absolute, since an environment may change the working folder: Python
-    itself leaves "" in it for that folder.
-    """
+    """Makes ``sys.path`` absolute, since an environment may change the working folder."""
     sys.path[:] = [os.path.abspath(each) if isinstance(each, str) else each for each in sys.path]
 
 
 def import_module(module_name: str, name: str) -> ModuleType:
-    """The module of the import string `name`, perhaps in the working folder; raises ConfigError if
-    there is no such module, or its import raises an error.
-    """
+    """The module of the import string `name`, perhaps in the working folder; raises ConfigError."""
     here, added = str(Path.cwd()), False
     while True:
         try:
@@ -134,9 +125,7 @@ def _not_imported(module_name: str, name: str, error: BaseException) -> ConfigEr
 
 
 def origin_of(module: ModuleType) -> str:
-    """The file of a module, for messages; with the one of its name in the working folder, if that
-    was not imported.
-    """
+    """The file of a module, and one of its name in the working folder that was not imported."""
     name = module.__name__
     file = getattr(module, "__file__", None) or f"module {name}"
     base = Path.cwd().joinpath(*name.split("."))

@@ -35,12 +35,10 @@ def is_ours(name: str) -> bool:
 
 
 def require_own(folder: Path, *, writes: bool = False) -> None:
-    """Checks all that quintet may open, write or remove in a run folder, or in a checkpoint.
+    """Checks all that quintet may open, write or remove in a run folder, or in a checkpoint; raises
+    CheckpointError where something is a link, or neither a file nor a folder.
 
     writes: whether files are written in place, which then may have no second name elsewhere.
-
-    Raises:
-        CheckpointError: something in it is a link, or neither a file nor a folder.
     """
     for entry in _entries(folder):
         path, other = Path(entry.path), ""
@@ -63,9 +61,7 @@ def require_own(folder: Path, *, writes: bool = False) -> None:
 
 
 def _entries(folder: Path) -> Iterator["os.DirEntry[str]"]:
-    """The entries of ours in a folder, and all that is in them; what can't be listed is left out,
-    since nothing in it can be opened.
-    """
+    """Entries of ours in a folder, and all in them; what can't be listed can't be opened."""
     left, top = [str(folder)], True
     while left:
         found: list[os.DirEntry[str]] = []

@@ -16,13 +16,10 @@ from quintet.system.inside import require_own
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Keeps other processes from training in the same folder, which is made if it is missing.
+    """Keeps other processes from training in the same folder, which is made if it is missing, until
+    this process ends, however it ends.
 
-    The system releases the lock when the process ends, however it ends.
-
-    Raises:
-        CheckpointError: another process holds it, or this one does already; the message names its
-            pid.  Or something in the folder is a link.
+    Raises CheckpointError if a process holds it, by its pid, or something in the folder is a link.
     """
     try:
         files.make_folder(folder)
@@ -56,9 +53,7 @@ class Holder(NamedTuple):
 
 
 def holder_of(folder: Path) -> Holder | None:
-    """The process that trains in a folder; None where there is none.  Raises CheckpointError where
-    the lock can't be read.
-    """
+    """The process that trains in a folder; None: none does.  Raises CheckpointError."""
     try:
         file = os.open(folder / ".lock", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -27,10 +27,7 @@ REPLACED = ".old-"
 
 
 class Found(NamedTuple):
-    """A checkpoint's verified ``meta.json``.
-
-    not_own: why it is not this user's own; None: it has a signature.
-    """
+    """A checkpoint's verified ``meta.json``; `not_own`: why it has no signature of this user."""
 
     path: Path
     meta: dict[str, Any]
@@ -38,9 +35,7 @@ class Found(NamedTuple):
 
 
 def numbered(root: Path) -> list[str]:
-    """Names of a run's checkpoints, whole or not, oldest first; none where `root` isn't there.
-    Raises CheckpointError if `root` is no folder that can be read.
-    """
+    """Names of a run's checkpoints, whole or not, oldest first; raises CheckpointError."""
     try:
         names = {name.removeprefix(REPLACED) for name in os.listdir(root)}
     except FileNotFoundError:
@@ -64,12 +59,8 @@ def newest(root: Path) -> Found | None:
 
 
 def read_meta(root: Path, name: str) -> Found:
-    """The meta of the run's checkpoint ``root/name``.
-
-    ``meta.json`` is verified by its hash, the other files, which may be large, by their sizes.
-
-    Raises:
-        CheckpointError: it is missing, damaged, or of another name; the message names the file.
+    """The meta of the run's checkpoint ``root/name``, verified by its hash, the other files, which
+    may be large, by their sizes.  Raises CheckpointError, which names the file.
     """
     path = root / name
     with opened(standing(path)) as folder:
@@ -116,9 +107,7 @@ def standing(path: Path) -> Path:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[int | None]:
-    """A handle of a folder, which stays valid even if the folder is renamed; None where there is no
-    such folder.  Raises CheckpointError if it can't be opened.
-    """
+    """A handle of a folder, valid also after a rename; None where there is no such folder."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -138,9 +127,8 @@ def signed_bytes(listed: Mapping[str, Any]) -> bytes:
 
 
 def read_manifest(folder: int, file: Path) -> tuple[dict[str, dict[str, Any]], Any]:
-    """Size and hash of every file by its name, and the signature or None; `file` is the manifest's
-    path, for messages.  Raises CheckpointError if the manifest is missing, damaged, or of another
-    format.
+    """Size and hash of every file by its name, and the signature or None.  `file`: the manifest's
+    path, for messages.
     """
     data = _read(folder, file)
     try:

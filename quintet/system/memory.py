@@ -22,9 +22,7 @@ _SIGNS_OF_GPU = ("CUDA out of memory", "CUDA error: out of memory", "_STATUS_ALL
 
 
 def check_address_space() -> None:
-    """Raises ConfigError if this process's address space is too small; for use before PyTorch is
-    imported.
-    """
+    """Raises ConfigError if PyTorch, not imported yet, has too little address space."""
     most = _most_bytes()
     if most is not None and most < LEAST_BYTES:
         raise ConfigError(
@@ -54,10 +52,7 @@ def memory_fault(error: BaseException) -> QuintetError | None:
 
 
 def require(nbytes: int, what: str, way_out: str) -> None:
-    """Raises ConfigError when `nbytes` are more than can be had.
-
-    what: needs them; way_out: what to change, after "make room, or".
-    """
+    """Raises ConfigError when `what` needs more bytes than are free; `way_out`: what to change."""
     free = free_bytes()
     if nbytes > free:
         raise ConfigError(
@@ -76,9 +71,7 @@ def free_bytes() -> float:
 
 
 def _left_to_container() -> float:
-    """Free bytes within the limits of this process's control groups, the page cache included;
-    infinite without a limit.
-    """
+    """Free bytes within the control groups' limits, the page cache included; infinite without."""
     return min(_left_to_group(folder) for folder in cpus.groups("memory"))
 
 

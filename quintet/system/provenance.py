@@ -23,7 +23,7 @@ _GIT_TIMEOUT_S = 5.0
 def system(backend: str, device: str, simulators: Mapping[str, str]) -> dict[str, str]:
     """Versions and kind of machine by name, as text.
 
-    simulators: packages that compute observations, by their modules; those that are imported count.
+    simulators: packages that compute observations, by module; those that are imported count.
     """
     found = {
         "quintet": _version("quintet"),
@@ -57,9 +57,7 @@ def warnings(place: Path, meta: Mapping[str, Any], now: Mapping[str, str]) -> li
 
 
 def revision(folder: Path, digits: int = 40) -> str | None:
-    """The git revision of the working tree of `folder`, with "-dirty" if tracked files changed;
-    None where it is in none.
-    """
+    """The git revision of a folder, with "-dirty" if tracked files changed; None: it has none."""
     describe = ("describe", "--always", "--dirty", "--exclude", "*", f"--abbrev={digits}")
     return _git(folder, *describe) or None
 

@@ -51,9 +51,7 @@ def read(run_dir: Path) -> Record | None:
 
 
 def lost(run_dir: Path, env_steps: int) -> str | None:
-    """A sentence where the newest checkpoint of a run, at `env_steps`, is older than the one with
-    which the run ended.
-    """
+    """A sentence where the newest checkpoint, at `env_steps`, is older than the run's end."""
     record = read(run_dir)
     if record is None or record.state not in ("finished", "stopped") or record.error is not None:
         return None

@@ -24,11 +24,10 @@ _HASH = b"# sha256 "
 class SavedOptions(NamedTuple):
     """The options in a run folder.
 
-    values: those of ``config.yaml``; empty where it can't be read, and `fault` then says why.
+    values: of ``config.yaml``; empty where it can't be read, and `fault` then says why.
     altered: whether the file was changed or damaged since the run wrote it.
-    stored: those of the newest checkpoint; empty where it has none.
-    checkpoint: that checkpoint.
-    not_own: why that checkpoint is not this user's own; None: it has a signature.
+    stored, checkpoint: of the newest checkpoint, if any; not_own: why it has no signature of this
+        user.
     """
 
     values: dict[str, Any]
@@ -46,9 +45,7 @@ def write(run_dir: Path, values: Mapping[str, Any]) -> None:
 
 
 def read(run_dir: Path) -> SavedOptions | None:
-    """The options in a run folder; None where it holds none at all.  Raises CheckpointError if the
-    folder of checkpoints can't be read, or something in the run folder is a link.
-    """
+    """The options in a run folder; None where it holds none.  Raises CheckpointError."""
     require_own(run_dir)
     newest = manifest.newest(run_dir / "checkpoints")
     held = newest.meta.get(CONFIG) if newest else None

@@ -94,9 +94,7 @@ def stop_on_signals(target: Stoppable) -> Iterator[None]:
 
 @contextmanager
 def save_on_signal(request: Callable[[], None]) -> Iterator[None]:
-    """SIGUSR1 asks for a checkpoint within the block, unless the user's own code has a handler for
-    it.  Only the main thread receives signals; in others this does nothing.
-    """
+    """SIGUSR1 asks for a checkpoint within the block, unless the user's own code handles it."""
     number = getattr(signal, "SIGUSR1", None)  # Windows has none
     of_main = threading.current_thread() is threading.main_thread()
     if number is None or not of_main or signal.getsignal(number) is not signal.SIG_DFL:
@@ -108,10 +106,7 @@ def save_on_signal(request: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def exit_on_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise Ended, so that unfinished work is undone, as by Ctrl-C.
-
-    For a command: its process may be ended while it closes files and processes.
-    """
+    """SIGTERM and SIGHUP raise Ended, so that a command undoes unfinished work."""
 
     def handle(number: int, _: FrameType | None) -> None:
         raise Ended(128 + number)
@@ -126,9 +121,7 @@ def exit_on_signals() -> Iterator[None]:
 
 @contextmanager
 def interrupts_for_us_alone() -> Iterator[None]:
-    """Blocks Ctrl-C, which a terminal sends to all processes, for those that begin within the
-    block; this process receives it and ends them in time.
-    """
+    """Blocks Ctrl-C for processes that begin within the block; this process ends them in time."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -238,8 +231,8 @@ def _nothing() -> None:
 
 
 def _deadly_second(number: int) -> Callable[[], None]:
-    """Makes the system itself end this process at the second signal of that number, unless a thread
-    calls the returned function in between (glibc; elsewhere nothing changes).
+    """Makes the system end this process at the second signal of that number, unless the returned
+    function is called in between (glibc; elsewhere nothing changes).
     """
     install = getattr(ctypes.CDLL(None), "sysv_signal", None)
     if install is None:

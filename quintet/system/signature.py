@@ -21,9 +21,7 @@ _VERSION = "v1:"
 
 
 def sign(purpose: str, content: bytes) -> str | None:
-    """The signature of `content`, valid for one purpose only; None if there is no key (see
-    `why_no_key`).
-    """
+    """The signature of `content`, valid for one purpose only; None if there is no key."""
     try:
         return _signed(_key_made(), purpose, content)
     except _NoKey:
@@ -31,9 +29,7 @@ def sign(purpose: str, content: bytes) -> str | None:
 
 
 def fault(purpose: str, content: bytes, given: object) -> str | None:
-    """Reason why `given` is no signature of this user on this machine, as text after "it"; None if
-    it is one.
-    """
+    """Reason why `given` is no signature of this user on this machine, after "it"; None: it is."""
     if not isinstance(given, str):
         return "bears no signature"
     try:
@@ -89,11 +85,8 @@ def _key_made() -> bytes:
 
 
 def _key(file: Path) -> bytes:
-    """The key in a file.
-
-    Raises:
-        FileNotFoundError: there is none yet.
-        _NoKey: it can't be read, or others could have read or written it.
+    """The key in a file; raises FileNotFoundError, or _NoKey if others could have read or written
+    it.
     """
     try:
         # Without waiting, since opening a pipe waits for its other end.

@@ -46,10 +46,7 @@ _MOST_CHARACTERS = 200
 @final
 @dataclass(frozen=True)
 class Call:
-    """A call by a configuration, of a name in the library or of an import string.
-
-    option: by which the name is given again.
-    """
+    """A call by a configuration; `option`: by which its name is given again."""
 
     option: str
     name: str
@@ -185,8 +182,8 @@ def all_harmless(options: Mapping[str, Any]) -> bool:
 
 
 def signature_line(options: Mapping[str, Any]) -> str:
-    """The last line of the ``config.yaml`` with these options: a comment that signs their calls.
-    Empty if they need no signature, or without a key.
+    """The last line of a ``config.yaml``, which signs its calls; empty if none need it, or without
+    a key.
     """
     signed = None if all_harmless(options) else signature.sign(_CONFIG, _signed_bytes(options))
     return "" if signed is None else f"{_MARK}{signed}\n"
