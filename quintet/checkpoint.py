@@ -369,7 +369,9 @@ def _serialise(
     contents = {}
     for key, group in tensors.items():
         check_file_name(key, "a key of the tensors")
-        contents[f"{key}{_SUFFIX}"] = save_safetensors(_unaliased(group))
+        # Copies: safetensors stores no memory twice.
+        own = {name: x.detach().to("cpu", copy=True).contiguous() for name, x in group.items()}
+        contents[f"{key}{_SUFFIX}"] = save_safetensors(own)
     try:
         contents[META] = json.dumps(meta, indent=1).encode()
     except (TypeError, ValueError) as fault:
@@ -386,21 +388,6 @@ def _serialise(
         manifest["signature"] = mark
     contents[MANIFEST] = json.dumps(manifest, indent=1).encode()
     return contents
-
-
-def _unaliased(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous CPU tensors that share no memory, as safetensors requires."""
-    seen: set[int] = set()
-    out = {}
-    for name, tensor in group.items():
-        plain = tensor.detach().cpu().contiguous()
-        memory = plain.untyped_storage().data_ptr()
-        if memory in seen:
-            plain = plain.clone()
-            memory = plain.untyped_storage().data_ptr()
-        seen.add(memory)
-        out[name] = plain
-    return out
 
 
 def _write_files(folder: Path, contents: Mapping[str, bytes]) -> None:

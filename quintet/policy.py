@@ -27,28 +27,22 @@ from quintet.models.custom import Maker, encoder_name
 from quintet.models.size import weights_bytes
 from quintet.protocols import Actor
 from quintet.runtime.torch_settings import OwnTorch
-from quintet.system import files, memory, run_record, trust
+from quintet.system import files, memory, run_record
 from quintet.system.cpus import usable_cores
 from quintet.system.inside import require_own
+from quintet.system.trust import UNKNOWN, Call, Origin, calls_of
 from quintet.system.user_code import no_exit
 from quintet.types import ACTION_MASK, Obs, Publication, Spaces, State
 
-POLICY = "policy"
-"""Key of the publication's tensors in a checkpoint, and name of the folder of a finished run's
-policy.
+POLICY, LEARNER = "policy", "learner"
+"""Keys of a checkpoint's tensors: the publication's, and those that only learning needs."""
+
+POLICIES, LEADER = "policies", "leader"
+"""Keys of the meta of a checkpoint of several policies: the entries of each, and the number of the
+one that had the highest objective.
 """
 
-LEARNER = "learner"
-"""Key of a checkpoint's other tensors, which only learning needs."""
-
-POLICIES = "policies"
-"""Key of the entries of each policy in the meta of a checkpoint of several policies."""
-
-LEADER = "leader"
-"""Key of the number of the policy that had the highest objective, in the same meta."""
-
-
-_NOT_AS_DESCRIBED = (
+_UNFIT = (
     LookupError,
     TypeError,
     ValueError,
@@ -75,9 +69,7 @@ def describe(
 
 
 def _spaces_from_json(data: Mapping[str, Any]) -> Spaces:
-    """The spaces of a description, whose own are missing where an older version wrote it; raises
-    ValueError where these have other shapes or choices.
-    """
+    """The spaces of a description; raises ValueError where its own ones have other shapes."""
     own = _spaces_from_json(data["own"]) if "own" in data else None
     of = Spaces(
         spaces.from_json(data["observation_space"]), spaces.from_json(data["action_space"]), own
@@ -108,13 +100,10 @@ class Policy:
         self,
         description: Mapping[str, Any],
         publication: Publication,
-        origin: trust.Origin = trust.UNKNOWN,
+        origin: Origin = UNKNOWN,
         threads: int | None = None,
     ):
-        """Builds the network; raises UntrustedError if the encoder is code that may not run.
-
-        threads: see `load`.
-        """
+        """Builds the network; raises UntrustedError if the encoder is code that may not run."""
         algorithm = registry.find(description["algo"])
         self.origin = origin
         self.description = dict(description)
@@ -124,14 +113,12 @@ class Policy:
         self.publication = publication
         model = ModelConfig(**description["model"])
         self._calls = (
-            trust.Call("env", self.env.id, self.env.kwargs),
-            trust.Call("model.encoder", model.encoder, model.encoder_kwargs),
+            Call("env", self.env.id, self.env.kwargs),
+            Call("model.encoder", model.encoder, model.encoder_kwargs),
         )
         origin.check(self._calls[1])
         memory.require(weights_bytes(model, self.spaces), "its network", "use another policy")
-        known = description.get("threads")
-        if known is None and not uses_pictures(model, self.spaces):
-            known = 1
+        known = description.get("threads") or (None if uses_pictures(model, self.spaces) else 1)
         self.threads = threads or (known and min(known, usable_cores()))
         # Not compiled, so that the first act does not wait for a compiler.
         self._make_actor = partial(
@@ -148,9 +135,7 @@ class Policy:
         self.generator.seed()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles what the policy is made of (multiprocessing, joblib, copies); its networks are
-        made anew, and sampled actions are drawn anew.
-        """
+        """Pickles what the policy is made of; its networks are made again."""
         return Policy, (self.description, self.publication, self.origin, self.threads)
 
     def act(
@@ -230,9 +215,7 @@ class Policy:
         episode_start: bool | NDArray[np.bool_] | Sequence[bool] | None = None,
         deterministic: bool = False,
     ) -> tuple[Any, State]:
-        """`act` with the arguments and defaults of Stable-Baselines3: actions are sampled unless
-        `deterministic`.
-        """
+        """`act` with the arguments and defaults of Stable-Baselines3: samples by default."""
         return self.act(observation, state, deterministic, is_first=episode_start)
 
     @cached_property
@@ -279,11 +262,11 @@ class Policy:
         given = flat_observation(obs)
         required = sorted(leaf.path for leaf in self._leaves)
         if sorted(given) != required:
-            sequences = any(path.split("/")[-1] == "count" for path in required)
-            how = "; sequences are given as quintet.envs.fixed_shape.FixedShape makes them"
+            how = ""
+            if any(path.split("/")[-1] == "count" for path in required):
+                how = "; sequences are given as quintet.envs.fixed_shape.FixedShape makes them"
             raise QuintetError(
-                f"an observation with the leaves {required} is required, got {sorted(given)}"
-                + how * sequences
+                f"an observation with the leaves {required} is required, got {sorted(given)}{how}"
             )
         arrays = {leaf.path: leaf_array(given[leaf.path], leaf) for leaf in self._leaves}
         extra = {leaf.path: arrays[leaf.path].ndim - len(leaf.shape) for leaf in self._leaves}
@@ -295,8 +278,12 @@ class Policy:
                     f"required, got shape {x.shape}; the policy's space is "
                     f"{self._own.observation}"
                 )
-            if leaf.path == ACTION_MASK:
-                self._check_mask(x)
+            begins = np.cumsum([0, *self._choices[:-1]])
+            if leaf.path == ACTION_MASK and not np.logical_or.reduceat(x, begins, -1).all():
+                raise QuintetError(
+                    f"{ACTION_MASK} must allow at least one action in each choice, of sizes "
+                    f"{self._choices}, got {x}; where an episode has ended, allow all"
+                )
         single = 0 in extra.values()
         sizes = {path: 1 if single else len(x) for path, x in arrays.items()}
         if len({*sizes.values()}) > 1 or 0 in sizes.values():
@@ -307,14 +294,6 @@ class Policy:
         return {
             path: torch.from_numpy(x[None] if single else x) for path, x in arrays.items()
         }, single
-
-    def _check_mask(self, mask: NDArray[Any]) -> None:
-        begins = np.cumsum([0, *self._choices[:-1]])
-        if not np.logical_or.reduceat(mask, begins, -1).all():
-            raise QuintetError(
-                f"{ACTION_MASK} must allow at least one action in each choice, of sizes "
-                f"{self._choices}, got {mask}; where an episode has ended, allow all"
-            )
 
     def _state(self, given: State | None, count: int) -> State:
         """The state `given`, checked against an initial state; without one the initial state."""
@@ -334,11 +313,11 @@ class Policy:
         state: State = {}
         for name, begin in initial.items():
             try:
-                state[name] = torch.as_tensor(given[name])
+                x = state[name] = torch.as_tensor(given[name])
             except (TypeError, ValueError, RuntimeError) as error:
                 refuse(f"{name}: {error}")
-            if (state[name].shape, state[name].dtype) != (begin.shape, begin.dtype):
-                refuse(f"{name}: {state[name].dtype} {tuple(state[name].shape)}")
+            if (x.shape, x.dtype) != (begin.shape, begin.dtype):
+                refuse(f"{name}: {x.dtype} {tuple(x.shape)}")
         return state
 
     def save(self, folder: str | Path) -> Path:
@@ -346,17 +325,17 @@ class Policy:
 
         A policy that names the user's own code is signed if it may run that code.
         """
-        folder = files.given_path(folder)
+        folder, other = files.given_path(folder), ""
         if (folder / "learner.safetensors").exists():
+            other = "is a checkpoint of a run, which could go on no more"
+        elif (folder / "manifest.json").exists():
+            pass
+        elif folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+            other = "holds something else, which saving would remove"
+        if other:
             raise CheckpointError(
-                f"a new or empty folder, or one with a saved policy, is required; {folder} is a "
-                "checkpoint of a run, which could go on no more; give another folder"
-            )
-        stranger = folder.is_file() or (folder.is_dir() and any(folder.iterdir()))
-        if stranger and not (folder / "manifest.json").exists():
-            raise CheckpointError(
-                f"a new or empty folder, or one with a saved policy, is required; {folder} holds "
-                "something else, which saving would remove; give another folder"
+                "a new or empty folder, or one with a saved policy, is required; "
+                f"{folder} {other}; give another folder"
             )
         try:
             files.make_folder(folder.parent)
@@ -420,36 +399,26 @@ def load(
     found = _find(files.given_path(path), which)
     try:
         description, publication, _ = _parts(found)
+        named = description["model"]["encoder"]
         given = encoder if encoder is None or isinstance(encoder, str) else encoder_name(encoder)
-        origin = _origin(found, trust, description["model"]["encoder"], given)
+        if given not in (None, named):
+            raise ConfigError(
+                f"model.encoder must be the one that the policy in {found.path} was trained with, "
+                f"{named!r}; got {given!r}; leave it out, or correct it"
+            )
+        again: dict[str, str] = {}
         if given is not None:
             description = {**description, "model": {**description["model"], "encoder": given}}
+            again["model.encoder"] = given
+        origin = Origin(str(found.path), None if trust else found.not_own, calls_of(again))
         return Policy(description, publication, origin, threads)
-    except _NOT_AS_DESCRIBED as error:
+    except _UNFIT as error:
         raise _no_policy(found, error) from error
 
 
-def _origin(
-    found: checkpoint.Checkpoint,
-    trusted: bool,
-    named: Any,
-    given: str | None,
-) -> trust.Origin:
-    """named: the policy's encoder; given: the caller's."""
-    if given is not None and given != named:
-        raise ConfigError(
-            f"model.encoder must be the one that the policy in {found.path} was trained with, "
-            f"{named!r}; got {given!r}; leave it out, or correct it"
-        )
-    fault = None if trusted else found.not_own
-    again = {} if given is None else {"model.encoder": given}
-    return trust.Origin(str(found.path), fault, trust.calls_of(again))
-
-
 def find_policy(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tensor]]:
-    """The description and the publication that `load` would load, without building a network, and
-    of a checkpoint also the tensors that only learning needs; raises CheckpointError if there is no
-    readable policy at the path.
+    """The description and the publication that `load` would load, without a network, and the
+    tensors of a checkpoint that only learning needs; raises CheckpointError if there is none.
     """
     found = _find(path, "latest")
     try:
@@ -471,8 +440,7 @@ def _parts(found: checkpoint.Checkpoint) -> tuple[dict[str, Any], Publication, s
 
 
 def require_finite(path: Path, tensors: Mapping[str, Tensor], encoder: str) -> None:
-    """Raises CheckpointError, by the tensor's name, where weights or statistics out of a file hold
-    a NaN or an infinity.
+    """Raises CheckpointError where weights or statistics out of a file hold a NaN or an infinity.
 
     encoder: ``model.encoder``; one of the user's own may hold infinities, as a mask does.
     """
@@ -524,27 +492,25 @@ def _find(path: Path, which: str) -> checkpoint.Checkpoint:
                 f"a run folder is required to choose {which!r} from, {path} is one checkpoint or "
                 "policy; leave --checkpoint out"
             )
-        found: checkpoint.Checkpoint | None = checkpoint.read(path)
-    elif which == "best":
+        return checkpoint.read(path)
+    if which == "best":
         path = _of_best(path)
         if not (path / "best").exists():
             raise CheckpointError(
                 f"a run with a best policy is required, {path / 'best'} does not exist; "
                 "evaluation may be off (--eval.episodes 0); use --checkpoint latest"
             )
-        found = checkpoint.read(path / "best")
-    elif which == "latest":
-        found = checkpoint.latest(path / "checkpoints", warn=files.warn_on_stderr)
-        steps = None if found is None else found.meta.get("env_steps")
-        if steps is not None and (lost := run_record.lost(path, steps)) is not None:
-            files.warn_on_stderr(lost)
-    else:
-        inside = path / "checkpoints" / which
-        given = files.given_path(which)
+        return checkpoint.read(path / "best")
+    if which != "latest":
+        inside, given = path / "checkpoints" / which, files.given_path(which)
         if not inside.exists() and given.exists():
             require_own(given)
             inside = given
-        found = checkpoint.read(inside)
+        return checkpoint.read(inside)
+    found = checkpoint.latest(path / "checkpoints", warn=files.warn_on_stderr)
     if found is None:
         raise checkpoint.none_at(path)
+    steps = found.meta.get("env_steps")
+    if steps is not None and (lost := run_record.lost(path, steps)) is not None:
+        files.warn_on_stderr(lost)
     return found

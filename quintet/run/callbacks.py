@@ -92,8 +92,3 @@ class UserCode(NamedTuple):
 
     on_report: OnReport | None = None
     callbacks: Callbacks = Callbacks()
-
-    @property
-    def given(self) -> bool:
-        """Whether there is any."""
-        return self != UserCode()

@@ -40,7 +40,11 @@ class Evaluations:
         """say: gets lines of processes that step environments; notice: what a long wait is for."""
         self.config, self.say, self.notice = config, say, notice
         self.env = loaded.evaluated
-        self.elsewhere = _named(loaded)
+        self.elsewhere = ""
+        if loaded.plays_elsewhere:
+            own = self.env.config
+            kwargs = f" {own.kwargs}" if own.kwargs else ""
+            self.elsewhere = f"{own.id}{kwargs} ({own.backend})"
         self.evaluated_steps = 0
         self._seconds = 0.0
         self._told = self._apart_told = False
@@ -83,7 +87,7 @@ class Evaluations:
             self.config.runtime.worker_timeout_s,
             self.say,
             self.notice,
-            who=_nobody,  # the training has said so
+            who=lambda _: None,  # the training has said so
             others=tuple(each.player for each in others),
             agent=index,
             threads=policy.threads,
@@ -91,27 +95,18 @@ class Evaluations:
         scores = evaluate_in(policy, self.env, how, config.max_steps)
         self.evaluated_steps = env_steps
         self._seconds += time.perf_counter() - begin
-        if scores.complete and not len(scores.returns):
+        if not scores.complete:
+            return None
+        if not len(scores.returns):
             self.say(
                 f"the evaluation of policy {index} has no scores: none of its agents ended an "
                 f"episode in {config.episodes} games; raise eval.episodes"
             )
             return None
-        if not scores.complete:
-            return None
         if scores.cut_told and not self._told:
             self._told = True  # the metric goes on telling it
             self.say(f"evaluation: {scores.cut_told}; eval.max_steps is the bound")
         return scores
-
-
-def _named(loaded: Loaded) -> str:
-    """The environment of evaluations; empty: that of training."""
-    env = loaded.evaluated
-    if not loaded.plays_elsewhere:
-        return ""
-    kwargs = f" {env.config.kwargs}" if env.config.kwargs else ""
-    return f"{env.config.id}{kwargs} ({env.config.backend})"
 
 
 def far_apart(greedy: Scores, sampled: Sequence[float]) -> str | None:
@@ -130,7 +125,3 @@ def far_apart(greedy: Scores, sampled: Sequence[float]) -> str | None:
         "ones; --eval.greedy false evaluates and chooses by sampled ones, and quintet eval "
         "--stochastic plays them"
     )
-
-
-def _nobody(line: str) -> None:
-    """Hears nothing."""

@@ -45,11 +45,6 @@ class PolicyCounters:
     ended_episodes: int = 0
 
 
-def copied(state: LearnerState) -> LearnerState:
-    """A copy, as the tensors of a learner's state may be its own."""
-    return replace(state, tensors={name: x.clone() for name, x in state.tensors.items()})
-
-
 @final
 class PolicyRun:
     """The K-th policy of a run.
@@ -171,7 +166,9 @@ class PolicyRun:
         counters. Its objective is measured again.
         """
         self.configure(donor.config.learner)  # whose rate may follow a schedule from there
-        self.learner.load(copied(donor.learner.save()), counters=False)
+        given = donor.learner.save()  # whose tensors may be the donor's own
+        tensors = {name: x.clone() for name, x in given.tensors.items()}
+        self.learner.load(replace(given, tensors=tensors), counters=False)
         self.learner.metrics()  # of updates of the former weights, which nobody is to be ranked by
         self.configure(options)
         self.episodes.forget_recent()

@@ -1,6 +1,7 @@
 """Makes the runtime kind of a resolved configuration."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -87,31 +88,27 @@ def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
 
 def _settled(env: ResolvedEnv, make: Callable[[ResolvedEnv], Sequence[VectorEnv]]) -> Source:
     """Result of `make` for the environment with its ``observation_dtype`` resolved."""
-    source = Source(make(env), env)
-    try:
+    with ExitStack() as unless_kept:
+        source = Source(make(env), env)
+        unless_kept.callback(source.close)
         resolved = with_observation_dtype(env, source.spaces)
-    except BaseException:
-        source.close()
-        raise
-    if resolved.config.observation_dtype == "float32" or resolved == env:
-        return Source(source.envs, resolved)
-    source.close()
+        if resolved.config.observation_dtype == "float32" or resolved == env:
+            unless_kept.pop_all()
+            return Source(source.envs, resolved)
     return Source(make(resolved), resolved)
 
 
 def _make_groups(config: RunConfig, env: ResolvedEnv, timeout_s: float) -> list[VectorEnv]:
-    made: list[VectorEnv] = []
     streams, size = env.config.num_streams, streams_per_group(config, env)
     if tuned_shaping(config):  # the sampler sets the values in environments of its own process
         env = env.with_options({"num_processes": 1})
     how = Spreading(num_groups=streams // size, timeout_s=timeout_s)
-    try:
+    made: list[VectorEnv] = []
+    with ExitStack() as unless_all:
         for first in range(0, streams, size):
             made.append(make_streams(env, size, how._replace(first_stream=first)))
-    except BaseException:
-        for group in made:
-            group.close()
-        raise
+            unless_all.callback(made[-1].close)
+        unless_all.pop_all()
     return made
 
 
@@ -139,26 +136,19 @@ def require_rows(config: RunConfig, spaces: Spaces, plan: DataPlan) -> None:
     of_slot = sum(prod(spec.shape) * spec.dtype.itemsize for spec in specs)
     serial = config.runtime.kind == "serial"
     slots = 1 if serial else slots_per_group(config.runtime, plan, config.env.num_streams)
-    rows = plan.unroll_steps * size
-    drawn = 0
-    if plan.replay is not None:
-        drawn = plan.replay.columns * (plan.replay.steps + 1) * (of_slot // rows)
-    batch = of_slot // size * plan.columns_per_batch
-    needed: Sequence[tuple[str, int, str]] = (
-        (
-            f"memory for unrolls of {plan.unroll_steps} steps in {config.env.num_streams} streams",
-            of_slot * slots * config.env.num_groups,
-            "lower env.num_streams, shorten unrolls, or give smaller observations",
-        ),
-        (
-            f"a batch of {plan.columns_per_batch} unrolls of {plan.unroll_steps} steps",
-            batch,
-            "lower what the learner takes for a batch",
-        ),
-        ("a batch that is drawn from replay", drawn, "lower its size or the length of its rows"),
+    memory.require(
+        of_slot * slots * config.env.num_groups,
+        f"memory for unrolls of {plan.unroll_steps} steps in {config.env.num_streams} streams",
+        "lower env.num_streams, shorten unrolls, or give smaller observations",
     )
-    for what, nbytes, way_out in needed:
-        memory.require(nbytes, what, way_out)
+    batch = f"a batch of {plan.columns_per_batch} unrolls of {plan.unroll_steps} steps"
+    nbytes = of_slot // size * plan.columns_per_batch
+    memory.require(nbytes, batch, "lower what the learner takes for a batch")
+    if plan.replay is not None:
+        rows = plan.replay.columns * (plan.replay.steps + 1)
+        nbytes = rows * (of_slot // (plan.unroll_steps * size))
+        way_out = "lower its size or the length of its rows"
+        memory.require(nbytes, "a batch that is drawn from replay", way_out)
 
 
 @OwnTorch()

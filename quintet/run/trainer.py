@@ -88,11 +88,10 @@ class Trainer:
             policies[0].spaces,
             env,
             loaded.env,
-            user.given,
+            user != UserCode(),
         )
         self.live = LiveRun(folder.path, policies, lambda: self.counters.env_steps)
         self.max_cut_frac: float | None = None
-        self.long_episodes = LongEpisodes(config.total_env_steps, self.saving.exact_interval, None)
         self.finished = self.stop_requested = self._save_requested = False
         self._saved_at = time.monotonic()  # or begun at
         self._ended, self._telling = False, threading.Lock()  # the loop; what a stop waits for
@@ -265,8 +264,7 @@ class Trainer:
         return f"{whole:.1f} s: {', '.join(parts)}"
 
     def _phase_begins(self, phase: Phase) -> None:
-        stage = stage_of(phase, self.facts)
-        if stage is not None:
+        if (stage := stage_of(phase, self.facts)) is not None:
             self.log.stage(stage)
 
     def save_policy(self) -> None:
