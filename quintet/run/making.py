@@ -5,10 +5,9 @@ decides later when environments are made anew.
 """
 
 import math
-from contextlib import closing
+from contextlib import closing, suppress
 from statistics import median
 from time import perf_counter
-from typing import final
 
 from quintet.checkpoint import RESTARTS_FRAC
 from quintet.config.run import RunConfig
@@ -61,15 +60,16 @@ def _restart_env_steps(config: RunConfig, source: Source, opened_s: float) -> in
     if make_s < _FREE_S:
         return 0
     size = config.env.streams_per_group
-    trial = _Trial(env, size if size and env.kind == "group maker" else env.streams_of(1))
+    alone = size if size and env.kind == "group maker" else env.streams_of(1)
+    trial_s, step_s = _trial(env, alone)
     # The first environment of a process may have imported what makes it.
-    make_s = min(make_s, trial.make_s)
+    make_s = min(make_s, trial_s)
     if make_s < _FREE_S:
         return 0
     asked = config.env.num_processes if runtime.kind == "serial" else runtime.num_workers
     processes = min(asked or 1, config.env.num_streams)
     restart_s = config.env.num_streams * make_s / processes
-    return coarse(restart_s / (trial.step_s / processes + _LEAST_STEP_S))
+    return coarse(restart_s / (step_s / processes + _LEAST_STEP_S))
 
 
 def coarse(steps: float) -> int:
@@ -77,30 +77,23 @@ def coarse(steps: float) -> int:
     return int(4 ** round(math.log(max(steps, 1.0), 4)))
 
 
-@final
-class _Trial:
-    """Makes environments for one trial, and steps them by random actions.
-
-    make_s, step_s: seconds to make one, for each stream, and of one env_step; infinity and 0 where
-        they can't be made beside those of the run, or fail: the run itself says why.
+def _trial(env: ResolvedEnv, num_streams: int) -> tuple[float, float]:
+    """Seconds to make a stream, and of one env_step by random actions; infinity and 0 where no
+    further environments can be made, or they fail: the run itself says why.
     """
-
-    def __init__(self, env: ResolvedEnv, num_streams: int):
-        self.make_s, self.step_s = math.inf, 0.0
-        try:
-            with interrupts_for_us_alone(), same_folder():
-                begin = unhindered_s()
-                with closing(make_group_env(env, num_streams)) as made:
-                    self.make_s = (unhindered_s() - begin) / num_streams
-                    seconds: list[float] = []
-                    for row in play(made, _ROWS, seed=0):
-                        seconds += [row.seconds] if row.number else []  # not of the reset
-                        # Most rows are stepped without another process coming between.
-                        self.step_s = median(seconds or [0.0]) / num_streams
-                        if sum(seconds) > _ROWS_S:
-                            break
-        except QuintetError:
-            pass
+    make_s, step_s = math.inf, 0.0
+    with suppress(QuintetError), interrupts_for_us_alone(), same_folder():
+        begin = unhindered_s()
+        with closing(make_group_env(env, num_streams)) as made:
+            make_s = (unhindered_s() - begin) / num_streams
+            seconds: list[float] = []
+            for row in play(made, _ROWS, seed=0):
+                seconds += [row.seconds] if row.number else []  # not of the reset
+                # Most rows are stepped without another process coming between.
+                step_s = median(seconds or [0.0]) / num_streams
+                if sum(seconds) > _ROWS_S:
+                    break
+    return make_s, step_s
 
 
 def restarts_told(config: RunConfig, interval: int, exact_interval: int, total: int) -> str | None:

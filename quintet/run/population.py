@@ -136,12 +136,11 @@ class Population:
             return
         self._told_of_missing.add(lacks)
         own = self.config.population
-        who = (
-            f"policies {', '.join(map(str, lacks))} have" if lacks[1:] else f"policy {lacks[0]} has"
-        )
         which = f" of {own.min_episodes} episodes" if own.objective in MEANS else ""
-        until = "they are" if lacks[1:] else "it is"
-        say(f"{who} no {own.objective}{which} yet: until then {until} neither copied nor replaced")
+        say(
+            f"policies without {own.objective}{which} yet, until then neither copied nor replaced: "
+            f"{', '.join(map(str, lacks))}"
+        )
 
     def winner(self, policies: Sequence[PolicyRun]) -> str:
         """A sentence on which policy is the run's own in the end, and why."""
@@ -150,11 +149,8 @@ class Population:
         told = f"policy {best} is the run's policy"
         if found[best] is None:
             return f"{told}: no policy has a finite {name}, so it is the first"
-        others = ", ".join(
-            f"policy {k} has {'none' if x is None else f'{x:.4g}'}"
-            for k, x in enumerate(found)
-            if k != best
-        )
+        shown = ["none" if x is None else f"{x:.4g}" for x in found]
+        others = ", ".join(f"policy {k} has {x}" for k, x in enumerate(shown) if k != best)
         return f"{told}: it has the highest {name}, {found[best]:.4g} ({others})"
 
     def metrics(self, policies: Sequence[PolicyRun]) -> list[dict[str, float]]:

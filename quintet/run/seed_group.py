@@ -11,8 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from quintet.system import entry
 from quintet.system.child import Child
@@ -25,18 +24,14 @@ _POLL_S = 0.05
 _READ_BYTES = 65_536
 
 
-@final
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """A process to start: the name before its lines, and its payload."""
 
     name: str
     payload: bytes
 
 
-@final
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """End of a member.
 
     status: negative for a signal; None: it was not started.  answer: None if it gave none.

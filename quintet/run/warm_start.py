@@ -104,17 +104,9 @@ def _other_tensors(
     mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor], required: Iterable[str]
 ) -> list[str]:
     """Tensors that one side lacks, or has in another shape, one line each."""
-    faults = [
-        f"{name}: the run has none, init_from shape {tuple(theirs[name].shape)}"
-        for name in sorted(set(theirs) - set(mine))
-    ]
-    faults += [
-        f"{name}: the run has shape {tuple(mine[name].shape)}, init_from none"
-        for name in sorted(set(required) - set(theirs))
-    ]
-    faults += [
-        f"{name}: the run has shape {tuple(mine[name].shape)}, init_from {tuple(x.shape)}"
-        for name, x in sorted(theirs.items())
-        if name in mine and mine[name].shape != x.shape
-    ]
+    faults = []
+    for name in sorted({*theirs, *required}):
+        a, b = (f"shape {tuple(x[name].shape)}" if name in x else "none" for x in (mine, theirs))
+        if a != b:
+            faults.append(f"{name}: the run has {a}, init_from {b}")
     return faults

@@ -18,15 +18,11 @@ def usable_cores() -> int:
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # Linux only
         cores = len(os.sched_getaffinity(0))
-    return max(1, math.ceil(min(cores, _quota())))
+    return max(1, math.ceil(min(cores, *map(_quota, groups("cpu")))))
 
 
-def _quota() -> float:
-    """Cores in the quotas of the process's control groups; infinite without a limit."""
-    return min(_quota_of(folder) for folder in groups("cpu"))
-
-
-def _quota_of(folder: Path) -> float:
+def _quota(folder: Path) -> float:
+    """Cores in the quota of a control group; infinite without a limit."""
     try:
         if (folder / "cpu.max").exists():
             quota, period = (folder / "cpu.max").read_text().split()

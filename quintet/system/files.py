@@ -110,8 +110,7 @@ def warn_on_stderr(message: str) -> None:
 
 def advice(fault: OSError) -> str:
     """Advice on an error of the system, in a few words."""
-    known = _ADVICE.get(fault.errno or 0)
-    return known or "see to what the system says"
+    return _ADVICE.get(fault.errno or 0, "see to what the system says")
 
 
 def reason(fault: OSError) -> str:

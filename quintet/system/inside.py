@@ -50,7 +50,8 @@ def require_own(folder: Path, *, writes: bool = False) -> None:
             other = f"a link to {_target(path)}"
         elif not (stat.S_ISREG(held.st_mode) or stat.S_ISDIR(held.st_mode)):
             other = "a pipe, a socket or a device"
-        elif writes and held.st_nlink > 1 and _in_place(path) and stat.S_ISREG(held.st_mode):
+        in_place = path.name in _IN_PLACE or path.parent.name == _REPLAY
+        if writes and in_place and stat.S_ISREG(held.st_mode) and held.st_nlink > 1:
             other = "a file with another name as well (a hard link), which would change with it"
         if other:
             raise CheckpointError(
@@ -74,10 +75,6 @@ def _entries(folder: Path) -> Iterator["os.DirEntry[str]"]:
             if entry.name != _OF_OTHERS and entry.is_dir(follow_symlinks=False):
                 left.append(entry.path)
         top = False
-
-
-def _in_place(path: Path) -> bool:
-    return path.name in _IN_PLACE or path.parent.name == _REPLAY
 
 
 def _target(link: Path) -> str:

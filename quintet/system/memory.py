@@ -40,10 +40,11 @@ def memory_fault(error: BaseException) -> QuintetError | None:
             "env.num_streams, the rows of a minibatch, the length of unrolls or the width of the "
             "network, or use --runtime.device cpu"
         )
-    short = isinstance(error, MemoryError)
-    short = short or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
-    short = short or (isinstance(error, RuntimeError) and any(s in str(error) for s in _SIGNS))
-    if not short:
+    if not (
+        isinstance(error, MemoryError)
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+        or (isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS))
+    ):
         return None
     return QuintetError(
         f"memory ran out ({said}{limit_told()}); make room, lower env.num_streams or "
@@ -65,17 +66,14 @@ def free_bytes() -> float:
     """Memory that processes can take without others being killed for it, and this one may have."""
     import psutil
 
-    free = min(psutil.virtual_memory().available, _left_to_container())
+    left = map(_left_to_group, cpus.groups("memory"))
+    free = min(psutil.virtual_memory().available, *left)
     most = _most_bytes()
     return free if most is None else min(free, max(0, most - psutil.Process().memory_info().vms))
 
 
-def _left_to_container() -> float:
-    """Free bytes within the control groups' limits, the page cache included; infinite without."""
-    return min(_left_to_group(folder) for folder in cpus.groups("memory"))
-
-
 def _left_to_group(folder: Path) -> float:
+    """Free bytes within a control group's limit, the page cache included; infinite without."""
     limit, usage, prefix = "memory.max", "memory.current", ""
     if not (folder / limit).exists():
         limit, usage, prefix = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"

@@ -141,7 +141,7 @@ class _Listener:
 
     def __init__(self, target: Stoppable, numbers: Collection[int]) -> None:
         self.heeded = False  # the main thread is ending after a second Ctrl-C
-        self.rearm: Callable[[], None] = _nothing
+        self.rearm: Callable[[], object] = lambda: None  # before Python's handler is installed
         self._target, self._numbers = target, frozenset(numbers)
         self._undone_s = _UNDONE_S.get()
         self._reader, self._writer = os.pipe()
@@ -226,26 +226,18 @@ def _leave_pipes_to_parents() -> None:
     os.register_at_fork(after_in_child=leave)
 
 
-def _nothing() -> None:
-    """The `rearm` of a listener before Python's handler is installed."""
-
-
-def _deadly_second(number: int) -> Callable[[], None]:
+def _deadly_second(number: int) -> Callable[[], object]:
     """Makes the system end this process at the second signal of that number, unless the returned
     function is called in between (glibc; elsewhere nothing changes).
     """
     install = getattr(ctypes.CDLL(None), "sysv_signal", None)
     if install is None:
-        return _nothing
+        return lambda: None
     # As in System V, a signal removes a handler that was installed in this way.
     install.argtypes, install.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
     of_python = install(number, None)  # its handler in C, which asks for the one in Python
     install(number, of_python)
-
-    def rearm() -> None:
-        install(number, of_python)
-
-    return rearm
+    return lambda: install(number, of_python)
 
 
 def _ends() -> list[signal.Signals]:

@@ -340,8 +340,8 @@ def test_an_objective_that_nobody_has_is_told_once(tmp_path: Path) -> None:
     train(tmp_path / "run", population__objective="episode/success_rate")
     assert all(event["event"] == "begins" for event in events(tmp_path / "run"))
     said = (tmp_path / "run" / "log.txt").read_text()
-    told = "policies 0, 1, 2 have no episode/success_rate of 3 episodes yet: until then they are"
-    assert said.count(f"{told} neither copied nor replaced") == 1
+    told = "policies without episode/success_rate of 3 episodes yet, until then neither copied nor"
+    assert said.count(f"{told} replaced: 0, 1, 2") == 1
 
 
 def test_a_finished_run_keeps_its_leader_whatever_the_objective(tmp_path: Path) -> None:

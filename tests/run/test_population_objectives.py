@@ -223,9 +223,5 @@ def test_it_is_told_which_policies_have_no_objective(tmp_path: Path) -> None:
         policies[1].record.since = 100  # it became a copy
         consider(460, None, None)
         policies[1].record.since = 0
-    rest = "episode/return_mean of 20 episodes yet: until then"
-    assert said == [
-        f"policy 1 has no {rest} it is neither copied nor replaced",
-        f"policies 0, 1 have no {rest} they are neither copied nor replaced",
-        f"policy 0 has no {rest} it is neither copied nor replaced",
-    ]
+    rest = "episode/return_mean of 20 episodes yet, until then neither copied nor replaced"
+    assert said == [f"policies without {rest}: {who}" for who in ("1", "0, 1", "0")]

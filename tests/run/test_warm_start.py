@@ -209,7 +209,10 @@ def test_a_part_by_the_names_of_its_tensors(donor, tmp_path, begun):
         ({"env": "quintet.envs.toy:Target"}, r"observation space: .*action space: .*Discrete"),
         ({"env__kwargs": {"num_contexts": 4}}, r"observation space: .*\(4,\).*\(3,\)"),
         ({"model__policy_hidden": [9]}, r"policy_hidden: the run has \[9\], init_from \[8\]"),
-        ({"model__policy_hidden": [9]}, r"weight: the run has shape \(9, 3\), init_from \(8, 3\)"),
+        (
+            {"model__policy_hidden": [9]},
+            r"weight: the run has shape \(9, 3\), init_from shape \(8, 3\)",
+        ),
         ({"model__shared_torso": True}, r"value_encoder.*: the run has none, init_from shape"),
         ({"model__activation": "relu"}, "model.activation: the run has relu, init_from tanh"),
         ({"normalize_observations": False}, "normalizer/moments.0.mean: the run has none"),
@@ -218,7 +221,7 @@ def test_a_part_by_the_names_of_its_tensors(donor, tmp_path, begun):
         ({"init_from_keys": ["core.*"]}, "its tensors are network/encoder"),
         (
             {"init_from_keys": ["*encoder*"], "model__policy_hidden": [9]},
-            r"encoder.*weight: the run has shape \(9, 3\), init_from \(8, 3\)",
+            r"encoder.*weight: the run has shape \(9, 3\), init_from shape \(8, 3\)",
         ),
         ({"init_from": None, "init_from_keys": ["*"]}, "init_from_keys=.* without init_from"),
     ],

@@ -36,7 +36,7 @@ def put_back(monkeypatch):
         yield
     gymnasium.registry.clear()
     gymnasium.registry.update(registered)
-    user_state.restore(before._replace(filters={}))
+    user_state.restore(before | {"filters": {}})
 
 
 def set_up(folder: Path) -> None:
