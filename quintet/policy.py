@@ -42,14 +42,7 @@ POLICIES, LEADER = "policies", "leader"
 one that had the highest objective.
 """
 
-_UNFIT = (
-    LookupError,
-    TypeError,
-    ValueError,
-    RuntimeError,
-    ArithmeticError,
-    AssertionError,
-)
+_UNFIT = (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError, AssertionError)
 """Errors of a description that no run wrote, with those of Gymnasium's checks."""
 
 

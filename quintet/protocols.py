@@ -10,15 +10,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from quintet.types import (
-        ActOutput,
-        LearnerState,
-        Obs,
-        Publication,
-        Rollout,
-        State,
-        TensorSpec,
-    )
+    from quintet.types import ActOutput, LearnerState, Obs, Publication, Rollout, State, TensorSpec
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,7 @@ def main(arguments: list[str]) -> int:
 
 def _evaluate(
     run: Annotated[
-        Positional[str | None],
-        arg(help="run folder, checkpoint, or saved policy", metavar="RUN"),
+        Positional[str | None], arg(help="run folder, checkpoint, or saved policy", metavar="RUN")
     ] = None,
     env: Annotated[
         str | None, arg(help="environment to play in, if not the one of training")
@@ -45,8 +44,7 @@ def _evaluate(
     ] = "auto",
     stochastic: Annotated[bool, arg(help="sample actions instead of taking the likeliest")] = False,
     random: Annotated[
-        bool,
-        arg(help="play uniformly random actions instead of the policy's: the score to beat"),
+        bool, arg(help="play uniformly random actions instead of the policy's: the score to beat")
     ] = False,
     against: Annotated[
         str | None,
@@ -57,8 +55,7 @@ def _evaluate(
         ),
     ] = None,
     video: Annotated[
-        str | None,
-        arg(help=".mp4 file for a film of one more episode, with the first seed"),
+        str | None, arg(help=".mp4 file for a film of one more episode, with the first seed")
     ] = None,
     as_json: Annotated[bool, arg(name="json", help="print one JSON object")] = False,
     encoder: Annotated[

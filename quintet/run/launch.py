@@ -83,9 +83,7 @@ class SeedOutcome:
 
 @no_exit()
 def run(
-    loaded: Loaded,
-    on_report: OnReport | None = None,
-    callbacks: Callbacks | None = None,
+    loaded: Loaded, on_report: OnReport | None = None, callbacks: Callbacks | None = None
 ) -> Result:
     """Trains by a loaded configuration, from its folder's newest checkpoint if there is one. Every
     refusal comes before the folder is touched.
@@ -165,12 +163,7 @@ def _run(loaded: Loaded, user: UserCode, here: Path, *, may_go_back: bool) -> Re
         require_rows(config, source.spaces, policies[0].learner.plan)
         _make_replays(trainer, source)
         sampling = make_sampling(
-            config,
-            source,
-            policies,
-            trainer.timer,
-            trainer.log.say,
-            trainer.log.waiting,
+            config, source, policies, trainer.timer, trainer.log.say, trainer.log.waiting
         )
         ends.callback(sampling.close)
         if loaded.overwrite and (place := move_aside(config.run_dir)) is not None:
