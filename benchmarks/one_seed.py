@@ -106,7 +106,7 @@ def prepare(task: Task) -> list[str]:
 def _wait_until_free(run_dir: Path) -> None:
     """A process whose parent was killed may still be writing its last checkpoint."""
     from quintet.errors import CheckpointError
-    from quintet.system.lock import run_lock
+    from quintet.system.inside import run_lock
 
     until = time.monotonic() + GRACE_S + 10.0
     while run_dir.exists():

@@ -1,14 +1,12 @@
 """Checkpoints: folders that are written whole or not at all, and hold no code.
 
 A checkpoint is a folder ``root/NAME/`` with one ``KEY.safetensors`` per group of tensors,
-``meta.json`` and ``manifest.json`` (format version; size and SHA-256 of every file; a signature of
-these where one is asked for).  It is written in a hidden folder beside its final place, synced to
-the disk, and then renamed, so a crash at any moment leaves either the old state or the new one.
-The checkpoints of a run are named by a number that grows with the run (``000000123``); any other
-name (``best``) is no candidate of `latest` and `prune`.
-
-While a checkpoint is replaced, the old one is for an instant named ``.old-NAME``; readers in that
-instant, or after a crash in it, get the old one.
+``meta.json`` and ``manifest.json`` (format version; size and SHA-256 of every file; perhaps their
+signature).  It is written in a hidden folder next to its place, synced to the disk, and renamed, so
+a crash at any moment leaves either the old state or the new one.  While it is replaced, the old one
+is for an instant named ``.old-NAME``, and is read in that instant, or after a crash in it.  Those
+of a run are named by a growing number (``000000123``); others (``best``) are no candidates of
+`latest` and `prune`.
 """
 
 from __future__ import annotations  # so that its options need no tensor
@@ -193,8 +191,11 @@ def read(path: Path) -> Checkpoint:
             try:
                 return _read_folder(folder, path)
             except CheckpointError:
+                now = None
+                with suppress(OSError):
+                    now = os.stat(standing(path)).st_ino
                 # another process may have replaced the folder while we read it
-                replaced = folder is None or os.fstat(folder).st_ino != _inode(standing(path))
+                replaced = folder is None or os.fstat(folder).st_ino != now
                 if not replaced or attempt == _READ_ATTEMPTS - 1:
                     raise
     raise AssertionError("unreachable")
@@ -439,22 +440,12 @@ def _cannot_write(root: Path, name: str, needed: int, fault: OSError) -> str:
     )
 
 
-def _inode(folder: Path) -> int | None:
-    try:
-        return os.stat(folder).st_ino
-    except OSError:
-        return None
-
-
 def _read_folder(folder: int | None, path: Path) -> Checkpoint:
-    if folder is None:
-        raise CheckpointError(f"there is no checkpoint at {path}")
     from safetensors.torch import load as load_safetensors
 
-    entries, mark = read_manifest(folder, path / MANIFEST)
+    entries, mark = read_manifest(folder, path)
+    assert folder is not None
     contents = {name: read_verified(folder, path / name, entry) for name, entry in entries.items()}
-    if META not in contents:
-        raise CheckpointError(f"{path / MANIFEST} lists no {META}: this is no checkpoint")
     tensors = {}
     for name, data in contents.items():
         if not name.endswith(_SUFFIX):

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from quintet import checkpoint
 from quintet.checkpoint import Checkpoint, CheckpointConfig
 from quintet.errors import CheckpointError
-from quintet.system.lock import run_lock
+from quintet.system.inside import run_lock
 
 MANY_KINDS = {
     "float32": torch.randn(3, 4),
@@ -451,7 +451,7 @@ def test_config_intervals_and_milestones() -> None:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from quintet.system.lock import run_lock
+from quintet.system.inside import run_lock
 with run_lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

@@ -76,26 +76,19 @@ def main(arguments: list[str]) -> int:
 def _as_json(found: "EnvCheck") -> dict[str, Any]:
     from quintet import spaces
 
+    names = (
+        "reward_shaping steps step_s slowest_step_s reset_s terminated truncated lengths "
+        "rewarded_frac deterministic faults remarks"
+    )
     return {
         "env": found.env.id,
         "backend": found.env.backend,
         "observation_space": spaces.to_json(found.spaces.observation),
         "action_space": spaces.to_json(found.spaces.action),
-        "reward_shaping": found.reward_shaping,
-        "steps": found.steps,
-        "step_s": found.step_s,
-        "slowest_step_s": found.slowest_step_s,
-        "reset_s": found.reset_s,
-        "terminated": found.terminated,
-        "truncated": found.truncated,
-        "lengths": found.lengths,
         "returns": [_finite(each) for each in found.returns],
         "reward_min": _finite(found.reward_min),
         "reward_max": _finite(found.reward_max),
-        "rewarded_frac": found.rewarded_frac,
-        "deterministic": found.deterministic,
-        "faults": found.faults,
-        "remarks": found.remarks,
+        **{name: getattr(found, name) for name in names.split()},
     }
 
 

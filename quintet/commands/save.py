@@ -6,7 +6,7 @@ import socket
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import tyro
 from tyro.conf import Positional, arg
@@ -15,8 +15,7 @@ from quintet.commands.plot import runs_in
 from quintet.errors import CheckpointError, ConfigError
 from quintet.system import manifest
 from quintet.system.files import given_path, shown
-from quintet.system.inside import require_own
-from quintet.system.lock import Holder, holder_of
+from quintet.system.inside import Holder, holder_of, require_own
 
 _POLL_S = 0.1
 
@@ -42,23 +41,14 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-class _Newest(NamedTuple):
-    """The name of the newest checkpoint, and its env_steps."""
-
-    name: str
-    env_steps: int
-
-    def told(self, run_dir: Path) -> str:
-        return f"{shown(run_dir / 'checkpoints' / self.name)}, {self.env_steps:,} env_steps"
-
-
 def save(run_dir: Path, wait_s: float) -> str:
     """Requests a checkpoint and waits for it; returns a sentence.  Raises CheckpointError if no
     process trains there, it can't be reached from here, or it wrote none in that time.
     """
     require_own(run_dir)
     holder = _required_holder(run_dir)
-    before = _newest(run_dir)
+    checkpoints = run_dir / "checkpoints"
+    before = manifest.newest(checkpoints)
     try:
         os.kill(holder.pid, signal.SIGUSR1)
     except PermissionError as fault:
@@ -71,14 +61,13 @@ def save(run_dir: Path, wait_s: float) -> str:
     until_s = time.monotonic() + wait_s
     while time.monotonic() < until_s:
         ended = holder_of(run_dir) is None
-        now = _newest(run_dir)
-        if now is not None and (before is None or now.name != before.name):
-            return f"saved {now.told(run_dir)}"
+        now = manifest.newest(checkpoints)
+        if now is not None and (before is None or now.path != before.path):
+            return f"saved {_shown(now)}"
         if ended:
-            newest = "it has no checkpoint" if now is None else f"its newest is {now.told(run_dir)}"
             raise CheckpointError(
                 f"{run_dir} has no new checkpoint, since its process {holder.pid} has ended; "
-                f"{newest}; see {run_dir / 'log.txt'}"
+                f"{_newest(run_dir)}; see {run_dir / 'log.txt'}"
             )
         time.sleep(_POLL_S)
     raise CheckpointError(
@@ -109,12 +98,10 @@ def _required_holder(run_dir: Path) -> Holder:
 
 
 def _nobody(run_dir: Path) -> CheckpointError:
-    newest = _newest(run_dir)
-    held = "it has no checkpoint" if newest is None else f"its newest is {newest.told(run_dir)}"
-    runs = [] if newest else [shown(run) for run in runs_in(run_dir) if run != run_dir]
+    runs = [shown(run) for run in runs_in(run_dir) if run != run_dir]
     of_group = f"; give one of the runs in it, as {runs[0]}" if runs else ""
     return CheckpointError(
-        f"{run_dir} must be in training, got no process that trains in it ({held}): "
+        f"{run_dir} must be in training, got no process that trains in it ({_newest(run_dir)}): "
         f"nothing was saved, and nothing is lost{of_group}"
     )
 
@@ -128,6 +115,10 @@ def _catches(pid: int) -> bool:
     return False
 
 
-def _newest(run_dir: Path) -> _Newest | None:
+def _newest(run_dir: Path) -> str:
     found = manifest.newest(run_dir / "checkpoints")
-    return None if found is None else _Newest(found.path.name, found.meta.get("env_steps") or 0)
+    return "it has no checkpoint" if found is None else f"its newest is {_shown(found)}"
+
+
+def _shown(found: manifest.Found) -> str:
+    return f"{shown(found.path)}, {found.meta.get('env_steps') or 0:,} env_steps"

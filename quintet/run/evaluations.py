@@ -15,11 +15,8 @@ from quintet.policy import Policy
 EVALUATION_SEED = 20_000
 """First environment seed of evaluations while training; published results use others."""
 
-_LEAST_EPISODES = 3
-"""Fewer tell nothing about the difference of greedy and sampled actions."""
-
-_TIME_FRAC = 0.05
-"""Share of a run's time above which automatic evaluations are skipped."""
+_LEAST_EPISODES = 3  # that tell something about the difference of greedy and sampled actions
+_TIME_FRAC = 0.05  # of a run's time, above which automatic evaluations are skipped
 
 
 @final

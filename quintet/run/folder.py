@@ -21,7 +21,7 @@ from quintet import checkpoint
 from quintet.errors import CheckpointError, FileFault, QuintetError
 from quintet.observe.stream import LogFile
 from quintet.system import files, manifest, run_record, saved_options
-from quintet.system.lock import run_lock
+from quintet.system.inside import run_lock
 from quintet.types import Rollout
 
 OLD = "old"

@@ -47,7 +47,7 @@ from quintet.system import provenance, trust, user_state
 from quintet.system.child import how_ended
 from quintet.system.cpus import usable_cores
 from quintet.system.importing import Given
-from quintet.system.lock import run_lock
+from quintet.system.inside import run_lock
 from quintet.system.memory import memory_fault
 from quintet.system.signals import save_on_signal, stop_on_signals
 from quintet.system.user_code import no_exit, traced

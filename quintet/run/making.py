@@ -21,16 +21,9 @@ from quintet.system.core_time import own_delay_s
 from quintet.system.files import same_folder
 from quintet.system.signals import interrupts_for_us_alone
 
-_FREE_S = 0.1
-"""Seconds for each stream within which making counts as free: MuJoCo's environments took 0.02 to
-0.08 s on a busy machine.
-"""
-
-_LEAST_STEP_S = 20e-6
-"""Least seconds that acting and learning add to an env_step."""
-
-_ROWS, _ROWS_S = 100, 1.0
-"""Rows that are stepped to measure a step, and the seconds after which no further one is."""
+_FREE_S = 0.1  # for each stream, within which making is free: MuJoCo took 0.02 to 0.08 s
+_LEAST_STEP_S = 20e-6  # that acting and learning add to an env_step
+_ROWS, _ROWS_S = 100, 1.0  # stepped to measure a step; seconds after which no further one is
 
 
 def unhindered_s() -> float:

@@ -1,8 +1,7 @@
 """Records by name: quintet's own, and those of installed packages, which name them as entry points.
 
-The names of installed packages are read from their metadata; a package is imported only when one of
-its records is asked for.  So nothing that a file names is imported unless a package was installed
-with an entry point of that name.
+Names are read from the packages' metadata; a package is imported only when one of its records is
+asked for.  So nothing that a file names is imported unless an installed package has it.
 """
 
 import sys

@@ -1,8 +1,7 @@
 """Processes that are part of this one: how they begin, get their work, speak and end with it.
 
-A child is a Python that runs a module's `main` by way of `quintet.system.entry`, with a payload on
-its standard input; what it prints is handed line by line to the parent's `say`.  Its standard input
-stays open for as long as the parent lives: when it closes, the parent is gone, however it went.
+A child runs a module's `main` by way of `quintet.system.entry`, with a payload on its standard
+input, which stays open for as long as the parent lives; what it prints goes to the parent's `say`.
 """
 
 import os

@@ -1,8 +1,7 @@
 """Time in which processes that have something to do wait for a core, as the system counts it.
 
-On a busy machine a process may be slow without any fault of its own: what it is judged by is time
-in which it computed, slept, or waited for something else.  Linux only, and where the kernel keeps
-this account; elsewhere nobody is seen to wait for a core.
+On a busy machine a process may be slow without any fault of its own.  Linux only, and where the
+kernel keeps this account; elsewhere no process is seen to wait for a core.
 """
 
 import time
@@ -14,9 +13,7 @@ from typing import final
 import psutil
 
 _QUIET_S, _LONG_S = 0.25, 5.0
-"""Seconds of silence of a process before its waits for a core are read, and those of its children,
-which are found in a list of all processes.
-"""
+"""Seconds of silence of a process before its waits for a core are read, and its children's."""
 
 Delays = dict[int, float]
 """Seconds in which a thread has waited for a core since it began, by its number."""

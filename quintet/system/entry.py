@@ -1,7 +1,7 @@
 """First steps of a process of ours: it ties itself to its parent, gets its work, runs its module.
 
-Its arguments are the number of the parent that the system ends it with (or nothing), its name, a
-module, and the numbers of the files that it was given.
+Its arguments: the pid of the parent with which the system ends it (or ""), its name, a module, and
+the numbers of the files that it was given.
 """
 
 import ctypes

@@ -24,14 +24,9 @@ from quintet.errors import FileFault
 TEMPORARY = ".tmp-"
 """Prefix of unfinished files; after a crash they are worthless."""
 
-MAX_DEPTH = 100
-"""Most levels of nested lists and mappings."""
-
-MAX_YAML_BYTES = 500_000
-"""PyYAML takes seconds for this size; a configuration has a few kilobytes."""
-
-MAX_NODES = 1_000_000
-"""Most values in a document; aliased ones count at each occurrence."""
+MAX_DEPTH = 100  # of nested lists and mappings
+MAX_YAML_BYTES = 500_000  # for which PyYAML takes seconds
+MAX_NODES = 1_000_000  # values in a document; aliased ones count at each occurrence
 
 _CONTAINERS = (Mapping, list, tuple, set)
 

@@ -1,8 +1,8 @@
 """A process that has imported what several processes need, and begins each of them by forking.
 
-PyTorch takes about 2 s of a core to import, in every process anew; a fork has it at once, and
-shares its memory.  A fork server computes nothing and has one thread, so its forks are safe.  It
-ends with the process that began it, and its forks end with it.  Linux only.
+PyTorch takes about 2 s of a core to import; a fork has it at once, and shares its memory.  A fork
+server computes nothing and has one thread, so its forks are safe.  It ends with the process that
+began it, and its forks end with it.  Linux only.
 """
 
 import atexit
@@ -25,7 +25,7 @@ from quintet.system import entry
 
 AVAILABLE = sys.platform == "linux"
 
-# How the names of variables begin that libraries read when they are loaded.
+# Prefixes of environment variables that libraries read when they are loaded.
 _READ_AT_LOAD = (
     "ATEN_", "BLIS_", "CUBLAS_", "CUDA_", "DNNL_", "GLIBC_", "GOMP_", "KMP_", "LD_", "MALLOC_",
     "MKL_", "NPY_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH_",

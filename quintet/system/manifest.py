@@ -64,11 +64,8 @@ def read_meta(root: Path, name: str) -> Found:
     """
     path = root / name
     with opened(standing(path)) as folder:
-        if folder is None:
-            raise CheckpointError(f"there is no checkpoint at {path}")
-        entries, mark = read_manifest(folder, path / MANIFEST)
-        if META not in entries:
-            raise CheckpointError(f"{path / MANIFEST} lists no {META}: this is no checkpoint")
+        entries, mark = read_manifest(folder, path)
+        assert folder is not None
         for listed, entry in entries.items():
             _check_bytes(path / listed, _size(folder, path / listed), entry)
         meta = as_meta(read_verified(folder, path / META, entries[META]), path / META)
@@ -126,10 +123,13 @@ def signed_bytes(listed: Mapping[str, Any]) -> bytes:
     return json.dumps(listed, sort_keys=True).encode()
 
 
-def read_manifest(folder: int, file: Path) -> tuple[dict[str, dict[str, Any]], Any]:
-    """Size and hash of every file by its name, and the signature or None.  `file`: the manifest's
-    path, for messages.
+def read_manifest(folder: int | None, path: Path) -> tuple[dict[str, dict[str, Any]], Any]:
+    """Size and hash of every file of the checkpoint at `path` by its name, and the signature or
+    None; raises CheckpointError.
     """
+    if folder is None:
+        raise CheckpointError(f"there is no checkpoint at {path}")
+    file = path / MANIFEST
     data = _read(folder, file)
     try:
         manifest = files.parse_json(data)
@@ -145,6 +145,8 @@ def read_manifest(folder: int, file: Path) -> tuple[dict[str, dict[str, Any]], A
         )
     for name in entries:
         check_file_name(name, f"a file listed in {file}")
+    if META not in entries:
+        raise CheckpointError(f"{file} lists no {META}: this is no checkpoint")
     return entries, mark
 
 

@@ -9,16 +9,13 @@ from quintet.errors import ConfigError, QuintetError
 from quintet.system import cpus
 
 LEAST_BYTES = 3 << 29
-"""Least address space with which PyTorch can be loaded and used; with less it ends the process.
-The smallest run on CartPole was measured to take 1.25 GiB.
-"""
+"""Least address space with which PyTorch can be used; the smallest run was measured at 1.25 GiB."""
 
 _SIGNS = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "can't start new thread")
 """Parts of RuntimeErrors of PyTorch and Python that mean too little memory."""
 
 _SIGNS_OF_GPU = ("CUDA out of memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
-"""Error messages of a GPU's memory: PyTorch's allocator, CUDA, and its libraries (cuBLAS, cuDNN).
-"""
+"""Error messages of a GPU's memory: of PyTorch's allocator, CUDA, cuBLAS and cuDNN."""
 
 
 def check_address_space() -> None:

@@ -15,23 +15,14 @@ from math import inf
 from types import FrameType
 from typing import Protocol, final
 
-_TOLD_AFTER_S = 1.0
-"""Seconds that a stop may take before it says what it waits for."""
-
-_HEEDED_S = 0.4
-"""Seconds that the main thread may take to handle a second Ctrl-C before the process is ended."""
-
-_LEFT_S = 0.4
-"""Seconds that restoring the terminal may take then."""
-
+_TOLD_AFTER_S = 1.0  # that a stop may take before it says what it waits for
+_HEEDED_S = 0.4  # that the main thread may take to handle a second Ctrl-C
+_LEFT_S = 0.4  # that restoring the terminal may take then
 _UNDONE_S: ContextVar[float] = ContextVar("undone_s", default=5.0)
 """Seconds that open files and processes may take to close after a second Ctrl-C."""
 
-_UNDONE_BY_COMMAND_S = 0.6
-"""The same where the process is a command's, and not a user's own."""
-
-_INTERRUPTED = 130
-"""Exit status of a process that Ctrl-C has ended."""
+_UNDONE_BY_COMMAND_S = 0.6  # the same where the process is a command's, and not a user's own
+_INTERRUPTED = 130  # exit status
 
 
 class Ended(SystemExit):

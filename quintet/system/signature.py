@@ -1,9 +1,8 @@
 """Signatures of the files that this user's quintet wrote on this machine.
 
 The key is 32 random bytes in ``$XDG_STATE_HOME/quintet/signing-key`` (``~/.local/state`` where that
-is not set), which only its owner may read.  The first signature makes it, whole or not at all; of
-two processes that make it at once, both use the key of one.  Where it can't be made or read, files
-get no signature, and none is accepted.
+is not set), which only its owner may read.  The first signature makes it, whole or not at all.
+Where it can't be made or read, files get no signature, and none is accepted.
 """
 
 import hashlib

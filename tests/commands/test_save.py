@@ -15,7 +15,7 @@ import quintet
 from quintet import checkpoint, cli
 from quintet.checkpoint import tensor_hashes
 from quintet.commands import save
-from quintet.system.lock import Holder, holder_of, run_lock
+from quintet.system.inside import Holder, holder_of, run_lock
 
 SMALL: dict[str, Any] = {
     "env.num_streams": 4, "unroll_steps": 16, "minibatch_steps": 32, "num_epochs": 1,

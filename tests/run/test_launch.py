@@ -35,7 +35,7 @@ from quintet.envs import resolved as resolved_envs
 from quintet.envs.toy import Contextual
 from quintet.errors import CheckpointError, ConfigError, EnvironmentFault, NonFiniteError
 from quintet.observe.report_files import read_metrics
-from quintet.system.lock import run_lock
+from quintet.system.inside import run_lock
 
 HERE = Path(__file__).parent
 

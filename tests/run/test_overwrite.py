@@ -16,7 +16,7 @@ from quintet.envs.toy import Contextual
 from quintet.errors import CheckpointError, ConfigError, EnvironmentFault
 from quintet.observe.report_files import read_metrics
 from quintet.run import launch
-from quintet.system.lock import run_lock
+from quintet.system.inside import run_lock
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ from quintet.observe.report_files import read_metrics
 from quintet.run import launch, seed_group
 from quintet.run.seed_group import Member, run_members
 from quintet.system import entry
-from quintet.system.lock import run_lock
+from quintet.system.inside import run_lock
 from quintet.system.memory import limit_told
 
 TESTS = Path(__file__).parent

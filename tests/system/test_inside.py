@@ -11,7 +11,7 @@ import quintet
 from quintet import checkpoint, cli
 from quintet.errors import CheckpointError
 from quintet.system import inside
-from quintet.system.lock import run_lock
+from quintet.system.inside import run_lock
 
 ENV = "Pendulum-v1"
 OPTIONS = {
