@@ -156,7 +156,7 @@ class PolicyRun:
 
     @property
     def measured_env_steps(self) -> int:
-        """Its env_steps when its objective was measured."""
+        """Env_steps when its objective was measured."""
         of_episodes = self.config.population.objective in MEANS
         return self.counters.env_steps if of_episodes else self._reported_objective
 

@@ -183,7 +183,7 @@ def facts_of(
     resolved: ResolvedEnv,
     callback: bool,
 ) -> RunFacts:
-    """What advice on speed needs to know of a resolved configuration on this machine."""
+    """Facts for advice on speed, of a resolved configuration on this machine."""
     runtime, batch_steps = config.runtime, plan.unroll_steps * plan.columns_per_batch
     pictures = uses_pictures(config.model, spaces)
     size = config.env.num_streams // config.env.num_groups

@@ -116,7 +116,7 @@ class Child:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Its exit status, negative for a signal; raises subprocess.TimeoutExpired."""
+        """Exit status, negative for a signal; raises subprocess.TimeoutExpired."""
         status = self._process.wait(timeout_s)
         # A grandchild may hold standard output open; what it says is not waited for.
         self._speaker.join(timeout=1.0)

@@ -89,7 +89,7 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status, as soon as it has ended; raises subprocess.TimeoutExpired."""
+        """Exit status, as soon as it has ended; raises subprocess.TimeoutExpired."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.poll() is None:
             left_s = 1.0 if deadline is None else deadline - time.monotonic()
