@@ -190,31 +190,22 @@ def _summary(outcomes: "list[SeedOutcome]") -> str:
 
     rows: list[tuple[str, ...]] = [("seed", "status", "env_steps", "evaluation", "training", "run")]
     for each in outcomes:
-        scores = (each.metrics.get(name) for name in ("eval/return_mean", "episode/return_mean"))
         steps = each.metrics.get("env_steps")
-        rows.append(
-            (
-                str(each.seed),
-                "not begun" if each.status == "waiting" else each.status,
-                "-" if steps is None else f"{steps:,.0f}",
-                *("-" if score is None else f"{score:.2f}" for score in scores),
-                str(shown(each.run_dir)),
-            )
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+        scores = (each.metrics.get(name) for name in ("eval/return_mean", "episode/return_mean"))
+        cells = ["-" if score is None else f"{score:.2f}" for score in scores]
+        cells.insert(0, "-" if steps is None else f"{steps:,.0f}")
+        status = "not begun" if each.status == "waiting" else each.status
+        rows.append((str(each.seed), status, *cells, str(shown(each.run_dir))))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     finished = [each.metrics for each in outcomes if each.status == "finished"]
     for what in ("return_mean", "success_rate"):
         for name in (f"eval/{what}", f"episode/{what}"):
-            scores_of = [metrics[name] for metrics in finished if name in metrics]
-            if scores_of:
-                spread = f" +- {stdev(scores_of):.2f}" if len(scores_of) > 1 else ""
+            if found := [metrics[name] for metrics in finished if name in metrics]:
+                spread = f" +- {stdev(found):.2f}" if len(found) > 1 else ""
                 lines.append(
-                    f"{name}: {mean(scores_of):.2f}{spread} (mean and standard deviation over "
-                    f"{len(scores_of)} finished of {len(outcomes)} seeds)"
+                    f"{name}: {mean(found):.2f}{spread} (mean and standard deviation over "
+                    f"{len(found)} finished of {len(outcomes)} seeds)"
                 )
                 break
     return "\n".join(lines)

@@ -62,10 +62,9 @@ class Population:
             return False
         found = objectives(policies)
         self._tell_of_missing(found, policies, say)
-        ranked = sum(x is not None for x in found)
-        if found[index] is None or ranked < 2:
-            return False
-        if policy.measured_env_steps < controller.considered[index]:
+        several_ranked = sum(x is not None for x in found) > 1
+        measured = policy.measured_env_steps >= controller.considered[index]
+        if found[index] is None or not several_ranked or not measured:
             return False
         decision = controller.consider(index, found, env_steps, of_run)
         copied = decision.donor != index
