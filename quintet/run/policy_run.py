@@ -162,7 +162,7 @@ class PolicyRun:
 
     @OwnTorch()
     def become(self, donor: "PolicyRun", options: BaseModel) -> None:
-        """Takes weights, optimizer's memory and these options of another policy; keeps its own
+        """Takes another policy's weights and optimizer memory, and these options; keeps its own
         counters. Its objective is measured again.
         """
         self.configure(donor.config.learner)  # whose rate may follow a schedule from there

@@ -2,25 +2,51 @@
 
 A child runs a module's `main` by way of `quintet.system.entry`, with a payload on its standard
 input, which stays open for as long as the parent lives; what it prints goes to the parent's `say`.
+
+PyTorch takes about 2 s of a core to import.  On Linux a fork server imports what several children
+need, and forks them, which have it at once and share its memory.  It computes nothing and has one
+thread, so its forks are safe.  It ends with the process that began it, and its forks end with it.
 """
 
+import atexit
+import gc
+import importlib
 import os
+import pickle
+import select
 import signal
+import socket
 import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import final
+from typing import IO, Any, final
 
-from quintet.system import entry, fork_server
-from quintet.system.fork_server import Forked
+from quintet.system import entry
 from quintet.system.memory import limit_told
+
+AVAILABLE = sys.platform == "linux"
+
+# Prefixes of environment variables that libraries read when they are loaded.
+_READ_AT_LOAD = (
+    "ATEN_", "BLIS_", "CUBLAS_", "CUDA_", "DNNL_", "GLIBC_", "GOMP_", "KMP_", "LD_", "MALLOC_",
+    "MKL_", "NPY_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH_",
+)  # fmt: skip
+
+_NUMBER_BYTES = 8
+
+_NOT_BEGUN = -1
+"""Sent instead of a pid if the fork failed."""
+
+_MOST_FILES = 253  # that one message carries on Linux
 
 
 def prepare(preload: Sequence[str], environ: Mapping[str, str]) -> None:
     """Has a fork server import modules (Linux), for children that are about to begin."""
-    if fork_server.AVAILABLE:
-        fork_server.prepare(preload, _whole(environ))
+    if AVAILABLE:
+        _server_for(preload, _whole(environ), 2)
 
 
 def _whole(environ: Mapping[str, str]) -> dict[str, str]:
@@ -59,7 +85,7 @@ class Child:
         self.printed = False  # whether it has said anything
         full = _whole(environ or {})
         self._process: subprocess.Popen[bytes] | Forked
-        if preload and fork_server.AVAILABLE:
+        if preload and AVAILABLE:
             self._process = Forked(preload, [name, module], pass_fds, full)
         else:
             numbers = [str(number) for number in pass_fds]
@@ -126,3 +152,249 @@ class Child:
         if not self._speaker.is_alive() and self._process.stdout is not None:
             self._process.stdout.close()
         return status
+
+
+# The fork server
+
+
+@final
+class Forked:
+    """A process that a fork server begins, used as a `subprocess.Popen`."""
+
+    def __init__(
+        self, preload: Sequence[str], arguments: Sequence[str], files: Sequence[int],
+        environ: Mapping[str, str],
+    ):  # fmt: skip
+        """preload: modules that the server imports; arguments: name, module and others, to which
+        the numbers of the files are added.
+        """
+        theirs_in, ours_in = os.pipe()
+        ours_out, theirs_out = os.pipe()
+        self._told, theirs_told = os.pipe()
+        os.set_blocking(self._told, False)
+        self.stdin: IO[bytes] = os.fdopen(ours_in, "wb")
+        self.stdout: IO[bytes] = os.fdopen(ours_out, "rb")
+        self.returncode: int | None = None
+        self._pid: int | None = None
+        self._hearing = threading.Lock()
+        request = os.memfd_create("request")  # it may be large, and nobody may read it for seconds
+        here = os.open(".", os.O_RDONLY | os.O_DIRECTORY)  # also where that has been removed
+        passed = [request, theirs_in, theirs_out, theirs_told, here]
+        try:
+            with os.fdopen(os.dup(request), "wb") as file:
+                pickle.dump((list(arguments), dict(environ), sys.path), file)
+            self._server = _server_for(preload, environ, theirs_out)
+            with suppress(OSError):  # it has ended, as `poll` tells
+                socket.send_fds(self._server.channel, [b"+"], [*passed, *files])
+        finally:
+            for number in passed:
+                os.close(number)
+
+    @property
+    def pid(self) -> int:
+        """The server's own as long as it has not begun this process."""
+        self._hear(0.0)
+        return self._pid or self._server.process.pid
+
+    @property
+    def refused(self) -> bool:
+        """Whether the system did not allow it."""
+        return self._pid is None and self.returncode is not None
+
+    def poll(self) -> int | None:
+        """Exit status, negative for a signal; None while it runs or has yet to begin."""
+        self._hear(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Exit status, as soon as it has ended; raises subprocess.TimeoutExpired."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.poll() is None:
+            left_s = 1.0 if deadline is None else deadline - time.monotonic()
+            if timeout is not None and left_s <= 0.0:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+            self._hear(min(left_s, 1.0))
+        assert self.returncode is not None
+        return self.returncode
+
+    def terminate(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
+
+    def _hear(self, timeout_s: float) -> None:
+        """Messages of the server: the pid of the process, then its exit status."""
+        if self.returncode is not None:
+            return
+        if timeout_s:
+            waiting = select.poll()
+            waiting.register(self._told, select.POLLIN)
+            waiting.poll(1000.0 * timeout_s)
+        with self._hearing, suppress(BlockingIOError):
+            while self.returncode is None:
+                number = os.read(self._told, _NUMBER_BYTES)
+                if not number:  # the server has ended, and what it has begun with it
+                    status = self._server.process.wait()
+                    self._end(status if self._pid is None else -signal.SIGKILL)
+                    continue
+                told = int.from_bytes(number, "little", signed=True)
+                if self._pid is not None:
+                    self._end(told)
+                elif told == _NOT_BEGUN:
+                    self._end(os.EX_OSERR)
+                else:
+                    self._pid = told
+
+    def _end(self, status: int) -> None:
+        self.returncode = status
+        os.close(self._told)  # only now may another process get its number
+
+
+@final
+class _Server:
+    """The fork server as the process sees it that has begun it."""
+
+    def __init__(self, preload: Sequence[str], environ: Mapping[str, str], output: int):
+        """output: gets what it prints before it can fork."""
+        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        arguments = [str(os.getpid()), "fork server", __name__, *preload]
+        with theirs:
+            self.process = subprocess.Popen(
+                entry.command([*arguments, str(theirs.fileno())]),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                process_group=0,
+                env=environ,
+            )
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        self.channel.close()
+        self.process.wait()
+
+
+_servers: dict[tuple[Any, ...], _Server] = {}
+_choosing = threading.Lock()
+
+
+def _server_for(preload: Sequence[str], environ: Mapping[str, str], output: int) -> _Server:
+    """Fork server of this process for limits and variables that its forks can't change."""
+    import resource
+
+    limits = (resource.getrlimit(getattr(resource, n)) for n in dir(resource) if n[:7] == "RLIMIT_")
+    loaded = (item for item in environ.items() if item[0].startswith(_READ_AT_LOAD))
+    cores = frozenset(os.sched_getaffinity(0))
+    priority = os.getpriority(os.PRIO_PROCESS, 0)
+    key = (os.getpid(), *preload, tuple(sorted(loaded)), cores, priority, tuple(limits))
+    with _choosing:
+        server = _servers.get(key)
+        if server is None or server.process.poll() is not None:
+            server = _servers[key] = _Server(preload, environ, output)
+        return server
+
+
+# The server's side
+
+
+def main() -> int:
+    """Serves until the parent is gone; in a fork, runs the main function of its module."""
+    *preload, number = sys.argv[1:]
+    channel = socket.socket(fileno=int(number))
+    for module in preload:
+        importlib.import_module(module)
+    # The thread that began this process may end before the forks; the channel tells from here on.
+    entry.outlive_parent()
+    with open(os.devnull, "wb") as nowhere:
+        for stream in (1, 2):
+            os.dup2(nowhere.fileno(), stream)
+    gc.collect()
+    gc.freeze()  # nothing of it is written to by a fork's collections, so its memory stays shared
+    server = os.getpid()
+    return _become(_serve(channel), server)
+
+
+def _serve(channel: socket.socket) -> list[int]:
+    """Returns in forks only, with the files of the request."""
+    woken, wake = os.pipe()
+    for end in (woken, wake):
+        os.set_blocking(end, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    events = select.poll()
+    events.register(channel, select.POLLIN)
+    events.register(woken, select.POLLIN)
+    running: dict[int, int] = {}  # processes by the file on which their end is told
+    ended: dict[int, int] = {}
+    while True:
+        for file, _ in events.poll():
+            if file == channel.fileno():
+                word, files, *_ = socket.recv_fds(channel, 1, _MOST_FILES)
+                if not word:
+                    os._exit(0)  # without the seconds that libraries take to end
+                told = files[3]
+                try:
+                    pid = os.fork()
+                except OSError as error:  # no memory, or too many processes
+                    with suppress(OSError):
+                        os.write(files[2], f"it could not be forked: {error.strerror}\n".encode())
+                    _tell(told, _NOT_BEGUN)
+                    for other in files:
+                        os.close(other)
+                    continue
+                if not pid:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    os.setpgid(0, 0)
+                    channel.close()
+                    for other in (woken, wake, *running, *ended):
+                        os.close(other)
+                    return list(files)
+                with suppress(OSError):  # it was quicker
+                    os.setpgid(pid, pid)
+                running[told] = pid
+                _tell(told, pid)
+                events.register(told, 0)  # an error where its reader closes it
+                for other in set(files) - {told}:
+                    os.close(other)
+            elif file == woken:
+                with suppress(BlockingIOError):
+                    os.read(woken, 4096)
+                for told, pid in list(running.items()):
+                    # It keeps its number until the reader has closed the file.
+                    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                    if found is not None:
+                        code = found.si_status
+                        _tell(told, code if found.si_code == os.CLD_EXITED else -code)
+                        ended[told] = running.pop(told)
+            else:
+                events.unregister(file)
+                os.close(file)
+                os.waitpid((running | ended)[file], os.WNOHANG)
+                running.pop(file, None)
+                ended.pop(file, None)
+
+
+def _tell(file: int, number: int) -> None:
+    with suppress(BrokenPipeError):
+        os.write(file, number.to_bytes(_NUMBER_BYTES, "little", signed=True))
+
+
+def _become(files: list[int], server: int) -> int:
+    """Makes of a fork what `entry.main` expects, and calls it."""
+    import numpy as np
+
+    request, stdin, stdout, told, here, *given = files
+    os.fchdir(here)
+    for source, stream in ((stdin, 0), (stdout, 1), (stdout, 2)):
+        os.dup2(source, stream)
+    with os.fdopen(request, "rb") as file:
+        file.seek(0)
+        arguments, environ, sys.path[:] = pickle.load(file)
+    for number in (stdin, stdout, told, here):
+        os.close(number)
+    os.environ.clear()
+    os.environ.update(environ)
+    np.random.seed()  # else all forks would draw the same numbers; `random` sees to that itself
+    sys.argv[1:] = [str(server), *arguments, *map(str, given)]
+    return entry.main()

@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import psutil
 
-from quintet.system import fork_server
+from quintet.system.child import _servers
 
 
 def processes_of(pid: int | None = None) -> list[psutil.Process]:
@@ -20,7 +20,7 @@ def processes_of(pid: int | None = None) -> list[psutil.Process]:
 
 def open_files() -> int:
     """Of this process, but for those of fork servers, which stay."""
-    return psutil.Process().num_fds() - len(fork_server._servers)
+    return psutil.Process().num_fds() - len(_servers)
 
 
 def runs(process: psutil.Process) -> bool:

@@ -11,10 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from quintet.system import fork_server
-from quintet.system.child import Child
+from quintet.system.child import AVAILABLE, Child
 
-pytestmark = pytest.mark.skipif(not fork_server.AVAILABLE, reason="Linux only")
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="Linux only")
 
 PRELOAD = ["json"]
 
