@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -301,24 +302,19 @@ def _bench(arguments: list[str]) -> int:
     return 0
 
 
-def _later(module: str) -> Callable[[list[str]], int]:
-    """A command that is imported when it is given."""
-
-    def command(arguments: list[str]) -> int:
-        status: int = import_module(f"quintet.commands.{module}").main(arguments)
-        return status
-
-    return command
+def _later(module: str, arguments: list[str]) -> int:
+    """Runs a command whose module is imported when it is given."""
+    return int(import_module(f"quintet.commands.{module}").main(arguments))
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
-    "eval": _later("evaluate"),
-    "save": _later("save"),
-    "plot": _later("plot"),
+    "eval": partial(_later, "evaluate"),
+    "save": partial(_later, "save"),
+    "plot": partial(_later, "plot"),
     "bench": _bench,
     "envs": _envs,
-    "check-env": _later("check_env"),
+    "check-env": partial(_later, "check_env"),
     "config": _config,
 }
 

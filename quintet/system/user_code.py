@@ -82,17 +82,14 @@ def place_in(frames: Sequence[traceback.FrameSummary]) -> str:
 def _is_machinery(file: str) -> bool:
     """Whether a file is quintet's, Gymnasium's without its environments, or of importlib."""
     home = Path(gymnasium.__file__).parent
-    handing_on = _within(file, home) and not _within(file, home / "envs")
-    importing = _within(file, Path(importlib.__file__).parent)
-    return handing_on or importing or _within(file, Path(__file__).parents[1])
+    around = Path(file).parents
+    handing_on = home in around and home / "envs" not in around
+    importing = Path(importlib.__file__).parent in around
+    return handing_on or importing or Path(__file__).parents[1] in around
 
 
 def _is_installed(file: str) -> bool:
     paths = sysconfig.get_paths()
     libraries = {Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     packages = {"site-packages", "dist-packages"} & {*Path(file).parts}
-    return bool(packages) or any(_within(file, folder) for folder in libraries)
-
-
-def _within(file: str, folder: Path) -> bool:
-    return folder in Path(file).parents
+    return bool(packages) or any(folder in Path(file).parents for folder in libraries)
