@@ -265,7 +265,7 @@ class LongEpisodes:
         """
         self.total_env_steps, self.interval = total_env_steps, interval
         self.max_cut_frac, self._replay_holds = max_cut_frac, replay_holds
-        self._endless = self._inexact = self._out_of_reach = False
+        self._given = set[str]()
 
     def goes_back_exactly(self, counters: loop.Counters) -> bool:
         """Whether a run can go on from the last exact checkpoint."""
@@ -273,34 +273,28 @@ class LongEpisodes:
         return counters.exact_iteration > 0 and self._replay_holds(since)
 
     def notices(self, counters: loop.Counters) -> list[str]:
-        found = []
-        if not self._endless and counters.env_steps * _WITHOUT_END >= self.total_env_steps:
-            self._endless = True
-            if counters.ended_episodes == 0:
-                found.append(
-                    f"no episode has ended in the first {counters.env_steps:,} env_steps of "
-                    f"{self.total_env_steps:,}, so there is no return to report yet; if they take "
-                    "longer than that, raise --total-steps or lower --env.num-streams; if they "
-                    "never end, give the environment a time limit"
-                )
-        if not self._inexact and counters.iteration >= self.interval:
-            self._inexact = True
-            if self.max_cut_frac is not None and counters.exact_iteration == 0:
-                most = int(self.max_cut_frac * self.total_env_steps)
-                if counters.running_env_steps > most:
-                    found.append(
-                        "this run can be resumed, but so far not with the same bytes: an exact "
-                        "checkpoint would cut all running episodes, which have "
-                        f"{counters.running_env_steps:,} env_steps, and "
-                        f"checkpoint.max_cut_frac={self.max_cut_frac:g} allows {most:,} of "
-                        f"{self.total_env_steps:,}"
-                    )
-        past = counters.exact_iteration > 0 and not self.goes_back_exactly(counters)
-        if past and not self._out_of_reach:
-            self._out_of_reach = True
+        found, steps, budget = dict[str, str](), counters.env_steps, self.total_env_steps
+        if steps * _WITHOUT_END >= budget and counters.ended_episodes == 0:
+            found["endless"] = (
+                f"no episode has ended in the first {steps:,} env_steps of {budget:,}, so there is "
+                "no return to report yet; if they take longer than that, raise --total-steps or "
+                "lower --env.num-streams; if they never end, give the environment a time limit"
+            )
+        if counters.exact_iteration > 0 and not self.goes_back_exactly(counters):
             since = counters.iteration - counters.exact_iteration
-            found.append(
+            found["out of reach"] = (
                 f"the last exact checkpoint is {since:,} iterations old: replay no longer holds "
                 "its rows, and until the next one --resume exact is refused"
             )
-        return found
+        elif counters.exact_iteration == 0 and counters.iteration >= self.interval:
+            running = counters.running_env_steps
+            if self.max_cut_frac is not None and running > (most := self.max_cut_frac * budget):
+                found["inexact"] = (
+                    "this run can be resumed, but so far not with the same bytes: an exact "
+                    f"checkpoint would cut all running episodes, which have {running:,} env_steps, "
+                    f"and checkpoint.max_cut_frac={self.max_cut_frac:g} allows {int(most):,} of "
+                    f"{budget:,}"
+                )
+        new = [text for name, text in found.items() if name not in self._given]
+        self._given |= found.keys()
+        return new
