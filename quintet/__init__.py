@@ -39,7 +39,7 @@ _HOME = {
 
 
 def __dir__() -> list[str]:
-    """The public names too, before their first use."""
+    """The public names, also before their first use."""
     return sorted({*globals(), *__all__})
 
 

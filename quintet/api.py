@@ -83,48 +83,47 @@ def train(
     jobs: int | None = None,
     **others: object,
 ) -> "Result | list[Result]":
-    """Trains a policy, or goes on with the run that is in `run_dir`.
+    """Trains a policy, or resumes the run in `run_dir`.
 
     Args:
         algo: the learner's name, in any case.
         env: an environment's id, a callable that makes environments, a vector environment, or an
-            environment of `gymnasium.make`, of which others are made, as for
-            `quintet.make_vector_env`. With a given vector environment that can't be made again
-            there is no evaluation while training, and a warning says so.
+            environment of `gymnasium.make`, which is copied, as for `quintet.make_vector_env`. A
+            given vector environment that can't be copied has no evaluations during training, and a
+            warning says so.
         total_steps: agent decisions over all streams; None: the preset's, else 1,000,000.
         run_dir: None: ``runs/ALGO-ENV-sSEED``; of a group, the folder of the folders ``sSEED``.
         config: any other option, nested or by dotted name: ``{"learning_rate": 1e-3,
             "env.num_streams": 4}``.  ``eval.env.id``, the environment of the evaluations, may be
-            whatever `env` may be, but no vector environment.
+            everything that `env` may be except a vector environment.
         on_report: called with every report, as often as ``report.interval_s`` says; once it returns
             True, the run stops as by Ctrl-C. An error that it raises also ends the run, after a
             checkpoint.
-        callbacks: functions that are called at further moments of the run.
+        callbacks: functions that are called at other moments of the run.
         model: an encoder of your own, see `quintet.models.custom`: a class, or a function that
-            makes it.  It stands for its import string in ``model.encoder``; what has none (a
-            lambda, a class made inside a function) has to be given again to go on with the run,
+            makes a module.  Its import string is stored in ``model.encoder``; an encoder without
+            one (a lambda, a class made inside a function) has to be given again to resume the run,
             and to `quintet.load` as `encoder`.
-        lr_schedule: a function of the share of the budget that is done, from 0 to 1, which gives
-            the factor of the learning rate.  It stands for its import string in ``lr_schedule``;
-            what has none has to be given again to go on with the run.
-        trust: whether code that the run in `run_dir` names may be imported and called, whoever made
-            the run. False: only code that is given here too, or if this user made the run on this
-            machine.
-        overwrite: begins anew where `run_dir` holds a run, whose folder is kept as
+        lr_schedule: a function of the fraction of the budget that is done, which returns the factor
+            of the learning rate.  Its import string is stored in ``lr_schedule``; a function
+            without one has to be given again to resume the run.
+        trust: whether any code that the run in `run_dir` names may be imported and called. False:
+            only code that is also given here, or any if this user made the run on this machine.
+        overwrite: starts a new run if `run_dir` holds a run, whose folder is kept as
             ``RUN_DIR.old-1``, ``-2``, ...
         seeds: trains a seed group: runs that differ in their seed, each in its own process.
-        jobs: how many of them at once, which share the cores; None: cores divided by
+        jobs: number of runs at the same time, which share the cores; None: cores divided by
             ``runtime.threads``.
-        others: none; each is refused with the option that it stands for.
+        others: none; each name is refused with the option that it stands for.
 
     Returns:
-        A result; with `seeds` a list of them in their order, without those that never began
+        A result; with `seeds` a list of results in their order, without runs that never started
         because the group was stopped.
 
     Raises:
         ConfigError: lists all faults of the configuration.
         UntrustedError: the run in `run_dir` names code that may not run.
-        GroupFault: with `seeds`, if some runs failed; the others went on to their ends.
+        GroupFault: with `seeds`, some runs failed; the others ran to their ends.
     """
     algo = registry.canonical(algo)
     if others:
@@ -210,7 +209,7 @@ def _trained_policy(run_dir: Path, loaded: Loaded | Unusable) -> "Policy":
 
 
 def _check_callbacks(callbacks: "Callbacks") -> None:
-    """Refuses what can't be called at its moment, before training begins."""
+    """Refuses callbacks that can't be called with their arguments, before training begins."""
     from quintet.run.callbacks import Callbacks
 
     if not isinstance(callbacks, Callbacks):

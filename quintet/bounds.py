@@ -1,8 +1,8 @@
-"""Bounds of the numbers that options may have.
+"""Bounds of numeric options.
 
-Every number has a least and a greatest value: what is far beyond any use is a slip of the pen, and
-would end in an overflow, in a crash of a library, or in a computation without end. Whether what is
-within the bounds fits into the memory of this machine is asked before it is allocated
+Every number has a least and a greatest value: a value far beyond any use is a typing error, and
+would end in an overflow, a crash of a library, or an endless computation. Whether values within the
+bounds fit into this machine's memory is checked before the allocation
 (`quintet.system.memory.require`).
 """
 
@@ -19,16 +19,16 @@ MOST_ROWS = 10**9
 """Largest number of rows of a batch or a minibatch."""
 
 MOST_UNROLL = 100_000
-"""Steps of an unroll, of which each has views of its own, made at the start."""
+"""Most steps of an unroll; each step has its own views, made at the start."""
 
 MOST_STREAMS = 10**6
-"""Environments that step side by side."""
+"""Most environments that step at the same time."""
 
 MOST_THREADS = 256
-"""Threads of one process."""
+"""Most threads of one process."""
 
 MOST_TASKS = 1024
-"""Processes of a run, policies of a population."""
+"""Most processes of a run, and policies of a population."""
 
 MOST_UNITS = 10**6
 """Width of a layer."""
@@ -37,13 +37,13 @@ MOST_LAYERS = 1000
 """Layers of a network."""
 
 MOST_COUNT = 10**6
-"""Largest number of other things."""
+"""Largest value of other counts."""
 
 MOST_SECONDS = 10**6
-"""Longest wait in seconds; the system's clocks count the milliseconds of one in 32 bits."""
+"""Longest wait in seconds; the system counts its milliseconds in 32 bits."""
 
 LARGEST = 1e30
-"""Largest number that becomes float32, which holds numbers up to 3.4e38."""
+"""Largest number that is converted to float32, which holds numbers up to 3.4e38."""
 
 Bounded = Annotated[float, Ge(-LARGEST), Le(LARGEST)]
 """A number that float32 can hold."""

@@ -1,4 +1,4 @@
-"""Checkpoints: folders that are written whole or not at all, and hold no code.
+"""Checkpoints: folders that are written completely or not at all, and hold no code.
 
 A checkpoint is a folder ``root/NAME/`` with one ``KEY.safetensors`` per group of tensors,
 ``meta.json`` and ``manifest.json`` (format version; size and SHA-256 of every file; perhaps their
@@ -54,14 +54,14 @@ if TYPE_CHECKING:
 _SUFFIX = ".safetensors"
 _AUTO_PARTS = 20  # checkpoints over a run with `interval_iterations = "auto"`
 RESTARTS_FRAC = 0.05
-"""Most share of a run that restarts at its exact checkpoints may take."""
+"""Largest fraction of a run that restarts at its exact checkpoints may take."""
 
 _READ_ATTEMPTS = 10  # a read during a replacement starts again
 
 
 @final
 class CheckpointConfig(Options):
-    """Schedule of checkpoints, and the number that is kept."""
+    """Schedule of checkpoints, and the number of checkpoints that are kept."""
 
     interval_iterations: Literal["auto"] | Steps = option(
         "auto",
@@ -108,7 +108,7 @@ class CheckpointConfig(Options):
     )
 
     def interval(self, total_iterations: int) -> int:
-        """Iterations from one checkpoint to the next of a run of `total_iterations`."""
+        """Iterations between two checkpoints of a run of `total_iterations`."""
         if self.interval_iterations == "auto":
             return max(1, total_iterations // _AUTO_PARTS)
         return self.interval_iterations
@@ -134,8 +134,9 @@ class CheckpointConfig(Options):
 class Checkpoint:
     """A checkpoint that was read and verified.
 
-    tensors: by key and name, names in alphabetical order; CPU, contiguous, memory of their own.
-    not_own: why its manifest has no valid signature of this user (see `quintet.system.signature`).
+    tensors: by key and name, in alphabetical order; on the CPU, contiguous, without shared memory.
+    not_own: reason why its manifest has no valid signature of this user (see
+        `quintet.system.signature`).
     """
 
     path: Path
@@ -155,7 +156,7 @@ def write(
     """Writes the checkpoint ``root/name``, replacing one of that name, and returns its path.
 
     When it returns, the checkpoint survives a power cut.  `root` is made if it is missing, but not
-    the folder above it.  Tensors may be on any device, be views, or share memory; each is stored by
+    its parent folder.  Tensors may be on any device, be views, or share memory; each is stored by
     value.  `meta` must be JSON-able.
 
     signed: whether it gets this user's signature, if there is a key.
@@ -202,7 +203,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def none_at(path: Path) -> CheckpointError:
-    """The error for a path at which no policy is."""
+    """The error for a path without a policy."""
     runs = sorted(str(each.parent) for each in path.glob("*/checkpoints"))
     holds = "holds no checkpoint yet" if path.exists() else "does not exist"
     if runs:
@@ -325,7 +326,7 @@ def remove(folder: Path) -> bool:
 
 
 def _removable(folder: Path) -> bool:
-    """Whether a folder holds nothing but files that a checkpoint has."""
+    """Whether a folder holds only files of a checkpoint."""
     try:
         with os.scandir(folder) as listed:
             return all(

@@ -1,4 +1,4 @@
-"""The command line; larger commands stand in `quintet.commands`.
+"""The command line; larger commands are in `quintet.commands`.
 
 Commands import PyTorch and environments themselves where they need them, so that help appears at
 once.

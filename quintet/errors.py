@@ -1,15 +1,15 @@
-"""Errors that quintet raises for a person to read.
+"""Errors that quintet raises for the user.
 
-Every message says what was required, what was given and what to do.  ``assert`` and the built-in
-exceptions are left for quintet's own invariants.
+Every message says what is required, what was found and what to do.  ``assert`` and the built-in
+exceptions are for quintet's own invariants.
 """
 
 
 class QuintetError(Exception):
-    """Base of all errors with which quintet answers a wrong input or a failed part.
+    """Base of all errors for a wrong input or a failed part.
 
     Attributes:
-        detail: text for log.txt beside the message, as the traceback of a user's code; may be "".
+        detail: further text for log.txt, as the traceback of a user's code; may be "".
     """
 
     detail: str = ""
@@ -20,7 +20,7 @@ class ConfigError(QuintetError):
 
 
 class UntrustedError(ConfigError):
-    """A file names code to run, and neither a signature nor the caller vouches for it."""
+    """A file names code to run without a valid signature, and the caller has not allowed it."""
 
 
 class EnvironmentFault(QuintetError):
@@ -32,15 +32,16 @@ class CheckpointError(QuintetError):
 
 
 class FileFault(QuintetError):
-    """A file can't be read or written, or holds something else than it should."""
+    """A file can't be read or written, or has invalid contents."""
 
 
 class WorkerFault(QuintetError):
-    """A process of a run died, fell silent, or failed in code that is not an environment's."""
+    """A process of a run died, stopped responding, or failed in code that is not an
+    environment's."""
 
 
 class LearnerFault(WorkerFault):
-    """One of several learners died or fell silent."""
+    """One of several learners died or stopped responding."""
 
 
 class NonFiniteError(QuintetError):
@@ -48,4 +49,4 @@ class NonFiniteError(QuintetError):
 
 
 class GroupFault(QuintetError):
-    """At least one run of a group failed; the others were not stopped by it."""
+    """At least one run of a group failed; the others ran on."""

@@ -45,8 +45,8 @@ LEAST_BOUND = 1_000
 """Least number of steps at which an episode without a known time limit is cut."""
 
 MAX_FPS = 60.0
-"""Most pictures per second of a video; of a faster environment it shows every second, third, ...
-step, so that its speed is right.
+"""Most pictures per second of a video; a faster environment is shown at the right speed by leaving
+out steps.
 """
 
 
@@ -73,17 +73,17 @@ class Film:
 class Scores:
     """Episodes in the order (stream, time): returns in raw reward units, lengths in env_steps.
 
-    env: the environment and its backend, and the rule by which episodes are won.
+    env: the environment, its backend, and the rule by which episodes are won.
     success: whether each episode was won; None where ``env.success`` was not set.
     film: the extra episode of the video; None without a video.
     entropy: mean entropy of the policy's distribution over all steps, in nats (of a density for
         continuous actions); None for policies without a distribution.
-    games: against other players, whose episodes are none of these; None where the policy alone
-        played.
-    complete: whether all episodes, or games, were played that were asked for.
-    cut_episodes: how many were cut after `max_steps`, with their return so far.
-    max_steps: the bound; None: there was none.
-    film_fault: why there is no video that was asked for; None: nothing went wrong.
+    games: results against other players, whose episodes are not counted here; None if the policy
+        played alone.
+    complete: whether all requested episodes, or games, were played.
+    cut_episodes: number of episodes cut after `max_steps`, with their return so far.
+    max_steps: the step limit; None: no limit.
+    film_fault: why a requested video is missing; None without a fault.
     """
 
     returns: NDArray[np.float64]
@@ -100,7 +100,7 @@ class Scores:
 
     @property
     def cut_told(self) -> str:
-        """A sentence about the episodes that were cut; empty without one."""
+        """A sentence about the episodes that were cut; empty if none was."""
         if not self.cut_episodes:
             return ""
         return (
@@ -110,7 +110,7 @@ class Scores:
 
     @property
     def success_rate(self) -> float | None:
-        """Share of the episodes that were won; None where success isn't defined."""
+        """Fraction of episodes won; None if success isn't defined."""
         if self.success is None or not len(self.success):
             return None
         return float(self.success.mean())
@@ -159,41 +159,41 @@ def evaluate(
     max_steps: int | Literal["auto"] | None = "auto",
 ) -> Scores:
     """Plays `episodes` whole episodes; rewards are raw, neither clipped nor normalised.  In an
-    environment of several agents these are games, in which every agent has episodes of its own.
+    environment of several agents these are games, in which each agent has its own episodes.
 
     Every stream plays a fixed share of the episodes, so short episodes do not count more often than
     long ones.  Stream i begins with environment seed ``seed + i``.
 
     Args:
-        env: another environment than the one of training: an id, a callable that makes
-            environments, or a vector environment, as for `quintet.make_vector_env`; a vector
-            environment determines how many are stepped side by side.  Unless it has the name of the
-            environment of training, it gets no ``env.kwargs`` (give a callable that knows its
-            arguments) and no ``env.reward_shaping``, and a rule of ``env.success`` about info is
-            dropped; one about rewards is kept.  None: the environment of training, whose code is
-            used only by the rules of `quintet.system.trust`.
+        env: an environment other than training's: an id, a callable that makes environments, or a
+            vector environment, as for `quintet.make_vector_env`; a vector environment determines
+            how many are stepped at the same time.  Unless it has the same name as training's, it
+            gets no ``env.kwargs`` (give a callable that knows its arguments) and no
+            ``env.reward_shaping``; a rule of ``env.success`` about rewards is kept, one about info
+            is not.  None: training's environment, whose code is used only under the rules of
+            `quintet.system.trust`.
         deterministic: whether to take the mode of the policy; False samples.
         stop: called at every step; True ends the evaluation with the episodes so far.
-        video: an .mp4 file of one whole episode, however long, with its return so far and its step
-            in the corner; see `quintet.envs.film`.  The episode is played before the others, in an
-            environment of its own with the seed `seed`, and isn't counted: scores are the same with
-            and without a video.  If `stop` ends it there is no file.  Where its environment or the
-            file fails while it plays, a warning and the scores say so.
+        video: an .mp4 file of one whole episode of any length, with its step and return so far in
+            the corner; see `quintet.envs.film`.  The episode is played before the others, in a
+            separate environment with the seed `seed`, and isn't counted: scores are the same with
+            and without a video.  If `stop` ends it, there is no file.  If its environment or the
+            file fails during the episode, a warning and the scores say so.
         random: whether to play uniformly random actions, for a baseline score.
-        against: who plays the other agents in an environment of several: another policy, or
-            uniformly random actions.  Every second agent of a game is the policy's, in every second
-            game the others.
-        env_options: other values of ``env.*`` than in training, by name: ``kwargs`` (of a held-out
-            split, say), ``backend``, ``success``, ``num_processes``, ``num_threads``.
-        max_steps: of an episode, which is cut there and counts with its return so far; None: no
-            bound; auto: none where the environment is known to have a time limit, else ten times
-            the longest episode of the training, at least 1,000.
+        against: player of the other agents in an environment of several: another policy, or
+            uniformly random actions.  The policy plays every second agent of a game, and in every
+            second game the other half.
+        env_options: other values of ``env.*`` than in training, by name: ``kwargs`` (as a held-out
+            split), ``backend``, ``success``, ``num_processes``, ``num_threads``.
+        max_steps: steps after which an episode is cut and counts with its return so far; None: no
+            limit; auto: no limit if the environment has a known time limit, else ten times the
+            longest training episode, at least 1,000.
 
     Raises:
-        ConfigError: the environment's spaces are not the policy's, a number is wrong, or nothing of
-            the environment can be filmed.
+        ConfigError: the environment's spaces are not the policy's, a number is wrong, or the
+            environment can't be filmed.
         UntrustedError: another user made the policy, and it names code for its environment.
-        QuintetError: there is nothing to write videos with, or no agent of the policy's came into
+        QuintetError: no package to write videos is installed, or none of the policy's agents joined
             a game.
     """
     for given in (policy, *([] if against in (None, "random") else [against])):
@@ -318,7 +318,7 @@ def _scores(
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of the environment that an evaluation may have of its own, validated."""
+    """Options of the environment that an evaluation may change, validated."""
     unknown = sorted(set(given) - set(OWN_OPTIONS))
     if unknown:
         raise ConfigError(
@@ -361,7 +361,7 @@ def _choose_env(
 
 
 def _require_effect(env: ResolvedEnv, own: Mapping[str, Any], says: Mapping[str, Any]) -> None:
-    """Refuses options of the evaluation's own that do nothing."""
+    """Refuses options of the evaluation that have no effect."""
     still = idle(EvalEnvConfig.model_construct(**own), Facts(evaluated=env))
     for name in [*(own.keys() & still), *(own.keys() & says.keys() - {"id"})]:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Declaration of options: a field is the only place of everything that is known of an option.
+"""Declaration of options: a field holds everything about an option.
 
 `option` adds to a field of pydantic what the option needs to have an effect, how it may change
 during a run, and its names in other libraries.
@@ -23,14 +23,14 @@ class Options(BaseModel):
 
 
 class Unknown(Exception):
-    """A fact that is asked for before it is known."""
+    """A fact is used before it is known."""
 
 
 @final
 class Facts:
-    """Facts beside the options of one part: other parts, spaces, environments, ...
+    """Facts besides the options of one part: other parts, spaces, environments and more.
 
-    A need that asks for a fact that is not known yet waits.
+    A condition that uses a fact is checked when that fact is known.
     """
 
     def __init__(self, **known: Any) -> None:
@@ -46,10 +46,10 @@ class Facts:
 class Needs(NamedTuple):
     """Condition under which an option has an effect.
 
-    what: completes the sentence "NAME=VALUE has no effect without ..."; may hold ``{o.NAME}`` and
-        ``{f.NAME}``, of the options and the facts.
-    met: returns whether (options, facts) have it; None: `what` is a condition, see `holds`.
-    rest: the option's value where they have not; ...: its default.
+    what: completes the sentence "NAME=VALUE has no effect without ..."; may contain ``{o.NAME}`` of
+        the options and ``{f.NAME}`` of the facts.
+    met: returns whether (options, facts) meet it; None: `what` is the condition, see `holds`.
+    rest: the option's value if it is not met; ...: its default.
     """
 
     what: str
@@ -58,10 +58,10 @@ class Needs(NamedTuple):
 
 
 def holds(condition: str, options: BaseModel, facts: Facts, prefix: str = "") -> bool:
-    """Whether a condition is true: ``NAME`` (which is not 0, false, empty or none), ``NAME > 0`` or
+    """Whether a condition is true: ``NAME`` (not 0, false, empty or none), ``NAME > 0`` or
     ``NAME=VALUE``, or several of these with `and` and `or`.
 
-    prefix: of the names of `options`; others are PART.NAME of a part that is a fact.
+    prefix: prefix of the names of `options`; other names are PART.NAME of a part in the facts.
     """
     terms = (each.split(" and ") for each in condition.split(" or "))
     return any(all(_true(term, options, facts, prefix) for term in each) for each in terms)
@@ -79,9 +79,9 @@ def _true(term: str, options: BaseModel, facts: Facts, prefix: str) -> bool:
 class Tune(NamedTuple):
     """Rule by which an option may change during a run.
 
-    by: what a mutation multiplies: the value by a factor, its distance to 1, or a cap of ratios by
-        a small factor.
-    usual: whether a population tunes it where it names nothing.
+    by: the quantity that a mutation multiplies: the value, its distance to 1, or a cap of ratios
+        (by a small factor).
+    usual: whether a population tunes it by default.
     at_most: another option that it may not exceed.
     """
 
@@ -94,7 +94,7 @@ FACTOR, USUAL, NEAR_1, CAP = Tune(), Tune(usual=True), Tune("distance_to_1"), Tu
 
 
 class About(NamedTuple):
-    """Metadata of a field beside type, default, bounds and meaning; see `option`."""
+    """Metadata of a field besides type, default, bounds and meaning; see `option`."""
 
     needs: tuple[Needs, ...] = ()
     tune: Tune | None = None
@@ -139,8 +139,8 @@ def default_of(options: type[BaseModel], name: str) -> Any:
 class Idle(NamedTuple):
     """An option without effect.
 
-    rest: the value that says so.
-    needs: what it needs for an effect.
+    rest: the value that it then has.
+    needs: the condition under which it has an effect.
     """
 
     rest: Any
@@ -153,11 +153,11 @@ def idle(
     prefix: str = "",
     others: Mapping[str, Needs] | None = None,
 ) -> dict[str, Idle]:
-    """Options of one part that have no effect, whatever their value: of themselves, or because
-    another one of the part has none.
+    """Options of one part that have no effect, whatever their value: because their condition is not
+    met, or because another option of the part has no effect.
 
-    prefix: of their names.
-    others: needs of options beside those that their fields declare, by name without prefix.
+    prefix: prefix of their names.
+    others: further conditions of options, by name without prefix.
     """
     found: dict[str, Idle] = {}
     more = others or {}
@@ -193,8 +193,8 @@ def tunable(options: type[BaseModel]) -> dict[str, Tune]:
 
 
 def require_tunable(old: BaseModel, new: BaseModel) -> None:
-    """Requires that only tunable options differ, and none between a number and 0 or none, which is
-    another loss.
+    """Requires that only tunable options differ, and that none changes to or from 0 or none, which
+    would change the loss.
 
     Raises:
         ConfigError: names the options.
@@ -214,8 +214,8 @@ def require_tunable(old: BaseModel, new: BaseModel) -> None:
 
 
 def bounds_of(options: BaseModel, tuned: tuple[str, ...]) -> dict[str, tuple[float, float]]:
-    """Smallest and largest values of tuned options.  If one option may not exceed another, and only
-    one of the two is tuned, the other is its bound.
+    """Smallest and largest values of tuned options.  If one option may not exceed another and only
+    one of them is tuned, the other is its bound.
     """
     found = {name: _bounds(type(options).model_fields[name]) for name in tuned}
     for lower, tune in tunable(type(options)).items():

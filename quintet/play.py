@@ -1,4 +1,4 @@
-"""Plays whole episodes, or games of several agents, by what is to be evaluated."""
+"""Plays whole episodes, or games of several agents, with the actor that is evaluated."""
 
 import sys
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from quintet.runtime.turns import Begun, held
 from quintet.uniform import UniformActor
 
 Player = Actor | UniformActor
-"""Actor of an evaluation."""
+"""The actor of an evaluation."""
 
 
 def _on_stderr(line: str) -> None:
@@ -29,14 +29,16 @@ def _on_stderr(line: str) -> None:
 class How:
     """Options of an evaluation; see `evaluate`.
 
-    timeout_s: how long a step may take in another process.
+    timeout_s: longest time of a step in another process.
     say, notice, who: see `SpreadEnv.tell`.
-    others: who acts beside `actor` in a game of several agents; nobody: it acts for all of them.
-    agent: with `others`, which agents are the actor's: those with this number modulo the number of
-        players, whose order the others follow.  None: every second agent, in every second game the
-        others.
-    threads: of PyTorch's CPU kernels while they act; None: as many as the process has set.
-    max_steps: of an episode, which is cut there and counts with its return so far; None: no bound.
+    others: players other than `actor` in a game of several agents; None: `actor` acts for all
+        agents.
+    agent: with `others`, the actor plays the agents with this index modulo the number of players;
+        the others follow in order.  None: every second agent, and in every second game the other
+        half.
+    threads: threads of PyTorch's CPU kernels while they act; None: the process's setting.
+    max_steps: steps after which an episode is cut and counts with its return so far; None: no
+        limit.
     """
 
     actor: Player
@@ -63,7 +65,7 @@ steps so far and whether its episode is over.
 @final
 @dataclass(frozen=True)
 class Games:
-    """Games of a policy against others: its mean return in each beside theirs, ``[games]``."""
+    """Games of a policy against others: the mean returns of both in each game, ``[games]``."""
 
     own: NDArray[np.float64]
     theirs: NDArray[np.float64]
@@ -82,10 +84,11 @@ class Games:
 
 
 class Played(NamedTuple):
-    """One episode; `success` has a meaning only if the environment's description has a rule.
+    """One episode; `success` is defined only if the environment's description has a rule.
 
-    entropy: of the policy's distribution, summed over the steps; None where it has none.
-    cut: whether it was broken off at the greatest number of steps.
+    entropy: entropy of the policy's distribution, summed over the steps; None without a
+        distribution.
+    cut: whether it was cut at the step limit.
     """
 
     return_: float
@@ -207,26 +210,26 @@ class _Games:
 
     @property
     def _played(self) -> NDArray[np.bool_]:
-        """Games that are in play and count."""
+        """The games that are being played and count."""
         return (self.ended < self.share) & ~self.out
 
     @property
     def stuck(self) -> bool:
-        """Whether no game is in play any more and some are left."""
+        """Whether no game is being played although some are left."""
         return bool(self.left) and not self._played.any()
 
     def restarted(self) -> None:
-        """Takes that all games have begun anew."""
+        """Notes that all games have restarted."""
         self.out[:], self.returns[:] = False, 0.0
 
     def counts(self, stream: int) -> bool:
-        """Whether the game of this stream is one of its share."""
+        """Whether this stream's game counts as one of its share."""
         return bool(self._played[stream // self.num_agents])
 
     def cut(
         self, lengths: NDArray[np.int64], over: NDArray[np.bool_], max_steps: int | None
     ) -> NDArray[np.bool_]:
-        """The streams ``[B]`` whose games in play have just reached `max_steps`."""
+        """The streams ``[B]`` whose games have just reached `max_steps`."""
         if max_steps is None:
             return np.zeros(len(lengths), np.bool_)
         late = ((lengths >= max_steps) & ~over).reshape(self.own.shape).any(1) & self._played

@@ -1,7 +1,7 @@
 """Trained policies: load one, act with it, save it.
 
-Loading runs no code from the file: weights are safetensors, the rest is JSON.  Import strings in
-them are imported and called only by the rules of `quintet.system.trust`.
+Loading runs no code from files: weights are safetensors, everything else is JSON.  Import strings
+    in them are imported and called only under the rules of `quintet.system.trust`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ _UNFIT = (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError, Ass
 def describe(
     algo: str, learner: Any, model: ModelConfig, env: EnvConfig, of: Spaces
 ) -> dict[str, Any]:
-    """All that a policy needs except its weights, as JSON."""
+    """Everything that a policy needs except its weights, as JSON."""
     return {
         "algo": algo,
         "learner": learner.model_dump(mode="json"),
@@ -82,11 +82,11 @@ def _form(of: Spaces) -> tuple[Any, ...]:
 class Policy:
     """A trained policy, ready to act.
 
-    env: the configuration of the environment in which it was trained.
-    spaces: of one stream, as the environment interface gives them (after frame stacking), with the
-        environment's own beside them.
-    origin: where the description comes from, which decides whether its code may be imported.
-    threads: of PyTorch's CPU kernels in its computations; None: as many as the process has set.
+    env: the configuration of its training environment.
+    spaces: spaces of one stream in the environment interface (after frame stacking), and the
+        environment's own spaces.
+    origin: origin of the description, which decides whether its code may be imported.
+    threads: threads of PyTorch's CPU kernels in its computations; None: the process's setting.
     """
 
     def __init__(
@@ -139,24 +139,23 @@ class Policy:
         *,
         is_first: bool | NDArray[np.bool_] | Sequence[bool] | None = None,
     ) -> tuple[Any, State]:
-        """Action for one observation, or for a batch of them with a leading dimension.
+        """The action for one observation, or for a batch with a leading dimension.
 
         Args:
-            obs: as the environment gives it; a text as a string, or as its bytes.
+            obs: observation as the environment returns it; a text as a string or as its bytes.
             state: the state that the last call returned; its leaves are ``[B, ...]``, with B = 1
-                for one observation.  None: every episode begins here.
-            is_first: whether an episode begins with this observation, ``[B]`` or one for all, so
-                that a recurrent policy forgets the episode before.  None: True without a state,
-                else False.
+                for one observation.  None: every episode begins with this observation.
+            is_first: whether an episode begins with this observation, ``[B]`` or one value for all;
+                a recurrent policy then resets its state.  None: True without a state, else False.
 
         Returns:
-            The action in the environment's units and form: an array, or tuples and dicts of
-            arrays like the action space, each batched as the observation was; and the next state.
+            The action in the environment's units and form: an array, or tuples and dicts of arrays
+            like the action space, batched like the observation; and the next state.
 
         Raises:
-            QuintetError: an observation is not in the observation space (another shape, numbers
-                that its dtype can't hold, not finite, without an allowed action), or `state` or
-                `is_first` do not fit the policy and the number of observations.
+            QuintetError: an observation is not in the observation space (wrong shape, numbers that
+                its dtype can't hold, not finite, no allowed action), or `state` or `is_first` do
+                not fit the policy and the number of observations.
         """
         tensors, single = self._observe(obs)
         with OwnTorch(self.threads):
@@ -176,18 +175,18 @@ class Policy:
         *,
         is_first: bool | NDArray[np.bool_] | Sequence[bool] | None = None,
     ) -> NDArray[np.float32]:
-        """The value of one observation ``[]``, or of a batch of them ``[B]``: the discounted sum of
-        the rewards that are expected from there on under the policy that samples its actions.
+        """The value of one observation ``[]``, or of a batch ``[B]``: the expected discounted sum
+        of the following rewards if the policy samples its actions.
 
         Rewards are as the learner saw them: after `env.reward_clip`, and divided by the reward
-        normaliser's standard deviation where it has one (``reward_normalizer``).
+            normaliser's standard deviation if there is one (``reward_normalizer``).
 
         Args:
-            obs, state, is_first: as for `act`; `state` is the one before this observation.
+            obs, state, is_first: as for `act`; `state` is the state before this observation.
 
         Raises:
-            QuintetError: as `act`, and where the learner's policy is saved without a value function
-                of observations alone.
+            QuintetError: as for `act`, and if the learner saves no value function of observations
+                alone.
         """
         if "value" not in self._valuer.record_specs:
             raise QuintetError(
@@ -213,7 +212,7 @@ class Policy:
 
     @cached_property
     def player(self) -> Actor:
-        """The actor that evaluations play, which records the entropy of its distribution."""
+        """The actor for evaluations, which records the entropy of its distribution."""
         return self._loaded(Compute(records=("entropy",)))
 
     @cached_property
@@ -231,7 +230,7 @@ class Policy:
         return actor
 
     def _is_first(self, given: Any, state: State | None, obs: Obs) -> Tensor:
-        """Starts of episodes ``[B]``, as passed; by default all streams if there is no state."""
+        """Starts of episodes ``[B]``, as passed; by default all true without a state."""
         count = next(iter(obs.values())).shape[0]
         if given is None:
             return torch.full((count,), state is None)
@@ -244,7 +243,7 @@ class Policy:
         return torch.from_numpy(np.broadcast_to(first.astype(np.bool_), (count,)).copy())
 
     def _observe(self, obs: Any) -> tuple[Obs, bool]:
-        """The leaves as tensors ``[B, ...]``, and whether a single observation was given."""
+        """The leaves as tensors ``[B, ...]``, and whether a single observation was passed."""
         leaf = self._leaves[0]
         if leaf.is_plain and type(obs) is np.ndarray and obs.dtype == leaf.dtype:  # the usual case
             single = obs.shape == leaf.shape
@@ -346,12 +345,12 @@ class Policy:
 
     @property
     def signed(self) -> bool:
-        """Whether its folder gets this user's signature: it names code and may run it."""
+        """Whether its folder gets this user's signature: if it names code and may run it."""
         return self.origin.fault is None and not all(call.harmless for call in self._calls)
 
 
 def misfit(encoder: str, error: Exception) -> CheckpointError:
-    """The error for stored weights that do not fit the network; `error` says which."""
+    """The error for stored weights that do not fit the network; `error` has the details."""
     made = f"the class that model.encoder={encoder} names" if ":" in encoder else "quintet"
     return CheckpointError(
         f"the network of the training is required, {made} makes another one: "
@@ -371,19 +370,19 @@ def load(
     """The policy in a run folder, a checkpoint or a saved policy folder.
 
     Args:
-        which: of a run folder: ``latest``, ``best``, or the name of one of its checkpoints.
-        trust: whether code that the folder names may be imported and called, by `evaluate` also
-            the environment's.  False: only if this user made the folder on this machine.
-        encoder: the class of the policy's encoder, or the function that makes it, or its import
-            string, which is then imported whoever made the folder.  A function without an import
-            string (a lambda) must be given.
-        threads: of PyTorch's CPU kernels while the policy computes; the process's own number is set
-            again after each call.  None: those of the run, at most as many as there are cores.
+        which: for a run folder: ``latest``, ``best``, or the name of a checkpoint.
+        trust: whether code that the folder names may be imported and called; in `evaluate` also the
+            environment's.  False: only if this user made the folder on this machine.
+        encoder: the class of the policy's encoder, the function that makes it, or its import
+            string, which is then imported whatever the folder's origin.  A function without an
+            import string (a lambda) must be given.
+        threads: threads of PyTorch's CPU kernels while the policy computes; the process's setting
+            is restored after each call.  None: the run's number, at most the number of cores.
 
     Raises:
         CheckpointError: there is no readable policy at the path, or its weights are not finite.
         UntrustedError: its encoder is code that may not run.
-        ConfigError: `encoder` is another one than the policy's.
+        ConfigError: `encoder` is not the policy's.
     """
     if threads is not None and (isinstance(threads, bool) or threads not in range(1, 1025)):
         raise ConfigError(f"threads must be a whole number from 1 to 1024, got {threads!r}")
@@ -422,7 +421,8 @@ def find_policy(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tens
 
 
 def _parts(found: checkpoint.Checkpoint) -> tuple[dict[str, Any], Publication, str]:
-    """The third ends the names of its tensors: of several policies the one that was ahead."""
+    """The parts of a checkpoint; the third is the suffix of its tensors' names: with several
+    policies that of the leading one."""
     part, number = found.meta, ""
     if POLICIES in found.meta:
         index = int(found.meta[LEADER])
@@ -446,7 +446,7 @@ def require_finite(path: Path, tensors: Mapping[str, Tensor], encoder: str) -> N
 
 
 def not_finite(tensors: Mapping[str, Tensor], encoder: str, where: str = "") -> str | None:
-    """Name of a tensor with a NaN or an infinity, see `require_finite`; None if there is none."""
+    """Name of a tensor with a NaN or an infinity, see `require_finite`; None if all are finite."""
     for name, x in tensors.items():
         if not x.is_floating_point() or bool(torch.isfinite(x).all()):
             continue
@@ -466,7 +466,8 @@ def _no_policy(found: checkpoint.Checkpoint, error: Exception) -> CheckpointErro
 
 
 def _of_best(path: Path) -> Path:
-    """The folder that holds ``best/``: the run's, or that of the policy with the best one."""
+    """The folder that holds ``best/``: the run's, or the folder of the policy with the best
+    score."""
     newest = None
     if not (path / "best").exists():
         newest = checkpoint.latest(path / "checkpoints", warn=files.warn_on_stderr)

@@ -1,4 +1,5 @@
-"""All that the runtime knows of a learner: the data it asks for, its updates, how it acts."""
+"""Everything that the runtime knows of a learner: the data that it requests, its updates, and its
+acting."""
 
 from __future__ import annotations  # so that no tensor is needed where only options are
 
@@ -17,17 +18,18 @@ if TYPE_CHECKING:
 class ReplayPlan:
     """Rules of a replay: the rows that it keeps, and how batches are drawn.
 
-    kind: windows: `steps` rows that begin at any valid row of a stream, drawn uniformly over all of
-        them, without recurrent state; sequences: whole unrolls as they were collected, with
-        their states, drawn uniformly over the stored ones.
-    capacity_steps: rows kept, over all streams.
+    kind: windows: `steps` rows that begin at any valid row of a stream, drawn uniformly over all
+        such rows, without recurrent state; sequences: whole unrolls as they were collected, with
+        their states, drawn uniformly over the stored unrolls.
+    capacity_steps: number of rows kept, over all streams.
     start_steps: valid rows that must be stored before the first draw.
-    steps, columns: T and B of a drawn batch; sequences have the plan's unroll_steps.
+    steps, columns: T and B of a drawn batch; for sequences T is the plan's unroll_steps.
     draws: batches drawn after each fresh one with a valid row.  owed: `rate` for every valid
         env_step since the start, fractions carried over; poisson: a Poisson number of mean `rate`;
         fixed: `rate`, a whole number.
-    column_source: per_stream: as many columns of a batch from each stream whose rows are stored, in
-        their order (of as many streams as columns, column b from stream b); any_stream: from any.
+    column_source: per_stream: a batch has the same number of columns from each stored stream, in
+        order (with as many streams as columns, column b is from stream b); any_stream: columns are
+        from any stream.
     """
 
     kind: Literal["windows", "sequences"]
@@ -45,17 +47,18 @@ class ReplayPlan:
 
 @dataclass(frozen=True)
 class DataPlan:
-    """The data that a learner asks for; the runtime collects it without knowing the algorithm.
+    """The data that a learner requests; the runtime collects it without knowing the algorithm.
 
     unroll_steps: T, rows of a column.
     columns_per_batch: B, columns of one update, whatever the number of streams; on-policy learners
-        take every stream once.
-    return_discount: discount of the running return ``Rollout.return_carry``; None: it is left out.
-    state_every: rows from one stored recurrent state to the next; must divide unroll_steps.
+        use every stream once.
+    return_discount: discount of the running return ``Rollout.return_carry``; None: it is not
+        recorded.
+    state_every: number of rows between two stored recurrent states; must divide unroll_steps.
     max_policy_lag: rows whose weights are more versions than this behind the learner's (published
-        or not) are masked, and a column without other rows is dropped; None: no bound.
-    replay: how old data is kept and drawn; None: none is kept.
-    versions_per_batch: versions that the learner goes through in one fresh batch, at most.
+        or not) are masked, and a column without other rows is dropped; None: no limit.
+    replay: rules by which old data is kept and drawn; None: no replay.
+    versions_per_batch: largest number of versions that one fresh batch adds.
     """
 
     unroll_steps: int
@@ -73,10 +76,11 @@ class DataPlan:
 class UpdateAdvice(NamedTuple):
     """Advice on the speed of a learner's update, in the learner's options.
 
-    work: how it learns from a batch, as in "10 passes in minibatches of 64"; may be "".
+    work: its work per batch, as in "10 passes in minibatches of 64"; may be "".
     less_work: ways to a faster update, each with its option, as in "fewer passes than 10
         (--num-epochs)".
-    larger_batches: ways to fewer and larger updates, for those that take long whatever their rows.
+    larger_batches: ways to fewer and larger updates, for updates whose time hardly depends on their
+        rows.
     """
 
     work: str = ""
@@ -95,16 +99,16 @@ class Range(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """A metric by which a part of a learner is judged.
+    """A metric that is evidence for the state of a learner's part.
 
-    name: what a person calls the metric.
-    sound: values that speak for the part.
-    possible: wider; a value outside of it makes the part doubtful, one that is only outside of
+    name: the metric's name in sentences.
+    sound: values with which the part is sound.
+    possible: a wider range; a value outside of it makes the part doubtful; a value outside only
         `sound` decides nothing.
-    below, above: what values below and above `sound` mean, as in "it moves too fast".
-    after_updates: optimizer steps before which the metric decides nothing.
-    given: another metric that must lie in a range for this one to count; absent it does not lie.
-    needed: whether the part is sound only by this too.
+    below, above: meanings of values below and above `sound`, as in "it moves too fast".
+    after_updates: number of optimizer steps before which the metric decides nothing.
+    given: another metric that must be present and in a range for this one to count.
+    needed: whether the part can only be sound with this metric in `sound`.
     """
 
     metric: str
@@ -119,41 +123,41 @@ class Evidence(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of a learner, and the evidence for it and against it."""
+    """A part of a learner, and the evidence for its state."""
 
     name: str
     evidence: tuple[Evidence, ...]
 
 
 class Actor(Protocol):
-    """Lives beside its groups and turns observations into actions."""
+    """Turns observations into actions, in the process of its groups."""
 
     @property
     def record_specs(self) -> Mapping[str, TensorSpec]:
-        """Records of `act` per step, by name."""
+        """The records of `act` per step, by name."""
         ...
 
     @property
     def action_spec(self) -> TensorSpec:
-        """The action as the learner sees it."""
+        """The action in the learner's form."""
         ...
 
     @property
     def state_specs(self) -> Mapping[str, TensorSpec]:
-        """The leaves of the state that are recorded with the rows.  All others are private: they
-        never leave the process in which the actor acts.
+        """The leaves of the state that are recorded with the rows.  All other leaves are private:
+        they never leave the actor's process.
         """
         ...
 
     def load(self, publication: Publication) -> None:
-        """Copies weights and statistics of a publication into the actor."""
+        """Copies a publication's weights and statistics into the actor."""
         ...
 
     def initial_state(self, num_streams: int) -> State:
-        """The state at a restart, leaves ``[B, ...]``; `act` itself resets it at ``is_first``.
+        """The state at a restart, leaves ``[B, ...]``; `act` resets it at ``is_first``.
 
-        At ``is_first`` a perturbed actor also makes its private weights, of the published ones and
-        a seed in the noise, and keeps them until the next start; without noise it makes none.
+        At ``is_first`` a perturbed actor also makes private weights from the published weights and
+        a seed in the noise, and keeps them until the next start; not without noise.
         """
         ...
 
@@ -162,15 +166,15 @@ class Actor(Protocol):
         ...
 
     def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:
-        """One forward of one group; `noise` is one row of `draw_noise`; None takes the mode.
+        """Makes one forward of a group; `noise` is one row of `draw_noise`; None: the mode.
 
-        It changes none of its inputs: the same act may be repeated from the same state.
+        It changes none of its inputs: an act can be repeated from the same state.
         """
         ...
 
 
 class Learner(Protocol):
-    """Lives beside the optimizer."""
+    """Learns from batches, in the process of the optimizer."""
 
     @property
     def plan(self) -> DataPlan: ...
@@ -182,7 +186,7 @@ class Learner(Protocol):
 
     @property
     def version(self) -> int:
-        """Grows with every call of `update`, by one or by the optimizer steps that it made;
+        """A number that grows with every call of `update`, by one or by its optimizer steps;
         publications carry it, and policy lag is counted in it.
         """
         ...
@@ -190,26 +194,26 @@ class Learner(Protocol):
     def update(self, batch: Rollout, env_steps: int) -> None:
         """Learns from a batch.
 
-        Every fresh batch with a valid row is given once, in order, followed by the batches that are
-        drawn from replay (``replayed``); a learner from replay alone takes only its statistics from
-        the fresh ones.
+        Learns from a batch. Every fresh batch with a valid row is passed once, in order, followed
+        by the batches drawn from replay (``replayed``); a learner from replay alone takes only
+        statistics from fresh batches.
 
-        env_steps: collected before this batch; of a replayed one, collected so far.
+        env_steps: env_steps collected before this batch; for a replayed batch, so far.
 
-        Raises NonFiniteError when a loss or gradient became NaN or infinite by this batch.
+        Raises NonFiniteError if this batch made a loss or gradient NaN or infinite.
         """
         ...
 
     def configure(self, options: Any) -> None:
-        """Uses these options of the learner from the next update on, without compiling anew.
+        """Uses these options of the learner from the next update on, without compiling again.
 
-        Raises ConfigError where an option differs that is not tunable.
+        Raises ConfigError if an option differs that is not tunable.
         """
         ...
 
     def metrics(self) -> Mapping[str, float]:
-        """Metrics of all updates since the last call, by declared name: a mean, a minimum or a
-        maximum over these updates, as the name says.
+        """Metrics of all updates since the last call, by declared name: means, minima or maxima
+        over these updates, according to the names.
         """
         ...
 
@@ -222,61 +226,61 @@ class Learner(Protocol):
     def publication(self) -> Publication:
         """The current version; its tensors may alias the learner's own.
 
-        Raises NonFiniteError if a weight is NaN or infinite, so that it never acts.
+        Raises NonFiniteError if a weight is NaN or infinite, so that such weights never act.
         """
         ...
 
     def save(self) -> LearnerState: ...
 
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
-        """Goes on from a state that `save` returned.
+        """Restores a state that `save` returned.
 
-        counters: whether `updates`, `version` and the generators are taken too; False keeps this
-            learner's own and takes the model and the optimizer's memory only.  The version is then
-            higher than any that was published, by which rows of the former weights are known.
+        counters: whether `updates`, `version` and the generators are restored too; False: only the
+            model and the optimizer's memory are.  The version is then higher than any published
+            one, which distinguishes rows of the earlier weights.
         """
         ...
 
     def weights(self) -> dict[str, Tensor]:
-        """All weights and statistics by name: the publication's tensors and those that only
-        learning needs (critics, targets, statistics of rewards), not the optimizer's memory.
+        """All weights and statistics by name: the publication's tensors and the tensors that are
+        only for learning (critics, targets, statistics of rewards), not the optimizer's memory.
         """
         ...
 
     def warm_start(self, weights: Mapping[str, Tensor]) -> None:
-        """Takes `weights` of another learner, complete and with the same names and shapes, into
-        this one, which is new.
+        """Copies the complete `weights` of another learner, with the same names and shapes, into
+        this new learner.
         """
         ...
 
 
 class Ranks(Protocol):
-    """One of several learners that share every batch, and its exchanges with the others.
+    """One of several learners that share every batch, with its exchanges.
 
-    All ranks are given the whole batch and make the same calls in the same order, and a call
-    returns the same bits on every rank.  So they make the same steps and stay equal.
+    All ranks get the whole batch and make the same calls in the same order; a call returns the same
+    bits on every rank.  So they make the same steps and stay equal.
     """
 
     @property
     def size(self) -> int:
-        """Number of ranks; with 1 every call costs nothing."""
+        """Number of ranks; with 1, calls cost nothing."""
         ...
 
     @property
     def index(self) -> int:
-        """Number of this rank; rank 0 publishes, reports and is saved."""
+        """Index of this rank; rank 0 publishes, reports and is saved."""
         ...
 
     def whole(self, batch: Rollout) -> Rollout:
-        """The batch on the device where this rank computes."""
+        """The whole batch on this rank's device."""
         ...
 
     def shard(self, batch: Rollout) -> Rollout:
-        """This rank's columns, ``B / size`` of them, on the device where it computes."""
+        """This rank's ``B / size`` columns, on its device."""
         ...
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum of every rank's `x`, whose memory may be reused for it."""
+        """The sum of all ranks' `x`; may reuse the memory of `x`."""
         ...
 
     def gather(self, x: Tensor) -> Tensor:
@@ -284,5 +288,5 @@ class Ranks(Protocol):
         ...
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Copies rank 0's values into the tensors of the others."""
+        """Copies rank 0's values into the other ranks' tensors."""
         ...

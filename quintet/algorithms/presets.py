@@ -1,4 +1,4 @@
-"""Reads the presets of a learner: the file that its record names."""
+"""Reads a learner's presets, from the file that its record names."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ def read(algo: str) -> dict[str, Mapping[str, Any]]:
     environment, and `named` by name; empty parts where the learner has none.
 
     Raises:
-        ConfigError: the file can't be read, or has another form.
+        ConfigError: the file can't be read, or has an invalid form.
     """
     found: dict[str, Mapping[str, Any]] = {part: {} for part in _PARTS}
     file = registry.find(algo).presets

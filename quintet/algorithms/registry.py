@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Late:
-    """Something of a learner's module, by import string.  The module is imported, with PyTorch,
-    when this is first used: a wrong option is refused before.
+    """An object in a learner's module, named by an import string.  The module and PyTorch are
+    imported
+    at the first use: wrong options are refused before.
     """
 
     name: str
@@ -56,30 +57,31 @@ class Algorithm:
     """Record of a learner for the rest of quintet.
 
     config: its options; every field has a default.
-    check: returns the faults of (options, model, streams, budget) that no single field shows, one
-        sentence each.
-    suited: returns new values for options that the user did not give, so that they go with the
-        others, of (options, model, streams, learners, names of the options that the user did not
-        give); not asked where a saved run goes on.
-    planned_updates: returns the optimizer steps of (options, streams, budget); 0 where none can be
+    check: returns the faults of (options, model, streams, budget) that no single field shows.
+    suited: returns new values for options that the user did not give, so that they fit the others,
+        from (options, model, streams, learners, names of options not given); not called on a
+        resume.
+    planned_updates: returns the optimizer steps of (options, streams, budget); 0 if none can be
         compiled.
-    shared: returns the rows that several learners share, of (options, resolved model, streams);
+    shared: returns the quantity that several learners divide, of (options, resolved model,
+        streams);
         None: the learner does not use `Ranks`, so there can be only one.
     metrics: returns the names of `quintet.observe.metrics` that it may report.
-    own_metrics: the other metrics that it may report; `/` at the end of a name stands for every
-        name that begins so.
-    judged: returns the parts of a learner of (options, spaces) with the metrics by which reports
-        speak for or against them.
-    actions: the classes of action spaces that it can act in; none: all.
-    needs: what options of other parts need for an effect with this learner, by dotted name.
-    work: the class of its fixed work for `quintet bench`, a `quintet.algorithms.parts.work.Work`.
+    own_metrics: further metrics that it may report; `/` at the end of a name stands for every name
+        with this prefix.
+    judged: returns the parts of a learner, of (options, spaces), each with the metrics that are
+        evidence for its state in reports.
+    actions: classes of action spaces that it supports; none: all.
+    needs: conditions under which options of other parts have an effect with this learner, by dotted
+        name.
+    work: class of its `quintet bench` workloads, a `quintet.algorithms.parts.work.Work`.
     presets: a YAML file of presets; see `quintet.algorithms.presets.read`.
     defaults: its own defaults of options under ``model.``, ``env.`` and ``runtime.``, by dotted
         name.
     advice: returns advice on the speed of updates, of (options, resolved model, batch's env_steps).
-    warnings: returns what is allowed and seldom wise in (options, resolved model), one sentence
-        each.
-    like: learners of other libraries, in lower case, that it is nearest to.
+    warnings: returns warnings about allowed but seldom wise options, of (options, resolved model),
+        one sentence each.
+    like: similar learners of other libraries, in lower case.
     """
 
     config: type[BaseModel]
@@ -106,7 +108,7 @@ class Algorithm:
         return (*self.metrics(), *self.own_metrics)
 
     def acts_in(self, space: gym_spaces.Space[Any]) -> bool:
-        """Whether it can act in an action space."""
+        """Whether it supports an action space."""
         return not self.actions or isinstance(space, self.actions)
 
 
@@ -119,12 +121,12 @@ LEARNERS = Catalog(
         for name in ("ppo", "impala", "appo", "ddpg", "acer")
     },
 )
-"""All learners; `LEARNERS.register` adds one in this process alone."""
+"""All learners; `LEARNERS.register` adds one in this process only."""
 
 
 def canonical(name: str) -> str:
-    """A learner's name as it is written here, whatever its case; raises ConfigError if there is no
-    such learner.
+    """A learner's name as registered, whatever its case; raises ConfigError if there is no such
+    learner.
     """
     plain = name.lower() if isinstance(name, str) else ""
     if plain in LEARNERS:
@@ -140,7 +142,7 @@ def canonical(name: str) -> str:
 
 
 def find(name: str) -> Algorithm:
-    """The learner of that name, whose own metrics reports then may hold; raises ConfigError if
+    """The learner of that name; its own metrics may be reported from then on. Raises ConfigError if
     there is none, or its package is broken.
     """
     name = canonical(name)
@@ -151,7 +153,7 @@ def find(name: str) -> Algorithm:
 
 def declare_all() -> None:
     """Declares the metrics of every learner, for reports of runs that another process has trained.
-    Learners of broken packages are passed over.
+    Learners of broken packages are skipped.
     """
     for name in LEARNERS.names():
         with suppress(ConfigError):
@@ -159,10 +161,10 @@ def declare_all() -> None:
 
 
 def require_actions(name: str, space: gym_spaces.Space[Any]) -> None:
-    """Refuses an action space in which the learner of that name can't act.
+    """Refuses an action space that the learner of that name does not support.
 
     Raises:
-        ConfigError: names the spaces in which it can act, and the learners that can act in this.
+        ConfigError: names the spaces that it supports, and the learners that support this space.
     """
     learner = find(name)
     if learner.acts_in(space):

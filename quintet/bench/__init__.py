@@ -1,1 +1,1 @@
-"""Speed of training on fixed work, and what the machine would allow: `quintet bench`."""
+"""Speed of training on fixed work, and the limit of this machine: `quintet bench`."""

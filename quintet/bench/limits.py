@@ -1,9 +1,9 @@
 """Measures the speed that the bare parts of a workload allow on this machine.
 
 The parts are stepping with random actions, the policy's forward at the acting batch, and one
-gradient update.  Each is measured by itself, without quintet's code around it, in its best variant,
-with one thread or all.  Training is faster only if it makes a part itself faster or hides one
-behind another.
+gradient update.  Each is measured alone, without quintet's code around it, in its best variant,
+with one thread or all.  Training is faster than this only if it makes a part faster or overlaps
+parts.
 """
 
 import multiprocessing
@@ -30,8 +30,8 @@ SECONDS = 1.5
 @final
 @dataclass(frozen=True)
 class Limits:
-    """Microseconds per env_step of each part in its best variant; core-microseconds where `cores`
-    work on all parts at once.
+    """Microseconds per env_step of each part in its best variant; core-microseconds if `cores` work
+    on all parts at once.
     """
 
     env_us: float
@@ -41,7 +41,8 @@ class Limits:
 
     @property
     def env_steps_per_s(self) -> float:
-        """Speed of the parts one after the other, or all at once on all cores; no overhead."""
+        """Speed if the parts run one after the other, or all at once on all cores, without
+        overhead."""
         return self.cores * 1e6 / (self.env_us + self.act_us + self.update_us)
 
 
@@ -55,10 +56,10 @@ def measure(
 ) -> Limits:
     """Measures the parts; takes about ten seconds, and half a minute more to compile.
 
-    precision: that of training.
-    updates_per_step: optimizer steps for each env_step, those that were made.
+    precision: precision of training.
+    updates_per_step: optimizer steps per env_step in the measured run.
     compiled: whether there is a C++ compiler.
-    overlapped: whether the parts run side by side, in processes, so that the time of cores counts.
+    overlapped: whether the parts run side by side, in processes, so that core time counts.
     """
     threads = sorted({1, usable_cores()})
     updates = [False, True] if compiled else [False]
@@ -104,7 +105,7 @@ def _seconds_per_call(function: Callable[[], object], rounds: int = 3) -> float:
 
 
 def _env_s(work: Work, cores: int) -> float:
-    """Seconds per env_step of bare environments on so many cores."""
+    """Seconds per env_step of bare environments on `cores` cores."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     make = BACKENDS.find(work.env_backend).bare_step

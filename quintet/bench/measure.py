@@ -39,9 +39,9 @@ SHOWN: tuple[Phase, ...] = ("stepping", "acting", "learning", "replay", "waiting
 class Mark:
     """The progress of a run at the end of an iteration.
 
-    env_steps: rows, with those in which environments reset themselves.
-    learned: rows without those.
-    seconds: since the timer was made; phases: by phase.
+    env_steps: number of rows, including reset rows of environments.
+    learned: number of rows without these.
+    seconds: time since the timer was made; phases: time by phase.
     """
 
     seconds: float
@@ -55,7 +55,7 @@ class Mark:
 @dataclass
 class Stopwatch:
     """Measures from the end of the first iteration after the warm-up and the start of replay to the
-    end of the first iteration by which the time is over.
+    end of the first iteration after the measured time.
     """
 
     work: Work
@@ -71,7 +71,7 @@ class Stopwatch:
         self.created_s = sum(self.timer.seconds().values())
 
     def after_iteration(self, *_: object) -> bool:
-        """Called after every iteration; whether the measurement is over."""
+        """Called after every iteration; returns whether the measurement is over."""
         # Of one clock, so that the phases of a region add up to its seconds.
         phases = self.timer.seconds()
         now = sum(phases.values())
@@ -103,7 +103,7 @@ class Stopwatch:
 
 
 def run(work: Work, options: Layer) -> dict[str, Any]:
-    """The record of a workload: its speed, its work, and the limit by its bare parts.
+    """The record of a workload: its speed, its work, and the limit of its bare parts.
 
     options: how the work is scheduled.
     """

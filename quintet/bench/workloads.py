@@ -14,7 +14,8 @@ from quintet.config.layers import Layer
 from quintet.errors import ConfigError
 
 ENVIRONMENT_VARIABLE = "QUINTET_BENCH_WORKLOADS"
-"""Names another file of workloads, for comparisons between programs that read the same one."""
+"""Environment variable that names another file of workloads, for comparisons between programs that
+read the same file."""
 
 FREE = (
     "runtime.threads",
@@ -35,8 +36,8 @@ FREE = (
 
 
 def read(name: str) -> Work:
-    """The workload of this name, from the file that ENVIRONMENT_VARIABLE names, else its learner's;
-    raises ConfigError if there is none, or quintet can't do its work.
+    """The workload of this name, from the file that ENVIRONMENT_VARIABLE names, else the learner's
+    own; raises ConfigError if there is none, or quintet can't run it.
     """
     tables, kinds = _tables(), _kinds()
     if name not in tables:
@@ -81,7 +82,7 @@ def names() -> list[str]:
 
 
 def _kinds() -> dict[str, type[Work]]:
-    """Classes of workloads by learner, as far as learners have them."""
+    """Classes of workloads by learner, for learners that have them."""
     learners = registry.LEARNERS.usable()
     return {name: each.work.get() for name, each in learners if each.work is not None}
 

@@ -1,1 +1,1 @@
-"""The larger commands of the command line, a file each."""
+"""The larger commands of the command line, one file each."""

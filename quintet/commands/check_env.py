@@ -1,4 +1,5 @@
-"""``quintet check-env``: what an environment gives, how fast, and whether a seed fixes it."""
+"""``quintet check-env``: what an environment returns, its speed, and whether a seed makes it
+reproducible."""
 
 import json
 import math
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> int:
-    """Checks one environment; returns 0, or 1 where it has a fault."""
+    """Checks one environment; returns 0, or 1 if it has a fault."""
     status = 0
 
     def check(
@@ -124,7 +125,7 @@ def _in_words(found: "EnvCheck") -> str:
 
 
 def _finite(number: float) -> float | None:
-    """None in place of what JSON can't hold."""
+    """Replaces values that JSON can't hold by None."""
     return number if math.isfinite(number) else None
 
 

@@ -104,8 +104,8 @@ def _evaluate(
 
 
 def _print(scores: "Scores", how: dict[str, bool] | None) -> None:
-    """Prints the scores, as JSON with `how` they were played if that is given, and raises
-    QuintetError where the film failed.
+    """Prints the scores (as JSON, together with `how`, if given); raises QuintetError if the film
+    failed.
     """
     print(_scores_in_words(scores) if how is None else json.dumps(_scores_as_json(scores) | how))
     if scores.film_fault is not None:
@@ -113,13 +113,13 @@ def _print(scores: "Scores", how: dict[str, bool] | None) -> None:
 
 
 def _given(own: dict[str, Any], kwargs: str | None) -> dict[str, Any]:
-    """Options of the environment that were typed, with its arguments read as JSON."""
+    """The environment options that were typed, with its arguments read as JSON."""
     typed = own | {"kwargs": None if kwargs is None else mapping("--env.kwargs", kwargs)}
     return {name: value for name, value in typed.items() if value is not None}
 
 
 def _steps(text: str) -> int | str | None:
-    """The bound of episodes as typed."""
+    """The step limit of episodes, as typed."""
     if text.lower() == "none":
         return None
     short = len(text) <= 20  # Python reads no number of thousands of digits
@@ -129,7 +129,7 @@ def _steps(text: str) -> int | str | None:
 def _loaded(
     run: str, checkpoint: str, encoder: str | None, against: str | None, trust: bool
 ) -> "tuple[Policy, Policy | Literal['random'] | None]":
-    """The policy, and who plays against it."""
+    """The policy, and its opponent."""
     from quintet.checkpoint import none_at
 
     if not given_path(run).exists():

@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
 
 
 def runs_in(place: Path) -> list[Path]:
-    """The folder itself, or, if it is no run, the runs within it."""
+    """The folder itself if it is a run, else the runs in it."""
     names = ("config.yaml", "metrics.jsonl", "checkpoints")  # some of them may be lost
     found = {path.parent for name in names for path in place.glob(f"*/{name}")}
     # A run that was moved aside counts only if it is named.

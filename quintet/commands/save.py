@@ -77,7 +77,7 @@ def save(run_dir: Path, wait_s: float) -> str:
 
 
 def _required_holder(run_dir: Path) -> Holder:
-    """The process that trains in a folder; raises CheckpointError if it can't be reached."""
+    """The process that trains in a folder; raises CheckpointError if it can't be signalled."""
     if not run_dir.is_dir():
         raise CheckpointError(f"RUN must be the folder of a run, got {run_dir}: give its path")
     holder = holder_of(run_dir)
@@ -107,7 +107,7 @@ def _nobody(run_dir: Path) -> CheckpointError:
 
 
 def _catches(pid: int) -> bool:
-    """Whether a process has a handler of SIGUSR1, without which the signal would end it."""
+    """Whether a process handles SIGUSR1, which would end it otherwise."""
     with suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("SigCgt:"):

@@ -1,5 +1,5 @@
-"""Options on the command line: words become text by option, and the one validation at the end
-checks their values.
+"""Options on the command line: words become text by option; their values are checked later, in one
+validation.
 """
 
 import textwrap
@@ -42,17 +42,17 @@ OF_COMMANDS = {
     "jobs INT": "quintet train: number of runs of --seeds at the same time (default: cores divided "
     "by runtime.threads, at least 1)",
 }
-"""Options beside those of a run, with their meaning."""
+"""Options of commands beyond those of a run, with their meaning."""
 
 
 class Parsed(NamedTuple):
     """A parsed command line.
 
-    files: layers of the ``--config`` files.
-    options: layer of the options themselves.
-    seeds, jobs: of a seed group; None where not given.
+    files: layers from the ``--config`` files.
+    options: layer of the typed options.
+    seeds, jobs: options of a seed group; None if not given.
     trust: whether code that the run's folder names may be imported and called.
-    overwrite: whether a run in the folder is moved aside.
+    overwrite: whether an existing run in the folder is moved aside.
     """
 
     algo: str
@@ -72,7 +72,7 @@ def parse(command: str, arguments: list[str]) -> Parsed:
 
     Raises:
         ConfigError: no algorithm, an unknown one, a file that can't be read, an option without its
-            value, or seeds or jobs that are no whole numbers.
+            value, or seeds or jobs that are not whole numbers.
     """
     names = registry.LEARNERS.names()
     if arguments and arguments[0] in ("-h", "--help"):
@@ -125,8 +125,8 @@ def parse(command: str, arguments: list[str]) -> Parsed:
 
 
 def _by_option(words: list[str]) -> list[tuple[str, list[str]]]:
-    """The words after each option, by its name in full; a word before all options is one by
-    itself.  ``--env.num_streams=4`` and ``--env.num-streams 4`` mean the same.
+    """The words after each option, by its full name; words before the first option are separate.
+    ``--env.num_streams=4`` and ``--env.num-streams 4`` mean the same.
     """
     found: list[tuple[str, list[str]]] = []
     for word in words:
@@ -142,7 +142,7 @@ def _by_option(words: list[str]) -> list[tuple[str, list[str]]]:
 
 
 def _whole(name: str, words: list[str]) -> list[int]:
-    """The number of ``--jobs``, or those of ``--seeds``, between which commas may stand."""
+    """The number of ``--jobs``, or the numbers of ``--seeds``, with or without commas."""
     given = " ".join(words).replace(",", " ") if name == "seeds" else " ".join(words)
     try:
         return [int(word) for word in (given.split() if name == "seeds" else [given])]
@@ -167,7 +167,8 @@ def _several(words: list[str], info: FieldInfo) -> Any:
 
 
 def _value(text: str, info: FieldInfo) -> Any:
-    """The value of an option as typed: text where the option takes words, else JSON if it is."""
+    """The value of an option as typed: text if the option takes words, else JSON if it is valid
+    JSON."""
     plain = all(
         kind in (str, Path, type(None)) or get_origin(kind) is Literal for kind in kinds(info)[1:]
     )
@@ -208,7 +209,7 @@ def _metavar(info: FieldInfo) -> str:
 
 
 def _default(name: str, info: FieldInfo, own: Layer) -> str:
-    """The default of an option as help shows it; `own` are the learner's own defaults."""
+    """The default of an option as help shows it; `own`: the learner's own defaults."""
     default = "required" if info.is_required() else info.get_default(call_default_factory=True)
     default = own.values.get(name, default)
     if isinstance(default, tuple):

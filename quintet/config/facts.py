@@ -1,4 +1,5 @@
-"""Facts beside the options: the kind and the spaces of the environment, and what needs ask for."""
+"""Facts besides the options: the kind and the spaces of the environment, and inputs of the options'
+conditions."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -38,7 +39,7 @@ _WITHOUT_EFFECT = {
 
 @final
 class KindProbe:
-    """Finds out the kind of the environment that options, by dotted name, ask for, once."""
+    """Finds the environment's kind from options by dotted name, once."""
 
     def __init__(self, asked: Mapping[str, Any], source: EnvSource | None = None) -> None:
         self._asked, self._source = asked, source
@@ -46,7 +47,7 @@ class KindProbe:
 
     @cached_property
     def kind(self) -> EnvKind:
-        """Unless it is an Atari game or a vector environment, one environment is made for its
+        """Except for Atari games and vector environments, one environment is made to read its
         spaces, and closed.
 
         Raises:
@@ -69,7 +70,7 @@ class KindProbe:
         return _kind_by_spaces(self._made[1])
 
     def spaces(self, env: ResolvedEnv) -> Spaces | None:
-        """The spaces of `env`, if an environment with its options was made for the kind."""
+        """The spaces of `env`, if an environment with its options was made to find the kind."""
         if self._made is None or _of_spaces(env) != _of_spaces(self._made[0]):
             return None
         return self._made[1]
@@ -80,7 +81,7 @@ def _of_spaces(env: ResolvedEnv) -> dict[str, Any]:
 
 
 def spaces_of(env: ResolvedEnv) -> Spaces:
-    """The spaces of an environment, which is made for them and closed; raises ConfigError if it
+    """The spaces of an environment, which is made to read them and closed; raises ConfigError if it
     can't be made.
     """
     with same_folder():
@@ -103,16 +104,16 @@ def _kind_by_spaces(spaces: Spaces) -> EnvKind:
 
 
 def early_facts(config: RunConfig) -> Facts:
-    """Facts that are known before there is an environment."""
+    """Facts that are known before an environment is made."""
     return Facts(**_parts(config), **facts_of(config.model, None))
 
 
 def facts(
     config: RunConfig, env: ResolvedEnv, evaluated: ResolvedEnv | None, spaces: Spaces
 ) -> Facts:
-    """Facts of a run whose environment was made.
+    """Facts of a run after its environment was made.
 
-    evaluated: the environment of its evaluations, if it is another.
+    evaluated: the environment of evaluations, if it is another.
     """
     stepped = [env] if config.runtime.kind == "serial" else []
     if config.eval.episodes > 0 and config.eval_env.num_processes is None:

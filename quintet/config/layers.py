@@ -1,7 +1,7 @@
-"""Layers of a configuration: what they hold, and what their names and values mean.
+"""Layers of a configuration: their values, and the meaning of names and values.
 
-Layers, later wins: defaults < the learner's own defaults < preset < file < saved run < command line
-(or the caller).
+Layers, each overriding the earlier ones: defaults < the learner's own defaults < preset < file <
+    saved run < command line (or the caller).
 """
 
 import os
@@ -40,9 +40,10 @@ def options(algo: str) -> dict[str, FieldInfo]:
 
 
 def flatten(values: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """Nested or dotted names as dotted ones; aliases replaced; dashes as underscores.
+    """Turns nested or dotted names into dotted names, aliases into names, and dashes into
+    underscores.
 
-    A mapping that is an option's own value (``env.kwargs``) stays whole.
+    A mapping that is the value of one option (``env.kwargs``) stays whole.
     """
     names = set(known)
     flat: dict[str, Any] = {}
@@ -60,7 +61,7 @@ def flatten(values: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; raises ConfigError if it can't be read or holds none."""
+    """The mapping in a YAML file; raises ConfigError if it can't be read or is not a mapping."""
     try:
         values = read_yaml(path, pipe=True)
     except FileFault as error:
@@ -78,10 +79,10 @@ def preset_layers(
 ) -> list[Layer]:
     """The layers of a preset.
 
-    ``auto`` is the preset of the environment's id, or of its kind where no id fits; a named preset
-    comes after that one. The name of a kind is this kind's preset alone.
+    ``auto`` is the preset of the environment's id, else of its kind; a named preset is applied
+    after it. The name of a kind selects this kind's preset alone.
 
-    kind: returns the environment's kind, None: it is unknown; called only where no id fits.
+    kind: returns the environment's kind, None if unknown; called only if no id fits.
 
     Raises:
         ConfigError: no preset of that name.
@@ -117,7 +118,7 @@ def learner_defaults(algo: str) -> Layer:
 
 def hint(algo: str, name: str) -> str:
     """Hint on an unknown option: the options of the same meaning, if it is a name of another
-    library, else the one that is spelled most alike.
+    library, else the option with the most similar name.
     """
     known = options(algo)
     ours = named_here(algo, name)
@@ -131,8 +132,8 @@ def hint(algo: str, name: str) -> str:
 
 
 def named_here(algo: str, name: str) -> list[str] | None:
-    """The options of a learner that mean what `name` means in another library, which are several
-    where it is split here; none if the learner has no such option; None for a name of no library.
+    """The options of a learner that mean what `name` means in another library; several if quintet
+    splits the option, none if the learner lacks it, None if no library has the name.
     """
     theirs = {name.lower(), name.lower().rpartition(".")[2]}
 
@@ -145,7 +146,7 @@ def named_here(algo: str, name: str) -> list[str] | None:
 
 
 def _meaning(info: FieldInfo) -> str:
-    """An option's description up to its first stop."""
+    """An option's description up to its first full stop or semicolon."""
     said = re.split(r"[;:.](?=\s|$)", info.description or "")[0]
     return said[:1].lower() + said[1:]
 
@@ -159,7 +160,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def merged(algo: str, layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """Values and their sources by option, and a sentence on each unknown one."""
+    """Values and sources by option, and a sentence for each unknown option."""
     known = options(algo)
     values: dict[str, Any] = {"algo": algo}
     sources: dict[str, str] = {"algo": "given"}
@@ -175,13 +176,13 @@ def merged(algo: str, layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[str
 
 
 NONE = ("none", "null")
-"""Words for the absence of a value."""
+"""Words that mean the absence of a value."""
 
 
 def meant(value: Any, info: FieldInfo) -> Any:
-    """A value as the option means it: ``none`` is a word if that is one of its choices, a path
-    where it takes one, an empty list or mapping, else None; a truth value of an option that is
-    ``on`` or ``off`` is that word; ``~`` in a path is the home folder.
+    """A value as the option means it: ``none`` is a word if that is one of its choices, a path if
+    it takes one, an empty list or mapping, else None; a truth value becomes ``on`` or ``off`` where
+    these are the choices; ``~`` in a path becomes the home folder.
     """
     if Path in kinds(info):
         return str(given_path(value)) if isinstance(value, str | os.PathLike) else value
@@ -205,13 +206,13 @@ _EMPTY: dict[Any, Any] = {tuple: tuple, dict: dict}
 
 
 def kinds(info: FieldInfo) -> tuple[Any, ...]:
-    """The annotation of a field and the members of its union, without their bounds."""
+    """The annotation of a field or the members of its union, without bounds."""
     parts = (info.annotation, *get_args(info.annotation))
     return tuple(get_args(x)[0] if get_origin(x) is Annotated else x for x in parts)
 
 
 def nobody_gave(source: str) -> bool:
-    """Whether the source is a preset or the learner, not the user."""
+    """Whether the source is a preset or the learner, and not the user."""
     return source.startswith(("preset ", "default of "))
 
 
@@ -220,7 +221,7 @@ def is_free(source: str) -> bool:
 
 
 def with_sources(fault: str, sources: Mapping[str, str]) -> str:
-    """The fault, and the options in it that a preset or the learner set."""
+    """The fault, with the names of options in it that a preset or the learner set."""
     named: dict[str, list[str]] = {}
     for name, source in sources.items():
         if nobody_gave(source) and re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", fault):

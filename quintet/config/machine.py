@@ -1,6 +1,6 @@
-"""Automatic options, as this machine and the spaces of a run's environment have them.
+"""Automatic options, resolved for this machine and the spaces of a run's environment.
 
-PyTorch is imported only where GPUs or the processor's number formats matter, or a network is made.
+PyTorch is imported only if GPUs or the processor's number formats matter, or a network is made.
 """
 
 from quintet.algorithms import registry
@@ -15,7 +15,7 @@ from quintet.system.cpus import usable_cores
 from quintet.types import Spaces
 
 COMPILE_FROM_UPDATES, COMPILE_FROM_UPDATES_OF_PICTURES = 30_000, 3_000
-"""Optimizer steps from which on compiling is worth its 10 to 30 seconds: it saves about one
+"""Number of optimizer steps from which compiling is worth its 10 to 30 seconds: it saves about one
 millisecond per step, and ten on pictures.
 """
 
@@ -80,10 +80,10 @@ def automatic(config: RunConfig, env: ResolvedEnv, spaces: Spaces) -> RunConfig:
 
 
 def _threads(runtime: RuntimeConfig, large: bool, learners: int) -> int:
-    """Threads of each learner, as configured or by a fixed rule.
+    """Number of threads of each learner, as configured or by a fixed rule.
 
-    Networks that are not large get one: there a second thread makes training slower, as measured.
-    Beside workers learners share half of the cores.
+    Small networks get one thread, since a second one was measured to make training slower.
+    With workers, learners share half of the cores.
     """
     if runtime.threads is not None:
         return runtime.threads
@@ -151,7 +151,7 @@ def require_networks(config: RunConfig, spaces: Spaces) -> None:
 
 
 def require_agents(config: RunConfig, env: ResolvedEnv) -> None:
-    """Raises ConfigError if the environment has too few agents for who is to play in it."""
+    """Raises ConfigError if the environment has too few agents for its policies."""
     policies, past_frac = config.population.size, config.self_play.past_frac
     by_agent = policies > 1 and config.population.assignment == "agent"
     if not past_frac and not by_agent:
@@ -172,7 +172,7 @@ def require_agents(config: RunConfig, env: ResolvedEnv) -> None:
 def streams_per_group(config: RunConfig, env: ResolvedEnv) -> int:
     """Streams of a group: as configured; else by the backend, or with workers so that each has a
     group, or two where a server acts and environments step in threads.  Several policies get equal
-    numbers of groups, where the streams can be divided so.
+    numbers of groups, if the streams can be divided so.
     """
     sizes = {
         "num_streams": config.env.num_streams,
@@ -202,7 +202,7 @@ def streams_per_group(config: RunConfig, env: ResolvedEnv) -> int:
 
 
 def num_workers(config: RunConfig, group_size: int) -> int:
-    """Sampler processes: as configured, else one per core, at most one per group; raises
+    """Number of worker processes: as configured, else one per core, at most one per group; raises
     ConfigError if there are fewer groups.
     """
     groups = config.env.num_streams // group_size
@@ -217,12 +217,12 @@ def num_workers(config: RunConfig, group_size: int) -> int:
 
 
 def has_compiler() -> bool:
-    """Whether there is a C++ compiler that works, which compiled acts and updates need."""
+    """Whether a working C++ compiler exists, which compiled acts and updates need."""
     return compiler_fault() is None
 
 
 def uncompiled_note(asked: RunConfig, config: RunConfig, spaces: Spaces) -> str | None:
-    """A sentence where `config`, resolved from `asked`, would be compiled but for the compiler."""
+    """A notice if `config`, resolved from `asked`, would be compiled if there were a compiler."""
     runtime = config.runtime
     if asked.runtime.compile != "auto" or runtime.compile == "on":
         return None

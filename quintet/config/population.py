@@ -1,4 +1,4 @@
-"""The hyperparameters of a population: which they are, what they may be, where they begin."""
+"""The hyperparameters of a population: their names, bounds and first values."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +15,7 @@ SHAPING = "reward_shaping."
 
 
 def rules(config: RunConfig) -> Rules:
-    """Rules of mutations; raises ConfigError where an option can't be tuned."""
+    """Rules of mutations; raises ConfigError if an option can't be tuned."""
     named, shaping = config.population.tuned, tuned_shaping(config)
     names: tuple[str, ...] = ()
     if not shaping or len(shaping) < len(named):
@@ -27,11 +27,11 @@ def rules(config: RunConfig) -> Rules:
 
 
 def tuned_options(options: BaseModel, named: Sequence[str]) -> tuple[str, ...]:
-    """Options that a population tunes: the options that are named, else the learner's usual ones
-    without those that are 0, none or without effect.
+    """Options that a population tunes: the named options, else the learner's usual ones except
+    options that are 0, none or without effect.
 
     Raises:
-        ConfigError: an option that is named is no number that can change during a run.
+        ConfigError: a named option is not a number that can change during a run.
     """
     ways, given, still = tunable(type(options)), options.model_dump(), idle(options, Facts())
     able = [
@@ -52,9 +52,7 @@ def tuned_options(options: BaseModel, named: Sequence[str]) -> tuple[str, ...]:
 
 
 def tuned_shaping(config: RunConfig) -> dict[str, float]:
-    """First values of reward shaping by the name under which they are tuned; raises ConfigError
-    where one has none.
-    """
+    """First values of reward shaping by tuned name; raises ConfigError if one has none."""
     given = {f"{SHAPING}{name}": x for name, x in config.env.reward_shaping.items()}
     named = [x for x in config.population.tuned if x.startswith(SHAPING)]
     wrong = [name for name in named if not given.get(name)]
@@ -68,7 +66,7 @@ def tuned_shaping(config: RunConfig) -> dict[str, float]:
 
 
 def shaping_of(env: EnvConfig, values: Mapping[str, float]) -> tuple[float, ...]:
-    """All values of reward shaping of a policy, by sorted name; () where none is tuned."""
+    """All values of a policy's reward shaping, sorted by name; () if none is tuned."""
     if not any(name.startswith(SHAPING) for name in values):
         return ()
     given = sorted(env.reward_shaping.items())
@@ -76,7 +74,7 @@ def shaping_of(env: EnvConfig, values: Mapping[str, float]) -> tuple[float, ...]
 
 
 def first_values(config: RunConfig) -> None:
-    """Raises ConfigError where the policies can't begin with the values that are given."""
+    """Raises ConfigError if the policies can't begin with the given values."""
     going_by, initial = rules(config), config.population.initial
     first = going_by.first
     others = sorted(set(initial) - set(first))
@@ -107,8 +105,8 @@ def first_values(config: RunConfig) -> None:
 
 
 def with_values(options: BaseModel, values: Mapping[str, float]) -> BaseModel:
-    """The learner's options with those of these values that are its own; raises ConfigError where
-    one of them is out of bounds.
+    """The learner's options with those of these values that belong to it; raises ConfigError if a
+    value is out of bounds.
     """
     own = {name: x for name, x in values.items() if not name.startswith(SHAPING)}
     try:

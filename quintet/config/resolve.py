@@ -1,9 +1,9 @@
 """One pass from layers and facts to the configuration of a run.
 
-`compose` builds every part once and judges what options need as far as it is known before there is
-an environment; `resolve` judges the rest and fills automatic options.  PyTorch is imported only
-where GPUs or the processor's number formats matter, or a network is made, so that most of what
-spaces rule out is refused before.
+`compose` builds every part once and checks the conditions of options that are known without an
+environment; `resolve` checks the rest and fills automatic options.  PyTorch is imported only where
+GPUs or the processor's number formats matter, or a network is made, so that most options that the
+spaces rule out are refused before.
 """
 
 from collections.abc import Iterable
@@ -50,12 +50,12 @@ class Loaded:
 
     @property
     def evaluated(self) -> ResolvedEnv:
-        """The environment of its evaluations."""
+        """The environment of evaluations."""
         return self.eval_env or self.env
 
     @property
     def plays_elsewhere(self) -> bool:
-        """Whether it has evaluations, in another environment than that of training or with other
+        """Whether evaluations are played in another environment than training's, or with other
         arguments.
         """
         of = [
@@ -66,10 +66,10 @@ class Loaded:
 
 
 def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None) -> Loaded:
-    """Merges layers, builds every part of the configuration once, and gives the source of every
+    """Merges layers, builds every part of the configuration once, and finds the source of every
     option.
 
-    source: makes the environments, if not their id; then no backend need know the id.
+    source: makes the environments in place of their id, which then no backend needs to know.
 
     Raises:
         ConfigError: lists every unknown name, every bad value and every impossible combination.
@@ -118,7 +118,7 @@ def _resolve_env(
 def _with_whole_games(
     config: RunConfig, env: ResolvedEnv, sources: dict[str, str]
 ) -> tuple[RunConfig, ResolvedEnv]:
-    """A number of streams that nobody gave as a multiple of the agents of a game."""
+    """Rounds a default number of streams up to a multiple of the agents of a game."""
     by = sources.get("env.num_streams", "default")
     made = ":" in env.config.id or env.source is not None
     if not made or not is_free(by):
@@ -135,7 +135,8 @@ def _with_whole_games(
 
 
 def _with_whole_minibatches(config: RunConfig, sources: dict[str, str]) -> RunConfig:
-    """Options of the learner that nobody gave as its `suited` returns them."""
+    """Replaces options of the learner that the user did not give by the values that `suited`
+    returns."""
     algorithm = registry.find(config.algo)
     names = algorithm.config.model_fields
     free = frozenset(name for name in names if is_free(sources.get(name, "default")))
@@ -148,10 +149,10 @@ def _with_whole_minibatches(config: RunConfig, sources: dict[str, str]) -> RunCo
 
 
 def judged(config: RunConfig, sources: dict[str, str], known: Facts) -> tuple[RunConfig, list[str]]:
-    """The configuration with options without effect at rest, and a sentence on each that the user
-    gave.  What a run began with stays, unless a resume may change it.
+    """The configuration with options without effect reset, and a sentence for each of them that the
+    user gave.  Options that a run began with stay, unless a resume may change them.
 
-    sources: of the values, by dotted name; those of options that are put to rest change.
+    sources: sources of the values, by dotted name; changed for options that are reset.
     """
     faults: list[str] = []
     needs = registry.find(config.algo).needs.items()
@@ -183,14 +184,15 @@ def judged(config: RunConfig, sources: dict[str, str], known: Facts) -> tuple[Ru
 
 
 def _may_rest(name: str, source: str | None) -> bool:
-    """Whether the user did not give an option, nor has a run begun with it that keeps it."""
+    """Whether an option may be reset: the user did not give it, and no run began with it and keeps
+    it."""
     if source == "saved run":
         return name in MAY_CHANGE_ON_RESUME
     return source is None or source == "default" or nobody_gave(source)
 
 
 def _tell(sources: dict[str, str], name: str, default: bool) -> None:
-    """Tells that a value, which may be the default, replaces one without effect."""
+    """Records that a value, which may be the default, replaces one without effect."""
     if (source := sources.get(name, "default")) != "default":
         who = source.removeprefix("default of ")
         word = "default" if default else "resolved"
@@ -202,8 +204,8 @@ def resolve(loaded: Loaded, spaces: Spaces) -> Loaded:
     have no effect, and with every automatic one resolved.
 
     Raises:
-        ConfigError: the environment, the network or the machine rules it out; names the preset that
-            set a refused option.
+        ConfigError: the environment, the network or the machine does not allow it; names the preset
+            that set a refused option.
     """
     registry.require_actions(loaded.config.algo, spaces.action)
     require_agents(loaded.config, loaded.env)
@@ -219,8 +221,8 @@ def resolve(loaded: Loaded, spaces: Spaces) -> Loaded:
 
 
 def check_spaces(loaded: Loaded) -> None:
-    """Raises ConfigError for what the spaces rule out, where they are known or the backend tells
-    them.  The run itself asks once more, after the import of PyTorch.
+    """Raises ConfigError for options that the spaces rule out, if the spaces are known or the
+    backend can tell them.  The run itself checks again after the import of PyTorch.
     """
     spaces = loaded.spaces
     if spaces is None and loaded.env.backend.tells_spaces:
@@ -248,8 +250,8 @@ def resolved(loaded: Loaded) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def stored_alike(loaded: Loaded, env: ResolvedEnv) -> Loaded:
-    """The same with this environment, whose ``observation_dtype`` is resolved, and with that of the
-    evaluations stored alike.
+    """The same configuration with this environment, whose ``observation_dtype`` is resolved;
+    evaluations use the same dtype.
     """
     evaluated = loaded.eval_env
     if evaluated is not None:
@@ -270,8 +272,8 @@ def sources_of(loaded: Loaded, found: Loaded) -> dict[str, str]:
 
 
 def require_evaluated(loaded: Loaded, spaces: Spaces) -> None:
-    """Raises ConfigError where policies can't play in the environment of the run's evaluations, of
-    which one is made for that, if it is another than that of training.
+    """Raises ConfigError if policies can't play in the environment of evaluations; if it differs
+    from training's, one is made for this check.
     """
     env, config = loaded.evaluated, loaded.config
     if not loaded.plays_elsewhere:

@@ -1,4 +1,4 @@
-"""The configuration of a run: the parts' own configurations side by side."""
+"""The configuration of a run, composed of the configurations of its parts."""
 
 from pathlib import Path
 from typing import Any, Literal, final
@@ -106,7 +106,8 @@ class RunConfig(Options):
         return (value,) if isinstance(value, str) else value
 
     def flat(self) -> dict[str, Any]:
-        """Every option by its dotted name, as JSON-able values; the learner's have no prefix."""
+        """Every option by its dotted name, as JSON-able values; the learner's options have no
+        prefix."""
         values: dict[str, Any] = {}
         for name, value in self.model_dump(mode="json").items():
             if name == "learner":
@@ -133,7 +134,7 @@ PARTS: dict[str, type[BaseModel]] = {
 
 
 def prefix_of(part: str) -> str:
-    """The prefix of a part's options: its name, but ``eval.env.`` of ``eval_env``."""
+    """The prefix of a part's options: its name, except ``eval.env.`` for ``eval_env``."""
     return "eval.env." if part == "eval_env" else f"{part}."
 
 
@@ -146,7 +147,7 @@ ALIASES = {
     "eval.env": "eval.env.id",
     "population": "population.size",
 }
-"""Short names that people may use."""
+"""Short names that users may use."""
 
 AUTOMATIC: dict[str, Any] = {
     "env.backend": "auto",
@@ -169,7 +170,7 @@ AUTOMATIC: dict[str, Any] = {
 """Options that are resolved when a run begins, and their automatic value."""
 
 OF_OLDER_RUNS: dict[str, Any] = {"env.observation_dtype": "float32"}
-"""Values of options in runs of before there were these, where they are not the defaults."""
+"""Values of newer options in runs that began before these existed, if not the defaults."""
 
 MAY_CHANGE_ON_RESUME = (
     "total_env_steps",
@@ -186,7 +187,7 @@ MAY_CHANGE_ON_RESUME = (
     "runtime.learner_timeout_s",
     "checkpoint.interval_s",
 )
-"""Options that a run may be resumed with at another value, beside those of eval and report."""
+"""Options that a resumed run may change, besides those of eval and report."""
 
 CHANGE_ROUNDING = ("runtime.threads", "runtime.actor_threads")
-"""Options, of these, with which a resumed run has other rounding."""
+"""Options of these that change the rounding of a resumed run."""

@@ -13,7 +13,7 @@ from quintet.errors import CheckpointError, ConfigError
 from quintet.system import files, manifest, run_record, saved_options
 
 BEFORE_CONFIG = (".lock", "log.txt", ".config.yaml.tmp", ".tmp-config.yaml")
-"""Files that a run may leave if it is killed at its very start."""
+"""Files that a run may leave if it is killed right at its start."""
 
 _MOST_SHOWN = 200  # characters of a value
 
@@ -99,7 +99,7 @@ def _compare(
 
 
 def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Options in both that differ and that no resume may change: name, was, now."""
+    """Options in both that differ and that no resume may change: name, old value, new value."""
     return [
         (name, was[name], now[name])
         for name in now
@@ -111,14 +111,14 @@ def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str,
 
 
 def shortened(value: object) -> str:
-    """A value that a file holds, for a message."""
+    """A value from a file, shortened for a message."""
     text = ascii(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def require_same(place: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises CheckpointError where the checkpoint at `place`, trained with the options `was`,
-    belongs to another run than one with the options `now`.
+    """Raises CheckpointError if the checkpoint at `place`, trained with the options `was`, belongs
+    to another run than one with the options `now`.
     """
     others = [
         f"{name} was {shortened(old)} and is {shortened(new)}"

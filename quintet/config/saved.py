@@ -1,5 +1,5 @@
-"""The run that a command means: its folder, its saved options, and the changes that a resume may
-make.
+"""The run that a command refers to: its folder, its saved options, and the changes that a resume
+may make.
 """
 
 import operator
@@ -29,7 +29,7 @@ from quintet.system.trust import Origin, all_harmless, calls_of, config_fault
 
 @dataclass(frozen=True)
 class Unusable:
-    """A run of a seed group that can't go on in its folder, and why."""
+    """A run of a seed group that can't continue in its folder, and the reason."""
 
     seed: int
     run_dir: Path
@@ -38,7 +38,7 @@ class Unusable:
 
 @dataclass(frozen=True)
 class _Asked:
-    """Options of files and the command line.
+    """Options from files and the command line.
 
     source: see `compose`.
     """
@@ -58,13 +58,11 @@ class _Asked:
 
     @cached_property
     def probe(self) -> KindProbe:
-        """Asked only where the preset depends on the kind, since it may have to make an
-        environment.
-        """
+        """Called only if the preset depends on the kind, since it may make an environment."""
         return KindProbe({**learner_defaults(self.algo).values, **self.values}, self.source)
 
     def of_seed(self, values: Mapping[str, Any]) -> "_Asked":
-        """The same with other values on the command line, of which the kind does not depend."""
+        """The same options with other command-line values, which the kind does not depend on."""
         own = replace(self, command=Layer(self.command.source, {**self.command.values, **values}))
         own.__dict__["probe"] = self.probe
         return own
@@ -80,12 +78,12 @@ def load_config(
     overwrite: bool = False,
     beside: bool = False,
 ) -> Loaded:
-    """The configuration of a run from all its layers, those of its folder included.
+    """The configuration of a run from all its layers, including its folder.
 
     source: see `compose`.
     trust: whether code that the folder names may be imported and called.
-    overwrite: whether a new run takes the place of one that is in the folder, which is not read.
-    beside: to show only: the configuration of a new run, whatever is in the folder.
+    overwrite: whether a new run replaces a run in the folder, which is not read.
+    beside: only for display: the configuration of a new run, whatever is in the folder.
 
     Raises:
         ConfigError: any fault, or the folder holds a run of another configuration.
@@ -97,7 +95,7 @@ def load_config(
 
 
 def _load_anew(asked: _Asked, overwrite: bool) -> Loaded:
-    """The configuration of a run that begins, whatever is in its folder."""
+    """The configuration of a new run, whatever is in its folder."""
     if overwrite and asked.values.get("resume") == "exact":
         raise ConfigError("--overwrite begins anew, --resume exact goes on; leave one of them out")
     if overwrite and asked.run_dir is not None:
@@ -179,7 +177,7 @@ def _load(asked: _Asked, trusted: bool) -> Loaded:
 
 
 def _is_sound(algo: str, layers: Sequence[Layer], source: EnvSource | None) -> bool:
-    """Whether the options would do without the others of the run in the folder."""
+    """Whether the options would be valid without the other options of the run in the folder."""
     try:
         compose(algo, layers, source)
     except ConfigError:
@@ -192,7 +190,7 @@ def _place(run_dir: Path | None) -> Layer:
 
 
 def _compose_new(asked: _Asked) -> Loaded:
-    """The configuration of a run that begins."""
+    """The configuration of a new run."""
     algo, values, place = asked.algo, asked.values, _place(asked.run_dir)
     layers = (*asked.files, asked.command)
     name = str(values.get("preset") or "auto")
@@ -252,14 +250,14 @@ def load_seeds(
     trust: bool = False,
     overwrite: bool = False,
 ) -> list[Loaded | Unusable]:
-    """The configurations of a seed group, each with a folder of its own: ``DIR/sSEED`` where a
-    folder is asked for.  A damaged folder stops no other run.
+    """The configurations of a seed group, each with its own folder: ``DIR/sSEED`` if a folder is
+    given.  A damaged folder stops only its own run.
 
     trust, overwrite: see `load_config`.
 
     Raises:
-        ConfigError: there are no seeds, or one twice, or ``seed`` beside them; an option is at
-            fault; or no run can go on in its folder.
+        ConfigError: seeds are missing, repeated, or given together with ``seed``; an option is
+            invalid; or no run can continue in its folder.
     """
     settle_search_path()
     seeds = _whole(seeds)
@@ -327,9 +325,9 @@ def _other_run(run_dir: Path, differ: list[str]) -> _OtherRun:
 
 
 def find_run_dir(algo: str, asked: Mapping[str, Any]) -> Path | None:
-    """The folder asked for, else ``runs/ALGO-ENV-sSEED``; None while no environment is named.
+    """The given folder, else ``runs/ALGO-ENV-sSEED``; None while no environment is named.
 
-    The same command thus finds its run again.
+    So the same command finds its run again.
     """
     if asked.get("run_dir") is not None:
         return _folder(asked["run_dir"])

@@ -1,4 +1,4 @@
-"""Builds a configuration of merged values; every fault is listed, one sentence each."""
+"""Builds a configuration from merged values; every fault is listed, one sentence each."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -18,12 +18,12 @@ from quintet.population.scores import MEANS
 
 M = TypeVar("M", bound=BaseModel)
 Parts = dict[str, BaseModel | None]
-"""The parts of a configuration by name; None: one that can't be made."""
+"""The parts of a configuration by name; None for a part that can't be made."""
 
 
 def build(algo: str, values: dict[str, Any], faults: list[str]) -> tuple[Parts, RunConfig | None]:
-    """The parts of a configuration, each built once of the merged values, and the whole, if all
-    parts can be made; options at fault have their defaults.
+    """The parts of a configuration, each built once from the merged values, and the whole, if all
+    parts can be made; invalid options have their defaults.
 
     faults: receives every fault of a part, one sentence each.
     """
@@ -44,7 +44,7 @@ def build(algo: str, values: dict[str, Any], faults: list[str]) -> tuple[Parts, 
 
 
 def has_wrong_value(algo: str, values: dict[str, Any]) -> bool:
-    """Whether a value of the learner or of a part is wrong by itself, whatever the others are."""
+    """Whether a value of the learner or of a part is invalid by itself, whatever the others are."""
     for _, model, _, mine in _of_parts(algo, values):
         try:
             if mine:
@@ -58,7 +58,7 @@ def has_wrong_value(algo: str, values: dict[str, Any]) -> bool:
 def _of_parts(
     algo: str, values: dict[str, Any]
 ) -> Iterator[tuple[str, type[BaseModel], str, dict[str, Any]]]:
-    """Name, model and prefix of each part, and its values by the names of its fields."""
+    """Name, model and prefix of each part, and its values by field name."""
     for name, model in {"learner": registry.find(algo).config, **PARTS}.items():
         prefix = prefix_of(name) if name in PARTS else ""
         mine = {n: values[prefix + n] for n in model.model_fields if prefix + n in values}
@@ -66,7 +66,7 @@ def _of_parts(
 
 
 def _built(model: type[M], prefix: str, mine: dict[str, Any], faults: list[str]) -> M | None:
-    """One part of the configuration, with defaults for the fields that are at fault."""
+    """One part of the configuration, with defaults for invalid fields."""
     try:
         return model(**mine)
     except ValidationError as error:
@@ -167,7 +167,7 @@ def _objective_faults(config: RunConfig) -> list[str]:
 
 
 def _sharing_faults(config: RunConfig) -> list[str]:
-    """Faults where several learners can't share batches evenly."""
+    """Faults if several learners can't share batches evenly."""
     learners, shared = config.runtime.num_learners, registry.find(config.algo).shared
     if learners == 1:
         return []
@@ -188,7 +188,7 @@ def _sharing_faults(config: RunConfig) -> list[str]:
 
 
 def _in_our_words(message: str) -> str:
-    """pydantic's own messages in lower case; those of our validators as they are."""
+    """pydantic's own messages in lower case; messages of quintet's validators unchanged."""
     own = message.removeprefix("Value error, ")
     if "exceeded maximum size" in message:  # of integers that pydantic reads
         return f"{_SHOULD_BE}a whole number of far fewer digits"
@@ -197,7 +197,7 @@ def _in_our_words(message: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value for a message, cut where it is long."""
+    """A value for a message, shortened if it is long."""
     try:
         told = repr(value)
     except ValueError:  # Python writes no longer numbers
@@ -214,8 +214,8 @@ _AS_JSON = """write it as JSON, with names in double quotes, as in '{"length": 1
 
 
 def _told(prefix: str, items: Sequence[ErrorDetails]) -> list[str]:
-    """One sentence for every value that is at fault: what it should be, by all kinds of values that
-    its option may have, what it is, and what to do.
+    """One sentence for every invalid value: the kinds of values that its option may have, the
+    value, and what to do.
     """
     faults: dict[tuple[str, str], list[ErrorDetails]] = {}
     for item in items:

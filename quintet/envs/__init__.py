@@ -1,1 +1,1 @@
-"""Environments behind one vector interface, in next-step layout."""
+"""Environments with one vector interface, in next-step layout."""

@@ -1,5 +1,5 @@
-"""Vector environments that a user brings, in next-step layout: Gymnasium's, ALE's and all others
-with their interface.
+"""Vector environments that a user provides, in next-step layout: Gymnasium's, ALE's and others with
+this interface.
 
 NEXT_STEP environments have the layout already. SAME_STEP ones begin the next episode within the
 step that ends one, and the final observation stands in ``infos["final_obs"]``; DISABLED ones wait
@@ -23,8 +23,8 @@ without any loss.
 
 `restart` is ``reset(seed=[...])``, or, for environments that take only one number (as Gymnasium's
 own vectorised CartPole), the seed of the first stream. A callable first makes the environments
-anew. A given instance can only be reset: whatever it keeps over resets (running statistics, say)
-survives, and a resumed run may not give the same bytes.
+anew. A given instance can only be reset: state that it keeps over resets (as running statistics)
+survives, so a resumed run may give other bytes.
 """
 
 import warnings
@@ -130,7 +130,7 @@ class AdaptedVectorEnv:
         self._in_flight = False
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
-        """Resets with one seed per stream, in a new environment where one can be made."""
+        """Resets with one seed per stream, in a new environment if one can be made."""
         checked = check_seeds(seeds, self.num_streams)
         self._finish_flight()
         if self._used and self._make is not None:
@@ -258,7 +258,7 @@ class AdaptedVectorEnv:
         return self._call(what, lambda: self._env.reset(options=options)[0])
 
     def _write_first(self, resets: Mask, out: ObsArrays) -> None:
-        """Discards the step of the streams `resets` and writes their first observations."""
+        """Discards the step of the streams in `resets` and writes their first observations."""
         obs = self._reset_some(resets)
         # The rows of the others are written, except for SAME_STEP's final observations.
         untouched = ~resets
@@ -279,7 +279,8 @@ class AdaptedVectorEnv:
             out[leaf.path][resets] = array[resets]
 
     def _write_final(self, infos: Any, out: ObsArrays) -> None:
-        """``final_obs`` is one object per stream, or a batch like the observations."""
+        """Writes ``final_obs``, which has one object per stream, or is a batch like the
+        observations."""
         final = infos.get("final_obs") if isinstance(infos, dict) else None
         if final is None:
             self._fault(
@@ -300,7 +301,7 @@ class AdaptedVectorEnv:
             out[leaf.path][:] = self._array(obs, leaf)
 
     def _array(self, obs: Any, leaf: Leaf, *, one: bool = False) -> Array:
-        """A leaf of all streams, or of `one`, checked; discrete values count from 0."""
+        """A leaf of all streams, or of `one` stream, checked; discrete values count from 0."""
         try:
             return read_leaf(obs, leaf, () if one else (self.num_streams,))
         except BadLeaf as error:

@@ -13,8 +13,8 @@ from quintet.errors import QuintetError
 
 
 def leaf_array(value: Any, leaf: Leaf) -> NDArray[Any]:
-    """`value`, of any shape, in the leaf's dtype and in memory of its own, with discrete values
-    counted from 0; raises QuintetError if the leaf can't hold its numbers.
+    """`value`, of any shape, copied to the leaf's dtype, with discrete values counted from 0;
+    raises QuintetError if the leaf can't hold its numbers.
     """
 
     def refuse(got: str, cause: Exception | None = None) -> NoReturn:

@@ -2,15 +2,15 @@
 
 EnvPool, ALE's vector environment and single environments of ale-py (backend ``gymnasium``) take the
 same `AtariConfig` from ``env.kwargs`` and know a game as ``Pong-v5`` or ``ALE/Pong-v5``. Each gives
-grey 84x84 frames, the maximum of the last two frames of a step, stacked with the oldest first, the
-first frame of an episode repeated. In the games compared, frames are equal bit by bit from the same
-start. The remaining differences:
+grey 84x84 frames, the maximum of the last two frames of a step, in stacks with the oldest first,
+filled with the first frame at an episode's start. In the games compared, frames are equal bit by
+bit from the same start. The remaining differences:
 
 - Frames without action at the start: 1 to `noop_max` in EnvPool and here, 0 to ``noop_max - 1`` in
   ALE's vector environment; with `use_fire_reset` the last one presses FIRE.
-- After a lost life (`episodic_life`) the game goes on. EnvPool keeps the frames before it in
-  the stack, the others begin a new stack. The time limit is that of the game, with ``gymnasium``
-  that of the life. ``ale`` goes on with one step, the others with the frames of a start.
+- After a lost life (`episodic_life`) the game goes on. EnvPool keeps the earlier frames in the
+  stack; the others start a new stack. The time limit counts over the game, with ``gymnasium`` over
+  the life. ``ale`` goes on with one step, the others with the frames of a start.
 - The final observation lacks the last frames where a game ends (``gymnasium``) or its time is up
   (``ale``); EnvPool's has them.
 - Random numbers: a seed gives another episode on another backend.
@@ -75,7 +75,7 @@ def is_installed() -> bool:
 
 
 def list_roms() -> dict[str, str]:
-    """Every game as ``{"ALE/Pong-v5": "pong"}``; empty where ale-py isn't installed."""
+    """Every game as ``{"ALE/Pong-v5": "pong"}``; empty if ale-py isn't installed."""
     if not is_installed():
         return {}
     import ale_py  # noqa: F401  (it registers its games)
@@ -88,7 +88,7 @@ def list_roms() -> dict[str, str]:
 
 
 def rom_of(env_id: str) -> str | None:
-    """The game that ``"ALE/Pong-v5"`` or ``"Pong-v5"`` names; None where ale-py has none such."""
+    """The game that ``"ALE/Pong-v5"`` or ``"Pong-v5"`` names; None if ale-py lacks it."""
     if not env_id.endswith("-v5"):  # importing ale-py takes a while
         return None
     return list_roms().get(f"ALE/{env_id.removeprefix('ALE/')}")
@@ -122,7 +122,7 @@ def read_config(env_id: str, kwargs: Mapping[str, Any]) -> AtariConfig:
 
 
 def require_one_stack(config: EnvConfig, frames: int) -> None:
-    """Refuses ``env.frame_stack`` where the backend stacks frames itself."""
+    """Refuses ``env.frame_stack`` if the backend already stacks frames."""
     if config.frame_stack > 1 and frames > 1:
         raise ConfigError(
             f"{config.id} already stacks {frames} frames; leave frame_stack at 1 and set "

@@ -1,4 +1,4 @@
-"""The backends, who implement environments: quintet's own, and those of installed packages.
+"""The backends, which implement environments: quintet's own, and those of installed packages.
 
 A package adds a backend by an entry point of the group ``quintet.environments`` that names its
 record, a `Backend`.  Whoever asks which backend knows an id imports the record's module, so that
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class Identity(NamedTuple):
-    """An environment in the words of its backend.
+    """An environment as its backend knows it.
 
     name: the backend's name for it.
-    family: the part of the backend that implements it, on which numbers of groups and threads
-        depend.
-    atari: the options of an Atari game with our preprocessing; None: it is no such game.
+    family: part of the backend that implements it, which determines the numbers of groups and
+        threads.
+    atari: the options of an Atari game with our preprocessing; None: not such a game.
     """
 
     name: str = ""
@@ -35,8 +35,8 @@ class Identity(NamedTuple):
 class Group(NamedTuple):
     """The environments to make.
 
-    first_stream: number in the run of their first stream, for error messages.
-    drawn: whether environments that must be told so when they are made must `render`.
+    first_stream: number of their first stream in the run, for error messages.
+    drawn: whether to make environments for `render`, for backends that must know it at that time.
     """
 
     num_streams: int

@@ -1,4 +1,5 @@
-"""Checks of an environment before a run: its spaces, its speed, whether a seed fixes it."""
+"""Checks of an environment before a run: its spaces, its speed, and whether a seed makes it
+reproducible."""
 
 import math
 from contextlib import closing
@@ -38,10 +39,11 @@ class EnvCheck:
     """Results of a check; times in seconds of one environment, returns in raw reward units.
 
     reward_shaping: the values that the environment declares as tunable.
-    steps: of both environments together, resets aside.
-    faults: what no run would survive, or would learn wrongly from; remarks: what is worth knowing.
-    same_seeds: where two copies with the same seeds and actions first differ; "" where nowhere.
-    same_again: the same of copies that are made after the first ones were used.
+    steps: of both environments together, without resets.
+    faults: problems that stop a run or make it learn wrongly; remarks: other useful facts.
+    same_seeds: first difference of two copies with the same seeds and actions; "" if they are
+        equal.
+    same_again: the same for copies that are made after the first ones were used.
     """
 
     env: EnvDescription
@@ -72,15 +74,15 @@ class EnvCheck:
 def check_env(
     env: ResolvedEnv, steps: int = 1_000, seed: int = 0, most_s: float = math.inf
 ) -> EnvCheck:
-    """Steps two copies of two environments by the same uniformly random actions.
+    """Steps two copies of two environments with the same uniformly random actions.
 
     Args:
-        steps: of each environment, rows that are spent on resetting included.
-        seed: of the first environment and of the actions.
-        most_s: seconds after which no further step is taken; one is always.
+        steps: number for each environment, including reset rows.
+        seed: seed of the first environment and of the actions.
+        most_s: seconds after which no further step is taken; at least one is taken.
 
     Raises:
-        ConfigError: the environment can't be made, or has spaces that quintet can't use.
+        ConfigError: the environment can't be made, or has unsupported spaces.
         EnvironmentFault: it raised an error, which names the step and the line.
     """
     streams = _COPIES * env.num_agents

@@ -165,6 +165,6 @@ class EnvConfig(Options):
 
     @property
     def num_groups(self) -> int:
-        """Number of groups; for resolved configurations."""
+        """Number of groups; only in resolved configurations."""
         assert self.streams_per_group is not None
         return self.num_streams // self.streams_per_group

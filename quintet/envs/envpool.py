@@ -95,7 +95,7 @@ _STEPS_PER_S = {
 
 
 def is_pool(env: object) -> bool:
-    """Whether an object is one of EnvPool's pools; does not import EnvPool."""
+    """Whether an object is an EnvPool pool; does not import EnvPool."""
     return any(kind.__module__.startswith("envpool.") for kind in type(env).__mro__)
 
 

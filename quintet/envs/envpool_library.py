@@ -1,5 +1,5 @@
 """Facts about EnvPool before its import, which takes about a second: whether it is installed, its
-ids and their families, and the library that must be loaded before it.
+ids and their families, and the library to load before it.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ from importlib.resources import files
 INSTALL_LINE = 'pip install "quintet[envpool]"'
 
 RECORDED = {"envpool": "1.2.5", "envpool-assets": "0.3.0"}
-"""The versions whose ids on Linux stand in ``envpool_ids.txt``; games are those in the assets."""
+"""The versions whose ids on Linux are in ``envpool_ids.txt``; games are read from the assets."""
 
 
 def is_installed() -> bool:
@@ -47,7 +47,7 @@ def envpool_id(env_id: str) -> str | None:
 
 
 def is_recorded() -> bool:
-    """Whether the ids of the EnvPool that is installed are known without its import."""
+    """Whether the ids of the installed EnvPool are known without its import."""
     if "envpool" in sys.modules or "ENVPOOL_ASSETS_PATH" in os.environ or sys.platform != "linux":
         return False
     try:
@@ -58,9 +58,9 @@ def is_recorded() -> bool:
 
 @cache
 def recorded_families() -> dict[str, str]:
-    """`families` of the versions that are recorded, without an import.
+    """`families` of the recorded versions, without an import.
 
-    Lines without indentation are families, those below them their ids.
+    Unindented lines are families; the lines below each are its ids.
     """
     found: dict[str, str] = {}
     family = ""
@@ -76,8 +76,8 @@ def recorded_families() -> dict[str, str]:
 def load_opengl() -> str:
     """Loads the OpenGL library that MuJoCo needs for drawing; returns why it can't, or "".
 
-    It must come before the first import of EnvPool, so it is called whenever EnvPool is asked for
-    its ids.  It loads no graphics driver.
+    It must precede the first import of EnvPool, so it is called before every look at EnvPool's ids.
+    It loads no graphics driver.
     """
     if sys.platform != "linux":
         return ""

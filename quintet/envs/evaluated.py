@@ -1,4 +1,4 @@
-"""The environment of evaluations where it is another than that of training."""
+"""The environment of evaluations, if it is another than training's."""
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, final
@@ -15,7 +15,7 @@ from quintet.options import Needs, Options, option
 from quintet.system.importing import Given, nameless
 
 OWN_OPTIONS = ("kwargs", "backend", "success", "num_processes", "num_threads")
-"""Options of the environment that an evaluation may have other values of than the training."""
+"""Options of the environment that may differ in an evaluation."""
 
 _Name = Annotated[
     str | None, WrapValidator(lambda x, check: x if isinstance(x, Given) else check(x))
@@ -26,7 +26,7 @@ _EVALUATES = "eval.episodes > 0"
 
 
 def _used(met: Callable[[Any, Any], bool]) -> Needs:
-    """Need of an option that the environment of evaluations can use."""
+    """Condition of an option that the environment of evaluations can use."""
     return Needs("an environment of another kind, {f.evaluated.config.id} has no use for it", met)
 
 
@@ -74,15 +74,15 @@ class EvalEnvConfig(Options):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The options that differ from those of the training, by name."""
+        """The options that differ from training's, by name."""
         return {name: value for name, value in self if value is not None}
 
 
 def of_another(config: EnvConfig, says: Mapping[str, Any]) -> EnvConfig:
-    """The options of another environment than that of training, `config`.
+    """The options of an environment other than training's, `config`.
 
-    says: options that it determines, its id among them; it has the arguments of the training's only
-        where it has its name.
+    says: options that it determines, including its id; it keeps the arguments of training's only if
+        it has the same name.
     """
     same = says["id"] == config.id
     options = {
@@ -95,7 +95,8 @@ def of_another(config: EnvConfig, says: Mapping[str, Any]) -> EnvConfig:
 
 
 def _makers_only(backend: str | None) -> bool:
-    """Whether a backend takes no ids, so that it must be named where it does not claim a maker."""
+    """Whether a backend takes no ids, so that it must be named for a maker that it does not
+    claim."""
     return backend not in (None, "auto") and BACKENDS.find(backend).ids is None
 
 

@@ -1,6 +1,6 @@
 """Makes environments that can be filmed.
 
-The first of these that gives a picture is filmed:
+The first of these that returns a picture is filmed:
 
 1. The environment itself. Backends in C++ draw by themselves, if at all; environments in Python
    draw with ``render_mode="rgb_array"``, which their makers are given if they take it;
@@ -39,7 +39,7 @@ from quintet.system.signals import STOPS
 from quintet.system.user_code import described, raised
 
 STEPS_PER_S = 30.0
-"""Steps per second of environments that don't say."""
+"""Steps per second of environments that don't declare them."""
 
 _SMALLEST = 8  # least height and width of a uint8 array that counts as a picture
 _SAYS_OPENGL = re.compile("opengl|glfw|glx|libgl|egl|osmesa|mjr_", re.IGNORECASE)
@@ -54,10 +54,11 @@ _OPENGL = (
 class FilmedEnv:
     """An environment whose stream 0 is filmed.
 
-    steps_per_s: steps that make one second at the right speed.
-    remark: how it differs from the evaluation's, for people; empty if the environment draws itself.
-    seen: the observation leaf that is filmed; None: the environment's drawing.
-    stacked: whether that leaf is a stack of frames that quintet made.
+    steps_per_s: steps per second at the right speed.
+    remark: how it differs from the evaluated environment, for messages; empty if the environment
+        draws itself.
+    seen: the observation leaf that is filmed; None: the environment is drawn.
+    stacked: whether that leaf is a stack of frames made by quintet.
     """
 
     env: VectorEnv
@@ -91,14 +92,14 @@ class FilmedEnv:
 
 
 def make_filmed_env(env: ResolvedEnv, seed: int, check: Callable[[VectorEnv], None]) -> FilmedEnv:
-    """Makes the environment that is filmed, and tries whether it gives a picture.
+    """Makes the environment that is filmed, and tests whether it returns a picture.
 
     Args:
-        seed: of stream 0; the others follow.
-        check: raises ConfigError where a twin has other spaces than the policy.
+        seed: seed of stream 0; the others follow.
+        check: raises ConfigError if a twin's spaces differ from the policy's.
 
     Raises:
-        ConfigError: nothing of it can be filmed; the message has the reason for each way.
+        ConfigError: it can't be filmed; the message has the reason for each way.
     """
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         # MuJoCo tries a window first, which fails only when it draws.
@@ -175,7 +176,7 @@ def _arguments(env: ResolvedEnv) -> list[dict[str, Any]]:
 
 
 def _twin(env: ResolvedEnv) -> ResolvedEnv | None:
-    """The environment of the same name in Gymnasium; None where there is none."""
+    """The environment of the same name in Gymnasium; None if there is none."""
     config = env.config
     if env.backend.in_python:
         return None
@@ -233,8 +234,8 @@ def _is_picture(leaf: Space, stacked: bool) -> bool:
 
 
 def _observed_picture(x: NDArray[Any], stacked: bool) -> NDArray[np.uint8]:
-    """``[H, W, 3]`` of an observed picture, by the encoders' rule: channels are last where the last
-    axis is at most 4, else first; one axis more is a stack.
+    """An observed picture as ``[H, W, 3]``, by the encoders' rule: channels are last if the last
+    axis is at most 4, else first; a further axis is a stack.
     """
     x = x[-1] if stacked else x
     x = x[-1] if x.ndim == 4 else x

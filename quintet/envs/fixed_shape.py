@@ -32,7 +32,7 @@ def is_fixed(space: Space) -> bool:
 
 
 def text_bytes(text: str, size: int) -> NDArray[np.uint8]:
-    """UTF-8 in `size` bytes, with zeros behind its end; raises ValueError if it is longer."""
+    """A text in UTF-8 in `size` bytes, padded with zeros; raises ValueError if it is longer."""
     code = text.encode()
     if len(code) > size:
         raise ValueError(f"a text of at most {size} bytes is required, got {len(code)}: {text!r}")
@@ -41,11 +41,11 @@ def text_bytes(text: str, size: int) -> NDArray[np.uint8]:
 
 @final
 class FixedShape(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Gives texts and sequences of observations as arrays of a fixed shape.
+    """Turns texts and sequences of observations into arrays of a fixed shape.
 
     A text becomes uint8 ``[N]``, with room for the longest of its space.  A Sequence becomes a Dict
-    of its ``items``, each leaf ``[max_items, ...]`` with zeros behind the last item, and their
-    ``count``.  Discrete values in a sequence count from 1, so that 0 means that there is no item.
+    of its ``items``, each leaf ``[max_items, ...]`` with zeros after the last item, and their
+    ``count``.  Discrete values in a sequence count from 1; 0 means no item.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class FixedShape(gymnasium.Wrapper[Any, Any, Any, Any]):
         """
         Args:
             env: single environment.
-            max_items: room in each sequence, >= 1; a longer one is a ValueError of the step.
-            max_bytes: room in each text whose space is no `Text`, >= 1; likewise.
+            max_items: room in each sequence, >= 1; a longer sequence is a ValueError in the step.
+            max_bytes: room in each text whose space is not a `Text`, >= 1; likewise.
         """
         super().__init__(env)
         if max_items < 1 or max_bytes < 1:
@@ -155,7 +155,7 @@ def _fixed_sequence(space: spaces.Sequence, room: _Room) -> _Fixed:
 
 
 def _repeated(leaf: Space, room: int) -> Space:
-    """The space of `room` values of a leaf, or of none, in rows."""
+    """The space of `room` rows with values of a leaf."""
     if isinstance(leaf, spaces.Box):
         low, high = np.minimum(leaf.low, 0), np.maximum(leaf.high, 0)
         rows: Any = [np.repeat(bound[None], room, 0) for bound in (low, high)]

@@ -118,7 +118,7 @@ def flag_of(value: Any, name: str) -> bool:
 
 
 def info_of(value: Any) -> Mapping[str, Any]:
-    """The info of a step, {} for None; raises Unfit where it is no dict."""
+    """The info of a step, {} for None; raises Unfit if it is not a dict."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -127,7 +127,7 @@ def info_of(value: Any) -> Mapping[str, Any]:
 
 
 def _one(value: Any) -> np.ndarray[Any, Any] | None:
-    """The array of shape () that one value makes; None where it is no value, or several."""
+    """A single value as an array of shape (); None for anything else."""
     try:
         array = np.asarray(value)
     except Exception:  # whatever it is
@@ -151,9 +151,9 @@ def _brief(value: Any) -> str:
 
 
 def require_spaces(env: Any, env_id: str, prefix: str = "") -> None:
-    """Raises ConfigError where an environment that was made has not both spaces of Gymnasium.
+    """Raises ConfigError if an environment lacks one of Gymnasium's two spaces.
 
-    prefix: of the attributes' names, ``single_`` for a vector environment.
+    prefix: prefix of the attributes' names, ``single_`` for a vector environment.
     """
     for name in (f"{prefix}observation_space", f"{prefix}action_space"):
         try:

@@ -8,7 +8,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 SIZE = 7
-"""Cells of a side of the board."""
+"""Cells along a side of the board."""
 
 MOVES = np.array([[0, 0], [1, 0], [-1, 0], [0, 1], [0, -1]])
 
@@ -17,12 +17,12 @@ Cell = NDArray[np.int64]
 
 @final
 class CoinRace:
-    """Two agents on a board race for coins, of which there is one at a time.
+    """Two agents on a board race for coins, one at a time.
 
-    Whoever steps on the coin gets 1, and the other -1.  Moves are simultaneous; nobody moves out of
-    the board, the two don't change places, and where both want the same cell, neither moves.  The
-    game is cut off after 50 steps.  An agent sees, in cells, the way to the coin and to the other,
-    and its own place, each divided by the size of the board.
+    The agent that steps on the coin gets 1, the other -1.  Moves are simultaneous; nobody leaves
+    the board, the two don't swap places, and if both want the same cell, neither moves. The game is
+    cut off after 50 steps.  An agent observes the distance to the coin and to the other agent, and
+    its own position, in cells divided by the size of the board.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"name": "coin_race", "render_fps": 5}
@@ -80,7 +80,7 @@ class CoinRace:
         return seen, rewards, no, cut, infos
 
     def render(self) -> NDArray[np.uint8]:
-        """The board, 16 pixels a cell."""
+        """A picture of the board, 16 pixels per cell."""
         board = np.full((SIZE, SIZE, 3), 235, np.uint8)
         board[tuple(self.coin)] = (230, 180, 0)
         board[tuple(self.at["red"])] = (200, 40, 40)
@@ -105,5 +105,5 @@ class CoinRace:
 
 
 def parallel_env() -> CoinRace:
-    """The game, by the name that PettingZoo gives makers."""
+    """The game, under the name that PettingZoo uses for makers."""
     return CoinRace()

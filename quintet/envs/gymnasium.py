@@ -32,7 +32,7 @@ from quintet.system.user_code import described, raised, traced
 
 @dataclass(frozen=True)
 class Leaf:
-    """Access to one observation leaf: where it is found, how it is checked and stored."""
+    """Access to one observation leaf: its place, its checks and its storage."""
 
     path: str
     keys: tuple[str | int, ...]
@@ -56,7 +56,7 @@ class Leaf:
         return value
 
     def is_met(self, value: Any) -> bool:
-        """Whether a value can be stored as it is; others may be, once they are converted."""
+        """Whether a value can be stored unchanged; other values may need conversion."""
         if self.start is not None:
             return False
         if type(value) is not np.ndarray:
@@ -141,8 +141,8 @@ class GymnasiumVectorEnv:
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
         """Resets every environment with its seed; later resets have no seed.
 
-        Used environments are made anew, since some keep state over resets (running statistics,
-        say), which a resumed run would not have.
+        Used environments are replaced by new ones, since some keep state over resets (as running
+        statistics), which a resumed run would not have.
         """
         self._seeds = check_seeds(seeds, self.num_streams)
         self._action = None
@@ -154,7 +154,7 @@ class GymnasiumVectorEnv:
             self._reset(stream, seed, out)
 
     def send(self, action: Array) -> None:
-        """Keeps the action; `recv` steps."""
+        """Stores the action; `recv` makes the step."""
         assert self._action is None, "recv before the next send"
         assert action.shape == self._action_shape, (action.shape, self._action_shape)
         self._action = action
@@ -331,7 +331,7 @@ def _single(env: Any, env_id: str) -> gymnasium.Env:
 
 
 def _time_limit(env: gymnasium.Env) -> int | None:
-    """The steps of the innermost wrapper that limits them; None without one."""
+    """The limit of the innermost wrapper that limits steps; None without one."""
     found = None
     while isinstance(env, gymnasium.Wrapper):
         if isinstance(env, gymnasium.wrappers.TimeLimit):
@@ -344,8 +344,8 @@ def close_all(envs: Iterable[Any], env_id: str) -> None:
     """Closes every environment, even if one of them fails to close.
 
     Raises:
-        EnvironmentFault: one of them called sys.exit(), or raised what is no Exception; not where
-            an error is under way, which must not be hidden.
+        EnvironmentFault: one of them called sys.exit(), or raised a non-Exception; suppressed while
+            another error is being raised, which must not be hidden.
     """
     fault: EnvironmentFault | None = None
     for env in envs:
@@ -368,7 +368,7 @@ def close_all(envs: Iterable[Any], env_id: str) -> None:
 
 
 def action_rows(action: Any, num_streams: int) -> Iterable[Any]:
-    """Every stream's part of unpacked actions, as `action_space.sample()` would give it."""
+    """Each stream's action from unpacked actions, in the form of `action_space.sample()`."""
     if isinstance(action, np.ndarray):
         return action
     return (_row(action, stream) for stream in range(num_streams))
@@ -383,7 +383,7 @@ def _row(action: Any, stream: int) -> Any:
 
 
 def steps_per_s(metadata: Mapping[str, Any]) -> float | None:
-    """Gymnasium's ``render_fps``, where it is a number that can be one."""
+    """Gymnasium's ``render_fps``, if it is a valid number."""
     given = metadata.get("render_fps")
     rate = float(given) if isinstance(given, Real) else 0.0
     return rate if 0.0 < rate < np.inf else None

@@ -35,7 +35,7 @@ def resolve_backend(env_id: str, backend: str = "auto") -> str:
 
 
 def backend_of_maker(name: str, backend: str = "auto") -> str:
-    """The backend of what makes environments, given in Python and named ``module:name``."""
+    """The backend of a Python maker of environments named ``module:name``."""
     if backend != "auto" and BACKENDS.find(backend).claims is not None:
         return backend
     return _first_for(name)
@@ -64,7 +64,7 @@ def faster_backend(env_id: str) -> str:
 def list_envs(pattern: str = "") -> list[tuple[str, str]]:
     """Every ``(id, backend)`` whose id contains `pattern`, or matches its ``*``, ``?`` and ``[]``.
 
-    Case is ignored. An id of several backends occurs several times, in the order of the backends.
+    Case is ignored. An id of several backends occurs once for each, in the order of the backends.
     """
     wanted = pattern.lower()
     if not any(sign in wanted for sign in "*?["):

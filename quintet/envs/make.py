@@ -35,7 +35,7 @@ def make_vector_env(
     observation_dtype: Literal["auto", "float32", "float64"] = "float32",
     num_threads: int | None = None,
 ) -> VectorEnv:
-    """Makes `num_streams` environments that step together; begin with `restart(seeds, out)`.
+    """Makes `num_streams` environments that step together; call `restart(seeds, out)` first.
 
     Args:
         env: one of
@@ -53,7 +53,7 @@ def make_vector_env(
               what was changed in it afterwards is not in them.
 
             Callables are given `kwargs`.
-        num_streams: None: as many as a given vector environment has, else 8.
+        num_streams: None: the number of a given vector environment, else 8.
 
     Raises:
         ConfigError: an option is out of range, the id is unknown, or a package is missing.
@@ -95,9 +95,9 @@ def make_group_env(
 
     Args:
         num_streams: streams of this group, whatever `env.config.num_streams` is.
-        first_stream: number in the run of the group's first stream, for error messages.
-        drawn: whether environments of EnvPool and Atari games must `render`; `env.config.kwargs`
-            decides that for others.
+        first_stream: number of the group's first stream in the run, for error messages.
+        drawn: whether environments of EnvPool and Atari games must be able to `render`; for others
+            `env.config.kwargs` decides that.
 
     Raises:
         ConfigError: they can't be made, or not with these options.

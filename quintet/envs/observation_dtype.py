@@ -1,4 +1,4 @@
-"""Resolves in which dtype leaves of float64 are stored (``env.observation_dtype``)."""
+"""Resolves the dtype in which float64 leaves are stored (``env.observation_dtype``)."""
 
 import random
 from collections.abc import Iterator

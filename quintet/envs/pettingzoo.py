@@ -77,7 +77,7 @@ def num_agents(make_env: Callable[[], Any], env_id: str) -> int:
 
 @final
 class ParallelVectorEnv:
-    """Games made by one callable, as many as their agents have streams."""
+    """Games made by one callable, each with one stream per agent."""
 
     def __init__(
         self,
@@ -97,8 +97,8 @@ class ParallelVectorEnv:
             success_key: of an agent's info, true where its episode was won; None: nothing is read.
 
         Raises:
-            ConfigError: `make_env` makes no such game, its agents have different spaces, or the
-                streams are no multiple of the agents.
+            ConfigError: `make_env` makes another object, its agents have different spaces, or the
+                streams are not a multiple of the agents.
         """
         self._id, self.num_streams, self._first_stream = env_id, num_streams, first_stream
         self._success_key = success_key
@@ -145,8 +145,8 @@ class ParallelVectorEnv:
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
         """Resets every game with the seed of its first agent's stream; later resets have no seed.
 
-        Used games are made anew, as some keep state over resets, which a resumed run would not
-        have.
+        Used games are replaced by new ones, as some keep state over resets, which a resumed run
+        would not have.
         """
         self._seeds = check_seeds(seeds, self.num_streams)
         self._action = None
@@ -161,7 +161,7 @@ class ParallelVectorEnv:
         self._show(out)
 
     def send(self, action: Array) -> None:
-        """Keeps the action; `recv` steps."""
+        """Stores the action; `recv` makes the step."""
         assert self._action is None, "recv before the next send"
         assert action.shape == self._action_shape, (action.shape, self._action_shape)
         self._action = action
@@ -458,7 +458,7 @@ def _spaces_of(game: Any, agent: Any, env_id: str) -> tuple[Space, Space]:
 
 
 def _agents_of(game: Any, env_id: str) -> list[Any]:
-    """The possible agents of a game; raises ConfigError if it has none of PettingZoo's APIs."""
+    """The possible agents of a game; raises ConfigError if it is not a PettingZoo environment."""
     kind = type(game)
     name = f"{kind.__module__}.{kind.__qualname__}"
     given = getattr(game, "possible_agents", ())

@@ -1,4 +1,4 @@
-"""Resolves an `EnvConfig` and a given source on this machine."""
+"""Resolves an `EnvConfig` and its source on this machine."""
 
 import difflib
 from collections.abc import Mapping
@@ -21,11 +21,11 @@ from quintet.system.importing import import_module, name_of, origin_of
 @final
 @dataclass(frozen=True)
 class ResolvedEnv:
-    """Everything that makes an environment, in this process, in workers and in evaluations.
+    """Everything needed to make an environment, in this process, in workers and in evaluations.
 
     config: its options, with the resolved backend.
-    source: the callable or vector environment that was given, for which `config.id` is only a
-        name; None: the id or import string makes it.
+    source: the given callable or vector environment, for which `config.id` is only a name; None:
+        the id or import string makes it.
     name, family, atari: see `quintet.envs.backends.Identity`.
     """
 
@@ -37,7 +37,7 @@ class ResolvedEnv:
 
     @property
     def kind(self) -> Literal["id", "maker", "group maker", "vector environment"]:
-        """Source of the environment: an id of a backend, a maker of single environments, a maker of
+        """The kind of its source: an id of a backend, a maker of single environments, a maker of
         groups (with a parameter ``num_envs``), or a vector environment.
 
         Imports the module of an import string.
@@ -60,12 +60,12 @@ class ResolvedEnv:
 
     @property
     def backend(self) -> Backend:
-        """Record of the backend that implements it."""
+        """The record of its backend."""
         return BACKENDS.find(self.config.backend)
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences on what is known to be wrong with it."""
+        """Sentences about its known faults."""
         return self.backend.warnings(self)
 
     @property
@@ -78,7 +78,7 @@ class ResolvedEnv:
 
     @property
     def group_size(self) -> int:
-        """Streams of a group, as configured or by `auto_num_groups`."""
+        """Number of streams in a group, as configured or by `auto_num_groups`."""
         return self.config.streams_per_group or self.config.num_streams // self.auto_num_groups
 
     def auto_num_threads(self, num_streams: int) -> int:
@@ -92,7 +92,7 @@ class ResolvedEnv:
 
     @property
     def can_be_spread(self) -> bool:
-        """Whether other processes can make and step single environments of it.
+        """Whether other processes can make and step its environments one by one.
 
         Imports the module of an import string.
         """
@@ -101,8 +101,8 @@ class ResolvedEnv:
 
     @cached_property
     def num_agents(self) -> int:
-        """Agents of an environment, each of which is a stream; of a game one environment is made to
-        see.
+        """Number of agents of an environment, each of which is a stream; found by making one
+        environment of a game.
         """
         return self.backend.num_agents(self)
 
@@ -120,15 +120,15 @@ class ResolvedEnv:
 
 
 def resolve_env(config: EnvConfig, source: EnvSource | None = None) -> ResolvedEnv:
-    """Resolves an environment; makes none, and imports no module of the user.
+    """Resolves an environment, without making one or importing a user's module.
 
     Args:
-        source: makes the environments, if not `config.id`, which then is only a name; callables
-            are given `config.kwargs`.
+        source: makes the environments in place of `config.id`, which then is only a name; callables
+            receive `config.kwargs`.
 
     Raises:
         ConfigError: no backend knows the id, the backend is missing, or the options of an Atari
-            game can't be used.
+            game are invalid.
     """
     if source is None:
         backend = resolve_backend(config.id, config.backend)

@@ -1,7 +1,7 @@
-"""Values by which environments weigh the parts of their rewards, set from outside.
+"""Weights of the parts of an environment's rewards, set from outside.
 
-An environment declares them by an attribute ``reward_shaping``, a dict of numbers by name, of its
-own or of one of its wrappers, which it reads in ``step``.
+An environment declares them by an attribute ``reward_shaping``, a dict of numbers by name that it
+reads in ``step``; a wrapper may have it instead.
 """
 
 from collections import deque
@@ -60,7 +60,7 @@ class ShapedMaker:
 
 
 def declared_by(env: "gymnasium.Env[Any, Any]") -> dict[str, float]:
-    """The values that an environment declares, its own dict; {} where it declares none."""
+    """The dict that an environment declares; {} without one."""
     declared = env.get_wrapper_attr(ATTRIBUTE) if env.has_wrapper_attr(ATTRIBUTE) else {}
     return declared if isinstance(declared, dict) else {}
 

@@ -1,4 +1,4 @@
-"""Staying awake through a wait of microseconds."""
+"""Waiting for microseconds without sleeping."""
 
 import os
 import sys
@@ -15,12 +15,12 @@ _LONGER, _SHORTER = 1.05, 0.995  # balanced where one step in ten is late
 _GIVEN_UP_FOR = 2_000  # steps
 
 SLEEPS_ARE_COUNTED = sys.platform == "linux"
-"""Whether the system counts how often a thread sleeps, which `ShortWait` needs."""
+"""Whether the system counts a thread's sleeps, which `ShortWait` needs."""
 
 
 @final
 class ShortWait:
-    """Waits, without sleeping, as long as a step in another thread usually takes.
+    """Waits without sleeping for about as long as a step in another thread usually takes.
 
     A thread that sleeps for 0.1 ms wakes late on a cold core: with 64 CartPoles that took a tenth
     of the whole training.  The time to stay awake adapts: it grows when the thread slept
@@ -37,7 +37,7 @@ class ShortWait:
         self._slept_before = 0
 
     def begin(self) -> None:
-        """The step has begun."""
+        """Called when the step has begun."""
         self._begun_at = time.perf_counter()
 
     def stay_awake(self) -> None:
@@ -50,7 +50,7 @@ class ShortWait:
         self._slept_before = _times_slept()
 
     def collected(self) -> None:
-        """The step's result is here."""
+        """Called when the step's result has arrived."""
         if self._given_up_for:
             self._given_up_for -= 1
         elif _times_slept() == self._slept_before:

@@ -1,5 +1,5 @@
-"""The backend ``gymnasium``: environments that Python makes, of Gymnasium's ids, of import strings
-and of what a user gives.
+"""The backend ``gymnasium``: environments made in Python, from Gymnasium's ids, import strings and
+objects that a user passes.
 """
 
 import itertools
@@ -151,7 +151,7 @@ def _masked(make_one: Callable[[], Any], env_id: str) -> Any:
 
 
 def _bare_step(env_id: str, num_envs: int, cores: int) -> Callable[[], object]:  # noqa: ARG001
-    """Steps of one environment after another, on one core."""
+    """A step of each environment in turn, on one core."""
     env: Any = gymnasium.make(env_id)
     env.reset(seed=0)
     actions = [env.action_space.sample() for _ in range(num_envs)]

@@ -3,7 +3,7 @@
 There are two rules, both about the step that ends an episode:
 
 - ``"reward>0.5"``: the last reward, as the environment gave it, is strictly greater;
-- ``"info:KEY"``: ``info[KEY]`` is true. It must be there at every ending.
+- ``"info:KEY"``: ``info[KEY]`` is true. KEY must be in info at every ending.
 """
 
 import math
@@ -30,7 +30,7 @@ class SuccessRule(NamedTuple):
 
 
 def read_rule(text: str) -> SuccessRule:
-    """Parses a rule; raises ValueError if `text` is none."""
+    """Parses a rule; raises ValueError if `text` is not a rule."""
     if text.startswith(_INFO) and text != _INFO:
         return SuccessRule(None, text.removeprefix(_INFO))
     try:
@@ -46,12 +46,12 @@ def read_rule(text: str) -> SuccessRule:
 
 
 def key_of(rule: str | None) -> str | None:
-    """The rule's key of info; None where it has none."""
+    """The rule's key of info; None without one."""
     return None if rule is None else read_rule(rule).key
 
 
 def rule_of(key: str | None) -> str | None:
-    """The rule of a key of info."""
+    """The rule for a key of info."""
     return None if key is None else f"{_INFO}{key}"
 
 

@@ -22,7 +22,7 @@ Step = tuple[Floats, float, bool, bool, Info]
 class EndlessPay(gymnasium.Env[Floats, np.int64]):
     """Pays 1 per step and is truncated after `n` steps; every observation is the same.
 
-    The task has no end, so every state is worth ``1 / (1 - gamma)``. A learner that treats the
+    The task has no end, so every state has the value ``1 / (1 - gamma)``. A learner that treats the
     truncation as a termination learns less.
     """
 
@@ -46,8 +46,8 @@ class EndlessPay(gymnasium.Env[Floats, np.int64]):
 class FinitePay(gymnasium.Env[Floats, np.int64]):
     """Pays 1 per step and ends after `n` steps.
 
-    With ``observe="fraction"`` (of the episode that is over) the state before step ``k``, from 0,
-    is worth ``(1 - gamma**(n - k)) / (1 - gamma)``; with ``"constant"`` all states look the same.
+    With ``observe="fraction"`` (of the steps made) the state before step ``k``, from 0, has the
+    value ``(1 - gamma**(n - k)) / (1 - gamma)``; with ``"constant"`` all states look the same.
     """
 
     def __init__(self, n: int = 10, observe: Literal["constant", "fraction"] = "fraction") -> None:
@@ -114,8 +114,8 @@ class Scripted(gymnasium.Env[NDArray[np.int64], np.int64]):
 class Contextual(gymnasium.Env[Floats, np.int64]):
     """A contextual bandit: one-hot context ``c``, reward 1 for action ``c % num_actions``, else 0.
 
-    Contexts are drawn anew at every step; the episode ends after `length` steps. The best return is
-    `length`, a random policy's ``length / num_actions``. One context makes it a plain bandit.
+    Contexts are redrawn at every step; the episode ends after `length` steps. The best return is
+    `length`; a random policy's is ``length / num_actions``. One context makes it a plain bandit.
     """
 
     def __init__(self, num_contexts: int = 3, num_actions: int = 3, length: int = 10) -> None:
@@ -145,7 +145,7 @@ class Contextual(gymnasium.Env[Floats, np.int64]):
 class Target(gymnasium.Env[Floats, Floats]):
     """Continuous actions in [-1, 1] with reward ``-sum((a - o / 2)**2)``: ``a = o / 2`` gets 0.
 
-    Observations are uniform in [-1, 1], drawn anew at every step; the episode ends after `length`.
+    Observations are uniform in [-1, 1], redrawn at every step; the episode ends after `length`.
     """
 
     def __init__(self, size: int = 1, length: int = 10) -> None:
@@ -172,11 +172,11 @@ class Target(gymnasium.Env[Floats, Floats]):
 
 @final
 class MaskedDoors(gymnasium.Env[Info, np.int64]):
-    """Five doors, one of which pays 1; the others pay 0, and a locked one must not be tried.
+    """Five doors, one of which pays 1; the others pay 0, and a locked door must not be tried.
 
-    If the bit ``side`` is 0, door number ``door`` (0, 1 or 2) pays, else door 3 where ``x`` is
-    negative and 4 where it is positive.  ``action_mask`` is 1 where a door isn't locked; the door
-    that pays never is.  Everything is drawn anew at every step; the episode ends after `length`
+    If the bit ``side`` is 0, door number ``door`` (0, 1 or 2) pays, else door 3 if ``x`` is
+    negative and door 4 if it is positive.  ``action_mask`` is 1 for unlocked doors; the door that
+    pays is never locked.  Everything is redrawn at every step; the episode ends after `length`
     steps.  The best return is `length`; a random choice among unlocked doors gets 0.39 of it.
 
     `step` raises ValueError for a locked door.
@@ -227,8 +227,8 @@ class MaskedDoors(gymnasium.Env[Info, np.int64]):
 class ChooseAndAim(gymnasium.Env[Floats, Any]):
     """Actions of two kinds at once, ``(choice, aim)``, Tuple(Discrete(3), Box(-1, 1, (1,))).
 
-    The observation is a one-hot context ``c`` of three and a number ``o`` in [-1, 1], drawn anew at
-    every step; the reward is 1 if ``choice`` is ``c``, else 0, less ``(aim - o / 2)**2``.  The
+    The observation is a one-hot context ``c`` of three and a number ``o`` in [-1, 1], redrawn at
+    every step; the reward is 1 if ``choice`` is ``c``, else 0, minus ``(aim - o / 2)**2``.  The
     episode ends after `length` steps; the best return is `length`.
     """
 
@@ -263,15 +263,15 @@ class ChooseAndAim(gymnasium.Env[Floats, Any]):
 
 @final
 class DotToTarget(gymnasium.Env[Any, Floats]):
-    """A picture of a bright dot and of its grey target; an action moves the dot.
+    """A picture of a bright dot and its grey target; actions move the dot.
 
-    Both lie in a square from -1 to 1 and are drawn anew in each episode.  An action, in [-1, 1] in
-    both directions, moves the dot by half of it, and not out of the square.  The reward is
-    less than 0 by the distance before the move, averaged over both directions, so that an action
-    pays only by the value of what follows.  The episode is truncated after `length` steps.
+    Both lie in a square from -1 to 1 and are redrawn in each episode.  An action, in [-1, 1] in
+    both directions, moves the dot by half its value, within the square.  The reward is minus the
+    distance before the move, averaged over both directions, so an action improves only later
+    rewards.  The episode is truncated after `length` steps.
 
-    The best way goes straight to the target and stays there: its return is `optimum`, on average
-    -0.9 where random actions get -6.3.
+    The best policy goes straight to the target and stays there: its return is `optimum`, on average
+        -0.9; random actions get -6.3.
 
     With ``dot="numbers"`` the observation is a Dict: `picture`, which shows the target alone, and
     `dot`, its place in two numbers.
@@ -289,7 +289,7 @@ class DotToTarget(gymnasium.Env[Any, Floats]):
 
     @property
     def optimum(self) -> float:
-        """The best sum of the rewards of the rest of the episode."""
+        """The best possible sum of the episode's remaining rewards."""
         moves = np.arange(self._length - self._step)[:, None]
         left = np.abs(self._target - self._dot) - 0.5 * moves
         return -float(left.clip(0.0).mean(1).sum())

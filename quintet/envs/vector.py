@@ -1,13 +1,13 @@
 """The one interface between the runtime and any vector environment.
 
 The layout is next-step autoreset.  ``recv`` after the step that ended an episode gives the true
-final observation with the ending's reward and flags; the next ``send`` ignores that stream's action
+final observation with the last reward and the flags; the next ``send`` ignores that stream's action
 and resets it: ``recv`` then gives the first observation of the new episode with reward 0, no flag,
 ``valid`` False.
 
-Discrete and MultiDiscrete values, in observations and actions, count from 0 whatever the ``start``
-of the environment's space. The actions of a stream, also of a Tuple or Dict space, are packed in
-one array, see `quintet.spaces.action_spec`.
+Discrete and MultiDiscrete values of observations and actions count from 0, whatever the ``start``
+of the environment's space. A stream's actions, also of a Tuple or Dict space, are packed in one
+array, see `quintet.spaces.action_spec`.
 """
 
 from collections.abc import Sequence
@@ -29,13 +29,13 @@ ObsArrays = dict[str, Array]
 
 @dataclass(frozen=True)
 class StepRow:
-    """The memory of a step: views of one row of preallocated arrays, all with leading ``[B]``.
+    """The memory of a step: views of a row of preallocated arrays, all ``[B, ...]``.
 
-    obs: the observations that the step led to (the row after the action's).
-    reward: after clipping; raw_reward: as the environment gave it.
+    obs: the observations after the step (of the row after the action's).
+    reward: after clipping; raw_reward: as the environment returned it.
     terminated, truncated: never both True; termination wins.
-    valid: False where the step was spent on resetting.
-    success: whether the episode that ended here was won; it has no meaning in other rows, or where
+    valid: False in reset rows.
+    success: whether the episode that ended here was won; undefined in other rows, or if
         `EnvDescription.success` is None.
     """
 
@@ -50,17 +50,18 @@ class StepRow:
 
 @dataclass(frozen=True)
 class EnvDescription:
-    """The identity of a task, published beside every score.
+    """The identity of a task, published with every score.
 
-    success: the rule by which an episode is won, as in ``env.success``; None: there is none.
-    max_steps: the time limit of its episodes, in steps; None: there is none, or it isn't known.
-    agents: of a game, each of which is a stream, in their order; none: each stream has an
-        environment of its own.
-    remarks: what a person should know of its spaces, one sentence each.
-    turns: the agents act in turn.  A row is valid for who acts in it.  What a decision leads to is
-        told when it is complete, in that row or a later one whose step gives the agent's next
-        observation: the sum of its rewards since then, and whether its episode ended.  In between
-        the agent's observation stays as it is.
+    success: the rule by which an episode is won, as in ``env.success``; None: no rule.
+    max_steps: the time limit of its episodes, in steps; None: no limit, or unknown.
+    agents: agents of a game in order, each of which is a stream; empty: each stream has its own
+        environment.
+    remarks: remarks about its spaces for the user, one sentence each.
+    turns: the agents act in turn.  A row is valid for the agent that acts in it.  The outcome of a
+        decision is given when it is complete, in that row or a later one whose step gives the
+        agent's next
+        observation: the sum of its rewards since then, and whether its episode ended.  Until then
+            the agent's observation stays the same.
     """
 
     id: str
@@ -76,8 +77,8 @@ class EnvDescription:
 class Rendered(NamedTuple):
     """An environment's picture of itself.
 
-    picture: as the environment gave it, unchecked; should be ``[H, W, 3]`` uint8.
-    steps_per_s: steps that make one second at the right speed; None: it doesn't say.
+    picture: as the environment returned it, unchecked; should be ``[H, W, 3]`` uint8.
+    steps_per_s: steps per second at the right speed; None: unknown.
     """
 
     picture: Any
@@ -85,7 +86,7 @@ class Rendered(NamedTuple):
 
 
 class CannotRender(Exception):
-    """An environment draws nothing; the message goes on after its name and a colon."""
+    """An environment can't draw; the message continues after its name and a colon."""
 
 
 class VectorEnv(Protocol):
@@ -105,7 +106,7 @@ class VectorEnv(Protocol):
     def description(self) -> EnvDescription: ...
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
-        """Re-seeds every stream, begins new episodes and writes their first observations."""
+        """Seeds every stream, begins new episodes and writes their first observations."""
         ...
 
     def send(self, action: Array) -> None:
@@ -120,7 +121,7 @@ class VectorEnv(Protocol):
 
     def render(self, stream: int) -> Rendered:
         """A picture of `stream` after the last `restart` or `recv`.  Raises CannotRender if it
-        can't be drawn; an environment's own code may raise anything else.
+        can't be drawn; the environment's code may raise other errors.
         """
         ...
 
@@ -172,11 +173,11 @@ def check_finite(
     """Refuses NaN and infinity in a whole unroll, since a check per step would be expensive.
 
     Args:
-        obs_leaves: leaves ``[T, B, ...]`` or one row more; row t is seen before step t.
+        obs_leaves: leaves ``[T, B, ...]`` or ``[T + 1, B, ...]``; row t is seen before step t.
         reward: ``[T, B]``, raw, since clipping would hide infinity.
-        first_stream: number in the run of column 0.
-        seeds: of the streams' last restart; a game has that of its first agent's stream.
-        first_step: step of row 0, counted over episodes from the stream's last restart.
+        first_stream: number of column 0 in the run.
+        seeds: seeds of the streams' last restart; a game has the seed of its first agent's stream.
+        first_step: step of row 0, counted over episodes since the stream's last restart.
 
     Raises:
         EnvironmentFault: names the earliest bad step, its stream and the value.
@@ -203,11 +204,12 @@ def check_finite(
 
 
 def coarse(name: str, low: Array, high: Array, of: Spaces, *, normalized: bool) -> str | None:
-    """Loss of differences of a leaf in float32, in which networks compute; None: little is lost.
+    """A remark if a leaf's differences are lost in float32, in which networks compute; None if
+    little is lost.
 
     Args:
-        low, high: its least and greatest values seen, ``[*shape]``, in the dtype that is stored.
-        of: spaces of the environment.
+        low, high: its least and greatest observed values, ``[*shape]``, in the stored dtype.
+        of: the environment's spaces.
         normalized: whether leaves of floats are normalised.
     """
     dtype, wide = low.dtype, low.dtype == np.float64
@@ -238,7 +240,7 @@ def coarse(name: str, low: Array, high: Array, of: Spaces, *, normalized: bool) 
 
 
 OFFSET = 2.0**16
-"""Numbers below this are no offset that a person would miss."""
+"""Smallest number that counts as an offset."""
 
 _FEWEST_STEPS = 64
-"""Number of float32 values in the span of a leaf, below which learning sees a staircase."""
+"""Least number of float32 values in the range of a leaf; with fewer, learning sees steps."""

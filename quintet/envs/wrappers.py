@@ -30,10 +30,10 @@ from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Spaces
 
 @final
 class FrameStack:
-    """Gives the newest `k` observations, oldest first, on a new leading axis: ``[B, k, ...]``.
+    """Stacks the newest `k` observations, oldest first, on a new leading axis: ``[B, k, ...]``.
 
-    Box leaves are stacked, except an action mask, which is valid for the present only. The first
-    observation of an episode fills its whole stack, so no stack spans two episodes.
+    Box leaves are stacked, except an action mask, which is valid for the current step only. The
+    first observation of an episode fills its whole stack, so no stack spans two episodes.
     """
 
     def __init__(self, env: VectorEnv, k: int) -> None:
@@ -92,8 +92,8 @@ class FrameStack:
 
 @final
 class FromRewards:
-    """Clips `reward` in place, without a change of `raw_reward`.  With `above`, of the rule
-    `success`, an episode is won where its last raw reward is greater.
+    """Clips `reward` in place; `raw_reward` stays unchanged.  With `above`, from the rule
+    `success`, an episode is won if its last raw reward is greater.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class _LastLeaf:
 class ObserveLast:
     """Adds the last action and reward to the observation, which becomes a Dict.
 
-    A plain observation becomes its leaf ``obs``; the uppermost parts of a Dict or Tuple keep their
+    A plain observation becomes its leaf ``obs``; the top-level parts of a Dict or Tuple keep their
     names. The new leaves are
 
     - ``last_action``: the action as the environment received it, in the form of its space. A
@@ -138,12 +138,12 @@ class ObserveLast:
     - ``last_reward``: the raw reward clamped to -1 .. 1, float32 of shape (); 0 for none. It is raw
       so that it is the same in evaluations, where rewards aren't clipped.
 
-    The true final observation has the action and reward that led to it, the first observation of an
+    The true final observation has the action and reward before it; the first observation of an
     episode has none.
     """
 
     def __init__(self, env: VectorEnv) -> None:
-        """Raises ConfigError where the observation has leaves of these names already."""
+        """Raises ConfigError if the observation already has leaves of these names."""
         parts = space_parts(env.spaces.observation)
         taken = {LAST_ACTION, LAST_REWARD} & parts.keys()
         if taken:

@@ -23,8 +23,8 @@ from quintet.types import ACTION_MASK, Obs, Spaces, State, TensorSpec
 
 
 def check_observation(spaces: Spaces, family: Family) -> None:
-    """Raises ConfigError for observations that no encoder can read, with nothing in them or in a
-    leaf, and for masks that do not fit the actions.
+    """Raises ConfigError for observations that no encoder can read (empty ones, or with an empty
+    leaf), and for masks that do not fit the actions.
     """
     leaves = observation_leaves(spaces.observation)
     mask = leaves.pop(ACTION_MASK, None)
@@ -76,7 +76,7 @@ def make_encoder(
     generator: seeds the weights of a user's module; other weights are undefined until drawn.
 
     Raises:
-        ConfigError: it can not read these observations.
+        ConfigError: the encoder can't read these observations.
     """
     leaves = encoded_leaves(spaces)
     if config.custom:
@@ -94,10 +94,10 @@ def make_core(config: ModelConfig, size_in: int) -> cores.Core | None:
 
 @final
 class Trunk:
-    """Makes a head's features of observations, by an encoder and perhaps a recurrent core.
+    """Computes a head's features from observations, by an encoder and perhaps a recurrent core.
 
-    It is no module: the network that uses it registers `encoder` and `core` as modules of its own,
-    under names of its choice.
+    It is not a module: the network that uses it registers `encoder` and `core` as its own modules,
+        under names of its choice.
 
     A recurrent trunk reads sequences: rows ``[T * B, ...]`` in time-major order, the state before
     the first step ``[B, ...]``, and `is_first` ``[T * B]``, where the state is reset; T follows
@@ -105,7 +105,7 @@ class Trunk:
     """
 
     def __init__(self, name: str, encoder: Encoder, core: cores.Core | None, precision: Precision):
-        """name: the state's leaves are ``name/h0``, ...; precision: that of the encoder."""
+        """name: the state's leaves are ``name/h0``, ...; precision: precision of the encoder."""
         self.name, self.encoder, self.core, self.precision = name, encoder, core, precision
         self.feature_size = encoder.feature_size if core is None else core.feature_size
 
@@ -132,7 +132,7 @@ class Trunk:
     ) -> tuple[Tensor, State]:
         """Features ``[N, feature_size]``, float32, and the state after the last step.
 
-        Only a feed-forward trunk works without `state` and `is_first`.
+        Feed-forward trunks need no `state` and `is_first`.
 
         losses: the encoder's auxiliary losses are added to this.
         """
@@ -186,7 +186,7 @@ def zeros_of(specs: Mapping[str, TensorSpec], num_streams: int, device: torch.de
 
 
 class Branch(NamedTuple):
-    """A head of a network and the trunk that it reads; several heads may read the same trunk."""
+    """A head of a network and its trunk; several heads may read the same trunk."""
 
     trunk: Trunk
     head: nn.Module
@@ -196,7 +196,7 @@ class Branch(NamedTuple):
 def draw_weights(branches: Sequence[Branch], init: Init, generator: torch.Generator) -> None:
     """Draws the weights of a network from `generator`: each branch's trunk, then its head.
 
-    Cores come last, so that they change no other weights, and do not depend on `init`, see
+    Cores are drawn last, so that they change no other weights; they do not depend on `init`, see
     `cores.draw_weights`.
     """
     trunks: list[Trunk] = []
@@ -214,7 +214,7 @@ def draw_weights(branches: Sequence[Branch], init: Init, generator: torch.Genera
 class ActorCritic(nn.Module):
     """Policy parameters and value from normalised observations; encoders compute in `precision`.
 
-    Each head reads a trunk: one that both share, with `shared_torso`, else one of its own.
+    With `shared_torso` both heads read one trunk, else each has its own.
     """
 
     def __init__(
@@ -272,8 +272,8 @@ class ActorCritic(nn.Module):
     def policy(
         self, obs: Obs, state: State | None = None, is_first: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Distribution parameters ``[N, P]`` and the state after the last step.  The value is only
-        computed where a recurrent value function needs its state.
+        """Distribution parameters ``[N, P]`` and the state after the last step.  The value is
+        computed only if a recurrent value function needs its state.
         """
         if not self.shared and self.value_trunk.core is not None:
             params, _, after = self(obs, state, is_first)
@@ -308,7 +308,8 @@ class ActorCritic(nn.Module):
         return zeros_of(self.state_specs, num_streams, self.value_head.weight.device)
 
     def kernel_groups(self) -> dict[str, list[str]]:
-        """Names of kernels by their user: policy, value, shared; each is in one group."""
+        """Names of kernels by the part that uses them: policy, value, shared; each is in one
+        group."""
         trunk = kernels(self, self.trunk.modules())
         policy, value = (
             kernels(self, head.modules()) for head in (self.policy_head, self.value_head)

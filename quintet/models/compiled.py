@@ -1,4 +1,4 @@
-"""Functions as compiled graphs that cost little to call."""
+"""Functions as compiled graphs with little overhead per call."""
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import is_dataclass
@@ -16,7 +16,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _MOST_CHARACTERS = 300
-"""Most of the compiler's own words in a message; its detail has all of them."""
+"""Most characters of the compiler's own text in a message; its detail has all of it."""
 
 _OPTIONS: Mapping[str, Any] = {
     "cpp_wrapper": True,  # kernels are called from C++, not from Python
@@ -40,11 +40,12 @@ def _inductor(graph: Any, inputs: Any) -> Any:
 class Graph(Generic[P, R]):
     """A bound method as a compiled graph, which is called thousands of times a second.
 
-    On small networks `torch.compile` takes as long at a call as the arithmetic.  So the method is
-    compiled ahead, for the layout of the first call's tensors, and that layout is all that is
-    looked at later: each has a graph of its own.  What else the method reads of its object must
-    stay as it is, but for its tensors, which may have other values and be replaced by others of the
-    same layout.
+    With small networks the overhead of a `torch.compile` call takes as long as the arithmetic.  So
+    the method is compiled ahead, for the layout of the first call's tensors, and only that layout
+    is
+    checked later: each layout has its own graph.  Everything else that the method reads from its
+        object must stay the same, except tensors, which may change their values and be replaced by
+        tensors of the same layout.
     """
 
     def __init__(self, method: Callable[P, R]):
@@ -54,8 +55,8 @@ class Graph(Generic[P, R]):
         self._graphs: dict[Hashable, Callable[..., R]] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Layout of tensors, and of dicts, tuples and dataclasses of them, by position. Those
-        without dimensions are not float64, which PyTorch can't compile ahead.
+        """Layout of tensors, and of dicts, tuples and dataclasses of them, by position. Tensors
+        without dimensions must not be float64, which PyTorch can't compile ahead.
         """
         assert not kwargs
         layout = _layout(args)

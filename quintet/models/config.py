@@ -26,7 +26,8 @@ from quintet.system.importing import CodeName, is_code_name
 from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Spaces
 
 WIDE_WEIGHTS = 256 * 256
-"""Weights of a layer from which on a second thread makes a batch of 64 rows 1.5 times as fast."""
+"""Number of weights of a layer from which a second thread makes a batch of 64 rows 1.5 times as
+fast."""
 
 Activation = Literal["tanh", "relu"]
 Init = Literal["orthogonal", "truncated_normal"]
@@ -39,13 +40,13 @@ ActionStd = Literal["state_independent", "softplus", "state_dependent"]
 class Traits:
     """Properties of an encoder that are known before it is built.
 
-    hidden: default widths of its hidden layers; None: a user's module.
+    hidden: default widths of its hidden layers; None for a user's module.
     activations: possible activations, the default first.
     only_hidden: whether the hidden layers are its only ones.
-    smallest: least height and width of uint8 that it reads as a picture; None: it reads uint8 as it
-        is.
+    smallest: least height and width of a uint8 array that it reads as a picture; None: it reads
+        uint8 unscaled.
     reads_ids: whether it reads a grid's `image` of any size as ids.
-    large: whether threads, a GPU and bfloat16 are worth it (measured: docs/performance.md); None:
+    large: whether threads, a GPU and bfloat16 pay off (measured: docs/performance.md); None: only
         if it reads a picture.
     one_graph: whether it does the same work for every batch, so that it can be compiled.
     """
@@ -125,7 +126,7 @@ class GridOptions(Options):
 
 @final
 class ModelConfig(Options):
-    """Network of policy and value function."""
+    """Options of the network of policy and value function."""
 
     encoder: CodeName = option(
         "auto",
@@ -271,26 +272,26 @@ class ModelConfig(Options):
 
     @property
     def custom(self) -> bool:
-        """Whether the encoder is a module of the user's own."""
+        """Whether the encoder is a user's module."""
         return ":" in self.encoder
 
 
 def encoded_leaves(spaces: Spaces) -> Leaves:
-    """The leaves that an encoder reads: the observation's without the action mask."""
+    """The leaves that an encoder reads: the observation's leaves without the action mask."""
     leaves = observation_leaves(spaces.observation)
     leaves.pop(ACTION_MASK, None)
     return leaves
 
 
 def uses_pictures(model: ModelConfig, spaces: Spaces) -> bool:
-    """Whether a resolved network is large enough to be worth threads, a GPU and bfloat16."""
+    """Whether a resolved network is large enough for threads, a GPU and bfloat16 to pay off."""
     if model.traits.large is not None:
         return model.traits.large
     return any(is_image(space) for space in encoded_leaves(spaces).values())
 
 
 def is_wide(model: ModelConfig) -> bool:
-    """Whether a resolved network has a layer of so many weights that a second thread pays."""
+    """Whether a resolved network has a layer with so many weights that a second thread pays off."""
     torsos = (model.policy_hidden or (), model.value_hidden or ())
     return any(a * b >= WIDE_WEIGHTS for torso in torsos for a, b in pairwise(torso))
 
@@ -299,8 +300,8 @@ def picture_leaves(model: ModelConfig, spaces: Spaces) -> dict[str, tuple[int, .
     """Shapes of the leaves that a resolved network reads as pictures, so that each pixel can be
     normalised: uint8 leaves that are large enough for the encoder.
 
-    The image of a grid with a mission holds ids and is no picture, unless it is large enough for
-    nature_cnn and the network reads it as one.
+    The image of a grid with a mission holds ids and is not a picture, unless it is large enough for
+    nature_cnn and the network reads it as a picture.
     """
     leaves, traits = encoded_leaves(spaces), model.traits
     if traits.smallest is None:
@@ -321,7 +322,7 @@ def picture_leaves(model: ModelConfig, spaces: Spaces) -> dict[str, tuple[int, .
 
 def resolve_model(config: ModelConfig, spaces: Spaces) -> ModelConfig:
     """The configuration with every automatic option resolved for these spaces; raises ConfigError
-    if one of our encoders can't read the leaves.
+    if one of quintet's encoders can't read the leaves.
     """
     config = _with_encoder(config, spaces)
     if config.encoder in SMALLEST:
@@ -371,7 +372,7 @@ def _with_encoder(config: ModelConfig, spaces: Spaces) -> ModelConfig:
 
 
 def facts_of(config: ModelConfig, spaces: Spaces | None) -> dict[str, Any]:
-    """Facts of a network that options may need, and of the spaces where they are known."""
+    """Facts of a network on which conditions of options depend, and of the spaces if known."""
     model = config if spaces is None else _with_encoder(config, spaces)
     facts: dict[str, Any] = {"model": model}
     if model.encoder != "auto":

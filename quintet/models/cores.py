@@ -1,9 +1,9 @@
 """Recurrent cores: LSTM and GRU over sequences, reset inside them where an episode begins.
 
 `lstm_steps` and `gru_steps` are plain tensor operations, which compile to one graph.  For eager
-training `LstmSteps` and `GruSteps` have a gradient written by hand: that of the recurrent weights
-is one matrix product over all steps, where autograd would add up one per step, and everything that
-does not depend on later steps is computed for all steps at once.
+training `LstmSteps` and `GruSteps` have a gradient written by hand: the gradient of the recurrent
+weights is one matrix product over all steps, where autograd would add one product per step, and
+everything independent of later steps is computed for all steps at once.
 """
 
 from typing import Any, Literal, final
@@ -93,7 +93,8 @@ def gru_steps(
 
 
 def _shifted(first: Tensor, later: Tensor, keep: Tensor) -> Tensor:
-    """The values before each step: `first`, then all but the last of `later`, after the resets."""
+    """The values before each step: `first`, then all of `later` except the last, after the
+    resets."""
     return torch.cat((first.unsqueeze(0), later[:-1])) * keep
 
 
@@ -175,13 +176,13 @@ class GruSteps(torch.autograd.Function):
 
 
 def _by_hand() -> bool:
-    """Whether gradients may be needed that no compiler makes."""
+    """Whether gradients may be needed outside of a compiled graph."""
     return torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 @final
 class LstmCell(nn.Module):
-    """One layer, see `lstm_steps`.  Its bias is the sum of cuDNN's two."""
+    """One layer, see `lstm_steps`.  An LSTM's cell; its bias is the sum of cuDNN's two."""
 
     parts = ("h", "c")
 
@@ -194,7 +195,8 @@ class LstmCell(nn.Module):
     def forward(
         self, x: Tensor, keep: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """``[T, B, H]`` and the last h and c, from ``[T, B, F]`` and those before."""
+        """Outputs ``[T, B, H]`` and the last h and c, from inputs ``[T, B, F]`` and the h and c
+        before."""
         h, c = state
         x = functional.linear(x, self.input_weight, self.bias).to(h.dtype)
         run = LstmSteps.apply if _by_hand() else lstm_steps
@@ -219,7 +221,7 @@ class GruCell(nn.Module):
     def forward(
         self, x: Tensor, keep: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """``[T, B, H]`` and the last h, from ``[T, B, F]`` and the one before."""
+        """Outputs ``[T, B, H]`` and the last h, from inputs ``[T, B, F]`` and the h before."""
         (h,) = state
         x = functional.linear(x, self.input_weight, self.bias).to(h.dtype)
         run = GruSteps.apply if _by_hand() else gru_steps
@@ -235,10 +237,10 @@ CELLS: dict[CoreKind, type[LstmCell] | type[GruCell]] = {"lstm": LstmCell, "gru"
 class Core(nn.Module):
     """Layers of one kind of cell, each reading the outputs of the one below.
 
-    The products of the inputs are one matrix product for all steps; only the recurrent ones go step
-    by step.  A sequence of T therefore equals T single steps up to the rounding of that product.
-    The state and the steps are float32, under autocast too.  The state's leaves are h0, h1, ...
-    and, for LSTMs, c0, c1, ...
+    The products of the inputs are one matrix product for all steps; only the recurrent products are
+    computed step by step.  So a sequence of T steps equals T single steps up to the rounding of
+    that product. The state and the steps are float32, under autocast too.  The state's leaves are
+    h0, h1, ... and, for LSTMs, c0, c1, ...
     """
 
     def __init__(self, kind: CoreKind, size_in: int, size: int, layers: int, skip: bool = False):
@@ -271,8 +273,8 @@ class Core(nn.Module):
 @torch.no_grad()
 def draw_weights(core: Core, generator: torch.Generator) -> None:
     """Draws every gate's two matrices orthogonal (gain 1) from `generator`, by order of names.
-    Biases are 0, but 1 for an LSTM's forget gate, so that a new core remembers (Jozefowicz et al.
-    2015).
+    Biases are 0, except 1 for an LSTM's forget gate, so that a new core remembers (Jozefowicz et
+    al. 2015).
     """
     for _, parameter in sorted(core.named_parameters()):
         if parameter.ndim == 1:  # a bias

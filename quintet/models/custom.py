@@ -2,10 +2,9 @@
 
 The contract of such a class:
 
-- ``Class(leaves, **encoder_kwargs)`` makes a ``torch.nn.Module``, and so may a function, anew at
-  every call.  `leaves` are the spaces of the
-  observation by path, in their order, without the action mask; a plain space is the one leaf
-  ``"obs"``; discrete values count from 0.
+- ``Class(leaves, **encoder_kwargs)`` makes a new ``torch.nn.Module`` at every call; so may a
+  function.  `leaves` are the spaces of the observation by path, in their order, without the action
+  mask; a plain space is the one leaf ``"obs"``; discrete values count from 0.
 - Its attribute ``feature_size`` is a positive int, F.
 - ``forward(obs)`` takes the leaves ``[N, ...]`` in the dtypes of the spaces (floats normalised,
   if the learner normalises; pictures of uint8 as they are) and returns float32 ``[N, F]``, every
@@ -20,9 +19,9 @@ The contract of such a class:
 
 Instead of the features alone ``forward`` may return ``(features, losses)``, with `losses` a dict of
 auxiliary losses by name, float32, each a scalar or one number per row ``[N]``, which depend on
-parameters.  A learner that supports them reduces losses per row like its own terms, over
-valid rows, and adds a scalar as it is; others refuse the module.  Acting ignores them: `forward`
-may leave them out while ``torch.is_grad_enabled()`` is false.
+parameters.  A learner that supports them reduces losses per row like its own terms, over valid
+rows, and adds scalars unreduced; others refuse the module.  Acting ignores them: `forward` may omit
+them while ``torch.is_grad_enabled()`` is false.
 
 A module draws its own weights from PyTorch's default generator, which is seeded from the run's seed
 while the module is made.
@@ -60,15 +59,16 @@ TRIAL_ROWS = 2
 
 
 Maker = Callable[..., nn.Module]
-"""A class of modules, or a function that makes one, of the leaves and ``model.encoder_kwargs``."""
+"""A class of modules, or a function that makes one, called with the leaves and
+``model.encoder_kwargs``."""
 
 _made: WeakSet[nn.Module] = WeakSet()
-"""Every module with parameters that a user's class or function has made."""
+"""All modules with parameters that users' classes or functions have made."""
 
 
 def encoder_name(maker: Maker) -> str:
     """Value of ``model.encoder`` for a class or function that was passed in Python; raises
-    ConfigError if it makes no modules, or its name stands for another one.
+    ConfigError if it makes no modules, or its name belongs to another object.
     """
     if _makes_none(maker):
         raise ConfigError(
@@ -119,7 +119,7 @@ def find_encoder(name: str) -> Maker:
 
 @final
 class CustomEncoder(nn.Module):
-    """Holds the user's module and gives it exactly the leaves for which it was built."""
+    """Holds the user's module and passes it exactly the leaves for which it was built."""
 
     def __init__(
         self,
@@ -128,7 +128,8 @@ class CustomEncoder(nn.Module):
         leaves: Leaves,
         generator: torch.Generator | None,
     ):
-        """generator: seeds PyTorch's default generator, which the caller restores; None: no seed.
+        """generator: seeds PyTorch's default generator, which the caller restores; None: it is not
+        seeded.
 
         Raises:
             ConfigError: the class can't be found or made, or breaks the contract.
@@ -165,7 +166,7 @@ class CustomEncoder(nn.Module):
 
 
 def _require_new(made: Any, name: str) -> nn.Module:
-    """Module that a class or function has made, if it is a new one."""
+    """The module that a class or function made; refuses one that it made before."""
     if not isinstance(made, nn.Module):
         raise ConfigError(
             f"model.encoder={name} must make a torch.nn.Module, it gave {type(made).__name__}; "
@@ -183,7 +184,8 @@ def _require_new(made: Any, name: str) -> nn.Module:
 
 
 def _samples(space: Space) -> Tensor:
-    """``[TRIAL_ROWS, ...]`` of a leaf, always the same: zeros may mean an empty sequence."""
+    """Always the same samples ``[TRIAL_ROWS, ...]`` of a leaf; not zeros, which may mean an empty
+    sequence."""
     own = deepcopy(space)  # which has a generator of its own
     own.seed(0)
     rows = np.stack([own.sample() for _ in range(TRIAL_ROWS)])
@@ -192,7 +194,7 @@ def _samples(space: Space) -> Tensor:
 
 
 def _ones(space: Space, samples: Tensor) -> Tensor:
-    """Like `_samples`, of the number nearest to 1 where numbers have bounds."""
+    """Like `_samples`, with the allowed number nearest to 1."""
     if not isinstance(space, Box):
         return samples
     one = np.clip(np.ones(space.shape), space.low, space.high)
@@ -281,7 +283,7 @@ def _check(module: nn.Module, name: str, leaves: Leaves) -> tuple[int, tuple[str
 
 
 def _check_losses(losses: Mapping[Any, Any], refuse: Callable[[str, str], NoReturn]) -> None:
-    """Checks the auxiliary losses of the trial."""
+    """Checks the auxiliary losses of the test call."""
     for name, loss in losses.items():
         if not isinstance(name, str) or not name:
             refuse("auxiliary losses by name", f"one is called {name!r}")

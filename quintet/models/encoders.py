@@ -1,4 +1,4 @@
-"""Encoders: from an observation's leaves to a feature vector."""
+"""Encoders, which turn an observation's leaves into a feature vector."""
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -20,12 +20,12 @@ from quintet.types import Obs
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 Encoded = Tensor | tuple[Tensor, dict[str, Tensor]]
-"""Features ``[N, F]``, alone or beside auxiliary losses by name, scalars or ``[N]``."""
+"""Features ``[N, F]``, alone or with auxiliary losses by name, scalars or ``[N]``."""
 
 
 class Encoder(Protocol):
     """The encoder of a network: one of quintet's modules, or a `CustomEncoder` around a user's.
-    `models.config.Traits` has what must be known before one is built.
+    `models.config.Traits` has the properties that are known before it is built.
 
     feature_size: F, numbers per row.
     loss_names: sorted names of the auxiliary losses that come with the features.
@@ -35,13 +35,13 @@ class Encoder(Protocol):
     loss_names: tuple[str, ...]
 
     def __call__(self, obs: Obs) -> Encoded:
-        """Encodes leaves ``[N, ...]``, every row by itself; ignores other leaves."""
+        """Encodes leaves ``[N, ...]``, each row independently; ignores other leaves."""
 
     def modules(self) -> Iterator[nn.Module]:
-        """Itself and all modules in it, as `torch.nn.Module` gives them."""
+        """Itself and all modules in it, in the order of `torch.nn.Module`."""
 
     def draw_weights(self, init: Init, generator: torch.Generator) -> None:
-        """Draws all weights anew; a user's module keeps the weights that it drew itself."""
+        """Draws all weights again; a user's module keeps its own."""
 
     def cast_weights(self, precision: Precision) -> None:
         """Converts weights to `precision` for acting, where that changes no result."""
@@ -75,17 +75,17 @@ def layers(sizes: tuple[int, ...], activation: str, layer_norm: bool) -> nn.Sequ
 
 
 LEAST_UNITS = 64
-"""Least width of a hidden layer that is as wide as an encoder's features, which may be as few as
-one.
+"""Least width of a hidden layer that is otherwise as wide as an encoder's features, of which there
+may be only one.
 """
 
 MOST_VALUES = 2**16
-"""Most values of a discrete leaf that is flattened, which makes as many numbers per observation."""
+"""Most values of a discrete leaf that is flattened, since each value becomes a number."""
 
 
 def flat_size(leaves: Leaves) -> int:
-    """Numbers that `flatten_leaf` makes of all leaves; raises ConfigError if a discrete leaf has
-    too many values to be one-hot.
+    """Number of values in all flattened leaves; raises ConfigError if a discrete leaf has too many
+    values to be one-hot.
     """
     sizes = {name: int(gym_spaces.flatdim(space)) for name, space in leaves.items()}
     for name, space in leaves.items():
@@ -121,15 +121,16 @@ class Mlp(nn.Module):
         return x
 
     def flat(self, obs: Obs) -> Tensor:
-        """Flat inputs of the first layer."""
+        """The flat inputs of the first layer."""
         flat = [flatten_leaf(obs[name], form) for name, form in self.forms.items()]
         return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
 
 
 class LeafForm(NamedTuple):
-    """Flattening of a leaf, in Python's own numbers, since the compiler can't read a space's.
+    """Flattening of a leaf, in Python numbers, since the compiler can't read those of a space.
 
-    starts, sizes: of its discrete values, one or one for each place; empty if it is not discrete.
+    starts, sizes: first values and numbers of its discrete values, one for each component; empty if
+        it is not discrete.
     scaled: whether bytes are scaled to [0, 1].
     """
 
@@ -175,7 +176,7 @@ def nature_trunk(channels: int) -> nn.Sequential:
 
 @final
 class ResidualBlock(nn.Module):
-    """``x + conv(relu(conv(relu(x))))``, sizes kept."""
+    """``x + conv(relu(conv(relu(x))))``, of the same size."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -248,8 +249,8 @@ class Cnn(nn.Module):
         return features
 
     def scaled(self, obs: Obs) -> Obs:
-        """The observation for several networks of this kind that read the same one: pictures are
-        converted to floats once.  ``CHW`` only; others stay as bytes.
+        """An observation that several networks of this kind read: pictures are converted to floats
+        only once.  Only for ``CHW`` pictures; others stay as bytes.
         """
         found = dict(obs)
         for name, shape in self.pictures.items():

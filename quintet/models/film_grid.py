@@ -1,11 +1,11 @@
-"""The encoder of grids with a mission: MiniGrid and BabyAI, as EnvPool gives them.
+"""The encoder of grids with a mission: MiniGrid and BabyAI, in EnvPool's form.
 
 A cell holds the ids of an object, a colour and a state, which are embedded.  Blocks of convolutions
 follow, in each of which the mission scales and shifts the channels: feature-wise linear modulation
-(FiLM, Perez et al., arXiv 1709.07871).  Scale and shift begin at 0, so that a new network does not
+(FiLM, Perez et al., arXiv 1709.07871).  Scale and shift start at 0, so that a new network does not
 depend on the mission.
 
-With `bidirectional_film` the image scales and shifts the mission too, in every cell, and the two
+With `bidirectional_film` the image also scales and shifts the mission, in every cell, and the two
 are summed, after txt2pi (Zhong et al., arXiv 1910.08210), without that network's position features,
 its attention to the text by summaries that go from block to block, and its several texts.
 """
@@ -26,12 +26,12 @@ from quintet.models.weights import draw_layers
 from quintet.types import Obs
 
 OBJECTS, COLOURS, STATES = 11, 6, 4
-"""Numbers of MiniGrid's ids: objects from unseen (0) to agent (10); colours from red to grey;
+"""The number of MiniGrid's ids: objects from unseen (0) to agent (10); colours from red to grey;
 states, which are open, closed or locked for doors and the direction for agents.
 """
 
 DIRECTION_SIZE = 8
-"""Numbers that a direction is embedded in."""
+"""Size of a direction's embedding."""
 
 
 def check_ids(image: Tensor, direction: Tensor) -> None:
@@ -62,14 +62,15 @@ def check_ids(image: Tensor, direction: Tensor) -> None:
 
 @final
 class FilmBlock(nn.Module):
-    """``x + relu((1 + scale) * conv(x) + shift)``, sizes kept; `scale` and `shift` are of the text.
+    """``x + relu((1 + scale) * conv(x) + shift)``, of the same size; `scale` and `shift` come from
+    the text.
 
-    bidirectional: ``+ relu((1 + gain(x)) * read + offset(x))``, where `read` is of the text, and
-    gain and offset are convolutions.
+    bidirectional: ``+ relu((1 + gain(x)) * read + offset(x))``, where `read` comes from the text,
+        and gain and offset are convolutions.
     """
 
     def __init__(self, channels: int, text_size: int | None, bidirectional: bool):
-        """text_size: numbers of a text's vector; None: there is none, scale and shift are 0."""
+        """text_size: size of a text's vector; None: without a text, scale and shift are 0."""
         super().__init__()
 
         def conv() -> nn.Conv2d:
@@ -83,7 +84,8 @@ class FilmBlock(nn.Module):
                 self.gain, self.offset = conv(), conv()
 
     def forward(self, x: Tensor, text: Tensor | None, which: Tensor | None) -> Tensor:
-        """``[N, C, H, W]`` from the same; text, which: see `TextEncoder.distinct`."""
+        """Output ``[N, C, H, W]`` of an input of this shape; text, which: see
+        `TextEncoder.distinct`."""
         seen: Tensor = self.conv(x)
         if self.film is None:
             return x + seen.relu()
@@ -100,15 +102,15 @@ class FilmBlock(nn.Module):
 
 @final
 class FilmGrid(nn.Module):
-    """`image` through FiLM blocks on `mission`, its maximum over the grid, beside `direction` and
-    all other leaves, flattened as `Mlp` does it; then linear layers.  ReLU throughout.
+    """FiLM blocks on `image` and `mission`, then the maximum over the grid; concatenated with
+    `direction` and all other leaves, flattened as in `Mlp`; then linear layers.  ReLU throughout.
     """
 
     loss_names: tuple[str, ...] = ()
     cast_weights = cast_weights
 
     def __init__(self, leaves: Leaves, hidden: tuple[int, ...], config: ModelConfig):
-        """Raises ConfigError where the leaves have another form."""
+        """Raises ConfigError if the leaves do not have this form."""
         super().__init__()
         require_grid(leaves)
         options = grid_options(config)
@@ -165,7 +167,7 @@ class FilmGrid(nn.Module):
     def _embed(self, image: Tensor) -> Tensor:
         """``[N, H, W, C]``, the sum of the three embeddings, from ids ``[N, H, W, 3]``.
 
-        The sum of every combination of ids is computed once, and each cell looks up its own.
+        The sum of every combination of ids is computed once, and each cell looks its sum up.
         """
         table = (
             self.objects.weight[:, None, None]
@@ -178,7 +180,7 @@ class FilmGrid(nn.Module):
     @torch.no_grad()
     def draw_weights(self, init: Init, generator: torch.Generator) -> None:
         """Draws the layers, the embeddings (the image's such that their sum has variance 1) and the
-        text encoder.  Text and image begin without an effect on each other.
+        text encoder.  At first text and image have no effect on each other.
         """
         draw_layers(self, init, generator)
         for table in (self.objects, self.colours, self.states):
@@ -203,6 +205,7 @@ def _conv_dtype(device: torch.device) -> torch.dtype:
 def _over_grid(x: Tensor) -> Tensor:
     """Maximum of each channel ``[N, C]``, float32, from ``[N, C, H, W]``.
 
-    One of equal cells gets the gradient.  It takes a fifth of the time of `amax` or `max`.
+    One of several equal cells gets the gradient.  This takes a fifth of the time of `amax` or
+    `max`.
     """
     return functional.adaptive_max_pool2d(x, 1).flatten(1).float()

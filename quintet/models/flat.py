@@ -50,10 +50,9 @@ def load_into(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -
 
 @final
 class ModuleTensors:
-    """Tensors that `tensors_of` reads and `load_into` writes, without a walk through the modules,
-    which
-    takes longer than acting with a small network: where modules keep their tensors is looked up
-    once.  A module may put another tensor in a tensor's place.
+    """Tensors that `tensors_of` reads and `load_into` writes, without searching the modules, which
+    takes longer than acting with a small network: the places of tensors in modules are found once.
+        A module may replace a tensor by another one.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]):
@@ -78,7 +77,7 @@ class ModuleTensors:
     def read(self, but: tuple[str, ...] = ()) -> dict[str, Tensor]:
         """Tensors by name, in the modules' memory.
 
-        but: how names begin that are left out.
+        but: prefixes of names that are left out.
         """
         found = {
             name: held[key]
@@ -88,10 +87,10 @@ class ModuleTensors:
         return {name: x.detach() for name, x in found.items() if x is not None}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copies the tensors into the modules.  The first time names and shapes are checked.
+        """Copies the tensors into the modules.  Names and shapes are checked the first time.
 
         Raises:
-            RuntimeError: names or shapes are others; see `torch.nn.Module.load_state_dict`.
+            RuntimeError: names or shapes differ; see `torch.nn.Module.load_state_dict`.
         """
         if not self._checked:
             load_into(self._modules, tensors)
@@ -103,7 +102,7 @@ class ModuleTensors:
 
 
 def _has_load_hooks(module: nn.Module) -> bool:
-    """Whether parts of the module do something of their own when tensors are loaded."""
+    """Whether a part of the module has hooks for loading tensors."""
     return any(
         part._load_state_dict_pre_hooks
         or part._load_state_dict_post_hooks

@@ -21,11 +21,11 @@ def action_family(
 ) -> distributions.Family:
     """The distribution family of an action space, over packed actions (`spaces.action_spec`).
 
-    Box actions are in normalised units, where [-1, 1] stands for the bounds of the space.  Tuples
-    and Dicts, nested or not, have the families of their leaves side by side.
+    Box actions are in normalised units, where [-1, 1] are the bounds of the space.  Tuples and
+    Dicts, nested or not, have one family per leaf.
 
     Raises:
-        ConfigError: a leaf is none of Box (of floats), Discrete, MultiDiscrete, MultiBinary, or has
+        ConfigError: a leaf is not a Box (of floats), Discrete, MultiDiscrete or MultiBinary, or has
             too many values to be packed with floats.
     """
     if not isinstance(space, gym_spaces.Tuple | gym_spaces.Dict):

@@ -14,7 +14,7 @@ SMALLEST: dict[str, int] = {"nature_cnn": 36, "impala_cnn": 8}
 
 
 def is_image(space: gym_spaces.Space, smallest: int = 36) -> bool:  # type: ignore[type-arg]
-    """Whether a leaf is a picture: uint8, at least `smallest` high and wide (36: for nature_cnn),
+    """Whether a leaf is a picture: uint8, at least `smallest` high and wide (36, for nature_cnn),
     perhaps stacked.
     """
     if not isinstance(space, gym_spaces.Box) or space.dtype != np.uint8 or len(space.shape) < 2:
@@ -25,7 +25,7 @@ def is_image(space: gym_spaces.Space, smallest: int = 36) -> bool:  # type: igno
 
 def pictures(encoder: str, leaves: Leaves) -> dict[str, tuple[int, ...]]:
     """Shapes of the pictures that an encoder with convolutions reads, by leaf; raises ConfigError
-    if there is none.
+    if there are none.
     """
     smallest = SMALLEST[encoder]
     found = {name: tuple(x.shape or ()) for name, x in leaves.items() if is_image(x, smallest)}
@@ -41,7 +41,7 @@ def pictures(encoder: str, leaves: Leaves) -> dict[str, tuple[int, ...]]:
 def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
     """``(channels, height, width)`` of a picture's shape; frames of a stack become channels.
 
-    ``HW``, ``CHW``, ``HWC`` and ``KHWC`` are told apart by the small last or first size (1 to 4
+    ``HW``, ``CHW``, ``HWC`` and ``KHWC`` are distinguished by a small last or first size (1 to 4
     colours).
     """
     if len(shape) == 2:
@@ -64,9 +64,9 @@ DIRECTIONS = 4
 
 
 def is_grid_with_mission(leaves: Leaves) -> bool:
-    """Whether an observation has the form of MiniGrid's and BabyAI's, as EnvPool gives them:
-    `direction` (one integer), `image` (uint8 ``[H, W, 3]``, ids of the object, colour and state in
-    each cell) and `mission` (uint8 ``[L]``, a text in bytes).  There may be other leaves.
+    """Whether an observation has the form of MiniGrid's and BabyAI's in EnvPool: `direction` (one
+    integer), `image` (uint8 ``[H, W, 3]``, ids of the object, colour and state in each cell) and
+    `mission` (uint8 ``[L]``, a text in bytes).  There may be other leaves.
     """
     direction, image, mission = (leaves.get(name) for name in ("direction", "image", "mission"))
     if isinstance(direction, gym_spaces.Discrete):
@@ -89,7 +89,7 @@ def is_grid_with_mission(leaves: Leaves) -> bool:
 
 
 def require_grid(leaves: Leaves) -> None:
-    """Raises ConfigError where film_grid can't read the leaves."""
+    """Raises ConfigError if film_grid can't read the leaves."""
     if not is_grid_with_mission(leaves):
         raise ConfigError(
             "film_grid requires the leaves direction (Discrete(4) or one integer), image "

@@ -16,7 +16,7 @@ from quintet.types import Obs, Rollout
 class RunningMoments(nn.Module):
     """Population mean and variance of a sequence of values, per element of `shape`, in float64.
 
-    Batches merge in the parallel form of Chan et al. (1979), so the result is that of the
+    Batches merge in the parallel form of Chan et al. (1979), so the result equals that of the
     concatenated data up to rounding:
 
         delta = mean_b - mean
@@ -28,7 +28,7 @@ class RunningMoments(nn.Module):
     mean: Tensor
     m2: Tensor
     newest: tuple[int, Tensor, Tensor] | None = None
-    """Rows, mean and sum of squared deviations of the newest batch; no checkpoint has them."""
+    """Rows, mean and sum of squared deviations of the newest batch; not in checkpoints."""
 
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
@@ -122,8 +122,8 @@ class ObservationNormalizer(nn.Module):
     statistics are in units of the picture.
 
     The statistics change when data are merged or loaded, not in `forward`: a learner merges at the
-    end of an iteration, so that its transform equals the actors'; the first batch alone at its
-    start.
+    end of an iteration, so that its transform equals the actors'; only the first batch is merged
+    before it.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class ObservationNormalizer(nn.Module):
         pictures: Mapping[str, tuple[int, ...]] | None = None,
         float64: frozenset[str] = frozenset(),
     ):
-        """leaves: shapes of leaves of floats, by name; pictures: shapes of those of uint8; float64:
+        """leaves: shapes of float leaves, by name; pictures: shapes of uint8 leaves; float64:
         leaves of this dtype, normalised or not.
         """
         super().__init__()
@@ -161,15 +161,16 @@ class ObservationNormalizer(nn.Module):
 
     @property
     def empty(self) -> bool:
-        """Whether statistics of a leaf are without data."""
+        """Whether a leaf has no statistics yet."""
         return any(bool(self.leaf_moments(name).count == 0) for name in self.names)
 
     def _refresh(self) -> None:
-        """Recomputes the transform from the statistics; before any data floats stay as they are."""
+        """Recomputes the transform from the statistics; before any data floats stay unchanged."""
         self._affine = {name: self._transform(name) for name in self.names}
 
     def _transform(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean, scale, bounds ``[2]``: tensors, since numbers are constants of a graph."""
+        """Mean, scale and bounds ``[2]``, as tensors, since plain numbers are constants of a
+        graph."""
         moments, unit = self.leaf_moments(name), self.units[name]
         bound = moments.mean.new_tensor([-self.clip, self.clip], dtype=torch.float32)
         # Of shape [1] for a single number: graphs take no float64 without dimensions.
@@ -182,8 +183,8 @@ class ObservationNormalizer(nn.Module):
         return mean, scale, bound
 
     def forward(self, obs: Obs) -> Obs:
-        """`obs` with its leaves normalised, as float32, as which it gives all others of float64
-        too; leading dimensions are free.
+        """`obs` with its leaves normalised, in float32; other float64 leaves are also converted to
+        float32; leading dimensions are free.
         """
         out = dict(obs)
         for name, (mean, scale, bound) in self._affine.items():
@@ -198,9 +199,9 @@ class ObservationNormalizer(nn.Module):
         return out
 
     def unlike(self) -> float | None:
-        """The share of the numbers of a leaf of floats whose spread in the newest batch, about the
-        running mean, is over 5 times or under a fifth of the running standard deviation; of the
-        leaf with most such.  None where the statistics are hardly more than that batch's.
+        """Fraction of the numbers of a float leaf whose standard deviation in the newest batch,
+        about the running mean, is above 5 times or below a fifth of the running one; the largest
+        such fraction of a leaf.  None if the statistics hold little more than that batch.
         """
         shares = [
             share
@@ -241,8 +242,8 @@ class RewardNormalizer(nn.Module):
     """``clamp(r / sqrt(var + epsilon), -clip, clip)``; subtracting the mean would change which
     policy is best.
 
-    kind: whose variance it is: ``return_std``, the running discounted return's
-        (`Rollout.return_carry`); ``step_std``, the reward's; ``none``: rewards stay as they are.
+    kind: the variance used: ``return_std``, of the running discounted return
+        (`Rollout.return_carry`); ``step_std``, of the reward; ``none``: rewards stay unchanged.
     clip: None or <= 0: no clip.
     """
 
@@ -254,11 +255,11 @@ class RewardNormalizer(nn.Module):
 
     @property
     def empty(self) -> bool:
-        """Whether it has statistics, without data."""
+        """Whether it uses statistics and has no data yet."""
         return self.kind != "none" and bool(self.moments.count == 0)
 
     def forward(self, reward: Tensor) -> Tensor:
-        """Rewards of any shape; before any data they stay as they are."""
+        """Normalised rewards of any shape; unchanged before any data."""
         if self.kind == "none":
             return reward
         scaled = reward * scale_of(self.moments, self.epsilon)

@@ -1,4 +1,4 @@
-"""Linear layers in which every row of a batch has weights of its own."""
+"""Linear layers in which each row of a batch has its own weights."""
 
 from collections.abc import Mapping
 
@@ -8,10 +8,11 @@ from torch.nn import functional
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """``[N, O]`` of rows ``[N, I]``, weights ``[N, O, I]`` and biases ``[N, O]``.
+    """Outputs ``[N, O]`` of rows ``[N, I]``, weights ``[N, O, I]`` and biases ``[N, O]``.
 
-    On a CPU products of matrices and columns take ten times as long as those of rows and matrices,
-    with layers of 256; but a graph makes one loop of them, which is faster than either.
+    On a CPU, with layers of 256, products of matrices and columns take ten times as long as
+    products of rows and matrices; a compiled graph turns them into one loop, which is faster than
+    both.
     """
     if torch.compiler.is_compiling():
         return torch.bmm(weight, x.unsqueeze(-1)).squeeze(-1) + bias
@@ -21,7 +22,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def sequential(layers: nn.Sequential, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Output of linear layers, LayerNorms and activations for rows ``[N, I]``.
 
-    weights: of each parameter of `layers`, by its name, one for every row ``[N, ...]``.
+    weights: each parameter of `layers` by name, one per row ``[N, ...]``.
     """
     for name, layer in layers.named_children():
         if not any(True for _ in layer.parameters()):

@@ -10,7 +10,7 @@ Precision = Literal["fp32", "bf16"]
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Within the block, convolutions and matrix products are in `precision`."""
+    """Computes convolutions and matrix products within the block in `precision`."""
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16)
@@ -18,7 +18,7 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 
 def cast_weights(module: nn.Module, precision: Precision) -> None:
     """Converts the weights of convolutions and linear layers of a network that is not trained: the
-    results are the same, and no act casts them again.
+    results are the same, and acts need no cast.
     """
     if precision == "bf16":
         for layer in module.modules():
@@ -29,8 +29,8 @@ def cast_weights(module: nn.Module, precision: Precision) -> None:
 def fast_bf16(device: torch.device) -> bool:
     """Whether bfloat16 matrices are multiplied faster than float32 ones.
 
-    Among CPUs these are the ones with AMX, and AMD's with AVX512-BF16.  On Intel's with AVX512-BF16
-    alone the casts take more time than they save.  docs/performance.md has the measurements.
+    CPUs with this property have AMX, or are AMD's with AVX512-BF16.  On Intel's CPUs with only
+    AVX512-BF16 the casts take more time than they save. docs/performance.md has the measurements.
     """
     if device.type == "cuda":
         with torch.cuda.device(device):

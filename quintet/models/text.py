@@ -1,12 +1,12 @@
-"""Texts in observations: from rows of bytes to vectors.
+"""Texts in observations, which become vectors.
 
 A text is UTF-8 and ends at the first zero byte.  It is split into tokens, bytes or words, which are
-embedded and read by a GRU.  Token 0 stands for no token.
+embedded and read by a GRU.  Token 0 means no token.
 
-Texts stay the same over an episode, so a batch holds few different ones: each is read once
-(`distinct_rows`).  All computations are in tensors, without Python's `hash`.
+Texts stay the same over an episode, so a batch holds few different texts: each is read once
+    (`distinct_rows`).  All computations use tensors; Python's `hash` is not used.
 
-`TextEncoder` reads the missions of `film_grid`, and is there for encoders of the user's own
+`TextEncoder` reads the missions of `film_grid`, and can be used in users' encoders
 (examples/text_encoder.py).
 """
 
@@ -22,7 +22,7 @@ from quintet.models.words import BASE, PRIME, is_word_byte, lower_byte, word_has
 
 
 def trimmed(texts: Tensor) -> Tensor:
-    """The leading columns of `texts` ``[N, L]`` up to the last one in which any byte is not 0, at
+    """The leading columns of `texts` ``[N, L]`` up to the last column with a byte that is not 0, at
     least one.
     """
     used = texts.amax(0).nonzero()
@@ -32,10 +32,10 @@ def trimmed(texts: Tensor) -> Tensor:
 def distinct_rows(rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """The distinct rows ``[U, M]`` of ``[N, M]`` bytes, and the index of each row in them ``[N]``.
 
-    Rows are grouped by a hash, one number each, and then compared, so the result is exact; sorting
-    whole rows takes 30 times as long.
+    Rows are grouped by a one-number hash and then compared, so the result is exact; sorting whole
+    rows takes 30 times as long.
 
-    weights: odd int64 factors of the hash's terms of eight bytes, at least ``M / 8`` of them.
+    weights: odd int64 factors in the hash, one per eight bytes, at least ``M / 8``.
     """
     size = rows.shape[1]
     padded = rows.new_zeros(len(rows), size + -size % 8)  # of its own memory, so aligned
@@ -59,7 +59,7 @@ class ByteTokens(nn.Module):
     size = 256
 
     def forward(self, texts: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens ``[U, M]``, 0 behind the end, and their numbers ``[U]``, of texts ``[U, M]``."""
+        """Tokens ``[U, M]``, 0 after the end, and their counts ``[U]``, from texts ``[U, M]``."""
         inside = (texts != 0).cumprod(1)
         return texts * inside, inside.sum(1)
 
@@ -68,9 +68,10 @@ class ByteTokens(nn.Module):
 class WordTokens(nn.Module):
     """Every word (see `models.words`), in lower case, is a token.
 
-    With a vocabulary its words are tokens 2, 3, ... in order, and all others token 1; without one
-    a word is token ``1 + word_hash(word) % buckets``.  Words are looked up by their hash: a
-    strange word is mistaken for one of a vocabulary of V words with probability ``V / 2^31``.
+    With a vocabulary its words are tokens 2, 3, ... in order, and all other words token 1; without
+    a vocabulary a word is token ``1 + word_hash(word) % buckets``.  Words are looked up by their
+    hash: a word outside a vocabulary of V words is taken for one in it with probability
+    ``V / 2^31``.
     """
 
     word: Tensor
@@ -80,7 +81,7 @@ class WordTokens(nn.Module):
     tokens: Tensor
 
     def __init__(self, vocabulary: Sequence[str], buckets: int, longest: int):
-        """longest: bytes of a text."""
+        """longest: largest number of bytes of a text."""
         super().__init__()
         self.buckets = 0 if vocabulary else buckets
         self.size = len(vocabulary) + 2 if vocabulary else buckets + 1
@@ -96,7 +97,8 @@ class WordTokens(nn.Module):
             self.register_buffer(name, table, persistent=False)
 
     def forward(self, texts: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens ``[U, W]``, 0 behind the last word, and their numbers ``[U]``, of ``[U, M]``."""
+        """Tokens ``[U, W]``, 0 after the last word, and their counts ``[U]``, from texts
+        ``[U, M]``."""
         hashes, lengths = self.hashes(texts)
         if self.buckets:
             tokens = 1 + hashes % self.buckets
@@ -107,7 +109,7 @@ class WordTokens(nn.Module):
         return tokens * exists, lengths
 
     def hashes(self, texts: Tensor) -> tuple[Tensor, Tensor]:
-        """`word_hash` of each word ``[U, W]`` and the numbers of words ``[U]``."""
+        """`word_hash` of each word ``[U, W]`` and the counts of words ``[U]``."""
         codes = texts.long()
         inside = self.word[codes] & (codes != 0).cumprod(1).bool()
         begins = inside & ~functional.pad(inside, (1, 0))[:, :-1]
@@ -124,10 +126,11 @@ class WordTokens(nn.Module):
 
 @final
 class TextEncoder(nn.Module):
-    """Texts ``[N, length]`` of bytes, as the leaf of a Text space has them, to vectors ``[N, H]``.
+    """An encoder of texts ``[N, length]`` in bytes, as in the leaf of a Text space, into vectors
+    ``[N, H]``.
 
     A vector is the GRU's last state, or the mean of its states, weighted by scaled dot products
-    with a query (Vaswani et al. 2017).  A text without tokens is 0.
+    with a query (Vaswani et al. 2017).  A text without tokens gives 0.
     """
 
     weights: Tensor
@@ -149,14 +152,14 @@ class TextEncoder(nn.Module):
 
         Args:
             length: bytes of a text, ``leaves[name].shape[0]``.
-            tokenizer: what a token is; words are in lower case.
-            vocabulary: words that are told apart, all others are one; empty: words are hashed.
-            hash_buckets: tokens that words are hashed to.
-            embedding_size: numbers that stand for a token.
+            tokenizer: kind of tokens; words are converted to lower case.
+            vocabulary: words with a token each, all others share one; empty: words are hashed.
+            hash_buckets: number of tokens to which words are hashed.
+            embedding_size: size of a token's embedding.
             hidden_size: H, units of the GRU.
-            query_size: numbers from which attention's query is computed.
-            deduplicate: whether each distinct text of a batch is read once, which changes results
-                by rounding only.
+            query_size: size of the input of attention's query.
+            deduplicate: whether each distinct text of a batch is read only once, which changes
+                results only by rounding.
 
         Raises:
             ValueError: attention without a query_size, or a query_size without attention.
@@ -182,13 +185,14 @@ class TextEncoder(nn.Module):
         """Vectors ``[N, H]``.
 
         texts: ``[N, length]``, uint8.
-        view: ``[N, query_size]``, which attention makes its query of.
+        view: ``[N, query_size]``, the input of attention's query.
         """
         vectors, which = self.distinct(texts, view)
         return vectors if which is None else functional.embedding(which, vectors)
 
     def distinct(self, texts: Tensor, view: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Vectors ``[K, H]``, and the index of each row's vector ``[N]``; None: its own."""
+        """Vectors ``[K, H]``, and the index of each row's vector ``[N]``; None: each row has its
+        own."""
         texts, which = trimmed(texts), None
         if self.deduplicate:
             texts, which = distinct_rows(texts, self.weights)

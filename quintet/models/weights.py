@@ -1,4 +1,4 @@
-"""Finds and draws kernels, the weights by which layers multiply their inputs."""
+"""Finds and draws kernels, the weights that multiply a layer's inputs."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -16,11 +16,11 @@ _VARIANCE: dict[Role, float] = {"hidden": 2.0, "policy": 0.1, "value": 1.0}
 
 
 def kernels(network: nn.Module, modules: Iterable[nn.Module]) -> list[str]:
-    """Sorted names, within `network`, of the kernels of some of its modules.
+    """Sorted names in `network` of the kernels of some of its modules.
 
     Kernels are the parameters of two or more dimensions, embeddings included, except those of
-    normalising layers, which scale each number by itself.  A module counts with its own parameters,
-    not with those of modules within it.
+    normalising layers, which scale each number separately.  Only a module's own parameters count,
+    not those of its submodules.
     """
     found = {
         parameter
@@ -37,7 +37,7 @@ def draw_layers(
     module: nn.Module, init: Init, generator: torch.Generator, role: Role = "hidden"
 ) -> None:
     """Draws the kernels of all linear layers and convolutions in a module from `generator`, in the
-    order of the layers' names, and sets their biases to 0.  Other layers stay as they are.
+    order of the layers' names, and sets their biases to 0.  Other layers stay unchanged.
 
     orthogonal: gain sqrt 2, 0.01 for the policy head, 1 for the value head (Andrychowicz et al.,
     arXiv 2006.05990).  truncated_normal: variance 2 over fan-in, cut at two standard deviations,

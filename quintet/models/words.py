@@ -1,4 +1,4 @@
-"""The words of the tokenizer of texts, and their hash.
+"""The words of the text tokenizer, and their hash.
 
 `models.text` computes the same in tensors, from tables of these functions.
 """
@@ -19,7 +19,7 @@ def is_word_byte(byte: int) -> bool:
 
 
 def lower_byte(byte: int) -> int:
-    """An ASCII letter in lower case; other bytes as they are."""
+    """An ASCII letter in lower case; other bytes unchanged."""
     return bytes([byte]).lower()[0]
 
 

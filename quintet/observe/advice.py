@@ -1,4 +1,5 @@
-"""Advice that would make a run faster, given what limits it; never what the run does already."""
+"""Advice that would make a run faster, by the cause that limits it; nothing that the run already
+does."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,26 +25,27 @@ acting, for which it waits; the inference server; the messages to it; none of th
 class RunFacts:
     """Facts of a run's resolved configuration and its machine on which its speed depends.
 
-    source: what makes the environments: an id; a maker of single ones; a maker of groups, which are
-        vector environments; or a given vector environment, whose size is the run's.
-    single_only: no vector environment will do, as for masks from info and for games.
-    env_threads: of each pool of environments in C++; 1 where environments are stepped in Python.
-    auto_env_threads: env_threads if the option were left out.
-    env_processes: that step environments in Python for the run's own; reports say how many.
-    env_processes_given: whether the user has said how many.
+    source: source of the environments: an id; a maker of single environments; a maker of groups
+        (vector environments); or a given vector environment, whose size is the run's.
+    single_only: whether vector environments can't be used, as for masks from info and for games.
+    env_threads: threads of each pool of environments in C++; 1 if environments are stepped in
+        Python.
+    auto_env_threads: env_threads without the option.
+    env_processes: number of processes that step Python environments, from reports.
+    env_processes_given: whether the user gave this number.
     in_python: whether Python steps the environments one after another.
-    faster: what would step the same id faster; may be "".
-    large_network: whether threads and a GPU are worth it (pictures).
+    faster: advice on stepping the same id faster; may be "".
+    large_network: whether threads and a GPU pay off (pictures).
     compiles: whether acts and updates are compiled.
-    may_compile: whether compiling them would be worth it.
-    compiler: whether a C++ compiler is no obstacle to it.
-    gpu: whether PyTorch sees a GPU, or one for each learner.
+    may_compile: whether compiling them would pay off.
+    compiler: whether a C++ compiler exists, if one is needed.
+    gpu: whether PyTorch sees a GPU, or one per learner.
     batch_steps: env_steps of a batch.
     update: the learner's own advice.
     num_workers: 0 in the serial runtime.
     num_learners: processes that share every batch; each has `threads`.
-    actor_threads: threads where actions are computed, beside the learner's `threads`.
-    sinks: whether reports are written anywhere.
+    actor_threads: threads where actions are computed, in addition to the learner's `threads`.
+    sinks: whether reports are written.
     callback: whether reports go to the user's code.
     idle_cores, cores_left: cores that no process uses, and those of a learner beside what other
         processes take; of the last half minute.

@@ -1,4 +1,4 @@
-"""A dashboard in the terminal: how far a run is, how it learns, and what limits its speed."""
+"""A dashboard in the terminal: a run's progress, its learning, and the limit of its speed."""
 
 import sys
 import textwrap
@@ -76,7 +76,7 @@ _OF_WORKERS = (*_COUNTS, "data/discarded_env_steps", "policy_lag/")
 
 @final
 class TerminalProgress:
-    """A dashboard at the foot of a terminal; messages go above it."""
+    """A dashboard at the bottom of a terminal; messages appear above it."""
 
     def __init__(self, view: View, stream: TextIO) -> None:
         self._view = view

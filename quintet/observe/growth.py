@@ -1,4 +1,4 @@
-"""Growth of the memory of a run's processes, said while there is still room."""
+"""Growth of the memory of a run's processes, reported while memory is still free."""
 
 import time
 from collections import deque
@@ -8,22 +8,24 @@ from typing import NamedTuple, final
 from quintet.system.memory import free_bytes
 
 _FIRST_S = 120.0
-"""Seconds in which a process may fill its caches before its growth counts."""
+"""Seconds in which a process may fill its caches before growth counts."""
 
 _EVERY_S, _WINDOWS = 30.0, 6
-"""Least length of a window, and how many of them in succession must have grown."""
+"""Least length of a window in seconds, and the number of successive windows that must have
+grown."""
 
 _EVEN = 0.5
-"""Share of the mean growth that each of them must have: caches that fill grow less and less."""
+"""Fraction of the mean growth that each window must have: filling caches grow more and more
+slowly."""
 
 _LEAST_BYTES = 64e6
-"""Growth over all of them that is worth a word."""
+"""Least growth over all windows that is reported."""
 
 _MARGIN = 2.0  # of what is left of the run, as its speed may change
 
 
 class Held(NamedTuple):
-    """Memory of a process's own, without what it shares with others or maps from files."""
+    """Private memory of a process, without shared memory and mapped files."""
 
     name: str
     bytes: float
@@ -31,7 +33,7 @@ class Held(NamedTuple):
 
 @final
 class Growth:
-    """Watches processes that grow at an even rate, and says each of them once."""
+    """Finds processes that grow at an even rate, and reports each of them once."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, free: Callable[[], float] = free_bytes
@@ -42,9 +44,9 @@ class Growth:
         self._told: set[int] = set()
 
     def look(self, held: Mapping[int, Held], left_s: float) -> list[str]:
-        """A sentence for each process that would take what is free before the run's end.
+        """A sentence for each process that would use up the free memory before the run's end.
 
-        held: by the number of the process; left_s: seconds that are left of the run.
+        held: private memory by pid; left_s: seconds left of the run.
         """
         now, said = self._clock(), []
         for pid in self._seen.keys() - held.keys():
@@ -72,7 +74,7 @@ class Growth:
 
 
 def _rate(seen: deque[tuple[float, float]]) -> float | None:
-    """Bytes a second by which a process grows; None where it does not grow evenly."""
+    """Growth of a process in bytes per second; None if it does not grow evenly."""
     if len(seen) <= _WINDOWS:
         return None
     (begin_s, first), (end_s, last) = seen[0], seen[-1]

@@ -1,4 +1,5 @@
-"""Whether a report speaks for or against the parts of a learner, with the numbers that say so."""
+"""The state of each part of the learner by a report: sound, doubtful or not known yet, with the
+numbers that show it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, final
@@ -16,7 +17,7 @@ NUMBERS: Mapping[State, float] = {"sound": 1.0, "not known yet": 0.0, "doubtful"
 class Finding(NamedTuple):
     """The state of a part of a policy's learner, and its reason.
 
-    policy: its number in a run of several; -1: it is the only one.
+    policy: its index in a run of several; -1: it is the only policy.
     """
 
     part: str
@@ -49,8 +50,8 @@ def metrics(parts: Sequence[Part], report: Mapping[str, float]) -> dict[str, flo
 
 
 def _judged(part: Part, report: Mapping[str, float]) -> Finding:
-    """State of a part by all of its evidence: one doubt outweighs the rest; without evidence
-    nothing is known.
+    """The state of a part by all of its evidence: one doubt decides; without evidence it is not
+    known.
     """
     found = [each for each in part.evidence if _counts(each, report)]
     ripe = [each for each in found if report.get("updates", 0.0) >= each.after_updates]
@@ -81,7 +82,7 @@ def _counts(each: Evidence, report: Mapping[str, float]) -> bool:
 
 
 def _told(evidence: Sequence[Evidence], report: Mapping[str, float], doubtful: bool = False) -> str:
-    """The values, each with the bound that it breaks, and what this means."""
+    """The values, each with the bound that it violates, and the meaning."""
     values, meanings = [], []
     for each in evidence:
         value, bounds = report[each.metric], each.possible if doubtful else each.sound
@@ -101,8 +102,8 @@ _ORDER: tuple[State, ...] = ("sound", "not known yet", "doubtful")
 
 
 def sentences(found: Sequence[Finding]) -> list[tuple[State, str]]:
-    """A sentence for each part; of several policies one for each part and state, with the reason of
-    the first such policy.
+    """A sentence for each part; with several policies one for each part and state, with the reason
+    of the first such policy.
     """
     told = []
     for part in dict.fromkeys(each.part for each in found):
@@ -126,9 +127,9 @@ _LONGEST_S = 3600.0
 
 @final
 class Herald:
-    """Tells in lines of text which parts have become doubtful, and which are so no longer.
+    """Writes lines about parts that have become doubtful, and about parts that no longer are.
 
-    A part is told of ever more rarely, since doubts may come and go.
+    A part is mentioned more and more rarely, since doubts may come and go.
     """
 
     def __init__(self) -> None:
@@ -137,7 +138,7 @@ class Herald:
         self._silence_s: dict[tuple[str, int], float] = {}
 
     def news(self, found: Sequence[Finding], now: float) -> list[str]:
-        """Lines on what has changed by `now`, in seconds."""
+        """Lines about changes up to `now`, in seconds."""
         told = []
         for each in found:
             key, before = (each.part, each.policy), self._told.get((each.part, each.policy))

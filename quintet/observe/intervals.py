@@ -12,7 +12,7 @@ def bootstrap_band(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Lower and upper end ``[N]`` of the 95% bootstrap interval of the mean of `curves` ``[S, N]``.
 
-    Whole runs are drawn with replacement, in every call the same ones.
+    Whole runs are drawn with replacement, the same in every call.
     """
     seeds = len(curves)
     drawn = np.random.default_rng(0).integers(seeds, size=(_RESAMPLES, seeds))
@@ -22,11 +22,11 @@ def bootstrap_band(
 
 
 def iqm(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Interquartile mean over the last axis, of ``[..., N]`` scores: without the lowest and the
-    highest quarter, rounded down; so of fewer than 4 it is the mean.
+    """Interquartile mean over the last axis, of ``[..., N]`` scores: the mean without the lowest
+    and the highest quarter, rounded down; for fewer than 4 scores simply the mean.
 
-    Source: Agarwal et al. 2021 (arXiv 2108.13264).  We draw runs of one task with replacement,
-    which their stratified bootstrap is where there is one task.
+    Source: Agarwal et al. 2021 (arXiv 2108.13264).  Runs of one task are drawn with replacement, as
+        in their stratified bootstrap with a single task.
     """
     cut = scores.shape[-1] // 4
     kept = np.sort(scores, axis=-1)[..., cut : scores.shape[-1] - cut]

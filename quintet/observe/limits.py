@@ -21,7 +21,7 @@ _TURNS = 0.2  # smallest share of each of two processes that take turns
 
 
 def limit(load: Load, facts: RunFacts, *, starting: bool = False) -> str:
-    """A sentence that says where most of the time goes, and one with advice.
+    """A sentence about where most of the time goes, and one with advice.
 
     starting: whether the shares include the first acts and the first update, which compile.
     """
@@ -56,7 +56,7 @@ def _help(why: Cause, facts: RunFacts) -> str:
 
 
 def _of_start(why: Cause, shares: Mapping[Phase, float], facts: RunFacts) -> str:
-    """Work that comes once at every start and took the time so far; else ""."""
+    """Work that is done once at every start and took most of the time so far; else ""."""
     first = max(shares, key=lambda phase: shares[phase])
     if facts.compiles:
         elsewhere = why == "acted"
@@ -76,7 +76,7 @@ def _of_start(why: Cause, shares: Mapping[Phase, float], facts: RunFacts) -> str
 
 
 def cause(load: Load, facts: RunFacts, *, alone: bool = False) -> Cause:
-    """Limit of the speed; alone: whether other processes are left out."""
+    """Limit of the speed; alone: whether to ignore other programs."""
     if not alone and crowded(load, facts):
         return "others"
     learner = load.learner
@@ -123,7 +123,7 @@ def _is_even(why: Cause, shares: Mapping[Phase, float]) -> bool:
 
 
 def _sentence(why: Cause, load: Load, facts: RunFacts) -> str:
-    """The sentence on what limits the speed, other processes of the machine aside."""
+    """The sentence about the limit of the speed, apart from other programs on the machine."""
     if _is_even(why, load.learner):
         largest = sorted(load.learner.items(), key=lambda item: -item[1])[:3]
         parts = ", ".join(f"{share:.0%} {phase}" for phase, share in largest)

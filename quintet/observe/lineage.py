@@ -1,4 +1,4 @@
-"""The decisions of a population as a picture: who was copied from whom, which value moved when."""
+"""The decisions of a population as a picture: copies, and the values of tuned options over time."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,14 +12,14 @@ from quintet.system import files
 from quintet.system.inside import require_own
 
 EVENTS = "population.jsonl"
-"""The file of decisions in a run's folder, one JSON object a line."""
+"""The file of decisions in a run's folder, one JSON object per line."""
 
 Event = Mapping[str, Any]
 
 
 def read_events(run_dir: Path) -> list[Event]:
-    """The decisions of a run, the first values of its policies first; raises QuintetError where
-    there are none to be read.
+    """The decisions of a run, the first values of its policies first; raises QuintetError if none
+    can be read.
     """
     require_own(run_dir)
     path = run_dir / EVENTS
@@ -43,7 +43,7 @@ def read_events(run_dir: Path) -> list[Event]:
 
 
 def _checked(event: Any) -> Event:
-    """The event, if a picture can be made of it."""
+    """The event, checked for the picture."""
     begins = event["event"] == "begins"
     known = event["values"] if begins else event["after"]
     at = (0, event["policy"]) if begins else (event["env_steps"], event["policy"], event["donor"])
@@ -57,9 +57,9 @@ def _checked(event: Any) -> Event:
 def plot_lineage(run_dir: Path, out: Path) -> Path:
     """Draws the decisions of a run and returns `out`.
 
-    Above, a line for each policy, an arrow for each copy, from the donor to the copy, and a cross
-    where a policy diverged; then the objectives at each decision; below, the value of each tuned
-    option over the env_steps of the run.
+    From top to bottom: a line for each policy, with an arrow from donor to copy and a cross where a
+        policy diverged; the objectives at each decision; and the value of each tuned option over
+        the run's env_steps.
 
     Raises:
         QuintetError: the run has no population, or the picture can't be written.
@@ -104,7 +104,7 @@ def _draw_copies(axes: Any, events: Sequence[Event], policies: int, end: int) ->
 
 
 def _draw_objectives(axes: Any, events: Sequence[Event], policies: int) -> None:
-    """The objective of each policy at all decisions at which it was ranked."""
+    """Draws the objective of each policy at all decisions that ranked it."""
     for policy in range(policies):
         known = [
             (event["env_steps"], event["objectives"][policy])

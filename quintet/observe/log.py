@@ -1,4 +1,4 @@
-"""A run's messages to the person and to ``log.txt``."""
+"""A run's messages to the user and to ``log.txt``."""
 
 import io
 import sys
@@ -13,7 +13,7 @@ from quintet.observe.stream import LogFile, QuietStream, is_terminal
 
 @final
 class RunLog:
-    """Shows progress and messages to the person, and writes all of it to the log."""
+    """Shows progress and messages to the user, and writes both to the log."""
 
     def __init__(self) -> None:
         self._log: LogFile | None = None
@@ -21,9 +21,9 @@ class RunLog:
         self._in_terminal = self._hidden = False
 
     def begin(self, make: Callable[[TextIO], Progress], shown: TextIO | None, log: LogFile) -> None:
-        """The run has begun; until then only warnings are shown.
+        """Called when the run has begun; until then only warnings are shown.
 
-        make: makes what shows progress on a stream; shown: the stream that the person sees; None:
+        make: makes a progress display on a stream; shown: the stream that the user sees; None:
             progress is not shown.
         """
         self._hidden = shown is None
@@ -50,7 +50,7 @@ class RunLog:
             part.say(message)
 
     def answer(self, message: str) -> None:
-        """Answers a signal of the person's, who hears it also where progress is not shown."""
+        """Answers a user's signal, visibly even if progress is not shown."""
         self.say(message)
         if self._hidden:
             with suppress(OSError, ValueError, AttributeError):  # closed, or none at all

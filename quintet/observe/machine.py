@@ -17,7 +17,7 @@ _LOOK_AGAIN_S = 10.0
 
 @final
 class MachineUse:
-    """Memory and cores, measured from one report to the next."""
+    """Use of memory and cores, measured from one report to the next."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
@@ -29,12 +29,12 @@ class MachineUse:
         self._look_at = float("-inf")  # the next report finds the processes that the run begins
 
     def report(self) -> dict[str, float]:
-        """``process/resident_bytes`` of this process, ``machine/memory_bytes`` that it and its
-        children hold for themselves (Linux; see `held`), ``machine/cores_used`` by them,
-        ``machine/cores_waited_for`` by their threads that could run and had no core (Linux), and
+        """``process/resident_bytes`` of this process, ``machine/memory_bytes`` of private memory of
+        it and its children (Linux; see `held`), ``machine/cores_used`` by them,
+        ``machine/cores_waited_for`` by their threads that had no core (Linux), and
         ``machine/cores_used_by_others`` on the cores that it may use.
 
-        The last is absent in a container with a CPU quota, which shares its cores.
+        The last one is absent in containers with a CPU quota, which share their cores.
         """
         by_core = psutil.cpu_percent(percpu=True)
         usable = set(range(len(by_core)))
@@ -59,8 +59,8 @@ class MachineUse:
         return report
 
     def held(self) -> dict[int, Held]:
-        """Memory that this process and its children hold for themselves, by their numbers; without
-        what they share or map from files, as replay is.  Empty where the system does not tell.
+        """Private memory of this process and its children by pid, without shared memory and mapped
+        files (as replay).  Empty if the system does not report it.
         """
         found = {}
         for process in (self._process, *self._children):
@@ -72,8 +72,8 @@ class MachineUse:
         return found
 
     def _waited(self) -> dict[str, float]:
-        """Cores that threads waited for since the last report; empty where the system keeps no
-        account of it.
+        """Number of cores that threads waited for since the last report; empty if the system does
+        not count this.
         """
         waits = _waits_ns(process.pid for process in (self._process, *self._children))
         before, begin = self._waits_ns, self._waits_read_at
@@ -85,7 +85,7 @@ class MachineUse:
         return {"machine/cores_waited_for": grown / 1e9 / (self._waits_read_at - begin)}
 
     def _look_for_children(self) -> set[psutil.Process]:
-        """Child processes that are new, at most every ten seconds."""
+        """Finds new child processes, at most every ten seconds."""
         now = time.monotonic()
         if now < self._look_at:
             return set()
@@ -98,7 +98,7 @@ class MachineUse:
 
 
 def _waits_ns(processes: Iterable[int]) -> dict[int, int]:
-    """Nanoseconds that each thread of these processes could run and had no core, by its number."""
+    """Nanoseconds for which each thread of these processes waited for a core, by its id."""
     found: dict[int, int] = {}
     for process in processes:
         with suppress(OSError, ValueError, IndexError):  # it has ended, or there is no such account
@@ -116,7 +116,7 @@ def _percent(process: psutil.Process) -> float:
 
 
 def _first_share(process: psutil.Process, passed_s: float) -> float:
-    """Cores that a process kept busy, on average over `passed_s`, since it began."""
+    """Mean number of cores that a process kept busy since it began, over `passed_s`."""
     try:
         process.cpu_percent()  # it counts from here on
         times = process.cpu_times()

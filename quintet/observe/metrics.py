@@ -1,7 +1,7 @@
-"""The declared metrics: every name that may stand in a report, with its unit and meaning.
+"""The declared metrics: every name that a report may hold, with its unit and meaning.
 
-All learners and runtimes use these names, so runs compare.  A metric with nothing to say is absent
-from a report; it is never NaN.
+All learners and runtimes use these names, so that runs can be compared.  A metric without a value
+is absent from a report, never NaN.
 """
 
 import difflib
@@ -205,7 +205,7 @@ OF_LEARNERS: Mapping[str, Metric] = {
 """Metrics that several learners report; the registry lists those of each."""
 
 METRICS: dict[str, Metric] = {**OF_RUNS, **OF_LEARNERS}
-"""Every declared metric by name; `declare` adds those of a single learner."""
+"""Every declared metric by name; `declare` adds metrics of a single learner."""
 
 HISTOGRAM = "histogram/"
 """Prefix of histograms, which only some sinks can show."""
@@ -229,7 +229,7 @@ def declare(metrics: Mapping[str, Metric], whose: str) -> None:
     """Declares metrics of one learner; those whose names end with `/` are families.
 
     Raises:
-        ConfigError: a metric of that name means something else.
+        ConfigError: a metric of that name has another meaning.
     """
     for name, metric in metrics.items():
         known = PREFIXES if name.endswith("/") else METRICS
@@ -263,7 +263,7 @@ def describe(name: str) -> Metric | None:
 
 
 def check(report: Iterable[str]) -> None:
-    """Raises QuintetError when a name of the report is not declared."""
+    """Raises QuintetError if a name in the report is not declared."""
     unknown = [name for name in report if describe(name) is None]
     if unknown:
         near = difflib.get_close_matches(unknown[0], METRICS, n=1)
@@ -288,7 +288,7 @@ class _Episode(NamedTuple):
 class _Sums:
     """Sums over the episodes since a report; judged: those in which success is defined.
 
-    return_squares: of the returns' distances from their mean.
+    return_squares: squares of the returns' distances from their mean.
     """
 
     count: int = 0
@@ -303,7 +303,7 @@ class _Sums:
 
 @final
 class EpisodeStats:
-    """Adds up finished episodes between reports, and keeps the last ones, as many as `window`."""
+    """Sums over finished episodes between reports; also keeps the last `window` episodes."""
 
     def __init__(self, window: int = 100) -> None:
         self._new = _Sums()
@@ -312,9 +312,9 @@ class EpisodeStats:
     def add(
         self, episode_return: float, length: int, success: bool | None = None, recent: bool = True
     ) -> None:
-        """Adds a whole episode: raw return in reward units, length in env_steps.
+        """Adds a finished episode: raw return in reward units, length in env_steps.
 
-        recent: whether it counts among the last ones.
+        recent: whether it counts among the last episodes.
         """
         if recent:
             self._recent.append(_Episode(episode_return, length, success))
@@ -351,7 +351,7 @@ class EpisodeStats:
         self._recent.clear()
 
     def report(self) -> dict[str, float]:
-        """The ``episode/*`` values of the episodes since the last call, if there were any."""
+        """The ``episode/*`` values of the episodes since the last call, if any."""
         new, self._new = self._new, _Sums()
         if not new.count:
             return {}
@@ -370,7 +370,7 @@ class EpisodeStats:
         return asdict(self._new) if self._new.count else None
 
     def load(self, saved: Mapping[str, Any] | None) -> None:
-        """Goes on with what `save` gave."""
+        """Restores the result of `save`."""
         self._new = _Sums(**(saved or {}))
 
 

@@ -1,4 +1,4 @@
-"""The speed of a run, its time left and its scores, and how these are written."""
+"""The speed of a run, its time left, its scores, and their formats."""
 
 import time
 from collections import deque
@@ -8,22 +8,23 @@ _RATE_WINDOW_S = 30.0
 
 
 SHOWN_EVERY_S = 1.0
-"""Seconds after which a run shows how far it is, whether or not a report is due."""
+"""Seconds after which a run shows its progress, whether or not a report is due."""
 
 _SHORTEST_S, _LONGEST_S = 1.0, 240.0
 _SHARE_OF_TIME = 0.01
 
 
 def report_interval_s(wall_s: float) -> float:
-    """The seconds from one report to the next of a run that has taken `wall_s` in all.
+    """Seconds between two reports in a run that has taken `wall_s` so far.
 
-    A run of 20 s has 20 reports, one of an hour 460, one of a day 900 and each day more 360.
+    A run of 20 s has 20 reports, a run of an hour 460, a run of a day 900, and each further day
+    adds 360.
     """
     return min(max(_SHORTEST_S, _SHARE_OF_TIME * wall_s), _LONGEST_S)
 
 
 class Score(NamedTuple):
-    """Mean return and success rate, where there are any."""
+    """Mean return and success rate, if they exist."""
 
     return_: float | None = None
     success: float | None = None
@@ -50,7 +51,7 @@ class Pace:
 
     @property
     def percent(self) -> int:
-        """Rounded down, so that 100 means done."""
+        """A percentage, rounded down, so that 100 means done."""
         return min(100, 100 * self.done // max(1, self.total))
 
     @property

@@ -11,16 +11,16 @@ _ENV = ("env", "env.id")  # either names the environment
 
 
 def group_key(config: Mapping[str, Any]) -> str:
-    """The configuration without seed and folder, as text, which runs of one experiment share."""
+    """The configuration without seed and folder, as text; equal for runs of one experiment."""
     shared = {name: x for name, x in config.items() if name.split(".")[0] not in _NOT_PART_OF_GROUP}
     return json.dumps(shared, sort_keys=True, default=str)
 
 
 def group_labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A short name for each group: its algorithm, its environment where there are several, and the
-    options in which it differs from the other groups of the same algorithm, of those that tell the
-    same groups apart the first.  (Two algorithms differ in most options, which tell nothing that
-    their names don't.)  No two names are the same.
+    """A short name for each group: its algorithm, its environment if there are several, and the
+    options in which it differs from other groups of the same algorithm; of options that distinguish
+    the same groups, only the first.  (Options in which two algorithms differ add nothing to their
+    names.) All names are different.
     """
     told = _told_apart(configs)
     most = max(map(len, told), default=0)
@@ -34,7 +34,7 @@ def group_labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _told_apart(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """The algorithm of each group, and all that `group_labels` may say of it."""
+    """The algorithm of each group, and everything that `group_labels` may add."""
     envs = _differing(configs, [name for name in _ENV if any(name in each for each in configs)])
     labels = []
     for config in configs:
@@ -53,13 +53,13 @@ def _told_apart(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _parted(configs: Sequence[Mapping[str, Any]], name: str) -> tuple[int, ...]:
-    """Configurations with the same value: for each the number of the first."""
+    """The index, for each configuration, of the first one with the same value."""
     values = [json.dumps(config.get(name), default=str) for config in configs]
     return tuple(values.index(value) for value in values)
 
 
 def _differing(configs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
-    """Options that don't have one value in all configurations."""
+    """Options that don't have the same value in all configurations."""
     return [
         name
         for name in names
@@ -74,8 +74,8 @@ def _part(name: str, value: object) -> str:
 
 
 def plain(text: str) -> str:
-    """The text as a picture shows it, letter by letter: matplotlib takes what stands between two
-    dollars for a formula, and what can't be printed is named.
+    """The text as a picture must show it: dollars are escaped, since matplotlib would read a
+    formula between two, and unprintable characters are named.
     """
     shown = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
     shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[: _MOST_SHOWN - 3]}..."
@@ -83,5 +83,5 @@ def plain(text: str) -> str:
 
 
 def env_name(config: Mapping[str, Any]) -> str:
-    """The environment's id, or "" when the configuration names none."""
+    """The environment's id, or "" if the configuration has none."""
     return str(config.get("env.id") or config.get("env") or "")

@@ -31,7 +31,7 @@ _EVALUATED = {
     "episode/return_max": "eval/return_mean",
     "episode/success_rate": "eval/success_rate",
 }
-"""Metrics of training, and those of evaluations whose markers are drawn beside them."""
+"""Metrics of training, and the metrics of evaluations that are drawn as markers with them."""
 _FINAL_PART = 0.1  # last part of a run's env_steps, over which a final score is a mean
 
 # readable without colour: every group has its own line style, from the eighth on with a marker;
@@ -45,7 +45,7 @@ _HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++")
 @final
 @dataclass(frozen=True)
 class Curve:
-    """One metric of one run over one axis, in the order of the axis; both ``[N]``."""
+    """One metric of one run over one axis, in ascending order; both ``[N]``."""
 
     x: NDArray[np.float64]
     y: NDArray[np.float64]
@@ -70,22 +70,23 @@ def plot_runs(
     metric: str | None = None,
 ) -> Path:
     """Draws a metric of runs and returns `out`.  Runs that differ only in their seed are a group.
-    Runs with nothing to draw are left out, with a line on standard error.
+    Runs without the metric are left out, with a line on standard error.
 
-    curve: the metric over env_steps or wall time: of each group the mean over seeds with a 95%
-        bootstrap band of that mean, over the part of the axis that all of them have reached, and a
-        thin line for each seed.  Evaluations stand as markers when the metric is a return or the
-        success rate of training.
-    bars: final scores: of each group the interquartile mean over runs with its 95% bootstrap
-        interval, and a mark for each run; a panel for each environment.  Runs that failed are left
-        out if others did not.  The final score of a run is its last evaluation;
-        of other metrics the mean over the last tenth of its env_steps.
+    curve: the metric over env_steps or wall time: for each group the mean over seeds with its 95%
+        bootstrap band, over the part of the axis that all seeds have reached, and a thin line for
+        each seed.  Evaluations are markers if the metric is a return or the success rate of
+        training.
+    bars: final scores: for each group the interquartile mean over runs with its 95% bootstrap
+        interval, and a mark for each run; one panel per environment.  Failed runs are left out,
+        unless all failed.  The final score of a run is its last evaluation; for other metrics the
+        mean over the last tenth of its env_steps.
 
-    metric: None: the success rate if every run has one, else the mean return; of training for
-        curves, of evaluations for bars, or the other one where some run lacks it.
+    metric: None: the success rate if every run has one, else the mean return; from training for
+        curves, from evaluations for bars, or the other way round if a run lacks it.
 
     Raises:
-        QuintetError: no runs, none that has the metric, an unknown file format, or no matplotlib.
+        QuintetError: there are no runs, no run has the metric, the file format is unknown, or
+            matplotlib is missing.
     """
     out = files.given_path(out)
     if not run_dirs:
@@ -119,9 +120,9 @@ def plot_runs(
 def _reports(
     folders: Sequence[Path], kind: Kind, left_out: list[QuintetError]
 ) -> dict[Path, list[dict[str, float]]]:
-    """The reports of each run that has some, for bars of those that did not fail, if there are any.
+    """The reports of each run that has reports; for bars of the runs that did not fail, if any.
 
-    left_out: receives why runs are left out.
+    left_out: receives the reasons why runs are left out.
     """
     reports: dict[Path, list[dict[str, float]]] = {}
     for folder in folders:
@@ -140,7 +141,7 @@ def _reports(
 
 
 def save(figure: Any, out: Path) -> Path:
-    """Writes a picture and returns its path; raises QuintetError where it can't be written."""
+    """Writes a picture and returns its path; raises QuintetError if it can't be written."""
     _require_format(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -165,7 +166,7 @@ def _require_format(out: Path) -> None:
 
 @contextmanager
 def _leaving_out(left_out: list[QuintetError]) -> Iterator[None]:
-    """Keeps the error of a run, which is left out."""
+    """Catches the error of a run, which is then left out."""
     try:
         yield
     except QuintetError as fault:
@@ -243,7 +244,7 @@ def _load(
     metric: str,
     own: Mapping[str, Any],
 ) -> Run:
-    """own: entries of the configuration beside the run's."""
+    """own: entries added to the run's configuration."""
     curve = _extract(reports, x, metric)
     evaluations = _extract(reports, x, _EVALUATED.get(metric, ""))
     if len(curve.x) == 0:
@@ -286,9 +287,10 @@ def _extract(reports: Sequence[Mapping[str, float]], x: Axis, metric: str) -> Cu
 
 
 def _resample(curve: Curve, grid: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The curve at the points of `grid` (evenly spaced): mean of the values nearest to each point.
+    """The curve at the evenly spaced points of `grid`: the mean of the values nearest to each
+    point.
 
-    Points nearest to no value are interpolated.
+    Points without such values are interpolated.
     """
     step = (grid[1] - grid[0]) or 1.0
     nearest = np.rint((curve.x - grid[0]) / step).astype(np.int64)
@@ -310,8 +312,8 @@ def _final(run: Run, metric: str) -> float:
 
 
 def _bars(metric: str, groups: Sequence[Sequence[Run]]) -> Any:
-    """A panel for each environment with a bar for each group, from the top down, in the order
-    given; groups of one name have one colour.
+    """Draws a panel for each environment with a bar for each group, from top to bottom in the given
+    order; groups with the same name have the same colour.
     """
     panels: dict[str, list[Sequence[Run]]] = {}
     for members in groups:
@@ -338,7 +340,7 @@ def _bars(metric: str, groups: Sequence[Sequence[Run]]) -> Any:
 def _draw_bars(
     axes: Any, metric: str, groups: Mapping[str, Sequence[Run]], numbers: dict[str, int]
 ) -> None:
-    """numbers: of the colours by name of group, to which new names are added."""
+    """numbers: indices of colours by group name; new names are added."""
     names = []
     for place, (label, members) in enumerate(groups.items()):
         number = numbers.setdefault(label, len(numbers))
@@ -408,25 +410,27 @@ def _decorate(axes: Any, envs: set[str], grid: str) -> None:
 
 
 def style_axes(axes: Any, grid: str = "both") -> None:
-    """The look of all pictures."""
+    """Sets the common style of pictures."""
     axes.grid(True, axis=grid, color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def line_colour(number: int) -> str:
-    """The colour of a group, or a policy, of that number."""
+    """The colour of the group or policy with this index."""
     return _COLOURS[number % len(_COLOURS)]
 
 
 def draw_group(
     axes: Any, number: int, label: str, members: Sequence[Run], points: int = 200
 ) -> None:
-    """The runs of one group in the style of its number: mean, band and thin lines, or the one run.
+    """Draws the runs of one group in the style of its index: mean, band and thin lines, or its
+    single run.
 
-    Mean and band reach over the part of the axis that all runs have; without one there are none.
+    Mean and band cover the part of the axis that all runs have; without such a part they are left
+    out.
 
-    points: of a drawn curve, each the mean of the reports around it.
+    points: number of points of a drawn curve, each the mean of the reports around it.
     """
     colour, line = line_colour(number), LINES[number % len(LINES)]
     again = number // len(LINES)
@@ -460,7 +464,8 @@ def draw_group(
 
 
 def _evaluation_name(runs: Iterable[Run]) -> str:
-    """The name of evaluations in a legend, with their environment if a run has one of its own."""
+    """The name of evaluations in a legend, with their environment if it is another than
+    training's."""
     own = {name for run in runs if (name := run.config.get("eval.env.id")) is not None}
     return f"evaluation in {', '.join(sorted(own))}" if own else "evaluation"
 
@@ -483,7 +488,7 @@ def _draw_evaluations(axes: Any, number: int, members: Sequence[Run]) -> None:
 
 
 def _named(metric: str) -> str:
-    """``episode/return_mean`` as a person would write it, with its unit."""
+    """A metric's name in words, with its unit."""
     readable = {
         "episode/return_mean": "mean episode return",
         "episode/length_mean": "mean episode length",
@@ -497,7 +502,8 @@ def _named(metric: str) -> str:
 
 
 def figure_classes() -> tuple[Any, Any]:
-    """The classes ``Figure`` and ``EngFormatter``; no global state or window system is touched."""
+    """The classes ``Figure`` and ``EngFormatter``; they use no global state and no window
+    system."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # of fonts that it looks for
     try:
         from matplotlib.figure import Figure

@@ -1,6 +1,6 @@
 """Progress of a run: a dashboard in a terminal, plain lines elsewhere.
 
-A pipe or terminal that is closed ends the output and not the run.
+A closed pipe or terminal ends the output, but not the run.
 """
 
 import sys
@@ -21,7 +21,7 @@ _MOST_SILENCE_S = 600.0  # between two lines about waiting
 
 
 class Progress(Protocol):
-    """Shows how far a run is."""
+    """Shows the progress of a run."""
 
     def update(self, report: Mapping[str, float], recent: Score = NO_SCORE) -> None:
         """Shows a report, and the score of the last episodes."""
@@ -56,7 +56,7 @@ def make_progress(view: View, stream: TextIO | None = None) -> Progress:
 
 
 def first_stage(facts: RunFacts) -> str:
-    """The stage before the timer runs: starting processes, or collecting."""
+    """The first stage, before the timer runs: starting processes, or collecting."""
     if not facts.num_workers:
         return _collecting(facts)
     server = " and the inference server" if facts.inference == "server" else ""
@@ -65,7 +65,7 @@ def first_stage(facts: RunFacts) -> str:
 
 def stage_of(phase: Phase, facts: RunFacts) -> str | None:
     """The stage when a phase begins for the first time, which may compile graphs; None: the stage
-    stays.
+    does not change.
     """
     if phase in ("acting", "waiting") and facts.compiles:
         return "compiling acts (up to a minute), then collecting"
@@ -82,11 +82,11 @@ def _collecting(facts: RunFacts) -> str:
 
 @final
 class LineProgress:
-    """A plain line for a report, at most every ten seconds, and one at the end; lines on parts of
-    the learner that have become doubtful, and at the end on all.
+    """A plain line for a report, at most every ten seconds, and one at the end; lines about parts
+    of the learner that became doubtful, and about all parts at the end.
 
-    A line on what limits the speed comes once, with the second shown report, or with the first if
-    other processes take the cores; and again at the end if that has changed.
+    A line about the limit of the speed is printed once, with the second shown report (with the
+    first if other programs use the cores), and again at the end if it has changed.
     """
 
     def __init__(self, view: View, stream: TextIO) -> None:
@@ -115,7 +115,7 @@ class LineProgress:
         """Shows nothing: a line would outlast the stage."""
 
     def waiting(self, text: str) -> None:
-        """Prints it ever more rarely, since a slow run waits in every iteration."""
+        """Prints the reason more and more rarely, since a slow run waits in every iteration."""
         now = time.monotonic()
         if now >= self._silent_until:
             self._silent_until = now + self._silence_s

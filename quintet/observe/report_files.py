@@ -1,7 +1,7 @@
 """Reads, compares and repairs the reports in ``metrics.jsonl`` and ``progress.csv``.
 
-Both hold the same reports.  A checkpoint has their number and checksum (their `Mark`), so damage
-shows even in a file that can be read; the other file then replaces lost reports.
+Both hold the same reports.  A checkpoint holds their number and checksum (a `Mark`), which detects
+damage even in a readable file; lost reports are then restored from the other file.
 """
 
 import csv
@@ -32,20 +32,20 @@ _MOST_FAULTS = 3  # that are named one by one
 
 
 class Kept(NamedTuple):
-    """The reports with which a sink begins, all up to `env_steps`; -1: none."""
+    """The reports with which a sink starts, all up to `env_steps`; -1: none."""
 
     reports: Sequence[Mapping[str, float]]
     env_steps: int
 
 
 class Mark(NamedTuple):
-    """The number of reports at a checkpoint, and the CRC-32 of all of them."""
+    """The number of reports at a checkpoint, and their CRC-32."""
 
     number: int = 0
     crc: int = 0
 
     def after(self, report: Mapping[str, float]) -> "Mark":
-        """The mark with one more report."""
+        """The mark after one more report."""
         text = json.dumps(dict(report), sort_keys=True)
         return Mark(self.number + 1, crc32(text.encode(), self.crc))
 
@@ -58,7 +58,7 @@ def mark_of(reports: Iterable[Mapping[str, float]]) -> Mark:
 
 
 def mark_in(meta: Mapping[str, object]) -> Mark | None:
-    """The mark in a checkpoint's meta; None where it has none."""
+    """The mark in a checkpoint's meta; None without one."""
     held = meta.get(MARK)
     return Mark(*held) if isinstance(held, list) else None
 
@@ -66,8 +66,8 @@ def mark_in(meta: Mapping[str, object]) -> Mark | None:
 class Held(NamedTuple):
     """The contents of one file.
 
-    faults: sentences on its damage; with any, reports may be missing or wrong.
-    torn: whether its last line is incomplete, as the writer or the machine was stopped.
+    faults: sentences about its damage; if there are any, reports may be missing or wrong.
+    torn: whether its last line is incomplete because the writer or the machine stopped.
     """
 
     path: Path
@@ -77,17 +77,18 @@ class Held(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """The reports of a run, oldest first, and its files as they are."""
+    """The reports of a run, oldest first, and the contents of its files."""
 
     reports: list[Report]
     held: list[Held]
 
 
 def gather(run_dir: Path, mark: Mark | None, notice: Notice) -> Gathered:
-    """All reports in the files of a run: those of a file without faults, else what is left in both.
+    """All reports in the files of a run: from a file without faults, else the remaining reports of
+    both.
 
-    mark: of the reports that must be there at least; None: unknown.
-    notice: receives a message for every fault, and what was done about it.
+    mark: mark of the reports that must at least exist; None: unknown.
+    notice: receives a message about every fault and what was done about it.
     """
     found = [_held(run_dir / name, mark) for name in (JSONL_FILE, CSV_FILE)]
     held = [each for each in found if each is not None]
@@ -118,7 +119,7 @@ def gather(run_dir: Path, mark: Mark | None, notice: Notice) -> Gathered:
 
 
 def _agree(whole: Sequence[Held]) -> bool:
-    """Whether the files hold the same; the last report may be missing in one of them."""
+    """Whether the files hold the same reports, except that one may lack the last."""
     together = min(len(each.reports) for each in whole)
     longest = max(len(each.reports) for each in whole)
     first = whole[0].reports[:together]
@@ -126,7 +127,7 @@ def _agree(whole: Sequence[Held]) -> bool:
 
 
 def set_damaged_aside(held: Sequence[Held], notice: Notice) -> None:
-    """Renames damaged files, which are written anew in their place; raises FileFault if it can't be
+    """Renames damaged files, which are then written again; raises FileFault if one can't be
     renamed.
     """
     for each in held:
@@ -137,11 +138,11 @@ def set_damaged_aside(held: Sequence[Held], notice: Notice) -> None:
 def read_metrics(run_dir: Path, notice: Notice = files.warn_on_stderr) -> list[Report]:
     """All reports of a run, oldest first.
 
-    notice: receives a message for everything that is damaged or missing.
+    notice: receives a message about everything damaged or missing.
 
     Raises:
-        QuintetError: there is neither ``metrics.jsonl`` nor ``progress.csv``, or something in the
-            folder is a link.
+        QuintetError: both ``metrics.jsonl`` and ``progress.csv`` are missing, or the folder
+            contains a link.
     """
     run_dir = files.given_path(run_dir)
     require_own(run_dir)
@@ -177,7 +178,7 @@ _FIRST_COLUMNS = (
 
 
 def new_columns(columns: Sequence[str], report: Mapping[str, float]) -> list[str]:
-    """The names in a report that have no column yet, in the order of their columns to be."""
+    """The names in a report without a column, in the order of their new columns."""
     new = [name for name in report if name not in columns]
     first = [name for name in _FIRST_COLUMNS if name in new and not columns]
     return first + sorted(set(new) - set(first))
@@ -221,7 +222,8 @@ def _of_jsonl(path: Path, data: bytes) -> Held:
 
 
 def _of_csv(path: Path, data: bytes) -> Held:
-    """Names and numbers hold neither commas nor quotes, so lines are split as they are."""
+    """Reads a CSV file; names and numbers hold neither commas nor quotes, so lines are simply
+    split."""
     if not data:
         return Held(path, [], [])
     *lines, torn = data.split(b"\n")
@@ -239,7 +241,7 @@ def _of_csv(path: Path, data: bytes) -> Held:
 def _of_lines(
     path: Path, lines: Iterable[tuple[int, bytes]], read: Callable[[bytes], Report], torn: bool
 ) -> Held:
-    """The reports in numbered lines; `read` raises ValueError where one is damaged."""
+    """The reports in numbered lines; `read` raises ValueError if a line is damaged."""
     held = Held(path, [], [], torn)
     for number, line in lines:
         try:

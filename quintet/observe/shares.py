@@ -8,10 +8,10 @@ from typing import NamedTuple, final
 from quintet.observe.timing import PHASES, Phase
 
 WINDOW_S = 30.0
-"""Seconds over which shares are means: several iterations even of a slow run."""
+"""Seconds over which shares are averaged: several iterations even of a slow run."""
 
 LEARNER, SERVER = "time", "server"
-"""Prefixes of the learner's and the inference server's shares; those of workers begin with
+"""Prefixes of the learner's and the inference server's shares; workers' shares begin with
 worker/INDEX.
 """
 
@@ -20,10 +20,10 @@ Shares = Mapping[Phase, float]
 
 
 class Cores(NamedTuple):
-    """Numbers of cores that this process and its children, and others, kept busy.
+    """Numbers of cores kept busy by this process with its children, and by others.
 
-    waited_for: cores that they would have kept busy as well, had these been free; None: the system
-        does not tell.
+    waited_for: cores that they would also have kept busy if free; None if the system does not
+        report this.
     """
 
     used: float = 0.0
@@ -35,8 +35,9 @@ class Cores(NamedTuple):
 class Load(NamedTuple):
     """Shares of the time of a run's processes, and the use of the machine's cores.
 
-    beside: processes beside the learner, by name.
-    env_processes: that step environments for the learner's; 0: it does that itself.
+    beside: shares of other processes than the learner, by name.
+    env_processes: number of processes that step environments for the learner's process; 0: it steps
+        them itself.
     """
 
     learner: Shares
@@ -50,7 +51,7 @@ class Load(NamedTuple):
 
     @property
     def server(self) -> Shares:
-        """Empty where there is none."""
+        """Shares of the inference server; empty without one."""
         return self.beside.get(SERVER, {})
 
 
@@ -58,7 +59,7 @@ class Load(NamedTuple):
 class TimeShares:
     """Shares of the time, by process and phase, over the last half minute.
 
-    The first report of a process, which includes its start, is dropped as soon as there is another.
+    The first report of a process, which includes its start, is dropped when the second arrives.
     """
 
     def __init__(self) -> None:
@@ -84,7 +85,7 @@ class TimeShares:
 
     @property
     def starting(self) -> bool:
-        """Whether there was at most one report."""
+        """Whether there has been at most one report."""
         return self._windows[LEARNER].starting
 
     def recent(self) -> Load:
@@ -111,7 +112,7 @@ _CORES = {
 
 @final
 class _Window:
-    """Values of the last half minute, weighted by the time that they cover."""
+    """Values of the last half minute, weighted by the time they cover."""
 
     def __init__(self) -> None:
         self._entries: deque[tuple[float, float, Mapping[str, float]]] = deque()

@@ -1,8 +1,8 @@
 """Sinks of reports: ``metrics.jsonl``, ``progress.csv`` and TensorBoard event files in the run's
 folder, and Weights & Biases.
 
-A resumed run goes on in the same files and first drops their reports after the checkpoint, so every
-env_step is reported once.  Writes are not buffered: a whole line is in the file when `write`
+A resumed run first drops reports after the checkpoint and then appends to the same files, so every
+env_step is reported once.  Writes are not buffered: the whole line is in the file when `write`
 returns.
 """
 
@@ -48,7 +48,7 @@ SinkName = Literal["jsonl", "csv", "tensorboard", "wandb"]
 TENSORBOARD_FOLDER = "tensorboard"
 
 HISTOGRAM_BINS = 30
-"""The default of TensorBoard's own histograms."""
+"""Number of bins, TensorBoard's default."""
 
 
 @final
@@ -84,7 +84,7 @@ class Reporter:
     ) -> None:
         """notice: receives one message if there are histograms that no sink shows.
 
-        mark: of the reports in the sinks; None if no sink keeps any.
+        mark: mark of the reports in the sinks; None if no sink keeps reports.
         """
         self._sinks, self._mark = tuple(sinks), mark
         self._notice: Callable[[str], None] | None = notice
@@ -141,15 +141,15 @@ def open_sinks(
 ) -> Reporter:
     """Opens the sinks of a run.
 
-    resume_env_steps: env_steps of the checkpoint from which the run goes on; None begins anew and
-        drops what an earlier start left in `run_dir`.
-    notice: receives a message when a sink is left out, or reports are dropped.
-    warn: receives a message for all damage.
-    mark: of the reports at the checkpoint; None: unknown.
-    options: of the run by dotted name, for sinks that show them.
+    resume_env_steps: env_steps of the checkpoint that the run resumes from; None: a new run, which
+        drops reports of an earlier start in `run_dir`.
+    notice: receives a message if a sink is left out or reports are dropped.
+    warn: receives a message about any damage.
+    mark: mark of the reports at the checkpoint; None: unknown.
+    options: the run's options by dotted name, for sinks that show them.
 
     Raises:
-        QuintetError: they can't be written.
+        QuintetError: the files can't be written.
     """
     upto = -1 if resume_env_steps is None else resume_env_steps
     gathered = gather(run_dir, mark, warn)
@@ -182,7 +182,7 @@ def open_sinks(
 
 
 def mend_reports(run_dir: Path, mark: Mark | None, warn: Notice) -> list[Report]:
-    """The reports of a finished run; damaged files of them are written anew.  Raises QuintetError
+    """The reports of a finished run; damaged files are written again.  Raises QuintetError
     if they can't be written.
     """
     gathered = gather(run_dir, mark, warn)
@@ -214,7 +214,7 @@ class JsonlSink:
 class CsvSink:
     """A row for each report; an absent metric is an empty cell.
 
-    A report with a new name has the file rewritten with one more column.
+    A report with a new name makes the file be rewritten with one more column.
     """
 
     def __init__(self, path: Path) -> None:
@@ -237,7 +237,7 @@ class CsvSink:
         return csv_line([report.get(name, "") for name in self._columns])
 
     def _widen(self, new: Sequence[str]) -> None:
-        """Adds columns whose cells are empty in all rows so far."""
+        """Adds columns, with empty cells in all earlier rows."""
         _, *rows = self._file.read().split(b"\n")
         empty = b"," * len(new) + b"\n"
         lines = [csv_line([*self._columns, *new]), *(row + empty for row in rows if row)]
@@ -249,8 +249,8 @@ class CsvSink:
 class TensorBoardSink:
     """Scalars over env_steps in one TensorBoard event file per start of the run.
 
-    A report is one event.  TensorBoard's record writer frames it, and this class writes it:
-    TensorBoard's own event writer has a thread that ends unnoticed when the disk is full.
+    A report is one event.  TensorBoard's record writer encodes it and this class writes it:
+    TensorBoard's event writer has a thread that ends without an error if the disk is full.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -266,7 +266,7 @@ class TensorBoardSink:
         self._file: _AppendFile | None = None
 
     def begin(self, kept: Kept) -> None:
-        """Begins a new event file that tells TensorBoard to purge later steps of the older ones."""
+        """Begins a new event file that makes TensorBoard purge later steps of older files."""
         self.close()
         if os.path.lexists(self._folder) and not self._folder.is_dir():
             files.set_aside(self._folder)
@@ -309,7 +309,7 @@ class TensorBoardSink:
         self._add(step=env_steps, summary=self._summary.Summary(value=values))
 
     def sync(self) -> None:
-        """No resume needs these files."""
+        """Does nothing, since no resume needs these files."""
 
     def close(self) -> None:
         if self._file is not None:
@@ -351,7 +351,7 @@ def _json_line(report: Mapping[str, float]) -> bytes:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Turns an OSError within the block into one sentence for a person."""
+    """Turns an OSError within the block into one sentence for the user."""
     try:
         yield
     except OSError as fault:
@@ -366,7 +366,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 @final
 class _AppendFile:
-    """A file that grows by whole records; one that does not fit on the disk is removed again."""
+    """A file that grows by whole records; a record that does not fit on the disk is removed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -384,7 +384,7 @@ class _AppendFile:
                 raise
 
     def replace(self, content: bytes) -> None:
-        """Replaces the content of the file, all at once; for empty content no file is made."""
+        """Replaces the content of the file atomically; for empty content no file is made."""
         self.close()
         if not content and not self._path.exists():
             return

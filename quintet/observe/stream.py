@@ -1,4 +1,4 @@
-"""Text streams: terminals, streams whose reader may go away, and ``log.txt``."""
+"""Text streams: terminals, streams whose reader may disappear, and ``log.txt``."""
 
 import os
 import time
@@ -11,13 +11,13 @@ from typing import TextIO, final
 class LogFile:
     """``log.txt``; each `write` appends a message with its time.
 
-    Failed writes are ignored: a full disk must not hide the message that says so.
+    Failed writes are ignored: a full disk must not hide the message about it.
     """
 
     encoding = "utf-8"
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError where it can't be opened."""
+        """Raises OSError if it can't be opened."""
         self._file: int | None = os.open(
             path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
         )
@@ -36,7 +36,7 @@ class LogFile:
         return False
 
     def close(self) -> None:
-        """May be called twice."""
+        """Closes the file; may be called more than once."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -44,10 +44,11 @@ class LogFile:
 
 @final
 class QuietStream:
-    """The part of a text stream that rich and quintet use; it is silent after a failed write."""
+    """The part of a text stream that rich and quintet use; after a failed write it writes
+    nothing."""
 
     def __init__(self, stream: TextIO, log: LogFile | None = None) -> None:
-        """log: receives the same text."""
+        """log: also receives the text."""
         self._stream, self._log = stream, log
         self._alive = True
 
@@ -91,7 +92,7 @@ class QuietStream:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether it is a terminal that can do more than print lines of ASCII."""
+    """Whether it is a terminal that supports more than plain ASCII lines."""
     try:
         # rich takes these two for dumb terminals as well.
         able = os.environ.get("TERM", "").lower() not in ("dumb", "unknown")

@@ -12,21 +12,21 @@ _BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 @final
 class TextCurve:
-    """A value over env_steps, thinned as it grows."""
+    """A value over env_steps, with fewer points kept as it grows."""
 
     def __init__(self) -> None:
         self._points: list[tuple[float, float]] = []
 
     def add(self, x: float, y: float) -> None:
-        """Adds a point; x never falls."""
+        """Adds a point; x must not decrease."""
         self._points.append((x, y))
         if len(self._points) > _MOST_POINTS:
             # The newest point stays, so that the curve ends where the run is.
             del self._points[-2::-2]
 
     def lines(self, width: int, height: int) -> list[str]:
-        """The curve in `height` lines of at most `width` characters, with the range of y at the
-        left; empty with fewer than two points, or without room.
+        """The curve in `height` lines of at most `width` characters, with the range of y on the
+        left; empty with fewer than two points or without room.
         """
         x, y = np.array(self._points, np.float64).reshape(-1, 2).T
         if height < 1 or not len(x) or x[-1] <= x[0]:
@@ -45,7 +45,7 @@ class TextCurve:
 
 
 def label(value: float) -> str:
-    """A number as short as it stays readable: 12,345  231.4  0.0123  1.2e-05."""
+    """A number in a short readable form: 12,345 231.4 0.0123 1.2e-05."""
     if abs(value) >= 1000:
         return f"{value:,.0f}" if abs(value) < 1e7 else f"{value:.3g}"
     if abs(value) >= 10:
@@ -54,7 +54,7 @@ def label(value: float) -> str:
 
 
 def _braille(level: Sequence[int] | np.ndarray, height: int) -> list[str]:
-    """Dots ``[2 * columns]`` at their levels, neighbours joined by a vertical stroke."""
+    """Dots ``[2 * columns]`` at their levels, with vertical strokes between neighbours."""
     cells = [[0] * (len(level) // 2) for _ in range(height)]
     before = int(level[0])
     for column, value in enumerate(map(int, level)):

@@ -15,8 +15,8 @@ Phase = Literal[
     "evaluation",
     "other",
 ]
-"""Phases of a process; "making" is all that a restart of its streams takes, "other" everything
-without a name.
+"""Phases of a process; "making" is the whole restart of its streams, "other" everything without a
+name.
 """
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -26,14 +26,14 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 class PhaseTimer:
     """Adds up seconds by phase: `switch` ends one phase and begins the next.
 
-    It is for one thread.  A switch takes about a tenth of a microsecond, so the step loop may call
-    it.
+    It may be used by one thread only.  A switch takes about a tenth of a microsecond, so the step
+    loop may call it.
     """
 
     __slots__ = ("_begins", "_phase", "_reported", "_seconds", "_since")
 
     def __init__(self, begins: Callable[[Phase], None] = lambda _: None) -> None:
-        """begins: called with a phase when it begins for the first time."""
+        """begins: called with a phase when that begins for the first time."""
         self._begins = begins
         self._seconds: dict[Phase, float] = {"other": 0.0}  # a phase enters when it begins
         self._reported: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
@@ -41,7 +41,8 @@ class PhaseTimer:
         self._since = perf_counter()
 
     def switch(self, phase: Phase) -> Phase:
-        """Begins `phase` and returns the one that ended, so that callers can switch back to it."""
+        """Begins `phase` and returns the phase that ended, so that callers can switch back to
+        it."""
         now = perf_counter()
         before = self._phase
         self._seconds[before] += now - self._since
@@ -53,7 +54,7 @@ class PhaseTimer:
         return before
 
     def now(self) -> tuple[Phase, float]:
-        """The current phase and its beginning, by `perf_counter`; for other threads."""
+        """The current phase and its start by `perf_counter`; may be called from other threads."""
         return self._phase, self._since
 
     def seconds(self) -> dict[Phase, float]:
@@ -62,7 +63,7 @@ class PhaseTimer:
         return {phase: self._seconds.get(phase, 0.0) for phase in PHASES}
 
     def report(self) -> dict[str, float]:
-        """Shares of the time since the last report, as ``time/PHASE_frac``; they sum to 1.
+        """Shares of the time since the last report as ``time/PHASE_frac``, which sum to 1.
 
         Phases that took no time are absent.
         """

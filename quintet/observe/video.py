@@ -22,8 +22,8 @@ _LAST_S = 1.0  # seconds that the last picture stays
 
 
 def check_video(path: Path) -> None:
-    """Raises QuintetError if no video can be written to `path`: another ending than .mp4, a folder,
-    or a missing package.
+    """Raises QuintetError if no video can be written to `path`: the name does not end in .mp4, it
+    is a folder, or a package is missing.
     """
     if path.suffix.lower() != ".mp4":
         raise QuintetError(
@@ -52,14 +52,14 @@ def check_video(path: Path) -> None:
 
 @final
 class VideoWriter:
-    """Passes pictures on to ffmpeg as they come, so memory does not grow with the video.
+    """Passes pictures to ffmpeg at once, so memory does not grow with the video.
 
     The video is written under another name, and renamed when the ``with`` block ends.  An exception
-    in the block (Ctrl-C too) leaves no file, and an older one as it was.  The folder is made if it
-    is missing.
+    in the block (also Ctrl-C) leaves no file, and an older file unchanged.  The folder is made if
+    it is missing.
 
-    Pictures whose longer side is below 400 pixels are enlarged by a whole factor; odd sizes repeat
-    their last row or column, since H.264 players require even ones.
+    Pictures whose longer side is below 400 pixels are enlarged by a whole factor; pictures of odd
+    size repeat their last row or column, since H.264 players require even sizes.
 
     Raises:
         QuintetError: the file can't be written, or a picture has another size than the first.
@@ -146,7 +146,8 @@ class VideoWriter:
             self._count += 1
 
     def _require_whole(self) -> None:
-        """Raises OSError unless the file holds all frames: ffmpeg's status is not known."""
+        """Raises OSError unless the file holds all frames, since ffmpeg's exit status is not
+        available."""
         from imageio_ffmpeg import read_frames
 
         with closing(read_frames(str(self._beside.absolute()))) as frames:
@@ -156,7 +157,7 @@ class VideoWriter:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turns a failure within the block into one sentence for a person."""
+        """Turns a failure within the block into one sentence for the user."""
         try:
             yield
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The state of a run as a person sees it, in a dashboard or in plain lines."""
+"""The state of a run that is shown in a dashboard or in plain lines."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,18 +11,18 @@ from quintet.observe.text_curve import TextCurve
 from quintet.protocols import Part
 
 OBJECTIVE = "/population/objective"
-"""End of the name of a policy's objective."""
+"""Suffix of the name of a policy's objective."""
 
 
 @dataclass
 class View:
-    """All that is shown of a run; it changes with every report.
+    """Everything that is shown of a run; changes with every report.
 
-    facts: None leaves out what limits the speed.
+    facts: inputs of the limit of speed; None: it is not shown.
     best: the highest score of an evaluation so far.
-    parts: of the learner, with what they are judged by.
-    stage: what goes on until the next report, or "".
-    evaluated: the environment of evaluations, if it is another than that of training.
+    parts: parts of the learner, with their evidence.
+    stage: the current activity until the next report, or "".
+    evaluated: the environment of evaluations, if it is another than training's.
     """
 
     title: str
@@ -41,12 +41,13 @@ class View:
 
     @property
     def evaluation_name(self) -> str:
-        """The name of scores of evaluations, with their environment if it is one of their own."""
+        """The name of scores of evaluations, with their environment if it is another than
+        training's."""
         return f"evaluation in {self.evaluated}" if self.evaluated else "evaluation"
 
     @property
     def findings(self) -> list[Finding]:
-        """The states of the learner's parts, by what was last told of them."""
+        """The states of the learner's parts, by their last evidence."""
         return findings(self.parts, self.report)
 
     def add(self, report: Mapping[str, float], recent: Score) -> None:

@@ -1,6 +1,6 @@
 """Reports to Weights & Biases.
 
-Project, entity, mode and server are those of wandb's own settings: its environment variables
+Project, entity, mode and server come from wandb's own settings: its environment variables
 (``WANDB_PROJECT``, ``WANDB_MODE=offline``, ...) and its login.
 """
 
@@ -25,7 +25,7 @@ PROJECT = "quintet"
 """Project, unless the variable WANDB_PROJECT names one."""
 
 ID_FILE = "wandb.json"
-"""File in the run's folder that holds the id by which a resumed run goes on."""
+"""File in the run's folder with the id that a resumed run continues."""
 
 
 def require_wandb() -> None:
@@ -40,10 +40,10 @@ def require_wandb() -> None:
 
 @final
 class WandbSink:
-    """A run of wandb for a run of quintet, over all its starts."""
+    """A wandb run for a quintet run, over all its starts."""
 
     def __init__(self, run_dir: Path, options: Mapping[str, Any]) -> None:
-        """options: of the run, by dotted name, shown as its configuration."""
+        """options: the run's options by dotted name, shown as its configuration."""
         import wandb  # takes a second
 
         self._wandb: Any = wandb
@@ -51,7 +51,7 @@ class WandbSink:
         self._run: Any = None
 
     def begin(self, kept: Kept) -> None:
-        """Begins a run, or goes on with the folder's; raises QuintetError if wandb refuses."""
+        """Begins a wandb run or continues the folder's; raises QuintetError if wandb refuses."""
         self.close()
         wandb, path = self._wandb, self._run_dir / ID_FILE
         run_id = _id_in(path) if kept.env_steps >= 0 else None
@@ -86,7 +86,7 @@ class WandbSink:
         self._run.log({**shown, "env_steps": env_steps})
 
     def sync(self) -> None:
-        """No resume needs what it keeps."""
+        """Does nothing, since no resume needs wandb's data."""
 
     def close(self) -> None:
         run, self._run = self._run, None

@@ -1,1 +1,1 @@
-"""Pure tensor maths: estimators, losses, distributions.  Imports torch and jaxtyping only."""
+"""Pure tensor maths: estimators, losses, distributions.  Imports only torch and jaxtyping."""

@@ -35,7 +35,7 @@ REST = AdamRates(step_size=0.0, root_correction=1.0, decay1=0.0, beta2=1.0, deca
 def rates(
     step: int, learning_rate: float, epsilon: float, beta1: float = BETA1, beta2: float = BETA2
 ) -> AdamRates:
-    """The numbers of the step with this number, from 1 on."""
+    """The numbers of step `step`, counted from 1."""
     return AdamRates(
         step_size=learning_rate / (1.0 - beta1**step),
         root_correction=math.sqrt(1.0 - beta2**step),

@@ -18,14 +18,15 @@ Bits = Int64[Tensor, "*n {self.size}"]
 PerRow = Float[Tensor, "*n"]
 
 MASKED_LOGIT = -1e9
-"""Far below any real logit, so that exp gives exactly 0, and finite, so that 0 * log 0 is 0."""
+"""A logit far below any real one, so that exp gives exactly 0, but finite, so that 0 * log 0 is
+0."""
 
 
 def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Uniform float64 in the open interval (0, 1).
 
-    Float64, because float32 is too coarse near 0: one draw in 2^24 would then be the most extreme
-    value there is, and would select an action however improbable.
+    Float64, because float32 is too coarse near 0: one draw in 2^24 would be its most extreme value
+        and would select any action, however improbable.
     """
     u = torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device)
     # rand is a multiple of 2^-53 below 1; only its 0 is out of reach of the logarithm.
@@ -76,7 +77,8 @@ class Categorical:
         return (log_p.exp() * (log_p - params_q.log_softmax(dim=-1))).sum(dim=-1)
 
     def apply_mask(self, params: Logits, mask: Mask) -> Logits:
-        """Sets forbidden logits to `MASKED_LOGIT`; a row that allows nothing stays as it is."""
+        """Sets forbidden logits to `MASKED_LOGIT`; a row without an allowed action stays
+        unchanged."""
         allowed = mask != 0
         # A row that an environment spends on resetting may allow nothing; its action is ignored.
         allowed = allowed | ~allowed.any(dim=-1, keepdim=True)

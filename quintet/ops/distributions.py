@@ -35,7 +35,7 @@ Packed = Shaped[Tensor, "*n {sum(self.widths)}"]
 PerRow = Float[Tensor, "*n"]
 
 LARGEST_EXACT = 2**24
-"""Integers up to this have a float32 of their own."""
+"""Largest integer up to which float32 is exact."""
 
 
 @runtime_checkable
@@ -54,7 +54,7 @@ class Family(Protocol):
 
     @property
     def mask_size(self) -> int:
-        """Width of the action mask; 0 when no mask is taken."""
+        """Width of the action mask; 0 if the family takes none."""
         ...
 
     @property
@@ -72,7 +72,7 @@ class Family(Protocol):
         ...
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
-        """The action ``[..., *action_shape]`` that this noise selects.
+        """The action ``[..., *action_shape]`` for this noise.
 
         Differentiable in `params` if actions are floats.
         """
@@ -95,9 +95,9 @@ class Family(Protocol):
         ...
 
     def apply_mask(self, params: Tensor, mask: Tensor) -> Tensor:
-        """Parameters of the policy restricted to where ``mask[..., mask_size]`` is not 0.
+        """Parameters of the policy restricted to choices where ``mask[..., mask_size]`` is not 0.
 
-        Raises ValueError when the family takes no mask.
+        Raises ValueError if the family takes no mask.
         """
         ...
 
@@ -108,16 +108,16 @@ class Family(Protocol):
 
 @dataclass(frozen=True)
 class TupleFamily:
-    """Independent families side by side, whose actions are packed in one tensor.
+    """Several independent families, whose actions are packed in one tensor.
 
-    Parameters, noise, masks and actions are the children's, concatenated in order along the last
-    dimension (an action of shape () takes one place); the mask has a part for every child that
-    takes one.  Log-probabilities, entropies and KLs are sums.  A packed action is int64 where all
-    children's are, else float32, integers among them as such numbers.
+    Parameters, noise, masks and actions are those of the child families, concatenated in order
+    along the last dimension (an action of shape () takes one place); the mask has a part for every
+    child that takes a mask.  Log-probabilities, entropies and KLs are sums.  A packed action is
+    int64 if all children's are, else float32, also for integers.
 
-    widths: places that each family's action takes in a packed one.
+    widths: number of places of each family's action in a packed action.
 
-    Raises ValueError without families, or when float32 can't hold a child's integers exactly.
+    Raises ValueError without families, or if float32 can't hold a child's integers exactly.
     """
 
     families: tuple[Family, ...]
@@ -161,7 +161,8 @@ class TupleFamily:
         return torch.int64 if dtypes == {torch.int64} else torch.float32
 
     def pack(self, actions: Sequence[Tensor]) -> Packed:
-        """The children's actions, in order, as one tensor; integers beside floats become floats."""
+        """The children's actions, in order, as one tensor; integers become floats if there are
+        floats."""
         flat = [
             action if family.action_shape else action.unsqueeze(-1)
             for family, action in zip(self.families, actions, strict=True)
@@ -224,12 +225,12 @@ class TupleFamily:
 
 
 def leaf_families(family: Family) -> tuple[Family, ...]:
-    """The families that no `TupleFamily` divides further, in order; a plain one is its own."""
+    """The innermost families, in order; a plain family is its own."""
     if not isinstance(family, TupleFamily):
         return (family,)
     return tuple(leaf for child in family.families for leaf in leaf_families(child))
 
 
 def multi_categorical(nvec: Sequence[int]) -> TupleFamily:
-    """Independent categoricals, of so many actions each."""
+    """Independent categoricals with these numbers of actions."""
     return TupleFamily(tuple(Categorical(n) for n in nvec))

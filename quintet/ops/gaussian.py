@@ -1,7 +1,7 @@
 """The continuous family: `DiagGaussian`, with parameters ``[mean, log_std]``.
 
-The interface is `quintet.ops.distributions.Family`.  Policies think in normalised units, in which
-[-1, 1] is the range of the action; `to_env` maps it affinely onto [low, high].
+The interface is `quintet.ops.distributions.Family`.  Policies use normalised units, where [-1, 1]
+is the range of the action; `to_env` maps this affinely to [low, high].
 """
 
 import functools
@@ -21,14 +21,15 @@ PerRow = Float[Tensor, "*n"]
 LOG_2PI = math.log(2.0 * math.pi)
 
 QUADRATURE_NODES = 32
-"""Nodes of the entropy of squashed actions; `DiagGaussian` states the error."""
+"""Number of quadrature nodes for the entropy of squashed actions; `DiagGaussian` states the
+error."""
 
 
 @functools.cache
 def _bounds(
     low: tuple[float, ...], high: tuple[float, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Bounds as tensors and which dimensions have them, None for all; made once, not per act."""
+    """Bounds as tensors, and the dimensions that have them (None: all); made once, not per act."""
     bounded = [math.isfinite(a) and math.isfinite(b) for a, b in zip(low, high, strict=True)]
     # Stand-in bounds [-1, 1] keep infinity out of the arithmetic of unbounded dimensions.
     bottom = [a if is_in else -1.0 for a, is_in in zip(low, bounded, strict=True)]
@@ -50,8 +51,8 @@ def _tensors_of_bounds(
 
 
 def _scale_to_bounds(unit: Tensor, low: tuple[float, ...], high: tuple[float, ...]) -> Tensor:
-    """``low + (unit + 1) / 2 * (high - low)``, clipped, -1 exactly `low` and 1 exactly `high`;
-    identity in dimensions with an infinite bound.
+    """``low + (unit + 1) / 2 * (high - low)``, clipped; -1 gives exactly `low` and 1 exactly
+    `high`; identity in dimensions with an infinite bound.
     """
     bottom, top, bounded = _tensors_of_bounds(low, high, unit)
     scaled = bottom + (unit + 1.0) / 2.0 * (top - bottom)
@@ -68,8 +69,8 @@ def gauss_hermite(nodes: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     The nodes are the eigenvalues of the Jacobi matrix of the Hermite polynomials, the weights the
     squared first entries of its eigenvectors.
 
-    Returns: nodes in ascending order, and weights that sum to 1.  Numbers rather than tensors, so
-    that the cache holds nothing that belongs to a device or an autograd mode.
+    Returns: nodes in ascending order, and weights that sum to 1.  They are numbers, not tensors, so
+        that the cache does not depend on a device or an autograd mode.
 
     Source: Golub and Welsch, Calculation of Gauss Quadrature Rules (1969).
     """
@@ -80,7 +81,7 @@ def gauss_hermite(nodes: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _log_tanh_slope(u: Tensor) -> Tensor:
-    """``log(1 - tanh(u)^2)``, in a form that keeps its digits where tanh has saturated."""
+    """``log(1 - tanh(u)^2)``, in a form that stays accurate where tanh saturates."""
     return 2.0 * (math.log(2.0) - u - softplus(-2.0 * u))
 
 
@@ -88,22 +89,23 @@ def _log_tanh_slope(u: Tensor) -> Tensor:
 class DiagGaussian:
     """Gaussian with diagonal covariance in normalised units, perhaps squashed by tanh.
 
-    The action is the raw sample.  Where the bounds only clip it, which `to_env` does,
-    log-probability, entropy and KL are those of the raw sample.  With ``squash="action"`` it is the
-    sample u *before* tanh, so that no log-probability has to invert a saturated tanh, and densities
-    and entropies are those of ``tanh(u)``.
+    The action is the raw sample.  If the bounds only clip it (in `to_env`), log-probability,
+    entropy and KL are those of the raw sample.  With ``squash="action"`` it is the sample u
+    *before* tanh, so that log-probabilities need not invert a saturated tanh; densities and
+    entropies are those of ``tanh(u)``.
 
     size: dimensions.
-    low, high: bounds of the environment; an infinite one leaves its dimension unscaled, unclipped.
-    squash: what passes through tanh, which needs finite bounds: ``mean`` (samples may leave them)
-        or ``action``.
+    low, high: bounds of the environment; a dimension with an infinite bound is neither scaled nor
+        clipped.
+    squash: input of tanh, which needs finite bounds: ``mean`` (samples may exceed the bounds) or
+        ``action``.
 
     Source of squashed actions: Haarnoja et al., arXiv 1801.01290, appendix C.  Their entropy has no
-    closed form; we integrate it by Gauss-Hermite quadrature with `QUADRATURE_NODES` nodes.  Its
+    closed form; it is integrated by Gauss-Hermite quadrature with `QUADRATURE_NODES` nodes.  Its
     largest error over means in [-4, 4], in nats per dimension, is below 1e-11 for a standard
     deviation of 0.6, 6e-8 for 1, 2e-5 for 1.5, 2e-4 for 2, 3e-2 for 5.
 
-    Raises ValueError for bounds of the wrong length or order, or infinite ones where it squashes.
+    Raises ValueError for bounds of the wrong length or order, or infinite bounds with `squash`.
     """
 
     size: int
@@ -140,7 +142,7 @@ class DiagGaussian:
         return (self.size,)
 
     def mean_and_log_std(self, params: Params) -> tuple[Values, Values]:
-        """Mean and log of the standard deviation of the raw sample."""
+        """Mean and log standard deviation of the raw sample."""
         mean, log_std = torch.split(params, self.size, dim=-1)
         return (mean.tanh() if self.squash == "mean" else mean), log_std
 
@@ -155,7 +157,7 @@ class DiagGaussian:
         return mean + log_std.exp() * noise.to(params.dtype)
 
     def mode(self, params: Params) -> Values:
-        """The mean of the raw sample; of a squashed one its tanh is the median."""
+        """The mean of the raw sample; for squashed actions its tanh is the median."""
         return self.mean_and_log_std(params)[0]
 
     def log_prob(self, params: Params, action: Values) -> PerRow:
@@ -198,8 +200,9 @@ class DiagGaussian:
         return clipped if bounded is None else torch.where(bounded, clipped, action)
 
     def to_env(self, action: Values) -> Values:
-        """See `Family.to_env`.  An environment gets 0 (or the bound next to it) for what is not
-        finite: it may break by that, and the loss finds it and names it.
+        """See `Family.to_env`.  Converts an action; the environment gets 0 (or the nearest bound)
+        for a number that is not
+        finite, which might break it; the loss then reports that number.
         """
         unit = action.tanh() if self.squash == "action" else action
         unit = torch.nan_to_num(unit, nan=0.0, posinf=0.0, neginf=0.0)

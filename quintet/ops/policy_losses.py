@@ -1,6 +1,6 @@
-"""Policy terms: per step, unreduced, unweighted, to be minimised.
+"""Policy loss terms: per step, unreduced, unweighted, to be minimised.
 
-``rho = exp(logp_pi - logp_mu)`` of the action taken; the advantage is used as it is given.
+``rho = exp(logp_pi - logp_mu)`` of the action taken; the advantage is used unchanged.
 """
 
 import torch
@@ -17,8 +17,8 @@ def log_prob(logp_pi: PerStep, advantage: PerStep) -> PerStep:
 
     Returns: loss per step, in nats times units of the advantage.
 
-    Source: Williams (1992), negated; with V-trace's advantage, which holds the clipped ratio
-    already, Espeholt et al., arXiv 1802.01561, section 4.2.
+    Source: Williams (1992), negated; with V-trace's advantage, which already contains the clipped
+        ratio, Espeholt et al., arXiv 1802.01561, section 4.2.
     """
     return -logp_pi * advantage
 
@@ -37,7 +37,7 @@ def ratio_clip(rho: PerStep, advantage: PerStep, clip_epsilon: Scalar) -> PerSte
     """Clipped policy term ``-min(rho * advantage, clamp(rho, 1 - eps, 1 + eps) * advantage)``.
 
     No gradient flows where the ratio has left the interval in the direction that the advantage
-    rewards; outside it on the other side the gradient is that of `ratio`.
+    rewards; on the other side the gradient is that of `ratio`.
 
     Args:
         clip_epsilon: half width of the interval, > 0; infinity gives `ratio`.
@@ -84,13 +84,13 @@ def kl_cutoff(
 ) -> Float[Tensor, ""]:
     """Hard penalty on a large mean KL: ``coef * max(0, mean_kl - factor * target)^2``.
 
-    The square is that of the mean, so this one is a scalar and carries its coefficient; there is no
-    factor 1/2, as in its source.
+    The mean is squared, so the result is a scalar, with its coefficient; as in the source there is
+    no factor 1/2.
 
     Args:
         mean_kl: nats, over valid steps.
         target: nats.
-        factor: multiple of the target above which the penalty sets in.
+        factor: multiple of the target above which the penalty begins.
 
     Returns: scalar loss.
 
@@ -112,8 +112,8 @@ def adaptive_kl_coef(
     """Next weight of the KL penalty.
 
     ``beta / factor`` where ``mean_kl < target * (1 - tolerance)``, ``beta * factor`` where
-    ``mean_kl > target * (1 + tolerance)`` (both strict), else ``beta``; kept in
-    ``[beta_min, beta_max]`` so that it can always return.
+    ``mean_kl > target * (1 + tolerance)`` (both strict), else ``beta``; limited to
+    ``[beta_min, beta_max]`` so that it can always recover.
 
     Args:
         mean_kl, target: nats.
@@ -132,11 +132,11 @@ def adaptive_kl_coef(
 
 
 def correction_weight(rho: PerStep, clip: Scalar) -> PerStep:
-    """Weight of actions of pi that corrects the truncation of ratios at `clip`: ``max(0, 1 - clip /
-    rho)``.
+    """Weight for actions of pi that corrects the truncation of ratios at `clip`:
+    ``max(0, 1 - clip / rho)``.
 
-    ``sum_a mu(a) * min(clip, rho(a)) * h(a) + sum_a pi(a) * max(0, 1 - clip / rho(a)) * h(a)`` is
-    ``sum_a pi(a) * h(a)``, for every h.
+    ``sum_a mu(a) * min(clip, rho(a)) * h(a) + sum_a pi(a) * max(0, 1 - clip / rho(a)) * h(a)``
+    equals ``sum_a pi(a) * h(a)`` for every h.
 
     Returns: weights in [0, 1), 0 where the ratio is at most `clip`.
 

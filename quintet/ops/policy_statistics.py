@@ -1,14 +1,14 @@
-"""The statistics of a policy's distribution, and derivatives with regard to them.
+"""The statistics of a policy's distribution, and derivatives with respect to them.
 
-ACER's trust region bounds how far one sample moves the statistics ``f`` of the distribution, rather
-than the weights behind them: the probabilities of a categorical, the probability of 1 of each bit,
-the mean of a Gaussian (and, where its spread is learned, the log of its standard deviation).  Those
-of independent families stand side by side.  All functions take parameters ``[..., param_size]`` of
-a `Family` and return ``[..., S]``.  Only `statistics` is differentiable; the others are closed
-forms that carry no gradient.
+ACER's trust region bounds how far one sample moves the statistics ``f`` of the distribution, not
+the weights: the probabilities of a categorical, the probability of 1 of each bit, the mean of a
+Gaussian (and the log of its standard deviation, if learned).  Statistics of independent families
+are concatenated.  All functions take parameters ``[..., param_size]`` of a `Family` and return
+``[..., S]``.  Only `statistics` is differentiable; the others are closed forms that carry no
+gradient.
 
-A probability below the smallest normal number counts as that number: no quotient overflows, and
-what it is multiplied with on the way to the weights is 0 or nearly so.
+A probability below the smallest normal number counts as that number: no quotient overflows, and its
+    factor on the way to the weights is almost 0.
 
 Source: Wang et al., arXiv 1611.01224, sections 3.3 and 5.
 """
@@ -41,7 +41,7 @@ def statistics(family: Family, params: Tensor, *, learn_std: bool) -> Tensor:
 
 @torch.no_grad()
 def score(family: Family, params: Tensor, action: Tensor, *, learn_std: bool) -> Tensor:
-    """``d log pi(action) / df``: of a categorical 1 / f at the action taken and 0 elsewhere."""
+    """``d log pi(action) / df``: for a categorical 1 / f at the action taken and 0 elsewhere."""
 
     def of_leaf(leaf: Family, p: Tensor, a: Tensor) -> Tensor:
         if isinstance(leaf, Categorical):
@@ -65,9 +65,9 @@ def score(family: Family, params: Tensor, action: Tensor, *, learn_std: bool) ->
 
 @torch.no_grad()
 def kl_gradient(family: Family, average: Tensor, params: Tensor, *, learn_std: bool) -> Tensor:
-    """``d KL(average || pi) / df``, where both are given by their parameters.
+    """``d KL(average || pi) / df``, with both policies given by parameters.
 
-    Of a categorical it is ``-f_average / f``, of a Gaussian's mean ``(f - f_average) / std^2``.
+    For a categorical it is ``-f_average / f``, for a Gaussian's mean ``(f - f_average) / std^2``.
     """
 
     def of_leaf(leaf: Family, p: Tensor, q: Tensor) -> Tensor:
@@ -92,9 +92,9 @@ def kl_gradient(family: Family, average: Tensor, params: Tensor, *, learn_std: b
 
 @torch.no_grad()
 def entropy_gradient(family: Family, params: Tensor, *, learn_std: bool) -> Tensor:
-    """``dH / df``: of a categorical ``-(log f + 1)``, and 0 where f is 0, as of masked actions.  Of
-    a Gaussian it is that of the raw sample, 0 for the mean and 1 for the log of the standard
-    deviation.
+    """``dH / df``: for a categorical ``-(log f + 1)``, and 0 where f is 0, as for masked actions.
+    For a Gaussian it uses the raw sample: 0 for the mean and 1 for the log of the standard
+        deviation.
     """
 
     def of_leaf(leaf: Family, p: Tensor) -> Tensor:

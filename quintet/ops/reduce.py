@@ -1,9 +1,9 @@
 """Masked sums and means.  `valid` is a bool mask or a weight >= 0; values of weight 0 are not read.
 
 They are deselected instead of multiplied by 0, so that a NaN or an infinity in them reaches neither
-the result nor the gradient at `x`.  Before `x` the chain rule goes on: an operation with an
-infinite derivative there (``exp`` of a huge log-ratio) still makes NaN of a zero gradient, so mask
-its input.
+the result nor the gradient at `x`.  The chain rule continues before `x`: an operation with an
+infinite derivative (``exp`` of a huge log-ratio) turns a zero gradient into NaN, so its input must
+be masked.
 """
 
 import torch
@@ -18,7 +18,7 @@ Scalar = Float[Tensor, ""]
 def sum_valid(x: Values, valid: Weights) -> Scalar:
     """Weighted sum ``sum(valid * x)``.
 
-    Returns: scalar in units of x; 0, with zero gradient, when nothing is valid.
+    Returns: scalar in units of x; 0, with zero gradient, if nothing is valid.
     """
     return (valid.to(x.dtype) * torch.where(valid != 0, x, 0.0)).sum()
 
@@ -26,7 +26,7 @@ def sum_valid(x: Values, valid: Weights) -> Scalar:
 def mean_valid(x: Values, valid: Weights) -> Scalar:
     """Weighted mean ``sum(valid * x) / sum(valid)``.
 
-    Returns: scalar in units of x; 0, with zero gradient, when nothing is valid.
+    Returns: scalar in units of x; 0, with zero gradient, if nothing is valid.
     """
     total = valid.to(x.dtype).sum()
     return sum_valid(x, valid) / torch.where(total > 0, total, 1.0)
@@ -38,7 +38,7 @@ def normalize_valid(x: Values, weight: Weights, epsilon: float = 1e-8) -> Values
     ``m = mean_valid(x)``, ``var = mean_valid((x - m)^2)``, the population variance.
 
     Args:
-        epsilon: inside the root, in squared units of x.
+        epsilon: added inside the root, in squared units of x.
 
     Returns: dimensionless; 0 where the weight is 0.
     """
@@ -49,7 +49,7 @@ def normalize_valid(x: Values, weight: Weights, epsilon: float = 1e-8) -> Values
 def normalize_rows(
     x: Float[Tensor, "K N"], weight: Float[Tensor, "K N"], epsilon: float = 1e-8
 ) -> Float[Tensor, "K N"]:
-    """`normalize_valid` of each row by itself."""
+    """`normalize_valid` for each row separately."""
     used, total = weight != 0, weight.sum(1, keepdim=True)
     total = torch.where(total > 0, total, 1.0)
 
@@ -61,7 +61,7 @@ def normalize_rows(
 
 
 def moment_sums(x: Values, valid: Weights) -> Float[Tensor, "3"]:
-    """``(sum(valid), sum(valid * x), sum(valid * x^2))`` in float64, which add up over parts."""
+    """``(sum(valid), sum(valid * x), sum(valid * x^2))`` in float64; sums of parts can be added."""
     weight, x = valid.double(), torch.where(valid != 0, x, 0.0).double()
     return torch.stack((weight.sum(), (weight * x).sum(), (weight * x * x).sum()))
 
@@ -69,12 +69,12 @@ def moment_sums(x: Values, valid: Weights) -> Float[Tensor, "3"]:
 def normalize_by(x: Values, sums: Float[Tensor, "3"], least_std: float) -> Values:
     """Shifts and scales by the moments of `moment_sums`: ``(x - m) / max(least_std, std)``.
 
-    ``std`` has the divisor n - 1, and is 0 of fewer than two values.
+    ``std`` has the divisor n - 1, and is 0 for fewer than two values.
 
     Args:
-        least_std: in units of x.
+        least_std: least standard deviation, in units of x.
 
-    Returns: dimensionless; also of values that are not valid.
+    Returns: dimensionless; also for invalid values.
     """
     count, total, squares = sums.unbind()
     mean = total / count.clamp_min(1.0)

@@ -1,8 +1,8 @@
 """Returns and advantages of the policy that acted: GAE, lambda-return, n-step return.
 
 Rows are steps: ``a_tm1`` yields ``r_t``, ``discount_t`` and ``v_t``.  ``discount_t`` is 0 at a
-termination.  ``not_cut_t`` is 0 where an episode ended either way; there, and in the last row, the
-estimate is closed with ``v_t``, the value of the true next observation.  All results are detached.
+termination.  ``not_cut_t`` is 0 at a termination or truncation; there, and in the last row, the
+estimate bootstraps from ``v_t``, the value of the true next observation.  All results are detached.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from quintet.ops.scan import Steps, continues, next_row, require_same_shape, sca
 
 
 class GaeResult(NamedTuple):
-    """advantage_tm1 and target_tm1 (its sum with the value), both in reward units."""
+    """Result: advantage_tm1, and target_tm1, its sum with the value; both in reward units."""
 
     advantage_tm1: Steps
     target_tm1: Steps
@@ -44,8 +44,8 @@ def gae(
     Raises:
         ValueError: the tensors are not all of one shape [T, B].
 
-    Source: Schulman et al., arXiv 1506.02438, equation 16.  We stop at the end of the unroll and at
-    truncations, and bootstrap from the value of the true next state there.
+    Source: Schulman et al., arXiv 1506.02438, equation 16.  The sum stops at the end of the unroll
+        and at truncations, and bootstraps there from the value of the true next state.
     """
     require_same_shape(r_t, discount_t, not_cut_t, v_tm1, v_t)
     delta = r_t + discount_t * v_t - v_tm1
@@ -71,7 +71,7 @@ def lambda_return(
         ValueError: the tensors are not all of one shape [T, B].
 
     Source: Sutton and Barto, Reinforcement Learning (2nd edition), equation 12.18, with per-step
-    discounts; we close the return with ``v_t`` at cuts and at the end of the unroll.
+        discounts; the return bootstraps from ``v_t`` at cuts and at the end of the unroll.
     """
     require_same_shape(r_t, discount_t, not_cut_t, v_t)
     goes_on = continues(not_cut_t)
@@ -87,8 +87,8 @@ def n_step(r_t: Steps, discount_t: Steps, not_cut_t: Steps, v_t: Steps, *, n: in
     ``G_n[i] = r_t[i] + discount_t[i] * (G_(n-1)[i+1] if not_cut_t[i] and i < T-1 else v_t[i])``
 
     Args:
-        n: rewards summed before bootstrapping, at least 1; None goes to the cut or the end of the
-            unroll.  A cut or the end closes the return early, with ``v_t`` of that row.
+        n: number of rewards before bootstrapping, at least 1; None: all up to a cut or the end of
+            the unroll.  A cut or the end stops the sum earlier, with ``v_t`` of that row.
 
     Returns: target_tm1, detached, in reward units.
 

@@ -12,7 +12,7 @@ from quintet.ops.adam import Scalar
 class RMSPropRates(NamedTuple):
     """The numbers of one step, as floats or as scalar tensors.
 
-    one_minus_decay: which float32 can't tell from the decay.
+    one_minus_decay: 1 - decay, which float32 can't compute accurately.
     """
 
     learning_rate: Scalar
@@ -23,7 +23,7 @@ class RMSPropRates(NamedTuple):
 
 
 REST = RMSPropRates(0.0, decay=1.0, one_minus_decay=0.0, momentum=0.0, epsilon=1.0)
-"""The numbers of a step that changes nothing, where there is no velocity."""
+"""The numbers of a step that changes nothing, without velocity."""
 
 
 def rates(learning_rate: float, decay: float, momentum: float, epsilon: float) -> RMSPropRates:
@@ -35,7 +35,7 @@ def initial_mean_sq(
 ) -> Float[Tensor, " P"]:
     """First value of the running mean of squares: 1 in TensorFlow's form, 0 in PyTorch's.
 
-    From 1 the first steps are as small as plain gradient descent's, from 0 they are
+    With 1 the first steps are as small as in gradient descent; with 0 they are
     ``1 / sqrt(1 - decay)`` times the rate, whatever the gradient's size.
     """
     return torch.ones_like(theta) if epsilon_inside_sqrt else torch.zeros_like(theta)
@@ -57,8 +57,8 @@ def rmsprop_(
         velocity = momentum * velocity + g / (sqrt(mean_sq) + epsilon)
         theta   -= learning_rate * velocity
 
-    and with `epsilon_inside_sqrt` in TensorFlow's, in which the velocity remembers the rates of its
-    steps::
+    and with `epsilon_inside_sqrt` in TensorFlow's form, where the velocity contains the rates of
+    earlier steps::
 
         velocity = momentum * velocity + learning_rate * g / sqrt(mean_sq + epsilon)
         theta   -= velocity

@@ -1,4 +1,4 @@
-"""The one backward recursion that all return and advantage estimators are built on."""
+"""The backward recursion that all estimators of returns and advantages use."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,7 +13,7 @@ Mask = Bool[Tensor, "T B"]
 def require_same_shape(*tensors: Tensor) -> None:
     """Refuses anything but tensors of one shape ``[T, B]`` with at least one row.
 
-    Without this a ``[T, B, 1]`` beside a ``[T, B]`` would broadcast to a plausible wrong answer.
+    Otherwise ``[T, B, 1]`` and ``[T, B]`` would broadcast to a plausible wrong result.
 
     Raises:
         ValueError: the shapes differ, or are not two-dimensional, or T is 0.
@@ -30,7 +30,7 @@ def require_same_shape(*tensors: Tensor) -> None:
 def continues(not_cut_t: Steps) -> Mask:
     """True where the next row belongs to the same episode and the same unroll.
 
-    Returns: ``not_cut_t > 0``, and False in the last row, behind which nothing is known.
+    Returns: ``not_cut_t > 0``, and False in the last row.
     """
     result = not_cut_t > 0
     result[-1:] = False
@@ -46,14 +46,14 @@ def scan_back(x: Steps, weight: Steps, continues: Mask) -> Steps:
     """Weighted sum of this and all later rows, up to the next cut.
 
     ``y[i] = x[i] + (weight[i] * y[i+1] if continues[i] else 0)``, in ceil(log2 T) steps over all
-    rows at once, which are faster than T over one row each, and compile sooner::
+    rows at once, which run and compile faster than T steps over one row each::
 
         a[i] = weight[i] if continues[i] else 0
         y[i] = y[i] + a[i] * y[i+d];  a[i] = a[i] * a[i+d]      d = 1, 2, 4, ... below T
 
-    Before the step d, ``y[i]`` holds the sum over rows i to i+d-1 and ``a[i]`` the product of their
-    weights, 0 once a cut is among them; from then on the sum is complete and nothing is added.  A
-    cut selects instead of multiplying by 0, so that values after it may be NaN.
+    Before step d, ``y[i]`` holds the sum over rows i to i+d-1 and ``a[i]`` the product of their
+    weights; it is 0 after a cut, so that nothing more is added.  A cut selects instead of
+    multiplying by 0, so that values after it may be NaN.
 
     Returns: y, in units of x.
     """

@@ -18,7 +18,7 @@ def linear(env_steps: int, total_env_steps: int) -> float:
 
 
 def double_linear_con(done: float) -> float:
-    """``max(1 - 2 * done, 0.125)``: a linear decay of twice the speed to an eighth."""
+    """``max(1 - 2 * done, 0.125)``: a linear decay to an eighth, at twice the speed."""
     return max(1.0 - 2.0 * done, 0.125)
 
 
@@ -30,7 +30,7 @@ def middle_drop(done: float) -> float:
 def double_middle_drop(done: float) -> float:
     """``1 - done`` for a quarter of the run, then 0.075, and 0.125 in its last quarter.
 
-    Source of the three: OpenAI baselines, whose names they have.
+    Source of the three, with its names: OpenAI baselines.
     """
     if 1.0 - done < 0.25:
         return 0.125
@@ -44,7 +44,7 @@ OF_FRACTION = {
     "middle_drop": middle_drop,
     "double_middle_drop": double_middle_drop,
 }
-"""Schedules by name: the factor of a rate, of the fraction of the run that is done."""
+"""Schedules by name: the factor of a rate as a function of the fraction of the run that is done."""
 
 
 def kl_adaptive_rate(rate: float, mean_kl: float, target: float) -> float:
@@ -68,5 +68,5 @@ def kl_adaptive_rate(rate: float, mean_kl: float, target: float) -> float:
 
 
 def within_bounds(rate: float) -> float:
-    """The nearest rate that `kl_adaptive_rate` gives."""
+    """The nearest rate that `kl_adaptive_rate` can return."""
     return min(max(rate, RATE_MIN), RATE_MAX)

@@ -1,4 +1,5 @@
-"""ACER's trust region: the closest gradient that moves a distribution no further than allowed."""
+"""ACER's trust region: the closest gradient that does not move a distribution further than
+allowed."""
 
 import torch
 from jaxtyping import Float
@@ -17,11 +18,11 @@ def project(g: Statistics, k: Statistics, delta: Scalar) -> tuple[Statistics, Pe
     ``z = g - max(0, (k . g - delta) / |k|^2) * k``
 
     Args:
-        g: direction that the loss asks for, a gradient with regard to a distribution's statistics.
-        k: gradient of ``KL(average || pi)`` with regard to the same statistics.
-        delta: bound of the first-order change of the KL, >= 0; infinity leaves g as it is.
+        g: the loss's direction, a gradient with respect to a distribution's statistics.
+        k: gradient of ``KL(average || pi)`` with respect to the same statistics.
+        delta: bound of the first-order change of the KL, >= 0; infinity leaves g unchanged.
 
-    Returns: z, and the factor of k, which is 0 where the constraint does not hold g back.
+    Returns: z, and the factor of k, which is 0 where the constraint is inactive.
 
     Source: Wang et al., arXiv 1611.01224, equations 10 to 12.
     """

@@ -1,6 +1,7 @@
-"""Value terms: per step, unreduced, unweighted, to be minimised; squared errors are half squares.
+"""Value loss terms: per step, unreduced, unweighted, to be minimised; squared errors have the
+factor 1/2.
 
-No target is detached here: the estimators of this package return detached targets.
+Targets are not detached here, since the estimators of this package return detached targets.
 """
 
 import torch
@@ -21,7 +22,8 @@ def squared(v: PerStep, target: PerStep) -> PerStep:
 
 
 def clipped(v: PerStep, v_old: PerStep, target: PerStep, clip: Scalar) -> PerStep:
-    """The larger of two squared errors: of the value, and of the value clipped around its old one.
+    """The larger of two squared errors: of the value, and of the value clipped around the old
+    value.
 
     ``0.5 * max((v - target)^2, (v_old + clamp(v - v_old, -clip, clip) - target)^2)``
 
@@ -39,7 +41,7 @@ def clipped(v: PerStep, v_old: PerStep, target: PerStep, clip: Scalar) -> PerSte
 
 
 def huber(v: PerStep, target: PerStep, delta: Scalar) -> PerStep:
-    """Squared error up to `delta`, beyond it a line of the same slope.
+    """Squared error up to `delta`, linear with the same slope beyond.
 
     ``0.5 * e^2 if |e| <= delta else delta * (|e| - 0.5 * delta)``, with ``e = v - target``
 

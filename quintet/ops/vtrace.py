@@ -9,7 +9,7 @@ from quintet.ops.scan import Steps, continues, next_row, require_same_shape, sca
 
 
 class VTraceResult(NamedTuple):
-    """target_tm1 for the value and pg_advantage_tm1 for the policy, both in reward units.
+    """Result: target_tm1 for the value and pg_advantage_tm1 for the policy, both in reward units.
 
     The advantage is already multiplied by the clipped ratio.
     """
@@ -48,7 +48,7 @@ def vtrace(
     Args:
         rho_tm1: ratio pi / mu of the action taken, unclipped.
         rho_bar, c_bar, pg_rho_bar: caps of the ratio in the error, in the trace and in the
-            advantage; None or infinity is no cap.
+            advantage; None or infinity: no cap.
         lambda_: in [0, 1].
 
     Returns: target and advantage, detached, in reward units.
@@ -56,9 +56,9 @@ def vtrace(
     Raises:
         ValueError: the tensors are not all of one shape [T, B].
 
-    Source: Espeholt et al., arXiv 1802.01561, equation 1 and section 4.2; lambda_ is that of remark
-    2.  At a truncation we bootstrap from the true next state, where the paper's code knows
-    terminations only; the advantage there uses ``v_t`` too: the next row is another episode's.
+    Source: Espeholt et al., arXiv 1802.01561, equation 1 and section 4.2; lambda_ is from remark 2.
+    Truncations bootstrap from the true next state (the paper's code has only terminations); the
+    advantage there also uses ``v_t``, since the next row belongs to another episode.
     """
     require_same_shape(v_tm1, v_t, r_t, discount_t, not_cut_t, rho_tm1)
     delta = _clip(rho_tm1, rho_bar) * (r_t + discount_t * v_t - v_tm1)

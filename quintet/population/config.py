@@ -27,7 +27,7 @@ _OF_EPISODES = Needs("an objective of episodes", lambda o, _: o.objective.starts
 class PopulationConfig(Options):
     """Several policies in one run, and how their hyperparameters tune themselves.
 
-    The budget of the run is that of all policies together.
+    The run's budget is for all policies together.
     """
 
     size: Tasks = option(
@@ -141,12 +141,12 @@ class PopulationConfig(Options):
         return self.size > 1
 
     def start(self, budget: int) -> int:
-        """env_steps of a policy before it is considered; budget: of all policies."""
+        """env_steps of a policy before its first consideration; budget: of all policies."""
         given = self.start_env_steps
         return budget // self.size // 10 if given is None else given
 
     def period(self, budget: int) -> int:
-        """env_steps of a policy from one consideration to the next."""
+        """env_steps of a policy between two considerations."""
         given = self.period_env_steps
         return max(1, budget // self.size // 20) if given is None else given
 

@@ -1,4 +1,4 @@
-"""Considers the policies of a population from time to time, and keeps what was decided."""
+"""Considers the policies of a population from time to time, and records the decisions."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from quintet.population.pbt import Decision, Rules, Values
 
 
 def finite(objective: float | None) -> float | None:
-    """The objective, None where JSON could not hold it."""
+    """The objective; None if JSON can't hold it."""
     return objective if objective is not None and math.isfinite(objective) else None
 
 
@@ -19,11 +19,11 @@ def finite(objective: float | None) -> float | None:
 class Controller:
     """Decides for a run when and how its policies change.
 
-    events: what was decided, the first values of all policies first; JSON-able.
+    events: the decisions, beginning with the first values of all policies; JSON-able.
     """
 
     def __init__(self, rules: Rules, start: int, period: int, seed: int):
-        """start, period: env_steps of a policy, see `PopulationConfig`."""
+        """start, period: in env_steps of a policy, see `PopulationConfig`."""
         self.rules, self.start, self.period = rules, start, period
         self.rng = np.random.Generator(np.random.PCG64(seed))
         self.values = pbt.begin(rules, self.rng)
@@ -34,16 +34,16 @@ class Controller:
         ]
 
     def due(self, policy: int, env_steps: int) -> bool:
-        """Whether to consider a policy that has made so many env_steps of its own."""
+        """Whether a policy's consideration is due after this many of its env_steps."""
         begun = self.rules.config.pbt and env_steps >= self.start
         return begun and env_steps - self.considered[policy] > self.period
 
     def consider(
         self, policy: int, objectives: Sequence[float | None], env_steps: int, of_run: int
     ) -> Decision:
-        """Decides on a policy, and takes the decision down.
+        """Decides about a policy, and records the decision.
 
-        env_steps: of the policy; of_run: of all policies.
+        env_steps: env_steps of the policy; of_run: env_steps of all policies.
         """
         decision = pbt.decide(policy, objectives, self.values, self.rules, self.rng)
         what = "copied" if decision.donor != policy else "considered"
@@ -51,7 +51,7 @@ class Controller:
         return decision
 
     def recovered(self, policy: int) -> bool:
-        """Whether a policy has been ranked since it last diverged, if it has."""
+        """Whether a policy never diverged, or has been ranked since."""
         for event in reversed(self.events):
             if event["event"] == "diverged" and event["policy"] == policy:
                 return False
@@ -68,9 +68,9 @@ class Controller:
         steps: tuple[int, int],
         reason: str,
     ) -> Decision:
-        """Decides which of the sound policies replaces one that has diverged.
+        """Decides which sound policy replaces a diverged one.
 
-        steps: env_steps of the policy, and of all.
+        steps: env_steps of the policy and of all policies.
         """
         decision = pbt.replace(policy, objectives, sound, self.values, self.rules, self.rng)
         self._take_down("diverged", decision, *steps)
@@ -100,7 +100,7 @@ class Controller:
         }
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Goes on from what `save` returned; raises KeyError or ValueError where it is not."""
+        """Restores the result of `save`; raises KeyError or ValueError for anything else."""
         values: list[Values] = saved["values"]
         sound = len(values) == len(self.values) == len(saved["considered"])
         if not sound or any(each.keys() != self.values[0].keys() for each in values):

@@ -1,7 +1,7 @@
 """Decisions of population-based training, as pure functions of objectives, values and a generator.
 
-Source: Jaderberg et al., arXiv 1711.09846; the rules are those of Sample Factory, Petrenko et al.,
-arXiv 2006.11751.
+Source: Jaderberg et al., arXiv 1711.09846, with the rules of Sample Factory, Petrenko et al., arXiv
+    2006.11751.
 """
 
 import math
@@ -33,9 +33,9 @@ class Rules(NamedTuple):
     """Rules of mutations.
 
     first: the learner's options.
-    bounds: of values that have some.
-    ways: how options of the learner change: of one that is near 1, ``1 - x`` by a factor of
-        REST_FACTORS, caps of ratios by CAP_FACTOR, all others by the configuration's factors.
+    bounds: bounds of values that have bounds.
+    ways: rules by which options change: ``1 - x`` of options near 1 by a factor of REST_FACTORS,
+        caps of ratios by CAP_FACTOR, all others by the configuration's factors.
     """
 
     config: PopulationConfig
@@ -47,7 +47,7 @@ class Rules(NamedTuple):
         return name in self.ways and self.ways[name].by == "distance_to_1"
 
     def ordered(self, values: Values) -> list[tuple[str, str]]:
-        """Pairs of values of which the first stays at most the second."""
+        """Pairs of values whose first must not exceed the second."""
         pairs = ((name, way.at_most) for name, way in self.ways.items())
         return [pair for pair in pairs if values.keys() >= set(pair)]
 
@@ -55,9 +55,9 @@ class Rules(NamedTuple):
 class Decision(NamedTuple):
     """Decision about a policy.
 
-    donor: whose weights it goes on with; itself: its own.
-    before, after: its hyperparameters.
-    objectives: of all policies; None: it is not ranked.
+    donor: policy whose weights it takes; itself: it keeps its own.
+    before, after: its hyperparameters before and after.
+    objectives: objectives of all policies; None: not ranked.
     """
 
     policy: int
@@ -68,8 +68,9 @@ class Decision(NamedTuple):
 
 
 def begin(rules: Rules, rng: np.random.Generator) -> list[dict[str, float]]:
-    """The first values of each policy: policy 0 has the given ones, the others a mutation each,
-    but for those that the configuration gives to each; without PBT there are no mutations.
+    """The first values of each policy: policy 0 has the given values, each other policy a mutation
+    of them (without PBT the same values), except values that the configuration sets for each
+    policy.
     """
     values = [dict(rules.first) for _ in range(rules.config.size)]
     if rules.config.pbt:
@@ -78,8 +79,8 @@ def begin(rules: Rules, rng: np.random.Generator) -> list[dict[str, float]]:
 
 
 def with_initial(values: Values, policy: int, rules: Rules) -> dict[str, float]:
-    """A policy's values with those that the configuration gives to each; of two caps the one that
-    it does not give follows the other.
+    """A policy's values with those that the configuration sets for each policy; if it sets one of
+    two ordered caps, the other follows.
     """
     initial = rules.config.initial
     own = dict(values) | {name: given[policy] for name, given in initial.items()}
@@ -98,18 +99,18 @@ def decide(
     rules: Rules,
     rng: np.random.Generator,
 ) -> Decision:
-    """Considers one policy, which has an objective.
+    """Considers a policy that has an objective.
 
-    Of n policies that have one, m = ceil(replace_frac * n) are the best and as many the worst, m at
-    most n - 1; of equal objectives that of the higher index ranks first.  One of the best stays as
-    it is.  One of the worst becomes a copy of one of the best, drawn uniformly, if that one's lead
-    is large enough.  All but the best are mutated, copies too; policy 0 is replaced and never
-    mutated.  With n = 1 nothing happens.
+    Of n policies with an objective, m = ceil(replace_frac * n), at most n - 1, are the best and m
+    the worst; of equal objectives the higher index ranks first.  The best policies stay unchanged.
+    A policy among the worst becomes a copy of one of the best, drawn uniformly, if the lead of that
+    one is large enough.  All but the best are mutated, also copies; policy 0 may be replaced, but
+    is never mutated.  With n = 1 nothing happens.
 
     Args:
-        objectives: of every policy; -inf ranks last and is led by any other; None: it is not
+        objectives: objectives of all policies; -inf ranks last, and any other leads it; None: not
             ranked.
-        values: hyperparameters of every policy.
+        values: hyperparameters of all policies.
     """
     config = rules.config
     before, given = dict(values[policy]), tuple(objectives)
@@ -136,8 +137,8 @@ def replace(
     rules: Rules,
     rng: np.random.Generator,
 ) -> Decision:
-    """Makes a policy that has diverged a copy of a sound one: of one of the best of these, drawn
-    uniformly, or where none of them is ranked, of any.  The copy is mutated, unless it is policy 0.
+    """Replaces a diverged policy by a copy of a sound one: one of the best of these, drawn
+    uniformly, or any if none of them is ranked.  The copy is mutated, unless it is policy 0.
     """
     of = {k: x for k in sound if (x := objectives[k]) is not None}
     donors = best_and_worst(of, rules.config)[0] if of else list(sound)
@@ -151,14 +152,14 @@ def replace(
 def best_and_worst(
     objectives: Mapping[int, float], config: PopulationConfig
 ) -> tuple[list[int], list[int]]:
-    """The policies that rank first, and those that rank last, see `decide`."""
+    """The policies that rank first and the policies that rank last, see `decide`."""
     ranked = sorted(objectives, key=lambda k: (objectives[k], k), reverse=True)
     most = min(math.ceil(config.replace_frac * len(ranked)), max(1, len(ranked) - 1))
     return ranked[:most], ranked[len(ranked) - most :]
 
 
 def leads(candidate: float, own: float, config: PopulationConfig) -> bool:
-    """Whether a candidate's objective is far enough above a policy's own."""
+    """Whether a candidate's objective is far enough above a policy's."""
     if own == -math.inf:
         return candidate > own
     delta = candidate - own
@@ -170,8 +171,8 @@ def leads(candidate: float, own: float, config: PopulationConfig) -> bool:
 
 
 def mutated(values: Values, rules: Rules, rng: np.random.Generator) -> dict[str, float]:
-    """Values that have changed at random, each by itself, and stay within their bounds; none
-    becomes 0, which would be another loss.
+    """Values changed at random, independently and within their bounds; none becomes 0, which would
+    change the loss.
     """
     after = {}
     for name in sorted(values):

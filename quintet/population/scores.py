@@ -26,8 +26,8 @@ class Ended(Protocol):
 class _Sums:
     """Sums over the episodes that a batch told of.
 
-    env_steps: of the policy, after the batch.
-    judged: episodes in which success is defined.
+    env_steps: the policy's env_steps after the batch.
+    judged: number of episodes in which success is defined.
     """
 
     env_steps: int
@@ -39,7 +39,7 @@ class _Sums:
 
 
 OF_EPISODES = "episode/"
-"""Beginning of the names of objectives of episodes."""
+"""Prefix of the names of objectives of episodes."""
 
 _Parts = Callable[[_Sums], tuple[float, int]]
 
@@ -48,19 +48,19 @@ MEANS: Mapping[str, _Parts] = {
     "episode/length_mean": lambda sums: (float(sums.lengths), sums.episodes),
     "episode/success_rate": lambda sums: (float(sums.won), sums.judged),
 }
-"""Objectives of episodes by name: what is summed, and over how many."""
+"""Objectives of episodes by name: the sum and the count of a mean."""
 
 
 @final
 class Record:
-    """The newest episodes of one policy, by its own env_steps.
+    """The newest episodes of one policy, by its env_steps.
 
-    env_steps: of the policy so far.
-    since: its env_steps when it began with the weights that it has been training from.
+    env_steps: the policy's env_steps so far.
+    since: its env_steps when it last took over other weights.
     """
 
     def __init__(self, longest: int):
-        """longest: env_steps of the policy after which episodes are forgotten."""
+        """longest: env_steps of the policy after which episodes are dropped."""
         self.longest, self.env_steps, self.since = longest, 0, 0
         self._sums: deque[_Sums] = deque()
 
@@ -78,12 +78,13 @@ class Record:
             self._sums.popleft()
 
     def begin_anew(self) -> None:
-        """Forgets all episodes, as the policy has other weights now."""
+        """Drops all episodes, as the policy now has other weights."""
         self.since = self.env_steps
         self._sums.clear()
 
     def span(self, name: str, episodes: int) -> int | None:
-        """The newest env_steps that hold so many episodes; None where there are too few."""
+        """The number of newest env_steps that contain this many episodes; None if there are too
+        few."""
         counted = 0
         for sums in reversed(self._sums):
             counted += MEANS[name](sums)[1]
@@ -103,17 +104,17 @@ class Record:
         return {"env_steps": self.env_steps, "since": self.since, "sums": sums}
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Goes on from what `save` returned."""
+        """Restores the result of `save`."""
         self.env_steps, self.since = saved["env_steps"], saved["since"]
         self._sums = deque(_Sums(*each) for each in saved["sums"])
 
 
 def compared(records: Sequence[Record], name: str, window: int, least: int) -> list[float | None]:
-    """The mean of each policy over the same span of its own newest env_steps.
+    """The mean of each policy over its newest env_steps, with the same span for all.
 
-    The span is the window, or where that holds fewer than `least` episodes of a policy, as many
-    env_steps as hold them.  None: fewer episodes ended in MOST_WINDOWS windows, or since the policy
-    has the weights of another one; or it has had them for less than the span.
+    The span is the window, or longer if a policy has fewer than `least` episodes in the window.
+    None: fewer episodes ended in MOST_WINDOWS windows or since the policy took the weights of
+        another one, or it took them less than a span ago.
     """
     spans = [record.span(name, least) for record in records]
     span = max([window, *(each for each in spans if each is not None)])

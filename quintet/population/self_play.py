@@ -1,4 +1,4 @@
-"""Self-play against past weights: which are kept, and which play next."""
+"""Self-play against past weights: the weights that are kept, and the choice of opponents."""
 
 from collections.abc import Mapping
 from typing import Any, final
@@ -13,10 +13,10 @@ from quintet.types import Publication
 
 @final
 class PastWeights:
-    """Publications of one policy, oldest first; it begins with the policy's first weights.
+    """Publications of one policy, oldest first, beginning with its first weights.
 
-    All choices are functions of the seed and of the versions that were published, so a resumed run
-    makes the same ones.
+    All choices are functions of the seed and the published versions, so a resumed run makes the
+    same choices.
     """
 
     def __init__(self, config: SelfPlayConfig, seed: int, total_env_steps: int):
@@ -26,7 +26,7 @@ class PastWeights:
         self.env_steps = 0  # at which the newest was kept
 
     def consider(self, publication: Publication, env_steps: int) -> None:
-        """Keeps the policy's weights if it is time to."""
+        """Keeps the policy's weights if that is due."""
         if self.kept and env_steps // self.interval == self.env_steps // self.interval:
             return
         tensors = {name: x.detach().clone() for name, x in publication.tensors.items()}
@@ -35,21 +35,21 @@ class PastWeights:
         self.env_steps = env_steps
 
     def opponent(self, version: int) -> Publication:
-        """Past weights that play with a version of the policy, drawn uniformly; they go by its
-        number, as readers take newer numbers only.
+        """Past weights as opponents of a version of the policy, drawn uniformly; they are published
+        under that version's number, as readers only take newer numbers.
         """
         seed = generator_seed(self.seed, Role.OPPONENT, 0, version)
         index = np.random.default_rng(seed).integers(len(self.kept))
         return Publication(version, self.kept[index].tensors)
 
     def save(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-        """Tensors by part, and an entry, of a checkpoint."""
+        """The tensors by part and the entry for a checkpoint."""
         tensors = {f"past_{k}": dict(each.tensors) for k, each in enumerate(self.kept)}
         versions = [each.version for each in self.kept]
         return tensors, {"versions": versions, "env_steps": self.env_steps}
 
     def load(self, tensors: Mapping[str, Mapping[str, Tensor]], entry: Mapping[str, Any]) -> None:
-        """Goes on from what `save` gave."""
+        """Restores the result of `save`."""
         self.kept = [
             Publication(int(version), dict(tensors[f"past_{k}"]))
             for k, version in enumerate(entry["versions"])

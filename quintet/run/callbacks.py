@@ -1,4 +1,4 @@
-"""Functions of the user's that a run calls at its moments."""
+"""Users' functions that a run calls at certain moments."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -12,7 +12,8 @@ from quintet.policy import Policy
 from quintet.run.policy_run import PolicyRun
 
 OnReport = Callable[[dict[str, float]], object]
-"""Called with every report, as often as `report.interval_s` says; returns True to ask for a stop.
+"""A function called with every report, at intervals of `report.interval_s`; returns True to stop
+the run.
 """
 
 OWN = "user/"
@@ -34,16 +35,16 @@ class LiveRun:
         return self._env_steps()
 
     def policy(self, index: int = 0) -> Policy:
-        """A copy of the policy as it is now; index: of a run of several policies."""
+        """A copy of the current policy; index: the policy's index in a run of several."""
         return self._policies[index].policy()
 
     def log(self, name: str, value: float) -> None:
-        """Adds the metric ``user/NAME`` to the next report, in every sink; logged twice, the later
-        value counts.
+        """Adds the metric ``user/NAME`` to the next report, in every sink; if logged twice, the
+        later value counts.
 
         Raises:
             ConfigError: the name has other characters than letters, digits and ``_ - . /``, or the
-                value is no number.
+                value is not a number.
         """
         if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", name):
             raise ConfigError(
@@ -64,18 +65,18 @@ class LiveRun:
 @final
 @dataclass(frozen=True)
 class Callbacks:
-    """Functions that a run calls; each may be left out.
+    """Functions that a run calls; each is optional.
 
-    What any of them but `end` returns may be True, which stops the run at the end of its iteration,
-    as Ctrl-C does: with a checkpoint, and the same call goes on.  What any of them raises ends the
-    run in the same way and then reaches the caller (of `begin` at once); sys.exit() is an error.
-    They run in the learner's process, which waits for them, and not at all where the run was
-    finished before.
+    If one of them except `end` returns True, the run stops at the end of its iteration, as by
+    Ctrl-C: with a checkpoint, and the same call resumes it.  An exception in one of them ends the
+    run in the same way and then reaches the caller (from `begin` at once); sys.exit() is an error.
+    They run in the learner's process, which waits for them, and are not called if the run was
+    already finished.
 
-    begin: ``(run)``, before a run begins or goes on.
-    evaluation: ``(run, scores)``, after every evaluation while training.
-    report: ``(run, report)``, before a report is written: what `run.log` is told here is in it.  As
-        often as `report.interval_s` says, by default ever more rarely.
+    begin: ``(run)``, before a run begins or resumes.
+    evaluation: ``(run, scores)``, after every evaluation during training.
+    report: ``(run, report)``, before a report is written; it includes metrics that are logged here.
+        Called at intervals of `report.interval_s`, which by default grow.
     checkpoint: ``(run, path)``, after a checkpoint was written.
     end: ``(run, status)``, after the run was "finished" or "stopped", with all of its files.
     """
@@ -88,7 +89,7 @@ class Callbacks:
 
 
 class UserCode(NamedTuple):
-    """All functions that a run calls for its caller."""
+    """All functions of the user that a run calls."""
 
     on_report: OnReport | None = None
     callbacks: Callbacks = Callbacks()

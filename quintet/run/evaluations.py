@@ -1,4 +1,4 @@
-"""Evaluations of a run while it trains: when they are due, and their time."""
+"""Evaluations during training: when they are due, and their time."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,8 @@
 """The folder of a run and its files other than reports.
 
 They are ``config.yaml`` (the options), ``checkpoints/``, ``log.txt`` and ``run.json``, which says
-how the run ended and which code began it; `quintet.run.policy_folder` has those of each policy.
+how the run ended and which code version began it; `quintet.run.policy_folder` has the files of each
+policy.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ from quintet.system.inside import run_lock
 from quintet.types import Rollout
 
 OLD = "old"
-"""Suffix, before a number, of a run's folder that was moved aside."""
+"""Suffix (followed by a number) of a run's folder that was moved aside."""
 
 
 def move_aside(run_dir: Path) -> Path | None:
@@ -40,7 +41,7 @@ def move_aside(run_dir: Path) -> Path | None:
 
 @final
 class RunFolder:
-    """Writes the files of a run, only as long as its folder is the one in which it began."""
+    """Writes the files of a run while its folder is still the folder in which it began."""
 
     def __init__(self, path: Path, signed: bool) -> None:
         """signed: whether checkpoints get this user's signature, if there is a key."""
@@ -130,7 +131,7 @@ class RunFolder:
         return found
 
     def damaged_exact(self) -> list[str]:
-        """Faults of all checkpoints that may be exact; none if one of them is whole."""
+        """Faults of all checkpoints that may be exact; empty if one of them is intact."""
         found, faults = checkpoint.find(self.checkpoints, exact_only=True)
         return faults if found is None else []
 
@@ -171,7 +172,7 @@ class RunFolder:
     def prune(
         self, keep: int, protect: Callable[[dict[str, Any]], bool], warn: Callable[[str], None]
     ) -> None:
-        """See `checkpoint.prune`; a damaged one is named once."""
+        """Calls `checkpoint.prune`; each damaged checkpoint is reported once."""
 
         def once(message: str) -> None:
             if message not in self._named_damaged:
@@ -228,7 +229,7 @@ class RunFolder:
         files.write_whole(self.path / run_record.FILE, json.dumps(said, indent=1).encode() + b"\n")
 
     def close(self) -> None:
-        """May be called twice."""
+        """Closes the folder; may be called more than once."""
         if self.log is not None:
             self.log.close()
         if self._handle is not None:

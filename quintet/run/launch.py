@@ -1,4 +1,4 @@
-"""Composition root: trains by a configuration, with all that it needs for that."""
+"""Composition root: puts together all parts of a run and trains by its configuration."""
 
 import gc
 import pickle
@@ -56,8 +56,8 @@ from quintet.system.user_code import no_exit, traced
 @final
 @dataclass(frozen=True)
 class Result:
-    """The result of `train`: the run's folder, its final policy (of several the one of the highest
-    objective) and its last report, in which that one's metrics have plain names too.
+    """The result of `train`: the run's folder, its final policy (of several policies the one with
+    the highest objective) and its last report, where this policy's metrics also have plain names.
     """
 
     run_dir: Path
@@ -312,7 +312,7 @@ def _make_replays(trainer: Trainer, source: Source) -> None:
 
 @contextmanager
 def _ends_told(trainer: Trainer, sampling: Sampling, source: Source) -> Iterator[None]:
-    """Opens the trainer for the block, records how it ends, and closes all that it began."""
+    """Opens the trainer for the block, records how the run ends, and closes everything."""
     others: list[Sampling | Learners] = [sampling, *several(trainer.policies)]
     try:
         trainer.open()
@@ -336,7 +336,7 @@ def _ends_told(trainer: Trainer, sampling: Sampling, source: Source) -> Iterator
 
 
 def _close(others: Sequence[Sampling | Learners]) -> None:
-    """Closes all that has processes of its own; a Ctrl-C meanwhile ends them at once."""
+    """Closes everything that has processes; a Ctrl-C meanwhile ends them at once."""
     try:
         for each in others:
             each.close()

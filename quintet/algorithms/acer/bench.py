@@ -26,12 +26,12 @@ from quintet.types import Spaces
 
 @final
 class ACERWork(Work):
-    """Work of ACER, whose batches are an unroll of every environment, fresh or replayed.
+    """Work of ACER, whose batches have one unroll of every environment, fresh or replayed.
 
     rollout: env_steps of each environment per unroll.
     replay_ratio: mean number of updates from replay after each fresh one.
     value_coef: weight of half the squared error.
-    trust_region: whether the average policy bounds updates; it moves by tau.
+    trust_region: whether the average policy bounds updates; tau: rate at which it moves.
     rmsprop_decay, rmsprop_eps: of TensorFlow's form, whose mean of squares begins with 1.
     buffer_size: transitions kept, of all environments.
     """
@@ -99,8 +99,8 @@ class ACERWork(Work):
 class Batch(NamedTuple):
     """An unroll of every environment, ``[T, B]``; obs of rows 0 to T, flat ``[(T + 1) * B, ...]``.
 
-    discount: of what follows the row, 0 at an ending.
-    log_mu: log-probabilities of all actions of the policy that acted, ``[T, B, A]``.
+    discount: factor of everything after the row, 0 at an ending.
+    log_mu: log-probabilities of all actions under the policy that acted, ``[T, B, A]``.
     """
 
     obs: Tensor
@@ -126,9 +126,9 @@ def loss(
     work: ACERWork, forward: Callable[[Tensor], tuple[Tensor, Tensor]],
     average: Callable[[Tensor], Tensor], precision: Precision, data: Batch,
 ) -> Tensor:  # fmt: skip
-    """The critic's squared error, and the policy's gradient at its probabilities f times f.
+    """The critic's squared error, and the policy's gradient at its probabilities f, times f.
 
-    forward: gives logits and the values of actions; average: the average policy's logits.
+    forward: returns logits and action values; average: returns the average policy's logits.
     """
     shape, used = (work.rollout + 1, work.num_envs, -1), work.rollout * work.num_envs
     obs = data.obs.float().mul_(1 / 255) if work.obs == "image" else data.obs
@@ -159,8 +159,8 @@ def loss(
 
 
 def retrace(data: Batch, q: Tensor, v_next: Tensor, rho: Tensor) -> Tensor:
-    """Munos et al., arXiv 1606.02647, equation 4, by doubling: each turn adds as many later errors
-    as are summed already.
+    """Munos et al., arXiv 1606.02647, equation 4, by doubling: each round doubles the number of
+    errors in the sum.
     """
     error = data.reward + data.discount * v_next - q
     gain = data.discount[:-1] * rho[1:].clamp(max=1)

@@ -1,7 +1,7 @@
 """Options of ACER, and checks of their combinations.
 
-The defaults are those of OpenAI baselines; presets.yaml beside this file has presets for kinds
-of environments.
+The defaults are those of OpenAI baselines; presets.yaml in this folder has presets for kinds of
+environments.
 """
 
 from typing import Annotated, Any, Literal, NamedTuple, final
@@ -40,7 +40,7 @@ NEEDS = {
         lambda _, f: f.learner.learn_std,
     )
 }
-"""Needs of options of the network."""
+"""Conditions under which options of the network have an effect."""
 
 
 class Knobs(NamedTuple):

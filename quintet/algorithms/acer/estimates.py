@@ -1,7 +1,8 @@
 """Estimates of ACER from the critic's values: targets, and the policy's direction.
 
-`summed` is for Discrete actions, whose values are all known; `sampled` for all others, whose
-expectations are those of samples.  Both follow Wang et al., arXiv 1611.01224: sections 3.2 and 5.2.
+`summed` is for Discrete actions, where the values of all actions are known; `sampled` estimates
+expectations from samples, for all other spaces.  Both follow Wang et al., arXiv 1611.01224:
+sections 3.2 and 5.2.
 """
 
 from typing import NamedTuple
@@ -19,7 +20,7 @@ class Rows(NamedTuple):
     """The rows that both forms read, ``[T, B, ...]``.
 
     pi: parameters of the policy, rows 0 to T, with their gradient; mu: of the policy that acted.
-    action: a harmless one in rows that are not valid; log_rho: of its ratio, 0 in these rows.
+    action: a harmless action in invalid rows; log_rho: log of the action's ratio, 0 in these rows.
     learn_std: see `policy_statistics`.
     """
 
@@ -37,9 +38,9 @@ class Rows(NamedTuple):
 class Estimates(NamedTuple):
     """Values of actions, and the direction of the policy's gradient, by row ``[T, B]``.
 
-    f: the policy's statistics, with their gradient; g: the direction in which the terms of the
-        policy move them, ``[T, B, S]``.
-    truncated, correction: these terms, of which the negative gradient at f is g.
+    f: the policy's statistics, with their gradient; g: the direction in which the policy's terms
+        move f, ``[T, B, S]``.
+    truncated, correction: the policy's two terms, whose negative gradient at f is g.
     q, target, advantage: of the action taken.
     errors: half the squared errors of the critic, by name, with their gradient.
     """
@@ -90,11 +91,11 @@ def sampled(
 ) -> Estimates:
     """Estimates where the values of some actions are known.
 
-    drawn: an action of the policy, ``[T, B, ...]``.
+    drawn: an action sampled from the policy, ``[T, B, ...]``.
     v: ``[T + 1, B]``.
-    advantages: of the action taken, of that one, and of those that make the mean, ``[T, B, 2 + n]``
-        in this order.
-    dimensions: root that traces take of the ratio, so that they outlive many dimensions.
+    advantages: of the action taken, of `drawn`, and of the n actions in the mean,
+        ``[T, B, 2 + n]``.
+    dimensions: d; traces use rho ** (1/d), which vanish less fast in many dimensions.
     """
     family, clip, rho = rows.family, knobs.importance_clip, rows.log_rho.exp()
     pi = rows.pi[:-1].detach()

@@ -3,11 +3,11 @@
 Wang et al., arXiv 1611.01224, in the form of OpenAI baselines; Retrace from Munos et al., arXiv
 1606.02647.  Read `ACERLearner.loss` first, then `estimates.py`: `summed` for actions that can be
 summed over (Discrete), `sampled` for all others.  A replayed batch is learned from like a fresh
-one; what tells them apart is `rho`, the policy's ratio to the one that acted.  `Trained` makes the
-optimizer step and moves the average policy.
+one; they differ only in `rho`, the ratio of the policy to the policy that acted.  `Trained` makes
+the optimizer step and moves the average policy.
 
 The policy's gradient g is made at the statistics f of its distribution (probabilities; the mean of
-a Gaussian).  There the trust region bends it to z, and from there it goes on to the weights: the
+a Gaussian).  There the trust region changes it to z, which is then propagated to the weights: the
 loss has the term ``-z . f``, whose gradient at f is -z.
 
 Departures from the paper, each with the switch that turns it off, where there is one:
@@ -20,14 +20,14 @@ Departures from the paper, each with the switch that turns it off, where there i
     (``entropy_coef=0.001``).
  4. Observations and rewards may be normalised by running statistics
     (``normalize_observations=false``, ``normalize_pictures=false`` and ``reward_normalizer=none``,
-    the defaults, are the paper's).  The first batch goes into them before it is learned from.
- 5. The spread of continuous actions may be learned (``learn_std=false``, the default, is the
-    paper's).
- 6. Where not all actions are choices of one Discrete space, values of actions come from a
-    stochastic dueling network, also for MultiDiscrete, MultiBinary and Tuples, of which the paper
-    does not speak.
- 7. Continuous actions are learned from fresh unrolls too; the paper learns from replay alone
-    there, from unrolls of 50 (``unroll_steps=50``).
+    the defaults, are the paper's).  The first batch is added to these statistics before it is
+    learned from.
+ 5. The standard deviation of continuous actions may be learned (``learn_std=false``, the default,
+    is the paper's).
+ 6. In spaces other than one Discrete, action values come from a stochastic dueling network, also
+    for MultiDiscrete, MultiBinary and Tuples, which the paper does not mention.
+ 7. Continuous actions are learned from fresh unrolls too; the paper learns them from replay alone,
+    in unrolls of 50 (``unroll_steps=50``).
 """
 
 from collections.abc import Mapping
@@ -123,8 +123,8 @@ class ACERLearner:
         1611.01224 (of continuous actions: section 5.2) with an entropy bonus, z that of equation
         12; the critic learns Retrace's targets, equation 5.
 
-        ``total = -z . f + value_coef * (q + value)``, each the mean over the valid rows; a value's
-        error is there where actions are sampled.
+        ``total = -z . f + value_coef * (q + value)``, each the mean over the valid rows; the term
+        `value` exists where actions are sampled.
         """
         config, family, valid = self.config, self.family, unrolls.valid
         obs = self.normalizers.observations(unrolls.obs)
@@ -184,7 +184,7 @@ class ACERLearner:
     def _estimates(
         self, parameters: Parameters, features: Tensor, rows: Rows, unrolls: Unrolls, knobs: Knobs
     ) -> Estimates:
-        """Asks the critic, of all actions or of some, and makes estimates of its values."""
+        """Computes the critic's values, of all actions or of some, and the estimates from them."""
         head = {
             name.removeprefix(_CRITIC_HEAD): x
             for name, x in parameters.items()
@@ -241,7 +241,8 @@ class ACERLearner:
         self.config = options
 
     def warm_start(self, weights: Mapping[str, Tensor]) -> None:
-        """Takes weights; a spread that is not learned stays that of the options."""
+        """Loads weights; a standard deviation that is not learned keeps the value of the
+        options."""
         if not self.config.learn_std:
             own = self.weights()
             spread = [name for name in _SPREAD if name in own]
@@ -249,7 +250,8 @@ class ACERLearner:
         self.normalizers.loads(self.trained)(weights)
 
     def update(self, batch: Rollout, env_steps: int) -> None:
-        """One optimizer step on the batch; of a fresh one then an update of the normalisers."""
+        """Makes one optimizer step on the batch; after a fresh batch also updates the
+        normalisers."""
         config = self.config
         done = 1.0 - schedules.linear(env_steps, self.setup.total_env_steps)
         self.learning_rate = config.learning_rate * self.schedule(done)
@@ -272,7 +274,7 @@ class ACERLearner:
         self.trained.fold_when_due()
 
     def _unrolls(self, batch: Rollout) -> Unrolls:
-        """This learner's part of the batch as the loss reads it.
+        """This learner's share of the batch, in the form that the loss reads.
 
         Its record has the ``age`` of rows as well, in updates ``[T, B]``, which is NaN in a fresh
         batch; and the ``noise`` of actions to sample ``[T, B, n + 1, ...]`` where values are those

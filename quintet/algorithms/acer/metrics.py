@@ -18,7 +18,7 @@ from quintet.protocols import Evidence, Part, Range
 from quintet.types import Obs, Spaces
 
 MOST_KL = 1.0
-"""Nats of KL to the average policy above which reports say that the policy moves too fast."""
+"""KL to the average policy, in nats, above which reports say that the policy moves too fast."""
 
 REGION = (
     "trust_region/gradient_norm",
@@ -46,8 +46,9 @@ METRICS = (
 
 
 def judged(config: ACERConfig, spaces: Spaces) -> tuple[Part, ...]:
-    """Parts of the learner, each with the evidence by which reports judge it.  Old weights acted in
-    replayed rows, so a distance from those says nothing; the distance from the average policy does.
+    """Parts of the learner, each with the evidence for its state in reports.  Replayed rows were
+    sampled by old weights, so the distance from these says nothing; the distance from the average
+    policy does.
     """
     policy = (
         Evidence(
@@ -66,8 +67,9 @@ def judged(config: ACERConfig, spaces: Spaces) -> tuple[Part, ...]:
 class Region(NamedTuple):
     """The trust region by row ``[T, B, ...]``.
 
-    g, z: the direction before and after it; k: the gradient of the KL to the average policy.
-    factor: of k in ``z = g - factor * k``.
+    g, z: the direction before and after the trust region; k: the gradient of the KL to the average
+        policy.
+    factor: factor of k in ``z = g - factor * k``.
     average: parameters of the average policy.
     """
 
@@ -105,8 +107,8 @@ class Outputs(NamedTuple):
 def statistics(
     outputs: Outputs, unrolls: Unrolls, knobs: Knobs, normalizers: Normalizers, dimensions: int
 ) -> Statistics:
-    """Statistics of a batch; of several learners, one's share.  The policy's loss is that of its
-    objective; the term in the gradient has another value.
+    """Statistics of a batch; with several learners, one learner's share.  The policy's loss is the
+    value of its objective, which differs from the value of the term in the gradient.
 
     dimensions: see `estimates.sampled`.
     """

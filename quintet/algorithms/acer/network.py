@@ -40,14 +40,15 @@ class ActionValues(nn.Module):
 @final
 class StochasticDueling(nn.Module):
     """A state's value and the advantages of some actions, in spaces whose actions are too many to
-    be summed over.  An action is worth ``v + advantage - mean(advantages of samples of pi)``.
+    be summed over.  The value of an action is
+    ``v + advantage - mean(advantages of samples of pi)``.
 
     Source: Wang et al., arXiv 1611.01224, section 5.1.
     """
 
     def __init__(self, feature_size: int, family: Family, model: ModelConfig, precision: Precision):
-        """The advantages have a hidden layer of features and action, as wide as the features but
-        at least LEAST_UNITS.
+        """The advantages have a hidden layer of features and action, as wide as the features and at
+        least LEAST_UNITS.
         """
         super().__init__()
         self.family, self.precision = family, precision
@@ -72,15 +73,15 @@ class StochasticDueling(nn.Module):
 
 
 def encoded_size(family: Family) -> int:
-    """Numbers that `encoded` makes of an action."""
+    """Size of an encoded action."""
     if isinstance(family, TupleFamily):
         return sum(encoded_size(leaf) for leaf in family.families)
     return family.num_actions if isinstance(family, Categorical) else family.action_shape[0]
 
 
 def encoded(family: Family, action: Tensor) -> Tensor:
-    """Actions ``[...]`` as a layer reads them ``[..., encoded_size]``: choices one-hot, and Box
-    actions as the environment gets them, in units of half their range.
+    """Actions ``[...]`` as a layer reads them ``[..., encoded_size]``: choices one-hot, Box actions
+    as the environment receives them, in units of half their range.
     """
     if isinstance(family, TupleFamily):
         parts = zip(family.families, family.unpack(action), strict=True)
@@ -97,8 +98,8 @@ def encoded(family: Family, action: Tensor) -> Tensor:
 class PolicyAndCritic(nn.Module):
     """The policy's parameters and the features that the critic's head reads.
 
-    Both read one trunk with `shared_torso`, else each has its own.  The critic's head is a module
-    of its own, `critic_head`, since it may need actions that are sampled from the policy.
+    Policy and critic share one trunk with `shared_torso`; otherwise each has its own.  The critic's
+    head is a separate module, `critic_head`, since it may need actions sampled from the policy.
     """
 
     def __init__(
@@ -111,8 +112,8 @@ class PolicyAndCritic(nn.Module):
         only_acts: bool = False,
     ):
         """generator: draws the weights; None leaves them undefined, to be loaded.
-        only_acts: leaves out what acting does not need: the critic, but for a recurrent trunk of
-            its own, whose state actors carry.
+        only_acts: leaves out the critic, except a separate recurrent trunk, whose state actors
+            carry.
         """
         super().__init__()
         family = action_family(spaces.action, model.action_bounds)
@@ -157,7 +158,8 @@ class PolicyAndCritic(nn.Module):
         """Distribution parameters ``[N, P]``, the critic's features ``[N, feature_size]`` and the
         state after the last step, of leaves ``[N, ...]``; see `Trunk`.
 
-        critic: false leaves a trunk of the critic's own out: features and state are the policy's.
+        critic: false skips a separate trunk of the critic: features and state are then the
+            policy's.
         """
         features, after = self.trunk(obs, state, is_first)
         critic_features = features

@@ -15,12 +15,12 @@ from quintet.types import Obs, Rollout, State
 class Chunks:
     """K chunks of C rows, ordered by (time, stream), as the loss reads them.
 
-    obs, is_first: ``[C+1, K, ...]`` with the row behind the chunk, or ``[C, K, ...]`` where
+    obs, is_first: ``[C+1, K, ...]`` with the row after the chunk, or ``[C, K, ...]`` where
         estimates are known.
-    state: before the first row ``[K, ...]``; empty for feed-forward networks.
+    state: recurrent state before the first row ``[K, ...]``; empty for feed-forward networks.
     record: what the actor recorded ``[C, K, ...]``.
     reward: normalised, ``[C, K]``.
-    terminal: rows behind which there is no value, ``[C, K]``.
+    terminal: rows after which there is no value, ``[C, K]``.
     estimates: advantage and target ``[C, K]``, where they are known before the loss.
     """
 
@@ -45,7 +45,7 @@ class Chunks:
         steps: int,
     ) -> "Chunks":
         """All chunks of `steps` rows of a batch ``[T, B]`` with a state every `steps` rows;
-        `reward` and `terminal` in place of its own.
+        `reward` and `terminal` replace the batch's own.
         """
 
         def rows(x: Tensor) -> Tensor:
@@ -84,12 +84,12 @@ class Chunks:
 @final
 @dataclass(frozen=True)
 class Minibatch:
-    """Chunks of one optimizer step; of several learners, one's part of them.
+    """Chunks of one optimizer step; with several learners, one learner's share of them.
 
     count: valid rows of the whole minibatch, at least 1.
     rows: all rows of the whole minibatch.
     sums: moments of the whole minibatch's advantages (`reduce.moment_sums`); None: the chunks are
-        the whole minibatch, and the loss sums.
+        the whole minibatch, and the loss computes the moments.
     """
 
     chunks: Chunks
@@ -103,10 +103,11 @@ def minibatch_indices(
 ) -> tuple[list[Tensor], int]:
     """One pass over chunks with `valid` ``[C, K]`` in minibatches of `size` chunks.
 
-    generator: of the order; None: as they are.
+    generator: draws the order; None: the given order.
 
     Returns:
-        The chunks of each minibatch that has a valid row, and how many have none.
+        The chunks of each minibatch with at least one valid row, and the number of minibatches
+        without any.
     """
     number = valid.shape[1]
     order = (
@@ -118,7 +119,7 @@ def minibatch_indices(
 
 
 def share(index: Tensor, rank: int, ranks: int) -> Tensor:
-    """One learner's chunks of a minibatch."""
+    """One learner's share of a minibatch's chunks."""
     size = len(index)
     return index[rank * size // ranks : (rank + 1) * size // ranks]
 
@@ -131,7 +132,7 @@ def _split(x: Tensor, steps: int) -> Tensor:
 
 
 def _split_with_next(x: Tensor, steps: int) -> Tensor:
-    """Rows ``[T+1, B, ...]`` as chunks ``[C+1, K, ...]`` with the row behind each."""
+    """Rows ``[T+1, B, ...]`` as chunks ``[C+1, K, ...]`` with the row after each."""
     if len(x) == steps + 1:
         return x.contiguous()
     behind = x[steps::steps].flatten(0, 1).unsqueeze(0)

@@ -21,16 +21,16 @@ DEFAULTS = {"runtime.kind": "async"}
 """Defaults of options of the runtime."""
 
 MAX_POLICY_LAG_UPDATES = 40
-"""Rows of weights that are more updates old are not learned from (``runtime.max_policy_lag``);
-where the iterations that one unroll of every stream takes, and one more, have more updates than
-this, their number.
+"""Rows whose weights are older than this many updates are not learned from
+(``runtime.max_policy_lag``); raised where more updates pass while one unroll of every stream is
+used, plus one iteration.
 """
 
 
 class Knobs(NamedTuple):
     """Options of the loss as knobs; a cap or clip of none is infinity.
 
-    first: no option: 1 at the first step of an iteration, else 0.
+    first: no option; 1 at the first step of an iteration, else 0.
     """
 
     gamma: Knob
@@ -191,17 +191,17 @@ class APPOConfig(Options):
 
     @property
     def records_distribution(self) -> bool:
-        """Whether the exact KL enters the loss or a decision."""
+        """Whether the exact KL is used in the loss or for a decision."""
         return self.kl_coef > 0 or self.lr_schedule == "kl_adaptive"
 
     @property
     def records_value(self) -> bool:
-        """Whether the value of the network that acted is read."""
+        """Whether the value of the network that acted is used."""
         return not self.use_vtrace or (self.value_clip is not None and self.value_coef > 0)
 
     @property
     def has_traces(self) -> bool:
-        """Whether V-trace looks further than one step, as far as sizes and discount go."""
+        """Whether V-trace looks further than one step, given the sizes and the discount."""
         return self.use_vtrace and self.gamma > 0 and self.chunk_steps > 1
 
     @model_validator(mode="after")
@@ -218,7 +218,7 @@ class APPOConfig(Options):
 
 
 def check(config: APPOConfig, _: ModelConfig, _num_streams: int, total_env_steps: int) -> list[str]:
-    """Faults beside the network, the streams and the budget, one sentence each."""
+    """Faults beyond the network, the streams and the budget, one sentence each."""
     faults = []
     chunk, unroll = config.chunk_steps, config.unroll_steps
     batch = config.minibatch_steps * config.minibatches_per_iteration
@@ -249,8 +249,8 @@ def check(config: APPOConfig, _: ModelConfig, _num_streams: int, total_env_steps
 def suited(
     config: APPOConfig, _: ModelConfig, _num_streams: int, learners: int, free: frozenset[str]
 ) -> dict[str, int]:
-    """The largest minibatch, up to the one that nobody gave, of whole chunks for each learner, of
-    which iterations are whole unrolls; nothing where it fits already, or none does.
+    """The largest minibatch, at most the default, that has whole chunks for each learner and
+    divides iterations into whole unrolls; nothing if the default fits or none fits.
     """
     size, unit = config.minibatch_steps, learners * config.chunk_steps
     if "minibatch_steps" not in free:
@@ -279,5 +279,5 @@ def advice(config: APPOConfig, *_: object) -> UpdateAdvice:
 
 
 def shared(config: APPOConfig, *_: object) -> Shared:
-    """Several learners share the chunks of a minibatch."""
+    """The quantity that several learners share: the chunks of a minibatch."""
     return Shared("minibatch_steps", config.minibatch_steps, config.chunk_steps)

@@ -10,14 +10,14 @@ Departures from Sample Factory's first version, each with the switch that turns 
 one:
 
  1. The last row of a chunk bootstraps from the value of its true next observation, and truncated
-    episodes from that of their true final one (``truncation_as_termination``).
- 2. All statistics, advantages' too, are of rows that were really executed by this learner's policy.
- 3. GAE bootstraps from the current value of the row behind the unroll, and the value's target is
+    episodes from the value of their true final observation (``truncation_as_termination``).
+ 2. All statistics, also of advantages, are over rows that this learner's policy executed.
+ 3. GAE bootstraps from the current value of the row after the unroll, and the value's target is
     advantage plus value (``use_vtrace=true``, the default, has no GAE).
  4. Traces of V-trace may decay (``vtrace_lambda=1``, the default, is the original's).
- 5. Rows that are too old are masked one by one; a column without others is dropped.
+ 5. Rows that are too old are masked one by one; a column of such rows only is dropped.
  6. Observations and rewards may be normalised by running statistics (the defaults are off).  The
-    first batch goes into them before it is learned from.
+    first batch is added to these statistics before it is learned from.
 """
 
 import math
@@ -66,7 +66,7 @@ class GAEInputs(NamedTuple):
 
     reward: normalised.
     v_mu: recorded values.
-    behind, state, is_first: of the rows behind the unrolls ``[B, ...]``.
+    behind, state, is_first: of the rows after the unrolls ``[B, ...]``.
     """
 
     reward: Tensor
@@ -165,10 +165,9 @@ class APPOLearner:
         return total, Outputs(losses, forward, target, advantage, normalized, entropy, uniform_kl)
 
     def _forward(self, parameters: Parameters, chunks: Chunks) -> Forward:
-        """One forward over the rows, with V-trace also over those behind the chunks.
+        """One forward over the rows, with V-trace also over the rows after the chunks.
 
-        Invalid rows get a harmless action and ratio, since a NaN behind a mask would still make
-        its gradient NaN.
+        Invalid rows get a harmless action and ratio, since a masked NaN still has a NaN gradient.
         """
         family, valid = self.family, chunks.valid
         steps, columns = valid.shape
@@ -209,7 +208,7 @@ class APPOLearner:
     def _value_error(
         self, forward: Forward, target: Tensor, chunks: Chunks, knobs: Knobs
     ) -> Tensor:
-        """Half the squared error by row, that of a clipped value where there is a clip."""
+        """Half the squared error by row; with a value clip, of the clipped value."""
         if self.config.value_clip is None:
             return value_losses.squared(forward.v_tm1, target)
         v_mu = chunks.record["value"]
@@ -246,7 +245,7 @@ class APPOLearner:
 
     @property
     def version(self) -> int:
-        """The optimizer steps, in which the lag is counted."""
+        """Number of optimizer steps, in which the lag is counted."""
         return self.trained.steps
 
     def configure(self, options: APPOConfig) -> None:
@@ -333,7 +332,7 @@ class APPOLearner:
             return {"advantage": gae.advantage_tm1, "target": gae.target_tm1}
 
     def _minibatches(self, chunks: Chunks, knobs: Knobs) -> Iterator[Minibatch]:
-        """One pass, in a new random order if there are several minibatches; of several ranks each
+        """One pass, in a new random order if there are several minibatches; each of several ranks
         takes its part of every minibatch.
         """
         config, ranks = self.config, self.ranks
@@ -354,7 +353,7 @@ class APPOLearner:
     @torch.no_grad()
     def _sums(self, chunks: Chunks, knobs: Knobs) -> Tensor:
         """Moments of the advantages of all ranks.  V-trace's advantages depend on the current
-        weights, so each rank computes those of its chunks by a forward more.
+        weights, so each rank computes those of its chunks by another forward.
         """
         if self.config.use_vtrace:
             values = self.trained.on_device(knobs)
@@ -407,7 +406,7 @@ class APPOLearner:
 def make_actor(
     config: APPOConfig, model: ModelConfig, spaces: Spaces, compute: Compute = PLAIN
 ) -> Actor:
-    """The actor that collects APPO's batches; it records no more than the loss reads."""
+    """The actor that collects APPO's batches; it records only what the loss reads."""
     records: tuple[acting.Recorded, ...] = ("logp_mu",)
     if config.records_distribution:
         records = (*records, "params_mu")

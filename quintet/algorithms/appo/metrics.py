@@ -21,10 +21,10 @@ LOSSES = ("loss/policy", "loss/value", "loss/entropy", "loss/uniform_kl", "loss/
 """The weighted terms, in the order of the sum."""
 
 MOST_UNIFORM_KL = 30.0
-"""Most of a row's symmetric KL to the uniform policy, in nats; no gradient flows above it."""
+"""Largest symmetric KL of a row to the uniform policy, in nats; no gradient flows above it."""
 
 ACTOR_LOSSES = "loss/policy", "loss/entropy", "loss/uniform_kl"
-"""Terms whose sum ends the passes once it hardly changes."""
+"""Terms whose sum ends the passes when it hardly changes."""
 
 METRICS = (
     "loss/policy",
@@ -47,7 +47,7 @@ METRICS = (
 
 
 def judged(config: APPOConfig, spaces: Spaces) -> tuple[Part, ...]:
-    """Parts of the learner, each with the evidence by which reports judge it."""
+    """Parts of the learner, each with the evidence for its state in reports."""
     policy = (
         judgements.distance("policy/approx_kl", "KL to the policy that acted", judgements.FAR),
         judgements.clipped(judgements.MANY_CLIPPED),
@@ -61,9 +61,10 @@ class Forward(NamedTuple):
     """The network's outputs on C rows of K chunks.
 
     params: parameters of the distribution, masked, ``[C, K, P]``.
-    v_tm1, v_t: values of the rows and, for V-trace, of those behind, ``[C, K]``.
-    logp_pi, log_rho: the action's log-probability and its log-ratio to the one that acted.
-    obs: the network's input, normalised ``[C * K, ...]``, with V-trace also the rows behind.
+    v_tm1, v_t: values of the rows and, for V-trace, of the next rows, ``[C, K]``.
+    logp_pi, log_rho: the action's log-probability, and its log-ratio to the policy that acted.
+    obs: the network's input, normalised ``[C * K, ...]``, with V-trace also of the rows after the
+        chunks.
     """
 
     params: Tensor
@@ -78,7 +79,7 @@ class Outputs(NamedTuple):
     """Values of the loss, by row ``[C, K]``.
 
     losses: the weighted terms of the loss and their sum by metric's name, scalars.
-    target, advantage: in reward units; normalized: the advantage as the policy's term has it.
+    target, advantage: in reward units; normalized: the advantage in the policy's term.
     uniform_kl: symmetric KL to the uniform policy; None: it is not in the loss.
     """
 
@@ -107,7 +108,7 @@ def statistics(
     family: Family,
     normalizers: Normalizers,
 ) -> Statistics:
-    """Statistics of a minibatch; of several learners, one's share."""
+    """Statistics of a minibatch; with several learners, one learner's share."""
     forward, chunks, count = outputs.forward, minibatch.chunks, minibatch.count
     valid, record, log_rho = chunks.valid, chunks.record, forward.log_rho
     rho = log_rho.exp()

@@ -132,18 +132,18 @@ class DDPGActor:
         return weights
 
     def _act_alike(self, obs: Obs) -> Tensor:
-        """Actions ``[B, A]`` by the published weights."""
+        """Actions ``[B, A]`` by the published weights, the same for all streams."""
         action: Tensor = self.network(self.normalizer(obs))
         return action
 
     def _act_by_theta(self, obs: Obs) -> Tensor:
-        """The same, of a function of the weights."""
+        """Actions by the published weights, as a function of the weights."""
         weights = views_of(self.theta, self.shapes)
         action: Tensor = functional_call(self.network, weights, (self.normalizer(obs),))
         return action
 
     def _act_each(self, obs: Obs, weights: Tensor) -> Tensor:
-        """Actions ``[B, A]``, each by its own row of the weights ``[B, P]``."""
+        """Actions ``[B, A]``, each by its own row of weights ``[B, P]``."""
         seen, encoder = self.normalizer(obs), self.network.encoder
         if isinstance(encoder, Mlp):
             return self._act_at_once(encoder, seen, self._own_views(weights))
@@ -154,13 +154,14 @@ class DDPGActor:
         return torch.cat(rows)
 
     def _own_views(self, weights: Tensor) -> dict[str, Tensor]:
-        """Every parameter ``[B, ...]`` of the weights ``[B, P]``."""
+        """Views ``[B, ...]`` of every parameter in the weights ``[B, P]``."""
         sizes = [shape.numel() for shape in self.shapes.values()]
         parts = zip(self.shapes.items(), torch.split(weights, sizes, -1), strict=True)
         return {name: x.view(-1, *shape) for (name, shape), x in parts}
 
     def _act_at_once(self, encoder: Mlp, seen: Obs, own: dict[str, Tensor]) -> Tensor:
-        """The network's outputs of each row by its own weights, in one product for each layer."""
+        """The network's outputs, each row by its own weights, with one batched product per
+        layer."""
         start = "encoder.layers."
         layers = {name.removeprefix(start): x for name, x in own.items() if name.startswith(start)}
         with autocast(self.network.trunk.precision, self.theta.device):

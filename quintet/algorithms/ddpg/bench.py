@@ -27,9 +27,9 @@ class DDPGWork(Work):
     """Work of DDPG.
 
     minibatch: transitions per optimizer step.
-    updates_per_step: each one step of both networks and of their targets.
-    tau: how far the targets then go.
-    noise_std: of Gaussian noise on actions.
+    updates_per_step: updates per env_step, each one step of both networks and of their targets.
+    tau: fraction by which the targets then move.
+    noise_std: standard deviation of Gaussian action noise.
     buffer_size: transitions kept.
     """
 

@@ -1,7 +1,7 @@
-"""Options of DDPG, and what does not go together.
+"""Options of DDPG, and checks of their combinations.
 
 The defaults are those of OpenAI baselines, which produced the published results of parameter noise;
-presets.yaml beside this file has those of kinds of environments.
+presets.yaml in this folder has presets for kinds of environments.
 """
 
 import math
@@ -41,7 +41,7 @@ NEEDS = {
     f"model.{name}": Needs("another algorithm, ddpg has no use for it", lambda *_: False)
     for name in ("core", "shared_torso", "action_std", "action_std_init", "action_bounds")
 }
-"""Needs of network options for which DDPG has no use."""
+"""Conditions of network options that have no effect with DDPG."""
 
 
 class Knobs(NamedTuple):
@@ -247,7 +247,7 @@ class DDPGConfig(Options):
 def check(
     config: DDPGConfig, model: ModelConfig, num_streams: int, total_env_steps: int
 ) -> list[str]:
-    """Faults that no field shows by itself, one sentence each."""
+    """Faults that no single field shows, one sentence each."""
     faults = []
     # The critic has the policy's layers unless it is given others.
     hidden = model.policy_hidden if model.value_hidden is None else model.value_hidden
@@ -271,7 +271,7 @@ def check(
 
 
 def warnings(config: DDPGConfig, model: ModelConfig) -> list[str]:
-    """Warnings about options that are allowed and seldom wise."""
+    """Warnings about options that are allowed but seldom wise."""
     if not config.noise.param or model.layer_norm:
         return []
     which = f"LayerNorm in {model.encoder}" if model.custom else "--model.layer-norm true"

@@ -14,12 +14,12 @@ GRAMMAR = "none, normal_S, ou_S, adaptive-param_S, with a number S > 0, separate
 
 
 class Exploration(NamedTuple):
-    """Sizes of the noises of one actor, 0 for those that it has none of.
+    """Sizes of the noises of one actor; 0 for a noise that it lacks.
 
     normal: standard deviation of Gaussian action noise.
     ou: size of the Ornstein-Uhlenbeck process.
-    param: standard deviation of parameter noise at the start, and how far it is to move actions.
-    All of actions are in units in which [-1, 1] are the bounds.
+    param: standard deviation of parameter noise at the start, and the distance by which it shall
+    move actions. All are in units of actions, where [-1, 1] are the bounds.
     """
 
     normal: float = 0.0
@@ -28,15 +28,16 @@ class Exploration(NamedTuple):
 
 
 MOST_MOVED = 1.0
-"""Most that parameter noise is to move actions in [-1, 1].  Two policies are at most 2 apart, and
-less on average; where they can't be as far apart as desired the noise would grow for ever.
+"""Largest distance by which parameter noise shall move actions in [-1, 1].  Two policies are at
+most 2 apart, and less on average; if the desired distance could not be reached, the noise would
+grow without bound.
 """
 
 _FIELDS = {"normal": "normal", "ou": "ou", "adaptive-param": "param"}
 
 
 def parse(text: str) -> Exploration:
-    """The noises that a list names; spaces are ignored.
+    """The noises in a list of names; spaces are ignored.
 
     Raises:
         ValueError: names the entry that is wrong, and the grammar.
@@ -82,7 +83,7 @@ def perturbation(num_weights: int, seed: int) -> Tensor:
 
 
 def adapted(scale: Tensor, distance: Tensor, desired: float, factor: float) -> Tensor:
-    """The standard deviation of parameter noise after a look at how far it moves actions.
+    """The standard deviation of parameter noise, adapted to the distance by which it moves actions.
 
     Source: Plappert et al., arXiv 1706.01905, equation 8.
     """

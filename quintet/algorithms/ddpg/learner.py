@@ -1,10 +1,10 @@
-"""DDPG: a deterministic policy that climbs a critic, both learned from replay.
+"""DDPG: a deterministic policy that ascends a critic, both learned from replay.
 
 Lillicrap et al., arXiv 1509.02971, in the form of OpenAI baselines; parameter noise from Plappert
 et al., arXiv 1706.01905, PopArt from van Hasselt et al., arXiv 1602.07714.  Read
 `DDPGLearner.loss` first, then `DDPGLearner.update`.  A batch from replay holds windows of `n_step`
-rows; fresh batches only move the statistics.  `Trained` makes the optimizer step; `actor.py` has
-the exploration.
+rows; fresh batches only update statistics.  `Trained` makes the optimizer step; `actor.py` has the
+exploration.
 
 Departures from the paper, each with the switch that turns it off:
 
@@ -17,8 +17,8 @@ Departures from the paper, each with the switch that turns it off:
  5. Observations are normalised by running statistics (``normalize_observations=false``); the paper
     has batch normalisation.
  6. Targets may be n-step returns (``n_step=1``, the default, is the paper's), in units of their
-    spread (``normalize_returns=false``, the default), and errors may count linearly
-    (``critic_huber_delta=none``, the default).
+    standard deviation (``normalize_returns=false``, the default), and large errors may be linear in
+    the loss (``critic_huber_delta=none``, the default).
  7. Learning rates may fall to 0 (``lr_schedule=constant``, the default, is the paper's).
 """
 
@@ -58,7 +58,7 @@ from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces
 _ACTOR, _CRITIC = "actor.", "critic."
 
 SATURATED = 0.99
-"""Share of half the action range beyond which the tanh of the policy's output has hardly a
+"""Fraction of half the action range beyond which the tanh of the policy's output has almost no
 gradient; the tanh itself never reaches 1.
 """
 
@@ -123,8 +123,8 @@ class DDPGLearner:
     def loss(
         self, parameters: Parameters, own: Transitions, knobs: Knobs
     ) -> tuple[Tensor, Outputs]:
-        """The loss of a batch: that of the critic, equation 4 of arXiv 1509.02971 with the targets
-        of equation 5, and that of the policy, whose gradient is equation 6.
+        """The loss of a batch: the critic's, equation 4 of arXiv 1509.02971 with the targets of
+        equation 5, and the policy's, whose gradient is equation 6.
 
         ``total = value_coef * mean(0.5 * (Q(s, a) - target)^2) - mean(Q(s, pi(s)))
         + 0.5 * critic_l2_coef * sum(w^2)``; the second term is differentiated by the policy alone.
@@ -162,10 +162,10 @@ class DDPGLearner:
 
     @torch.no_grad()
     def _targets_of(self, own: Transitions, numbers: Tensor) -> Tensor:
-        """Targets ``[B]`` of row 0, in reward units after their scale: the n-step return, closed by
-        the target networks' value of the target policy's action.
+        """Targets ``[B]`` of row 0, in scaled reward units: the n-step return, which bootstraps
+        from the target networks' value of the target policy's action.
 
-        numbers: gamma and the scale of rewards ``[2]``.
+        numbers: gamma and the factor of rewards ``[2]``.
         """
         rows = len(own.action)
         gamma, scale = numbers.unbind()
@@ -181,7 +181,7 @@ class DDPGLearner:
         return target.clamp(low, high) if (low, high) != (-math.inf, math.inf) else target
 
     def _split(self, parameters: Parameters) -> list[Parameters]:
-        """The parameters of the policy and of the critic, by the networks' own names."""
+        """The parameters of the policy and of the critic, by the names within each network."""
         return [{own: parameters[name] for own, name in part.items()} for part in self.names]
 
     # Updates
@@ -210,7 +210,7 @@ class DDPGLearner:
         self.config = options
 
     def update(self, batch: Rollout, env_steps: int) -> None:
-        """Trains on a replayed batch; of a fresh one only takes statistics."""
+        """Trains on a replayed batch; from a fresh batch only takes statistics."""
         self.version += 1
         if not batch.replayed:
             self._take_statistics(self.ranks.whole(batch))
@@ -274,7 +274,7 @@ class DDPGLearner:
         return target
 
     def _keep_values(self, before: Tensor) -> None:
-        """Makes both critics' values what they were when the targets had the spread `before`."""
+        """Rescales both critics so that their values stay as they were with the spread `before`."""
         after = self.targets.numbers()
         for parameters in (self.trained.parameters, self.trained.averaged()):
             head = {name: parameters[f"{_CRITIC}head.{name}"] for name in ("weight", "bias")}
@@ -282,7 +282,7 @@ class DDPGLearner:
 
     @torch.no_grad()
     def _adapt(self, obs: Obs) -> None:
-        """Moves the size of parameter noise to where it moves actions as far as desired."""
+        """Adapts the size of parameter noise so that it moves actions by the desired distance."""
         distance = self._distance(obs, int(torch.randint(2**53, (), generator=self.generator)))
         config = self.config
         self.param_scale.copy_(

@@ -54,9 +54,9 @@ class Outputs(NamedTuple):
     """Values of the loss of B transitions.
 
     losses: the weighted terms by metric's name, scalars.
-    q: the critic's prediction ``[B]``, in units of the targets' spread.
+    q: the critic's prediction ``[B]``, in units of the targets' standard deviation.
     target: the target of the prediction, in reward units, ``[B]``.
-    action: of the policy ``[B, A]``.
+    action: the policy's action ``[B, A]``.
     """
 
     losses: dict[str, Tensor]
@@ -72,7 +72,7 @@ class Outputs(NamedTuple):
 
 @torch.no_grad()
 def statistics(outputs: Outputs, own: Transitions, knobs: Knobs) -> Statistics:  # noqa: ARG001
-    """Statistics of a batch; of several learners, one's share."""
+    """Statistics of a batch; with several learners, one learner's share."""
     mean, std = own.spread.unbind()
     value, target = outputs.q * std + mean, outputs.target
     means = {

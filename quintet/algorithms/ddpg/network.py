@@ -17,10 +17,10 @@ from quintet.types import Obs, Spaces
 
 
 def action_box(spaces: Spaces) -> DiagGaussian:
-    """The action space, whose bounds stand for [-1, 1].
+    """The action space, whose bounds are mapped to [-1, 1].
 
     Raises:
-        ConfigError: it is no Box of floats, or has an infinite bound.
+        ConfigError: it is not a Box of floats, or has an infinite bound.
     """
     family = action_family(spaces.action, "clip")
     if not isinstance(family, DiagGaussian):
@@ -42,7 +42,7 @@ class Policy(nn.Module):
         self, spaces: Spaces, model: ModelConfig, generator: torch.Generator | None,
         precision: Precision,
     ):  # fmt: skip
-        """Weights of layers of ours are undefined until they are drawn or loaded."""
+        """Weights of quintet's own layers are undefined until they are drawn or loaded."""
         super().__init__()
         box = action_box(spaces)
         check_observation(spaces, box)
@@ -66,9 +66,8 @@ class ActionValue(nn.Module):
         self, spaces: Spaces, model: ModelConfig, action_layer: int, generator: torch.Generator,
         precision: Precision,
     ):  # fmt: skip
-        """action_layer: number of the hidden layer that the action enters, from 1; one of the
-        user's own encoders has a single one after it, as wide as the features but at least
-        LEAST_UNITS.
+        """action_layer: number of the hidden layer that reads the action, from 1; a user's encoder
+        is followed by a single hidden layer, as wide as the features and at least LEAST_UNITS.
         """
         super().__init__()
         hidden = model.value_hidden
@@ -95,13 +94,14 @@ class ActionValue(nn.Module):
 
 @final
 class Networks(nn.Module):
-    """The policy and the value of its actions, which share nothing."""
+    """The policy and the value of its actions, which share no weights."""
 
     def __init__(
         self, spaces: Spaces, model: ModelConfig, action_layer: int, output_init: float,
         generator: torch.Generator, precision: Precision = "fp32",
     ):  # fmt: skip
-        """output_init: weights of both last layers are drawn uniformly from [-it, it]."""
+        """output_init: weights of both last layers are drawn uniformly from [-output_init,
+        output_init]."""
         super().__init__()
         self.actor = Policy(spaces, model, generator, precision)
         self.critic = ActionValue(spaces, model, action_layer, generator, precision)
@@ -114,7 +114,7 @@ class Networks(nn.Module):
                 head.bias.zero_()
 
     def penalised(self) -> list[str]:
-        """Names of the critic's kernels but for the last layer's."""
+        """Names of the critic's kernels, except the last layer's."""
         inner = [*self.critic.trunk.modules(), *self.critic.layers.modules()]
         return kernels(self, inner)
 
@@ -128,7 +128,8 @@ NORMALIZING = (
 
 
 def perturbable(policy: nn.Module) -> dict[str, bool]:
-    """Whether parameter noise moves a parameter, by name; normalising layers stay as they are."""
+    """Whether parameter noise changes a parameter, by name; weights of normalising layers are not
+    changed."""
     norms = {
         parameter
         for module in policy.modules()

@@ -1,4 +1,5 @@
-"""Statistics of a critic's targets, and critics that keep their values when these move."""
+"""Statistics of a critic's targets, and critics that keep their values when the statistics
+change."""
 
 from collections.abc import Mapping
 from typing import final
@@ -7,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 PRIOR_COUNT, VARIANCE_FLOOR = 1e-2, 1e-2
-"""Variance before any data is 1, with the weight of so much of a target."""
+"""Variance before any data is 1, with the weight of this fraction of one target."""
 
 
 @final
 class TargetStatistics(nn.Module):
     """Mean and population variance of targets, float64.
 
-    step_size: the share that every batch has in a moving average; None: all targets count alike,
-        merged in the parallel form of Chan et al. (1979).
+    step_size: weight of each batch in a moving average; None: all targets have equal weight, merged
+        in the parallel form of Chan et al. (1979).
     """
 
     count: Tensor
@@ -39,7 +40,7 @@ class TargetStatistics(nn.Module):
     def merge(self, target: Tensor) -> None:
         """Takes targets ``[N]``.
 
-        With the share b of the new ones, mean m_b and variance v_b:
+        With weight b of the new batch, of mean m_b and variance v_b:
 
             mean' = mean + b * (m_b - mean)
             variance' = (1 - b) * (variance + (mean - mean')^2) + b * (v_b + (m_b - mean')^2)
@@ -68,7 +69,7 @@ class TargetStatistics(nn.Module):
 
 @torch.no_grad()
 def rescale_(head: Mapping[str, Tensor], before: Tensor, after: Tensor) -> None:
-    """Changes a critic's last layer so that its values stay what they were.
+    """Changes a critic's last layer so that its values stay the same.
 
         W' = W * s / s'
         b' = (b * s + m - m') / s'

@@ -1,4 +1,4 @@
-"""A replayed batch as DDPG's loss reads it."""
+"""A replayed batch in the form that DDPG's loss reads."""
 
 from dataclasses import dataclass
 
@@ -12,12 +12,12 @@ from quintet.types import Obs, Rollout
 
 @dataclass(frozen=True)
 class Transitions:
-    """B windows of T rows as the loss reads them, this learner's share of a batch.
+    """B windows of T rows, this learner's share of a batch.
 
     obs: normalised, flat in time-major order ``[(T + 1) * B, ...]``.
-    action: of row 0, ``[B, A]``; target: of its value ``[B]`` if it is known already.
-    spread: mean and standard deviation that values are in units of, ``[2]``.
-    rows: of the whole batch.
+    action: of row 0, ``[B, A]``; target: target of its value ``[B]``, if known already.
+    spread: mean and standard deviation of the units of values, ``[2]``.
+    rows: number of rows of the whole batch.
     """
 
     obs: Obs

@@ -194,8 +194,8 @@ def shared(config: ImpalaConfig, *_: object) -> Shared:
 def aux_weights(
     config: ImpalaConfig, model: ModelConfig, names: tuple[str, ...]
 ) -> dict[str, float]:
-    """The weight of every auxiliary loss of the encoder; raises ConfigError if an option weights a
-    loss that the encoder lacks.
+    """The weights of the encoder's auxiliary losses; raises ConfigError if an option weights a loss
+    that the encoder lacks.
     """
     unknown = sorted(set(config.aux_loss_weights) - set(names))
     if unknown:

@@ -1,9 +1,9 @@
-"""IMPALA: actors with slightly old weights, one learner, V-trace between the two.
+"""IMPALA: actors with slightly old weights, and one learner that corrects for this by V-trace.
 
 Espeholt et al., arXiv 1802.01561.  Read `ImpalaLearner.loss` first, then `ImpalaLearner.update`.
-A batch is `batch_unrolls` columns of any streams and of any age; the runtime's queues and versions
-of weights show here only in ``rho``, the new policy's ratio to the one that acted.  `Trained` makes
-the optimizer step; `quintet.ops` has the arithmetic of V-trace and of the terms.
+A batch is `batch_unrolls` columns of any streams and of any age; the age of weights appears here
+only in ``rho``, the ratio of the new policy to the policy that acted.  `Trained` makes the
+optimizer step; `quintet.ops` has the arithmetic of V-trace and of the terms.
 
 Departures from the paper, each with the switch that turns it off:
 
@@ -14,7 +14,8 @@ Departures from the paper, each with the switch that turns it off:
  4. RMSProp is PyTorch's, with epsilon outside of the root (``rmsprop_epsilon_inside_sqrt``).
  5. Observations and rewards may be normalised by running statistics
     (``normalize_observations=false``, ``normalize_pictures=false`` and ``reward_normalizer=none``,
-    the defaults, are the paper's).  The first batch goes into them before it is learned from.
+    the defaults, are the paper's).  The first batch is added to these statistics before it is
+    learned from.
 """
 
 from functools import partial
@@ -87,7 +88,7 @@ class ImpalaLearner:
         equation 1.
 
         ``total = policy + value_coef * value - entropy_coef * H + sum of weight * aux``, each
-        reduced over the valid rows; a scalar auxiliary loss is added as it is.  A coefficient of 0
+        reduced over the valid rows; a scalar auxiliary loss is added unreduced.  A coefficient of 0
         leaves its term out.
         """
         config, family, valid = self.config, self.family, unrolls.valid
@@ -129,7 +130,7 @@ class ImpalaLearner:
         """Parameters of the distribution of rows 0 to T - 1, values of rows 0 to T of `obs`,
         normalised, log-probabilities of the actions, and auxiliary losses: scalars, or by row.
 
-        Invalid rows get a harmless action, since a NaN behind a mask makes its gradient NaN.
+        Invalid rows get a harmless action, since a masked NaN still has a NaN gradient.
         """
         family, valid = self.family, unrolls.valid
         steps, streams = valid.shape
@@ -146,9 +147,9 @@ class ImpalaLearner:
         return params, v, logp_pi, aux
 
     def _reduced(self, unrolls: Unrolls, x: Tensor) -> Tensor:
-        """A term ``[T, B]`` over the valid rows; of a scalar this learner's share.
+        """A term ``[T, B]`` reduced over the valid rows; for a scalar, this learner's share.
 
-        Each of several learners has its own columns, and divides by the whole batch's divisor.
+        Each of several learners reduces its own columns, with the divisor of the whole batch.
         """
         if x.ndim == 0:
             return x * (unrolls.valid.shape[1] / unrolls.columns)
@@ -192,7 +193,7 @@ class ImpalaLearner:
         return knobs_of(Knobs, self.config, entropy_coef=entropy_coef)
 
     def _unrolls(self, batch: Rollout) -> Unrolls:
-        """This learner's part of the batch as the loss reads it."""
+        """This learner's share of the batch, in the form that the loss reads."""
         normalizers = self.normalizers
         if normalizers.rewards.kind != "none":
             whole = self.ranks.whole(batch)
@@ -235,6 +236,6 @@ def make_actor(
     config: ImpalaConfig, model: ModelConfig, spaces: Spaces, compute: Compute = PLAIN
 ) -> Actor:
     """The actor that collects IMPALA's batches.  It records only log-probabilities, since the
-    learner computes values again.
+    learner recomputes values.
     """
     return make_sampler(config, model, spaces, ("logp_mu",), compute)

@@ -16,7 +16,7 @@ from quintet.protocols import Part
 from quintet.types import Obs, Spaces
 
 LOSSES = ("loss/policy", "loss/value", "loss/entropy")
-"""The weighted terms without auxiliary ones, in the order of the sum."""
+"""The weighted terms without the auxiliary losses, in the order of the sum."""
 
 AUX = "loss/aux/"
 
@@ -35,7 +35,7 @@ METRICS = (
 
 
 def judged(config: ImpalaConfig, spaces: Spaces) -> tuple[Part, ...]:
-    """Parts of the learner, each with the evidence by which reports judge it."""
+    """Parts of the learner, each with the evidence for its state in reports."""
     policy = (
         judgements.distance("policy/approx_kl", "KL to the policy that acted", judgements.FAR),
         *judgements.gradient(config.max_grad_norm),
@@ -68,7 +68,7 @@ class Outputs(NamedTuple):
 def statistics(
     outputs: Outputs, unrolls: Unrolls, knobs: Knobs, normalizers: Normalizers
 ) -> Statistics:
-    """Statistics of a batch; of several learners, one's share."""
+    """Statistics of a batch; with several learners, one learner's share."""
     valid, count = unrolls.valid, unrolls.count
     whole, bars = (count, len(valid) * unrolls.columns), (knobs.rho_bar, knobs.c_bar)
     common = off_policy.statistics(outputs.losses, outputs.terms, valid, whole, bars)

@@ -1,4 +1,5 @@
-"""Acting: the actor of learners that sample from their policy, masks, uniform warm-up."""
+"""Acting: the actor of learners that sample from their policy, action masks, and uniform
+warm-up."""
 
 from typing import Protocol, final
 
@@ -27,7 +28,7 @@ from quintet.types import (
 
 
 def make_family(model: ModelConfig, spaces: Spaces) -> Family:
-    """The distribution that a policy acts by in this action space."""
+    """The distribution of a policy for this action space."""
     return action_family(spaces.action, model.action_bounds)
 
 
@@ -63,7 +64,7 @@ def make_normalizer(
 def masked(family: Family, params: Tensor, obs: Obs) -> Tensor:
     """Distribution parameters under the observation's action mask, if it has one.
 
-    Acting and the loss must agree on it, or the first ratio is not 1.
+    Acting and the loss must apply the mask in the same way, or the first ratio is not 1.
     """
     return family.apply_mask(params, obs[ACTION_MASK]) if ACTION_MASK in obs else params
 
@@ -76,7 +77,7 @@ WARMING_UP = "warming_up"
 class Warmup:
     """Uniform actions until a policy has collected `steps` env_steps.
 
-    collected: env_steps of this policy, which in a population is one of several.
+    collected: env_steps of this policy (of a population: of this one alone).
     """
 
     def __init__(self, steps: int):
@@ -92,7 +93,7 @@ class Warmup:
 
 
 class PolicyNetwork(Protocol):
-    """A module with a policy, which gives the parameters of `family`; see `ActorCritic`."""
+    """A module that computes the parameters of `family`; see `ActorCritic`."""
 
     family: Family
 
@@ -112,7 +113,7 @@ class PolicyNetwork(Protocol):
 
 @final
 class SamplingActor:
-    """Samples actions and records of each what its learner asks for."""
+    """Samples actions, and records for each what its learner requests."""
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class SamplingActor:
         records: tuple[Recorded, ...],
         compute: Compute = PLAIN,
     ):
-        """network: an nn.Module; normalizer: None: observations are given as they are."""
+        """network: an nn.Module; normalizer: None leaves observations unchanged."""
         assert isinstance(network, nn.Module)
         self.network, self.family = network.to(compute.act_on), network.family
         normalizer = ObservationNormalizer({}, 1.0, 1.0) if normalizer is None else normalizer
@@ -177,7 +178,7 @@ class SamplingActor:
     def _forward(
         self, obs: Obs, state: State, is_first: Tensor
     ) -> tuple[Tensor, Tensor | None, State]:
-        """The value is None where nothing asks for it; a graph leaves out its work by itself."""
+        """The value is None where nothing uses it; a graph omits its computation by itself."""
         inputs = (self.normalizer(obs), state, is_first)
         value: Tensor | None = None
         if self.theta is not None:  # a graph checks and converts inputs one by one: weights are one
@@ -227,6 +228,6 @@ def make_sampler(
 def past_actor(
     config: Normalizes, model: ModelConfig, spaces: Spaces, setup: Setup
 ) -> SamplingActor:
-    """An actor in the learner's process, for weights that acted before."""
+    """An actor in the learner's process that holds earlier weights."""
     compute = Compute(setup.compute.precision, act_on=str(setup.device))
     return make_sampler(config, model, spaces, ("value",), compute)

@@ -38,7 +38,7 @@ def action_size(spaces: Spaces) -> int:
 class BareActorCritic(nn.Module):
     """The workload's network in plain torch layers.
 
-    action_values: whether its critic values all actions, and not states.
+    action_values: whether its critic values all actions instead of states.
     """
 
     def __init__(

@@ -99,7 +99,7 @@ def layers(
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Name, value and gradient of every parameter.
 
-    gradient: of all parameters, flat; None: it is not kept, and nothing is yielded.
+    gradient: of all parameters, flat; None: it was not kept, and nothing is yielded.
     """
     if gradient is not None:
         sizes = [parameter.numel() for parameter in parameters.values()]

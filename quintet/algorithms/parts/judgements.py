@@ -1,6 +1,4 @@
-"""Evidence for and against parts that several learners have; the bounds were measured on runs of
-the presets.
-"""
+"""Evidence about parts that several learners have, with bounds measured on runs of the presets."""
 
 from quintet.algorithms.parts.acting import Normalizes
 from quintet.models.leaves import normalized_leaves
@@ -13,35 +11,35 @@ MAX_KL = 0.06
 """Nats: twice the highest KL of an iteration of PPO's presets in runs that learn well."""
 
 MAX_CLIP_FRAC = 0.5
-"""Share above which most of the batch takes no part in the gradient."""
+"""Fraction above which most of the batch adds nothing to the gradient."""
 
 MAX_OUTSIDE_FRAC = 0.05
-"""Share of values at the clip above which the statistics don't describe the data: of a normal
-distribution one value in a million is 5 standard deviations out, of a policy that learns to reach
+"""Fraction of values at the clip above which the statistics do not describe the data: of a normal
+distribution one value in a million is beyond 5 standard deviations, for a policy that is reaching
 new states a few in a hundred.
 """
 
 MIN_REWARD_STD = 1e-6
-"""Spread below which rewards are nearly equal; divided by it they would be noise."""
+"""Standard deviation below which rewards are nearly equal; dividing by it would give noise."""
 
 LEAST_UPDATES = 200
-"""Updates before which a value function explains nothing yet."""
+"""Number of updates before which a value function explains nothing yet."""
 
 SMALL_ERROR = 0.05
-"""Squared error over squared targets, below which they are met.  What is left unexplained then is
-small beside the targets, as where a task is solved and all returns are alike.
+"""Ratio of squared error to squared targets below which the targets count as met.  The unexplained
+part is then small next to the targets, as in a solved task where all returns are equal.
 """
 
 FAR, MANY_CLIPPED = 0.3, 0.9
-"""Bounds of the KL and of the share clipped where older weights acted: APPO's preset learns
-HalfCheetah well with a KL of 0.07 and a share of 0.7, on a busy machine.
+"""Bounds of the KL and of the clipped fraction where older weights acted: APPO's preset learns
+HalfCheetah well with a KL of 0.07 and a clipped fraction of 0.7, on a busy machine.
 """
 
 _SLOWER = "it moves too fast, a lower learning rate or fewer passes slows it down"
 
 
 def distance(metric: str, name: str, possible: float = MAX_KL) -> Evidence:
-    """A KL of policies, in nats, that may be too large."""
+    """Evidence from a KL of policies, in nats, that may be too large."""
     most = Range(high=MAX_KL), Range(high=possible)
     return Evidence(metric, name, *most, above=_SLOWER)
 
@@ -52,7 +50,8 @@ def clipped(possible: float = MAX_CLIP_FRAC) -> Evidence:
 
 
 def gradient(bound: float | None, metric: str = "optim/grad_norm") -> tuple[Evidence, ...]:
-    """The gradient's norm against its bound; without one Adam and RMSProp divide by the norm."""
+    """Evidence from the gradient's norm and its bound; without a bound Adam and RMSProp divide by
+    the norm."""
     if bound is None:
         return ()
     return (

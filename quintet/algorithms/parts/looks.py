@@ -1,9 +1,8 @@
-"""Looks at a policy's distribution, of one batch between two reports.
+"""Extra statistics of a policy's distribution, on one batch between two reports.
 
-Their metrics cost a forward or two, so updates do not compute them: the spread of the distribution,
-and the distance of policy and value from the policy and value that acted. Where an actor does not
-record its distribution or its value, the weights that are about to act are kept until their rows
-come.
+They cost one or two forwards, so updates do not compute them: the spread of the distribution, and
+the distance of policy and value from those that acted. Where an actor does not record its
+distribution or its value, the weights that act next are kept until their rows arrive.
 """
 
 from collections.abc import Callable
@@ -31,17 +30,17 @@ DISTRIBUTION = (
 KL = "policy/kl"
 
 CHANGES = (KL, "policy/logp_abs_max")
-"""Metrics of the distribution that acted, and of how far the policy is from it."""
+"""Metrics of the distribution that acted, and of the policy's distance from it."""
 
 VALUE_CHANGES = ("value/change_mean", "value/change_max")
 
 MASKED = -1e8
-"""No logit of an allowed choice is less."""
+"""Lower bound of the logits of allowed choices."""
 
 
 Network = Callable[[Obs, State, Tensor], tuple[Tensor, Tensor, State]]
-"""An `ActorCritic`, or a network of which a look only uses the policy: parameters of the
-distribution, values or something else, and the state, of observations, state and ``is_first``.
+"""An `ActorCritic`, or a network of which only the policy is used: parameters of the distribution,
+values or another output, and the state, from observations, state and ``is_first``.
 """
 
 
@@ -74,7 +73,7 @@ class Subject(NamedTuple):
 class Looks:
     """Makes one look after every report, at the first fresh batch that serves.
 
-    due: whether none has been made since the last report.
+    due: whether there was no look since the last report.
     """
 
     def __init__(self, subject: Subject, interval: Interval):
@@ -84,11 +83,11 @@ class Looks:
 
     @property
     def at_work(self) -> bool:
-        """Whether `after` may do anything."""
+        """Whether `after` may have work to do."""
         return self.due or self._waits_for is not None
 
     def after(self, batch: Rollout, publication: Callable[[], Publication]) -> None:
-        """Looks at a fresh batch that has been learned from, if that is due.
+        """Looks at a fresh batch after it was learned from, if a look is due.
 
         publication: of the weights that act from now on.
         """
@@ -129,8 +128,8 @@ class Looks:
         self.due = True
 
     def forget(self) -> None:
-        """Does what `begin` does, and gives up a look that waits for rows; called at a checkpoint
-        and at a resume, so that both runs report the same from there on.
+        """Does what `begin` does and drops a look that waits for rows; called at a checkpoint and
+        at a resume, so that both runs report the same afterwards.
         """
         self.due, self._waits_for = True, None
 
@@ -158,9 +157,9 @@ def _forward(
 
 @torch.no_grad()
 def distribution_statistics(family: Family, params: Tensor) -> Statistics:
-    """Statistics of distributions ``[N, P]``: their entropies; of Gaussians means and standard
-    deviations, in units of half the action range and before a tanh of the sample; of choices the
-    probability of the most likely one.
+    """Statistics of distributions ``[N, P]``: entropies; for Gaussians means and standard
+    deviations, in units of half the action range and before a tanh of the sample; for choices the
+    probability of the likeliest.
     """
     values: dict[str, Tensor] = {}
     split = _leaves(family, params)
@@ -185,7 +184,7 @@ def distribution_statistics(family: Family, params: Tensor) -> Statistics:
 def change_statistics(
     family: Family, action: Tensor, then: PolicyAndValue, now: PolicyAndValue
 ) -> Statistics:
-    """Statistics of the distance of the policy `now` from the one `then`, which took the actions
+    """Statistics of the distance of the policy `now` from the policy `then`, which took the actions
     ``[N, ...]``.
     """
     choices = [_log_probabilities(*each) for each in _leaves(family, then.params)]
@@ -201,7 +200,7 @@ def change_statistics(
 
 
 def _leaves(family: Family, params: Tensor) -> list[tuple[Family, Tensor]]:
-    """Families that are not divided further, each with its parameters."""
+    """The innermost families, each with its parameters."""
     leaves = leaf_families(family)
     parts = torch.split(params, [leaf.param_size for leaf in leaves], -1)
     return list(zip(leaves, parts, strict=True))

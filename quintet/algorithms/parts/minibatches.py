@@ -1,4 +1,4 @@
-"""Layout and splitting of a batch for learners that pass over it several times."""
+"""Layout and splitting of a batch for learners that make several passes over it."""
 
 import math
 from collections.abc import Iterator
@@ -15,12 +15,13 @@ from quintet.types import Obs, Rollout, State
 @final
 @dataclass(frozen=True)
 class Rows:
-    """N rows of a batch, flat, as a loss reads them, and the recurrent states of their chunks.
+    """N rows of a batch, flat, in the form that a loss reads, and the recurrent states of their
+    chunks.
 
-    A chunk is C rows in a row of one stream, N = C * chunks, ordered by (row in the chunk, chunk);
-    feed-forward networks have chunks of one row and no state.
+    A chunk is C consecutive rows of one stream, N = C * chunks, ordered by (row in the chunk,
+    chunk); feed-forward networks have chunks of one row and no state.
 
-    state: leaves ``[chunks, ...]``, as it was before the chunk's first row was acted on.
+    state: leaves ``[chunks, ...]``, before the chunk's first row.
     """
 
     obs: Obs
@@ -61,12 +62,12 @@ class Rows:
 @final
 @dataclass(frozen=True)
 class Minibatch:
-    """Some rows of a batch, not yet copied; of several learners, one's part of them.
+    """Some rows of a batch, not yet copied; with several learners, one learner's share of them.
 
     index: of rows ``[N]``.
-    chunk_index: of states.
-    weight: of rows; they sum to 1 over all learners.
-    advantage: ``[N]``, in place of the rows' own.
+    chunk_index: indices of states.
+    weight: weights of rows, which sum to 1 over all learners.
+    advantage: ``[N]``, replaces the rows' own.
     """
 
     rows: Rows
@@ -94,7 +95,7 @@ class Pass:
     def minibatches(
         self, rows: Rows, advantage: Tensor, rank: int, ranks: int
     ) -> Iterator[Minibatch]:
-        """Each of them; of several learners, whole chunks for one of these.
+        """Yields each minibatch; with several learners, the whole chunks of one of them.
 
         advantage: ``[parts, size]``.
         """
@@ -138,7 +139,7 @@ class Chunks:
         """Values ``[T+1, B]`` of normalised observations ``[(T+1) * B, ...]``, from the recorded
         states.
 
-        recorded: whether the values of rows 0 to T-1 are the actor's recorded ones.
+        recorded: whether the actor's recorded values are used for rows 0 to T-1.
         """
         shape = batch.reward.shape
         if not batch.state and not recorded:
@@ -157,7 +158,7 @@ class Chunks:
     def one_pass(self, use: Tensor, size: int, drop_last: bool, generator: torch.Generator) -> Pass:
         """One pass over the rows where `use` ``[T * B]`` is set, see `even_minibatches`.
 
-        Whole chunks stay together; those without any row to use are left out.  The weights of each
+        Whole chunks stay together; chunks without any row to use are left out.  The weights of each
         minibatch sum to 1.
         """
         wanted = use[self.rows].any(0).nonzero().squeeze(1)
@@ -175,9 +176,10 @@ def even_minibatches(
 ) -> tuple[Tensor, Tensor]:
     """One pass over the rows at `index` ``[N]`` in fresh random order, in minibatches of one shape.
 
-    The rows are split in ceil(N / size) parts that differ by at most one row; what a part lacks is
-    filled with repeats of its last row at weight 0, so that none is tiny and all have `size` rows.
-    With `drop_last` the parts are whole and what fills none is left out, if there is a whole one.
+    The rows are split in ceil(N / size) parts that differ by at most one row; a shorter part is
+    filled with repeats of its last row at weight 0, so that all have `size` rows and none is tiny.
+    With `drop_last` the parts are whole, and the remainder is left out if there is at least one
+    whole part.
 
     Returns:
         Rows and their weights, which sum to 1 in each part, ``[parts, size]``.
@@ -195,6 +197,6 @@ def even_minibatches(
 
 
 def ended_rows(batch: Rollout) -> Tensor:
-    """Valid rows that belong to episodes which end within the unroll and the budget, ``[T, B]``."""
+    """Valid rows of episodes that end within the unroll and the budget, ``[T, B]``."""
     ended = ((batch.terminated | batch.truncated) & batch.valid).int()
     return batch.valid & (ended.flip(0).cummax(0).values.flip(0) > 0)

@@ -1,4 +1,4 @@
-"""The running statistics by which a learner normalises observations and rewards."""
+"""The running statistics with which a learner normalises observations and rewards."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, final
@@ -37,16 +37,17 @@ ONLY_LEARNING = ("reward_moments/",)
 
 @final
 class Normalizers:
-    """Both normalisers of a learner, by the statistics of all batches that were merged.
+    """Both normalisers of a learner, with the statistics of all batches merged so far.
 
-    The first batch is merged before it is learned from (`merge_first`): without statistics rewards
-    would be learned from as they are, whatever their scale, and the network would be fitted to
-    observations as they never come again.  Every later one is merged afterwards (`merge`), so the
-    learner sees observations as the actors saw them.
+    The first batch is merged before it is learned from (`merge_first`): without statistics, rewards
+    would be learned from in any scale, and the network would be fitted to unnormalised
+    observations, which never occur again.  Every later batch is merged afterwards (`merge`), so
+    that the learner sees observations as the actors saw them.
 
     learn: whether batches are merged; statistics stay as they are where `update_normalizers` is
         false.
-    return_discount: of the running return by which rewards are divided; None where none is needed.
+    return_discount: discount of the running return by whose standard deviation rewards are divided;
+        None if not needed.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Normalizers:
         self.return_discount = config.gamma if by_return else None
 
     def _ask_again(self) -> None:
-        """Called when a state is loaded, which may be one without statistics."""
+        """Called when a state is loaded, which may have no statistics."""
         self._known, self._merged = False, (False, False)
 
     @property
@@ -76,8 +77,8 @@ class Normalizers:
         return {"normalizer": self.observations, "reward_moments": self.rewards.moments}
 
     def loads(self, trained: Trained[Any, Any]) -> Callable[[Mapping[str, Tensor]], None]:
-        """A function that loads the weights of a warm start.  It raises ConfigError where rewards
-        are to be divided by statistics that stay as they are, and the weights bring none.
+        """A function that loads the weights of a warm start.  It raises ConfigError if rewards are
+        to be divided by fixed statistics and the weights contain none.
         """
 
         def load(weights: Mapping[str, Tensor]) -> None:
@@ -98,14 +99,14 @@ class Normalizers:
 
     @property
     def moved(self) -> bool:
-        """Whether the batch that is learned from was acted before there were statistics of
-        observations, and is learned from with them.
+        """Whether the batch was acted on before there were statistics of observations, but is
+        learned from with them.
         """
         return self._merged[0]
 
     def merge_first(self, batch: Rollout) -> None:
-        """Adds the valid rows of a batch that is about to be learned from to those statistics that
-        are empty, unless they stay so.
+        """Adds the valid rows of a batch that is about to be learned from to the statistics that
+        are still empty, unless they are fixed.
         """
         if self.learn and not self._known:
             self._merged = (self.observations.empty, self.rewards.empty)
@@ -113,7 +114,7 @@ class Normalizers:
             self._known = not any(self._merged)
 
     def merge(self, batch: Rollout) -> None:
-        """Adds the valid rows of a batch that was learned from, where `merge_first` has not."""
+        """Adds the valid rows of a batch that was learned from, unless `merge_first` did."""
         if self.learn:
             self._merge(batch, *(not each for each in self._merged))
             self._merged = (False, False)

@@ -33,18 +33,19 @@ _TARGET, _ERROR, _ADVANTAGE = "value/target_mean", "value/error_mean", "advantag
 _SQUARED = "_squared"
 
 CLIPPED = 1.001
-"""A ratio is counted as clipped from this many times its cap on: on-policy ratios are 1 but for
-rounding, and half of them above it.
+"""Multiple of the cap from which a ratio counts as clipped: on-policy ratios are 1 up to rounding,
+so half of them are above 1.
 """
 
 
 class Terms(NamedTuple):
     """Values behind the statistics, by row ``[T, B]``.
 
-    entropy: of the policy.
-    log_rho, rho: of pi to mu; 0 and 1 in rows that are not valid.
-    v_tm1, target_tm1: the critic's prediction and its target; pg_advantage_tm1: of the policy.
-    reward: 0 in rows that are not valid.
+    entropy: the policy's entropy.
+    log_rho, rho: ratio of pi to mu; 0 and 1 in invalid rows.
+    v_tm1, target_tm1: the critic's prediction and its target; pg_advantage_tm1: the advantage in
+        the policy's gradient.
+    reward: 0 in invalid rows.
     """
 
     entropy: Tensor
@@ -68,8 +69,8 @@ def statistics(
 
     losses: the weighted terms and their sum, by metric's name.
     valid: ``[T, B]``.
-    whole: how many valid rows the whole batch has, at least 1, and how many rows.
-    bars: caps of the ratio, in errors or the policy's terms and in traces; infinity is none.
+    whole: numbers of the whole batch's valid rows, at least 1, and of all its rows.
+    bars: caps of the ratio in errors (or the policy's terms) and in traces; infinity: no cap.
     """
     count, rows_of_batch = whole
     used = valid.double()
@@ -110,7 +111,8 @@ def statistics(
 
 
 def with_spreads(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics with the spreads over all rows of the interval in place of means of squares."""
+    """Metrics in which means of squares are replaced by the spreads over all rows of the
+    interval."""
     values = dict(metrics)
     if _TARGET not in values:
         return values
@@ -122,7 +124,8 @@ def with_spreads(metrics: Mapping[str, float]) -> dict[str, float]:
 
 @torch.no_grad()
 def fit(value: Tensor, target: Tensor, count: int) -> dict[str, Tensor]:
-    """The means that `with_fit` reads, of values and targets ``[N]``; `count` rows of all ranks."""
+    """The means that `with_fit` reads, from values and targets ``[N]``; `count`: rows of all
+    ranks."""
     both = torch.stack((target, target - value)).double()
     names = _TARGET, _ERROR
     means = dict(zip(names, (both.sum(1) / count).unbind(), strict=True))
@@ -132,7 +135,7 @@ def fit(value: Tensor, target: Tensor, count: int) -> dict[str, Tensor]:
 
 def with_fit(metrics: Mapping[str, float]) -> dict[str, float]:
     """Metrics with ``value/explained_variance`` and ``value/error_frac``, over all rows of the
-    interval, in place of the mean error and the means of squares.
+    interval, which replace the mean error and the means of squares.
     """
     values = dict(metrics)
     target_squares, error_squares = (values.pop(f"{x}{_SQUARED}") for x in (_TARGET, _ERROR))

@@ -1,4 +1,4 @@
-"""Options that several learners have, and what their configurations share."""
+"""Options that several learners have, and common parts of their configurations."""
 
 import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union
@@ -36,7 +36,7 @@ LR_SCHEDULE = "anneal_lr lr_decay lrschedule"
 MAX_GRAD_NORM = "grad_clip clip_grad grad_norm_clipping clip_norm gradient_clip_norm"
 CAPACITY = "buffer_size replay_size memory_size"
 START = "learning_starts start_steps replay_start warmup_steps"
-"""Names of other libraries for options of several learners."""
+"""Names in other libraries of options that several learners have."""
 
 OWN_SCHEDULE = (
     "or an import string of a function of your own (in Python the argument lr_schedule of "
@@ -174,7 +174,7 @@ def schedule_check(*words: str) -> AfterValidator:
 
 
 def require_caps(rho_bar: float | None, c_bar: float | None) -> None:
-    """Raises ValueError where V-trace's traces would be cut later than its errors."""
+    """Raises ValueError if V-trace's traces have a higher cap than its errors."""
     if (math.inf if rho_bar is None else rho_bar) < (math.inf if c_bar is None else c_bar):
         raise ValueError(
             f"rho_bar must be at least c_bar, got rho_bar={rho_bar} and c_bar={c_bar}; raise "
@@ -185,8 +185,8 @@ def require_caps(rho_bar: float | None, c_bar: float | None) -> None:
 class Shared(NamedTuple):
     """Quantity that several learners divide evenly.
 
-    option: that says how much of it there is.
-    unit: so many stay together.
+    option: option that sets its size.
+    unit: number of rows that stay together.
     """
 
     option: str
@@ -195,7 +195,7 @@ class Shared(NamedTuple):
 
 
 def refuse_aux_losses(algo: str, model: ModelConfig, names: tuple[str, ...]) -> None:
-    """Refuses an encoder's auxiliary losses of these names, for learners that have no use for them.
+    """Refuses an encoder's auxiliary losses of these names, for learners that don't use them.
 
     Raises:
         ConfigError: names them.

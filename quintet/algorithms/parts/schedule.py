@@ -11,7 +11,7 @@ from quintet.system.signals import STOPS
 from quintet.system.user_code import raised
 
 Schedule = Callable[[float], float]
-"""The factor of a rate, of the fraction of the run that is done."""
+"""The factor of a rate, as a function of the fraction of the run that is done."""
 
 
 def find_schedule(name: str) -> Schedule:
@@ -47,8 +47,8 @@ def find_schedule(name: str) -> Schedule:
 
 
 def find_decay(name: str) -> Schedule:
-    """The schedule of that name as a function of the fraction of the run that is left; a rate that
-    is adapted to something else has the factor 1.
+    """The schedule of that name as a function of the fraction of the run that is left; adaptive
+    rates have the factor 1.
     """
     if name == "linear":
         return lambda left: left

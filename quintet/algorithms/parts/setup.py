@@ -1,4 +1,4 @@
-"""Facts of a run that every learner of it must know."""
+"""Facts of a run that each of its learners must know."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,9 +23,8 @@ class Compute:
 
     precision: of encoders.
     compile: whether an act, and the whole update, is one compiled graph.
-    act_on: where actors are.
-    records: what actors record with every act, of what they know; None: what their learner learns
-        from.
+    act_on: device of the actors.
+    records: what actors record with every act, if they know it; None: what their learner uses.
     """
 
     precision: Precision = "fp32"
@@ -40,7 +39,7 @@ PLAIN = Compute()
 
 @final
 class Alone:
-    """The `Ranks` of a learner that has every batch to itself."""
+    """The `Ranks` of a single learner, which has every batch to itself."""
 
     size, index = 1, 0
 
@@ -64,10 +63,10 @@ ALONE = Alone()
 
 @dataclass(frozen=True)
 class Setup:
-    """Facts of a run that are no options of a learner.
+    """Facts of a run that are not options of a learner.
 
     seeds: two independent 63-bit numbers, for the weights and for the order of minibatches.
-    device: where it computes; of several learners, where this one does.
+    device: device of this learner.
     ranks: the learners that share every batch, of which this is one.
     """
 

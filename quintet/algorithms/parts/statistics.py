@@ -1,4 +1,4 @@
-"""Statistics of updates, gathered on the device until a report asks for them."""
+"""Statistics of updates, kept on the device until a report reads them."""
 
 import math
 from collections.abc import Mapping
@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 SUM_EVERY = 64
-"""Calls whose vectors an interval sums at once, by as many operations as it needs for one."""
+"""Number of vectors that an interval sums at once, with as many operations as for one."""
 
 NOTHING: Mapping[str, Tensor] = {}
 
 
 class Statistics(NamedTuple):
-    """Scalars by metric's name; NaN where there is nothing to say.
+    """Scalars by metric's name; NaN without data.
 
-    means: of several ranks each gives its share, and their sum is the whole batch's mean.
-    least, greatest: over the rank's rows.
+    means: each of several ranks gives its share; the shares sum to the whole batch's mean.
+    least, greatest: minima and maxima over the rank's rows.
     """
 
     means: Mapping[str, Tensor]
@@ -30,7 +30,7 @@ class Statistics(NamedTuple):
         return Names(tuple(self.means), tuple(self.least), tuple(self.greatest))
 
     def pack(self) -> Tensor:
-        """All as one vector, float64: means, minima negated, and maxima."""
+        """All as one float64 vector: means, negated minima, and maxima."""
         least = [-x for x in self.least.values()]
         values = [*self.means.values(), *least, *self.greatest.values()]
         return torch.stack(values).detach().double()
@@ -75,7 +75,7 @@ class _Sums:
 class Interval:
     """Means, minima and maxima over all updates since they were last read.
 
-    Nothing is read from the device before `read`.  A mean is over the updates that gave it.
+    Nothing is read from the device before `read`.  A mean is over the updates that have the metric.
     """
 
     def __init__(self) -> None:
@@ -84,11 +84,11 @@ class Interval:
         self._numbers: dict[str, list[float]] = {}
 
     def add(self, statistics: Statistics) -> None:
-        """Takes the statistics of one update."""
+        """Adds the statistics of one update."""
         self.add_vectors(statistics.names, statistics.pack().unsqueeze(0))
 
     def add_vectors(self, names: Names, vectors: Tensor) -> None:
-        """Takes packed statistics of some updates ``[K, N]``."""
+        """Adds packed statistics of some updates ``[K, N]``."""
         waiting = self._waiting.setdefault(names, [])
         waiting.append(vectors)
         if len(waiting) >= SUM_EVERY:
@@ -114,7 +114,7 @@ class Interval:
             self._numbers.setdefault(name, []).append(x)
 
     def read(self) -> dict[str, float]:
-        """All finite values by name; the next interval begins then."""
+        """All finite values by name; starts the next interval."""
         for names in [*self._waiting]:
             self._fold(names)
         values: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""The weights that a learner trains, and the optimizer step that follows from its loss."""
+"""The weights that a learner trains, and the optimizer step on its loss."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,13 +28,13 @@ K = TypeVar("K", bound=tuple[Knob, ...])
 Outputs = TypeVar("Outputs")
 
 Loss = Callable[[Parameters, B, K], tuple[Tensor, Outputs]]
-"""A pure function of parameters, a batch and knobs: the loss, and what its statistics are made of.
-Each of several ranks gives its share of the whole batch's loss; the shares add up to it.
+"""A pure function of parameters, a batch and knobs: returns the loss and the inputs of its
+statistics. Each of several ranks returns its share of the whole batch's loss; the shares sum to it.
 """
 
 
 class Optimizer(NamedTuple):
-    """The rule of the step that a gradient becomes.
+    """The rule that turns a gradient into a step.
 
     kind: rmsprop_tf: TensorFlow's form, see `quintet.ops.rmsprop`.
     momentum: whether RMSProp keeps a velocity.
@@ -47,7 +47,7 @@ class Optimizer(NamedTuple):
 ADAM = Optimizer()
 
 AVERAGE = "average/"
-"""Prefix of the names of an average's weights; that of the network's own is ``network/``."""
+"""Prefix of the names of the average's weights; the network's own have ``network/``."""
 
 _MEMORY_STEPS = "optimizer/steps"
 _SAT_OUT = "optimizer/{}_sat_out"
@@ -56,14 +56,14 @@ CLEAR_EVERY = 1024
 """Steps after which subnormal numbers in the optimizer's memory become 0."""
 
 FOLD_EVERY = 16
-"""Steps whose statistics are put together at once by learners that make one step per update."""
+"""Number of steps whose statistics are added at once, by learners that make one step per update."""
 
 
 class Segment(NamedTuple):
-    """Views of one segment's part of the vectors.  In a graph they stand for the vectors: a part
-    that is cut out within it is written back by a select over the whole vector.
+    """Views of one segment's part of the vectors.  In a graph they replace the vectors: a part that
+    is cut out inside the graph would be written back by a select over the whole vector.
 
-    name: of a child of the network; empty: the segment is the whole network.
+    name: name of a child module; empty: the segment is the whole network.
     """
 
     name: str
@@ -84,9 +84,9 @@ class StepOptions(NamedTuple):
 
 
 def knobs_of(kind: type[K], options: object, **others: float | None) -> K:
-    """Knobs from the options of the same names; none is infinite: a bound that never holds.
+    """Knobs from the options of the same names; none becomes infinity, a bound that never applies.
 
-    others: in place of options.
+    others: knobs that replace options.
     """
     names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
     values = [others[name] if name in others else getattr(options, name) for name in names]
@@ -111,15 +111,15 @@ def non_finite(name: str, value: float, update: int) -> str:
 class Trained(Generic[B, K]):
     """All weights of a network as one vector, its optimizer's memory, and `step`.
 
-    A step is the gradient of the loss, its sum over all ranks, clipping, and the optimizer's rule;
-    compiled it is one graph, or two where ranks exchange gradients in between.
+    A step is the gradient of the loss, the sum over all ranks, clipping, and the optimizer's rule.
+    Compiled it is one graph, or two if ranks exchange gradients in between.
 
     parameters: views of the vector by name.
-    average: another such vector, a Polyak average of the first, if there is to be one.
-    loss, statistics: called one after the other; compiled they are in one graph.
+    average: a vector of the same form with a Polyak average of the weights, if there is one.
+    loss, statistics: called one after the other; in one graph if compiled.
     steps: optimizer steps made.
-    memory_steps: steps that the optimizer's memory holds, by which Adam corrects its bias; others
-        than `steps` where the memory is another learner's.
+    memory_steps: steps in the optimizer's memory, for Adam's bias correction; differs from `steps`
+        if the memory came from another learner.
     """
 
     def __init__(
@@ -138,11 +138,12 @@ class Trained(Generic[B, K]):
         averages: bool = False,
         check_numerics: bool = False,
     ):
-        """modules: what is published and saved beside the network, by name.
-        only_learning: prefixes of the names of weights that are saved and not published, since no
+        """modules: modules that are published and saved with the network, by name.
+        only_learning: prefixes of the names of weights that are saved but not published, since no
             actor needs them.
-        segments: children of the network, each with `StepOptions` of its own; none: it is one.
-        delayed: segments that may sit a step out, as the policy of TD3.
+        segments: children of the network, each with its own `StepOptions`; none: the whole network
+            is one segment.
+        delayed: segments that may skip a step, as the policy of TD3.
         averages: whether there is an `average`, which actors never need.
         check_numerics: whether steps look for NaN and infinity in ``checked`` of the outputs.
 
@@ -210,9 +211,9 @@ class Trained(Generic[B, K]):
     def step(self, batch: B, knobs: K, *options: StepOptions | None, polyak: float = 0.0) -> None:
         """Makes one optimizer step on the batch.
 
-        options: one for each segment; None: a `delayed` one sits the step out, so that its weights
-            and its optimizer's memory stay as they are.
-        polyak: share of the new weights in the average: 1 makes it their copy.
+        options: one for each segment; None: a `delayed` segment skips the step, so that its weights
+            and its optimizer's memory stay unchanged.
+        polyak: weight of the new weights in the average; 1 makes it their copy.
         """
         for segment, each in zip(self.segments, options, strict=True):
             if each is None:
@@ -233,8 +234,9 @@ class Trained(Generic[B, K]):
         self._pending.append(torch.cat((apply(grad, packed), of_loss)))
 
     def _clear_subnormals(self) -> None:
-        """Makes subnormal numbers in the optimizer's memory 0.  The moments of weights whose
-        gradient stays 0, as of a dead ReLU, shrink to such numbers; processors are slow on them.
+        """Sets subnormal numbers in the optimizer's memory to 0.  The moments of weights whose
+        gradient stays 0, as of a dead ReLU, become subnormal, and processors are slow with such
+        numbers.
         """
         for x in self.memory.values():
             x.masked_fill_(x.abs() < torch.finfo(x.dtype).tiny, 0.0)
@@ -263,11 +265,11 @@ class Trained(Generic[B, K]):
         segment: str = "",
         betas: tuple[float, float] = (adam.BETA1, adam.BETA2),
     ) -> StepOptions:
-        """The next step's rates and bound, from the options that have one name in all learners.
+        """The next step's rates and bound, from the options whose names all learners share.
 
         options: has ``max_grad_norm``, and ``adam_epsilon`` or ``rmsprop_*`` (``rmsprop_momentum``
             only where there is momentum).
-        segment: needed of a `delayed` one, whose memory holds fewer steps.
+        segment: only for a `delayed` segment, whose memory has seen fewer steps.
         """
         rates: AdamRates | RMSPropRates
         if self.optimizer.kind == "adam":
@@ -280,18 +282,19 @@ class Trained(Generic[B, K]):
         return StepOptions(rates, options.max_grad_norm)
 
     def views(self) -> Parameters:
-        """New views of the parameters; a graph has segments as inputs, since each costs time."""
+        """New views of the parameters; a graph gets segments as inputs, since each input costs
+        time."""
         return _joined((each.theta, each.shapes) for each in self.segments)
 
     # The graphs
 
     def _compiled_step(self, batch: B, numbers: Tensor) -> Tensor:
-        """The whole step of one learner."""
+        """The whole step of a single learner."""
         grad, of_loss = self._compiled_gradient(batch, numbers)
         return torch.cat((self._apply(grad, numbers), of_loss))
 
     def evaluate(self, parameters: Parameters, batch: B, knobs: K) -> tuple[Tensor, Statistics]:
-        """The loss of any parameters, and its statistics."""
+        """The loss at any parameters, and its statistics."""
         loss, outputs = self.loss(parameters, batch, knobs)
         return loss, self.statistics(outputs, batch, knobs)
 
@@ -309,7 +312,7 @@ class Trained(Generic[B, K]):
         return _flat(gradients), statistics.pack()
 
     def _compiled_gradient(self, batch: B, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """`_gradient` in the form that compiles, whose only weights are the segments."""
+        """`_gradient` in a form that compiles, whose only weights are the segments."""
         gradients, statistics = torch.func.grad(self.evaluate, has_aux=True)(
             self.views(), batch, self._knobs_in(numbers)
         )
@@ -317,12 +320,12 @@ class Trained(Generic[B, K]):
         return _flat(gradients.values()), statistics.pack()
 
     def _compiled_apply(self, grad: Tensor, numbers: Tensor) -> Tensor:
-        """`_apply` in the form that compiles by itself, without a wrapper."""
+        """`_apply` in a form that compiles by itself, without a wrapper."""
         return self._apply(grad, numbers)
 
     @torch.no_grad()
     def _apply(self, grad: Tensor, numbers: Tensor) -> Tensor:
-        """A step against the whole batch's gradient ``[P]``; returns its statistics, float64."""
+        """A step with the whole batch's gradient ``[P]``; returns its statistics, float64."""
         if self.gradient is not None:
             self.gradient.copy_(grad)
         own: list[Tensor] = []
@@ -344,7 +347,7 @@ class Trained(Generic[B, K]):
         return torch.stack(own).double()
 
     def _move(self, grad: Tensor, segment: Segment, rates: list[Tensor]) -> None:
-        """The optimizer's rule on a segment, in place."""
+        """Applies the optimizer's rule to a segment, in place."""
         theta, memory = segment.theta, segment.memory
         if self.optimizer.kind == "adam":
             adam.adam_(theta, grad, memory["exp_avg"], memory["exp_avg_sq"], AdamRates(*rates))
@@ -362,8 +365,8 @@ class Trained(Generic[B, K]):
         return self._knobs(*numbers[: self._num_knobs].unbind())
 
     def on_device(self, knobs: K) -> K:
-        """The knobs as tensors on the parameters' device, as the loss gets them in a step: not
-        every kernel of a GPU takes numbers of the CPU.
+        """The knobs as tensors on the parameters' device, as the loss gets them in a step: some GPU
+        kernels don't take CPU numbers.
         """
         return self._knobs_in(self._packed(knobs, (), 0.0))
 
@@ -371,11 +374,11 @@ class Trained(Generic[B, K]):
 
     @property
     def pending(self) -> int:
-        """The number of steps that were made since `fold`."""
+        """Number of steps since `fold`."""
         return len(self._pending)
 
     def recent(self, begin: int = 0, end: int | None = None) -> dict[str, Tensor]:
-        """Statistics over the steps since `fold` with these numbers, by name."""
+        """Statistics over those of the steps since `fold` that have these numbers, by name."""
         return self._all_names.by_name(torch.stack(self._pending[begin:end]))
 
     @property
@@ -383,8 +386,8 @@ class Trained(Generic[B, K]):
         return Names((*self._own, *self._names.means), *self._names[1:])
 
     def fold(self) -> None:
-        """Adds the steps' statistics to the interval.  A GPU is waited for, as it is by the
-        publication that follows.
+        """Adds the waiting steps' statistics to the interval.  Waits for a GPU, as the following
+        publication does.
 
         Raises:
             NonFiniteError: a loss or the gradient's norm is not finite; names the first such step
@@ -404,9 +407,9 @@ class Trained(Generic[B, K]):
         self.interval.add_vectors(self._all_names, vectors)
 
     def fold_when_due(self) -> None:
-        """Folds every FOLD_EVERY steps, and at once where a loss or the gradient of the last step
-        was not finite: the batch at hand is then the one at fault, and weights which it has spoilt
-        never act.  A GPU is waited for, as it is by the next batch's copy.
+        """Folds every FOLD_EVERY steps, and at once if a loss or the gradient of the last step
+        was not finite: the current batch is then the cause, and the spoilt weights never act.
+            Waits for a GPU, as the next batch's copy does.
 
         Raises:
             NonFiniteError: as `fold`.
@@ -434,12 +437,12 @@ class Trained(Generic[B, K]):
     # Saving
 
     def weights(self) -> dict[str, Tensor]:
-        """The tensors of the network, of its average and of the modules beside it, by name."""
+        """The tensors of the network, of its average and of the further modules, by name."""
         average = {f"{AVERAGE}{name}": x for name, x in self.averaged().items()}
         return self._tensors.read() | average
 
     def averaged(self) -> Parameters:
-        """The average as views by the parameters' names; {} where there is none."""
+        """The average as views by the parameters' names; {} without an average."""
         parts = [(each.average, each.shapes) for each in self.segments]
         return _joined((x, shapes) for x, shapes in parts if x is not None)
 
@@ -453,19 +456,19 @@ class Trained(Generic[B, K]):
         return self._tensors.read(but=self._only_learning)
 
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copies what `weights` gave, and leaves the optimizer as it is."""
+        """Copies what `weights` returned; the optimizer stays unchanged."""
         load_into(self.modules, tensors)
         for name, x in self.averaged().items():
             x.copy_(tensors[f"{AVERAGE}{name}"])
 
     def save(self) -> dict[str, Tensor]:
-        """The weights and the optimizer's memory by name."""
+        """The weights and the optimizer's memory, by name."""
         held = {f"optimizer/{name}": x for name, x in self.memory.items()}
         held |= {_SAT_OUT.format(name): torch.tensor(n) for name, n in self._sat_out.items()}
         return self.weights() | held | {_MEMORY_STEPS: torch.tensor(self.memory_steps)}
 
     def load(self, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """Copies what `save` gave; `steps` become its own."""
+        """Copies what `save` returned, and sets `steps`."""
         self.load_weights(tensors)
         for name, x in self.memory.items():
             x.copy_(tensors[f"optimizer/{name}"])
@@ -477,8 +480,8 @@ class Trained(Generic[B, K]):
 
 @lru_cache
 def _required_finite(own: tuple[str, ...], means: tuple[str, ...]) -> list[int]:
-    """The columns of a step's statistics, named `own` and `means`, that must be finite: a loss
-    comes before the norm that it has spoilt.
+    """The columns of a step's statistics, named `own` and `means`, that must be finite; a loss
+    precedes the norm, which it would spoil.
     """
     losses = [len(own) + k for k, name in enumerate(means) if name.startswith("loss/")]
     return losses + [k for k, name in enumerate(own) if name.endswith("grad_norm")]

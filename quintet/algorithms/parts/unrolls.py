@@ -1,4 +1,4 @@
-"""A batch of unrolls as a loss reads it."""
+"""A batch of unrolls in the form that a loss reads."""
 
 from dataclasses import dataclass
 
@@ -17,10 +17,10 @@ class Unrolls:
     obs, is_first: of rows 0 to T, flat in time-major order ``[(T + 1) * B, ...]``.
     state: before row 0, ``[B, ...]``.
     action, reward, valid, record: ``[T, B, ...]``; rewards are normalised.
-    terminal: rows behind which there is no value ``[T, B]``: terminations, with
-        ``truncation_as_termination`` truncations too.
+    terminal: rows after which there is no value ``[T, B]``: terminations, with
+        ``truncation_as_termination`` also truncations.
     not_cut_t: see `Rollout.not_cut_t`.
-    count, columns: valid rows, at least 1, and columns of the whole batch.
+    count, columns: the whole batch's valid rows, at least 1, and its columns.
     """
 
     obs: Obs

@@ -30,12 +30,12 @@ _NATURE = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
 
 class Work(BaseModel):
     """Work of one learner: environment, network, learning rate, and times; and the same work in
-    plain torch, whose speed is the limit that training is compared with.
+    plain torch, whose speed is the limit for training.
 
     algo: the learner.
     learning_starts: transitions before the first update from replay; the measurement begins after
         them.
-    warmup_seconds, seconds: least time before the measurement, and its length.
+    warmup_seconds: least time before the measurement; seconds: its length.
     """
 
     # Entries for other programs are ignored.
@@ -79,7 +79,7 @@ class Work(BaseModel):
         """Transitions per optimizer step."""
 
     def options(self) -> dict[str, Any]:
-        """Options of a run for this work and nothing else: no normalisers."""
+        """Options of a run with exactly this work: no normalisers."""
         return {
             "preset": "none",
             # Never reached; `seconds` ends the run.
@@ -96,7 +96,7 @@ class Work(BaseModel):
 
     @abstractmethod
     def acting(self, spaces: Spaces) -> Callable[[Tensor], object]:
-        """The forward of a bare policy on observations of all environments."""
+        """The bare policy's forward on observations of all environments."""
 
     @abstractmethod
     def update(self, spaces: Spaces, precision: Precision, compiled: bool) -> Callable[[], object]:

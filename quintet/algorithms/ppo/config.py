@@ -18,7 +18,7 @@ from quintet.system.importing import CodeName
 class Knobs(NamedTuple):
     """Options of the loss as knobs, some of them scheduled.
 
-    share: factor of all means: the share of valid rows with ``reduction=mean_over_all``, else 1.
+    share: factor of all means: with ``reduction=mean_over_all`` the fraction of valid rows, else 1.
     """
 
     clip_epsilon: Knob
@@ -205,12 +205,12 @@ class PPOConfig(Options):
 
     @property
     def uses_kl(self) -> bool:
-        """Whether the exact KL enters the loss or a decision."""
+        """Whether the exact KL is used in the loss or for a decision."""
         return self.kl_coef_init > 0 or self.kl_cutoff_coef > 0 or self.lr_schedule == "kl_adaptive"
 
     @property
     def l2_coefs(self) -> dict[str, float]:
-        """Coefficients by group of kernels, without those of 0."""
+        """Coefficients by group of kernels, without zeros."""
         coefs = {name: getattr(self, f"{name}_l2_coef") for name in ("policy", "value", "shared")}
         return {name: coef for name, coef in coefs.items() if coef > 0}
 
@@ -266,8 +266,8 @@ def chunk_faults(config: PPOConfig) -> list[str]:
 def suited(
     config: PPOConfig, model: ModelConfig, num_streams: int, learners: int, free: frozenset[str]
 ) -> dict[str, int]:
-    """The largest minibatch, up to the one that nobody gave, that divides the batch in whole chunks
-    for each learner; nothing where it fits already, or none of half its size does.
+    """The largest minibatch, at most the default, that divides the batch in whole chunks for each
+    learner; nothing if the default fits, or if none of at least half its size does.
     """
     size, batch = config.minibatch_steps, num_streams * config.unroll_steps
     if size is None or "minibatch_steps" not in free or config.drop_last:
@@ -310,7 +310,7 @@ def shared(config: PPOConfig, model: ModelConfig, num_streams: int) -> Shared:
 def require_learnable(
     config: PPOConfig, model: ModelConfig, loss_names: tuple[str, ...], num_learners: int
 ) -> None:
-    """Raises ConfigError where the network or the number of learners does not fit."""
+    """Raises ConfigError if the network or the number of learners does not fit."""
     parts.refuse_aux_losses("ppo", model, loss_names)
     if num_learners > 1 and config.kl_cutoff_coef > 0:
         raise ConfigError(

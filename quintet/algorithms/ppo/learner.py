@@ -1,8 +1,8 @@
 """Proximal policy optimisation with a clipped ratio and/or an adaptive KL penalty.
 
-Schulman et al., arXiv 1707.06347; advantages of Schulman et al., arXiv 1506.02438; the form is that
-of TF-Agents' PPO agent.  Read `PPOLearner.loss` first, then `PPOLearner.update`.
-`Trained` makes the optimizer step; `quintet.ops` has the arithmetic of estimators and terms.
+Schulman et al., arXiv 1707.06347; advantages of Schulman et al., arXiv 1506.02438, in the form of
+TF-Agents' PPO agent.  Read `PPOLearner.loss` first, then `PPOLearner.update`. `Trained` makes the
+optimizer step; `quintet.ops` has the arithmetic of estimators and terms.
 
 Departures from the papers, each with the switch that turns it off:
 
@@ -14,11 +14,11 @@ Departures from the papers, each with the switch that turns it off:
  4. Advantages are normalised over the batch (``normalize_advantage=none``).
  5. The gradient's global norm is clipped (``max_grad_norm=none``).
  6. The learning rate falls linearly to 0 (``lr_schedule=constant``).
- 7. The dead band of the adaptive KL penalty is 0.3 wide, the paper's 0.5 (``kl_tolerance``).
- 8. Minibatches are even: the valid rows (recurrent: the chunks that have any) are split in parts
-    that differ by at most one, so none is tiny (``drop_last``: whole ones without the rest).
- 9. The first batch goes into empty statistics before it is learned from, later ones afterwards.
-    The policy acted in it on observations as they are, so its first ratios are not 1
+ 7. The dead band of the adaptive KL penalty is 0.3, in the paper 0.5 (``kl_tolerance``).
+ 8. Minibatches are even: the valid rows (recurrent: the chunks that have any) are split into parts
+    that differ by at most one, so that none is tiny (``drop_last``: whole minibatches only).
+ 9. The first batch is added to empty statistics before it is learned from, later ones afterwards.
+    The policy acted in it on unnormalised observations, so its first ratios are not 1
     (``normalize_observations=false``, ``reward_normalizer=none``).
 """
 
@@ -133,8 +133,8 @@ class PPOLearner:
     def _forward(
         self, parameters: Parameters, rows: Rows, knobs: Knobs
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Parameters of the distribution, values, and log-probabilities of the actions: now, and
-        when they were taken.
+        """Parameters of the distribution, values, and log-probabilities of the actions: current,
+        and at the time of the action.
         """
         config, family = self.config, self.family
         params, value, _ = functional_call(
@@ -148,20 +148,20 @@ class PPOLearner:
         return params, value, logp_pi, logp_mu
 
     def _value_error(self, value: Tensor, rows: Rows, knobs: Knobs) -> Tensor:
-        """Half the squared error by row, that of a clipped value where there is a clip."""
+        """Half the squared error by row; with a value clip, of the clipped value."""
         if self.config.value_clip is None:
             return value_losses.squared(value, rows.target)
         return value_losses.clipped(value, rows.value_mu, rows.target, knobs.value_clip)
 
     def _kl_cutoff(self, mean_kl: Tensor, knobs: Knobs) -> Tensor:
-        """The penalty on a mean KL far above the target."""
+        """The penalty for a mean KL far above the target."""
         target, factor = knobs.kl_target, knobs.kl_cutoff_factor
         return policy_losses.kl_cutoff(
             mean_kl, target=target, factor=factor, coef=knobs.kl_cutoff_coef
         )
 
     def _l2(self, parameters: Parameters, knobs: Knobs) -> Tensor:
-        """The L2 penalty on kernels, by group; each of several learners has its share."""
+        """The L2 penalty on kernels, by group; with several learners, this learner's share."""
         coefs = {group: getattr(knobs, f"{group}_l2_coef") for group in self.config.l2_coefs}
         kernels = ((coefs[group], name) for group in coefs for name in self.kernels[group])
         squares = [coef * parameters[name].square().sum() for coef, name in kernels]
@@ -270,7 +270,7 @@ class PPOLearner:
         return order.minibatches(rows, advantage, self.ranks.index, self.ranks.size)
 
     def knobs(self, share: float = 1.0) -> Knobs:
-        """The loss's knobs in an iteration."""
+        """The loss's knobs of an iteration."""
         scheduled = {"clip_epsilon": self.schedule.clip_epsilon, "kl_coef": self.schedule.beta}
         return knobs_of(Knobs, self.config, **scheduled, share=share)
 
@@ -286,7 +286,7 @@ class PPOLearner:
 
     @torch.no_grad()
     def _distribute(self, when: str, rows: Rows, chunks: Chunks, use: Tensor) -> None:
-        """Keeps the values behind the loss, for `histograms`."""
+        """Keeps the values in the loss, for `histograms`."""
         if not self.config.log_histograms:
             return
         order, use = chunks.order, use.flatten()[chunks.order]

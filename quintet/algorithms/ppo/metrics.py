@@ -30,7 +30,7 @@ LOSSES = (
 TOTAL = "loss/total"
 
 MIN_KL = 1e-5
-"""Nats, of an iteration with at least a twentieth of the first learning rate."""
+"""Smallest KL, in nats, of an iteration with at least a twentieth of the first learning rate."""
 
 METRICS = (
     "loss/policy",
@@ -66,7 +66,7 @@ METRICS = (
 
 
 def judged(config: PPOConfig, spaces: Spaces) -> tuple[Part, ...]:
-    """Parts of the learner, each with the evidence by which reports judge it."""
+    """Parts of the learner, each with the evidence for its state in reports."""
     slow = Evidence(
         "policy/kl",
         "KL",
@@ -99,7 +99,7 @@ class Estimates(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Values of the loss of N rows, ``[N]`` but for the first two.
+    """Values of the loss of N rows, ``[N]`` except for the first two.
 
     losses: the weighted terms and their sum, scalars.
     cutoff_kl: the mean KL of the cutoff's term, a scalar; None: there is no such term.
@@ -130,7 +130,7 @@ class Outputs(NamedTuple):
 
 @torch.no_grad()
 def statistics(outputs: Outputs, minibatch: Minibatch, knobs: Knobs) -> Statistics:
-    """Statistics of a minibatch; of several learners, one's share."""
+    """Statistics of a minibatch; with several learners, one learner's share."""
     weight = minibatch.weight
     error = (outputs.rho - 1.0).abs() * (weight > 0)
     means = dict(zip((*LOSSES, TOTAL), outputs.losses, strict=True)) | {
@@ -170,7 +170,7 @@ def _batch_statistics(batch: Rollout, use: Tensor, estimates: Estimates) -> Stat
 
 @final
 class Reports:
-    """Collects an iteration's statistics beside those of its steps, and reads all of them."""
+    """Collects the statistics of iterations and of their steps."""
 
     def __init__(self, trained: Trained[Any, Any], normalizers: Normalizers):
         self.trained, self.normalizers = trained, normalizers
@@ -181,7 +181,7 @@ class Reports:
     ) -> None:
         """Adds an iteration and folds its steps.
 
-        use: rows that were learned from ``[T, B]``.
+        use: rows that are learned from ``[T, B]``.
         obs: normalised.
         last_epoch: step at which the last epoch began.
         """
@@ -240,7 +240,8 @@ def batch_values(
 def loss_values(
     outputs: Outputs, rows: Rows, use: Tensor, family: Family, clip_epsilon: float | None
 ) -> dict[str, Tensor]:
-    """Values of the loss in the rows to `use` ``[N]``: log-probabilities, ratios, objectives, ...
+    """Values of the loss in the rows to `use` ``[N]``: log-probabilities, ratios, objectives and
+    more.
 
     clip_epsilon: None leaves out the clipped values.
     """

@@ -33,7 +33,7 @@ class Schedule:
         return metrics
 
     def configure(self, config: PPOConfig) -> None:
-        """Takes new options; a KL-adaptive rate changes by as much as its option."""
+        """Takes new options; a KL-adaptive rate is scaled like its option."""
         if config.lr_schedule == "kl_adaptive":
             factor = config.learning_rate / self.config.learning_rate
             self.learning_rate = schedules.within_bounds(self.learning_rate * factor)
@@ -53,7 +53,8 @@ class Schedule:
         self.metrics = self._current()
 
     def adapt(self, mean_kl: float) -> dict[str, float]:
-        """Adapts the penalty's weight and the rate to the updated policy's KL; returns metrics."""
+        """Adapts the penalty's weight and the learning rate to the updated policy's KL; returns
+        metrics."""
         config, metrics = self.config, {"policy/kl": mean_kl}
         if config.kl_coef_init > 0:
             before = self.beta
