@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quintet.algorithms.ddpg.learner import DDPGLearner
 from quintet.algorithms.ddpg.network import Networks
+from quintet.algorithms.ddpg.transitions import transitions_of
 from quintet.types import Rollout
 
 
@@ -165,3 +166,28 @@ def test_rewards_beyond_the_range_of_returns() -> None:
     found = learner.metrics()["q/target_mean"]
     assert found == pytest.approx((low + high) / 2, abs=0.1)
     assert math.isfinite(found)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_targets_beyond_any_return_are_told(scale: float) -> None:
+    """A critic and its targets that drive each other up agree, so the error tells nothing."""
+    of = case(**PLAIN | {"gamma": 0.9, "reward_scale": 0.5})
+    learner = of.learner()
+    with torch.no_grad():
+        learner.trained.average *= scale
+    assert "q/target_bound_frac" not in learner.metrics()
+    fresh, replay = of.batches(1)[0][0], replayed(of)[0]
+    learner.update(replace(fresh, replayed=False), 0)
+    largest = fresh.reward[fresh.valid].abs().max()
+    own = transitions_of(
+        replay, learner.ranks, learner.normalizer, learner.targets.numbers(),
+        truncation_as_termination=False,
+    )  # fmt: skip
+    target = learner._targets_of(own, torch.tensor([0.9, 0.5])).abs().max()
+    learner.update(replay, 0)
+    found = learner.metrics()["q/target_bound_frac"]
+    assert found == pytest.approx((target / (0.5 * largest / 0.1)).item(), rel=1e-5)
+    assert (found > 3.0) == (scale > 1.0)
+    other = of.learner()
+    other.load(learner.save())
+    assert other.largest_reward == largest

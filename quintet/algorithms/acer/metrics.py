@@ -61,7 +61,7 @@ def judged(config: ACERConfig, spaces: Spaces) -> tuple[Part, ...]:
         *judgements.gradient(config.max_grad_norm),
     )
     rewards = config.reward_normalizer != "none"
-    return judgements.parts(policy, config, spaces, rewards)
+    return judgements.parts(policy, config, spaces, rewards=rewards)
 
 
 class Region(NamedTuple):

@@ -54,7 +54,7 @@ def judged(config: APPOConfig, spaces: Spaces) -> tuple[Part, ...]:
         *judgements.gradient(config.max_grad_norm),
     )
     rewards = config.reward_normalizer != "none"
-    return judgements.parts(policy, config, spaces, rewards)
+    return judgements.parts(policy, config, spaces, rewards=rewards)
 
 
 class Forward(NamedTuple):

@@ -14,6 +14,9 @@ OWN_METRICS = {
     "q/prediction_mean": Metric("reward units", "mean value of the replayed actions"),
     "q/target_mean": Metric("reward units", "mean target of these values"),
     "q/error_abs_mean": Metric("reward units", "mean absolute difference of the two"),
+    "q/target_bound_frac": Metric(
+        "1", "largest absolute target over the bound of returns, max |reward| / (1 - gamma)"
+    ),
     "q/collected_mean": Metric("reward units", "mean value of the actions that were executed"),
     "exploration/action_mean": Metric(
         "half the action range", "mean of executed actions, over dimensions too"

@@ -115,6 +115,7 @@ class DDPGLearner:
         )
         self.has_reference = False
         self.collected = torch.zeros(5, dtype=torch.float64, device=device)
+        self.largest_reward = torch.zeros((), device=device)  # absolute, of all that was collected
         self.rates, self.decay = (config.actor_lr, config.critic_lr), find_decay(config.lr_schedule)
         self.version = 0
 
@@ -249,6 +250,8 @@ class DDPGLearner:
             bound = (a.abs() > SATURATED).double()
             sums = (value.double(), a, a.square(), bound)
             self.collected += torch.stack((count, *(x.sum() for x in sums)))
+            largest = batch.reward[batch.valid].abs().max()
+            torch.maximum(self.largest_reward, largest, out=self.largest_reward)
         if self.normalizer.names and self.config.update_normalizers:
             self.normalizer.merge({k: x[:-1] for k, x in batch.obs.items()}, batch.valid)
 
@@ -312,7 +315,9 @@ class DDPGLearner:
     def metrics(self) -> dict[str, float]:
         self.trained.fold()
         config = self.config
-        values = metrics.finished(self.trained.interval.read()) | self._of_collected()
+        largest = abs(config.reward_scale) * self.largest_reward.item()
+        bound = largest / (1.0 - config.gamma) if config.gamma < 1 else math.inf
+        values = metrics.finished(self.trained.interval.read(), bound) | self._of_collected()
         values["optim/actor_learning_rate"], values["optim/critic_learning_rate"] = self.rates
         if config.noise.param:
             values["exploration/param_noise_std"] = self.param_scale.item()
@@ -387,6 +392,7 @@ class DDPGLearner:
         self.trained.fold()
         tensors = self.trained.save() | {PARAM_SCALE: self.param_scale}
         tensors["generator"] = self.generator.get_state()
+        tensors["largest_reward"] = self.largest_reward
         obs, action = self.reference
         tensors |= {f"reference/obs/{name}": x for name, x in obs.items()}
         tensors["reference/action"] = action
@@ -410,6 +416,7 @@ class DDPGLearner:
         if counters:
             self.warmup.collected = scalars["collected_env_steps"]
             self.generator.set_state(tensors["generator"])
+            self.largest_reward.copy_(tensors["largest_reward"])
             self.has_reference = scalars["has_reference"]
             obs, action = self.reference
             for name, x in obs.items():

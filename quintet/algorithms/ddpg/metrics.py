@@ -1,5 +1,6 @@
 """The metrics of DDPG, by the names of quintet.observe.metrics."""
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ METRICS = (
 )
 """All metrics but the learner's own."""
 
+_LARGEST = "q/target_abs_max"
+
 
 _POLICY = (
     Evidence(
@@ -43,11 +46,21 @@ _POLICY = (
     ),
 )
 
+_VALUES = (
+    Evidence(
+        "q/target_bound_frac",
+        "largest target over the bound of returns",
+        Range(high=1.0),
+        Range(high=3.0),
+        above="no return is so large, the critic and its targets drive each other up",
+    ),
+)
+
 
 def judged(config: DDPGConfig, spaces: Spaces) -> tuple[Part, ...]:
     """Parts of the learner, each with the evidence by which reports judge it."""
     gradient = judgements.gradient(config.max_grad_norm, "optim/actor_grad_norm")
-    return judgements.parts((*_POLICY, *gradient), config, spaces)
+    return judgements.parts((*_POLICY, *gradient), config, spaces, values=_VALUES)
 
 
 class Outputs(NamedTuple):
@@ -80,13 +93,20 @@ def statistics(outputs: Outputs, own: Transitions, knobs: Knobs) -> Statistics: 
         "q/target_mean": target.sum() / own.rows,
         "q/error_abs_mean": (value - target).abs().sum() / own.rows,
     }
-    return Statistics(outputs.losses | means | fit(value, target, own.rows))
+    greatest = {_LARGEST: target.abs().max()}
+    return Statistics(outputs.losses | means | fit(value, target, own.rows), greatest=greatest)
 
 
-def finished(values: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of an interval from the statistics of its updates."""
+def finished(values: Mapping[str, float], bound: float) -> dict[str, float]:
+    """The metrics of an interval from the statistics of its updates.
+
+    bound: of absolute returns, as targets are scaled; infinite without discount.
+    """
     if "q/target_mean" not in values:
         return dict(values)
     values = with_fit(values)
+    largest = values.pop(_LARGEST)
+    if 0.0 < bound < math.inf:
+        values["q/target_bound_frac"] = largest / bound
     del values["value/target_mean"]  # the same as q/target_mean
     return values

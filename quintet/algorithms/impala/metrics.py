@@ -41,7 +41,7 @@ def judged(config: ImpalaConfig, spaces: Spaces) -> tuple[Part, ...]:
         *judgements.gradient(config.max_grad_norm),
     )
     rewards = config.reward_normalizer != "none"
-    return judgements.parts(policy, config, spaces, rewards)
+    return judgements.parts(policy, config, spaces, rewards=rewards)
 
 
 class Outputs(NamedTuple):

@@ -65,26 +65,23 @@ def gradient(bound: float | None, metric: str = "optim/grad_norm") -> tuple[Evid
     )
 
 
-VALUES = Part(
-    VALUE,
-    (
-        Evidence(
-            "value/explained_variance",
-            "explained variance",
-            Range(low=0.1),
-            Range(low=-0.01),
-            below="it predicts no better than a constant",
-            after_updates=LEAST_UPDATES,
-            given=("value/error_frac", Range(low=SMALL_ERROR)),
-        ),
-        Evidence(
-            "value/error_frac",
-            "squared error over squared target",
-            Range(high=0.9),
-            Range(high=0.98),
-            above="values are far from their targets' scale",
-            after_updates=LEAST_UPDATES,
-        ),
+VALUES = (
+    Evidence(
+        "value/explained_variance",
+        "explained variance",
+        Range(low=0.1),
+        Range(low=-0.01),
+        below="it predicts no better than a constant",
+        after_updates=LEAST_UPDATES,
+        given=("value/error_frac", Range(low=SMALL_ERROR)),
+    ),
+    Evidence(
+        "value/error_frac",
+        "squared error over squared target",
+        Range(high=0.9),
+        Range(high=0.98),
+        above="values are far from their targets' scale",
+        after_updates=LEAST_UPDATES,
     ),
 )
 
@@ -125,15 +122,21 @@ REWARDS = (
 
 
 def parts(
-    policy: tuple[Evidence, ...], config: Normalizes, spaces: Spaces, rewards: bool = False
+    policy: tuple[Evidence, ...],
+    config: Normalizes,
+    spaces: Spaces,
+    *,
+    rewards: bool = False,
+    values: tuple[Evidence, ...] = (),
 ) -> tuple[Part, ...]:
     """The parts of a learner: its policy with this evidence, its value function, and the
     normalisers that it has.
 
     rewards: whether it normalises rewards.
+    values: further evidence on the value function.
     """
     floats = config.normalize_observations and bool(normalized_leaves(spaces.observation))
     evidence: tuple[Evidence, ...] = (CLIPPED,) if floats or config.normalize_pictures else ()
     evidence += (*(FLOATS if floats else ()), *(REWARDS if rewards else ()))
     normalizers = (Part(NORMALIZERS, evidence),) if evidence else ()
-    return (Part(POLICY, policy), VALUES, *normalizers)
+    return (Part(POLICY, policy), Part(VALUE, (*VALUES, *values)), *normalizers)

@@ -81,7 +81,7 @@ def judged(config: PPOConfig, spaces: Spaces) -> tuple[Part, ...]:
         *judgements.gradient(config.max_grad_norm),
     )
     rewards = config.reward_normalizer != "none"
-    return judgements.parts(policy, config, spaces, rewards)
+    return judgements.parts(policy, config, spaces, rewards=rewards)
 
 
 class Estimates(NamedTuple):

@@ -61,6 +61,7 @@ def test_ddpg() -> None:
         "normalizer/observation_clip_frac": 0.001, "normalizer/observation_unlike_frac": 0.0,
     }  # fmt: skip
     assert set(judged("ddpg", good).values()) == {"sound"}
+    assert judged("ddpg", good | {"q/target_bound_frac": 2.0})["value_function"] == "not known yet"
     warming_up = {"updates": 0.0, "exploration/action_saturation_frac": 0.01}
     assert set(judged("ddpg", warming_up).values()) == {"not known yet"}
     for change in (
@@ -68,6 +69,7 @@ def test_ddpg() -> None:
         {"reference/action_std": 1e-6},
         {"value/explained_variance": -0.5, "value/error_frac": 0.8},
         {"value/error_frac": 0.99},
+        {"q/target_bound_frac": 4.0},
         {"normalizer/observation_unlike_frac": 1.0},
     ):
         assert [*judged("ddpg", good | change).values()].count("doubtful") == 1, change
