@@ -92,7 +92,7 @@ def prepare(task: Task) -> list[str]:
         saved = read_saved(task.run_dir) if commits else None
     except ConfigError:  # killed while the folder was made
         saved = None
-    if saved is None or differences(task.row, saved):
+    if saved is None or differences(task.row, saved.values):
         if task.run_dir.exists():
             print(f"removing {task.run_dir}: it is of another run", flush=True)
             shutil.rmtree(task.run_dir)
@@ -156,11 +156,12 @@ def _reports(run_dir: Path) -> list[dict[str, float]]:
 def part_of(task: Task, policy: "Policy", commits: Sequence[str], train_s: float) -> dict[str, Any]:
     """What the record holds of the seed."""
     import quintet
-    from quintet.config.layers import flatten, options, read_file
+    from quintet.config.run_dir import read_saved
     from quintet.system.cpus import usable_cores
 
     scores = quintet.evaluate(policy, episodes=100, seed=10_000)
-    resolved = flatten(read_file(task.run_dir / "config.yaml"), options(task.row.algo))
+    saved = read_saved(task.run_dir)
+    assert saved is not None
     reports = _reports(task.run_dir)
     evaluated = [r for r in reports if "eval/return_mean" in r]
     times = {"resumed": len(commits) - 1} if len(commits) > 1 else {}
@@ -176,7 +177,7 @@ def part_of(task: Task, policy: "Policy", commits: Sequence[str], train_s: float
         "jobs": task.jobs,
         "cores": usable_cores(),
         **times,
-        "config": {k: v for k, v in resolved.items() if not k.startswith(OF_THE_SESSION)},
+        "config": {k: v for k, v in saved.values.items() if not k.startswith(OF_THE_SESSION)},
         "curve": curve_of(reports),
         "evaluations": [
             [int(r["env_steps"]), round(r["eval/return_mean"], 3)] for r in evaluated

@@ -231,8 +231,6 @@ def _config(arguments: list[str]) -> int:
         overwrite=asked.overwrite,
         beside=beside,
     )
-    for note in loaded.notes:
-        warn_on_stderr(note)
     from quintet.config.resolve import resolved
     from quintet.run.warm_start import find_donor
     from quintet.system.run_record import SAVED, first_sources

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import yaml
 
-from quintet.system import saved_options
-
 DEEP = "deep"
 HOSTILE: list[Any] = [
     None, True, False, 0, 1, -1, 3, 0.5, -1e-300, 1e308, float("nan"), float("inf"), 2**31, 2**63,
@@ -60,8 +58,7 @@ def documents(file: Path) -> list[Any]:
 def write(file: Path, documents: list[Any]) -> None:
     """Writes a file with hashes that fit."""
     if file.suffix == ".yaml":
-        text = as_text(documents[0])  # JSON is YAML
-        file.write_bytes(saved_options._first_line(text) + text)
+        file.write_bytes(as_text(documents[0]))  # JSON is YAML
         return
     data = b"\n".join(as_text(each) for each in documents)
     file.write_bytes(data + b"\n" * (file.suffix == ".jsonl"))

@@ -1,6 +1,10 @@
 """Options of a run that is over in a moment, and its task; the base of most tests' runs."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from quintet import checkpoint
 
 TOY = "quintet.envs.toy:Contextual"
 SMALL: dict[str, Any] = {
@@ -12,3 +16,13 @@ SMALL: dict[str, Any] = {
     "report.progress": False,
     "eval.episodes": 0,
 }
+
+
+def save_options(run_dir: Path, values: Mapping[str, Any]) -> None:
+    """A folder as a run that was trained with these options leaves it, as far as a configuration
+    goes.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    kept = {name: value for name, value in values.items() if name != "run_dir"}
+    meta = {"config": kept, "iteration": 1}
+    checkpoint.write(run_dir / "checkpoints", "000000001", {}, meta)

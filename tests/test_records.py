@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
+from small_run import save_options
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 pytest.importorskip("envpool")
@@ -216,13 +216,11 @@ def test_what_another_configuration_left_is_not_gone_on_with(
 ):
     row = bench.rows.Row("ppo", "CartPole-v1")
     task = bench.one_seed.Task(row, 11, tmp_path, 1)
-    task.run_dir.mkdir()
-    config = task.run_dir / "config.yaml"
+    config = task.run_dir / "checkpoints"
 
     def prepared(commits: list[str] | None, **changed: Any) -> list[str]:
         values = {**bench.records.today(row, None), **changed}
-        config.parent.mkdir(exist_ok=True)
-        config.write_text(yaml.safe_dump(values))
+        save_options(task.run_dir, values)
         task.begun.unlink(missing_ok=True)
         if commits is not None:
             task.begun.write_text(json.dumps(commits))

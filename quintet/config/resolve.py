@@ -36,7 +36,6 @@ class Loaded:
     env: its environment, resolved.
     eval_env: that of its evaluations, if they have one of their own.
     spaces: those of the environment, if one with the same options was made for its kind.
-    notes: messages for the person about the run folder.
     overwrite: whether a run in its folder is moved aside.
     """
 
@@ -44,7 +43,6 @@ class Loaded:
     sources: dict[str, str]
     env: ResolvedEnv
     spaces: Spaces | None = None
-    notes: tuple[str, ...] = ()
     overwrite: bool = False
     eval_env: ResolvedEnv | None = None
 

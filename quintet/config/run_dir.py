@@ -1,13 +1,12 @@
-"""Content of a run's folder before anything is trained in it: the run's options, or what stands in
-the way of a new one.
+"""Content of a run's folder before anything is trained in it: the options of the run that goes on,
+or what stands in the way of a new one.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quintet.config.layers import flatten, options
 from quintet.config.run import MAY_CHANGE_ON_RESUME
 from quintet.errors import CheckpointError, ConfigError
 from quintet.system import files, manifest, run_record, saved_options
@@ -18,84 +17,24 @@ BEFORE_CONFIG = (".lock", "log.txt", ".config.yaml.tmp", ".tmp-config.yaml")
 _MOST_SHOWN = 200  # characters of a value
 
 
-def read_saved(
-    run_dir: Path, notice: Callable[[str], None] = lambda _: None
-) -> dict[str, Any] | None:
-    """The resolved configuration in a run folder by dotted name; None where there is no run.
-
-    Where ``config.yaml`` is missing or damaged, the newest whole checkpoint has it.
-
-    notice: receives a message for each change since the run wrote the folder.
+def read_saved(run_dir: Path) -> saved_options.SavedOptions | None:
+    """The options with which the run in a folder was trained; None where one begins: there is no
+    run, or it has no checkpoint that can be read.
 
     Raises:
-        ConfigError: the folder holds something else, nothing in it can be read, or ``config.yaml``
-            and the checkpoint differ in an option that can't change.
+        ConfigError: the folder holds something else, or can't be read.
     """
     try:
         found = saved_options.read(run_dir)
     except CheckpointError as error:
         raise ConfigError(str(error)) from error
-    if found is None:
-        _require_unused(run_dir)
-        return None
-    saved, fault = {}, found.fault
-    if fault is None:
-        try:
-            saved = flat(found.values)
-        except ConfigError as error:
-            fault = f"{run_dir / saved_options.FILE}: {error}"
-    stored = flat(found.stored) if found.checkpoint else {}
-    if fault is None and found.altered and (lost := sorted(stored.keys() - saved.keys())):
-        fault = f"{run_dir / saved_options.FILE} is incomplete (no {', '.join(lost[:3])})"
-    if fault is not None:
-        if not stored:
-            raise ConfigError(
-                f"{run_dir / saved_options.FILE} must be readable, got a damaged file "
-                f"({fault}): restore it, or give another --run-dir, or --overwrite"
-            )
-        notice(f"{fault}; the run's options are taken from {found.checkpoint}")
-        return stored
-    if "env.id" not in saved:
+    held = held_in(run_dir)
+    if found is None and held and not held & {saved_options.FILE, "checkpoints"}:
         raise ConfigError(
-            f"{run_dir / saved_options.FILE} must be whole, got a file without env.id: "
-            "restore it, or give another --run-dir, or --overwrite"
+            f"run_dir must be a new or empty folder, or one with a run, got {run_dir} with "
+            f"{', '.join(sorted(held)[:3])} and no {saved_options.FILE}: give another --run-dir"
         )
-    if found.altered or stored:
-        _compare(run_dir, saved, found, stored, notice)
-    return saved
-
-
-def _compare(
-    run_dir: Path,
-    saved: Mapping[str, Any],
-    found: saved_options.SavedOptions,
-    stored: Mapping[str, Any],
-    notice: Callable[[str], None],
-) -> None:
-    """Compares ``config.yaml`` with the options of the checkpoint; raises ConfigError if they
-    differ in an option that can't change.
-    """
-    path = run_dir / saved_options.FILE
-    differ = differing(stored, saved)
-    if differ:
-        raise ConfigError(
-            f"{path} says another run than {found.checkpoint}, which was trained with other "
-            "options:\n"
-            + "\n".join(
-                f"  - {name}: {shortened(was)}, the file says {shortened(now)}"
-                for name, was, now in differ
-            )
-            + f"\nput them back, or remove {path}, which is then written anew from the checkpoint; "
-            "to train with other options give another --run-dir"
-        )
-    if found.altered:
-        changed = [
-            f"{name} {stored[name]!r} -> {saved[name]!r}"
-            for name in saved
-            if name in stored and saved[name] != stored[name]
-        ]
-        told = f": {', '.join(changed)}" if changed else ""
-        notice(f"{path} was changed since the run wrote it{told}; it is taken as it is")
+    return found
 
 
 def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -131,25 +70,7 @@ def require_same(place: Path, was: Mapping[str, Any], now: Mapping[str, Any]) ->
         )
 
 
-def flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by dotted name; raises ConfigError if no algorithm is named, or an unknown one."""
-    algo = values.get("algo")
-    if not isinstance(algo, str):
-        raise ConfigError(f"no algorithm is named (algo: {algo!r})")
-    return flatten(values, options(algo))
-
-
-def _require_unused(run_dir: Path) -> None:
-    """Raises ConfigError where a folder without a run holds something else."""
-    others = sorted(_held(run_dir))
-    if others:
-        raise ConfigError(
-            f"run_dir must be a new or empty folder, or one with a run, got {run_dir} with "
-            f"{', '.join(others[:3])} and no {saved_options.FILE}: give another --run-dir"
-        )
-
-
-def _held(run_dir: Path) -> set[str]:
+def held_in(run_dir: Path) -> set[str]:
     """Names in a folder, but for those that a run may leave at its very start."""
     try:
         names = os.listdir(run_dir) if run_dir.is_dir() else []
@@ -162,14 +83,10 @@ def require_movable(run_dir: Path) -> None:
     """Raises ConfigError for a folder that --overwrite must not rename: one that holds something
     else than a run, or in which the user works.
     """
-    held = _held(run_dir)
+    held, known = held_in(run_dir), {saved_options.FILE, "checkpoints", "metrics.jsonl"}
     if not held:
         return
-    if run_record.FILE not in held or not held & {
-        saved_options.FILE,
-        "checkpoints",
-        "metrics.jsonl",
-    }:
+    if run_record.FILE not in held or not held & known:
         raise ConfigError(
             f"--overwrite must name a folder that a run has made, got {run_dir}, which holds "
             f"{', '.join(sorted(held)[:3])}: give another --run-dir, or rename it yourself"
@@ -181,11 +98,8 @@ def require_movable(run_dir: Path) -> None:
         )
 
 
-def ended_at_once(run_dir: Path) -> bool:
-    """Whether the run in a folder has no checkpoint, and its record says that it trained on no
-    env_step and trains no more.
-    """
-    if manifest.numbered(run_dir / "checkpoints"):
-        return False
-    record = run_record.read(run_dir)
-    return record is not None and record.env_steps == 0 and record.state != "running"
+def left_reports(run_dir: Path) -> bool:
+    """Whether a run in a folder has reported something, but has no checkpoint, whole or not."""
+    reports = run_dir / "metrics.jsonl"
+    begun = manifest.numbered(run_dir / "checkpoints")
+    return not begun and reports.is_file() and reports.stat().st_size > 0

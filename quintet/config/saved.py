@@ -6,7 +6,6 @@ import operator
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,13 +17,19 @@ from quintet.config.facts import KindProbe
 from quintet.config.layers import Layer, learner_defaults, meant, options, preset_layers
 from quintet.config.resolve import Loaded, compose
 from quintet.config.run import AUTOMATIC, OF_OLDER_RUNS
-from quintet.config.run_dir import differing, ended_at_once, flat, read_saved, require_movable
+from quintet.config.run_dir import (
+    differing,
+    held_in,
+    left_reports,
+    read_saved,
+    require_movable,
+)
 from quintet.config.validate import has_wrong_value
 from quintet.envs.given import EnvSource
 from quintet.errors import ConfigError
-from quintet.system import files, saved_options
+from quintet.system import files
 from quintet.system.importing import settle_search_path
-from quintet.system.trust import Origin, all_harmless, calls_of, config_fault
+from quintet.system.trust import Origin, calls_of
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ def load_config(
     """
     settle_search_path()
     asked = _Asked(algo, files, command, source)
-    return _load_anew(asked, overwrite) if overwrite or beside else _load_again(asked, trust)
+    return _load_anew(asked, overwrite) if overwrite or beside else _load(asked, trust)
 
 
 def _load_anew(asked: _Asked, overwrite: bool) -> Loaded:
@@ -103,40 +108,28 @@ def _load_anew(asked: _Asked, overwrite: bool) -> Loaded:
     return replace(_compose_new(asked), overwrite=overwrite)
 
 
-class _OtherRun(ConfigError):
-    """The folder holds a run of another configuration."""
-
-
-def _load_again(asked: _Asked, trusted: bool) -> Loaded:
-    """`_load`; a run that ended before its first update makes room for one of other options, since
-    an environment that fails at once is mended, and then often tried in another way.
-    """
-    try:
-        return _load(asked, trusted)
-    except _OtherRun:
-        goes_on = asked.values.get("resume") == "exact"
-        if goes_on or asked.run_dir is None or not ended_at_once(asked.run_dir):
-            raise
-        return _load_anew(asked, overwrite=True)
-
-
 def _load(asked: _Asked, trusted: bool) -> Loaded:
-    """The configuration of the run in the folder, or of a run that begins."""
+    """The configuration of the run in the folder, or of a run that begins.  Reports of one that has
+    no checkpoint are moved aside, and it begins again.
+    """
     algo, source, run_dir = asked.algo, asked.source, asked.run_dir
-    notes: list[str] = []
-    saved = None if run_dir is None else read_saved(run_dir, notes.append)
-    if run_dir is None or saved is None:
+    if run_dir is None:
         return _compose_new(asked)
-    if asked.values.get("resume") == "never":
+    saved = read_saved(run_dir)
+    if asked.values.get("resume") == "never" and held_in(run_dir):
         raise ConfigError(
             f"--resume never must have a folder without a run, got {run_dir} with one: give "
             "another --run-dir, or --overwrite"
         )
-    if saved["algo"] != algo:
-        raise _other_run(run_dir, [f"algo: the run has {saved['algo']}, asked is {algo}"])
-    kept = {k: v for k, v in saved.items() if k not in ("algo", "run_dir", "resume")}
-    kept = OF_OLDER_RUNS | kept
-    base = [_place(run_dir), Layer("saved run", kept)]
+    if saved is None:
+        if aside := left_reports(run_dir):
+            require_movable(run_dir)
+        return replace(_compose_new(asked), overwrite=aside)
+    if saved.values.get("algo") != algo:
+        differ = [f"algo: the run has {saved.values.get('algo')}, asked is {algo}"]
+        raise _other_run(run_dir, differ)
+    kept = {k: v for k, v in saved.values.items() if k not in ("algo", "run_dir", "resume")}
+    base = [_place(run_dir), Layer("saved run", OF_OLDER_RUNS | kept)]
     # An automatic option keeps the value to which it was resolved when the run began.
     layers = [
         Layer(
@@ -148,9 +141,7 @@ def _load(asked: _Asked, trusted: bool) -> Loaded:
     try:
         was = compose(algo, base, source).config.flat()
     except ConfigError as error:
-        raise ConfigError(
-            f"no run can go on with {run_dir / saved_options.FILE}: {error}"
-        ) from error
+        raise ConfigError(f"no run can go on from {saved.checkpoint}: {error}") from error
     try:
         loaded = compose(algo, [*base, *layers], source)
     except ConfigError as error:
@@ -166,14 +157,16 @@ def _load(asked: _Asked, trusted: bool) -> Loaded:
     differ = _told(differing(was, wanted))
     if differ:
         raise _other_run(run_dir, differ)
-    if not trusted:
-        _check_trust(run_dir, was, asked.values)
+    if not trusted:  # before any import
+        origin = Origin(str(saved.checkpoint), saved.not_own, calls_of(asked.values))
+        for call in calls_of(was):
+            origin.check(call)
     # A file that repeats the run's own value is not its source.
     sources = {
         name: "saved run" if source.startswith("file ") and wanted[name] == was[name] else source
         for name, source in loaded.sources.items()
     }
-    return replace(loaded, sources=sources, notes=tuple(notes))
+    return replace(loaded, sources=sources)
 
 
 def _is_sound(algo: str, layers: Sequence[Layer], source: EnvSource | None) -> bool:
@@ -215,24 +208,6 @@ def _compose_new(asked: _Asked) -> Loaded:
         raise
     loaded = compose(algo, [place, *presets, *layers], asked.source)
     return replace(loaded, spaces=asked.probe.spaces(loaded.env))
-
-
-def _check_trust(run_dir: Path, saved: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Raises UntrustedError for a run that names code which may not run, before any import."""
-    if all_harmless(saved):
-        return
-    file = run_dir / saved_options.FILE
-    text = ""
-    with suppress(OSError):  # a file that can't be read has no signature
-        text = file.read_text(errors="replace")
-    fault = config_fault(text, saved)
-    found = saved_options.read(run_dir)
-    if fault is not None and found is not None and found.not_own is None:
-        # A checkpoint of this user's own vouches for the file, if it names the same code.
-        fault = None if calls_of(flat(found.stored)) == calls_of(saved) else fault
-    origin = Origin(str(file), fault, calls_of(asked))
-    for call in calls_of(saved):
-        origin.check(call)
 
 
 def asked_for(files: Sequence[Layer], command: Layer) -> dict[str, Any]:
@@ -288,7 +263,7 @@ def load_seeds(
             assert own.run_dir is not None
             loaded.append(Unusable(seed, own.run_dir, str(error)))
             continue
-        loaded.append(_load_again(own, trust))
+        loaded.append(_load(own, trust))
     faults = [each.error for each in loaded if isinstance(each, Unusable)]
     if len(faults) == len(loaded):
         raise ConfigError("\n".join(faults))
@@ -315,8 +290,8 @@ def _folder(given: Any) -> Path:
     return files.given_path(given)
 
 
-def _other_run(run_dir: Path, differ: list[str]) -> _OtherRun:
-    return _OtherRun(
+def _other_run(run_dir: Path, differ: list[str]) -> ConfigError:
+    return ConfigError(
         f"{run_dir} holds a run of another configuration:\n"
         + "\n".join(f"  - {line}" for line in differ)
         + "\ngive another --run-dir to begin anew, or --overwrite to begin anew in this one (its "

@@ -13,7 +13,7 @@ from typing import Any, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quintet.errors import QuintetError
+from quintet.errors import FileFault, QuintetError
 from quintet.observe.intervals import bootstrap_band, iqm, iqm_interval
 from quintet.observe.metrics import describe, policy_of, policy_prefix
 from quintet.observe.plot_groups import env_name, group_key, group_labels, plain
@@ -262,22 +262,17 @@ def _options(folder: Path) -> dict[str, Any]:
     """The options with which a run was trained, by dotted name: those of its newest checkpoint, or
     else of ``config.yaml``.
     """
-    found = saved_options.read(folder)
-    if found is None:
-        files.warn_on_stderr(
-            f"{folder} has no {saved_options.FILE}: it is taken for a run by itself"
-        )
-        return {}
-    if not found.stored:
-        if found.fault is not None:
-            raise QuintetError(found.fault)
-        if found.altered:
-            files.warn_on_stderr(f"{folder / saved_options.FILE} was changed since it was written")
+    if (found := saved_options.read(folder)) is not None:
         return _flatten(found.values)
-    if found.fault is not None or found.altered:
-        said = found.fault or f"{folder / saved_options.FILE} was changed since it was written"
-        files.warn_on_stderr(f"{said}; the run's options are taken from {found.checkpoint}")
-    return _flatten(found.stored)
+    file = folder / saved_options.FILE
+    try:
+        values = files.read_yaml(file)
+        if not isinstance(values, dict):
+            raise FileFault(f"{file} holds no options")
+    except FileFault as fault:
+        files.warn_on_stderr(f"{fault}: {folder} is taken for a run by itself")
+        return {}
+    return _flatten(values)
 
 
 def _extract(reports: Sequence[Mapping[str, float]], x: Axis, metric: str) -> Curve:

@@ -98,13 +98,12 @@ class RunFolder:
             self.log = LogFile(path)
         return self.log
 
-    def write_options(self, values: Mapping[str, Any], warn: Callable[[str], None]) -> None:
-        """Writes ``config.yaml``; one that can't be read is set aside."""
+    def write_options(self, values: Mapping[str, Any]) -> None:
+        """Writes ``config.yaml``."""
         path = self.path / saved_options.FILE
-        found = saved_options.read(self.path)
         with self._writing():
-            if found is not None and found.fault is not None and os.path.lexists(path):
-                warn(f"{path} is written again; the damaged one is kept as {files.set_aside(path)}")
+            if path.is_dir():
+                files.set_aside(path)
             saved_options.write(self.path, values)
 
     # Checkpoints

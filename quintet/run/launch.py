@@ -101,7 +101,7 @@ def run(
             update={"restart_env_steps": restart_env_steps}
         )
         again = loaded.config.model_copy(update={"resume": resume, "checkpoint": checkpoints})
-        loaded = replace(loaded, config=again, notes=(), overwrite=False)
+        loaded = replace(loaded, config=again, overwrite=False)
         return _run(loaded, user, here, may_go_back=False)
     except (MemoryError, RuntimeError, OSError) as error:
         fault = memory_fault(error)
@@ -147,7 +147,7 @@ def _run(loaded: Loaded, user: UserCode, here: Path, *, may_go_back: bool) -> Re
         for each in several(policies):
             ends.callback(each.close)
         trainer = Trainer(config, folder, policies, env, user, loaded, population)
-        trainer.saving.warnings += [*loaded.notes, *loaded.env.warnings, *env.remarks]
+        trainer.saving.warnings += [*loaded.env.warnings, *env.remarks]
         if loaded.eval_env is not None:
             trainer.saving.warnings += loaded.eval_env.warnings
         trainer.saving.warnings += registry.find(config.algo).warnings(config.learner, config.model)

@@ -156,16 +156,14 @@ class Trainer:
 
     def _write_options(self) -> None:
         """Writes ``config.yaml`` and ``run.json``; those of a finished run stay."""
-        warn = self.saving.warnings.append
-        saved = saved_options.read(self.folder.path)
-        if not self.finished or saved is None or saved.fault is not None:
-            self.folder.write_options(self.saving.options, warn)
+        if not self.finished or not (self.folder.path / saved_options.FILE).is_file():
+            self.folder.write_options(self.saving.options)
             if self.folder.signed and (reason := signature.why_no_key()) is not None:
                 self.saving.notes.append(
                     f"the run can't be signed as this user's: {reason}; {trust.UNSIGNED}"
                 )
         if self.finished:
-            self.folder.check_record(warn)
+            self.folder.check_record(self.saving.warnings.append)
         else:
             self.folder.begin_record(self.system, self.evaluations.elsewhere)
 

@@ -1,7 +1,7 @@
 """Rules for code that files name: it is not imported or called unless the caller vouches for it.
 
-Policies, checkpoints and ``config.yaml`` name their environment and their encoder, and perhaps a
-schedule of the user's own.  An import string (``module:name``) is code to run.  So may be a keyword
+Policies and checkpoints name their environment and their encoder, and perhaps a schedule of the
+user's own.  An import string (``module:name``) is code to run.  So may be a keyword
 argument with more than numbers and plain words: some environments import an argument (highway-env
 does), others open it as a file.  A name or argument of that kind, in a file that quintet reads, is
 used only if
@@ -13,14 +13,12 @@ used only if
 The caller vouches for the command line and for files of ``--config``.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from quintet.errors import UntrustedError
-from quintet.system import signature
 
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_ +-]*")
 """Text that can name no attribute of a module, no file in another folder, and no address."""
@@ -38,8 +36,6 @@ options of the name and of its arguments.
 _SCHEDULE = "_schedule"
 """End of the names of learners' schedules, which are called only if they are import strings."""
 
-_CONFIG = "quintet config 1"
-_MARK = "# signature: "
 _MOST_CHARACTERS = 200
 
 
@@ -179,25 +175,3 @@ def vouched(description: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
 def all_harmless(options: Mapping[str, Any]) -> bool:
     """Whether all calls of a whole configuration are harmless."""
     return all(call.harmless for call in calls_of(options))
-
-
-def signature_line(options: Mapping[str, Any]) -> str:
-    """The last line of a ``config.yaml``, which signs its calls; empty if none need it, or without
-    a key.
-    """
-    signed = None if all_harmless(options) else signature.sign(_CONFIG, _signed_bytes(options))
-    return "" if signed is None else f"{_MARK}{signed}\n"
-
-
-def config_fault(text: str, options: Mapping[str, Any]) -> str | None:
-    """Reason why a ``config.yaml`` of this text and options is not this user's; None: it is."""
-    lines = [line for line in text.splitlines() if line.startswith(_MARK)]
-    given = lines[-1].removeprefix(_MARK).strip() if lines else None
-    return signature.fault(_CONFIG, _signed_bytes(options), given)
-
-
-def _signed_bytes(options: Mapping[str, Any]) -> bytes:
-    signed = {name: options[name] for _, *names in _CALLED for name in names}
-    signed |= {call.option: call.name for call in _schedules_of(options)}
-    signed |= {call.option: [call.name, call.kwargs] for call in _evaluated_of(options)}
-    return json.dumps(signed, sort_keys=True).encode()

@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from gymnasium.spaces import Box, Dict, Discrete
+from small_run import save_options
 
 from quintet.config import layers
 from quintet.config import resolve as resolution
@@ -106,11 +107,8 @@ def test_what_a_preset_set_is_dropped_and_told(monkeypatch):
 
 def test_a_run_that_began_with_it_goes_on_with_it(tmp_path: Path):
     run_dir = tmp_path / "run"
-    run_dir.mkdir()
     values, _ = resolved("impala")
-    saved = {name: x for name, x in values.items() if name != "run_dir"}
-    saved |= {"normalize_observations": True, "observation_clip": 3.0}
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(saved))
+    save_options(run_dir, values | {"normalize_observations": True, "observation_clip": 3.0})
     values, sources = resolved("impala", run_dir=str(run_dir))
     assert (values["normalize_observations"], values["observation_clip"]) == (True, 3.0)
     assert sources["normalize_observations"] == "saved run"

@@ -8,9 +8,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-import yaml
 from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import SyncVectorEnv
+from small_run import save_options
 
 from quintet.cli import main
 from quintet.config.facts import KindProbe
@@ -141,8 +141,7 @@ def test_one_environment_is_made_where_nothing_else_tells_and_only_then(tmp_path
 
 def test_a_saved_run_keeps_what_its_kind_gave_it(tmp_path):
     kept = compose("ppo", [Layer("x", {"env.id": "mine", "gamma": 0.5})], Camera)
-    values = {name: x for name, x in kept.config.flat().items() if name != "run_dir"}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    save_options(tmp_path, kept.config.flat())
     loaded = load("mine", Camera, run_dir=str(tmp_path))
     assert loaded.config.env.num_streams == 8
     assert loaded.config.learner.gamma == 0.5

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-import yaml
+from small_run import save_options
 
 from quintet.cli import main
 from quintet.config.layers import Layer, flatten, options, preset_layers, read_file
@@ -21,10 +21,8 @@ KNOWN = options("ppo")
 
 def save_run(folder: Path, values: dict) -> None:
     """A folder as a run leaves it behind, as far as configurations go."""
-    folder.mkdir(exist_ok=True)
     loaded = compose("ppo", [Layer("x", {**CARTPOLE, **values})])
-    kept = {k: v for k, v in loaded.config.flat().items() if k != "run_dir"}
-    (folder / "config.yaml").write_text(yaml.safe_dump(kept))
+    save_options(folder, loaded.config.flat())
 
 
 def faults_of(values: dict, **more) -> str:
@@ -299,7 +297,7 @@ def test_options_that_do_not_go_with_those_of_a_run_name_its_folder(tmp_path):
 
 def test_a_run_of_another_configuration_is_refused_with_the_differences(tmp_path):
     save_run(tmp_path, {"gamma": 0.9})
-    before = (tmp_path / "config.yaml").read_bytes()
+    before = sorted(tmp_path.rglob("*"))
     asked = {
         "env.id": "Acrobot-v1",
         "run_dir": str(tmp_path),
@@ -320,7 +318,7 @@ def test_a_run_of_another_configuration_is_refused_with_the_differences(tmp_path
     assert "  - seed: the run has 0, asked is 3" in said
     assert said.count("  - ") == 3
     assert "--run-dir" in said
-    assert (tmp_path / "config.yaml").read_bytes() == before
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_differences_in_a_file_count_like_those_on_the_command_line(tmp_path):
@@ -334,7 +332,7 @@ def test_differences_in_a_file_count_like_those_on_the_command_line(tmp_path):
 def test_resume_never_refuses_a_run_but_not_an_empty_folder(tmp_path):
     values = {**CARTPOLE, "run_dir": str(tmp_path), "resume": "never"}
     load_config("ppo", [], Layer("command line", values))
-    save_run(tmp_path, {})
+    (tmp_path / "config.yaml").touch()
     with pytest.raises(ConfigError, match="--resume never must have a folder without a run"):
         load_config("ppo", [], Layer("command line", values))
 
@@ -350,8 +348,7 @@ def test_no_run_of_async_is_resumed_exactly(tmp_path):
 def test_what_a_saved_run_needed_for_more_learners_is_dropped_with_them(tmp_path):
     given = {"batch_unrolls": 4, "runtime.num_learners": 2, "runtime.learner_timeout_s": 600.0}
     config = compose("impala", [Layer("test", {**CARTPOLE, **given})]).config
-    values = {name: value for name, value in config.flat().items() if name != "run_dir"}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    save_options(tmp_path, config.flat())
     command = {**CARTPOLE, "run_dir": str(tmp_path), "runtime.num_learners": 1}
     loaded = load_config("impala", [], Layer("command line", command))
     assert loaded.config.runtime.learner_timeout_s == 300.0
@@ -369,13 +366,22 @@ def test_a_folder_that_holds_something_else(tmp_path):
         read_saved(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["algo: [", "", "- 1", "gamma: 0.9\n"])
-def test_a_damaged_config_yaml(tmp_path, text):
+@pytest.mark.parametrize("text", ["algo: [", "", "gamma: 0.9\n"])
+def test_a_run_without_a_checkpoint_begins_again_by_the_commands_own_options(tmp_path, text):
+    """Whatever its config.yaml says."""
     (tmp_path / "config.yaml").write_text(text)
     command = Layer("command line", {**CARTPOLE, "run_dir": str(tmp_path)})
-    with pytest.raises(ConfigError, match=r"(?s)config\.yaml must be readable, got .*restore"):
+    loaded = load_config("ppo", [], command)
+    assert (loaded.config.learner.gamma, loaded.overwrite) == (0.99, False)
+    (tmp_path / "metrics.jsonl").touch()
+    assert not load_config("ppo", [], command).overwrite
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigError, match="must name a folder that a run has made"):
         load_config("ppo", [], command)
-    assert (tmp_path / "config.yaml").read_text() == text
+    (tmp_path / "run.json").touch()
+    assert load_config("ppo", [], command).overwrite  # its reports are kept
+    (tmp_path / "checkpoints/000000001").mkdir(parents=True)  # which the run itself refuses
+    assert not load_config("ppo", [], command).overwrite
 
 
 def test_the_default_folder_comes_from_algorithm_environment_and_seed():

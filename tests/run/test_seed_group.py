@@ -390,11 +390,11 @@ def test_what_a_group_can_not_be(tmp_path, monkeypatch, given, says):
 def test_a_damaged_folder_stops_no_other_run(tmp_path):
     for name in ("s1", "s3"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.yaml").write_text("algo: [")
+        (tmp_path / name / "thesis.tex").touch()
     with pytest.raises(GroupFault, match=r"(?s)2 of 3 runs failed\nseed 1: .*s1.*seed 3: .*s3"):
         quintet.train("ppo", ENV, 64, None, tmp_path, SMALL, seeds=np.array([1, 2, 3]))
     assert newest(tmp_path / "s2").meta["env_steps"] == 64
-    with pytest.raises(ConfigError, match=r"s1/config\.yaml must be readable, got a damaged"):
+    with pytest.raises(ConfigError, match=r"run_dir must be .*, got \S+s1 with thesis\.tex"):
         quintet.train("ppo", ENV, 64, None, tmp_path, SMALL, seeds=[1])
 
 

@@ -136,12 +136,9 @@ def change_options(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
     signatures stay where there were any.
     """
     file = run / "config.yaml"
-    text = file.read_text()
-    options = yaml.safe_load(text)
+    options = yaml.safe_load(file.read_text())
     change(options)
-    signatures = [line for line in text.splitlines() if line.startswith("# signature")]
-    new = "\n".join([yaml.safe_dump(options), *signatures, ""])
-    file.write_text(f"# sha256 {hashlib.sha256(new.encode()).hexdigest()}\n{new}")
+    file.write_text(yaml.safe_dump(options))
     for folder in (run / "checkpoints").iterdir():
         change_meta(folder, lambda meta: change(meta["config"]))
 
