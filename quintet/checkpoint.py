@@ -20,12 +20,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
-from pydantic import Field
 from safetensors import SafetensorError
 
-from quintet.bounds import MOST_COUNT, MOST_SECONDS, MOST_STEPS, Count, Steps
+from quintet.bounds import Count, CountFrom0, Fraction, Seconds, Steps, StepsFrom0
 from quintet.errors import CheckpointError
 from quintet.options import Options, option
 from quintet.system import files, signature
@@ -64,48 +63,31 @@ class CheckpointConfig(Options):
     """Schedule of checkpoints, and the number of checkpoints that are kept."""
 
     interval_iterations: Literal["auto"] | Steps = option(
-        "auto",
-        doc="iterations (fresh batches) between checkpoints; auto: 1/20 of the run, skipped "
-        "while checkpoints have taken more than 1% of the time",
-        also="interval_updates save_freq save_interval checkpoint_freq save_every_sec",
+        "auto", also="interval_updates save_freq save_interval checkpoint_freq save_every_sec"
     )
-    interval_s: float | None = Field(
-        default=None,
-        gt=0,
-        le=MOST_SECONDS,
-        description="Seconds after which a further checkpoint is written, beside "
-        "interval_iterations; it cuts no episode. `quintet save RUN` and SIGUSR1 ask for one at "
-        "once.",
-    )
-    max_cut_frac: float = Field(
-        default=0.05,
-        ge=0,
-        le=1,
-        description="largest fraction of env_steps in episodes that exact checkpoints cut; all "
-        "environments restart at an exact checkpoint, so it waits until few steps lie in "
-        "running episodes; 1: every checkpoint is exact",
-    )
-    restart_env_steps: Literal["auto"] | Annotated[int, Field(ge=0, le=MOST_STEPS)] = Field(
-        default="auto",
-        description="cost of making all environments again at an exact checkpoint, in env_steps of "
-        "the same time; exact checkpoints are so far apart that they take at most 5% of the "
-        "run; auto: measured when the run begins, 0 if environments are made fast; part of the "
-        "result's bytes",
-    )
-    keep: Count = option(
-        3, doc="number of newest checkpoints that are kept", also="keep_checkpoints"
-    )
-    milestones: int = Field(
-        default=0,
-        ge=0,
-        le=MOST_COUNT,
-        description="number of checkpoints, evenly spaced over a run, that are never deleted",
-    )
-    save_best: bool = option(
-        True,
-        doc="keep the policy with the best evaluation too, under the name best",
-        also="best_model_save_path",
-    )
+    """iterations (fresh batches) between checkpoints; auto: 1/20 of the run, skipped while
+    checkpoints have taken more than 1% of the time
+    """
+    interval_s: Seconds | None = None
+    """seconds after which a further checkpoint is written, beside interval_iterations; it cuts no
+    episode. `quintet save RUN` and SIGUSR1 ask for one at once
+    """
+    max_cut_frac: Fraction = 0.05
+    """largest fraction of env_steps in episodes that exact checkpoints cut; all environments
+    restart at an exact checkpoint, so it waits until few steps lie in running episodes; 1: every
+    checkpoint is exact
+    """
+    restart_env_steps: Literal["auto"] | StepsFrom0 = "auto"
+    """cost of making all environments again at an exact checkpoint, in env_steps of the same time;
+    exact checkpoints are so far apart that they take at most 5% of the run; auto: measured when the
+    run begins, 0 if environments are made fast; part of the result's bytes
+    """
+    keep: Count = option(3, also="keep_checkpoints")
+    """number of newest checkpoints that are kept"""
+    milestones: CountFrom0 = 0
+    """number of checkpoints, evenly spaced over a run, that are never deleted"""
+    save_best: bool = option(True, also="best_model_save_path")
+    """keep the policy with the best evaluation too, under the name best"""
 
     def interval(self, total_iterations: int) -> int:
         """Iterations between two checkpoints of a run of `total_iterations`."""

@@ -17,9 +17,19 @@ from quintet.errors import ConfigError
 
 
 class Options(BaseModel):
-    """Base of a configuration: frozen, without unknown names, infinities and NaN."""
+    """Base of a configuration: frozen, without unknown names, infinities and NaN.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    The text below a field says what it means, with its unit, as --help shows it.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        for info in cls.model_fields.values():
+            info.description = " ".join((info.description or "").split())
 
 
 class Unknown(Exception):
@@ -104,7 +114,7 @@ class About(NamedTuple):
 def option(
     default: Any = ...,
     *,
-    doc: str,
+    doc: str | None = None,
     needs: str | Needs | tuple[str | Needs, ...] = (),
     tune: Tune | None = None,
     also: str = "",
@@ -112,7 +122,7 @@ def option(
 ) -> Any:
     """A field of a configuration, as the value of an attribute or, without a default, in Annotated.
 
-    doc: its meaning, with its unit.
+    doc: its meaning, with its unit; None: the text below the attribute says it.
     needs: what it needs to have an effect, a text a condition; several: all of them.
     tune: how it may change during a run; None: it may not.
     also: names of the same option in other libraries, separated by blanks.

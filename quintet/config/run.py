@@ -5,7 +5,7 @@ from typing import Any, Literal, final
 
 from pydantic import BaseModel, SerializeAsAny, field_validator
 
-from quintet.bounds import MOST_COUNT, Steps
+from quintet.bounds import CountFrom0, Steps
 from quintet.checkpoint import CheckpointConfig
 from quintet.config.runtime import RuntimeConfig
 from quintet.envs.config import EnvConfig
@@ -20,68 +20,59 @@ from quintet.population.config import PopulationConfig, SelfPlayConfig
 class EvalConfig(Options):
     """Evaluation while training, on environments of its own."""
 
-    episodes: int = option(
-        10,
-        ge=0,
-        le=MOST_COUNT,
-        doc="episodes per evaluation; 0: none",
-        also="n_eval_episodes num_eval_episodes evaluation_duration",
-    )
-    interval: Steps | Literal["auto"] = option(
-        "auto",
-        doc="env_steps between evaluations; auto: 5% of the budget, skipped while "
-        "evaluation has taken more than 5% of the time",
-    )
-    greedy: bool = option(True, doc="take the likeliest actions; false: sample actions")
-    max_steps: Steps | Literal["auto"] | None = option(
-        "auto",
-        doc="steps after which an episode is cut and counts with its return so far; auto: ten "
-        "times the longest training episode, at least 1,000, unless the environment has a time "
-        "limit; none: no bound",
-    )
+    episodes: CountFrom0 = option(10, also="n_eval_episodes num_eval_episodes evaluation_duration")
+    """episodes per evaluation; 0: none"""
+    interval: Steps | Literal["auto"] = "auto"
+    """env_steps between evaluations; auto: 5% of the budget, skipped while evaluation has taken
+    more than 5% of the time
+    """
+    greedy: bool = True
+    """take the likeliest actions; false: sample actions"""
+    max_steps: Steps | Literal["auto"] | None = "auto"
+    """steps after which an episode is cut and counts with its return so far; auto: ten times the
+    longest training episode, at least 1,000, unless the environment has a time limit; none: no
+    bound
+    """
 
 
 @final
 class RunConfig(Options):
     """All options of a run. In files and on the command line the learner's are at the top level."""
 
-    algo: str = option(doc="learner")
+    algo: str
+    """learner"""
     total_env_steps: Steps = option(
         1_000_000,
-        doc="exact number of agent decisions over all streams",
         also="total_timesteps num_timesteps n_timesteps timesteps max_timesteps "
         "train_for_env_steps",
     )
-    seed: int = option(0, ge=0, lt=2**63, doc="seed of everything random in the run")
-    preset: str = option(
-        "auto",
-        doc="name of a preset; auto: the preset of the environment, else of its kind "
-        "(vector_discrete, vector_continuous, pixels, atari, grid); none: no preset",
-    )
+    """exact number of agent decisions over all streams"""
+    seed: int = option(0, ge=0, lt=2**63)
+    """seed of everything random in the run"""
+    preset: str = "auto"
+    """name of a preset; auto: the preset of the environment, else of its kind (vector_discrete,
+    vector_continuous, pixels, atari, grid); none: no preset
+    """
     run_dir: Path | None = option(
         None,
-        doc="folder of the run; none: runs/ALGO-ENV-sSEED; a folder that holds this run resumes it",
         also="tensorboard_log log_dir save_path savedir train_dir experiment exp_name xpid "
         "monitor_dir",
     )
-    resume: Literal["latest", "exact", "never"] = option(
-        "latest",
-        doc="checkpoint of a resume; latest: the newest; exact: the newest exact one, with "
-        "the bytes of the uninterrupted run; never: refuse a folder that holds a run",
-        also="restart_behavior",
-    )
+    """folder of the run; none: runs/ALGO-ENV-sSEED; a folder that holds this run resumes it"""
+    resume: Literal["latest", "exact", "never"] = option("latest", also="restart_behavior")
+    """checkpoint of a resume; latest: the newest; exact: the newest exact one, with the bytes of
+    the uninterrupted run; never: refuse a folder that holds a run
+    """
     init_from: Path | None = option(
-        None,
-        doc="run folder, checkpoint or saved policy from which a new run takes its first "
-        "weights and normaliser statistics, but no optimizer, counters or schedules",
-        also="load_path pretrained pretrained_model checkpoint_path",
+        None, also="load_path pretrained pretrained_model checkpoint_path"
     )
-    init_from_keys: tuple[str, ...] = option(
-        (),
-        doc="patterns of names of the tensors to take from init_from, as network/encoder.*; "
-        "none: all, which must then fit exactly",
-        needs="init_from",
-    )
+    """run folder, checkpoint or saved policy from which a new run takes its first weights and
+    normaliser statistics, but no optimizer, counters or schedules
+    """
+    init_from_keys: tuple[str, ...] = option((), needs="init_from")
+    """patterns of names of the tensors to take from init_from, as network/encoder.*; none: all,
+    which must then fit exactly
+    """
     learner: SerializeAsAny[BaseModel]
     env: EnvConfig
     runtime: RuntimeConfig = RuntimeConfig()

@@ -3,11 +3,12 @@
 from typing import TYPE_CHECKING, Literal, final
 
 from quintet.bounds import (
-    MOST_COUNT,
-    MOST_SECONDS,
-    MOST_STEPS,
     Count,
+    CountFrom0,
+    LongWait,
+    Seconds,
     Steps,
+    StepsFrom0,
     Streams,
     Tasks,
     Threads,
@@ -25,136 +26,91 @@ _SERVES = "runtime.inference=server and runtime.kind=async"
 class RuntimeConfig(Options):
     """Options of processes, threads, devices and precision."""
 
-    kind: Literal["serial", "lockstep", "async"] = option(
-        "serial",
-        doc="serial: one process samples and learns in turn; lockstep: workers sample the "
-        "next batch during the update; async: workers run freely (never the same bytes twice)",
-        also="async_rl serial_mode",
-    )
-    lag: Literal[0, 1] = option(
-        1,
-        doc="lockstep: age in versions of the weights that sample a batch; 0: the bytes of "
-        "serial, without overlap",
-        needs="runtime.kind=lockstep",
-    )
+    kind: Literal["serial", "lockstep", "async"] = option("serial", also="async_rl serial_mode")
+    """serial: one process samples and learns in turn; lockstep: workers sample the next batch
+    during the update; async: workers run freely (never the same bytes twice)
+    """
+    lag: Literal[0, 1] = option(1, needs="runtime.kind=lockstep")
+    """lockstep: age in versions of the weights that sample a batch; 0: the bytes of serial, without
+    overlap
+    """
     num_workers: Tasks | None = option(
         None,
-        doc="number of worker processes, at most one per group of streams; none: the number "
-        "of cores; changes the result's bytes only through the default of "
-        "env.streams_per_group",
         needs="runtime.kind=lockstep or runtime.kind=async",
         also="num_actors num_rollout_workers num_env_runners n_workers",
     )
+    """number of worker processes, at most one per group of streams; none: the number of cores;
+    changes the result's bytes only through the default of env.streams_per_group
+    """
     inference: Literal["local", "server"] = option(
-        "local",
-        doc="process that computes actions; local: every worker; server: one process for all "
-        "workers, on runtime.device (for a GPU)",
-        needs="runtime.kind=lockstep or runtime.kind=async",
+        "local", needs="runtime.kind=lockstep or runtime.kind=async"
     )
-    inference_batch_min: Streams = option(
-        1, doc="server of async: least number of streams in an act", needs=_SERVES
+    """process that computes actions; local: every worker; server: one process for all workers, on
+    runtime.device (for a GPU)
+    """
+    inference_batch_min: Streams = option(1, needs=_SERVES)
+    """server of async: least number of streams in an act"""
+    inference_batch_max: Streams = option(512, needs=_SERVES)
+    """server of async: largest number of streams in an act"""
+    inference_timeout_ms: Seconds = option(
+        100.0, needs=(_SERVES, "runtime.inference_batch_min > 1")
     )
-    inference_batch_max: Streams = option(
-        512, doc="server of async: largest number of streams in an act", needs=_SERVES
-    )
-    inference_timeout_ms: float = option(
-        100.0,
-        gt=0,
-        le=MOST_SECONDS,
-        doc="server of async: longest wait for streams, in milliseconds",
-        needs=(_SERVES, "runtime.inference_batch_min > 1"),
-    )
-    max_policy_lag: int | None = option(
-        None,
-        ge=0,
-        le=MOST_STEPS,
-        doc="async: age in versions above which rows are not learned from; none: the "
-        "learner's default",
-        needs="runtime.kind=async",
-    )
-    slots: Count | None = option(
-        None,
-        doc="async: number of unrolls for which each group has memory; none: 2, or a batch "
-        "and one more unroll",
-        needs="runtime.kind=async",
-    )
-    prefetch_batches: Count = option(
-        2, doc="async: number of batches assembled in advance", needs="runtime.kind=async"
-    )
-    publish_interval_iterations: Steps = option(
-        1,
-        doc="iterations (fresh batches) between two publications of weights to actors",
-        also="publish_interval_updates",
-    )
-    worker_timeout_s: float = option(
-        60.0,
-        ge=1,
-        le=MOST_SECONDS,
-        doc="seconds that one step of the environments may take before a worker counts as "
-        "hung (a minute more where it makes them or compiles; time without a core does not "
-        "count); serial says where it hangs",
-    )
-    max_restarts: int = option(
-        3,
-        ge=0,
-        le=MOST_COUNT,
-        doc="async: number of workers that are replaced before the run ends with an error",
-        needs="runtime.kind=async",
-    )
-    num_learners: Tasks = option(
-        1,
-        doc="number of processes that share every batch and make one update together, equal "
-        "to one learner's but for rounding; each has its own GPU, from cuda:0 on, or `threads` "
-        "of the CPU",
-        also="num_gpu_learners",
-    )
-    learner_timeout_s: float = option(
-        300.0,
-        ge=1,
-        le=MOST_SECONDS,
-        doc="several learners: seconds that one may take longer for an update than "
-        "another before it counts as hung",
-        needs="runtime.num_learners > 1",
-    )
+    """server of async: longest wait for streams, in milliseconds"""
+    max_policy_lag: StepsFrom0 | None = option(None, needs="runtime.kind=async")
+    """async: age in versions above which rows are not learned from; none: the learner's default"""
+    slots: Count | None = option(None, needs="runtime.kind=async")
+    """async: number of unrolls for which each group has memory; none: 2, or a batch and one more
+    unroll
+    """
+    prefetch_batches: Count = option(2, needs="runtime.kind=async")
+    """async: number of batches assembled in advance"""
+    publish_interval_iterations: Steps = option(1, also="publish_interval_updates")
+    """iterations (fresh batches) between two publications of weights to actors"""
+    worker_timeout_s: LongWait = 60.0
+    """seconds that one step of the environments may take before a worker counts as hung (a minute
+    more where it makes them or compiles; time without a core does not count); serial says where it
+    hangs
+    """
+    max_restarts: CountFrom0 = option(3, needs="runtime.kind=async")
+    """async: number of workers that are replaced before the run ends with an error"""
+    num_learners: Tasks = option(1, also="num_gpu_learners")
+    """number of processes that share every batch and make one update together, equal to one
+    learner's but for rounding; each has its own GPU, from cuda:0 on, or `threads` of the CPU
+    """
+    learner_timeout_s: LongWait = option(300.0, needs="runtime.num_learners > 1")
+    """several learners: seconds that one may take longer for an update than another before it
+    counts as hung
+    """
     device: str = option(
-        "auto",
-        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-        doc="device of the learner: cpu, cuda, cuda:1; auto: a GPU for pictures and grids if "
-        "there is one, else the CPU; cuda divides the policies of a population among all GPUs",
-        also="cuda use_cuda gpu use_gpu num_gpus",
+        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", also="cuda use_cuda gpu use_gpu num_gpus"
     )
-    threads: Threads | None = option(
-        None,
-        doc="number of PyTorch's CPU threads; none: 1 for small networks, all cores (at most "
-        "8) for pictures, grids and layers of 256 x 256, half of them with workers, divided "
-        "among several learners; part of the result's bytes, but a resume may change it",
-    )
-    actor_threads: Threads | None = option(
-        None,
-        doc="number of PyTorch's CPU threads where actions are computed; none: 1, or "
-        "runtime.threads for pictures and grids in one process or in a server; part of the "
-        "result's bytes",
-    )
-    precision: Literal["auto", "fp32", "bf16"] = option(
-        "auto",
-        doc="number format of the learner's encoders; auto: bf16 for pictures and grids if "
-        "the device is faster with it (AMX, AMD's AVX512-BF16, GPUs with bfloat16), else fp32; "
-        "weights, heads and losses are always fp32; part of the result's bytes",
-    )
-    actor_precision: Literal["auto", "fp32", "bf16"] = option(
-        "auto",
-        doc="number format of encoders where actions are computed; auto: as "
-        "runtime.precision, but fp32 if a GPU learns and a CPU that is not faster with bf16 "
-        "acts; part of the result's bytes",
-    )
-    compile: Literal["auto", "on", "off"] = option(
-        "auto",
-        doc="compile acts and whole updates (gradient, clipping, optimizer) to one graph "
-        "each; auto: for feed-forward networks on the CPU from 30,000 planned optimizer steps "
-        "of a policy on (3,000 on pictures), with a C++ compiler; on: also for recurrent "
-        "networks, which takes minutes; never for film_grid; part of the result's bytes",
-        also="torch_compile",
-    )
+    """device of the learner: cpu, cuda, cuda:1; auto: a GPU for pictures and grids if there is one,
+    else the CPU; cuda divides the policies of a population among all GPUs
+    """
+    threads: Threads | None = None
+    """number of PyTorch's CPU threads; none: 1 for small networks, all cores (at most 8) for
+    pictures, grids and layers of 256 x 256, half of them with workers, divided among several
+    learners; part of the result's bytes, but a resume may change it
+    """
+    actor_threads: Threads | None = None
+    """number of PyTorch's CPU threads where actions are computed; none: 1, or runtime.threads for
+    pictures and grids in one process or in a server; part of the result's bytes
+    """
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """number format of the learner's encoders; auto: bf16 for pictures and grids if the device is
+    faster with it (AMX, AMD's AVX512-BF16, GPUs with bfloat16), else fp32; weights, heads and
+    losses are always fp32; part of the result's bytes
+    """
+    actor_precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """number format of encoders where actions are computed; auto: as runtime.precision, but fp32 if
+    a GPU learns and a CPU that is not faster with bf16 acts; part of the result's bytes
+    """
+    compile: Literal["auto", "on", "off"] = option("auto", also="torch_compile")
+    """compile acts and whole updates (gradient, clipping, optimizer) to one graph each; auto: for
+    feed-forward networks on the CPU from 30,000 planned optimizer steps of a policy on (3,000 on
+    pictures), with a C++ compiler; on: also for recurrent networks, which takes minutes; never for
+    film_grid; part of the result's bytes
+    """
 
     @property
     def compute(self) -> "Compute":

@@ -45,98 +45,80 @@ require_json, require_rule = (
 class EnvConfig(Options):
     """The environment, the number of its copies, and changes to its observations and rewards."""
 
-    id: str = option(
-        doc="environment: an id (CartPole-v1), or the import string of a maker of one "
-        "Gymnasium environment, or of a vector environment if it has a parameter num_envs "
-        "(pkg.module:make_env)",
-        also="env_id env_name gym_id",
-    )
-    backend: BackendName = option(
-        "auto",
-        doc="implementation of the environment; auto: EnvPool if it is installed and knows "
-        "the id, then ALE's vector environment for Atari games, else Gymnasium; PettingZoo for "
-        "its makers and makers named parallel_env; the backend changes the task",
-    )
+    id: str = option(also="env_id env_name gym_id")
+    """environment: an id (CartPole-v1), or the import string of a maker of one Gymnasium
+    environment, or of a vector environment if it has a parameter num_envs (pkg.module:make_env)
+    """
+    backend: BackendName = "auto"
+    """implementation of the environment; auto: EnvPool if it is installed and knows the id, then
+    ALE's vector environment for Atari games, else Gymnasium; PettingZoo for its makers and makers
+    named parallel_env; the backend changes the task
+    """
     kwargs: dict[str, Any] = option(
         default_factory=dict,
-        doc="keyword arguments of the environment's maker; for Atari games on every backend: "
-        "stack_num, frame_skip, noop_max, episodic_life, full_action_space, "
-        "repeat_action_probability, use_fire_reset, max_episode_steps",
         also="env_kwargs env_config env_frameskip frame_skip max_episode_steps "
         "time_limit render_mode",
     )
+    """keyword arguments of the environment's maker; for Atari games on every backend: stack_num,
+    frame_skip, noop_max, episodic_life, full_action_space, repeat_action_probability,
+    use_fire_reset, max_episode_steps
+    """
     num_streams: Streams = option(
         8,
-        doc="number of environments that step at the same time",
         also="n_envs num_envs nenvs num_env num_environments "
         "num_envs_per_worker num_envs_per_env_runner",
     )
-    streams_per_group: Streams | None = option(
-        None,
-        doc="number of environments that step and act together, a divisor of num_streams; "
-        "none: half of them for simulators in C++ (pixels from 4 cores on), so that one half "
-        "steps while the other acts, else all; with workers, one group per worker",
-        also="worker_num_splits",
-    )
-    frame_stack: Layers = option(
-        1,
-        doc="number of newest observations stacked on a new leading axis; 1: no new axis; "
-        "Atari games stack 4 by themselves (kwargs.stack_num)",
-        also="n_stack num_stack env_framestack framestack",
-    )
-    reward_clip: RewardClip = option(
-        "none",
-        doc="clip of a reward r for learning; none: r; abs_one: clamp(r, -1, 1); "
-        "soft_asymmetric: 5 tanh(r / 5), times 0.3 where r < 0; reported returns stay raw",
-        also="clip_rewards reward_clipping",
-    )
-    reward_shaping: dict[str, Bounded] = option(
-        default_factory=dict,
-        doc="weights that replace those of a Gymnasium environment's attribute reward_shaping "
-        "(a dict by which it weighs its rewards); a population may tune them (population.tuned "
-        "reward_shaping.NAME)",
-    )
-    success: str | None = option(
-        None,
-        doc="rule by which an episode is won; reward>NUMBER: its last raw reward is greater; "
-        "info:KEY: info[KEY] is true at its end; none: no success rate is reported",
-    )
-    observe_last: bool = option(
-        False,
-        doc="add the leaves last_action (as the environment received it) and last_reward "
-        "(raw, clamped to -1 .. 1) to the observation; at the start of an episode they are 0, "
-        "and discrete actions have one more value for it",
-    )
-    mask_from_info: bool = option(
-        False,
-        doc="take action masks from info['action_mask'], as Taxi and other Gymnasium "
-        "environments give them at every reset and step; a mask in the observation needs no "
-        "option",
-    )
+    """number of environments that step at the same time"""
+    streams_per_group: Streams | None = option(None, also="worker_num_splits")
+    """number of environments that step and act together, a divisor of num_streams; none: half of
+    them for simulators in C++ (pixels from 4 cores on), so that one half steps while the other
+    acts, else all; with workers, one group per worker
+    """
+    frame_stack: Layers = option(1, also="n_stack num_stack env_framestack framestack")
+    """number of newest observations stacked on a new leading axis; 1: no new axis; Atari games
+    stack 4 by themselves (kwargs.stack_num)
+    """
+    reward_clip: RewardClip = option("none", also="clip_rewards reward_clipping")
+    """clip of a reward r for learning; none: r; abs_one: clamp(r, -1, 1); soft_asymmetric: 5 tanh(r
+    / 5), times 0.3 where r < 0; reported returns stay raw
+    """
+    reward_shaping: dict[str, Bounded] = option(default_factory=dict)
+    """weights that replace those of a Gymnasium environment's attribute reward_shaping (a dict by
+    which it weighs its rewards); a population may tune them (population.tuned reward_shaping.NAME)
+    """
+    success: str | None = None
+    """rule by which an episode is won; reward>NUMBER: its last raw reward is greater; info:KEY:
+    info[KEY] is true at its end; none: no success rate is reported
+    """
+    observe_last: bool = False
+    """add the leaves last_action (as the environment received it) and last_reward (raw, clamped to
+    -1 .. 1) to the observation; at the start of an episode they are 0, and discrete actions have
+    one more value for it
+    """
+    mask_from_info: bool = False
+    """take action masks from info['action_mask'], as Taxi and other Gymnasium environments give
+    them at every reset and step; a mask in the observation needs no option
+    """
     observation_dtype: Literal["auto", "float32", "float64"] = option(
-        "auto",
-        doc="dtype in which leaves of float64 are stored; float64: normalize_observations "
-        "subtracts their mean before they become float32 for networks; auto: float64 if the "
-        "first steps of a Python environment show that float32 would lose differences (seconds "
-        "since 1970), else float32",
-        needs=Needs("observations of float64", lambda _, f: f.float64, rest="float32"),
+        "auto", needs=Needs("observations of float64", lambda _, f: f.float64, rest="float32")
     )
+    """dtype in which leaves of float64 are stored; float64: normalize_observations subtracts their
+    mean before they become float32 for networks; auto: float64 if the first steps of a Python
+    environment show that float32 would lose differences (seconds since 1970), else float32
+    """
     num_threads: Threads | None = option(
         None,
-        doc="number of threads of each EnvPool or ALE pool (one per group); none: 1 for cheap "
-        "environments, else the cores divided by the pools, at most one per stream",
         needs=Needs(
             "env.backend={f.pools}, which step in threads, {f.env.config.id} is of "
             "{f.env.config.backend}",
             lambda _, f: not f.env.backend.in_python,
         ),
     )
+    """number of threads of each EnvPool or ALE pool (one per group); none: 1 for cheap
+    environments, else the cores divided by the pools, at most one per stream
+    """
     num_processes: Tasks | None = option(
         None,
-        doc="number of processes that step Python environments in the serial runtime and in "
-        "evaluations; 1: the run's own process; none: the run times the first two rows, and "
-        "slow steps get one process per core if they compute, one per stream (at most 64) if "
-        "they wait; no part of the result's bytes",
         needs=(
             Needs(
                 "runtime.kind=serial or evaluations (in others runtime.num_workers step)",
@@ -149,6 +131,11 @@ class EnvConfig(Options):
             ),
         ),
     )
+    """number of processes that step Python environments in the serial runtime and in evaluations;
+    1: the run's own process; none: the run times the first two rows, and slow steps get one process
+    per core if they compute, one per stream (at most 64) if they wait; no part of the result's
+    bytes
+    """
 
     _kwargs_can_be_stored = require_json
     _success_is_a_rule = require_rule

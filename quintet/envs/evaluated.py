@@ -34,40 +34,36 @@ def _used(met: Callable[[Any, Any], bool]) -> Needs:
 class EvalEnvConfig(Options):
     """The environment of a run's evaluations: what differs from that of the training."""
 
-    id: _Name = option(
-        None,
-        doc="environment of evaluations, if not env.id, with the same spaces; another id gets "
-        "no env.kwargs, no env.reward_shaping and no env.success about info; everything else "
-        "is as in env.*",
-        needs=_EVALUATES,
-    )
+    id: _Name = option(None, needs=_EVALUATES)
+    """environment of evaluations, if not env.id, with the same spaces; another id gets no
+    env.kwargs, no env.reward_shaping and no env.success about info; everything else is as in env.*
+    """
     backend: BackendName | None = option(
         None,
-        doc="env.backend of evaluations; none: env.backend, or auto for another id",
         needs=(
             _EVALUATES,
             _used(lambda o, f: f.evaluated.source is None or _makers_only(o.backend)),
         ),
     )
+    """env.backend of evaluations; none: env.backend, or auto for another id"""
     kwargs: dict[str, Any] | None = option(
         None,
-        doc="env.kwargs of evaluations, in place of env.kwargs",
         needs=(
             _EVALUATES,
             _used(lambda _, f: f.evaluated.source is None or callable(f.evaluated.source)),
         ),
     )
-    success: str | None = option(None, doc="env.success of evaluations", needs=_EVALUATES)
+    """env.kwargs of evaluations, in place of env.kwargs"""
+    success: str | None = option(None, needs=_EVALUATES)
+    """env.success of evaluations"""
     num_threads: Threads | None = option(
-        None,
-        doc="env.num_threads of evaluations",
-        needs=(_EVALUATES, _used(lambda _, f: not f.evaluated.backend.in_python)),
+        None, needs=(_EVALUATES, _used(lambda _, f: not f.evaluated.backend.in_python))
     )
+    """env.num_threads of evaluations"""
     num_processes: Tasks | None = option(
-        None,
-        doc="env.num_processes of evaluations",
-        needs=(_EVALUATES, _used(lambda _, f: f.evaluated.can_be_spread)),
+        None, needs=(_EVALUATES, _used(lambda _, f: f.evaluated.can_be_spread))
     )
+    """env.num_processes of evaluations"""
 
     _kwargs_can_be_stored = require_json
     _success_is_a_rule = require_rule

@@ -129,48 +129,45 @@ class ModelConfig(Options):
     """Options of the network of policy and value function."""
 
     encoder: CodeName = option(
-        "auto",
-        doc="network body: mlp, nature_cnn, impala_cnn, film_grid (MiniGrid, BabyAI), or the "
-        "import string of your own module (pkg.module:Class) or its maker; auto: film_grid for "
-        "grids with a mission, nature_cnn for uint8 pictures, else mlp",
-        also="policy encoder_type features_extractor_class policy_class network",
+        "auto", also="policy encoder_type features_extractor_class policy_class network"
     )
+    """network body: mlp, nature_cnn, impala_cnn, film_grid (MiniGrid, BabyAI), or the import string
+    of your own module (pkg.module:Class) or its maker; auto: film_grid for grids with a mission,
+    nature_cnn for uint8 pictures, else mlp
+    """
     encoder_kwargs: dict[str, Any] = option(
         default_factory=dict,
-        doc="keyword arguments of film_grid (docs/ppo.md) or of an encoder of your own, as JSON",
         needs=Needs(
             "film_grid or an encoder of your own, model.encoder is {f.encoder}",
             lambda _, f: f.traits.reads_ids or f.traits.hidden is None,
         ),
         also=" ".join(GridOptions.model_fields),
     )
+    """keyword arguments of film_grid (docs/ppo.md) or of an encoder of your own, as JSON"""
     policy_hidden: tuple[Width, ...] | None = option(
-        None,
-        max_length=MOST_LAYERS,
-        doc="widths of the policy's (or the shared) hidden layers; none: 64 64 for mlp, 512 for "
-        "nature_cnn, 256 for impala_cnn and film_grid",
-        needs=_LAYERS_OF_OURS,
-        also=_HIDDEN,
+        None, max_length=MOST_LAYERS, needs=_LAYERS_OF_OURS, also=_HIDDEN
     )
+    """widths of the policy's (or the shared) hidden layers; none: 64 64 for mlp, 512 for
+    nature_cnn, 256 for impala_cnn and film_grid
+    """
     value_hidden: tuple[Width, ...] | None = option(
         None,
         max_length=MOST_LAYERS,
-        doc="widths of the value function's hidden layers; none: as the policy's",
         needs=(_LAYERS_OF_OURS, "model.shared_torso=false"),
         also=_HIDDEN,
     )
+    """widths of the value function's hidden layers; none: as the policy's"""
     shared_torso: bool = option(
         False,
-        doc="share everything but the heads between policy and value function",
         needs=Needs(
             "layers that can be shared, there are none",
             lambda o, f: o.has_hidden or not f.traits.only_hidden or o.core != "none",
         ),
         also="share_features_extractor actor_critic_share_weights vf_share_layers value_network",
     )
+    """share everything but the heads between policy and value function"""
     activation: Activation | None = option(
         None,
-        doc="activation after each hidden layer; none: tanh for mlp, relu for the others",
         needs=(
             _LAYERS_OF_OURS,
             Needs(
@@ -188,56 +185,37 @@ class ModelConfig(Options):
         ),
         also="activation_fn nonlinearity activation_function",
     )
+    """activation after each hidden layer; none: tanh for mlp, relu for the others"""
     layer_norm: bool = option(
         False,
-        doc="put LayerNorm between each hidden layer and its activation (not in convolutions)",
         needs=(_LAYERS_OF_OURS, Needs("a hidden layer, there is none", lambda o, _: o.has_hidden)),
     )
-    core: Literal["none", "lstm", "gru"] = option(
-        "none",
-        doc="recurrent core between hidden layers and heads; policy and value function have "
-        "one each, unless model.shared_torso",
-        also="use_lstm use_rnn rnn_type",
-    )
-    core_size: Width = option(
-        128,
-        doc="number of units of each recurrent layer",
-        needs=_CORE,
-        also="lstm_hidden_size rnn_size lstm_cell_size",
-    )
-    core_layers: Layers = option(
-        1, doc="number of recurrent layers", needs=_CORE, also="n_lstm_layers rnn_num_layers"
-    )
-    core_skip: bool = option(
-        False,
-        doc="let the heads read the core's input next to its output, so that what needs no "
-        "memory is learned as fast as without a core",
-        needs=_CORE,
-    )
-    init: Init = option(
-        "orthogonal",
-        doc="first weights; orthogonal: gain sqrt 2, heads 0.01 and 1; truncated_normal: "
-        "scale 2 over fan-in, policy head 0.1 (TF-Agents); cores are orthogonal per gate, your "
-        "own encoder draws its own",
-        also="ortho_init policy_initialization",
-    )
-    action_std: ActionStd = option(
-        "state_independent",
-        doc="parametrisation of a Gaussian policy's standard deviation",
-        needs=_CONTINUOUS,
-    )
-    action_std_init: Positive = option(
-        1.0,
-        doc="first standard deviation, as a fraction of half the action range",
-        needs=_CONTINUOUS,
-        also="log_std_init initial_stddev",
-    )
-    action_bounds: ActionBounds = option(
-        "clip",
-        doc="bounds of Box actions; clip: the sample is clipped; squash: tanh with exact "
-        "log-probability; mean_tanh: tanh of the mean, then the sample is clipped",
-        needs=_CONTINUOUS,
-    )
+    """put LayerNorm between each hidden layer and its activation (not in convolutions)"""
+    core: Literal["none", "lstm", "gru"] = option("none", also="use_lstm use_rnn rnn_type")
+    """recurrent core between hidden layers and heads; policy and value function have one each,
+    unless model.shared_torso
+    """
+    core_size: Width = option(128, needs=_CORE, also="lstm_hidden_size rnn_size lstm_cell_size")
+    """number of units of each recurrent layer"""
+    core_layers: Layers = option(1, needs=_CORE, also="n_lstm_layers rnn_num_layers")
+    """number of recurrent layers"""
+    core_skip: bool = option(False, needs=_CORE)
+    """let the heads read the core's input next to its output, so that what needs no memory is
+    learned as fast as without a core
+    """
+    init: Init = option("orthogonal", also="ortho_init policy_initialization")
+    """first weights; orthogonal: gain sqrt 2, heads 0.01 and 1; truncated_normal: scale 2 over
+    fan-in, policy head 0.1 (TF-Agents); cores are orthogonal per gate, your own encoder draws its
+    own
+    """
+    action_std: ActionStd = option("state_independent", needs=_CONTINUOUS)
+    """parametrisation of a Gaussian policy's standard deviation"""
+    action_std_init: Positive = option(1.0, needs=_CONTINUOUS, also="log_std_init initial_stddev")
+    """first standard deviation, as a fraction of half the action range"""
+    action_bounds: ActionBounds = option("clip", needs=_CONTINUOUS)
+    """bounds of Box actions; clip: the sample is clipped; squash: tanh with exact log-probability;
+    mean_tanh: tanh of the mean, then the sample is clipped
+    """
 
     @field_validator("encoder")
     @classmethod

@@ -56,20 +56,17 @@ class ReportConfig(Options):
     """Interval and destinations of a run's reports."""
 
     interval_s: Annotated[float, Ge(0), Le(MOST_SECONDS)] | Literal["auto"] = option(
-        "auto",
-        doc="least seconds between reports; 0: a report every iteration; auto: a hundredth of "
-        "the run's time so far, from 1 s to 240 s",
-        also="log_interval log_freq",
+        "auto", also="log_interval log_freq"
     )
-    progress: bool = option(
-        True, doc="show progress on standard output", also="verbose progress_bar"
-    )
-    sinks: tuple[SinkName, ...] = option(
-        ("jsonl", "csv", "tensorboard"),
-        doc="destinations of reports; tensorboard is left out if it is not installed; wandb: "
-        "Weights & Biases, with its own settings (WANDB_PROJECT, WANDB_MODE=offline, ...)",
-        also="track with_wandb",
-    )
+    """least seconds between reports; 0: a report every iteration; auto: a hundredth of the run's
+    time so far, from 1 s to 240 s
+    """
+    progress: bool = option(True, also="verbose progress_bar")
+    """show progress on standard output"""
+    sinks: tuple[SinkName, ...] = option(("jsonl", "csv", "tensorboard"), also="track with_wandb")
+    """destinations of reports; tensorboard is left out if it is not installed; wandb: Weights &
+    Biases, with its own settings (WANDB_PROJECT, WANDB_MODE=offline, ...)
+    """
 
 
 @final

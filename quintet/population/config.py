@@ -6,14 +6,15 @@ from typing import Annotated, Literal, final
 from pydantic import Field, model_validator
 
 from quintet.bounds import (
-    LARGEST,
-    MOST_STEPS,
     MOST_TASKS,
     Bounded,
     Count,
+    Factor,
     Fraction,
     NotNegative,
+    Share,
     Steps,
+    StepsFrom0,
     Tasks,
 )
 from quintet.options import Needs, Options, option
@@ -30,111 +31,71 @@ class PopulationConfig(Options):
     The run's budget is for all policies together.
     """
 
-    size: Tasks = option(
-        1, doc="number of policies that are trained in one run", also="num_policies with_pbt"
-    )
-    pbt: bool = option(
-        True,
-        doc="replace bad policies by copies of good ones, with other hyperparameters; false: "
-        "every policy trains by itself",
-        needs=_SEVERAL,
-    )
-    assignment: Literal["auto", "agent"] = option(
-        "auto",
-        doc="rule by which policies play; auto: each group of streams has one policy, or each "
-        "episode draws its policy if groups can't be divided evenly and in games of several "
-        "agents; agent: agent a of every game has policy a, modulo their number",
-        needs=_SEVERAL,
-    )
-    objective: str = option(
-        "episode/return_mean",
-        doc="metric by which policies are ranked, the higher the better",
-        needs=_SEVERAL,
-    )
-    window_env_steps: Steps | None = option(
-        None,
-        doc="number of newest env_steps of each policy over which an objective of episodes is "
-        "averaged, more if min_episodes needs more; none: a period",
-        needs=(_SEVERAL, _OF_EPISODES),
-    )
-    min_episodes: Count = option(
-        20,
-        doc="least number of episodes in the span of the objective; a policy with fewer is "
-        "not ranked, so it is neither copied nor replaced",
-        needs=(_SEVERAL, _OF_EPISODES),
-    )
-    start_env_steps: int | None = option(
-        None,
-        ge=0,
-        le=MOST_STEPS,
-        doc="env_steps of a policy before its first consideration; none: a tenth of its part "
-        "of the budget",
-        needs=(_SEVERAL, "population.pbt"),
-    )
-    period_env_steps: Steps | None = option(
-        None,
-        doc="env_steps of a policy between two considerations; none: a twentieth of its part "
-        "of the budget",
-        needs=(_SEVERAL, "population.pbt"),
-    )
-    tuned: tuple[str, ...] = option(
-        (),
-        doc="options of the learner that are tuned, and values of env.reward_shaping as "
-        "reward_shaping.NAME; none: the learner's default",
-        needs=(_SEVERAL, "population.pbt or population.initial"),
-    )
+    size: Tasks = option(1, also="num_policies with_pbt")
+    """number of policies that are trained in one run"""
+    pbt: bool = option(True, needs=_SEVERAL)
+    """replace bad policies by copies of good ones, with other hyperparameters; false: every policy
+    trains by itself
+    """
+    assignment: Literal["auto", "agent"] = option("auto", needs=_SEVERAL)
+    """rule by which policies play; auto: each group of streams has one policy, or each episode
+    draws its policy if groups can't be divided evenly and in games of several agents; agent: agent
+    a of every game has policy a, modulo their number
+    """
+    objective: str = option("episode/return_mean", needs=_SEVERAL)
+    """metric by which policies are ranked, the higher the better"""
+    window_env_steps: Steps | None = option(None, needs=(_SEVERAL, _OF_EPISODES))
+    """number of newest env_steps of each policy over which an objective of episodes is averaged,
+    more if min_episodes needs more; none: a period
+    """
+    min_episodes: Count = option(20, needs=(_SEVERAL, _OF_EPISODES))
+    """least number of episodes in the span of the objective; a policy with fewer is not ranked, so
+    it is neither copied nor replaced
+    """
+    start_env_steps: StepsFrom0 | None = option(None, needs=(_SEVERAL, "population.pbt"))
+    """env_steps of a policy before its first consideration; none: a tenth of its part of the budget
+    """
+    period_env_steps: Steps | None = option(None, needs=(_SEVERAL, "population.pbt"))
+    """env_steps of a policy between two considerations; none: a twentieth of its part of the budget
+    """
+    tuned: tuple[str, ...] = option((), needs=(_SEVERAL, "population.pbt or population.initial"))
+    """options of the learner that are tuned, and values of env.reward_shaping as
+    reward_shaping.NAME; none: the learner's default
+    """
     initial: dict[str, Annotated[tuple[Bounded, ...], Field(max_length=MOST_TASKS)]] = Field(
-        default_factory=dict,
-        description="first values of tuned options, one per policy; without them policy 0 has the "
-        "learner's options, and each other policy a mutation of them (pbt=false: the same "
-        "options)",
+        default_factory=dict
     )
-    replace_frac: float = option(
-        0.3,
-        gt=0,
-        le=1,
-        doc="fraction of policies, rounded up, that count as best or worst",
-        needs=(_SEVERAL, "population.pbt"),
-    )
-    mutation_rate: Fraction = option(
-        0.15, doc="probability that a value changes", needs=(_SEVERAL, "population.pbt")
-    )
+    """first values of tuned options, one per policy; without them policy 0 has the learner's
+    options, and each other policy a mutation of them (pbt=false: the same options)
+    """
+    replace_frac: Share = option(0.3, needs=(_SEVERAL, "population.pbt"))
+    """fraction of policies, rounded up, that count as best or worst"""
+    mutation_rate: Fraction = option(0.15, needs=(_SEVERAL, "population.pbt"))
+    """probability that a value changes"""
     reset_rate: Fraction = option(
-        0.05,
-        doc="probability that a changed value returns to the learner's option",
-        needs=(_SEVERAL, "population.pbt", "population.mutation_rate > 0"),
+        0.05, needs=(_SEVERAL, "population.pbt", "population.mutation_rate > 0")
     )
-    perturb_min: float = option(
-        1.05,
-        ge=1,
-        le=LARGEST,
-        doc="smallest factor of a change",
-        needs=(_SEVERAL, "population.pbt", "population.mutation_rate > 0"),
+    """probability that a changed value returns to the learner's option"""
+    perturb_min: Factor = option(
+        1.05, needs=(_SEVERAL, "population.pbt", "population.mutation_rate > 0")
     )
-    perturb_max: float = option(
-        1.5,
-        ge=1,
-        le=LARGEST,
-        doc="largest factor of a change",
-        needs=(_SEVERAL, "population.pbt", "population.mutation_rate > 0"),
+    """smallest factor of a change"""
+    perturb_max: Factor = option(
+        1.5, needs=(_SEVERAL, "population.pbt", "population.mutation_rate > 0")
     )
-    gap_absolute: NotNegative = option(
-        1e-6,
-        doc="smallest lead of a policy that is copied, in units of the objective",
-        needs=(_SEVERAL, "population.pbt"),
-    )
-    gap_relative: NotNegative = option(
-        0.1,
-        doc="smallest lead of a policy that is copied, as a fraction of the larger absolute "
-        "objective of the two",
-        needs=(_SEVERAL, "population.pbt"),
-    )
+    """largest factor of a change"""
+    gap_absolute: NotNegative = option(1e-6, needs=(_SEVERAL, "population.pbt"))
+    """smallest lead of a policy that is copied, in units of the objective"""
+    gap_relative: NotNegative = option(0.1, needs=(_SEVERAL, "population.pbt"))
+    """smallest lead of a policy that is copied, as a fraction of the larger absolute objective of
+    the two
+    """
     gap_mode: Literal["relative_to_larger", "original"] = option(
-        "relative_to_larger",
-        doc="meaning of gap_relative; original: a difference of either sign, as a fraction of "
-        "the copied policy's objective",
-        needs=(_SEVERAL, "population.pbt"),
+        "relative_to_larger", needs=(_SEVERAL, "population.pbt")
     )
+    """meaning of gap_relative; original: a difference of either sign, as a fraction of the copied
+    policy's objective
+    """
 
     @property
     def several(self) -> bool:
@@ -186,21 +147,14 @@ class PopulationConfig(Options):
 class SelfPlayConfig(Options):
     """Past weights of the policy as opponents, in environments of several agents."""
 
-    past_frac: Fraction = option(
-        0.0,
-        doc="fraction of games in which past weights play all agents but one, and only that "
-        "agent is learned from and counted; 0: the newest weights play all agents",
-    )
-    versions: Count = option(
-        10,
-        doc="number of past weights that are kept, the newest ones",
-        needs="self_play.past_frac > 0",
-    )
-    interval_env_steps: Steps | None = option(
-        None,
-        doc="env_steps between two past weights that are kept; none: a twentieth of the budget",
-        needs="self_play.past_frac > 0",
-    )
+    past_frac: Fraction = 0.0
+    """fraction of games in which past weights play all agents but one, and only that agent is
+    learned from and counted; 0: the newest weights play all agents
+    """
+    versions: Count = option(10, needs="self_play.past_frac > 0")
+    """number of past weights that are kept, the newest ones"""
+    interval_env_steps: Steps | None = option(None, needs="self_play.past_frac > 0")
+    """env_steps between two past weights that are kept; none: a twentieth of the budget"""
 
     @property
     def on(self) -> bool:

@@ -12,13 +12,14 @@ from quintet.algorithms.parts import options as parts
 from quintet.algorithms.parts.options import Knob, Shared
 from quintet.bounds import (
     MOST_COUNT,
-    MOST_STEPS,
     Below1,
     Count,
     Fraction,
     NotNegative,
     Positive,
+    Share,
     Steps,
+    StepsFrom0,
     Unroll,
 )
 from quintet.models.config import ModelConfig
@@ -63,47 +64,36 @@ class ACERConfig(Options):
     """Options of ACER."""
 
     # Data and replay
-    unroll_steps: Unroll = option(
-        20, doc="steps of each stream per fresh batch, T", also=f"n_steps {parts.UNROLL_STEPS}"
-    )
+    unroll_steps: Unroll = option(20, also=f"n_steps {parts.UNROLL_STEPS}")
+    """steps of each stream per fresh batch, T"""
     gamma: parts.Gamma = 0.99
-    replay_ratio: float = option(
-        4.0,
-        ge=0,
-        le=MOST_COUNT,
-        doc="mean number of updates from replay after each fresh update, drawn from a Poisson "
-        "distribution; 0: no replay",
-    )
+    replay_ratio: float = option(4.0, ge=0, le=MOST_COUNT)
+    """mean number of updates from replay after each fresh update, drawn from a Poisson
+    distribution; 0: no replay
+    """
     replay_capacity_steps_per_stream: Steps = option(
-        50_000,
-        doc="rows kept of each stream, in whole unrolls; rows in which an environment resets "
-        "itself count too",
-        needs="replay_ratio > 0",
-        also=parts.CAPACITY,
+        50_000, needs="replay_ratio > 0", also=parts.CAPACITY
     )
-    replay_start_steps_per_stream: int = option(
-        10_000,
-        ge=0,
-        le=MOST_STEPS,
-        doc="env_steps of each stream before the first update from replay",
-        needs="replay_ratio > 0",
-        also=parts.START,
+    """rows kept of each stream, in whole unrolls; rows in which an environment resets itself count
+    too
+    """
+    replay_start_steps_per_stream: StepsFrom0 = option(
+        10_000, needs="replay_ratio > 0", also=parts.START
     )
+    """env_steps of each stream before the first update from replay"""
     replay_sampling: Literal["per_stream", "any_stream"] = option(
-        "per_stream",
-        doc="per_stream: a batch has the same number of unrolls of every stream; any_stream: "
-        "unrolls are drawn over all streams",
-        needs="replay_ratio > 0",
+        "per_stream", needs="replay_ratio > 0"
     )
+    """per_stream: a batch has the same number of unrolls of every stream; any_stream: unrolls are
+    drawn over all streams
+    """
     truncation_as_termination: parts.TruncationAsTermination = False
 
     # Loss
-    value_coef: Positive = option(
-        0.5, doc="weight of 0.5 * error^2", tune=USUAL, also=f"q_coef {parts.VALUE_COEF}"
-    )
+    value_coef: Positive = option(0.5, tune=USUAL, also=f"q_coef {parts.VALUE_COEF}")
+    """weight of 0.5 * error^2"""
     entropy_coef: NotNegative = option(
         0.01,
-        doc="weight of the entropy bonus",
         needs=Needs(
             "learn_std, since the entropy of a Gaussian depends on its spread alone",
             lambda o, f: o.learn_std or f.discrete,
@@ -112,54 +102,38 @@ class ACERConfig(Options):
         tune=USUAL,
         also=parts.ENTROPY_COEF,
     )
-    importance_clip: Positive = option(
-        10.0,
-        doc="cap of the ratio in the policy's gradient, c",
-        tune=USUAL,
-        also="c importance_weight_truncation",
-    )
+    """weight of the entropy bonus"""
+    importance_clip: Positive = option(10.0, tune=USUAL, also="c importance_weight_truncation")
+    """cap of the ratio in the policy's gradient, c"""
     retrace_lambda: Fraction = option(
         1.0,
-        doc="decay of Retrace's traces",
         needs="c_bar > 0 and gamma > 0 and unroll_steps > 1",
         tune=NEAR_1,
         also="lambda_ gae_lambda lam lambda",
     )
+    """decay of Retrace's traces"""
     c_bar: NotNegative = option(
         1.0,
-        doc="cap of the ratio in Retrace's traces",
         needs="retrace_lambda > 0 and gamma > 0 and unroll_steps > 1",
         tune=CAP,
         also=parts.C_BAR,
     )
-    trust_region: bool = option(
-        True, doc="limit how far a sample moves the policy from the average policy"
-    )
-    trust_region_delta: Positive = option(
-        1.0,
-        doc="largest first-order change of the KL per sample, in nats",
-        needs="trust_region",
-        tune=FACTOR,
-    )
-    tau: float = option(
-        0.01,
-        gt=0,
-        le=1,
-        doc="fraction by which the average policy moves to the policy per update",
-        needs="trust_region",
-        tune=FACTOR,
-        also="average_decay alpha polyak",
-    )
+    """cap of the ratio in Retrace's traces"""
+    trust_region: bool = True
+    """limit how far a sample moves the policy from the average policy"""
+    trust_region_delta: Positive = option(1.0, needs="trust_region", tune=FACTOR)
+    """largest first-order change of the KL per sample, in nats"""
+    tau: Share = option(0.01, needs="trust_region", tune=FACTOR, also="average_decay alpha polyak")
+    """fraction by which the average policy moves to the policy per update"""
     dueling_samples: Count = option(
         5,
-        doc="number of the policy's actions whose advantages are averaged, n",
         needs=Needs(f"actions that can't be summed over, {_SHOWN}", lambda _, f: not f.one_choice),
     )
+    """number of the policy's actions whose advantages are averaged, n"""
     learn_std: bool = option(
-        False,
-        doc="learn the standard deviation of continuous actions too",
-        needs=Needs(f"continuous actions, {_SHOWN}", lambda _, f: f.continuous),
+        False, needs=Needs(f"continuous actions, {_SHOWN}", lambda _, f: f.continuous)
     )
+    """learn the standard deviation of continuous actions too"""
 
     # Normalisation
     normalize_observations: parts.NormalizeObservations = False
@@ -179,21 +153,16 @@ class ACERConfig(Options):
         f"then 0.125 in the last quarter; {parts.OWN_SCHEDULE}",
         also=parts.LR_SCHEDULE,
     )
-    rmsprop_decay: Below1 = option(
-        0.99, doc="decay of RMSProp's running mean of squares", tune=NEAR_1, also="rprop_alpha"
-    )
-    rmsprop_epsilon: Positive = option(1e-5, doc="term added in RMSProp's denominator", tune=FACTOR)
-    rmsprop_epsilon_inside_sqrt: bool = option(
-        True,
-        doc="use TensorFlow's rule, g / sqrt(mean_sq + epsilon), with mean_sq starting at 1; "
-        "false: PyTorch's rule",
-    )
-    max_grad_norm: Positive | None = option(
-        10.0,
-        doc="largest global norm of the gradient, after the trust region; none: no bound",
-        tune=USUAL,
-        also=parts.MAX_GRAD_NORM,
-    )
+    rmsprop_decay: Below1 = option(0.99, tune=NEAR_1, also="rprop_alpha")
+    """decay of RMSProp's running mean of squares"""
+    rmsprop_epsilon: Positive = option(1e-5, tune=FACTOR)
+    """term added in RMSProp's denominator"""
+    rmsprop_epsilon_inside_sqrt: bool = True
+    """use TensorFlow's rule, g / sqrt(mean_sq + epsilon), with mean_sq starting at 1; false:
+    PyTorch's rule
+    """
+    max_grad_norm: Positive | None = option(10.0, tune=USUAL, also=parts.MAX_GRAD_NORM)
+    """largest global norm of the gradient, after the trust region; none: no bound"""
     check_numerics: parts.CheckNumerics = False
 
     @model_validator(mode="after")

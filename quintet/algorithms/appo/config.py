@@ -53,43 +53,33 @@ class APPOConfig(Options):
     """Options of APPO."""
 
     # Data
-    unroll_steps: Unroll = option(
-        32, doc="steps of a stream in an unroll", also=f"n_steps {parts.UNROLL_STEPS}"
-    )
-    bptt_steps: Unroll | None = option(
-        None,
-        doc="rows of a chunk, at whose ends traces and recurrent gradients stop; none: the "
-        "whole unroll",
-        also="recurrence seq_length",
-    )
-    minibatch_steps: Rows = option(
-        1024, doc="rows per optimizer step, in whole chunks", also=parts.MINIBATCH_STEPS
-    )
-    minibatches_per_iteration: Count = option(1, doc="minibatches collected before each iteration")
+    unroll_steps: Unroll = option(32, also=f"n_steps {parts.UNROLL_STEPS}")
+    """steps of a stream in an unroll"""
+    bptt_steps: Unroll | None = option(None, also="recurrence seq_length")
+    """rows of a chunk, at whose ends traces and recurrent gradients stop; none: the whole unroll"""
+    minibatch_steps: Rows = option(1024, also=parts.MINIBATCH_STEPS)
+    """rows per optimizer step, in whole chunks"""
+    minibatches_per_iteration: Count = 1
+    """minibatches collected before each iteration"""
     num_epochs: parts.NumEpochs = 1
-    early_stop_tolerance: NotNegative = option(
-        1e-6,
-        doc="stop the passes when the sum of the mean policy and exploration losses changes "
-        "by less than this between two passes",
-        needs="num_epochs > 1",
-        tune=FACTOR,
-    )
+    early_stop_tolerance: NotNegative = option(1e-6, needs="num_epochs > 1", tune=FACTOR)
+    """stop the passes when the sum of the mean policy and exploration losses changes by less than
+    this between two passes
+    """
 
     # Targets
     gamma: parts.Gamma = 0.99
-    use_vtrace: bool = option(
-        True, doc="use V-trace with current values; false: GAE with recorded values"
-    )
+    use_vtrace: bool = True
+    """use V-trace with current values; false: GAE with recorded values"""
     rho_bar: Positive | None = option(
         1.0,
-        doc="cap of the ratio in V-trace's errors; none: no cap",
         needs="use_vtrace",
         tune=CAP,
         also="vtrace_rho clip_rho_threshold vtrace_clip_rho_threshold",
     )
+    """cap of the ratio in V-trace's errors; none: no cap"""
     c_bar: NotNegative | None = option(
         1.0,
-        doc="cap of the ratio in V-trace's traces, at most rho_bar; none: no cap",
         needs=Needs(
             f"use_vtrace, vtrace_lambda > 0, {_DISCOUNTED_TRACES}",
             lambda o, _: o.has_traces and o.vtrace_lambda > 0,
@@ -97,9 +87,9 @@ class APPOConfig(Options):
         tune=Tune("cap", at_most="rho_bar"),
         also=parts.C_BAR,
     )
+    """cap of the ratio in V-trace's traces, at most rho_bar; none: no cap"""
     vtrace_lambda: Fraction = option(
         1.0,
-        doc="decay of V-trace's traces",
         needs=Needs(
             f"use_vtrace, c_bar > 0, {_DISCOUNTED_TRACES}",
             lambda o, _: o.has_traces and o.c_bar != 0,
@@ -107,38 +97,29 @@ class APPOConfig(Options):
         tune=NEAR_1,
         also="lambda_",
     )
-    advantage_includes_rho: bool = option(
-        True,
-        doc="multiply V-trace's advantage by the capped ratio (the clipped objective "
-        "multiplies by the ratio as well)",
-        needs="use_vtrace",
-    )
+    """decay of V-trace's traces"""
+    advantage_includes_rho: bool = option(True, needs="use_vtrace")
+    """multiply V-trace's advantage by the capped ratio (the clipped objective multiplies by the
+    ratio as well)
+    """
     gae_lambda: Fraction = option(
         0.95,
-        doc="lambda of GAE",
         needs="use_vtrace=false and gamma > 0 and unroll_steps > 1",
         tune=NEAR_1,
         also="lam lambda",
     )
+    """lambda of GAE"""
     truncation_as_termination: parts.TruncationAsTermination = False
 
     # Loss
-    clip_epsilon: Positive = option(
-        0.1,
-        doc="clip of the ratio, c: it is clipped to [1 / (1 + c), 1 + c]",
-        tune=USUAL,
-        also=parts.CLIP,
-    )
-    ratio_clamp: tuple[Bounded, Bounded] | None = option(
-        (0.05, 20.0),
-        doc="bounds of the ratio in all terms, outside of which no gradient flows; none: no bounds",
-    )
+    clip_epsilon: Positive = option(0.1, tune=USUAL, also=parts.CLIP)
+    """clip of the ratio, c: it is clipped to [1 / (1 + c), 1 + c]"""
+    ratio_clamp: tuple[Bounded, Bounded] | None = (0.05, 20.0)
+    """bounds of the ratio in all terms, outside of which no gradient flows; none: no bounds"""
     value_clip: parts.ValueClip = 0.2
     value_coef: parts.ValueCoef = 1.0
     exploration_loss: Literal["entropy", "symmetric_kl"] = option(
         "entropy",
-        doc="bonus for exploration: entropy; symmetric_kl: half of KL(pi, uniform) + "
-        "KL(uniform, pi), at most 30 nats per row",
         needs=(
             "entropy_coef > 0",
             Needs(
@@ -147,12 +128,13 @@ class APPOConfig(Options):
             ),
         ),
     )
-    entropy_coef: NotNegative = option(
-        0.003, doc="weight of the exploration loss", tune=USUAL, also=parts.ENTROPY_COEF
-    )
-    kl_coef: NotNegative = option(
-        0.0, doc="weight of KL(pi, mu), mu the policy that acted", tune=FACTOR, also=parts.KL_COEF
-    )
+    """bonus for exploration: entropy; symmetric_kl: half of KL(pi, uniform) + KL(uniform, pi), at
+    most 30 nats per row
+    """
+    entropy_coef: NotNegative = option(0.003, tune=USUAL, also=parts.ENTROPY_COEF)
+    """weight of the exploration loss"""
+    kl_coef: NotNegative = option(0.0, tune=FACTOR, also=parts.KL_COEF)
+    """weight of KL(pi, mu), mu the policy that acted"""
 
     # Normalisation
     normalize_observations: parts.NormalizeObservations = False
@@ -173,14 +155,12 @@ class APPOConfig(Options):
             also=parts.LR_SCHEDULE,
         )
     )
-    kl_target: Positive = option(
-        0.008,
-        doc="mean KL(mu, pi) to which kl_adaptive steers, in nats",
-        needs="lr_schedule=kl_adaptive",
-        tune=FACTOR,
-    )
-    adam_beta1: Below1 = option(0.9, doc="decay of Adam's mean of gradients", tune=NEAR_1)
-    adam_beta2: Below1 = option(0.999, doc="decay of Adam's mean of squares", tune=NEAR_1)
+    kl_target: Positive = option(0.008, needs="lr_schedule=kl_adaptive", tune=FACTOR)
+    """mean KL(mu, pi) to which kl_adaptive steers, in nats"""
+    adam_beta1: Below1 = option(0.9, tune=NEAR_1)
+    """decay of Adam's mean of gradients"""
+    adam_beta2: Below1 = option(0.999, tune=NEAR_1)
+    """decay of Adam's mean of squares"""
     adam_epsilon: parts.AdamEpsilon = 1e-6
     max_grad_norm: parts.MaxGradNorm = 4.0
     check_numerics: parts.CheckNumerics = False

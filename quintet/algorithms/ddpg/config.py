@@ -15,14 +15,15 @@ from quintet.algorithms.parts.options import Knob, Shared
 from quintet.bounds import (
     LARGEST,
     MOST_COUNT,
-    MOST_LAYERS,
-    MOST_STEPS,
     Bounded,
     Count,
+    Layers,
     NotNegative,
     Positive,
     Rows,
+    Share,
     Steps,
+    StepsFrom0,
     Unroll,
 )
 from quintet.models.config import ModelConfig
@@ -65,70 +66,49 @@ class DDPGConfig(Options):
     """Options of DDPG."""
 
     # Data
-    unroll_steps: Unroll = option(
-        100, doc="steps of each stream between two sets of updates", also=parts.UNROLL_STEPS
-    )
+    unroll_steps: Unroll = option(100, also=parts.UNROLL_STEPS)
+    """steps of each stream between two sets of updates"""
     updates_per_env_step: float = option(
         0.5,
         gt=0,
         le=MOST_COUNT,
-        doc="updates per env_step of all streams together",
         needs=Needs("updates_per_cycle none", lambda o, _: o.updates_per_cycle is None),
         also="gradient_steps utd_ratio update_to_data_ratio",
     )
-    updates_per_cycle: Count | None = option(
-        None, doc="updates after unroll_steps of every stream, in place of updates_per_env_step"
-    )
-    replay_capacity_steps: Steps = option(
-        1_000_000, doc="env_steps kept in replay", also=parts.CAPACITY
-    )
-    replay_start_steps: int = option(
-        0,
-        ge=0,
-        le=MOST_STEPS,
-        doc="env_steps before the first update, at least batch_size",
-        also=parts.START,
-    )
-    warmup_policy: Literal["noise", "uniform"] = option(
-        "noise",
-        doc="actions until replay_start_steps; noise: the policy with its noise; uniform: "
-        "uniformly random actions",
-        needs="replay_start_steps > 0",
-    )
-    batch_size: Rows = option(64, doc="transitions per update", also="train_batch_size")
+    """updates per env_step of all streams together"""
+    updates_per_cycle: Count | None = None
+    """updates after unroll_steps of every stream, in place of updates_per_env_step"""
+    replay_capacity_steps: Steps = option(1_000_000, also=parts.CAPACITY)
+    """env_steps kept in replay"""
+    replay_start_steps: StepsFrom0 = option(0, also=parts.START)
+    """env_steps before the first update, at least batch_size"""
+    warmup_policy: Literal["noise", "uniform"] = option("noise", needs="replay_start_steps > 0")
+    """actions until replay_start_steps; noise: the policy with its noise; uniform: uniformly random
+    actions
+    """
+    batch_size: Rows = option(64, also="train_batch_size")
+    """transitions per update"""
     gamma: parts.Gamma = 0.99
-    n_step: Unroll = option(1, doc="number of rewards in a target before the value", also="n_steps")
-    reward_scale: Positive = option(1.0, doc="factor of rewards in learning", tune=FACTOR)
+    n_step: Unroll = option(1, also="n_steps")
+    """number of rewards in a target before the value"""
+    reward_scale: Positive = option(1.0, tune=FACTOR)
+    """factor of rewards in learning"""
     truncation_as_termination: parts.TruncationAsTermination = False
 
     # Networks and losses
-    action_layer: int = option(
+    action_layer: Layers = option(
         2,
-        ge=1,
-        le=MOST_LAYERS,
-        doc="number of the critic's hidden layer that reads the action; 1: the first",
         needs=Needs("an encoder with hidden layers of quintet's", lambda _, f: not f.model.custom),
     )
-    output_init: Positive = option(
-        3e-3, doc="bound of the uniform distribution of both last layers' first weights"
-    )
-    value_coef: Positive = option(
-        2.0,
-        doc="weight of 0.5 * error^2",
-        tune=FACTOR,
-        also=f"critic_loss_coef {parts.VALUE_COEF}",
-    )
-    critic_huber_delta: Positive | None = option(
-        None,
-        doc="error beyond which the critic's loss is linear; none: squared everywhere",
-        tune=FACTOR,
-    )
-    critic_l2_coef: NotNegative = option(
-        1e-2,
-        doc="weight of 0.5 * sum of squared critic kernels, without the last layer's",
-        tune=USUAL,
-        also="critic_l2_reg",
-    )
+    """number of the critic's hidden layer that reads the action; 1: the first"""
+    output_init: Positive = 3e-3
+    """bound of the uniform distribution of both last layers' first weights"""
+    value_coef: Positive = option(2.0, tune=FACTOR, also=f"critic_loss_coef {parts.VALUE_COEF}")
+    """weight of 0.5 * error^2"""
+    critic_huber_delta: Positive | None = option(None, tune=FACTOR)
+    """error beyond which the critic's loss is linear; none: squared everywhere"""
+    critic_l2_coef: NotNegative = option(1e-2, tune=USUAL, also="critic_l2_reg")
+    """weight of 0.5 * sum of squared critic kernels, without the last layer's"""
 
     # Exploration
     exploration: str = option(
@@ -136,77 +116,49 @@ class DDPGConfig(Options):
         doc=noises.GRAMMAR,
         also="action_noise exploration_noise noise_type noise_std",
     )
-    ou_theta: Positive = option(0.15, doc="rate at which the OU process returns to 0", needs=_OU)
-    ou_dt: Positive = option(0.01, doc="time step of the OU process", needs=_OU)
-    adapt_interval_updates: Steps = option(
-        50,
-        doc="updates between two adaptations of parameter noise",
-        needs=_PARAM,
-        also="param_noise_adaption_interval",
-    )
-    param_noise_factor: float = option(
-        1.01,
-        gt=1,
-        le=LARGEST,
-        doc="factor of parameter noise's standard deviation per adaptation",
-        needs=_PARAM,
-    )
+    ou_theta: Positive = option(0.15, needs=_OU)
+    """rate at which the OU process returns to 0"""
+    ou_dt: Positive = option(0.01, needs=_OU)
+    """time step of the OU process"""
+    adapt_interval_updates: Steps = option(50, needs=_PARAM, also="param_noise_adaption_interval")
+    """updates between two adaptations of parameter noise"""
+    param_noise_factor: float = option(1.01, gt=1, le=LARGEST, needs=_PARAM)
+    """factor of parameter noise's standard deviation per adaptation"""
 
     # Normalisation
     normalize_observations: parts.NormalizeObservations = True
     normalize_pictures: parts.NormalizePictures = False
     observation_clip: parts.ObservationClip = 5.0
-    normalizer_variance_epsilon: Positive = option(
-        1e-2, doc="term added to the variance inside the root", needs=_OBSERVATIONS
-    )
-    update_normalizers: bool = option(
-        True,
-        doc="update the normalisers' statistics; false: keep them, for fine-tuning with init_from",
-        needs=f"{_OBSERVATIONS} or normalize_returns",
-    )
-    normalize_returns: bool = option(
-        False, doc="let the critic predict in units of the targets' standard deviation"
-    )
-    return_low: Bounded | None = option(None, doc="lower bound of targets; none: no bound")
-    return_high: Bounded | None = option(None, doc="upper bound of targets; none: no bound")
-    popart: bool = option(
-        False, doc="keep both critics' values when the targets' statistics change", needs=_MOVING
-    )
-    popart_step_size: float | None = option(
-        None,
-        gt=0,
-        le=1,
-        doc="weight of a batch in the targets' statistics; none: all targets have the same weight",
-        needs=_MOVING,
-    )
+    normalizer_variance_epsilon: Positive = option(1e-2, needs=_OBSERVATIONS)
+    """term added to the variance inside the root"""
+    update_normalizers: bool = option(True, needs=f"{_OBSERVATIONS} or normalize_returns")
+    """update the normalisers' statistics; false: keep them, for fine-tuning with init_from"""
+    normalize_returns: bool = False
+    """let the critic predict in units of the targets' standard deviation"""
+    return_low: Bounded | None = None
+    """lower bound of targets; none: no bound"""
+    return_high: Bounded | None = None
+    """upper bound of targets; none: no bound"""
+    popart: bool = option(False, needs=_MOVING)
+    """keep both critics' values when the targets' statistics change"""
+    popart_step_size: Share | None = option(None, needs=_MOVING)
+    """weight of a batch in the targets' statistics; none: all targets have the same weight"""
 
     # Optimisation
-    actor_lr: Positive = option(
-        1e-4, doc="Adam's rate for the policy", tune=USUAL, also="lr learning_rate"
-    )
-    critic_lr: Positive = option(
-        1e-3, doc="Adam's rate for the critic", tune=USUAL, also="lr learning_rate"
-    )
+    actor_lr: Positive = option(1e-4, tune=USUAL, also="lr learning_rate")
+    """Adam's rate for the policy"""
+    critic_lr: Positive = option(1e-3, tune=USUAL, also="lr learning_rate")
+    """Adam's rate for the critic"""
     lr_schedule: Annotated[CodeName, parts.schedule_check("constant", "linear")] = option(
         "constant",
         doc=f"of both rates; constant; linear: to 0 at the end of the budget; {parts.OWN_SCHEDULE}",
         also=parts.LR_SCHEDULE,
     )
     adam_epsilon: parts.AdamEpsilon = 1e-8
-    tau: float = option(
-        0.01,
-        gt=0,
-        le=1,
-        doc="fraction by which the target networks move to the networks per update",
-        tune=USUAL,
-        also="polyak",
-    )
-    max_grad_norm: Positive | None = option(
-        None,
-        doc="largest norm of each network's gradient; none: no bound",
-        tune=FACTOR,
-        also=parts.MAX_GRAD_NORM,
-    )
+    tau: Share = option(0.01, tune=USUAL, also="polyak")
+    """fraction by which the target networks move to the networks per update"""
+    max_grad_norm: Positive | None = option(None, tune=FACTOR, also=parts.MAX_GRAD_NORM)
+    """largest norm of each network's gradient; none: no bound"""
     check_numerics: parts.CheckNumerics = False
 
     @field_validator("exploration")

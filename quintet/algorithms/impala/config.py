@@ -36,67 +36,52 @@ class ImpalaConfig(Options):
     """Options of IMPALA."""
 
     # Targets and data
-    unroll_steps: Unroll = option(
-        80,
-        doc="steps of a stream in an unroll, T; the paper has 20 for Atari, 100 for DMLab",
-        also=f"n_steps {parts.UNROLL_STEPS}",
-    )
-    batch_unrolls: Count = option(
-        24,
-        doc="unrolls per update, B, for any number of streams; the paper has 32",
-        also="batch_size train_batch_size",
-    )
+    unroll_steps: Unroll = option(80, also=f"n_steps {parts.UNROLL_STEPS}")
+    """steps of a stream in an unroll, T; the paper has 20 for Atari, 100 for DMLab"""
+    batch_unrolls: Count = option(24, also="batch_size train_batch_size")
+    """unrolls per update, B, for any number of streams; the paper has 32"""
     gamma: parts.Gamma = 0.99
     rho_bar: Positive | None = option(
-        1.0,
-        doc="cap of the ratio in V-trace's errors; none: no cap",
-        tune=CAP,
-        also="vtrace_rho clip_rho_threshold vtrace_clip_rho_threshold",
+        1.0, tune=CAP, also="vtrace_rho clip_rho_threshold vtrace_clip_rho_threshold"
     )
-    pg_rho_bar: Positive | None = option(
-        1.0, doc="cap of the ratio in the policy's advantage; none: no cap", tune=FACTOR
-    )
+    """cap of the ratio in V-trace's errors; none: no cap"""
+    pg_rho_bar: Positive | None = option(1.0, tune=FACTOR)
+    """cap of the ratio in the policy's advantage; none: no cap"""
     c_bar: NotNegative | None = option(
         1.0,
-        doc="cap of the ratio in V-trace's traces, at most rho_bar; 0: one-step errors; none: no "
-        "cap",
         needs="vtrace_lambda > 0 and unroll_steps > 1",
         tune=Tune("cap", at_most="rho_bar"),
         also=parts.C_BAR,
     )
+    """cap of the ratio in V-trace's traces, at most rho_bar; 0: one-step errors; none: no cap"""
     vtrace_lambda: Fraction = option(
         1.0,
-        doc="decay of V-trace's traces",
         needs=Needs(
             "c_bar > 0 and unroll_steps > 1", lambda o, _: o.c_bar != 0 and o.unroll_steps > 1
         ),
         tune=NEAR_1,
         also="lambda_ gae_lambda lam lambda",
     )
+    """decay of V-trace's traces"""
     truncation_as_termination: parts.TruncationAsTermination = False
 
     # Loss
-    reduction: Literal["sum_time_mean_batch", "sum", "mean"] = option(
-        "sum_time_mean_batch",
-        doc="reduction of the loss over valid rows; sum: their sum; sum_time_mean_batch: "
-        "divided by batch_unrolls; mean: divided by their number",
-    )
+    reduction: Literal["sum_time_mean_batch", "sum", "mean"] = "sum_time_mean_batch"
+    """reduction of the loss over valid rows; sum: their sum; sum_time_mean_batch: divided by
+    batch_unrolls; mean: divided by their number
+    """
     value_coef: parts.ValueCoef = 0.5
     entropy_coef: parts.EntropyCoef = 0.0006
-    entropy_schedule: Literal["constant", "linear"] = option(
-        "constant",
-        doc="schedule of entropy_coef; linear: it falls to 0 over the run",
-        needs="entropy_coef > 0",
-    )
+    entropy_schedule: Literal["constant", "linear"] = option("constant", needs="entropy_coef > 0")
+    """schedule of entropy_coef; linear: it falls to 0 over the run"""
     aux_loss_weights: dict[str, NotNegative] = option(
         default_factory=dict,
-        doc="weights of your encoder's auxiliary losses by name; a loss that is not named has "
-        "weight 1",
         needs=Needs(
             "an encoder of your own that gives such losses, model.encoder is {f.model.encoder}",
             lambda _, f: f.model.custom,
         ),
     )
+    """weights of your encoder's auxiliary losses by name; a loss that is not named has weight 1"""
 
     # Normalisation
     normalize_observations: parts.NormalizeObservations = False
@@ -108,7 +93,8 @@ class ImpalaConfig(Options):
     update_normalizers: parts.UpdateNormalizers = True
 
     # Optimisation
-    optimizer: Literal["rmsprop", "adam"] = option("rmsprop", doc="optimizer, without weight decay")
+    optimizer: Literal["rmsprop", "adam"] = "rmsprop"
+    """optimizer, without weight decay"""
     learning_rate: parts.LearningRate = 5e-4
     lr_schedule: Annotated[CodeName, parts.schedule_check("linear", "constant")] = option(
         "linear",
@@ -116,38 +102,21 @@ class ImpalaConfig(Options):
         also=parts.LR_SCHEDULE,
     )
     rmsprop_decay: Below1 = option(
-        0.99,
-        doc="decay of RMSProp's running mean of squares",
-        needs="optimizer=rmsprop",
-        tune=NEAR_1,
-        also="rprop_alpha alpha",
+        0.99, needs="optimizer=rmsprop", tune=NEAR_1, also="rprop_alpha alpha"
     )
-    rmsprop_momentum: Below1 = option(
-        0.0, doc="momentum of RMSProp's steps; 0: none", needs="optimizer=rmsprop", tune=FACTOR
-    )
-    rmsprop_epsilon: Positive = option(
-        0.01, doc="term added in RMSProp's denominator", needs="optimizer=rmsprop", tune=FACTOR
-    )
-    rmsprop_epsilon_inside_sqrt: bool = option(
-        False,
-        doc="use TensorFlow's rule, g / sqrt(mean_sq + epsilon), with mean_sq starting at 1; "
-        "the paper's epsilons are for this rule",
-        needs="optimizer=rmsprop",
-    )
-    adam_epsilon: Positive = option(
-        1e-5,
-        doc="term added in Adam's denominator",
-        needs="optimizer=adam",
-        tune=FACTOR,
-        also="adam_eps",
-    )
-    max_grad_norm: Positive | None = option(
-        40.0,
-        doc="largest global norm of the gradient; none: no bound; 40 is for losses summed "
-        "over time",
-        tune=USUAL,
-        also=parts.MAX_GRAD_NORM,
-    )
+    """decay of RMSProp's running mean of squares"""
+    rmsprop_momentum: Below1 = option(0.0, needs="optimizer=rmsprop", tune=FACTOR)
+    """momentum of RMSProp's steps; 0: none"""
+    rmsprop_epsilon: Positive = option(0.01, needs="optimizer=rmsprop", tune=FACTOR)
+    """term added in RMSProp's denominator"""
+    rmsprop_epsilon_inside_sqrt: bool = option(False, needs="optimizer=rmsprop")
+    """use TensorFlow's rule, g / sqrt(mean_sq + epsilon), with mean_sq starting at 1; the paper's
+    epsilons are for this rule
+    """
+    adam_epsilon: Positive = option(1e-5, needs="optimizer=adam", tune=FACTOR, also="adam_eps")
+    """term added in Adam's denominator"""
+    max_grad_norm: Positive | None = option(40.0, tune=USUAL, also=parts.MAX_GRAD_NORM)
+    """largest global norm of the gradient; none: no bound; 40 is for losses summed over time"""
     check_numerics: parts.CheckNumerics = False
 
     @model_validator(mode="after")

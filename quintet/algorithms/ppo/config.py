@@ -45,82 +45,59 @@ class PPOConfig(Options):
 
     # Targets and data
     gamma: parts.Gamma = 0.99
-    advantage_estimator: Literal["gae", "monte_carlo"] = option(
-        "gae",
-        doc="estimator of advantages: gae; monte_carlo: the bootstrapped discounted return "
-        "minus the value",
-        needs="unroll_steps > 1",
-    )
+    advantage_estimator: Literal["gae", "monte_carlo"] = option("gae", needs="unroll_steps > 1")
+    """estimator of advantages: gae; monte_carlo: the bootstrapped discounted return minus the value
+    """
     gae_lambda: Fraction = option(
         0.95,
-        doc="lambda of GAE and of the lambda-return; 0: the one-step error; 1: the whole return",
         needs="advantage_estimator=gae and unroll_steps > 1 or value_target=lambda_return and "
         "value_coef > 0 and unroll_steps > 1",
         tune=NEAR_1,
         also="lam lambda lambda_",
     )
+    """lambda of GAE and of the lambda-return; 0: the one-step error; 1: the whole return"""
     value_target: Literal["lambda_return", "monte_carlo"] = option(
-        "lambda_return",
-        doc="target of the value function: lambda_return; monte_carlo: the bootstrapped "
-        "discounted return",
-        needs="value_coef > 0 and unroll_steps > 1",
+        "lambda_return", needs="value_coef > 0 and unroll_steps > 1"
     )
+    """target of the value function: lambda_return; monte_carlo: the bootstrapped discounted return
+    """
     value_source: Literal["recorded", "recomputed"] = option(
-        "recorded",
-        doc="values in targets; recorded: those of the network that acted; recomputed: those "
-        "of the current network at the update's start (the same but for rounding without lag)",
-        needs="refresh_advantages=once",
+        "recorded", needs="refresh_advantages=once"
     )
-    refresh_advantages: Literal["once", "per_epoch"] = option(
-        "once",
-        doc="when values, advantages and targets are computed: once per update; per_epoch: "
-        "before each pass, by the current network",
-        needs="num_epochs > 1",
-    )
+    """values in targets; recorded: those of the network that acted; recomputed: those of the
+    current network at the update's start (the same but for rounding without lag)
+    """
+    refresh_advantages: Literal["once", "per_epoch"] = option("once", needs="num_epochs > 1")
+    """when values, advantages and targets are computed: once per update; per_epoch: before each
+    pass, by the current network
+    """
     normalize_advantage: Literal["batch", "minibatch", "none"] = option(
         "batch",
-        doc="rows over which advantages get mean 0 and variance 1",
         needs=Needs(
             "minibatch_steps",
             lambda o, _: o.normalize_advantage != "minibatch" or o.minibatch_steps is not None,
         ),
         also="norm_adv",
     )
+    """rows over which advantages get mean 0 and variance 1"""
     truncation_as_termination: parts.TruncationAsTermination = False
-    unfinished_episode: Literal["bootstrap", "drop"] = option(
-        "bootstrap",
-        doc="use of rows after the last ending of a column; drop: they are not used (older "
-        "TF-Agents)",
-    )
-    unroll_steps: Unroll = option(
-        256, doc="steps of each stream per batch", also=f"n_steps {parts.UNROLL_STEPS}"
-    )
+    unfinished_episode: Literal["bootstrap", "drop"] = "bootstrap"
+    """use of rows after the last ending of a column; drop: they are not used (older TF-Agents)"""
+    unroll_steps: Unroll = option(256, also=f"n_steps {parts.UNROLL_STEPS}")
+    """steps of each stream per batch"""
     num_epochs: parts.NumEpochs = 10
-    minibatch_steps: Rows | None = option(
-        64, doc="rows per optimizer step; none: the whole batch", also=parts.MINIBATCH_STEPS
-    )
-    drop_last: bool = option(
-        False, doc="drop rows that fill no whole minibatch", needs="minibatch_steps"
-    )
-    bptt_steps: Unroll = option(
-        32,
-        doc="rows through which a recurrent network's gradient flows, from a recorded state",
-        needs="model.core",
-        also="recurrence seq_length",
-    )
+    minibatch_steps: Rows | None = option(64, also=parts.MINIBATCH_STEPS)
+    """rows per optimizer step; none: the whole batch"""
+    drop_last: bool = option(False, needs="minibatch_steps")
+    """drop rows that fill no whole minibatch"""
+    bptt_steps: Unroll = option(32, needs="model.core", also="recurrence seq_length")
+    """rows through which a recurrent network's gradient flows, from a recorded state"""
 
     # Loss
-    clip_epsilon: Positive | None = option(
-        0.2,
-        doc="half width of the ratio's clip; none: no clip",
-        tune=USUAL,
-        also=parts.CLIP,
-    )
-    clip_schedule: Literal["constant", "linear"] = option(
-        "constant",
-        doc="schedule of clip_epsilon; linear: it falls to 0 over the run",
-        needs="clip_epsilon",
-    )
+    clip_epsilon: Positive | None = option(0.2, tune=USUAL, also=parts.CLIP)
+    """half width of the ratio's clip; none: no clip"""
+    clip_schedule: Literal["constant", "linear"] = option("constant", needs="clip_epsilon")
+    """schedule of clip_epsilon; linear: it falls to 0 over the run"""
     value_clip: parts.ValueClip = None
     value_coef: parts.ValueCoef = 1.0
     entropy_coef: parts.EntropyCoef = 0.0
@@ -133,44 +110,28 @@ class PPOConfig(Options):
     shared_l2_coef: NotNegative = option(
         0.0, doc=f"{_L2} shared layers", needs="model.shared_torso", tune=FACTOR
     )
-    log_prob_clip: Positive | None = option(
-        None, doc="largest absolute log-probability, old and new; none: no bound", tune=FACTOR
-    )
-    kl_coef_init: NotNegative = option(
-        0.0,
-        doc="first weight of the adaptive KL penalty; 0: no penalty",
-        also=f"kl_beta_init {parts.KL_COEF}",
-    )
+    log_prob_clip: Positive | None = option(None, tune=FACTOR)
+    """largest absolute log-probability, old and new; none: no bound"""
+    kl_coef_init: NotNegative = option(0.0, also=f"kl_beta_init {parts.KL_COEF}")
+    """first weight of the adaptive KL penalty; 0: no penalty"""
     kl_target: Positive = option(
-        0.01,
-        doc="target of the mean KL, in nats",
-        needs="kl_coef_init or kl_cutoff_coef or lr_schedule=kl_adaptive",
-        tune=FACTOR,
+        0.01, needs="kl_coef_init or kl_cutoff_coef or lr_schedule=kl_adaptive", tune=FACTOR
     )
-    kl_tolerance: Below1 = option(
-        0.3,
-        doc="dead band of the KL penalty, as a fraction of kl_target",
-        needs="kl_coef_init > 0",
-        tune=FACTOR,
-    )
-    kl_cutoff_coef: NotNegative = option(
-        0.0, doc="weight of the squared KL above the cutoff; 0: no such term", tune=FACTOR
-    )
-    kl_cutoff_factor: NotNegative = option(
-        2.0, doc="cutoff of the KL, in units of kl_target", needs="kl_cutoff_coef > 0", tune=FACTOR
-    )
-    target_kl: Positive | None = option(
-        None,
-        doc="estimated KL (the mean of rho - 1 - log rho) of a pass, in nats; a pass above "
-        "1.5 times this is the last; none: no early stop",
-        needs="num_epochs > 1",
-        tune=FACTOR,
-    )
-    reduction: Literal["mean", "mean_over_all"] = option(
-        "mean",
-        doc="reduction of the loss; mean: over valid rows; mean_over_all: divided by the "
-        "number of all rows (TF-Agents)",
-    )
+    """target of the mean KL, in nats"""
+    kl_tolerance: Below1 = option(0.3, needs="kl_coef_init > 0", tune=FACTOR)
+    """dead band of the KL penalty, as a fraction of kl_target"""
+    kl_cutoff_coef: NotNegative = option(0.0, tune=FACTOR)
+    """weight of the squared KL above the cutoff; 0: no such term"""
+    kl_cutoff_factor: NotNegative = option(2.0, needs="kl_cutoff_coef > 0", tune=FACTOR)
+    """cutoff of the KL, in units of kl_target"""
+    target_kl: Positive | None = option(None, needs="num_epochs > 1", tune=FACTOR)
+    """estimated KL (the mean of rho - 1 - log rho) of a pass, in nats; a pass above 1.5 times this
+    is the last; none: no early stop
+    """
+    reduction: Literal["mean", "mean_over_all"] = "mean"
+    """reduction of the loss; mean: over valid rows; mean_over_all: divided by the number of all
+    rows (TF-Agents)
+    """
 
     # Normalisation
     normalize_observations: parts.NormalizeObservations = True
@@ -194,14 +155,12 @@ class PPOConfig(Options):
     adam_epsilon: parts.AdamEpsilon = 1e-5
     max_grad_norm: parts.MaxGradNorm = 0.5
     check_numerics: parts.CheckNumerics = False
-    log_histograms: bool = option(
-        False,
-        doc="report distributions of data and loss, before the first and after the last pass, "
-        "to TensorBoard",
-    )
-    log_gradients: bool = option(
-        False, doc="report norms and distributions of each parameter and of its last gradient"
-    )
+    log_histograms: bool = False
+    """report distributions of data and loss, before the first and after the last pass, to
+    TensorBoard
+    """
+    log_gradients: bool = False
+    """report norms and distributions of each parameter and of its last gradient"""
 
     @property
     def uses_kl(self) -> bool:
