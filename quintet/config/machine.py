@@ -235,6 +235,8 @@ def worth_compiling(config: RunConfig, model: ModelConfig, spaces: Spaces, devic
     """Whether a compiled update saves more time than it takes to compile, with a resolved model.
     Every policy of a run compiles its own.
     """
+    if getattr(config.learner, "check_numerics", False):  # it reads what a graph hides
+        return False
     share = config.total_env_steps // config.population.size
     planned = registry.find(config.algo).planned_updates(
         config.learner, config.env.num_streams, share

@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import BaseModel
-
 from quintet.algorithms import registry
 from quintet.config.facts import early_facts, facts, spaces_of
 from quintet.config.layers import Layer, is_free, listed, merged, nobody_gave, with_sources
@@ -76,8 +74,12 @@ def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None)
     of_env: list[str] = []
     faults: list[str] = []
     parts, config = build(algo, values, faults)
-    env = _resolve_env(parts["env"], source, of_env) if "env.id" in values else None
-    eval_env = None
+    env = eval_env = None
+    if isinstance(parts["env"], EnvConfig) and "env.id" in values:
+        try:  # even if other options are at fault
+            env = resolve_env(parts["env"], source)
+        except ConfigError as error:
+            of_env.append(str(error))
     if config is not None:
         config, idle = judged(config, sources, early_facts(config))
         faults += idle
@@ -98,19 +100,6 @@ def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None)
     assert env is not None
     told = {name: sources.get(name, "default") for name in config.flat()}
     return Loaded(config, told, env, eval_env=eval_env)
-
-
-def _resolve_env(
-    config: BaseModel | None, source: EnvSource | None, faults: list[str]
-) -> ResolvedEnv | None:
-    """The environment, even if other options are at fault."""
-    if not isinstance(config, EnvConfig):
-        return None
-    try:
-        return resolve_env(config, source)
-    except ConfigError as error:
-        faults.append(str(error))
-        return None
 
 
 def _with_whole_games(

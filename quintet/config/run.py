@@ -23,9 +23,7 @@ class EvalConfig(Options):
     episodes: CountFrom0 = option(10, also="n_eval_episodes num_eval_episodes evaluation_duration")
     """episodes per evaluation; 0: none"""
     interval: Steps | Literal["auto"] = "auto"
-    """env_steps between evaluations; auto: 5% of the budget, skipped while evaluation has taken
-    more than 5% of the time
-    """
+    """env_steps between evaluations; auto: 5% of the budget, and at most 5% of the time"""
     greedy: bool = True
     """take the likeliest actions; false: sample actions"""
     max_steps: Steps | Literal["auto"] | None = "auto"

@@ -59,9 +59,7 @@ class RuntimeConfig(Options):
     max_policy_lag: StepsFrom0 | None = option(None, needs="runtime.kind=async")
     """async: age in versions above which rows are not learned from; none: the learner's default"""
     slots: Count | None = option(None, needs="runtime.kind=async")
-    """async: number of unrolls for which each group has memory; none: 2, or a batch and one more
-    unroll
-    """
+    """async: unrolls for which each group has memory; none: 2, or a batch and one more"""
     prefetch_batches: Count = option(2, needs="runtime.kind=async")
     """async: number of batches assembled in advance"""
     publish_interval_iterations: Steps = option(1, also="publish_interval_updates")

@@ -21,6 +21,8 @@ from quintet.options import Needs, Options, option
 from quintet.population.scores import OF_EPISODES
 
 _SEVERAL = "population.size > 1"
+_PBT = (_SEVERAL, "population.pbt")
+_MUTATES = (*_PBT, "population.mutation_rate > 0")
 _OF_EPISODES = Needs("an objective of episodes", lambda o, _: o.objective.startswith(OF_EPISODES))
 
 
@@ -34,9 +36,7 @@ class PopulationConfig(Options):
     size: Tasks = option(1, also="num_policies with_pbt")
     """number of policies that are trained in one run"""
     pbt: bool = option(True, needs=_SEVERAL)
-    """replace bad policies by copies of good ones, with other hyperparameters; false: every policy
-    trains by itself
-    """
+    """replace bad policies by copies of good ones, with other hyperparameters"""
     assignment: Literal["auto", "agent"] = option("auto", needs=_SEVERAL)
     """rule by which policies play; auto: each group of streams has one policy, or each episode
     draws its policy if groups can't be divided evenly and in games of several agents; agent: agent
@@ -52,12 +52,10 @@ class PopulationConfig(Options):
     """least number of episodes in the span of the objective; a policy with fewer is not ranked, so
     it is neither copied nor replaced
     """
-    start_env_steps: StepsFrom0 | None = option(None, needs=(_SEVERAL, "population.pbt"))
-    """env_steps of a policy before its first consideration; none: a tenth of its part of the budget
-    """
-    period_env_steps: Steps | None = option(None, needs=(_SEVERAL, "population.pbt"))
-    """env_steps of a policy between two considerations; none: a twentieth of its part of the budget
-    """
+    start_env_steps: StepsFrom0 | None = option(None, needs=_PBT)
+    """env_steps of a policy before its first consideration; none: a tenth of its budget"""
+    period_env_steps: Steps | None = option(None, needs=_PBT)
+    """env_steps of a policy between two considerations; none: a twentieth of its budget"""
     tuned: tuple[str, ...] = option((), needs=(_SEVERAL, "population.pbt or population.initial"))
     """options of the learner that are tuned, and values of env.reward_shaping as
     reward_shaping.NAME; none: the learner's default
@@ -68,31 +66,21 @@ class PopulationConfig(Options):
     """first values of tuned options, one per policy; without them policy 0 has the learner's
     options, and each other policy a mutation of them (pbt=false: the same options)
     """
-    replace_frac: Share = option(0.3, needs=(_SEVERAL, "population.pbt"))
+    replace_frac: Share = option(0.3, needs=_PBT)
     """fraction of policies, rounded up, that count as best or worst"""
-    mutation_rate: Fraction = option(0.15, needs=(_SEVERAL, "population.pbt"))
+    mutation_rate: Fraction = option(0.15, needs=_PBT)
     """probability that a value changes"""
-    reset_rate: Fraction = option(
-        0.05, needs=(_SEVERAL, "population.pbt", "population.mutation_rate > 0")
-    )
+    reset_rate: Fraction = option(0.05, needs=_MUTATES)
     """probability that a changed value returns to the learner's option"""
-    perturb_min: Factor = option(
-        1.05, needs=(_SEVERAL, "population.pbt", "population.mutation_rate > 0")
-    )
+    perturb_min: Factor = option(1.05, needs=_MUTATES)
     """smallest factor of a change"""
-    perturb_max: Factor = option(
-        1.5, needs=(_SEVERAL, "population.pbt", "population.mutation_rate > 0")
-    )
+    perturb_max: Factor = option(1.5, needs=_MUTATES)
     """largest factor of a change"""
-    gap_absolute: NotNegative = option(1e-6, needs=(_SEVERAL, "population.pbt"))
+    gap_absolute: NotNegative = option(1e-6, needs=_PBT)
     """smallest lead of a policy that is copied, in units of the objective"""
-    gap_relative: NotNegative = option(0.1, needs=(_SEVERAL, "population.pbt"))
-    """smallest lead of a policy that is copied, as a fraction of the larger absolute objective of
-    the two
-    """
-    gap_mode: Literal["relative_to_larger", "original"] = option(
-        "relative_to_larger", needs=(_SEVERAL, "population.pbt")
-    )
+    gap_relative: NotNegative = option(0.1, needs=_PBT)
+    """smallest lead of a policy that is copied, as a fraction of the larger objective's size"""
+    gap_mode: Literal["relative_to_larger", "original"] = option("relative_to_larger", needs=_PBT)
     """meaning of gap_relative; original: a difference of either sign, as a fraction of the copied
     policy's objective
     """

@@ -68,9 +68,7 @@ class ACERConfig(Options):
     """steps of each stream per fresh batch, T"""
     gamma: parts.Gamma = 0.99
     replay_ratio: float = option(4.0, ge=0, le=MOST_COUNT)
-    """mean number of updates from replay after each fresh update, drawn from a Poisson
-    distribution; 0: no replay
-    """
+    """mean number of replay updates after each fresh one (Poisson-distributed); 0: no replay"""
     replay_capacity_steps_per_stream: Steps = option(
         50_000, needs="replay_ratio > 0", also=parts.CAPACITY
     )
@@ -84,9 +82,7 @@ class ACERConfig(Options):
     replay_sampling: Literal["per_stream", "any_stream"] = option(
         "per_stream", needs="replay_ratio > 0"
     )
-    """per_stream: a batch has the same number of unrolls of every stream; any_stream: unrolls are
-    drawn over all streams
-    """
+    """per_stream: as many unrolls of every stream in a batch; any_stream: drawn over all"""
     truncation_as_termination: parts.TruncationAsTermination = False
 
     # Loss
@@ -158,9 +154,7 @@ class ACERConfig(Options):
     rmsprop_epsilon: Positive = option(1e-5, tune=FACTOR)
     """term added in RMSProp's denominator"""
     rmsprop_epsilon_inside_sqrt: bool = True
-    """use TensorFlow's rule, g / sqrt(mean_sq + epsilon), with mean_sq starting at 1; false:
-    PyTorch's rule
-    """
+    """use TensorFlow's g / sqrt(mean_sq + epsilon), with mean_sq from 1; false: PyTorch's rule"""
     max_grad_norm: Positive | None = option(10.0, tune=USUAL, also=parts.MAX_GRAD_NORM)
     """largest global norm of the gradient, after the trust region; none: no bound"""
     check_numerics: parts.CheckNumerics = False
@@ -183,14 +177,9 @@ class ACERConfig(Options):
 
 def check(config: ACERConfig, _: ModelConfig, num_streams: int, total_env_steps: int) -> list[str]:
     """Faults beside the network, the streams and the budget, one sentence each."""
-    faults = []
     batch = config.unroll_steps * num_streams
-    if total_env_steps < batch:
-        faults.append(
-            f"total_env_steps must be at least one batch of {num_streams} streams x "
-            f"{config.unroll_steps} steps = {batch}, got {total_env_steps}; raise it, or lower "
-            "env.num_streams or unroll_steps"
-        )
+    what = f"batch of {num_streams} streams x {config.unroll_steps} steps = {batch}"
+    faults = parts.budget_faults(total_env_steps, batch, what, "env.num_streams or unroll_steps")
     start = config.replay_start_steps_per_stream * num_streams
     if config.replay_ratio > 0 and start >= total_env_steps:
         faults.append(
@@ -202,9 +191,7 @@ def check(config: ACERConfig, _: ModelConfig, num_streams: int, total_env_steps:
 
 
 def planned_updates(config: ACERConfig, num_streams: int, total_env_steps: int) -> int:
-    """Optimizer steps that are worth compiling; none with `check_numerics`."""
-    if config.check_numerics:
-        return 0
+    """Optimizer steps that are worth compiling."""
     batch = config.unroll_steps * num_streams
     start = config.replay_start_steps_per_stream * num_streams
     fresh, after = total_env_steps // batch, max(0, total_env_steps - start) // batch

@@ -63,9 +63,7 @@ class APPOConfig(Options):
     """minibatches collected before each iteration"""
     num_epochs: parts.NumEpochs = 1
     early_stop_tolerance: NotNegative = option(1e-6, needs="num_epochs > 1", tune=FACTOR)
-    """stop the passes when the sum of the mean policy and exploration losses changes by less than
-    this between two passes
-    """
+    """stop passes when policy plus exploration loss changes by less than this between two"""
 
     # Targets
     gamma: parts.Gamma = 0.99
@@ -99,9 +97,7 @@ class APPOConfig(Options):
     )
     """decay of V-trace's traces"""
     advantage_includes_rho: bool = option(True, needs="use_vtrace")
-    """multiply V-trace's advantage by the capped ratio (the clipped objective multiplies by the
-    ratio as well)
-    """
+    """multiply V-trace's advantage by the capped ratio, beside the ratio of the objective"""
     gae_lambda: Fraction = option(
         0.95,
         needs="use_vtrace=false and gamma > 0 and unroll_steps > 1",
@@ -218,12 +214,10 @@ def check(config: APPOConfig, _: ModelConfig, _num_streams: int, total_env_steps
             "minibatch_steps * minibatches_per_iteration must be a multiple of "
             f"unroll_steps={unroll}, got {batch}; change one of them"
         )
-    if total_env_steps < batch:
-        faults.append(
-            f"total_env_steps must be at least one iteration of {batch} steps, got "
-            f"{total_env_steps}; raise it, or lower minibatch_steps or minibatches_per_iteration"
-        )
-    return faults
+    options = "minibatch_steps or minibatches_per_iteration"
+    return faults + parts.budget_faults(
+        total_env_steps, batch, f"iteration of {batch} steps", options
+    )
 
 
 def suited(
@@ -243,11 +237,7 @@ def suited(
 
 
 def planned_updates(config: APPOConfig, _num_streams: int, total_env_steps: int) -> int:
-    """All optimizer steps, as if every row were valid; none with `check_numerics`, which reads
-    tensors that a compiled graph hides.
-    """
-    if config.check_numerics:
-        return 0
+    """All optimizer steps, as if every row were valid."""
     return total_env_steps * config.num_epochs // config.minibatch_steps
 
 

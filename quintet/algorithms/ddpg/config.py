@@ -83,9 +83,7 @@ class DDPGConfig(Options):
     replay_start_steps: StepsFrom0 = option(0, also=parts.START)
     """env_steps before the first update, at least batch_size"""
     warmup_policy: Literal["noise", "uniform"] = option("noise", needs="replay_start_steps > 0")
-    """actions until replay_start_steps; noise: the policy with its noise; uniform: uniformly random
-    actions
-    """
+    """actions until replay_start_steps; noise: the policy's with noise; uniform: random ones"""
     batch_size: Rows = option(64, also="train_batch_size")
     """transitions per update"""
     gamma: parts.Gamma = 0.99
@@ -234,9 +232,7 @@ def warnings(config: DDPGConfig, model: ModelConfig) -> list[str]:
 
 
 def planned_updates(config: DDPGConfig, num_streams: int, total_env_steps: int) -> int:
-    """Optimizer steps that are worth compiling; none with `check_numerics`."""
-    if config.check_numerics:
-        return 0
+    """Optimizer steps that are worth compiling."""
     steps = max(0, total_env_steps - config.start_steps)
     if config.updates_per_cycle is not None:
         return config.updates_per_cycle * (steps // (config.unroll_steps * num_streams))

@@ -110,9 +110,7 @@ class ImpalaConfig(Options):
     rmsprop_epsilon: Positive = option(0.01, needs="optimizer=rmsprop", tune=FACTOR)
     """term added in RMSProp's denominator"""
     rmsprop_epsilon_inside_sqrt: bool = option(False, needs="optimizer=rmsprop")
-    """use TensorFlow's rule, g / sqrt(mean_sq + epsilon), with mean_sq starting at 1; the paper's
-    epsilons are for this rule
-    """
+    """use TensorFlow's g / sqrt(mean_sq + epsilon), with mean_sq from 1, as the paper does"""
     adam_epsilon: Positive = option(1e-5, needs="optimizer=adam", tune=FACTOR, also="adam_eps")
     """term added in Adam's denominator"""
     max_grad_norm: Positive | None = option(40.0, tune=USUAL, also=parts.MAX_GRAD_NORM)
@@ -129,23 +127,13 @@ def check(
     config: ImpalaConfig, _: ModelConfig, _num_streams: int, total_env_steps: int
 ) -> list[str]:
     """Faults beside the network, the streams and the budget, one sentence each."""
-    faults = []
     batch = config.batch_unrolls * config.unroll_steps
-    if total_env_steps < batch:
-        faults.append(
-            f"total_env_steps must be at least one batch of {config.batch_unrolls} unrolls x "
-            f"{config.unroll_steps} steps = {batch}, got {total_env_steps}; raise it, or lower "
-            "batch_unrolls or unroll_steps"
-        )
-    return faults
+    what = f"batch of {config.batch_unrolls} unrolls x {config.unroll_steps} steps = {batch}"
+    return parts.budget_faults(total_env_steps, batch, what, "batch_unrolls or unroll_steps")
 
 
 def planned_updates(config: ImpalaConfig, _num_streams: int, total_env_steps: int) -> int:
-    """All optimizer steps, as if every row were valid; none with `check_numerics`, which reads
-    tensors that a compiled graph hides.
-    """
-    if config.check_numerics:
-        return 0
+    """All optimizer steps, as if every row were valid."""
     return total_env_steps // (config.batch_unrolls * config.unroll_steps)
 
 

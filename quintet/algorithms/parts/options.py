@@ -182,6 +182,19 @@ def require_caps(rho_bar: float | None, c_bar: float | None) -> None:
         )
 
 
+def budget_faults(budget: int, batch: int, what: str, options: str) -> list[str]:
+    """Fault of a budget of fewer env_steps than an iteration has, one sentence at most.
+
+    what: the iteration, with how its size comes about.
+    options: to lower for a smaller one.
+    """
+    if budget >= batch:
+        return []
+    return [
+        f"total_env_steps must be at least one {what}, got {budget}; raise it, or lower {options}"
+    ]
+
+
 class Shared(NamedTuple):
     """Quantity that several learners divide evenly.
 

@@ -46,8 +46,7 @@ class PPOConfig(Options):
     # Targets and data
     gamma: parts.Gamma = 0.99
     advantage_estimator: Literal["gae", "monte_carlo"] = option("gae", needs="unroll_steps > 1")
-    """estimator of advantages: gae; monte_carlo: the bootstrapped discounted return minus the value
-    """
+    """estimator of advantages; monte_carlo: bootstrapped discounted return minus the value"""
     gae_lambda: Fraction = option(
         0.95,
         needs="advantage_estimator=gae and unroll_steps > 1 or value_target=lambda_return and "
@@ -59,8 +58,7 @@ class PPOConfig(Options):
     value_target: Literal["lambda_return", "monte_carlo"] = option(
         "lambda_return", needs="value_coef > 0 and unroll_steps > 1"
     )
-    """target of the value function: lambda_return; monte_carlo: the bootstrapped discounted return
-    """
+    """target of the value function; monte_carlo: the bootstrapped discounted return"""
     value_source: Literal["recorded", "recomputed"] = option(
         "recorded", needs="refresh_advantages=once"
     )
@@ -68,9 +66,7 @@ class PPOConfig(Options):
     current network at the update's start (the same but for rounding without lag)
     """
     refresh_advantages: Literal["once", "per_epoch"] = option("once", needs="num_epochs > 1")
-    """when values, advantages and targets are computed: once per update; per_epoch: before each
-    pass, by the current network
-    """
+    """when values, advantages and targets are computed: once, or anew before each pass"""
     normalize_advantage: Literal["batch", "minibatch", "none"] = option(
         "batch",
         needs=Needs(
@@ -156,9 +152,7 @@ class PPOConfig(Options):
     max_grad_norm: parts.MaxGradNorm = 0.5
     check_numerics: parts.CheckNumerics = False
     log_histograms: bool = False
-    """report distributions of data and loss, before the first and after the last pass, to
-    TensorBoard
-    """
+    """report distributions of data and loss, before and after the passes, to TensorBoard"""
     log_gradients: bool = False
     """report norms and distributions of each parameter and of its last gradient"""
 
@@ -178,48 +172,33 @@ def check(
     config: PPOConfig, model: ModelConfig, num_streams: int, total_env_steps: int
 ) -> list[str]:
     """Faults beside the network, the streams and the budget, one sentence each."""
-    faults = []
-    batch = num_streams * config.unroll_steps
-    if total_env_steps < batch:
-        faults.append(
-            f"total_env_steps must be at least one rollout of {num_streams} streams x "
-            f"{config.unroll_steps} steps = {batch}, got {total_env_steps}; raise it, or lower "
-            "unroll_steps or env.num_streams"
-        )
-    faults += size_faults(config, batch, f"{num_streams} streams x {config.unroll_steps} steps")
-    if model.core != "none":
-        faults += chunk_faults(config)
-    return faults
-
-
-def size_faults(config: PPOConfig, batch: int, product: str) -> list[str]:
-    """Fault in the size of minibatches, one sentence at most.
-
-    product: how the size of the batch comes about.
-    """
-    size, whole = config.minibatch_steps, f"the batch of {product} = {batch}"
+    steps, size, chunk = config.unroll_steps, config.minibatch_steps, _chunk(config, model)
+    batch = num_streams * steps
+    whole = f"{num_streams} streams x {steps} steps = {batch}"
+    faults = parts.budget_faults(
+        total_env_steps, batch, f"rollout of {whole}", "unroll_steps or env.num_streams"
+    )
     if size is not None and size > batch:
-        return [
-            f"minibatch_steps must be at most {whole}, got {size}; lower it or raise unroll_steps"
-        ]
-    if size is not None and batch % size and not config.drop_last:
-        return [
-            f"minibatch_steps must divide {whole}, got {size}; change one of them or set "
-            "--drop-last true"
-        ]
-    return []
-
-
-def chunk_faults(config: PPOConfig) -> list[str]:
-    """Sizes that are no multiple of a recurrent network's chunk, a sentence each."""
-    chunk = config.bptt_steps
-    sizes = {"unroll_steps": config.unroll_steps, "minibatch_steps": config.minibatch_steps}
-    return [
+        faults.append(
+            f"minibatch_steps must be at most the batch of {whole}, got {size}; lower it or raise "
+            "unroll_steps"
+        )
+    elif size is not None and batch % size and not config.drop_last:
+        faults.append(
+            f"minibatch_steps must divide the batch of {whole}, got {size}; change one of them or "
+            "set --drop-last true"
+        )
+    return faults + [
         f"{name} must be a multiple of bptt_steps={chunk} with a recurrent model.core, got "
-        f"{size}; change one of them"
-        for name, size in sizes.items()
-        if size is not None and size % chunk
+        f"{rows}; change one of them"
+        for name, rows in {"unroll_steps": steps, "minibatch_steps": size}.items()
+        if rows is not None and rows % chunk
     ]
+
+
+def _chunk(config: PPOConfig, model: ModelConfig) -> int:
+    """Rows that stay together."""
+    return 1 if model.core == "none" else config.bptt_steps
 
 
 def suited(
@@ -231,7 +210,7 @@ def suited(
     size, batch = config.minibatch_steps, num_streams * config.unroll_steps
     if size is None or "minibatch_steps" not in free or config.drop_last:
         return {}
-    unit = learners * (1 if model.core == "none" else config.bptt_steps)
+    unit = learners * _chunk(config, model)
     most = min(size, batch)
     fitting = (n for n in range(most, (most - 1) // 2, -1) if batch % n == 0 and n % unit == 0)
     best = next(fitting, size)
@@ -239,11 +218,7 @@ def suited(
 
 
 def planned_updates(config: PPOConfig, num_streams: int, total_env_steps: int) -> int:
-    """All optimizer steps, without regard to early stops and invalid rows; none with
-    `check_numerics`, which reads tensors that a compiled graph hides.
-    """
-    if config.check_numerics:
-        return 0
+    """All optimizer steps, without regard to early stops and invalid rows."""
     batch = num_streams * config.unroll_steps
     return total_env_steps * config.num_epochs // (config.minibatch_steps or batch)
 
@@ -263,7 +238,7 @@ def advice(config: PPOConfig, _: ModelConfig, batch_steps: int) -> UpdateAdvice:
 def shared(config: PPOConfig, model: ModelConfig, num_streams: int) -> Shared:
     """Several learners share the rows of a minibatch, in whole chunks."""
     rows = config.minibatch_steps or config.unroll_steps * num_streams
-    return Shared("minibatch_steps", rows, 1 if model.core == "none" else config.bptt_steps)
+    return Shared("minibatch_steps", rows, _chunk(config, model))
 
 
 def require_learnable(
