@@ -4,13 +4,14 @@
 during a run, and its names in other libraries.
 """
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, final, get_args
+from typing import Annotated, Any, Literal, NamedTuple, final, get_args
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 from quintet.errors import ConfigError
@@ -30,6 +31,21 @@ class Options(BaseModel):
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         for info in cls.model_fields.values():
             info.description = " ".join((info.description or "").split())
+
+
+def _stored(value: Any) -> Any:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"must be of what JSON can hold, since it is stored ({error}); give a function that "
+            "has the rest"
+        ) from error
+    return value
+
+
+Kwargs = Annotated[dict[str, Any], AfterValidator(_stored)]
+"""Keyword arguments of the user's own code."""
 
 
 class Unknown(Exception):

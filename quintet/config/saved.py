@@ -253,17 +253,14 @@ def load_seeds(
     for seed in seeds:
         mine = {"seed": seed} | ({} if folder is None else {"run_dir": str(folder / f"s{seed}")})
         own = asked.of_seed(mine)
-        if overwrite:
-            loaded.append(_load_anew(own, overwrite))
-            continue
         try:
-            if own.run_dir is not None:
+            if own.run_dir is not None and not overwrite:
                 read_saved(own.run_dir)
         except ConfigError as error:
             assert own.run_dir is not None
             loaded.append(Unusable(seed, own.run_dir, str(error)))
-            continue
-        loaded.append(_load(own, trust))
+        else:
+            loaded.append(_load_anew(own, overwrite) if overwrite else _load(own, trust))
     faults = [each.error for each in loaded if isinstance(each, Unusable)]
     if len(faults) == len(loaded):
         raise ConfigError("\n".join(faults))

@@ -1,14 +1,13 @@
 """Options of a run's environments."""
 
-import json
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import field_validator, model_validator
+from pydantic import AfterValidator, model_validator
 
 from quintet.bounds import Bounded, Layers, Streams, Tasks, Threads
 from quintet.envs.backends import BACKENDS
 from quintet.envs.success import read_rule
-from quintet.options import Needs, Options, option
+from quintet.options import Kwargs, Needs, Options, option
 
 if TYPE_CHECKING:
     BackendName = str
@@ -18,28 +17,12 @@ else:
 RewardClip = Literal["none", "abs_one", "soft_asymmetric"]
 
 
-def _can_be_stored(value: Any) -> Any:
-    try:
-        json.dumps(value)
-    except TypeError as error:
-        raise ValueError(
-            f"kwargs must be what JSON can hold, so that the run can be resumed: {error}; give "
-            f"the environment as a callable instead"
-        ) from error
+def _is_a_rule(value: str) -> str:
+    read_rule(value)
     return value
 
 
-def _is_a_rule(value: str | None) -> str | None:
-    if value is not None:
-        read_rule(value)
-    return value
-
-
-require_json, require_rule = (
-    field_validator("kwargs")(_can_be_stored),
-    field_validator("success")(_is_a_rule),
-)
-"""Checks of these fields of a configuration."""
+Success = Annotated[str, AfterValidator(_is_a_rule)]
 
 
 class EnvConfig(Options):
@@ -54,7 +37,7 @@ class EnvConfig(Options):
     ALE's vector environment for Atari games, else Gymnasium; PettingZoo for its makers and makers
     named parallel_env; the backend changes the task
     """
-    kwargs: dict[str, Any] = option(
+    kwargs: Kwargs = option(
         default_factory=dict,
         also="env_kwargs env_config env_frameskip frame_skip max_episode_steps "
         "time_limit render_mode",
@@ -86,7 +69,7 @@ class EnvConfig(Options):
     """weights that replace those of a Gymnasium environment's attribute reward_shaping (a dict by
     which it weighs its rewards); a population may tune them (population.tuned reward_shaping.NAME)
     """
-    success: str | None = None
+    success: Success | None = None
     """rule by which an episode is won; reward>NUMBER: its last raw reward is greater; info:KEY:
     info[KEY] is true at its end; none: no success rate is reported
     """
@@ -136,9 +119,6 @@ class EnvConfig(Options):
     per core if they compute, one per stream (at most 64) if they wait; no part of the result's
     bytes
     """
-
-    _kwargs_can_be_stored = require_json
-    _success_is_a_rule = require_rule
 
     @model_validator(mode="after")
     def _groups_divide_streams(self) -> Self:

@@ -7,11 +7,11 @@ from pydantic import WrapValidator
 
 from quintet.bounds import Tasks, Threads
 from quintet.envs.backends import BACKENDS
-from quintet.envs.config import BackendName, EnvConfig, require_json, require_rule
+from quintet.envs.config import BackendName, EnvConfig, Success
 from quintet.envs.given import EnvSource
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.success import key_of
-from quintet.options import Needs, Options, option
+from quintet.options import Kwargs, Needs, Options, option
 from quintet.system.importing import Given, nameless
 
 OWN_OPTIONS = ("kwargs", "backend", "success", "num_processes", "num_threads")
@@ -46,7 +46,7 @@ class EvalEnvConfig(Options):
         ),
     )
     """env.backend of evaluations; none: env.backend, or auto for another id"""
-    kwargs: dict[str, Any] | None = option(
+    kwargs: Kwargs | None = option(
         None,
         needs=(
             _EVALUATES,
@@ -54,7 +54,7 @@ class EvalEnvConfig(Options):
         ),
     )
     """env.kwargs of evaluations, in place of env.kwargs"""
-    success: str | None = option(None, needs=_EVALUATES)
+    success: Success | None = option(None, needs=_EVALUATES)
     """env.success of evaluations"""
     num_threads: Threads | None = option(
         None, needs=(_EVALUATES, _used(lambda _, f: not f.evaluated.backend.in_python))
@@ -64,9 +64,6 @@ class EvalEnvConfig(Options):
         None, needs=(_EVALUATES, _used(lambda _, f: f.evaluated.can_be_spread))
     )
     """env.num_processes of evaluations"""
-
-    _kwargs_can_be_stored = require_json
-    _success_is_a_rule = require_rule
 
     @property
     def given(self) -> dict[str, Any]:

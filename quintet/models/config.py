@@ -1,6 +1,5 @@
 """Options of the network, and the resolution of automatic ones."""
 
-import json
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, Self, final
@@ -20,7 +19,7 @@ from quintet.models.leaves import (
     require_grid,
 )
 from quintet.models.words import is_word, word_hash
-from quintet.options import Needs, Options, option
+from quintet.options import Kwargs, Needs, Options, option
 from quintet.spaces import action_leaves, observation_leaves
 from quintet.system.importing import CodeName, is_code_name
 from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Spaces
@@ -135,7 +134,7 @@ class ModelConfig(Options):
     of your own module (pkg.module:Class) or its maker; auto: film_grid for grids with a mission,
     nature_cnn for uint8 pictures, else mlp
     """
-    encoder_kwargs: dict[str, Any] = option(
+    encoder_kwargs: Kwargs = option(
         default_factory=dict,
         needs=Needs(
             "film_grid or an encoder of your own, model.encoder is {f.encoder}",
@@ -225,17 +224,6 @@ class ModelConfig(Options):
         raise ValueError(
             f"must be auto, {', '.join(TRAITS)} or an import string 'pkg.module:Class'"
         )
-
-    @field_validator("encoder_kwargs")
-    @classmethod
-    def _kwargs_can_be_stored(cls, value: dict[str, Any]) -> dict[str, Any]:
-        try:
-            json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"must be of what JSON can hold, since it is stored ({error})"
-            ) from error
-        return value
 
     @property
     def has_hidden(self) -> bool:

@@ -56,6 +56,7 @@ class Knobs(NamedTuple):
     trust_region_delta: Knob
 
 
+_REPLAYS = "replay_ratio > 0"
 _SHOWN = "the action space is {f.spaces.action}"
 
 
@@ -69,19 +70,11 @@ class ACERConfig(Options):
     gamma: parts.Gamma = 0.99
     replay_ratio: float = option(4.0, ge=0, le=MOST_COUNT)
     """mean number of replay updates after each fresh one (Poisson-distributed); 0: no replay"""
-    replay_capacity_steps_per_stream: Steps = option(
-        50_000, needs="replay_ratio > 0", also=parts.CAPACITY
-    )
-    """rows kept of each stream, in whole unrolls; rows in which an environment resets itself count
-    too
-    """
-    replay_start_steps_per_stream: StepsFrom0 = option(
-        10_000, needs="replay_ratio > 0", also=parts.START
-    )
+    replay_capacity_steps_per_stream: Steps = option(50_000, needs=_REPLAYS, also=parts.CAPACITY)
+    """rows kept of each stream, in whole unrolls, with those in which environments reset"""
+    replay_start_steps_per_stream: StepsFrom0 = option(10_000, needs=_REPLAYS, also=parts.START)
     """env_steps of each stream before the first update from replay"""
-    replay_sampling: Literal["per_stream", "any_stream"] = option(
-        "per_stream", needs="replay_ratio > 0"
-    )
+    replay_sampling: Literal["per_stream", "any_stream"] = option("per_stream", needs=_REPLAYS)
     """per_stream: as many unrolls of every stream in a batch; any_stream: drawn over all"""
     truncation_as_termination: parts.TruncationAsTermination = False
 
