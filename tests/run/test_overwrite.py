@@ -192,6 +192,7 @@ def test_a_run_without_a_checkpoint_makes_room_for_other_options(folder):
     with pytest.raises(ConfigError, match=r"gamma: the run has 0\.8, asked is 0\.7"):
         attempt(10**6, 0.7)
     shutil.rmtree(run / "checkpoints")
+    (run / "metrics.jsonl").write_text("{}\n")  # a report, which is kept
     assert attempt(10**6, 0.7).status == "finished"
     assert sorted(path.name for path in folder.iterdir()) == ["run", "run.old-1"]
     assert "gamma: 0.8\n" in (folder / "run.old-1/config.yaml").read_text()
