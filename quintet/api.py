@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from gymnasium.vector import VectorEnv as ForeignVectorEnv
+from gymnasium.vector import VectorEnv as GymVectorEnv
 
 from quintet.algorithms import registry
 from quintet.config.layers import Layer, flatten, hint, options
 from quintet.config.resolve import Loaded
 from quintet.config.saved import Unusable, load_config, load_seeds
-from quintet.envs.given import EnvSource, GivenEnv, can_be_made_again, settle
+from quintet.envs.env_source import EnvLike, EnvSource, can_be_made_again, settle
 from quintet.errors import ConfigError, GroupFault
 from quintet.system.importing import Given, named
 from quintet.system.trust import vouched
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @overload
 def train(
     algo: str,
-    env: GivenEnv,
+    env: EnvLike,
     total_steps: int | None = None,
     seed: int | None = None,
     run_dir: str | Path | None = None,
@@ -48,7 +48,7 @@ def train(
 @overload
 def train(
     algo: str,
-    env: GivenEnv,
+    env: EnvLike,
     total_steps: int | None = None,
     seed: None = None,
     run_dir: str | Path | None = None,
@@ -67,7 +67,7 @@ def train(
 
 def train(
     algo: str,
-    env: GivenEnv,
+    env: EnvLike,
     total_steps: int | None = None,
     seed: int | None = None,
     run_dir: str | Path | None = None,
@@ -160,7 +160,7 @@ def train(
     alone = {
         "on_report": on_report is not None,
         "callbacks": callbacks is not None,
-        "a vector environment": isinstance(source, ForeignVectorEnv),
+        "a vector environment": isinstance(source, GymVectorEnv),
     }
     if any(alone.values()):
         what = next(name for name, given in alone.items() if given)
@@ -242,7 +242,7 @@ def _check_call(name: str, function: object, what: str) -> None:
     raise ConfigError(f"{name} requires a function of {what}, got {function!r}")
 
 
-def _settle_env(env: GivenEnv, values: dict[str, Any]) -> EnvSource | None:
+def _settle_env(env: EnvLike, values: dict[str, Any]) -> EnvSource | None:
     """Adds the options that the environment determines to `values`; returns its source."""
     says, source = settle(env)
     if source is not None and ":<" in says["id"] and "run_dir" not in values:
@@ -274,7 +274,7 @@ def _settle_evaluated(values: dict[str, Any]) -> None:
     if given is None or isinstance(given, str):
         return
     says, source = settle(given)
-    if isinstance(source, ForeignVectorEnv):
+    if isinstance(source, GymVectorEnv):
         raise ConfigError(
             "eval.env.id requires an id or what makes environments, got a vector environment; give "
             "a function with a parameter num_envs that makes such environments"

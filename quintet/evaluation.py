@@ -16,15 +16,11 @@ from pydantic import ValidationError
 from quintet import spaces
 from quintet.bounds import MOST_COUNT
 from quintet.envs.config import EnvConfig
+from quintet.envs.env_source import EnvLike, settle
 from quintet.envs.evaluated import OWN_OPTIONS, EvalEnvConfig, of_another
 from quintet.envs.film import make_filmed_env
-from quintet.envs.given import GivenEnv, settle
 from quintet.envs.resolved import ResolvedEnv, resolve_env
-from quintet.envs.vector import (
-    EnvDescription,
-    ObsArrays,
-    VectorEnv,
-)
+from quintet.envs.vector import EnvDescription, ObsArrays, VectorEnv
 from quintet.errors import ConfigError, QuintetError
 from quintet.observe.video import VideoWriter, check_video
 from quintet.options import Facts, idle
@@ -40,7 +36,6 @@ from quintet.uniform import UniformActor
 MAX_STREAMS = 25
 """Most environments that an evaluation steps side by side."""
 
-
 LEAST_BOUND = 1_000
 """Least number of steps at which an episode without a known time limit is cut."""
 
@@ -53,11 +48,9 @@ out steps.
 @final
 @dataclass(frozen=True)
 class Film:
-    """The episode of a video.
+    """The episode of a video: its return in raw reward units, its length in env_steps.
 
     env: the filmed environment; if it is not the evaluated one, `remark` says why.
-    episode_return: in raw reward units.
-    length: in env_steps.
     """
 
     path: Path
@@ -133,20 +126,17 @@ class Scores:
             "eval/return_max": float(self.returns.max()),
             "eval/length_mean": float(self.lengths.mean()),
             "eval/episodes": float(len(self.returns)),
+            "eval/cut_episodes": None if self.max_steps is None else float(self.cut_episodes),
+            "eval/success_rate": self.success_rate,
+            "eval/entropy": self.entropy,
         }
-        if self.max_steps is not None:
-            found["eval/cut_episodes"] = float(self.cut_episodes)
-        if self.success_rate is not None:
-            found["eval/success_rate"] = self.success_rate
-        if self.entropy is not None:
-            found["eval/entropy"] = self.entropy
-        return found
+        return {name: value for name, value in found.items() if value is not None}
 
 
 @no_exit()
 def evaluate(
     policy: Policy,
-    env: GivenEnv | None = None,
+    env: EnvLike | None = None,
     episodes: int = 100,
     seed: int = 10_000,
     *,
@@ -212,14 +202,8 @@ def evaluate(
         check_video(path)
     chosen, num_streams = _choose_env(policy, env, episodes, _options(env_options or {}))
     uniform = UniformActor(policy.spaces.action, seed)
-    how = How(
-        uniform if random else policy.player,
-        episodes,
-        seed,
-        deterministic,
-        stop,
-        threads=policy.threads,
-    )
+    actor = uniform if random else policy.player
+    how = How(actor, episodes, seed, deterministic, stop, threads=policy.threads)
     if against is not None:
         if chosen.num_agents == 1:
             raise ConfigError(
@@ -228,7 +212,16 @@ def evaluate(
             )
         how = replace(how, others=(against.player if isinstance(against, Policy) else uniform,))
         num_streams = max(num_streams, min(how.episodes, 2) * chosen.num_agents)  # both seatings
-    with closing(_make(chosen, num_streams, how, trained=env is None)) as vector:
+    try:
+        made = _streams(chosen, num_streams, how)
+    except ConfigError as error:
+        if env is None and ":" in chosen.config.id:
+            raise ConfigError(
+                f"{error}; if the policy was trained on a callable, give that as env=, or an "
+                "import string of it as --env"
+            ) from error
+        raise
+    with closing(made) as vector:
         _check_spaces(policy, vector)
         how = replace(how, max_steps=_bound(max_steps, policy, vector.description))
         if isinstance(against, Policy):
@@ -247,17 +240,15 @@ def evaluate(
             f"an episode of one of the policy's agents is required, {chosen.config.id} had none in "
             f"{episodes} games; raise episodes"
         )
-    scores = _scores(found, vector.description, film, how.max_steps)
-    return replace(scores, film_fault=film_fault)
+    scores = _scores(found, vector.description, how.max_steps)
+    return replace(scores, film=film, film_fault=film_fault)
 
 
-def _bound(asked: int | Literal["auto"] | None, policy: Policy, env: EnvDescription) -> int | None:
+def _bound(given: int | Literal["auto"] | None, policy: Policy, env: EnvDescription) -> int | None:
     """The greatest number of steps of an episode; None: there is no bound."""
-    if asked != "auto":
-        return asked
-    if env.max_steps is not None:
-        return None
-    return int(policy.description.get("eval_max_steps", LEAST_BOUND))
+    if given == "auto" and env.max_steps is None:
+        return int(policy.description.get("eval_max_steps", LEAST_BOUND))
+    return None if given == "auto" else given
 
 
 def evaluate_in(
@@ -270,7 +261,7 @@ def evaluate_in(
         _check_spaces(policy, vector)
         how = replace(how, max_steps=_bound(max_steps, policy, vector.description))
         found = play(vector, how, env.num_agents)
-        return _scores(found, vector.description, None, how.max_steps)
+        return _scores(found, vector.description, how.max_steps)
 
 
 @no_exit()
@@ -278,11 +269,10 @@ def evaluate_random(config: EnvConfig, episodes: int = 100, seed: int = 10_000) 
     """The scores of uniformly random actions in a run's environment, without a policy."""
     episodes, seed = _checked(episodes, seed)
     raw = resolve_env(config).with_options({"reward_clip": "none"})
-    alone = Spreading()
     num_streams = raw.streams_of(min(episodes, MAX_STREAMS))
-    with closing(make_streams(raw, num_streams, alone)) as vector:
+    with closing(make_streams(raw, num_streams, Spreading())) as vector:
         how = How(UniformActor(vector.spaces.action, seed), episodes, seed, True, None)
-        return _scores(play(vector, how, raw.num_agents), vector.description, None, None)
+        return _scores(play(vector, how, raw.num_agents), vector.description)
 
 
 def _checked(episodes: int, seed: int) -> tuple[int, int]:
@@ -295,20 +285,16 @@ def _checked(episodes: int, seed: int) -> tuple[int, int]:
     return int(episodes), int(seed)
 
 
-def _scores(
-    found: "Found", env: EnvDescription, film: Film | None, max_steps: int | None
-) -> Scores:
+def _scores(found: Found, env: EnvDescription, max_steps: int | None = None) -> Scores:
     played = found.played
     steps = sum(each.length for each in played)
     entropies = [each.entropy for each in played if each.entropy is not None]
+    won = np.array([each.success for each in played], np.bool_)
     return Scores(
         returns=np.array([each.return_ for each in played]),
         lengths=np.array([each.length for each in played], np.int64),
         env=env,
-        film=film,
-        success=None
-        if env.success is None
-        else np.array([each.success for each in played], np.bool_),
+        success=None if env.success is None else won,
         entropy=sum(entropies) / steps if entropies and steps else None,
         games=found.games,
         complete=found.complete,
@@ -333,12 +319,10 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choose_env(
-    policy: Policy, env: GivenEnv | None, episodes: int, own: Mapping[str, Any]
+    policy: Policy, env: EnvLike | None, episodes: int, own: Mapping[str, Any]
 ) -> tuple[ResolvedEnv, int]:
-    """The environment, and how many to step side by side; raises UntrustedError if the policy's
-    folder names code for it that may not run.
-
-    own: options of the evaluation's own.
+    """The environment with the evaluation's `own` options, and how many to step side by side;
+    raises UntrustedError if the policy's folder names code for it that may not run.
     """
     config = policy.env.model_copy(update={"reward_clip": "none"})
     num_streams, source = min(episodes, MAX_STREAMS), None
@@ -377,26 +361,10 @@ def _streams(env: ResolvedEnv, num_streams: int, how: How) -> VectorEnv:
     return made
 
 
-def _make(env: ResolvedEnv, num_streams: int, how: How, trained: bool) -> VectorEnv:
-    try:
-        return _streams(env, num_streams, how)
-    except ConfigError as error:
-        if trained and ":" in env.config.id:
-            raise ConfigError(
-                f"{error}; if the policy was trained on a callable, give that as env=, or an "
-                "import string of it as --env"
-            ) from error
-        raise
-
-
 def _check_spaces(policy: Policy, vector: VectorEnv, who: str = "the policy") -> None:
-    spaces.require_same(
-        policy.description,
-        vector.spaces,
-        who,
-        vector.description.id,
-        "give one that was trained on such spaces, or another environment",
-    )
+    way_out = "give one that was trained on such spaces, or another environment"
+    own, env_id = policy.description, vector.description.id
+    spaces.require_same(own, vector.spaces, who, env_id, way_out)
 
 
 def _film(policy: Policy, env: ResolvedEnv, how: How, path: Path) -> Film | None:
@@ -430,8 +398,7 @@ def _film(policy: Policy, env: ResolvedEnv, how: How, path: Path) -> Film | None
                 if played.complete:  # of a game, whose first agent is filmed
                     raise ConfigError(
                         f"a video requires an episode of the first agent, {env.config.id} had none "
-                        f"in its game of seed {how.seed}; choose another seed, or leave the video "
-                        "out"
+                        f"in its game of seed {how.seed}; choose another seed"
                     )
         return shown
     finally:

@@ -9,7 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quintet.envs.vector import ObsArrays, VectorEnv, allocate_obs, allocate_row, check_finite
+from quintet.envs.vector import (
+    ObsArrays,
+    StepRow,
+    VectorEnv,
+    allocate_obs,
+    allocate_row,
+    check_finite,
+)
 from quintet.protocols import Actor
 from quintet.runtime.policies import JointActor
 from quintet.runtime.torch_settings import OwnTorch
@@ -99,9 +106,7 @@ class Played(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The counted episodes, in the order (stream, time), the games that they are of, and whether
-    these are as many as asked for.
-    """
+    """The counted episodes by (stream, time), their games, and whether all were played."""
 
     played: list[Played]
     games: Games | None
@@ -170,10 +175,10 @@ def play(vector: VectorEnv, how: How, num_agents: int = 1, watch: Watch | None =
             if own[i] and lengths[i] and games.counts(i):
                 won = bool(row.success[i] and over[i])
                 total = None if entropy is None else float(entropies[i])
-                told = Played(float(returns[i]), int(lengths[i]), won, total, bool(cut[i]))
-                played[i].append(told)
+                one = Played(float(returns[i]), int(lengths[i]), won, total, bool(cut[i]))
+                played[i].append(one)
             returns[i], lengths[i], entropies[i] = 0.0, 0, 0.0
-        games.add(row.raw_reward, over, row.valid, cut)
+        games.add(row, over, cut)
     kept = [episode for mine in played for episode in mine]
     return Found(kept, games.found() if how.others else None, not games.left)
 
@@ -190,7 +195,7 @@ def _seated(how: How, num_games: int, num_agents: int) -> tuple[Any, NDArray[np.
 
 @final
 class _Games:
-    """The games that are played side by side, each with a share of those that are asked for.
+    """The games that are played side by side, each with a share of those to play.
 
     An environment of one agent is a game that ends with its episode.  One of several has ended when
     it is reset: then no agent has a valid row.
@@ -235,24 +240,17 @@ class _Games:
         late = ((lengths >= max_steps) & ~over).reshape(self.own.shape).any(1) & self._played
         return np.repeat(late, self.num_agents) & ~over
 
-    def add(
-        self,
-        reward: NDArray[np.float32],
-        over: NDArray[np.bool_],
-        valid: NDArray[np.bool_],
-        cut: NDArray[np.bool_],
-    ) -> None:
-        """Takes a row ``[B]``."""
-        self.returns += reward.reshape(self.own.shape)
-        seen = valid.reshape(self.own.shape).any(1)
+    def add(self, row: StepRow, over: NDArray[np.bool_], cut: NDArray[np.bool_]) -> None:
+        """Takes a row, and the streams ``[B]`` whose episodes ended or are cut."""
+        self.returns += row.raw_reward.reshape(self.own.shape)
+        seen = row.valid.reshape(self.own.shape).any(1)
         ended = over if self.num_agents == 1 else np.logical_not(seen)
         late = np.asarray(cut.reshape(self.own.shape).any(1))
         for game in np.nonzero(ended | late)[0].tolist():
             if not self.out[game]:
                 if self.ended[game] < self.share[game] and not self.own[game].all():
-                    mine = self.own[game]
-                    pair = self.returns[game][mine].mean(), self.returns[game][~mine].mean()
-                    self.pairs.append((float(pair[0]), float(pair[1])))
+                    mine, both = self.own[game], self.returns[game]
+                    self.pairs.append((float(both[mine].mean()), float(both[~mine].mean())))
                 self.ended[game] += 1
             self.out[game] = late[game] and not ended[game]
             self.returns[game] = 0.0

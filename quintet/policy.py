@@ -18,9 +18,9 @@ from torch import Tensor
 from quintet import checkpoint, spaces
 from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import Compute
-from quintet.envs.asked import flat_observation, leaf_array
 from quintet.envs.config import EnvConfig
 from quintet.envs.gymnasium import leaf_of
+from quintet.envs.policy_input import flat_observation, leaf_array
 from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.models.config import ModelConfig, uses_pictures
 from quintet.models.custom import Maker, encoder_name

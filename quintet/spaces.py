@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from quintet.errors import ConfigError, QuintetError
 from quintet.types import ACTION_MASK, Spaces, TensorSpec
 
 Space = spaces.Space[Any]
-
+Keys = tuple[str | int, ...]
 
 MOST_NUMBERS = 10**8
 """Numbers in a leaf of an observation."""
@@ -37,57 +37,65 @@ def observation_leaves(space: Space) -> dict[str, Space]:
     return {path: leaf for path, (_, leaf) in leaf_keys(space).items()}
 
 
-def leaf_keys(space: Space) -> dict[str, tuple[tuple[str | int, ...], Space]]:
+def leaf_keys(space: Space) -> dict[str, tuple[Keys, Space]]:
     """Like `observation_leaves`, with the keys that lead to each leaf of an observation."""
-    found: dict[str, tuple[tuple[str | int, ...], Space]] = {}
-
-    def walk(node: Space, keys: tuple[str | int, ...]) -> None:
-        if isinstance(node, spaces.Dict):
-            for key, child in node.spaces.items():
-                _require_key(key, node)
-                walk(child, (*keys, key))
-        elif isinstance(node, spaces.Tuple):
-            for index, child in enumerate(node.spaces):
-                walk(child, (*keys, index))
-        else:
-            path = "/".join(str(key) for key in keys) or "obs"
-            if not isinstance(node, _LEAVES):
-                raise ConfigError(
-                    f"observation leaf {path!r} must be a Box, Discrete, MultiDiscrete or "
-                    f"MultiBinary space; got {node}; {_instead_of(node)}"
-                )
-            if math.prod(node.shape or ()) > MOST_NUMBERS:
-                raise ConfigError(
-                    f"observation leaf {path!r} must have at most {MOST_NUMBERS:,} numbers, got "
-                    f"shape {node.shape}; wrap the environment so that it gives smaller ones"
-                )
-            if path in found:
-                raise ConfigError(
-                    f"observation leaves must have different paths; {path!r} occurs twice in "
-                    f"{space}; rename one of the keys"
-                )
-            found[path] = (keys, node)
-
-    walk(space, ())
+    _require_keys(space)
+    found: dict[str, tuple[Keys, Space]] = {}
+    for keys, leaf in walk_leaves(space):
+        path = "/".join(str(key) for key in keys) or "obs"
+        if not isinstance(leaf, _LEAVES):
+            raise ConfigError(
+                f"observation leaf {path!r} must be a Box, Discrete, MultiDiscrete or MultiBinary "
+                f"space; got {leaf}; {_instead_of(leaf)}"
+            )
+        if math.prod(leaf.shape or ()) > MOST_NUMBERS:
+            raise ConfigError(
+                f"observation leaf {path!r} must have at most {MOST_NUMBERS:,} numbers, got shape "
+                f"{leaf.shape}; wrap the environment so that it gives smaller ones"
+            )
+        if path in found:
+            raise ConfigError(
+                f"observation leaves must have different paths; {path!r} occurs twice in {space}; "
+                "rename one of the keys"
+            )
+        found[path] = (keys, leaf)
     return found
 
 
-def _require_key(key: Any, space: Space) -> None:
-    """Refuses a key of a Dict space that is not the same once it was stored as JSON."""
-    text = isinstance(key, str) and key != "" and str(key) == key and key.isprintable()
-    whole = isinstance(key, int) and not isinstance(key, bool) and str(key) == str(int(key))
-    if not text and not whole:
-        raise ConfigError(
-            "the keys of a Dict space must be texts (printable, not empty) or whole numbers, got "
-            f"{key!r} of type {type(key).__name__} in {_brief(space)}; give such keys in a wrapper "
-            "of the environment, in the space and in what goes with it"
-        )
+def walk_leaves(space: Space, keys: Keys = ()) -> Iterator[tuple[Keys, Space]]:
+    """Leaves of any kind with the keys that lead to them, in the order of the space."""
+    children = _children(space)
+    if children is None:
+        yield keys, space
+        return
+    for key, child in children:
+        yield from walk_leaves(child, (*keys, key))
+
+
+def _children(space: Space) -> Iterable[tuple[Any, Space]] | None:
+    """The parts of a Dict or Tuple by their keys; None for a leaf."""
+    if isinstance(space, spaces.Dict):
+        return space.spaces.items()
+    return enumerate(space.spaces) if isinstance(space, spaces.Tuple) else None
+
+
+def _require_keys(space: Space) -> None:
+    """Refuses keys of Dict spaces that are not the same once they were stored as JSON."""
+    for key, child in _children(space) or ():
+        text = isinstance(key, str) and key != "" and str(key) == key and key.isprintable()
+        whole = isinstance(key, int) and not isinstance(key, bool) and str(key) == str(int(key))
+        if not text and not whole:
+            raise ConfigError(
+                "the keys of a Dict space must be texts (printable, not empty) or whole numbers, "
+                f"got {key!r} of type {type(key).__name__} in {_brief(space)}; rename it"
+            )
+        _require_keys(child)
 
 
 def _brief(space: Space) -> str:
     """A space for a message, cut where it is long."""
-    told = str(space)
-    return told if len(told) <= 200 else f"{told[:200]}..."
+    text = str(space)
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def is_text(space: Space) -> bool:
@@ -106,14 +114,9 @@ def _instead_of(leaf: Space) -> str:
 
 
 def space_parts(space: Space) -> dict[str, Space]:
-    """The uppermost parts of an observation space by name, from which a Dict can be made whose
-    leaves keep their paths.
-    """
-    if isinstance(space, spaces.Dict):
-        return {str(key): child for key, child in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return {str(index): child for index, child in enumerate(space.spaces)}
-    return {"obs": space}
+    """The uppermost parts of an observation space by name; a plain space is the part ``"obs"``."""
+    children = _children(space)
+    return {"obs": space} if children is None else {str(key): child for key, child in children}
 
 
 def leaf_dtype(space: Space) -> np.dtype[Any]:
@@ -126,10 +129,8 @@ def leaf_dtype(space: Space) -> np.dtype[Any]:
 
 def float64_leaves(space: Space) -> frozenset[str]:
     """Paths of the leaves of float64, without an action mask."""
-    found = observation_leaves(space).items()
-    return frozenset(
-        path for path, leaf in found if leaf.dtype == np.float64 and path != ACTION_MASK
-    )
+    leaves = observation_leaves(space).items()
+    return frozenset(path for path, x in leaves if x.dtype == np.float64 and path != ACTION_MASK)
 
 
 def in_float64(of: Spaces) -> Spaces:
@@ -144,30 +145,26 @@ def map_leaves(space: Space, function: Callable[[str, Space], Space]) -> Space:
     """The same tree of spaces with every leaf replaced by ``function(path, leaf)``."""
 
     def walk(node: Space, path: str) -> Space:
-        prefix = f"{path}/" if path else ""
-        if isinstance(node, spaces.Dict):
-            # gymnasium sorts plain dicts, which would change the order of leaves
-            items = OrderedDict((k, walk(v, f"{prefix}{k}")) for k, v in node.spaces.items())
-            return spaces.Dict(items)
-        if isinstance(node, spaces.Tuple):
-            return spaces.Tuple([walk(v, f"{prefix}{i}") for i, v in enumerate(node.spaces)])
-        return function(path or "obs", node)
+        children = _children(node)
+        if children is None:
+            return function(path or "obs", node)
+        # in order: gymnasium sorts plain dicts
+        mapped = OrderedDict((k, walk(v, f"{path}/{k}" if path else f"{k}")) for k, v in children)
+        return (
+            spaces.Dict(mapped) if isinstance(node, spaces.Dict) else spaces.Tuple(mapped.values())
+        )
 
     return walk(space, "")
 
 
 def stored_spaces(observation: Space, action: Space, env_id: str) -> Spaces:
-    """The spaces of an environment that declares these; raises ConfigError if one of them is not
-    supported.
-    """
+    """The spaces of an environment that declares these; raises ConfigError for unsupported ones."""
     own = Spaces(observation, action)
     return Spaces(stored_space(observation), action_space_of(action, env_id), own)
 
 
 def with_observation(of: Spaces, change: Callable[[Spaces], Space]) -> Spaces:
-    """The same with another observation, which `change` makes of the stored spaces, and likewise
-    of the environment's own.
-    """
+    """The same with observation spaces that `change` makes, of the stored and of the own ones."""
     own = None if of.own is None else with_observation(of.own, change)
     return Spaces(change(of), of.action, own)
 
@@ -191,8 +188,8 @@ def _stored_leaf(leaf: Space, *, float64: bool = False) -> Space:
         return spaces.Discrete(int(leaf.n))
     if isinstance(leaf, spaces.MultiDiscrete):
         return spaces.MultiDiscrete(leaf.nvec.copy(), dtype=dtype)
-    if isinstance(leaf, spaces.Box) and (leaf.dtype != dtype or unmeant(leaf).any()):
-        none = unmeant(leaf)
+    none = unmeant(leaf)
+    if isinstance(leaf, spaces.Box) and (leaf.dtype != dtype or none.any()):
         with np.errstate(over="ignore"):  # a bound beyond float32 becomes infinite
             low, high = leaf.low.astype(dtype), leaf.high.astype(dtype)
         low[none[0]], high[none[1]] = -np.inf, np.inf
@@ -215,17 +212,14 @@ def unmeant(leaf: Space) -> np.ndarray[Any, Any]:
 
 
 def action_space_of(space: Space, env_id: str) -> Space:
-    """The stored action space; raises ConfigError if a leaf is not supported, or there is nothing
-    to choose.
-    """
+    """The stored action space; raises ConfigError if it is not supported, or leaves no choice."""
     leaves = action_leaves(space)
-    _require_action_keys(space)
+    _require_keys(space)
     unknown = [leaf for leaf in leaves if not isinstance(leaf, _LEAVES)]
     if unknown or not leaves or any(0 in (leaf.shape or ()) for leaf in leaves):
         raise ConfigError(
             f"{env_id}: the action space must be Box, Discrete, MultiDiscrete or MultiBinary, or a "
-            f"Tuple or Dict of these, with at least one number in each; got {space}; wrap the "
-            "environment so that it has one"
+            f"Tuple or Dict of these, with a number in each; got {space}; wrap the environment"
         )
     numbers = action_shape(space) or (1,)
     if max(numbers[0], sum(mask_sizes(space))) > MOST_UNITS:
@@ -236,19 +230,8 @@ def action_space_of(space: Space, env_id: str) -> Space:
     return map_leaves(space, lambda _, leaf: _stored_leaf(leaf))
 
 
-def _require_action_keys(space: Space) -> None:
-    if isinstance(space, spaces.Dict):
-        for key in space.spaces:
-            _require_key(key, space)
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        for child in space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces:
-            _require_action_keys(child)
-
-
 def action_remarks(space: Space) -> tuple[str, ...]:
-    """Notice about an action space that is stored in another form: a sentence on bounds that count
-    as none.
-    """
+    """A sentence on bounds of an action space that count as none, if it has some."""
     if not any(unmeant(leaf).any() for leaf in action_leaves(space)):
         return ()
     return (
@@ -260,11 +243,7 @@ def action_remarks(space: Space) -> tuple[str, ...]:
 
 def action_leaves(space: Space) -> list[Space]:
     """Leaves of an action space in the order of the space, a Dict's in the order of its keys."""
-    if isinstance(space, spaces.Dict):
-        return [leaf for child in space.spaces.values() for leaf in action_leaves(child)]
-    if isinstance(space, spaces.Tuple):
-        return [leaf for child in space.spaces for leaf in action_leaves(child)]
-    return [space]
+    return [leaf for _, leaf in walk_leaves(space)]
 
 
 def action_shape(space: Space) -> tuple[int, ...]:
@@ -306,11 +285,11 @@ def unpack_action(space: Space, packed: np.ndarray[Any, Any]) -> Any:
     values = iter([_unpack_leaf(leaf, x) for leaf, x in zip(leaves, parts, strict=True)])
 
     def build(node: Space) -> Any:
-        if isinstance(node, spaces.Dict):
-            return {key: build(child) for key, child in node.spaces.items()}
-        if isinstance(node, spaces.Tuple):
-            return tuple(build(child) for child in node.spaces)
-        return next(values)
+        children = _children(node)
+        if children is None:
+            return next(values)
+        built = {key: build(child) for key, child in children}
+        return built if isinstance(node, spaces.Dict) else tuple(built.values())
 
     return build(space)
 
@@ -383,10 +362,8 @@ def to_json(space: Space) -> dict[str, Any]:
             n = space.n if isinstance(space.n, int) else list(space.n)
             return {"kind": "multi_binary", "n": n}
         case spaces.Dict():
-            return {
-                "kind": "dict",
-                "items": [[key, to_json(child)] for key, child in space.spaces.items()],
-            }
+            items: list[Any] = [[key, to_json(child)] for key, child in space.spaces.items()]
+            return {"kind": "dict", "items": items}
         case spaces.Tuple():
             return {"kind": "tuple", "items": [to_json(child) for child in space.spaces]}
     raise QuintetError(
@@ -421,10 +398,7 @@ def other_spaces(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str
 
 def as_json(of: Spaces) -> dict[str, Any]:
     """Spaces in a description, by its names."""
-    return {
-        "observation_space": to_json(of.observation),
-        "action_space": to_json(of.action),
-    }
+    return {"observation_space": to_json(of.observation), "action_space": to_json(of.action)}
 
 
 def require_same(
@@ -445,17 +419,14 @@ def _array(bound: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarr
 
 
 def from_json(data: Any) -> Space:
-    """The space that `to_json` described.
-
-    Raises:
-        ValueError: it describes no space, or one too large for an observation.
-    """
+    """The space that `to_json` described; raises ValueError if it is none, or too large."""
     try:
-        return _from_json(data)
+        space = _from_json(data)
+        _require_keys(space)
+        return space
     except (KeyError, TypeError, OverflowError, AssertionError, AttributeError) as fault:
-        what = f"{type(fault).__name__}: {fault}"
         raise ValueError(
-            f"the description of a space is required, got {str(data)[:100]} ({what})"
+            f"a file must describe a space, got {str(data)[:100]} ({type(fault).__name__}: {fault})"
         ) from fault
     except ConfigError as fault:
         raise ValueError(str(fault)) from fault
@@ -477,12 +448,8 @@ def _from_json(data: Any) -> Space:
             shape = _stored_shape(n if isinstance(n, list) else [n])
             return spaces.MultiBinary(shape if isinstance(n, list) else shape[0])
         case "dict":
-            for key, _ in data["items"]:
-                _require_key(key, spaces.Dict())
-            # gymnasium sorts plain dicts; the order of leaves is that of the network's inputs
-            return spaces.Dict(
-                OrderedDict((key, _from_json(child)) for key, child in data["items"])
-            )
+            # in order, which is that of the network's inputs
+            return spaces.Dict(OrderedDict((k, _from_json(child)) for k, child in data["items"]))
         case "tuple":
             return spaces.Tuple([_from_json(child) for child in data["items"]])
     raise ValueError(f"a known kind of space is required, got {str(data['kind'])[:50]!r}")
@@ -497,9 +464,7 @@ def _whole(value: Any) -> int:
 def _stored_shape(given: Any) -> tuple[int, ...]:
     shape = tuple(_whole(size) for size in given)
     if min(shape, default=0) < 0 or math.prod(shape) > MOST_NUMBERS:
-        raise ValueError(
-            f"a space requires a shape of at most {MOST_NUMBERS:,} numbers, got {str(shape)[:50]}"
-        )
+        raise ValueError(f"a space has at most {MOST_NUMBERS:,} numbers, got {str(shape)[:50]}")
     return shape
 
 

@@ -1,6 +1,9 @@
 """Uniformly random actions, for the score that a trained policy must beat."""
 
+from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, final
 
 import numpy as np
@@ -9,6 +12,7 @@ from gymnasium import spaces as gym
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quintet.envs.vector import StepRow, VectorEnv, allocate_obs, allocate_row
 from quintet.spaces import Space, action_leaves, action_spec, mask_sizes
 from quintet.types import ACTION_MASK, ActOutput, Obs, State
 
@@ -33,22 +37,11 @@ class UniformActor:
     def initial_state(self, num_streams: int) -> State:  # noqa: ARG002
         return {}
 
-    def draw_noise(
-        self,
-        steps: int,
-        num_streams: int,
-        generator: torch.Generator,  # noqa: ARG002
-    ) -> Tensor:
+    def draw_noise(self, steps: int, num_streams: int, generator: torch.Generator) -> Tensor:  # noqa: ARG002
         """Empty: `act` draws by itself."""
         return torch.zeros((steps, num_streams, 0))
 
-    def act(
-        self,
-        obs: Obs,
-        state: State,  # noqa: ARG002
-        is_first: Tensor,
-        noise: Tensor | None,  # noqa: ARG002
-    ) -> ActOutput:
+    def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:  # noqa: ARG002
         count = is_first.shape[0]
         mask = np.ones((count, sum(self._sizes)), np.bool_)
         if ACTION_MASK in obs:
@@ -60,8 +53,7 @@ class UniformActor:
                 drawn = np.stack([leaf.sample() for _ in range(count)])
                 parts.append(drawn.reshape(count, -1))
             elif isinstance(leaf, gym.MultiBinary):
-                size = int(np.prod(leaf.shape))
-                parts.append(self._generator.integers(0, 2, (count, size)))
+                parts.append(self._generator.integers(0, 2, (count, int(np.prod(leaf.shape)))))
             else:
                 parts += [self._chosen(next(choices))[:, None] for _ in mask_sizes(leaf)]
         packed = torch.from_numpy(np.concatenate(parts, -1)).to(self._spec.dtype)
@@ -73,3 +65,44 @@ class UniformActor:
         draws = self._generator.random(allowed.shape)
         chosen: NDArray[np.int64] = np.where(allowed, draws, -1.0).argmax(-1)
         return chosen
+
+
+@final
+@dataclass(frozen=True)
+class Row:
+    """A step: its number (0: the reset), what it gave, and the seconds that it took."""
+
+    number: int
+    row: StepRow
+    seconds: float
+
+    def hashes(self) -> dict[str, int]:
+        """Hashes of the bytes of each part, by a name for messages."""
+        row = self.row
+        arrays = {f"observation {name!r}": x for name, x in row.obs.items()}
+        if self.number:
+            arrays |= {"reward": row.raw_reward}
+            arrays |= {"terminated": row.terminated, "truncated": row.truncated}
+        return {name: hash(x.tobytes()) for name, x in arrays.items()}
+
+
+def random_rows(env: VectorEnv, steps: int, seed: int) -> Iterator[Row]:
+    """The rows of a restart and `steps` random steps; each is overwritten by the next."""
+    actor = UniformActor(env.spaces.action, seed)
+    count = env.num_streams
+    obs = allocate_obs(env.spaces.observation, (count,))
+    row = allocate_row(env.spaces.observation, count)
+    begin = perf_counter()
+    env.restart([seed + i for i in range(count)], obs)
+    seconds = perf_counter() - begin
+    for name, x in obs.items():
+        row.obs[name][...] = x
+    leaves = {name: torch.from_numpy(x) for name, x in row.obs.items()}
+    yield Row(0, row, seconds)
+    anew = torch.zeros(count, dtype=torch.bool)
+    for number in range(1, steps + 1):
+        action = actor.act(leaves, {}, anew, None).env_action.numpy()
+        begin = perf_counter()
+        env.send(action)
+        env.recv(row)
+        yield Row(number, row, perf_counter() - begin)

@@ -66,17 +66,12 @@ def test_the_package_is_short() -> None:
 # Every command, in a process that finds the package as an installed one
 
 BACKEND = """
-from dataclasses import replace
 from quintet.envs.backends import Backend
 from quintet.envs.gymnasium import GymnasiumVectorEnv
 from quintet.envs.toy import EndlessPay
 
 def make(env, group):
-    made = GymnasiumVectorEnv(
-        EndlessPay, group.num_streams, env_id=env.config.id, first_stream=group.first_stream
-    )
-    made.description = replace(made.description, backend="endless")
-    return made
+    return GymnasiumVectorEnv(env, group, EndlessPay)
 
 BACKEND = Backend(
     title="Endless",

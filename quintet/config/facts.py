@@ -6,14 +6,14 @@ from functools import cached_property
 from typing import Any, Literal, final
 
 from gymnasium.spaces import Box
-from gymnasium.vector import VectorEnv as ForeignVectorEnv
+from gymnasium.vector import VectorEnv as GymVectorEnv
 
 from quintet.config.layers import meant
 from quintet.config.run import RunConfig
-from quintet.envs import foreign
+from quintet.envs import other_apis
 from quintet.envs.backends import BACKENDS
 from quintet.envs.config import EnvConfig
-from quintet.envs.given import EnvSource
+from quintet.envs.env_source import EnvSource
 from quintet.envs.make import make_group_env
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.models.config import facts_of
@@ -62,8 +62,8 @@ class KindProbe:
         env, source = resolve_env(EnvConfig(**options), self._source), self._source
         if env.atari is not None:
             return "atari"
-        if isinstance(source, ForeignVectorEnv):
-            foreign.require_spaces(source, env.config.id, "single_")
+        if isinstance(source, GymVectorEnv):
+            other_apis.require_spaces(source, env.config.id, "single_")
             action = action_space_of(source.single_action_space, env.config.id)
             return _kind_by_spaces(Spaces(source.single_observation_space, action))
         self._made = env, spaces_of(env)

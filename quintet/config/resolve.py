@@ -17,8 +17,8 @@ from quintet.config.machine import automatic, require_agents, require_networks
 from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME, PARTS, RunConfig, prefix_of
 from quintet.config.validate import build, combination_faults
 from quintet.envs.config import EnvConfig
+from quintet.envs.env_source import EnvSource
 from quintet.envs.evaluated import evaluated_env
-from quintet.envs.given import EnvSource
 from quintet.envs.observation_dtype import with_observation_dtype
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.errors import ConfigError

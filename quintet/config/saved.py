@@ -25,7 +25,7 @@ from quintet.config.run_dir import (
     require_movable,
 )
 from quintet.config.validate import has_wrong_value
-from quintet.envs.given import EnvSource
+from quintet.envs.env_source import EnvSource
 from quintet.errors import ConfigError
 from quintet.system import files
 from quintet.system.importing import settle_search_path

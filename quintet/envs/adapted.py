@@ -3,23 +3,19 @@ this interface.
 
 NEXT_STEP environments have the layout already. SAME_STEP ones begin the next episode within the
 step that ends one, and the final observation stands in ``infos["final_obs"]``; DISABLED ones wait
-for ``reset(options={"reset_mask": ...})``. Both are converted:
-
-- At an ending the row carries the final observation and the ending's flags.
-- The row after it is spent on resetting. The environments step together, so while the other streams
-  take their step, a stream that has ended takes one too, with an action that no policy chose. That
-  step is discarded: a partial reset follows at once, and the row has its first observation. Where
-  all streams end at the same step nothing is stepped; the first observations of SAME_STEP are kept
-  until then.
+for ``reset(options={"reset_mask": ...})``. Both are converted: at an ending the row carries the
+final observation and the ending's flags, and the row after it is spent on resetting. The
+environments step together, so while the other streams take their step, a stream that has ended
+takes one too, with an action that no policy chose. That step is discarded: a partial reset follows
+at once, and the row has its first observation. Where all streams end at the same step nothing is
+stepped; the first observations of SAME_STEP are kept until then.
 
 So the action of every valid row was chosen for the observation beside it and was executed, every
 reported episode is whole, and every final observation is the true one. The price is one discarded
-episode of one step at every ending, unless all streams end together (a single stream always does).
-It matters only to environments that count their episodes: about every second one is seen. No other
-scheme fits the layout: in T rows each stream has a row for each executed step and one for each
-ending, and environments that step together execute equally often, so streams that end more often
-would need more rows. `quintet.envs.make` steps the environments of a SyncVectorEnv one by one,
-without any loss.
+episode of one step at every ending, unless all streams end together; it matters only to
+environments that count their episodes. No other scheme fits: environments that step together
+execute equally often, so streams that end more often would need more rows. `quintet.envs.make`
+steps the environments of a SyncVectorEnv one by one, without any loss.
 
 `restart` is ``reset(seed=[...])``, or, for environments that take only one number (as Gymnasium's
 own vectorised CartPole), the seed of the first stream. A callable first makes the environments
@@ -29,17 +25,20 @@ survives, so a resumed run may give other bytes.
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, final
+from typing import Any, final
 
 import numpy as np
 from gymnasium.error import Error as GymnasiumError
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from gymnasium.vector import VectorEnv as ForeignVectorEnv
+from gymnasium.vector import VectorEnv as GymVectorEnv
 from numpy.typing import NDArray
 
-from quintet.envs import foreign
-from quintet.envs.gymnasium import BadLeaf, Leaf, close_all, leaf_of, read_leaf, steps_per_s
-from quintet.envs.success import rule_of, write_success
+from quintet.envs import other_apis
+from quintet.envs.backends import Group
+from quintet.envs.gymnasium import Leaf, close_all, leaf_of, read_leaf, steps_per_s
+from quintet.envs.other_apis import Unfit, fault_of, step_parts
+from quintet.envs.resolved import ResolvedEnv
+from quintet.envs.success import key_of, rule_of, write_success
 from quintet.envs.vector import (
     Array,
     EnvDescription,
@@ -60,7 +59,7 @@ from quintet.spaces import (
 )
 from quintet.system import forks
 from quintet.system.signals import STOPS
-from quintet.system.user_code import described, raised, traced
+from quintet.system.user_code import described, raised
 from quintet.types import ACTION_MASK
 
 Mask = NDArray[np.bool_]
@@ -72,32 +71,21 @@ class AdaptedVectorEnv:
 
     def __init__(
         self,
-        env: ForeignVectorEnv[Any, Any, Any],
-        *,
-        env_id: str,
-        first_stream: int = 0,
-        make: Callable[[], ForeignVectorEnv[Any, Any, Any]] | None = None,
-        success_key: str | None = None,
+        described: ResolvedEnv,
+        group: Group,
+        env: GymVectorEnv[Any, Any, Any],
+        make: Callable[[], GymVectorEnv[Any, Any, Any]] | None = None,
     ) -> None:
-        """Takes `env` over.
+        """Takes `env` over, which belongs to the caller, who closes it, unless `make` is given.
 
-        Args:
-            env: belongs to the caller, who closes it, unless `make` is given.
-            env_id: name for people.
-            first_stream: number in the run of the first environment, for error messages.
-            make: makes an equal environment; None where there is only this one.
-            success_key: of info (with SAME_STEP of ``infos["final_info"]``), true where an episode
-                was won; None: nothing is read.
+        make: makes an equal environment; None where there is only this one.
 
-        Raises:
-            ConfigError: the environment doesn't say how it resets itself, or its spaces or mode
-                can't be used.
+        Raises ConfigError if its autoreset mode is missing, or its mode or spaces can't be used.
         """
-        self._env, self._make, self._id = env, make, env_id
-        self._success_key = success_key
-        self._first_stream = first_stream
-        self.num_streams = int(env.num_envs)
-        foreign.require_spaces(env, env_id, "single_")
+        self._env, self._make, self._id = env, make, described.config.id
+        self._success_key, self._first_stream = key_of(described.config.success), group.first_stream
+        self.num_streams, env_id = int(env.num_envs), self._id
+        other_apis.require_spaces(env, env_id, "single_")
         self._mode = _autoreset_mode(env, env_id)
         _refuse_partial_batches(env, env_id)
         self._leaves = [
@@ -109,9 +97,8 @@ class AdaptedVectorEnv:
             and any(leaf.path == ACTION_MASK for leaf in self._leaves)
         ):
             raise ConfigError(
-                f"{env_id}: with an {ACTION_MASK} a vector environment must reset itself at the "
-                f"next step; this one has autoreset mode {self._mode.name}, which needs steps whose"
-                f" action nobody chose; make it with AutoresetMode.NEXT_STEP"
+                f"{env_id}: a vector environment with an {ACTION_MASK} must reset itself at the "
+                f"next step, got {self._mode.name}; make it with AutoresetMode.NEXT_STEP"
             )
         self._action_space = env.single_action_space
         self._action_shape = (self.num_streams, *action_shape(self._action_space))
@@ -119,7 +106,7 @@ class AdaptedVectorEnv:
         self.description = EnvDescription(
             env_id,
             "gymnasium",
-            success=rule_of(success_key),
+            success=rule_of(self._success_key),
             remarks=action_remarks(self._action_space),
         )
         # First observations of episodes that begin when all streams have ended together.
@@ -168,20 +155,16 @@ class AdaptedVectorEnv:
             truncated = self._flags("truncated", truncated) & ~resets
             self._ended = terminated | truncated
             self._write(obs, out.obs)
-            if self._mode == AutoresetMode.SAME_STEP and self._ended.any():
+            same_step = self._mode == AutoresetMode.SAME_STEP
+            if same_step and self._ended.any():
                 if self._ended.all():
                     self._write(obs, self._first_obs)
                 self._write_final(infos, out.obs)
             if self._success_key is not None and self._ended.any():
                 # The infos that SAME_STEP gives are those of the next episode's reset.
-                same_step = self._mode == AutoresetMode.SAME_STEP
-                write_success(
-                    out.success,
-                    self._ended,
-                    infos.get("final_info") if same_step else infos,
-                    self._success_key,
-                    f"{self._id} (vector environment)",
-                )
+                infos = infos.get("final_info") if same_step else infos
+                who = f"{self._id} (vector environment)"
+                write_success(out.success, self._ended, infos, self._success_key, who)
             if self._mode != AutoresetMode.NEXT_STEP and resets.any():
                 self._write_first(resets, out.obs)
         out.reward[:] = np.where(resets, 0.0, reward)
@@ -192,9 +175,8 @@ class AdaptedVectorEnv:
 
     def render(self, stream: int) -> Rendered:
         pictures = self._env.render()
-        return Rendered(
-            None if pictures is None else pictures[stream], steps_per_s(self._env.metadata)
-        )
+        picture = None if pictures is None else pictures[stream]
+        return Rendered(picture, steps_per_s(self._env.metadata))
 
     def close(self) -> None:
         """Closes environments that `make` made; an instance that a user gave stays open."""
@@ -206,22 +188,19 @@ class AdaptedVectorEnv:
             close_all([self._env], self._id)
 
     def _reset_with(self, seeds: list[int]) -> Any:
+        reset: Any = self._env.reset
         if type(self._env.unwrapped).__module__.startswith("ale_py"):
-            return self._first_of(np.array(seeds))
+            return reset(seed=np.array(seeds))[0]
         try:
-            return self._first_of(seeds)
+            return reset(seed=seeds)[0]
         except (TypeError, ValueError, GymnasiumError) as error:
             # Each may mean that the environment takes no list; these two take one.
             if isinstance(self._env.unwrapped, AsyncVectorEnv | SyncVectorEnv):
                 raise
             try:
-                return self._first_of(seeds[0])
+                return reset(seed=seeds[0])[0]
             except Exception:
                 raise error from None
-
-    def _first_of(self, seed: Any) -> Any:
-        obs, _ = self._env.reset(seed=seed)
-        return obs
 
     def _all_wait(self) -> bool:
         return self._mode != AutoresetMode.NEXT_STEP and bool(self._ended.all())
@@ -237,14 +216,9 @@ class AdaptedVectorEnv:
 
     def _step(self) -> Any:
         env = self._env
-        waits = isinstance(env, AsyncVectorEnv)
-
-        def step() -> Any:
-            got = env.step_wait() if isinstance(env, AsyncVectorEnv) else env.step(self._action)
-            obs, reward, terminated, truncated, infos = got
-            return obs, reward, terminated, truncated, infos
-
-        return self._call("step_wait" if waits else "step", step)
+        if isinstance(env, AsyncVectorEnv):
+            return self._call("step_wait", lambda: step_parts(env.step_wait()))
+        return self._call("step", lambda: step_parts(env.step(self._action)))
 
     def _finish_flight(self) -> None:
         """Ends a step that was begun."""
@@ -267,14 +241,11 @@ class AdaptedVectorEnv:
         for leaf in self._leaves:
             array = self._array(obs, leaf)
             before = out[leaf.path][untouched]
-            if not np.array_equal(
-                array[untouched].astype(before.dtype), before, equal_nan=array.dtype.kind == "f"
-            ):
-                self._fault(
-                    "must reset only the streams of options['reset_mask'] and give the others' "
-                    f"observations unchanged, which autoreset mode {self._mode.name} needs; "
-                    f"observation {leaf.path!r} of another stream changed; make it with "
-                    "AutoresetMode.NEXT_STEP"
+            now = array[untouched].astype(before.dtype)
+            if not np.array_equal(now, before, equal_nan=array.dtype.kind == "f"):
+                raise self._fault(
+                    "must reset only the streams of options['reset_mask'], but observation "
+                    f"{leaf.path!r} of another stream changed; make it with AutoresetMode.NEXT_STEP"
                 )
             out[leaf.path][resets] = array[resets]
 
@@ -283,7 +254,7 @@ class AdaptedVectorEnv:
         observations."""
         final = infos.get("final_obs") if isinstance(infos, dict) else None
         if final is None:
-            self._fault(
+            raise self._fault(
                 "must give infos['final_obs'] at every ending, as autoreset mode SAME_STEP asks; "
                 "make it with AutoresetMode.NEXT_STEP"
             )
@@ -293,8 +264,7 @@ class AdaptedVectorEnv:
                 out[leaf.path][self._ended] = self._array(final, leaf)[self._ended]
                 continue
             for stream in np.nonzero(self._ended)[0]:
-                batch = self._array(final[stream], leaf, one=True)
-                out[leaf.path][stream] = batch
+                out[leaf.path][stream] = self._array(final[stream], leaf, one=True)
 
     def _write(self, obs: Any, out: ObsArrays) -> None:
         for leaf in self._leaves:
@@ -304,8 +274,8 @@ class AdaptedVectorEnv:
         """A leaf of all streams, or of `one` stream, checked; discrete values count from 0."""
         try:
             return read_leaf(obs, leaf, () if one else (self.num_streams,))
-        except BadLeaf as error:
-            self._fault(str(error), error)
+        except Unfit as error:
+            raise self._fault(str(error), error) from error
 
     def _per_stream(self, what: str, value: Any) -> Array:
         try:
@@ -313,11 +283,12 @@ class AdaptedVectorEnv:
         except STOPS:
             raise
         except BaseException as error:
-            self._fault(f"gave a {what} that is no array: {described(error)}", error)
+            no_array = f"gave a {what} that is no array: {described(error)}"
+            raise self._fault(no_array, error) from error
         if array.shape == (self.num_streams, 1):
             array = array[:, 0]
         if array.shape != (self.num_streams,) or array.dtype.kind not in "biuf":
-            self._fault(
+            raise self._fault(
                 f"must give one {what}, a number, for each of {self.num_streams} streams; gave "
                 f"shape {array.shape}, dtype {array.dtype}"
             )
@@ -326,46 +297,44 @@ class AdaptedVectorEnv:
     def _flags(self, what: str, value: Any) -> Mask:
         array = self._per_stream(what, value)
         if array.dtype.kind == "f" and np.isnan(array).any():
-            self._fault(f"must give {what} as true or false; gave {array}")
+            raise self._fault(f"must give {what} as true or false; gave {array}")
         return array.astype(np.bool_)
 
     def _call(self, what: str, function: Callable[[], Any]) -> Any:
         try:
             with forks.kept_out(self._id):
                 return function()
-        except (EOFError, ConnectionError) as error:  # of the pipe to a process
-            self._fault(
-                f"lost a worker process in {what} ({type(error).__name__}): it ended by itself, was"
-                " killed, or ran out of memory",
-                error,
-            )
         except STOPS:
             raise
+        except Unfit as error:
+            raise self._fault(str(error), error) from error
+        except (EOFError, ConnectionError) as error:  # of the pipe to a process
+            lost = (
+                f"lost a worker process in {what} ({type(error).__name__}): it ended by itself, was"
+                " killed, or ran out of memory"
+            )
+            raise self._fault(lost, error) from error
         except BaseException as error:
-            self._fault(raised(error, what), error)
+            raise self._fault(raised(error, what), error) from error
 
-    def _fault(self, what: str, cause: BaseException | None = None) -> NoReturn:
+    def _fault(self, what: str, cause: BaseException | None = None) -> EnvironmentFault:
         last = self._first_stream + self.num_streams - 1
-        fault = EnvironmentFault(
-            f"{self._id} (vector environment), streams {self._first_stream} to {last}: the "
-            f"environment {what}; mend the environment, or wrap it"
-        )
-        raise (fault if cause is None else traced(fault, cause)) from cause
+        who = f"{self._id} (vector environment), streams {self._first_stream} to {last}"
+        return fault_of(who, cause or Unfit(what), what)
 
 
-def _autoreset_mode(env: ForeignVectorEnv[Any, Any, Any], env_id: str) -> AutoresetMode:
+def _autoreset_mode(env: GymVectorEnv[Any, Any, Any], env_id: str) -> AutoresetMode:
     mode = env.metadata.get("autoreset_mode")
     try:
         return mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
     except ValueError:
         raise ConfigError(
             f"{env_id}: a vector environment must say in metadata['autoreset_mode'] when it resets "
-            f"itself, as one of {[str(known) for known in AutoresetMode]}; got {mode!r}; set it to "
-            f"what the environment does"
+            f"itself, got {mode!r}; set it to one of {[str(known) for known in AutoresetMode]}"
         ) from None
 
 
-def _refuse_partial_batches(env: ForeignVectorEnv[Any, Any, Any], env_id: str) -> None:
+def _refuse_partial_batches(env: GymVectorEnv[Any, Any, Any], env_id: str) -> None:
     batch = getattr(env.unwrapped, "batch_size", env.num_envs)
     if batch != env.num_envs:
         raise ConfigError(

@@ -3,13 +3,11 @@
 The adapter handles these properties of ale-py 0.12:
 
 - It clips rewards to -1 .. 1 by default, and then does not report the score.
-- Frames before the first of an episode are black in its stacks; here a wrapper stacks frames, and
-  repeats the first one.
+- Frames before the first of an episode are black in its stacks; here a wrapper stacks frames.
 - Its time limit counts frames from the first observation on.
 - Its `episodic_life` begins a new game after a lost life. Here, as in EnvPool, the game goes on:
   ale-py only reports lost lives, and the reset row is a step without action, or with FIRE.
-- A reset with a seed loads the game anew, about 150 ms per stream; the seeds, one per stream, then
-  determine all that follows.
+- A reset with a seed loads the game anew, about 150 ms per stream.
 """
 
 from collections.abc import Sequence
@@ -19,10 +17,8 @@ import numpy as np
 from gymnasium import spaces
 
 from quintet.envs import atari
-from quintet.envs.atari import AtariConfig
 from quintet.envs.backends import Backend, Group, Identity
 from quintet.envs.config import EnvConfig
-from quintet.envs.pools import num_groups, num_threads
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.success import key_of, rule_of, write_success
 from quintet.envs.vector import (
@@ -41,34 +37,20 @@ from quintet.types import Spaces
 
 @final
 class AleVectorEnv:
-    """One synchronous AtariVectorEnv; observations are single frames ``[B, 84, 84]``.
-
-    Stepping begins in `send` and goes on in threads until `recv` collects it.
+    """One synchronous AtariVectorEnv, which steps from `send` to `recv`; observations are single
+    frames ``[B, 84, 84]``.
     """
 
-    def __init__(
-        self,
-        env_id: str,
-        rom: str,
-        num_streams: int,
-        config: AtariConfig,
-        num_threads: int,
-        success_key: str | None = None,
-    ) -> None:
-        """Makes the environments.
-
-        Args:
-            env_id: for its description.
-            rom: name of the game in ale-py, ``"ms_pacman"``.
-            config: all of it but `stack_num` is done here.
-            success_key: of info, true where an episode was won; None: nothing is read.
-        """
+    def __init__(self, env: ResolvedEnv, group: Group) -> None:
+        """Makes the environments; all of `env.atari` but `stack_num` is done here."""
         from ale_py.vector_env import AtariVectorEnv
 
+        config, num_streams = env.atari, group.num_streams
+        assert config is not None
         self._env: Any = AtariVectorEnv(
-            rom,
+            env.name,
             num_streams,
-            num_threads=num_threads,
+            num_threads=env.num_threads(num_streams),
             max_num_frames_per_episode=config.max_episode_steps * config.frame_skip,
             repeat_action_probability=config.repeat_action_probability,
             full_action_space=config.full_action_space,
@@ -84,18 +66,11 @@ class AleVectorEnv:
         # The action in the row after a lost life; after the end of a game it is ignored.
         self._after_life = names.index("FIRE") if fire else 0
         self.num_streams = num_streams
-        self.spaces = Spaces(
-            spaces.Box(0, 255, (84, 84), np.uint8),
-            action_space_of(self._env.single_action_space, env_id),
-        )
-        self.description = EnvDescription(
-            env_id,
-            "ale",
-            config.frame_skip,
-            rule_of(success_key),
-            max_steps=config.max_episode_steps,
-        )
-        self._success_key = success_key
+        env_id, self._success_key = env.config.id, key_of(env.config.success)
+        action_space = action_space_of(self._env.single_action_space, env_id)
+        self.spaces = Spaces(spaces.Box(0, 255, (84, 84), np.uint8), action_space)
+        rule, limit = rule_of(self._success_key), config.max_episode_steps
+        self.description = EnvDescription(env_id, "ale", config.frame_skip, rule, max_steps=limit)
         self._in_flight = False
         self._ended = np.zeros(num_streams, np.bool_)
 
@@ -148,12 +123,9 @@ def _identify(config: EnvConfig) -> Identity:
 
 
 def _make(env: ResolvedEnv, group: Group) -> FrameStack:
-    config, game = env.config, env.atari
-    assert game is not None
-    atari.require_one_stack(config, game.stack_num)
-    key, threads = key_of(config.success), env.num_threads(group.num_streams)
-    frames = AleVectorEnv(config.id, env.name, group.num_streams, game, threads, key)
-    return FrameStack(frames, game.stack_num)
+    assert env.atari is not None
+    atari.require_one_stack(env.config, env.atari.stack_num)
+    return FrameStack(AleVectorEnv(env, group), env.atari.stack_num)
 
 
 BACKEND = Backend(
@@ -163,10 +135,8 @@ BACKEND = Backend(
     knows=lambda env_id: atari.rom_of(env_id) is not None,
     identify=_identify,
     hint=atari.hint,
-    package="ale-py",
     install=atari.INSTALL_LINE,
     is_installed=atari.is_installed,
-    num_groups=lambda _: num_groups("pictures"),
-    num_threads=lambda _, streams, groups: num_threads("pictures", streams, groups),
+    cost=lambda _: "pictures",
     packages={"ale_py": "ale-py", "cv2": "opencv-python"},
 )

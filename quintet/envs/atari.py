@@ -19,6 +19,7 @@ bit from the same start. The remaining differences:
 
 import difflib
 import importlib.util
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, final
 
@@ -37,36 +38,33 @@ FRAMES_PER_S = 60
 
 INSTALL_LINE = 'pip install "quintet[atari]"'
 
+_OLD_NAMES = re.compile(r"(?:ALE/)?([A-Za-z]+?)(?:NoFrameskip|Deterministic)?-v[0-5]")
+
 
 @final
 class AtariConfig(BaseModel):
-    """Preprocessing of Atari games, with EnvPool's names and defaults."""
+    """Preprocessing of Atari games, with EnvPool's names and defaults.
+
+    stack_num: newest frames in an observation.
+    frame_skip: frames for which an action is repeated.
+    noop_max: largest number of frames without action at the start of an episode.
+    episodic_life: end the episode at a lost life, not at the end of the game.
+    full_action_space: use all 18 actions, not only the game's own.
+    repeat_action_probability: of a frame that repeats the last action (sticky actions).
+    use_fire_reset: press FIRE at the start of an episode, in games that have it.
+    max_episode_steps: steps after which an episode is truncated.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
-    stack_num: int = Field(4, ge=1, description="number of newest frames in an observation")
-    frame_skip: int = Field(4, ge=1, description="number of frames for which an action is repeated")
-    noop_max: int = Field(
-        30, ge=1, description="largest number of frames without action at the start of an episode"
-    )
-    episodic_life: bool = Field(
-        False, description="end the episode at a lost life, not at the end of the game"
-    )
-    full_action_space: bool = Field(
-        False, description="use all 18 actions, not only the game's own"
-    )
-    repeat_action_probability: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="probability that a frame repeats the last action (sticky actions)",
-    )
-    use_fire_reset: bool = Field(
-        True, description="press FIRE at the start of an episode, in games that have it"
-    )
-    max_episode_steps: int = Field(
-        27_000, ge=1, description="steps after which an episode is truncated"
-    )
+    stack_num: int = Field(4, ge=1)
+    frame_skip: int = Field(4, ge=1)
+    noop_max: int = Field(30, ge=1)
+    episodic_life: bool = False
+    full_action_space: bool = False
+    repeat_action_probability: float = Field(0.0, ge=0, le=1)
+    use_fire_reset: bool = True
+    max_episode_steps: int = Field(27_000, ge=1)
 
 
 def is_installed() -> bool:
@@ -94,6 +92,17 @@ def rom_of(env_id: str) -> str | None:
     return list_roms().get(f"ALE/{env_id.removeprefix('ALE/')}")
 
 
+def game_of(env_id: str) -> str:
+    """``Pong`` of ``PongNoFrameskip-v4`` and of every other name of the game in Gym, else ""."""
+    found = _OLD_NAMES.fullmatch(env_id)
+    return found[1] if found else ""
+
+
+def is_ales(env_id: str) -> bool:
+    """Whether ale-py registered the id, which it does when it is imported."""
+    return str(gymnasium.registry[env_id].entry_point).startswith("ale_py")
+
+
 def hint(env_id: str) -> str:
     """A sentence for whoever gives the id of a game where ale-py isn't installed."""
     if not env_id.startswith("ALE/") or is_installed():
@@ -106,8 +115,7 @@ def read_config(env_id: str, kwargs: Mapping[str, Any]) -> AtariConfig:
     options and for values out of range.
     """
     known = sorted(AtariConfig.model_fields)
-    unknown = sorted(set(kwargs) - set(known))
-    if unknown:
+    if unknown := sorted(set(kwargs) - set(known)):
         near = {name: difflib.get_close_matches(name, known, n=1, cutoff=0.5) for name in unknown}
         hints = "".join(f"{k!r}: did you mean {v[0]!r}? " for k, v in near.items() if v)
         raise ConfigError(
@@ -133,12 +141,7 @@ def require_one_stack(config: EnvConfig, frames: int) -> None:
 def make_single(
     rom: str, config: AtariConfig, render_mode: Literal["rgb_array"] | None = None
 ) -> gymnasium.Env[Any, Any]:
-    """One game of ale-py, its frames not yet stacked.
-
-    Args:
-        rom: name of the game in ale-py, ``"ms_pacman"``.
-        render_mode: ``"rgb_array"`` if `render` is to draw the screen.
-    """
+    """One game of ale-py (`rom`: ``"ms_pacman"``), its frames not yet stacked."""
     from ale_py.env import AtariEnv
 
     env: gymnasium.Env[Any, Any] = AtariEnv(
@@ -164,9 +167,8 @@ def make_single(
 class AtariStart(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Begins an episode as EnvPool does: 1 to `noop_max` frames without action, the last of which
     presses FIRE where `use_fire_reset` is set and the game has it. With `episodic_life` the same
-    game goes on after a lost life.
-
-    It counts single frames, so wrappers that skip frames go around it.
+    game goes on after a lost life.  Single frames are counted, so wrappers that skip frames go
+    around it.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], config: AtariConfig) -> None:
@@ -174,9 +176,7 @@ class AtariStart(gymnasium.Wrapper[Any, Any, Any, Any]):
         meanings: list[str] = env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
         fire = config.use_fire_reset and "FIRE" in meanings
         self._fire = meanings.index("FIRE") if fire else None
-        self._config = config
-        self._lives = 0
-        self._goes_on = False
+        self._config, self._lives, self._goes_on = config, 0, False
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)

@@ -1,17 +1,20 @@
 """The backends, which implement environments: quintet's own, and those of installed packages.
 
 A package adds a backend by an entry point of the group ``quintet.environments`` that names its
-record, a `Backend`.  Whoever asks which backend knows an id imports the record's module, so that
-should not import the simulator.
+record, a `Backend`.  To find the backend of an id the record's module is imported, so that should
+not import the simulator.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 from quintet.system.catalog import Catalog
+from quintet.system.cpus import usable_cores
 
 if TYPE_CHECKING:
+    import gymnasium
+
     from quintet.envs.atari import AtariConfig
     from quintet.envs.config import EnvConfig
     from quintet.envs.resolved import ResolvedEnv
@@ -44,6 +47,12 @@ class Group(NamedTuple):
     drawn: bool = False
 
 
+Cost = Literal["cheap", "simulator", "pictures"]
+"""cheap: a step takes less than passing it to another thread. pictures: observations are pictures,
+for which networks take threads too.
+"""
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class Backend:
@@ -51,26 +60,23 @@ class Backend:
 
     title: its name in messages.
     make: makes the environments of a group.
-    ids: returns the ids that it knows, for lists and suggestions.
-    knows: whether it knows an id; it is asked in the order of the backends where
-        ``env.backend=auto``.
-    claims: whether it takes what makes environments, of the name ``module:name``, where
-        ``env.backend=auto``; None: it takes none, only ids.
+    ids: returns the ids that it knows, for lists and suggestions; None: it takes no ids.
+    knows: whether it knows an id; backends are tried in their order where ``env.backend=auto``.
+    claims: whether it takes a maker of environments, named ``module:name``, where
+        ``env.backend=auto``; None: it takes no makers.
     identify: the environment of an id that it knows.
     needs: what it takes, where it takes no ids.
-    hint: a sentence for whoever gives an id that nobody knows, or "".
-    package: what must be installed, and install: the command that installs it.
+    hint: a sentence for users who give an id that no backend knows, or "".
+    install: the command that installs it.
     in_python: whether Python steps its environments one after another.
-    single: whether other processes can make and step single environments of it.
-    num_groups: default number of groups, of the family.
-    num_threads: default number of threads of a group, of (family, its streams, groups).
+    singles: the single environments of a group, empty where it steps them otherwise; other
+        processes can make and step them one by one.  None: it has none.
+    cost: the cost of a step of a family, where threads step; None: Python steps one by one.
     num_agents: agents of an environment, each of which is a stream.
     warnings: sentences on what is known to be wrong with an environment.
-    owns: whether an object is a vector environment of its own kind, which can't be given seeds.
-    settle: the options of `EnvConfig` that such an object, given by a user, determines; None: it is
-        another one.
+    settle: the options of `EnvConfig` that a vector environment of its own kind, given by a user,
+        determines; None: it is of another kind.
     tells_spaces: whether the spaces of an id are known without making environments.
-    mask_hint: what to do in place of ``env.mask_from_info``.
     packages: packages whose versions determine observations, by their modules; those that are
         imported count.
     bare_step: returns a bare step of environments, of (id, their number, cores), for the limit of
@@ -85,19 +91,15 @@ class Backend:
     identify: "Callable[[EnvConfig], Identity]" = lambda _: Identity()
     needs: str = ""
     hint: Callable[[str], str] = lambda _: ""
-    package: str = ""
     install: str = ""
     is_installed: Callable[[], bool] = lambda: True
     in_python: bool = False
-    single: bool = False
-    num_groups: Callable[[str], int] = lambda _: 1
-    num_threads: Callable[[str, int, int], int] = lambda *_: 1
+    singles: "Callable[[VectorEnv], Sequence[gymnasium.Env]] | None" = None
+    cost: Callable[[str], Cost] | None = None
     num_agents: "Callable[[ResolvedEnv], int]" = lambda _: 1
     warnings: "Callable[[ResolvedEnv], list[str]]" = lambda _: []
-    owns: Callable[[object], bool] = lambda _: False
     settle: Callable[[object], dict[str, Any] | None] = lambda _: None
     tells_spaces: bool = False
-    mask_hint: str = "choose backend 'gymnasium'"
     packages: Mapping[str, str] = field(default_factory=dict)
     bare_step: Callable[[str, int, int], Callable[[], object]] | None = None
 
@@ -113,4 +115,26 @@ BACKENDS = Catalog(
         "gymnasium": "quintet.envs.singles:BACKEND",
     },
 )
-"""All backends, in the order in which they are asked where ``env.backend=auto``."""
+"""All backends, in the order in which they are tried where ``env.backend=auto``."""
+
+
+def num_groups(cost: Cost) -> int:
+    """Default number of pools that take turns: one steps while the others' actions are computed.
+
+    Simulators get two.  Cheap environments get one, since passing a step to another thread costs
+    more than the step.  So do pictures on fewer than four cores, where the threads of networks and
+    pools hinder each other (measured: 370 us per env_step with one pool of Pong, 490 with two).
+    """
+    return 1 if cost == "cheap" or (cost == "pictures" and usable_cores() < 4) else 2
+
+
+def num_threads(cost: Cost, num_streams: int, pools: int = 1, cores: int | None = None) -> int:
+    """Default number of threads of each of `pools` pools; the number does not change results.
+
+    Cheap environments get one thread. Pools of simulators and pictures get the cores divided by
+    `pools`, at most one thread per stream. On two cores with two pools of 4, 8 or 32 streams, one
+    thread was faster than two, or as fast within the noise, for every family measured.
+    """
+    if cost == "cheap":
+        return 1
+    return max(1, min((cores or usable_cores()) // pools, num_streams))

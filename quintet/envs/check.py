@@ -10,23 +10,16 @@ from typing import final
 import numpy as np
 from gymnasium import spaces
 
-from quintet.envs.gymnasium import GymnasiumVectorEnv
 from quintet.envs.make import make_group_env
 from quintet.envs.observation_dtype import with_observation_dtype
-from quintet.envs.random_steps import Row, play
 from quintet.envs.resolved import ResolvedEnv
-from quintet.envs.vector import (
-    Array,
-    EnvDescription,
-    StepRow,
-    VectorEnv,
-    check_finite,
-    coarse,
-)
+from quintet.envs.reward_shaping import declared_by
+from quintet.envs.vector import Array, EnvDescription, VectorEnv, check_finite, coarse
 from quintet.errors import EnvironmentFault
 from quintet.spaces import observation_leaves
 from quintet.system.user_code import no_exit
 from quintet.types import Spaces
+from quintet.uniform import Row, random_rows
 
 _COPIES = 2
 _AGAIN = 200  # steps after a second restart, which makes environments in Python anew
@@ -88,18 +81,20 @@ def check_env(
     streams = _COPIES * env.num_agents
     with closing(make_group_env(env, env.streams_of(1))) as first:
         env = with_observation_dtype(env, first.spaces)
-    with (
-        closing(make_group_env(env, streams)) as one,
-        closing(make_group_env(env, streams)) as two,
-    ):
+    with closing(make_group_env(env, streams)) as one, closing(make_group_env(env, streams)) as two:
         remarks = [*env.warnings, *one.description.remarks]
         found = EnvCheck(one.description, one.spaces, remarks=remarks)
-        if isinstance(one, GymnasiumVectorEnv):
-            _look_at_shaping(found, one)
+        declared = [declared_by(single) for single in env.singles(one)]
+        found.reward_shaping = dict(declared[0]) if declared else {}
+        if any(each is declared[0] for each in declared[1:]) and declared[0]:
+            found.remarks.append(
+                "its environments share one dict of reward_shaping, so env.reward_shaping can't "
+                "set it (make it in __init__)"
+            )
         statistics = _Statistics(found, one, seed)
         seen: list[dict[str, int]] = []
         begin = perf_counter()
-        for a, b in zip(play(one, steps, seed), play(two, steps, seed), strict=True):
+        for a, b in zip(random_rows(one, steps, seed), random_rows(two, steps, seed), strict=True):
             seen.append(a.hashes())
             found.same_seeds = found.same_seeds or _difference(seen[-1], b.hashes(), a.number)
             statistics.add(a)
@@ -110,22 +105,12 @@ def check_env(
                 break
         statistics.end()
         again = min(len(seen) - 1, _AGAIN)
-        for a, before in zip(play(one, again, seed), seen, strict=False):
+        for a, before in zip(random_rows(one, again, seed), seen, strict=False):
             found.same_again = found.same_again or _difference(before, a.hashes(), a.number)
             if a.number and perf_counter() - begin > most_s:
                 break
     _judge(found)
     return found
-
-
-def _look_at_shaping(found: EnvCheck, env: GymnasiumVectorEnv) -> None:
-    first, *others = env.declared_shaping()
-    found.reward_shaping = dict(first)
-    if first and any(each is first for each in others):
-        found.remarks.append(
-            "its environments share one dict of reward_shaping, so env.reward_shaping can't set it "
-            "(make it in __init__)"
-        )
 
 
 def _difference(a: dict[str, int], b: dict[str, int], number: int) -> str:
@@ -143,7 +128,6 @@ class _Statistics:
         self.agents = len(found.env.agents) or 1  # of each environment
         self.seeds = [seed + i for i in range(self.count)]
         self.leaves = observation_leaves(env.spaces.observation)
-        self.outside: dict[str, tuple[float, float]] = {}
         self.changed = dict.fromkeys(self.leaves, False)
         self.span: dict[str, tuple[Array, Array]] = {}
         self.lengths = np.zeros(self.count, np.int64)
@@ -155,8 +139,9 @@ class _Statistics:
     def add(self, given: Row) -> None:
         """Takes a row."""
         row, found = given.row, self.found
-        self._look_at_bounds(row)
-        self._look_at_span(row)
+        for name, x in row.obs.items():
+            low, high = self.span.get(name, (x[0], x[0]))
+            self.span[name] = np.minimum(low, x.min(0)), np.maximum(high, x.max(0))
         try:
             check_finite(
                 {name: x[None] for name, x in row.obs.items()},
@@ -199,39 +184,25 @@ class _Statistics:
             found.step_s = float(np.median(self.seconds))
             found.slowest_step_s = max(self.seconds)
         found.rewarded_frac = self.rewarded / max(found.steps, 1)
-        for name, (low, high) in self.outside.items():
-            found.remarks.append(
-                f"observation {name!r} leaves its declared bounds {self.leaves[name]}: it was "
-                f"between {low:.6g} and {high:.6g}"
-            )
+        for name, leaf in self.leaves.items():
+            if isinstance(leaf, spaces.Box) and self._leaves_bounds(name, leaf):
+                low, high = self.span[name]
+                found.remarks.append(
+                    f"observation {name!r} leaves its declared bounds {leaf}: it was between "
+                    f"{float(low.min()):.6g} and {float(high.max()):.6g}"
+                )
         for name, changed in self.changed.items():
-            if (
-                lost := coarse(name, *self.span[name], self.found.spaces, normalized=False)
-            ) is not None:
+            lost = coarse(name, *self.span[name], found.spaces, normalized=False)
+            if lost is not None:
                 found.remarks.append(lost)
             elif not changed:
                 found.remarks.append(f"observation {name!r} never changed")
 
-    def _look_at_span(self, row: StepRow) -> None:
-        for name, x in row.obs.items():
-            low, high = x.min(0), x.max(0)
-            if name in self.span:
-                low, high = (
-                    np.minimum(low, self.span[name][0]),
-                    np.maximum(high, self.span[name][1]),
-                )
-            self.span[name] = low, high
-
-    def _look_at_bounds(self, row: StepRow) -> None:
-        for name, leaf in self.leaves.items():
-            if not isinstance(leaf, spaces.Box):
-                continue
-            x = row.obs[name].astype(np.float64)
-            bounds = np.array([leaf.low, leaf.high], np.float64)
-            room = _WIDER * np.maximum(1.0, np.abs(np.nan_to_num(bounds[1], posinf=1.0)))
-            if (x < bounds[0] - room).any() or (x > bounds[1] + room).any():
-                low, high = self.outside.get(name, (np.inf, -np.inf))
-                self.outside[name] = min(low, float(x.min())), max(high, float(x.max()))
+    def _leaves_bounds(self, name: str, leaf: spaces.Box) -> bool:
+        low, high = (x.astype(np.float64) for x in self.span[name])
+        least, most = (np.asarray(x, np.float64) for x in (leaf.low, leaf.high))
+        room = _WIDER * np.maximum(1.0, np.abs(np.nan_to_num(most, posinf=1.0)))
+        return bool((low < least - room).any() or (high > most + room).any())
 
 
 def _judge(found: EnvCheck) -> None:

@@ -3,19 +3,15 @@
 The adapter handles these properties of EnvPool 1.2:
 
 - It subclasses Gymnasium's VectorEnv, yet its ``observation_space`` is that of one environment.
-- Seeds are fixed at construction (``reset(seed=...)`` is ignored), so `restart` builds a new pool.
-  That costs about 0.5 ms for classic control, 1 ms per stream for MuJoCo and 60 ms per stream for
-  Atari.
-- A synchronous pool (batch_size = num_envs) gives its rows in the order of its environments.
+- Seeds are fixed at construction (``reset(seed=...)`` is ignored), so `restart` builds a new pool:
+  about 0.5 ms for classic control, 1 ms per stream for MuJoCo and 60 ms per stream for Atari.
 - It reports ``terminated = done and not truncated``, so a true end on the last allowed step arrives
   as a truncation. Where ``info["terminated"]`` exists (Atari, MuJoCo Playground) it is 1 exactly at
-  the true end of the game, never at a lost life, and settles the question; elsewhere such an end
-  stays a truncation.
+  the true end of the game and settles the question; elsewhere such an end stays a truncation.
 - Atari's ``info["reward"]`` is the score before EnvPool's own ``reward_clip``.
 - Most families can draw themselves, without saying how many steps make a second. On Linux MuJoCo
   ends the whole process if it draws without a loaded OpenGL library, or with another one than
-  EnvPool uses. EnvPool brings its own, under a name that MuJoCo doesn't know, but uses the system's
-  if that is loaded before EnvPool: `envpool_library.load_opengl` does so.
+  EnvPool uses: `envpool_library.load_opengl` loads the system's before EnvPool.
 - Declared bounds can be wrong: Box2D declares ``Box(1.17e-38, 3.4e38)``, the smallest and the
   largest float, for unbounded values. Such bounds are read as infinite; bounds are never enforced.
 """
@@ -24,19 +20,19 @@ import difflib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, final
+from functools import reduce
+from typing import Any, NamedTuple, final
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import VectorEnv as ForeignVectorEnv
+from gymnasium.vector import VectorEnv as GymVectorEnv
 
 from quintet.envs import atari, envpool_library
 from quintet.envs.atari import AtariConfig
-from quintet.envs.backends import Backend, Group, Identity
+from quintet.envs.backends import Backend, Cost, Group, Identity
 from quintet.envs.config import EnvConfig
-from quintet.envs.envpool_arrays import PoolArrays
 from quintet.envs.envpool_library import envpool_id, families, load_opengl
-from quintet.envs.pools import Cost, num_groups, num_threads
+from quintet.envs.ids import taken_by_gymnasium
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.short_wait import SLEEPS_ARE_COUNTED, ShortWait
 from quintet.envs.success import key_of, rule_of, write_success
@@ -49,7 +45,6 @@ from quintet.envs.vector import (
     StepRow,
     check_seeds,
 )
-from quintet.envs.versions import taken_by_gymnasium
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.spaces import Space, action_remarks, action_shape, leaf_keys, map_leaves, stored_spaces
 from quintet.system.cpus import usable_cores
@@ -79,17 +74,13 @@ _FRAME_SKIP_FAMILIES = frozenset(("atari", "vizdoom"))
 _FRAMES_PER_S = {"atari": 60.0, "box2d": 50.0, "minigrid": 10.0, "vizdoom": 35.0}
 """Frames per second of families, before frames are skipped."""
 _STEPS_PER_S = {
-    name: rate
-    for rate, names in (
-        (15.0, "Acrobot"),
-        (20.0, "Ant HalfCheetah InvertedDoublePendulum Pusher"),
-        (25.0, "InvertedPendulum Swimmer"),
-        (30.0, "MountainCar MountainCarContinuous Pendulum"),
-        (50.0, "CartPole Reacher"),
-        (67.0, "Humanoid HumanoidStandup"),
-        (125.0, "Hopper Walker2d"),
-    )
-    for name in names.split()
+    **dict.fromkeys(("Acrobot",), 15.0),
+    **dict.fromkeys(("Ant", "HalfCheetah", "InvertedDoublePendulum", "Pusher"), 20.0),
+    **dict.fromkeys(("InvertedPendulum", "Swimmer"), 25.0),
+    **dict.fromkeys(("MountainCar", "MountainCarContinuous", "Pendulum"), 30.0),
+    **dict.fromkeys(("CartPole", "Reacher"), 50.0),
+    **dict.fromkeys(("Humanoid", "HumanoidStandup"), 67.0),
+    **dict.fromkeys(("Hopper", "Walker2d"), 125.0),
 }
 """Gymnasium's steps per second of ids without their version."""
 
@@ -100,22 +91,20 @@ def is_pool(env: object) -> bool:
 
 
 def settle(env: object) -> dict[str, Any] | None:
-    """The options of `EnvConfig` by which pools like a given one are made; None: it is no pool.  A
-    pool is only read: seeds are fixed when a pool is made.
+    """The options of `EnvConfig` by which pools like a given one are made; None: it is no pool.
 
     Raises:
-        ConfigError: it is a wrapper around a pool, or no pool of an id.
+        ConfigError: it is a wrapper around a pool, or no synchronous pool of an id.
     """
     if is_pool(env):
         pool: Any = env
         env_id, kwargs, num_threads = describe_pool(pool)
         says = {"id": env_id, "backend": "envpool", "kwargs": kwargs, "num_streams": pool.num_envs}
         return says | ({"num_threads": num_threads} if num_threads else {})
-    if isinstance(env, ForeignVectorEnv) and is_pool(env.unwrapped):
+    if isinstance(env, GymVectorEnv) and is_pool(env.unwrapped):
         raise ConfigError(
-            f"a wrapper around EnvPool can't be given new seeds, which every restart needs; "
-            f"got {env}; give the pool itself, and a frame stack or clipped rewards by "
-            f"frame_stack and reward_clip"
+            f"a wrapper around EnvPool can't be given new seeds, which every restart needs; got "
+            f"{env}; give the pool itself, with frame_stack and reward_clip"
         )
     return None
 
@@ -127,7 +116,7 @@ def describe_pool(pool: Any) -> tuple[str, dict[str, Any], int]:
     import envpool
     from envpool.registration import registry
 
-    settings = dict(zip(pool.spec._config_keys, pool.spec._config_values, strict=True))
+    settings = _settings(pool.spec)
     if settings["batch_size"] not in (0, settings["num_envs"]):
         raise ConfigError(
             f"a pool must step all of its environments together; got batch_size "
@@ -141,64 +130,46 @@ def describe_pool(pool: Any) -> tuple[str, dict[str, Any], int]:
         ):
             continue
         try:
-            spec = envpool.make_spec(env_id)
+            default = _settings(envpool.make_spec(env_id))
         except Exception:  # of VizdoomCustom-v1, which needs files of the user
             continue  # a RuntimeError, or what the package vizdoom makes of it once it is imported
-        default = dict(zip(spec._config_keys, spec._config_values, strict=True))
         default |= _DEFAULT_KWARGS.get(family_of[env_id], {})
-        kwargs = {
-            key: value
-            for key, value in settings.items()
-            if value != default.get(key) and key not in _OURS | _OF_MACHINE
-        }
-        found[env_id] = kwargs
+        ours = _OURS | _OF_MACHINE
+        changed = {k: x for k, x in settings.items() if x != default.get(k) and k not in ours}
+        found[env_id] = changed
     if not found:
         raise ConfigError(
             f"a pool must be one of EnvPool's ids made with env_type='gymnasium'; got "
             f"{type(pool).__name__}; give the id, with backend 'envpool' and env.kwargs"
         )
-    fewest = min(len(kwargs) for kwargs in found.values())
     # Of several names of one task take the plain and newest: Hopper-v3 is Hopper-v4.
-    names = [name for name, kwargs in found.items() if len(kwargs) == fewest]
-    env_id = max(names, key=lambda name: ("/" not in name, name))
+    env_id = max(found, key=lambda name: (-len(found[name]), "/" not in name, name))
     return env_id, found[env_id], int(settings["num_threads"])
+
+
+def _settings(spec: Any) -> dict[str, Any]:
+    """The arguments of a pool's specification, those by default included."""
+    return dict(zip(spec._config_keys, spec._config_values, strict=True))
 
 
 @final
 class EnvPoolVectorEnv:
-    """A synchronous EnvPool pool of `num_streams` environments.
+    """A synchronous pool of `num_streams` environments, which steps from `send` to `recv`."""
 
-    `send` begins a step in the pool's threads, and `recv` waits for it.
-    """
-
-    def __init__(
-        self,
-        env_id: str,
-        num_streams: int,
-        *,
-        kwargs: Mapping[str, Any] | None = None,
-        num_threads: int = 1,
-        drawn: bool = False,
-        success_key: str | None = None,
-    ) -> None:
+    def __init__(self, env: ResolvedEnv, group: Group) -> None:
         """Reads the spaces; the pool itself is built by `restart`.
-
-        Args:
-            drawn: whether it can `render`.
-            success_key: of info, true where an episode was won; None: nothing is read.
 
         Raises:
             ConfigError: EnvPool refuses the arguments, or the spaces can't be used.
         """
-        family = families()[env_id]
-        self._id = env_id
-        self._family = family
-        self._drawn = drawn
-        self.num_streams = num_streams
-        self._kwargs = {**_DEFAULT_KWARGS.get(family, {}), **(kwargs or {})}
-        self.num_threads = num_threads
+        env_id, family, num_streams = env.name, env.family, group.num_streams
+        self._id, self._family, self._drawn = env_id, family, group.drawn
+        self.num_streams, self.num_threads = num_streams, env.num_threads(num_streams)
+        self._success_key = key_of(env.config.success)
+        self._kwargs = {**_DEFAULT_KWARGS.get(family, {}), **env.config.kwargs}
         spec = _make_spec(env_id, self._kwargs)
-        settings = dict(zip(spec._config_keys, spec._config_values, strict=True))
+        settings = _settings(spec)
+        atari.require_one_stack(env.config, int(settings.get("stack_num", 1)))
         if settings.get("max_num_players", 1) != 1:
             raise ConfigError(
                 f"environments must have one agent; {env_id} has up to "
@@ -217,12 +188,10 @@ class EnvPoolVectorEnv:
             env_id,
             "envpool",
             repeat,
-            rule_of(success_key),
+            rule_of(self._success_key),
             max_steps=int(settings.get("max_episode_steps", 0)) or None,
             remarks=action_remarks(action),
         )
-        self._success_key = success_key
-        self.stacked_frames = int(settings.get("stack_num", 1))
         self._pool: Any = None
         self._in_flight = False
         self._ended = np.zeros(num_streams, np.bool_)
@@ -230,9 +199,7 @@ class EnvPoolVectorEnv:
         self._wait = ShortWait() if brief and SLEEPS_ARE_COUNTED else None
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
-        """Builds a new pool with the given seeds and writes its first observations; raises
-        ConfigError if a seed is wrong or EnvPool refuses the arguments.
-        """
+        """Builds a new pool with the given seeds; raises ConfigError if EnvPool refuses them."""
         import envpool
 
         checked = check_seeds(seeds, self.num_streams)
@@ -253,9 +220,9 @@ class EnvPoolVectorEnv:
             raise _refused(self._id, self._kwargs, error) from error
         self._ended[:] = False
         with _quiet_spaces():
-            self._arrays = PoolArrays(self._pool)
+            self._arrays = _PoolArrays(self._pool)
         self._places = [
-            (path, _at(self._arrays.at.obs, keys), start)
+            (path, reduce(lambda tree, key: tree[key], keys, self._arrays.at.obs), start)
             for path, (keys, start) in self._keys.items()
         ]
         self._write_obs(self._arrays.reset(), out)
@@ -309,40 +276,72 @@ class EnvPoolVectorEnv:
         if self._family == "mujoco" and load_opengl():
             raise CannotRender(load_opengl())
         name = self._id.rpartition("/")[2].rpartition("-v")[0]
-        rate = _FRAMES_PER_S.get(self._family)
-        if rate is not None:
-            rate /= self.description.action_repeat
-        picture = self._pool.render(env_ids=stream)[0]
-        return Rendered(picture, _STEPS_PER_S.get(name, rate))
+        frames = _FRAMES_PER_S.get(self._family)
+        rate = None if frames is None else frames / self.description.action_repeat
+        return Rendered(self._pool.render(env_ids=stream)[0], _STEPS_PER_S.get(name, rate))
 
     def close(self) -> None:
         """Ends the pool's threads after their current step."""
-        if self._pool is None:
-            return
-        if self._in_flight:
-            self._arrays.recv()
-            self._in_flight = False
-        self._pool.close()
-        self._pool = None
+        if self._pool is not None:
+            if self._in_flight:
+                self._arrays.recv()
+                self._in_flight = False
+            self._pool.close()
+            self._pool = None
 
     def _write_obs(self, arrays: Sequence[Array], out: ObsArrays) -> None:
         for path, place, start in self._places:
             value, into = arrays[place], out[path]
             if value.shape != into.shape:  # else numpy would broadcast it silently
                 raise EnvironmentFault(
-                    f"{self._id} (envpool): observation {path!r} of {self.num_streams} streams "
-                    f"must have the declared shape {into.shape}; got {value.shape}; correct the "
-                    f"environment's arguments, or choose backend 'gymnasium'"
+                    f"{self._id} (envpool): observation {path!r} must have the declared shape "
+                    f"{into.shape}, got {value.shape}; correct env.kwargs, or the backend"
                 )
             np.copyto(into, value if start is None else value - start, casting="same_kind")
 
 
-def _at(tree: Any, keys: Sequence[str | int]) -> int:
-    """The leaf of a nested dict of places."""
-    for key in keys:
-        tree = tree[key]
-    place: int = tree
-    return place
+class _Places(NamedTuple):
+    """Positions of the arrays in a step's result; entries of `info` that are one array, by name."""
+
+    obs: Any
+    reward: int
+    done: int
+    truncated: int
+    info: Mapping[str, int]
+
+
+@final
+class _PoolArrays:
+    """The steps of a synchronous pool as the arrays that its C++ takes and gives.
+
+    EnvPool's own ``send`` and ``recv`` look up its options, name every array and build a tree of
+    them in each step, which takes about as long as the C++ step of a cheap environment.
+    """
+
+    def __init__(self, pool: Any):
+        self._send, self._recv, self._reset = pool._send, pool._recv, pool._reset
+        self._action_dtype = pool.spec._action_spec[-1][0]
+        self._ids = np.arange(len(pool), dtype=np.int32)
+        # Before the action stand the numbers of the environments, and of their agents.
+        self._given: list[Array] = [self._ids] * (len(pool.spec._action_keys) - 1)
+        keys = list(pool._state_keys)
+        # EnvPool's own conversion says where each is, given numbers in place of arrays.
+        obs, reward, _, truncated, info = pool._to(list(range(len(keys))), False, True)
+        plain = {name: place for name, place in info.items() if isinstance(place, int)}
+        self.at = _Places(obs, reward, keys.index("done"), truncated, plain)
+
+    def reset(self) -> list[Array]:
+        self._reset(self._ids)
+        return self.recv()
+
+    def send(self, action: Array) -> None:
+        """Begins a step; the action is copied."""
+        self._send([*self._given, action.astype(self._action_dtype, order="C")])
+
+    def recv(self) -> list[Array]:
+        """Waits for the step; arrays of their own memory, see `at`."""
+        arrays: list[Array] = self._recv()
+        return arrays
 
 
 def _make_spec(env_id: str, kwargs: Mapping[str, Any]) -> Any:
@@ -350,29 +349,26 @@ def _make_spec(env_id: str, kwargs: Mapping[str, Any]) -> Any:
     load_opengl()
     import envpool
 
-    reserved = sorted(_OURS & kwargs.keys())
-    if reserved:
+    if reserved := sorted(_OURS & kwargs.keys()):
         raise ConfigError(
             f"{env_id}: env.kwargs must leave {reserved} to quintet; remove them and use "
-            f"num_streams, num_threads and seed of the run"
+            "num_streams, num_threads and seed of the run"
         )
     try:
         plain = envpool.make_spec(env_id)
     except Exception as error:
         raise _refused(env_id, {}, error) from error
     known = sorted({*plain._config_keys, *_RENDER_KWARGS} - _OURS)
-    unknown = sorted(set(kwargs) - set(known))
-    if unknown:
+    if unknown := sorted(set(kwargs) - set(known)):
         near = {name: difflib.get_close_matches(name, known, n=3, cutoff=0.5) for name in unknown}
-        hints = "; ".join(f"{k!r}: did you mean {v}?" for k, v in near.items() if v)
+        hints = "".join(f"{name!r}: did you mean {v}?; " for name, v in near.items() if v)
         twin, theirs = taken_by_gymnasium(env_id, unknown)
         if theirs:
-            hints = f"Gymnasium's {twin} takes {theirs}; use --env.backend gymnasium" + (
-                f" --env {twin}" if twin != env_id else ""
-            )
+            other = f" --env {twin}" if twin != env_id else ""
+            use = f"use --env.backend gymnasium{other}; "
+            hints = f"Gymnasium's {twin} takes {theirs}; {use}"
         raise ConfigError(
-            f"{env_id} (envpool): unknown env.kwargs {unknown}; {hints + '; ' if hints else ''}"
-            f"known are {known}"
+            f"{env_id} (envpool): unknown env.kwargs {unknown}; {hints}known are {known}"
         )
     try:
         return envpool.make_spec(env_id, **kwargs) if kwargs else plain
@@ -410,8 +406,8 @@ def _with_infinite_bounds(space: Space) -> Space:
         if not isinstance(leaf, spaces.Box) or np.dtype(leaf.dtype).kind != "f":
             return leaf
         limits = np.finfo(leaf.dtype)
-        unbounded_below = (leaf.low == limits.tiny) | (leaf.low == limits.min)
-        low = np.where(unbounded_below, -np.inf, leaf.low).astype(leaf.dtype)
+        none = np.isin(leaf.low, (limits.tiny, limits.min))
+        low = np.where(none, -np.inf, leaf.low).astype(leaf.dtype)
         high = np.where(leaf.high == limits.max, np.inf, leaf.high).astype(leaf.dtype)
         return spaces.Box(low, high, dtype=leaf.dtype)
 
@@ -433,16 +429,6 @@ def _identify(config: EnvConfig) -> Identity:
     known = AtariConfig.model_fields  # EnvPool checks the others
     ours = {key: value for key, value in config.kwargs.items() if key in known}
     return Identity(name, family, atari.read_config(config.id, ours))
-
-
-def _make(env: ResolvedEnv, group: Group) -> EnvPoolVectorEnv:
-    config, threads = env.config, env.num_threads(group.num_streams)
-    pool = EnvPoolVectorEnv(
-        env.name, group.num_streams, kwargs=config.kwargs, num_threads=threads, drawn=group.drawn,
-        success_key=key_of(config.success),
-    )  # fmt: skip
-    atari.require_one_stack(config, pool.stacked_frames)
-    return pool
 
 
 def _warnings(env: ResolvedEnv) -> list[str]:
@@ -476,18 +462,15 @@ def _bare_step(env_id: str, num_envs: int, cores: int) -> Callable[[], object]:
 
 BACKEND = Backend(
     title="EnvPool",
-    make=_make,
+    make=EnvPoolVectorEnv,
     ids=lambda: families(),
     knows=lambda env_id: envpool_id(env_id) is not None,
     identify=_identify,
     hint=_hint,
-    package="EnvPool",
     install=envpool_library.INSTALL_LINE,
     is_installed=lambda: envpool_library.is_installed(),
-    num_groups=lambda family: num_groups(_cost(family)),
-    num_threads=lambda family, streams, groups: num_threads(_cost(family), streams, groups),
+    cost=_cost,
     warnings=_warnings,
-    owns=is_pool,
     settle=settle,
     tells_spaces=True,
     packages={"envpool": "envpool"},

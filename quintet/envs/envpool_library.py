@@ -22,10 +22,8 @@ def is_installed() -> bool:
 
 
 def families() -> dict[str, str]:
-    """The family of every id that EnvPool knows, which is the part of it that implements the id:
-    ``"atari"``, ``"mujoco"``, ``"box2d"``, ...; empty where EnvPool isn't installed.
-
-    Imports EnvPool unless `is_recorded`.
+    """The family of every id that EnvPool knows, the part that implements it (``"atari"``, ...);
+    empty where EnvPool isn't installed.  Imports EnvPool unless `is_recorded`.
     """
     if not is_installed():
         return {}
@@ -42,8 +40,7 @@ def families() -> dict[str, str]:
 def envpool_id(env_id: str) -> str | None:
     """EnvPool's name for an id, without Gymnasium's ``ALE/``; None where it has none."""
     known = families()
-    name = env_id.removeprefix("ALE/")
-    return next((found for found in (env_id, name) if found in known), None)
+    return next((name for name in (env_id, env_id.removeprefix("ALE/")) if name in known), None)
 
 
 def is_recorded() -> bool:

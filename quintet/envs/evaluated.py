@@ -8,7 +8,7 @@ from pydantic import WrapValidator
 from quintet.bounds import Tasks, Threads
 from quintet.envs.backends import BACKENDS
 from quintet.envs.config import BackendName, EnvConfig, Success
-from quintet.envs.given import EnvSource
+from quintet.envs.env_source import EnvSource
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.success import key_of
 from quintet.options import Kwargs, Needs, Options, option
@@ -94,9 +94,7 @@ def _makers_only(backend: str | None) -> bool:
 
 
 def evaluated_env(trained: ResolvedEnv, own: EvalEnvConfig) -> ResolvedEnv | None:
-    """The environment of a run's evaluations, resolved; None: that of the training.  Raises
-    ConfigError as `resolve_env` does.
-    """
+    """The environment of a run's evaluations, resolved; None: that of the training."""
     given = own.given
     if not given:
         return None

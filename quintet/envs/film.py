@@ -3,11 +3,9 @@
 The first of these that returns a picture is filmed:
 
 1. The environment itself. Backends in C++ draw by themselves, if at all; environments in Python
-   draw with ``render_mode="rgb_array"``, which their makers are given if they take it;
-   an environment that was made without it is tried all the same.
+   draw with ``render_mode="rgb_array"``, which their makers are given if they take it.
 2. Its twin in Gymnasium, if a fast backend draws nothing: the same id, or its nearest version, with
-   the same options if it is an Atari game. A twin must have the same spaces. `FilmedEnv.remark`
-   says that it is another backend.
+   the same options if it is an Atari game. A twin must have the same spaces.
 3. A picture in the observation, the newest of a stack.
 """
 
@@ -17,18 +15,19 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, final
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import VectorEnv as ForeignVectorEnv
+from gymnasium.vector import VectorEnv as GymVectorEnv
 from numpy.typing import NDArray
 
 from quintet.envs.atari import AtariConfig
 from quintet.envs.backends import BACKENDS
+from quintet.envs.ids import nearest_version
 from quintet.envs.make import make_group_env
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.vector import CannotRender, ObsArrays, VectorEnv, allocate_obs
@@ -68,13 +67,9 @@ class FilmedEnv:
     stacked: bool = False
 
     def picture(self, obs: ObsArrays) -> NDArray[np.uint8]:
-        """Stream 0 as it looks now, ``[H, W, 3]``.
+        """Stream 0 as it looks now, ``[H, W, 3]``; raises EnvironmentFault if it can't be drawn.
 
-        Args:
-            obs: the observations that the last `restart` or `recv` of `env` wrote.
-
-        Raises:
-            EnvironmentFault: the environment fails to draw.
+        obs: the observations that the last `restart` or `recv` of `env` wrote.
         """
         if self.seen is not None:
             return _observed_picture(obs[self.seen][0], self.stacked)
@@ -105,18 +100,16 @@ def make_filmed_env(env: ResolvedEnv, seed: int, check: Callable[[VectorEnv], No
         # MuJoCo tries a window first, which fails only when it draws.
         os.environ.setdefault("MUJOCO_GL", "egl")
     faults: list[str] = []
-    twin = _twin(env)
-    for candidate in (env, *([] if twin is None else [twin])):
-        name = f"{candidate.config.id} ({candidate.config.backend})"
+    for candidate in filter(None, (env, _twin(env))):
         try:
             with _quiet():
                 made, rate = _drawn(candidate, seed, check)
+            return FilmedEnv(made, rate, f"in its place, since {faults[0]}" if faults else "")
         except STOPS:
             raise
         except BaseException as error:
+            name = f"{candidate.config.id} ({candidate.config.backend})"
             faults.append(f"{name} can't be drawn: {_why(error)}")
-        else:
-            return FilmedEnv(made, rate, f"in its place, since {faults[0]}" if faults else "")
     filmed = _observed(env)
     if filmed is not None:
         return filmed
@@ -131,48 +124,42 @@ def make_filmed_env(env: ResolvedEnv, seed: int, check: Callable[[VectorEnv], No
 def _drawn(
     env: ResolvedEnv, seed: int, check: Callable[[VectorEnv], None]
 ) -> tuple[VectorEnv, float]:
-    """An environment that has drawn its first picture, and its steps per second; raises any error
-    of the environment.
-    """
-    fault: BaseException | None = None
-    num_streams = env.streams_of(1)
+    """An environment that has drawn a picture, and its steps per second; raises its errors."""
+    num_streams, faults = env.streams_of(1), list[BaseException]()
     for kwargs in _arguments(env):
         try:
             made = make_group_env(env.with_options({"kwargs": kwargs}), num_streams, drawn=True)
-            try:
+            with ExitStack() as failed:
+                failed.callback(made.close)
                 check(made)
                 seeds = [seed + i for i in range(num_streams)]
                 made.restart(seeds, allocate_obs(made.spaces.observation, (num_streams,)))
                 rendered = made.render(0)
                 _rgb(rendered.picture)
-                return made, rendered.steps_per_s or STEPS_PER_S
-            except BaseException:
-                made.close()
-                raise
+                failed.pop_all()
+            return made, rendered.steps_per_s or STEPS_PER_S
         except STOPS:
             raise
         except BaseException as error:
-            fault = error
-    assert fault is not None
-    raise fault
+            faults.append(error)
+    raise faults[-1]
 
 
 def _arguments(env: ResolvedEnv) -> list[dict[str, Any]]:
-    """Arguments to try with the environment's maker: with ``render_mode`` if it may take that, then
-    without.
-    """
+    """Arguments to try with the environment's maker: with ``render_mode`` if it may take that."""
     kwargs, source = env.config.kwargs, env.source
-    asked = [kwargs | {"render_mode": "rgb_array"}, dict(kwargs)]
+    plain = [dict(kwargs)]
+    drawn = [kwargs | {"render_mode": "rgb_array"}, *plain]
     if source is None:
-        return asked if env.backend.in_python else asked[1:]
-    if isinstance(source, ForeignVectorEnv):
-        return asked[1:]
+        return drawn if env.backend.in_python else plain
+    if isinstance(source, GymVectorEnv):
+        return plain
     try:
         parameters = inspect.signature(source).parameters
     except (TypeError, ValueError):  # some built-in callables don't tell
-        return asked[1:]
+        return plain
     any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    return asked if any_name or "render_mode" in parameters else asked[1:]
+    return drawn if any_name or "render_mode" in parameters else plain
 
 
 def _twin(env: ResolvedEnv) -> ResolvedEnv | None:
@@ -183,36 +170,17 @@ def _twin(env: ResolvedEnv) -> ResolvedEnv | None:
     kwargs = dict(config.kwargs)
     if env.atari is not None:
         kwargs = {name: x for name, x in kwargs.items() if name in AtariConfig.model_fields}
-    twin_id = config.id
-    if not BACKENDS.find("gymnasium").knows(config.id):
-        nearest = _nearest_version(config.id)
-        if nearest is None:
-            return None
-        twin_id = nearest
+    known = BACKENDS.find("gymnasium").knows(config.id)
+    twin_id = config.id if known else nearest_version(config.id, gymnasium.registry)
+    if twin_id is None:
+        return None
     twin = config.model_copy(update={"id": twin_id, "backend": "gymnasium", "kwargs": kwargs})
     return resolve_env(twin)
 
 
-def _nearest_version(env_id: str) -> str | None:
-    """The id itself, or Gymnasium's nearest version of it; of two equally near ones the later."""
-    found = re.fullmatch(r"(.+)-v(\d+)", env_id)
-    if found is None:
-        return None
-    name, wanted = found[1], int(found[2])
-    there = [
-        int(known[2])
-        for known in (re.fullmatch(r"(.+)-v(\d+)", each) for each in gymnasium.registry)
-        if known is not None and known[1] == name
-    ]
-    if not there:
-        return None
-    return f"{name}-v{min(there, key=lambda version: (abs(version - wanted), -version))}"
-
-
 def _observed(env: ResolvedEnv) -> FilmedEnv | None:
     """The environment as the policy sees it; None if its observation holds no picture."""
-    made = make_group_env(env, env.streams_of(1))
-    stacked = env.config.frame_stack > 1
+    made, stacked = make_group_env(env, env.streams_of(1)), env.config.frame_stack > 1
     for path, leaf in observation_leaves(made.spaces.observation).items():
         if _is_picture(leaf, stacked):
             remark = f"its observation {path!r}, since it draws nothing itself"
@@ -224,10 +192,8 @@ def _observed(env: ResolvedEnv) -> FilmedEnv | None:
 
 
 def _is_picture(leaf: Space, stacked: bool) -> bool:
-    if not isinstance(leaf, spaces.Box) or leaf.dtype != np.uint8:
-        return False
-    shape = leaf.shape[1:] if stacked else leaf.shape
-    if len(shape) not in (2, 3, 4):
+    dims = len(leaf.shape or ()) - stacked
+    if not isinstance(leaf, spaces.Box) or leaf.dtype != np.uint8 or dims not in (2, 3, 4):
         return False
     picture = _observed_picture(np.zeros(leaf.shape, np.uint8), stacked)
     return bool(min(picture.shape[:2]) >= _SMALLEST)
@@ -247,9 +213,7 @@ def _observed_picture(x: NDArray[Any], stacked: bool) -> NDArray[np.uint8]:
 
 
 def _rgb(picture: Any) -> NDArray[np.uint8]:
-    """A picture, perhaps grey or with transparency, as ``[H, W, 3]``; raises CannotRender if it is
-    none.
-    """
+    """A picture, perhaps grey or with transparency, as ``[H, W, 3]``; raises CannotRender."""
     if isinstance(picture, list) and picture:  # render_mode "rgb_array_list": all since the last
         picture = picture[-1]
     if not isinstance(picture, np.ndarray):

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import iterate
 from numpy.typing import NDArray
 
-from quintet.spaces import Space, is_text, map_leaves
+from quintet.spaces import Space, is_text, map_leaves, walk_leaves
 
 MAX_ITEMS, MAX_BYTES = 32, 512
 """Room in a sequence, and in a text whose space has no greatest length (MiniGrid's missions), where
@@ -20,15 +20,7 @@ nobody says more.
 
 def is_fixed(space: Space) -> bool:
     """Whether no leaf of an observation space is a Text or a Sequence."""
-    fixed = True
-
-    def look(_: str, leaf: Space) -> Space:
-        nonlocal fixed
-        fixed = fixed and not (is_text(leaf) or isinstance(leaf, spaces.Sequence))
-        return leaf
-
-    map_leaves(space, look)
-    return fixed
+    return not any(is_text(x) or isinstance(x, spaces.Sequence) for _, x in walk_leaves(space))
 
 
 def text_bytes(text: str, size: int) -> NDArray[np.uint8]:
@@ -49,10 +41,7 @@ class FixedShape(gymnasium.Wrapper[Any, Any, Any, Any]):
     """
 
     def __init__(
-        self,
-        env: gymnasium.Env[Any, Any],
-        max_items: int = MAX_ITEMS,
-        max_bytes: int = MAX_BYTES,
+        self, env: gymnasium.Env[Any, Any], max_items: int = MAX_ITEMS, max_bytes: int = MAX_BYTES
     ) -> None:
         """
         Args:
@@ -63,8 +52,7 @@ class FixedShape(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         if max_items < 1 or max_bytes < 1:
             raise ValueError(f"room for 1 at least is required; got {max_items=}, {max_bytes=}")
-        room = _Room(max_items, max_bytes)
-        self.observation_space, self._encoded = _fixed(env.observation_space, room)
+        self.observation_space, self._encoded = _fixed(env.observation_space, max_items, max_bytes)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -83,23 +71,18 @@ class FixedShape(gymnasium.Wrapper[Any, Any, Any, Any]):
         return (self._encoded(result[0]), *result[1:])
 
 
-class _Room(NamedTuple):
-    items: int
-    bytes: int
-
-
 class _Fixed(NamedTuple):
-    """A space in fixed shapes, and what brings an observation into them; what is not as declared
-    stays as it is.
+    """A space in fixed shapes, and the function that brings an observation into them, or returns it
+    as it is where it is not as declared.
     """
 
     space: Space
     encoded: Callable[[Any], Any]
 
 
-def _fixed(space: Space, room: _Room) -> _Fixed:
+def _fixed(space: Space, max_items: int, max_bytes: int) -> _Fixed:
     if is_text(space):
-        size = room.bytes
+        size = max_bytes
         if isinstance(space, spaces.Text):
             size = space.max_length * max((len(x.encode()) for x in space.characters), default=1)
         return _Fixed(
@@ -107,9 +90,11 @@ def _fixed(space: Space, room: _Room) -> _Fixed:
             lambda obs: text_bytes(obs, size) if isinstance(obs, str) else obs,
         )
     if isinstance(space, spaces.Sequence):
-        return _fixed_sequence(space, room)
+        return _fixed_sequence(space, _fixed(space.feature_space, max_items, max_bytes), max_items)
     if isinstance(space, spaces.Dict):
-        named = OrderedDict((k, _fixed(child, room)) for k, child in space.spaces.items())
+        named = OrderedDict(
+            (k, _fixed(child, max_items, max_bytes)) for k, child in space.spaces.items()
+        )
 
         def of_dict(obs: Any) -> Any:
             if not isinstance(obs, Mapping):
@@ -118,7 +103,7 @@ def _fixed(space: Space, room: _Room) -> _Fixed:
 
         return _Fixed(spaces.Dict(OrderedDict((k, x.space) for k, x in named.items())), of_dict)
     if isinstance(space, spaces.Tuple):
-        parts = [_fixed(child, room) for child in space.spaces]
+        parts = [_fixed(child, max_items, max_bytes) for child in space.spaces]
 
         def of_tuple(obs: Any) -> Any:
             if not isinstance(obs, tuple) or len(obs) != len(parts):
@@ -129,29 +114,26 @@ def _fixed(space: Space, room: _Room) -> _Fixed:
     return _Fixed(space, lambda obs: obs)
 
 
-def _fixed_sequence(space: spaces.Sequence, room: _Room) -> _Fixed:
-    feature = _fixed(space.feature_space, room)
-    items = map_leaves(feature.space, lambda _, leaf: _repeated(leaf, room.items))
+def _fixed_sequence(space: spaces.Sequence, feature: _Fixed, room: int) -> _Fixed:
+    items = map_leaves(feature.space, lambda _, leaf: _repeated(leaf, room))
 
     def encoded(obs: Any) -> Any:
         try:
             found = list(iterate(space.stacked_feature_space, obs) if space.stack else obs)
         except TypeError as error:
-            raise ValueError(f"a sequence of {space.feature_space} is required, got {obs!r}") from (
-                error
-            )
-        if len(found) > room.items:
+            wrong = f"a sequence of {space.feature_space} is required, got {obs!r}"
+            raise ValueError(wrong) from error
+        if len(found) > room:
             raise ValueError(
-                f"a sequence of at most {room.items} items is required, got {len(found)}; for more "
+                f"a sequence of at most {room} items is required, got {len(found)}; for more "
                 "room make the environment as quintet.envs.fixed_shape.FixedShape(env, "
                 "max_items=...)"
             )
         rows = [feature.encoded(item) for item in found]
-        return {"items": _in_rows(feature.space, rows, room.items), "count": len(found)}
+        return {"items": _in_rows(feature.space, rows, room), "count": len(found)}
 
-    return _Fixed(
-        spaces.Dict(OrderedDict(items=items, count=spaces.Discrete(room.items + 1))), encoded
-    )
+    both = spaces.Dict(OrderedDict(items=items, count=spaces.Discrete(room + 1)))
+    return _Fixed(both, encoded)
 
 
 def _repeated(leaf: Space, room: int) -> Space:
@@ -176,9 +158,8 @@ def _in_rows(space: Space, rows: list[Any], room: int) -> Any:
         try:
             found = {k: _in_rows(child, [row[k] for row in rows], room) for k, child in children}
         except (KeyError, IndexError, TypeError) as error:
-            raise ValueError(f"items of {space} are required in a sequence, got {rows!r}") from (
-                error
-            )
+            wrong = f"items of {space} are required in a sequence, got {rows!r}"
+            raise ValueError(wrong) from error
         return found if isinstance(space, spaces.Dict) else tuple(found.values())
     discrete = isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
     out = np.zeros((room, *(space.shape or ())), np.int64 if discrete else space.dtype)

@@ -59,11 +59,9 @@ class CoinRace:
             agent: np.clip(self.at[agent] + MOVES[int(actions[agent])], 0, SIZE - 1)
             for agent in self.agents
         }
-        meet = np.array_equal(aims["red"], aims["blue"])
-        swap = np.array_equal(aims["red"], self.at["blue"]) and np.array_equal(
-            aims["blue"], self.at["red"]
-        )
-        if not meet and not swap:
+        red, blue = tuple(aims["red"]), tuple(aims["blue"])
+        swap = red == tuple(self.at["blue"]) and blue == tuple(self.at["red"])
+        if red != blue and not swap:
             self.at = aims
         rewards = dict.fromkeys(self.agents, 0.0)
         for agent, other in (("red", "blue"), ("blue", "red")):

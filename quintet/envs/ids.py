@@ -2,10 +2,17 @@
 
 import difflib
 import fnmatch
+import inspect
+import re
+from collections.abc import Iterable
 
+import gymnasium
+from gymnasium.envs.registration import load_env_creator
+
+from quintet.envs import atari
 from quintet.envs.backends import BACKENDS
-from quintet.envs.versions import atari_game, versions_of
 from quintet.errors import ConfigError
+from quintet.system.signals import STOPS
 
 
 def resolve_backend(env_id: str, backend: str = "auto") -> str:
@@ -26,8 +33,7 @@ def resolve_backend(env_id: str, backend: str = "auto") -> str:
         raise ConfigError(f"backend {backend!r} needs {one.needs}; got {env_id!r}")
     if not one.is_installed():
         raise ConfigError(
-            f"env.backend {backend!r} needs {one.package}, which is not installed; run: "
-            f"{one.install}"
+            f"env.backend {backend!r} needs {one.title}, which is not installed; run: {one.install}"
         )
     if not one.knows(env_id):
         raise _unknown_id(env_id, backend)
@@ -50,9 +56,7 @@ def _first_for(env_id: str) -> str:
 
 
 def faster_backend(env_id: str) -> str:
-    """Advice on an environment that Python steps: a backend in C++ that knows its id, or one that
-    is not installed; "" where all are and none does.
-    """
+    """Advice on a Python environment: a backend in C++ that knows its id or is missing, or ""."""
     pools = [(name, one) for name, one in BACKENDS.usable() if not one.in_python]
     for name, one in pools:
         if ":" not in env_id and one.knows(env_id):
@@ -76,33 +80,64 @@ def list_envs(pattern: str = "") -> list[tuple[str, str]]:
 
 def _unknown_id(env_id: str, backend: str) -> ConfigError:
     by_backend = {name: list(one.ids()) for name, one in BACKENDS.usable() if one.ids is not None}
-    asked = by_backend if backend == "auto" else {backend: by_backend[backend]}
-    ids = [known for of_one in asked.values() for known in of_one]
+    tried = by_backend if backend == "auto" else {backend: by_backend[backend]}
+    ids = [known for of_one in tried.values() for known in of_one]
     parts = [f"env must be an id that backend {backend!r} knows; got {env_id!r}"]
-    versions = list(dict.fromkeys(versions_of(env_id, ids)))
-    game = atari_game(env_id)
+    game = atari.game_of(env_id)
     if game and {f"ALE/{game}-v5", f"{game}-v5"} & {*ids}:
         parts.append(
             f"this game is {game}-v5 here, with its preprocessing (frame_skip, stack_num, "
             "noop_max, ...) in env.kwargs"
         )
-    elif versions:
+    elif versions := list(dict.fromkeys(versions_of(env_id, ids))):
         parts.append(f"it knows {', '.join(versions)} of that name")
     else:
         names = {known.lower(): known for known in ids}
         near = [names[hit] for hit in difflib.get_close_matches(env_id.lower(), names, n=5)]
         parts.append(f"nearest are {', '.join(near)}" if near else "nothing is near")
         parts.append("an id that a package registers is given as package:id")
-    hints = [
-        one.hint(env_id)
-        for name, one in BACKENDS.usable()
-        if backend in ("auto", name) or one.ids is None
-    ]
-    parts += filter(None, hints)
-    parts += [
-        f"backend {name!r} knows it"
-        for name, known in by_backend.items()
-        if name not in asked and env_id in known
-    ]
+    for name, one in BACKENDS.usable():
+        if (backend in ("auto", name) or one.ids is None) and (hint := one.hint(env_id)):
+            parts.append(hint)
+    for name, known_ids in by_backend.items():
+        if name not in tried and env_id in known_ids:
+            parts.append(f"backend {name!r} knows it")
     parts.append("see them all with: quintet envs")
     return ConfigError("; ".join(parts))
+
+
+def versions_of(env_id: str, known: Iterable[str]) -> list[str]:
+    """The known ids of the same name, the newest version first."""
+    name = _parts(env_id)[0]
+    return sorted((each for each in known if _parts(each)[0] == name), key=_parts, reverse=True)
+
+
+def nearest_version(env_id: str, known: Iterable[str]) -> str | None:
+    """The id itself, or the nearest version of it; of two equally near ones the later."""
+    versions, wanted = versions_of(env_id, known), _parts(env_id)[1]
+    versions = [each for each in versions if wanted >= 0 <= _parts(each)[1]]
+    return min(versions, key=lambda each: abs(_parts(each)[1] - wanted), default=None)
+
+
+def _parts(env_id: str) -> tuple[str, int]:
+    """Name and version; -1 without one."""
+    found = re.fullmatch(r"(.+)-v(\d+)", env_id)
+    return (found[1], int(found[2])) if found else (env_id, -1)
+
+
+def taken_by_gymnasium(env_id: str, names: Iterable[str]) -> tuple[str, list[str]]:
+    """Gymnasium's id, or the newest version of its name ("": it has none), and those of `names`
+    that are arguments of its environment.
+    """
+    known = [env_id] if env_id in gymnasium.registry else versions_of(env_id, gymnasium.registry)
+    if not known or atari.is_ales(known[0]):
+        return "", []
+    entry = gymnasium.registry[known[0]].entry_point
+    try:
+        maker = load_env_creator(entry) if isinstance(entry, str) else entry
+        parameters = inspect.signature(maker).parameters if maker is not None else {}
+    except STOPS:
+        raise
+    except BaseException:  # the package of the environment may be missing
+        return known[0], []
+    return known[0], [name for name in names if name in parameters]

@@ -1,17 +1,17 @@
 """Makes quintet's vector environments of an id, a callable or a vector environment."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from quintet.envs.adapted import AdaptedVectorEnv
 from quintet.envs.backends import Group
 from quintet.envs.config import EnvConfig, RewardClip
-from quintet.envs.given import GivenEnv, settle
-from quintet.envs.gymnasium import GymnasiumVectorEnv
+from quintet.envs.env_source import EnvLike, settle
 from quintet.envs.resolved import ResolvedEnv, resolve_env
-from quintet.envs.reward_shaping import ShapedMaker, ShapedRewards
+from quintet.envs.reward_shaping import ShapedRewards
 from quintet.envs.success import read_rule
 from quintet.envs.vector import VectorEnv
 from quintet.envs.wrappers import FrameStack, FromRewards, ObserveLast
@@ -21,7 +21,7 @@ from quintet.types import ACTION_MASK
 
 
 def make_vector_env(
-    env: GivenEnv,
+    env: EnvLike,
     num_streams: int | None = None,
     *,
     backend: str = "auto",
@@ -60,18 +60,16 @@ def make_vector_env(
     """
     options: dict[str, Any] = {
         "backend": backend,
-        "kwargs": {} if kwargs is None else kwargs,
+        "kwargs": kwargs or {},
         "frame_stack": frame_stack,
         "reward_clip": reward_clip,
-        "reward_shaping": {} if reward_shaping is None else reward_shaping,
+        "reward_shaping": reward_shaping or {},
         "success": success,
         "observe_last": observe_last,
         "mask_from_info": mask_from_info,
         "observation_dtype": observation_dtype,
         "num_threads": num_threads,
-    }
-    if num_streams is not None:
-        options["num_streams"] = num_streams
+    } | ({} if num_streams is None else {"num_streams": num_streams})
     says, source = settle(env)
     defaults: dict[str, Any] = {"backend": "auto", "kwargs": {}, "num_threads": None}
     for name, value in says.items():
@@ -102,24 +100,29 @@ def make_group_env(
     Raises:
         ConfigError: they can't be made, or not with these options.
     """
-    config = env.config
     base: Any = env.backend.make(env, Group(num_streams, first_stream, drawn))
-    if config.observation_dtype == "float64":  # "auto" is resolved in `observation_dtype`
-        base.spaces = in_float64(base.spaces)
-    made: VectorEnv = base
-    masked = ACTION_MASK in observation_leaves(made.spaces.observation)
+    with ExitStack() as failed:
+        failed.callback(base.close)
+        if env.config.observation_dtype == "float64":  # "auto" is resolved before
+            base.spaces = in_float64(base.spaces)
+        made = _wrapped(env, base)
+        failed.pop_all()
+    return made
+
+
+def _wrapped(env: ResolvedEnv, base: VectorEnv) -> VectorEnv:
+    """The environments with the options that are the same for all backends."""
+    config, made, singles = env.config, base, partial(env.singles, base)
+    masked = ACTION_MASK in observation_leaves(base.spaces.observation)
     # In other kinds of environments a mask in the observation is their own.
-    if config.mask_from_info and not (masked and isinstance(made, GymnasiumVectorEnv)):
-        made.close()
-        given = isinstance(made, AdaptedVectorEnv)
-        kind = "a vector environment" if given else made.description.backend
-        raise ConfigError(
-            "env.mask_from_info requires single Gymnasium environments, which have the mask in "
-            f"info; {config.id} is of another kind ({kind}); leave it out, or "
-            f"{env.backend.mask_hint}"
-        )
-    if made.description.turns and (config.frame_stack > 1 or config.observe_last):
-        made.close()
+    for name, lacking in (("mask_from_info", not masked), ("reward_shaping", False)):
+        if getattr(config, name) and (lacking or not singles()):
+            raise ConfigError(
+                f"env.{name} requires single Gymnasium environments, {config.id} is of another "
+                f"kind ({env.kind}, {env.config.backend}); leave it out, or give what makes single "
+                "environments, with backend 'gymnasium'"
+            )
+    if base.description.turns and (config.frame_stack > 1 or config.observe_last):
         name = "frame_stack" if config.frame_stack > 1 else "observe_last"
         raise ConfigError(
             f"env.{name} requires agents that act at once, those of {config.id} act in turn; leave "
@@ -128,21 +131,10 @@ def make_group_env(
     if config.frame_stack > 1:
         made = FrameStack(made, config.frame_stack)
     if config.observe_last:
-        try:
-            made = ObserveLast(made)
-        except ConfigError:
-            made.close()
-            raise
+        made = ObserveLast(made)
     above = None if config.success is None else read_rule(config.success).above
     if above is not None or config.reward_clip != "none":
         made = FromRewards(made, config.reward_clip, config.success, above)
     if config.reward_shaping:
-        maker = base.make_env if isinstance(base, GymnasiumVectorEnv) else None
-        if not isinstance(maker, ShapedMaker):
-            made.close()
-            raise ConfigError(
-                f"env.reward_shaping requires single Gymnasium environments; {config.id} is of "
-                f"another kind ({base.description.backend}); leave it out"
-            )
-        made = ShapedRewards(made, maker)
+        made = ShapedRewards(made, singles, config.reward_shaping)
     return made

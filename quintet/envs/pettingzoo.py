@@ -4,8 +4,7 @@ A game has one stream for each of its possible agents, in their order; games are
 another.  An agent that acts has ordinary rows.  Where it is absent - from its own ending until the
 next game begins, or before it joins a game - its rows are not valid and repeat its last
 observation, or, before the first one, zeros within the space's bounds; the last of them has the
-observation with which it comes in, as a reset row has.  So each agent's presence in a game is an
-episode, with a return and a length of its own.
+observation with which it comes in.  So each agent's presence in a game is an episode.
 
 In games of the AEC API agents act in turn: the one that is selected acts, and the others are
 absent meanwhile, see `EnvDescription.turns`.  What comes to an agent before its first decision is
@@ -15,23 +14,24 @@ its first decision's; a game in which it made none is no episode of it.
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn, final
+from typing import Any, final
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from quintet.envs import foreign
+from quintet.envs import other_apis
 from quintet.envs.backends import Backend, Group
-from quintet.envs.calling import call_maker
+from quintet.envs.env_source import call_maker
 from quintet.envs.gymnasium import (
-    BadLeaf,
     action_rows,
     close_all,
     leaf_of,
     read_leaf,
+    require_new,
     steps_per_s,
 )
+from quintet.envs.other_apis import Unfit, fault_of
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.success import key_of, rule_of, single_success
 from quintet.envs.vector import (
@@ -65,9 +65,7 @@ _MAKERS = "return an environment of PettingZoo's parallel API (parallel_env) or 
 
 
 def num_agents(make_env: Callable[[], Any], env_id: str) -> int:
-    """The number of agents that a game may have; makes one and closes it.  Raises ConfigError if it
-    is no environment of PettingZoo's APIs.
-    """
+    """The number of agents that a game may have, of which one is made; raises ConfigError."""
     game = in_turn(make_env())
     try:
         return len(_agents_of(game, env_id))
@@ -92,8 +90,7 @@ class ParallelVectorEnv:
 
         Args:
             make_env: called once for every game, and again at restarts.
-            env_id: name for people.
-            first_stream: number in the run of the first stream, for error messages.
+            env_id, first_stream: for messages.
             success_key: of an agent's info, true where its episode was won; None: nothing is read.
 
         Raises:
@@ -114,7 +111,7 @@ class ParallelVectorEnv:
                     f"use --env.num-streams {-(-num_streams // size) * size}, or leave them out"
                 )
             self._games += [self._make_env() for _ in range(num_streams // size - 1)]
-            self._turns = takes_turns(self._games[0])
+            self._turns = callable(getattr(self._games[0], "last", None))  # the AEC API
             given, self._action_space = self._equal_spaces()
             self._leaves = [leaf_of(path, *found) for path, found in leaf_keys(given).items()]
             self.spaces = stored_spaces(given, self._action_space, env_id)
@@ -199,10 +196,8 @@ class ParallelVectorEnv:
         step = self._game_step[index]
         when = f"step {step} of its game" if step else "reset"
         seed = self._seeds[index * len(self.agents)]
-        return (
-            f"stream {self._first_stream + stream} (agent {self.agents[agent]!r}), {when}, "
-            f"seed {seed}"
-        )
+        who = f"stream {self._first_stream + stream} (agent {self.agents[agent]!r})"
+        return f"{who}, {when}, seed {seed}"
 
     def _forget(self) -> None:
         """Sets the observations of agents that were not seen yet."""
@@ -216,52 +211,48 @@ class ParallelVectorEnv:
 
     def _step(self, index: int, streams: range, actions: Sequence[Any], out: StepRow) -> None:
         """Steps a game by the actions of the agents that are there."""
-        game, first = self._games[index], streams.start
+        game, stream = self._games[index], streams.start
         acting = {
             agent: actions[stream]
             for agent, stream in zip(self.agents, streams, strict=True)
             if self._present[stream]
         }
         self._game_step[index] += 1
-        what = self._call(first, "step", lambda: game.step(acting))
-        five = isinstance(what, tuple) and len(what) == 5
-        if not five or not all(isinstance(part, Mapping) for part in what):
-            self._raise_fault(
-                first,
-                "must return from step five dicts by agent: observations, rewards, terminations, "
-                "truncations, infos",
-            )
-        obs, rewards, terminations, truncations, infos = what
-        there = self._there(first, game)
-        for agent, stream in zip(self.agents, streams, strict=True):
-            if not self._present[stream]:
-                self._leaving[stream] &= agent in there
-                if agent in there and not self._leaving[stream]:
-                    self._write(stream, obs, agent)
-                    self._present[stream] = True
-                continue
-            self._write(stream, obs, agent)
-            try:
-                out.reward[stream] = foreign.reward_of(rewards[agent])
-                terminated = foreign.flag_of(terminations[agent], "terminations")
-                truncated = foreign.flag_of(truncations[agent], "truncations")
-            except foreign.Unfit as error:
-                self._raise_fault(stream, str(error), error)
-            except KeyError as error:
-                self._raise_fault(
-                    stream,
-                    f"must give each acting agent a reward and two flags: {described(error)}",
-                    error,
+        result = self._call(stream, "step", lambda: game.step(acting))
+        there = self._there(stream, game)
+        try:
+            five = isinstance(result, tuple) and len(result) == 5
+            if not five or not all(isinstance(part, Mapping) for part in result):
+                raise Unfit(
+                    "must return from step five dicts by agent: observations, rewards, "
+                    "terminations, truncations, infos"
                 )
-            out.terminated[stream], out.truncated[stream] = terminated, truncated
-            if not (terminated or truncated):
-                if agent not in there:
-                    self._raise_fault(
-                        stream, "took an agent out of agents without terminating or truncating it"
-                    )
-                continue
-            self._present[stream], self._leaving[stream] = False, agent in there
-            self._write_success(stream, infos.get(agent), agent, out)
+            obs, rewards, terminations, truncations, infos = result
+            for agent, stream in zip(self.agents, streams, strict=True):
+                if not self._present[stream]:
+                    self._leaving[stream] &= agent in there
+                    if agent in there and not self._leaving[stream]:
+                        self._write(stream, obs, agent)
+                        self._present[stream] = True
+                    continue
+                self._write(stream, obs, agent)
+                try:
+                    own = rewards[agent], terminations[agent], truncations[agent]
+                except KeyError as error:
+                    raise Unfit(
+                        f"must give each acting agent a reward and two flags: {described(error)}"
+                    ) from error
+                out.reward[stream] = other_apis.reward_of(own[0])
+                terminated = other_apis.flag_of(own[1], "terminations")
+                truncated = other_apis.flag_of(own[2], "truncations")
+                out.terminated[stream], out.truncated[stream] = terminated, truncated
+                if terminated or truncated:
+                    self._present[stream], self._leaving[stream] = False, agent in there
+                    self._write_success(stream, infos.get(agent), agent, out)
+                elif agent not in there:
+                    raise Unfit("took an agent out of agents without terminating or truncating it")
+        except Unfit as error:
+            raise self._fault(stream, str(error), error) from error
 
     def _take_turn(self, index: int, streams: range, actions: Sequence[Any], out: StepRow) -> None:
         """Steps a game by the action of the agent that is selected."""
@@ -273,115 +264,107 @@ class ParallelVectorEnv:
         self._next_turn(index, out)
 
     def _next_turn(self, index: int, out: StepRow | None) -> None:
-        """Goes on to the agent that acts next, by way of those whose episode has ended; tells what
+        """Goes on to the agent that acts next, by way of those whose episode has ended; writes what
         came to all of them since they acted.  None of them: the game is over.
 
         out: None after a reset.
         """
         game, size = self._games[index], len(self.agents)
-        first = index * size
+        first = stream = index * size
         self._present[first : first + size] = False
-        for _ in range(size + 1):
-            if not self._there(first, game):
-                return
-            agent = self._call(first, "agent_selection", lambda: game.agent_selection)
-            if agent not in self.agents:
-                self._raise_fault(
-                    first, f"has agent_selection {agent!r}, which is none of its possible_agents"
-                )
-            stream = first + self.agents.index(agent)
-            said = self._call(stream, "last", game.last)
-            try:
-                obs, reward, terminated, truncated, info = said
-                gain = foreign.reward_of(reward)
-                terminated = foreign.flag_of(terminated, "termination")
-                truncated = foreign.flag_of(truncated, "truncation")
-            except foreign.Unfit as error:
-                self._raise_fault(stream, str(error), error)
-            except (TypeError, ValueError) as error:
-                self._raise_fault(
-                    stream,
-                    "must give five values from last: observation, reward, termination, "
-                    f"truncation, info: {described(error)}",
-                    error,
-                )
-            ended = terminated or truncated
-            if not ended or obs is not None:
-                self._write(stream, {agent: obs}, agent)
-            self._owed[stream] += gain
-            if out is not None and self._acted[stream]:
-                out.reward[stream] = self._owed[stream]
-                out.terminated[stream], out.truncated[stream] = terminated, truncated
-                self._owed[stream] = 0.0
-                if ended:
-                    self._write_success(stream, info, agent, out)
-            if not ended:
-                self._present[stream] = True
-                return
-            self._acted[stream], self._owed[stream] = False, 0.0
-            self._call(stream, "step", lambda: game.step(None))
-        self._raise_fault(
-            first, "must take an agent that has ended out of agents at its step(None)"
-        )
+        try:
+            for _ in range(size + 1):
+                if not self._there(first, game):
+                    return
+                stream = first
+                agent = self._call(first, "agent_selection", lambda: game.agent_selection)
+                if agent not in self.agents:
+                    raise Unfit(
+                        f"has agent_selection {agent!r}, which is none of its possible_agents"
+                    )
+                stream = first + self.agents.index(agent)
+                last = self._call(stream, "last", game.last)
+                try:
+                    obs, reward, terminated, truncated, info = last
+                    gain = other_apis.reward_of(reward)
+                    terminated = other_apis.flag_of(terminated, "termination")
+                    truncated = other_apis.flag_of(truncated, "truncation")
+                except (TypeError, ValueError) as error:
+                    raise Unfit(
+                        "must give five values from last: observation, reward, termination, "
+                        f"truncation, info: {described(error)}"
+                    ) from error
+                ended = terminated or truncated
+                if not ended or obs is not None:
+                    self._write(stream, {agent: obs}, agent)
+                self._owed[stream] += gain
+                if out is not None and self._acted[stream]:
+                    out.reward[stream] = self._owed[stream]
+                    out.terminated[stream], out.truncated[stream] = terminated, truncated
+                    self._owed[stream] = 0.0
+                    if ended:
+                        self._write_success(stream, info, agent, out)
+                if not ended:
+                    self._present[stream] = True
+                    return
+                self._acted[stream], self._owed[stream] = False, 0.0
+                self._call(stream, "step", lambda: game.step(None))
+            stream = first
+            raise Unfit("must take an agent that has ended out of agents at its step(None)")
+        except Unfit as error:
+            raise self._fault(stream, str(error), error) from error
 
     def _write_success(self, stream: int, info: Any, agent: Any, out: StepRow) -> None:
         """Writes whether an agent has won whose episode ends, where a rule about info says so."""
-        if self._success_key is None:
-            return
-        who = f"{self._id} ({BACKEND}), agent {agent!r}"
-        try:
-            out.success[stream] = single_success(foreign.info_of(info), self._success_key, who)
-        except foreign.Unfit as error:
-            self._raise_fault(stream, str(error), error)
+        if self._success_key is not None:
+            who = f"{self._id} ({self.description.backend}), agent {agent!r}"
+            info = other_apis.info_of(info)
+            out.success[stream] = single_success(info, self._success_key, who)
 
     def _reset(self, index: int, seed: int | None) -> None:
         """Begins a new game; the agents that are in it at once come in."""
         game, size = self._games[index], len(self.agents)
-        first = index * size
+        first = stream = index * size
         self._game_step[index] = 0
         result = self._call(first, "reset", lambda: game.reset(seed=seed))
+        streams = slice(first, first + size)
         if self._turns:
-            streams = slice(first, first + size)
             self._acted[streams], self._owed[streams] = False, 0.0
             self._next_turn(index, None)
+        try:
+            if not self._turns:
+                pair = isinstance(result, tuple) and len(result) == 2
+                if not pair or not isinstance(result[0], Mapping):
+                    raise Unfit("must return from reset two dicts by agent: observations, infos")
+                there = self._there(first, game)
+                for stream, agent in enumerate(self.agents, first):
+                    self._leaving[stream], self._present[stream] = False, agent in there
+                    if agent in there:
+                        self._write(stream, result[0], agent)
+                stream = first
             if not self._present[streams].any():
-                self._raise_fault(first, "must have agents after a reset; it has none")
-            return
-        pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Mapping)
-        if not pair:
-            self._raise_fault(
-                first, "must return from reset two dicts by agent: observations, infos"
-            )
-        there = self._there(first, game)
-        if not there:
-            self._raise_fault(first, "must have agents after a reset; it has none")
-        for stream, agent in enumerate(self.agents, first):
-            self._leaving[stream], self._present[stream] = False, agent in there
-            if agent in there:
-                self._write(stream, result[0], agent)
+                raise Unfit("must have agents after a reset; it has none")
+        except Unfit as error:
+            raise self._fault(stream, str(error), error) from error
 
     def _there(self, stream: int, game: Any) -> set[Any]:
-        """The agents of the game that go on."""
+        """The agents that are in the game."""
         there: set[Any] = self._call(stream, "agents", lambda: set(game.agents))
         if strangers := there - set(self.agents):
-            self._raise_fault(stream, f"has agents {strangers} that are no possible_agents")
+            raise self._fault(stream, f"has agents {strangers} that are no possible_agents")
         return there
 
     def _write(self, stream: int, observations: Any, agent: Any) -> None:
         if agent not in observations:
-            self._raise_fault(
-                stream,
+            raise Unfit(
                 f"gave no observation for {agent!r}; step must give one to each agent that acted, "
-                "its last one included, and to each in agents, and reset to each in agents",
+                "its last one included, and to each in agents, and reset to each in agents"
             )
         obs = observations[agent]
         for leaf in self._leaves:
-            try:
-                value = leaf.of(obs)
-                into = self._last[leaf.path]
-                into[stream] = value if leaf.is_met(value) else read_leaf(obs, leaf)
-            except BadLeaf as error:
-                self._raise_fault(stream, str(error), error)
+            value = leaf.of(obs)
+            stored = value if leaf.is_met(value) else read_leaf(obs, leaf)
+            self._last[leaf.path][stream] = stored
 
     def _call(self, stream: int, what: str, function: Callable[[], Any]) -> Any:
         try:
@@ -390,46 +373,33 @@ class ParallelVectorEnv:
         except STOPS:
             raise
         except BaseException as error:
-            game, told = self._games[stream // len(self.agents)], raised(error, what)
+            game, fault = self._games[stream // len(self.agents)], raised(error, what)
             seedless = isinstance(error, TypeError) and "'seed'" in str(error)
-            if seedless and not foreign.takes_seed(game):
-                told = "has a reset without a seed; it must be reset(seed=None, options=None)"
-            self._raise_fault(stream, told, error)
+            if seedless and not other_apis.takes_seed(game):
+                fault = "has a reset without a seed; it must be reset(seed=None, options=None)"
+            raise self._fault(stream, fault, error) from error
 
-    def _raise_fault(self, stream: int, what: str, cause: BaseException | None = None) -> NoReturn:
-        fault = EnvironmentFault(
-            f"{self._id} ({BACKEND}), {self.place_of(stream)}: the environment {what}; mend the "
-            "environment, or wrap it"
-        )
-        raise (fault if cause is None else traced(fault, cause)) from cause
+    def _fault(
+        self, stream: int, what: str, cause: BaseException | None = None
+    ) -> EnvironmentFault:
+        who = f"{self._id} ({self.description.backend}), {self.place_of(stream)}"
+        return fault_of(who, cause or Unfit(what), what)
 
     def _equal_spaces(self) -> tuple[Space, Space]:
         """The spaces that all agents of all games have; raises ConfigError if they differ."""
-        if len({id(game) for game in self._games}) < len(self._games):
-            raise ConfigError(
-                f"{self._id} must make a new environment at each call; it gave the same object "
-                "twice; create the environment inside the callable"
-            )
+        require_new(self._games, self._id)
         found = [_spaces_of(game, agent, self._id) for game in self._games for agent in self.agents]
         for agent, its in zip(self.agents * len(self._games), found, strict=True):
             if its != found[0]:
                 raise ConfigError(
-                    f"{self._id} must give all agents the same spaces, as one network acts for "
-                    f"each; {self.agents[0]!r} has {found[0]}, {agent!r} {its}; pad them in a "
-                    "wrapper"
+                    f"{self._id} must give all agents the same spaces; {self.agents[0]!r} has "
+                    f"{found[0]}, {agent!r} {its}; pad them in a wrapper"
                 )
         return found[0]
 
 
-def takes_turns(game: Any) -> bool:
-    """Whether it has the AEC API, whose agents act in turn."""
-    return callable(getattr(game, "last", None))
-
-
 def in_turn(game: Any) -> Any:
-    """The game of the AEC API in PettingZoo's conversion for games in turn, which lets all agents
-    act at once and takes the action of one; others are returned as they are.
-    """
+    """The game of the AEC API within PettingZoo's conversion to parallel; others as they are."""
     converted = type(game).__name__ == "turn_based_aec_to_parallel_wrapper"
     return game.aec_env if converted and hasattr(game, "aec_env") else game
 
@@ -477,9 +447,7 @@ def _agents_of(game: Any, env_id: str) -> list[Any]:
 
 
 def _claims(maker: str) -> bool:
-    """Whether what a maker named ``module:name`` makes is taken for an environment of several
-    agents: all of PettingZoo's own, and others by the name that it gives those of its parallel API.
-    """
+    """Whether a maker named ``module:name`` makes games: all of PettingZoo, and parallel_env."""
     module, _, name = maker.rpartition(":")
     return module.partition(".")[0] == "pettingzoo" or name.strip("<>") == PARALLEL
 
@@ -516,5 +484,4 @@ BACKEND = Backend(
     hint=_hint,
     in_python=True,
     num_agents=lambda env: num_agents(_make_one(env), env.config.id),
-    mask_hint="have each agent's observation hold its mask",
 )

@@ -1,19 +1,21 @@
 """Resolves an `EnvConfig` and its source on this machine."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal, final
+from typing import Any, Literal, cast, final
 
 import gymnasium
-from gymnasium.vector import VectorEnv as ForeignVectorEnv
+from gymnasium.vector import VectorEnv as GymVectorEnv
 
+from quintet.envs import backends
 from quintet.envs.atari import AtariConfig
 from quintet.envs.backends import BACKENDS, Backend
 from quintet.envs.config import EnvConfig
-from quintet.envs.given import EnvSource, MakeEnv, can_be_made_again, makes_groups
+from quintet.envs.env_source import EnvSource, MakeEnv, can_be_made_again, makes_groups
 from quintet.envs.ids import backend_of_maker, resolve_backend
+from quintet.envs.vector import VectorEnv
 from quintet.errors import ConfigError
 from quintet.system.importing import import_module, name_of, origin_of
 
@@ -42,7 +44,7 @@ class ResolvedEnv:
 
         Imports the module of an import string.
         """
-        if isinstance(self.source, ForeignVectorEnv):
+        if isinstance(self.source, GymVectorEnv):
             return "vector environment"
         if self.source is None and ":" not in self.config.id:
             return "id"
@@ -53,7 +55,7 @@ class ResolvedEnv:
         """The maker of environments that Python steps, unless a vector environment was
         given; raises ConfigError if an import string names nothing.
         """
-        assert not isinstance(self.source, ForeignVectorEnv)
+        assert not isinstance(self.source, GymVectorEnv)
         if self.source is not None:
             return self.source
         return _find_maker(self.config.id)
@@ -73,7 +75,8 @@ class ResolvedEnv:
         """Default number of groups: one where Python steps, since more would only double the number
         of acts; else the backend's.
         """
-        groups = self.backend.num_groups(self.family)
+        cost = self.backend.cost
+        groups = 1 if cost is None else backends.num_groups(cost(self.family))
         return groups if self.config.num_streams % groups == 0 else 1
 
     @property
@@ -83,8 +86,8 @@ class ResolvedEnv:
 
     def auto_num_threads(self, num_streams: int) -> int:
         """Default number of threads of a group of that size; groups share the cores."""
-        groups = max(1, self.config.num_streams // num_streams)
-        return self.backend.num_threads(self.family, num_streams, groups)
+        cost, groups = self.backend.cost, max(1, self.config.num_streams // num_streams)
+        return 1 if cost is None else backends.num_threads(cost(self.family), num_streams, groups)
 
     def num_threads(self, num_streams: int) -> int:
         """Threads of a group of that size, as configured or by `auto_num_threads`."""
@@ -96,8 +99,13 @@ class ResolvedEnv:
 
         Imports the module of an import string.
         """
-        single = self.backend.single and can_be_made_again(self.source)
-        return single and (isinstance(self.source, ForeignVectorEnv) or self.kind != "group maker")
+        if self.backend.singles is None or not can_be_made_again(self.source):
+            return False
+        return isinstance(self.source, GymVectorEnv) or self.kind != "group maker"
+
+    def singles(self, made: VectorEnv) -> Sequence[gymnasium.Env[Any, Any]]:
+        """Single environments that a group of it steps; empty where it steps them otherwise."""
+        return () if self.backend.singles is None else self.backend.singles(made)
 
     @cached_property
     def num_agents(self) -> int:
@@ -110,7 +118,7 @@ class ResolvedEnv:
         """Streams of a group: at least as many as wanted that whole games have, or all of a given
         vector environment.
         """
-        if isinstance(self.source, ForeignVectorEnv):
+        if isinstance(self.source, GymVectorEnv):
             return self.source.num_envs
         return -(-wanted // self.num_agents) * self.num_agents
 
@@ -145,14 +153,14 @@ def _find_maker(name: str) -> MakeEnv:
     module_name, colon, attribute = name.partition(":")
     if colon:
         module = import_module(module_name, name)
+        maker: Any = getattr(module, attribute, None)
+        if callable(maker):
+            return cast(MakeEnv, maker)
         if hasattr(module, attribute):
-            maker: MakeEnv = getattr(module, attribute)
-            if not callable(maker):
-                raise ConfigError(
-                    f"{name!r} must name a function or class that makes an environment; "
-                    f"got {maker!r}; correct the name"
-                )
-            return maker
+            raise ConfigError(
+                f"{name!r} must name a function or class that makes an environment; got {maker!r}; "
+                "correct the name"
+            )
         if attribute not in gymnasium.registry:  # importing the module may have registered it
             near = difflib.get_close_matches(attribute, dir(module), n=3, cutoff=0.5)
             raise ConfigError(
@@ -160,6 +168,5 @@ def _find_maker(name: str) -> MakeEnv:
                 f"registers, {origin_of(module)} has neither; "
                 f"{f'did you mean {near}?' if near else 'correct it'}"
             )
-        name = attribute
     # Gymnasium's checker repeats at every step what the adapter checks more cheaply.
-    return partial(gymnasium.make, name, disable_env_checker=True)
+    return partial(gymnasium.make, attribute or name, disable_env_checker=True)

@@ -23,11 +23,9 @@ class ShortWait:
     """Waits without sleeping for about as long as a step in another thread usually takes.
 
     A thread that sleeps for 0.1 ms wakes late on a cold core: with 64 CartPoles that took a tenth
-    of the whole training.  The time to stay awake adapts: it grows when the thread slept
-    nevertheless until the step ended, and otherwise shrinks a little.  Where the longest time is
-    too short, as for slow steps or beside other processes, waiting awake pauses for 2,000 steps.
-
-    It changes no results.
+    of the whole training.  The time to stay awake grows when the thread slept nevertheless until
+    the step ended, and otherwise shrinks a little.  Where the longest time is too short, as for
+    slow steps or beside other processes, waiting awake pauses for 2,000 steps.  No result changes.
     """
 
     def __init__(self) -> None:

@@ -3,39 +3,42 @@ objects that a user passes.
 """
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import gymnasium
-from gymnasium.vector import VectorEnv as ForeignVectorEnv
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv as GymVectorEnv
+from numpy.typing import NDArray
 
-from quintet.envs import atari, foreign
+from quintet.envs import atari, other_apis
 from quintet.envs.adapted import AdaptedVectorEnv
 from quintet.envs.backends import BACKENDS, Backend, Group, Identity
-from quintet.envs.calling import call_maker
 from quintet.envs.config import EnvConfig
+from quintet.envs.env_source import MakeEnv, call_maker, is_plain_sync, makes_groups
 from quintet.envs.fixed_shape import FixedShape, is_fixed
-from quintet.envs.given import MakeEnv, is_plain_sync, makes_groups
 from quintet.envs.gymnasium import GymnasiumVectorEnv
-from quintet.envs.info_mask import MaskFromInfo
+from quintet.envs.ids import versions_of
 from quintet.envs.resolved import ResolvedEnv
-from quintet.envs.reward_shaping import ShapedMaker
-from quintet.envs.success import key_of
+from quintet.envs.reward_shaping import make_shaped
 from quintet.envs.vector import VectorEnv
-from quintet.envs.versions import is_ales, versions_of
 from quintet.envs.wrappers import FrameStack
 from quintet.errors import ConfigError
+from quintet.spaces import mask_sizes, observation_leaves, space_parts
+from quintet.types import ACTION_MASK
 
 
 def _ids() -> list[str]:
     roms = atari.list_roms()  # before the registry is read: ale-py adds its games to it
-    return [*roms, *(known for known in gymnasium.registry if not is_ales(known))]
+    return [*roms, *(known for known in gymnasium.registry if not atari.is_ales(known))]
 
 
 def _knows(env_id: str) -> bool:
     """Whether Gymnasium or ale-py knows the id."""
-    theirs = env_id in gymnasium.registry and not is_ales(env_id)
+    theirs = env_id in gymnasium.registry and not atari.is_ales(env_id)
     return theirs or atari.rom_of(env_id) is not None
 
 
@@ -56,7 +59,7 @@ def _identify(config: EnvConfig) -> Identity:
 
 def _make(env: ResolvedEnv, group: Group) -> VectorEnv:
     config, source = env.config, env.source
-    if isinstance(source, ForeignVectorEnv):
+    if isinstance(source, GymVectorEnv):
         if source.num_envs != group.num_streams:
             raise ConfigError(
                 f"a vector environment is one group of streams; got {source.num_envs} environments "
@@ -73,7 +76,6 @@ def _make(env: ResolvedEnv, group: Group) -> VectorEnv:
 
 
 def _make_atari(env: ResolvedEnv, game: atari.AtariConfig, group: Group) -> FrameStack:
-    """Single environments of ale-py."""
     atari.require_one_stack(env.config, game.stack_num)
     render_mode = "rgb_array" if group.drawn else None
     options = {"rom": env.name, "config": game, "render_mode": render_mode}
@@ -84,30 +86,36 @@ def _make_atari(env: ResolvedEnv, game: atari.AtariConfig, group: Group) -> Fram
 def _step_singles(
     env: ResolvedEnv, make_one: Callable[[], Any], group: Group
 ) -> GymnasiumVectorEnv:
-    config, num_streams = env.config, group.num_streams
+    config = env.config
     if env.atari is None:
-        make_one = partial(_with_fixed_shape, make_one, config.id)
-    if config.mask_from_info and env.atari is None:
-        make_one = partial(_masked, make_one, config.id)
+        make_one = partial(_fitted, make_one, config)
     if config.reward_shaping:
-        make_one = ShapedMaker(make_one, config.reward_shaping, num_streams, config.id)
-    return GymnasiumVectorEnv(
-        make_one, num_streams, env_id=config.id, first_stream=group.first_stream,
-        action_repeat=1 if env.atari is None else env.atari.frame_skip,
-        success_key=key_of(config.success),
-    )  # fmt: skip
+        make_one = partial(make_shaped, make_one, config.reward_shaping, config.id)
+    return GymnasiumVectorEnv(env, group, make_one)
+
+
+def _fitted(make_one: Callable[[], Any], config: EnvConfig) -> Any:
+    """An environment without texts and sequences, and with its action mask in the observation where
+    ``env.mask_from_info`` asks for it; other objects stay as they are.
+    """
+    env = make_one()
+    if not isinstance(env, gymnasium.Env) or isinstance(env, GymVectorEnv):
+        return env
+    other_apis.require_spaces(env, config.id)
+    env = env if is_fixed(env.observation_space) else FixedShape(env)
+    return MaskFromInfo(env, config.id) if config.mask_from_info else env
 
 
 def _adapt(
     env: ResolvedEnv,
-    made: ForeignVectorEnv[Any, Any, Any],
-    make: Callable[[], ForeignVectorEnv[Any, Any, Any]] | None,
+    made: GymVectorEnv[Any, Any, Any],
+    make: Callable[[], GymVectorEnv[Any, Any, Any]] | None,
     group: Group,
 ) -> AdaptedVectorEnv | GymnasiumVectorEnv:
     """Adapts a vector environment; `make` makes another one like it."""
     config = env.config
     for name, backend in BACKENDS.usable():
-        if backend.owns(made.unwrapped):
+        if backend.settle(made.unwrapped) is not None:
             made.close()
             raise ConfigError(
                 f"{config.id} must make vector environments that can be given seeds; "
@@ -116,17 +124,14 @@ def _adapt(
     if is_plain_sync(made):
         makers = itertools.cycle(made.env_fns)  # type: ignore[attr-defined]
         return _step_singles(env, lambda: next(makers)(), group._replace(num_streams=made.num_envs))
-    return AdaptedVectorEnv(
-        made, env_id=config.id, first_stream=group.first_stream, make=make,
-        success_key=key_of(config.success),
-    )  # fmt: skip
+    return AdaptedVectorEnv(env, group, made, make)
 
 
 def _make_several(
     maker: MakeEnv, env_id: str, kwargs: Mapping[str, Any], num_streams: int
-) -> ForeignVectorEnv[Any, Any, Any]:
+) -> GymVectorEnv[Any, Any, Any]:
     env: Any = call_maker(maker, env_id, {**kwargs, "num_envs": num_streams})
-    if not isinstance(env, ForeignVectorEnv) or env.num_envs != num_streams:
+    if not isinstance(env, GymVectorEnv) or env.num_envs != num_streams:
         raise ConfigError(
             f"{env_id} has a parameter num_envs, so it must make a vector environment of that "
             f"size; asked for {num_streams}, got {env!r}; return one, or rename the parameter of a "
@@ -135,19 +140,71 @@ def _make_several(
     return env
 
 
-def _with_fixed_shape(make_one: Callable[[], Any], env_id: str) -> Any:
-    """An environment without texts and sequences; other objects stay as they are."""
-    env = make_one()
-    if not isinstance(env, gymnasium.Env) or isinstance(env, ForeignVectorEnv):
-        return env
-    foreign.require_spaces(env, env_id)
-    return env if is_fixed(env.observation_space) else FixedShape(env)
+@final
+class MaskFromInfo(gymnasium.Wrapper[dict[str, Any], Any, Any, Any]):
+    """Makes ``info["action_mask"]`` the observation leaf ``action_mask``.
+
+    The observation becomes a Dict of the former observation, or of its parts, and of the mask.  The
+    mask must be in info at every reset and step, except where an episode ends.
+
+    Raises:
+        ConfigError: no action can be masked, or the observation holds a mask already.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], env_id: str) -> None:
+        super().__init__(env)
+        self._size = sum(mask_sizes(env.action_space))
+        if self._size == 0:
+            raise ConfigError(
+                f"{env_id}: env.mask_from_info requires Discrete or MultiDiscrete actions, the "
+                f"action space is {env.action_space}; leave it out"
+            )
+        if ACTION_MASK in observation_leaves(env.observation_space):
+            raise ConfigError(
+                f"{env_id}: env.mask_from_info requires an observation without {ACTION_MASK!r}, "
+                "this one has it and it is used; leave the option out"
+            )
+        parts = OrderedDict(space_parts(env.observation_space))
+        parts[ACTION_MASK] = spaces.MultiBinary(self._size)
+        self.observation_space = spaces.Dict(parts)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        obs, info = self.env.reset(seed=seed, options=options)
+        return {**_parts(obs), ACTION_MASK: self._mask(info, over=False)}, info
+
+    def step(self, action: Any) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        mask = self._mask(info, over=terminated or truncated)
+        return {**_parts(obs), ACTION_MASK: mask}, reward, terminated, truncated, info
+
+    def _mask(self, info: Mapping[str, Any] | None, over: bool) -> NDArray[np.int8]:
+        info = info or {}
+        if ACTION_MASK not in info:
+            if over:
+                return np.zeros(self._size, np.int8)
+            raise ValueError(
+                f"env.mask_from_info requires info[{ACTION_MASK!r}], info has {sorted(info)}; "
+                "leave the option out"
+            )
+        mask = np.asarray(info[ACTION_MASK])
+        if mask.shape != (self._size,) or mask.dtype.kind not in "biuf":
+            raise ValueError(
+                f"info[{ACTION_MASK!r}] must be an array of {self._size} numbers, one per action, "
+                f"got shape {mask.shape}, dtype {mask.dtype}"
+            )
+        if not np.isfinite(mask).all():  # NaN is not 0, so it would allow an action
+            raise ValueError(f"info[{ACTION_MASK!r}] must be of finite numbers, got {mask}")
+        allowed: NDArray[np.int8] = (mask != 0).astype(np.int8)
+        return allowed
 
 
-def _masked(make_one: Callable[[], Any], env_id: str) -> Any:
-    """An environment with its action mask in the observation; other objects stay as they are."""
-    env = make_one()
-    return MaskFromInfo(env, env_id) if isinstance(env, gymnasium.Env) else env
+def _parts(observation: Any) -> dict[str, Any]:
+    """An observation's uppermost parts by the names that `space_parts` gives."""
+    if isinstance(observation, tuple):
+        return {str(index): part for index, part in enumerate(observation)}
+    return dict(observation) if isinstance(observation, Mapping) else {"obs": observation}
 
 
 def _bare_step(env_id: str, num_envs: int, cores: int) -> Callable[[], object]:  # noqa: ARG001
@@ -174,8 +231,7 @@ BACKEND = Backend(
     identify=_identify,
     hint=_hint,
     in_python=True,
-    single=True,
-    mask_hint="give what makes its single environments",
+    singles=lambda made: made.envs if isinstance(made, GymnasiumVectorEnv) else (),
     packages={"ale_py": "ale-py", "cv2": "opencv-python", "mujoco": "mujoco"},
     bare_step=_bare_step,
 )

@@ -19,11 +19,7 @@ _REWARD, _INFO = "reward>", "info:"
 
 
 class SuccessRule(NamedTuple):
-    """A rule; one of the two fields is set.
-
-    above: the last raw reward must be greater, in reward units.
-    key: this key of the ending step's info must be true.
-    """
+    """The last raw reward must be greater than `above`, or the ending's info true at `key`."""
 
     above: float | None
     key: str | None
@@ -56,13 +52,8 @@ def rule_of(key: str | None) -> str | None:
 
 
 def single_success(info: Mapping[str, Any], key: str, who: str) -> bool:
-    """The success in the info of one environment at an ending.
-
-    Args:
-        who: the environment, for messages.
-
-    Raises:
-        ConfigError: the key is missing, or its value is no truth value.
+    """The success in the info that `who`, one environment, gave at an ending; raises ConfigError if
+    the key is missing, or its value is no truth value.
     """
     if key not in info:
         _refuse_key(key, info, who)
@@ -72,14 +63,11 @@ def single_success(info: Mapping[str, Any], key: str, who: str) -> bool:
 def write_success(
     out: NDArray[np.bool_], ended: NDArray[np.bool_], infos: Any, key: str, who: str
 ) -> None:
-    """Writes the successes in a vector environment's infos to `out` ``[B]`` where `ended` ``[B]``.
+    """Writes the successes in a vector environment's infos to `out` ``[B]`` where `ended` ``[B]``;
+    raises ConfigError as `single_success` does.
 
-    Args:
-        infos: arrays ``[B]`` by key, perhaps with a mask of the streams that gave it at
-            ``"_" + key``; or a dict, or None, for each stream.
-
-    Raises:
-        ConfigError: a stream's key is missing, or its value is no truth value.
+    infos: arrays ``[B]`` by key, perhaps with a mask of the streams that gave it at ``"_" + key``;
+        or a dict, or None, for each stream.
     """
     streams = np.flatnonzero(ended).tolist()
     if not isinstance(infos, Mapping):

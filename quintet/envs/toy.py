@@ -314,19 +314,14 @@ class DotToTarget(gymnasium.Env[Any, Floats]):
 
 
 def _square(place: NDArray[np.float64], brightness: float) -> NDArray[np.uint8]:
-    """A picture of 36 x 36 pixels, black but for a square of 5 x 5 at `place`, whose edges are
-    dimmer where they cover a part of a pixel.
-    """
+    """A picture ``[36, 36]``, black but for a square of 5 x 5 at `place`, with smooth edges."""
     centre = 17.5 + 15.0 * place[:, None]
     down, right = np.clip(3.0 - np.abs(np.arange(36) - centre), 0.0, 1.0)
     return (brightness * np.outer(down, right)).astype(np.uint8)
 
 
 def cartpole_without_velocities() -> gymnasium.Env[Floats, np.int64]:
-    """CartPole-v1 that shows only the cart's position and the pole's angle: a task for memory.
-
-    The best return is 500, as with the velocities.
-    """
+    """CartPole-v1 without velocities, a task for memory; the best return is 500, as with them."""
     env = gymnasium.make("CartPole-v1", disable_env_checker=True)
     seen = [0, 2]
     box = env.observation_space

@@ -110,9 +110,7 @@ class VectorEnv(Protocol):
         ...
 
     def send(self, action: Array) -> None:
-        """Starts a step; `action` is packed, with leading ``[B]``, and must not change before
-        `recv`.
-        """
+        """Starts a step; `action`, packed ``[B, ...]``, must not change before `recv`."""
         ...
 
     def recv(self, out: StepRow) -> None:
@@ -150,9 +148,7 @@ def allocate_row(space: Space, num_streams: int) -> StepRow:
 
 
 def check_seeds(seeds: Sequence[int], num_streams: int) -> list[int]:
-    """One seed per stream as Python ints; raises ConfigError for another number of seeds, or for
-    one outside ``0 .. 2**31 - 1``.
-    """
+    """One seed per stream as Python ints; raises ConfigError if their number or range is wrong."""
     checked = [int(seed) for seed in seeds]
     if len(checked) != num_streams or not all(0 <= seed < 2**31 for seed in checked):
         raise ConfigError(

@@ -6,7 +6,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from gymnasium import spaces
@@ -41,17 +41,13 @@ class FrameStack:
         self._env, self.num_streams, self.description = env, env.num_streams, env.description
         self.send, self.render, self.close = env.send, env.render, env.close
         inner = env.spaces.observation
-        self._stacked = [
-            path
+        boxes = {
+            path: leaf
             for path, leaf in observation_leaves(inner).items()
             if isinstance(leaf, spaces.Box) and path != ACTION_MASK
-        ]
-
-        leaves = observation_leaves(inner)
-        one = sum(
-            math.prod(leaves[path].shape or ()) * leaf_dtype(leaves[path]).itemsize
-            for path in self._stacked
-        )
+        }
+        self._stacked = list(boxes)
+        one = sum(math.prod(leaf.shape) * leaf_dtype(leaf).itemsize for leaf in boxes.values())
         memory.require(
             one * k * (env.num_streams + 2),  # the stacks, and both bounds of their space
             f"env.frame_stack={k} of {env.num_streams} streams",
@@ -59,7 +55,7 @@ class FrameStack:
         )
 
         def stacked(path: str, leaf: Space) -> Space:
-            if not isinstance(leaf, spaces.Box) or path not in self._stacked:
+            if not isinstance(leaf, spaces.Box) or path not in boxes:
                 return leaf
             low, high = np.stack([leaf.low] * k), np.stack([leaf.high] * k)
             return spaces.Box(low, high, dtype=leaf.dtype)
@@ -116,9 +112,7 @@ class FromRewards:
 
 @dataclass(frozen=True)
 class _LastLeaf:
-    """A leaf of the last action: its places in a packed action, and its value, ``[]`` or
-    ``[*shape]``, where there was no action.
-    """
+    """A leaf of the last action: its places in a packed action, and its value for no action."""
 
     path: str
     places: slice
@@ -210,11 +204,7 @@ def _last_leaves(of: Spaces) -> list[_LastLeaf]:
     found, begin = [], 0
     for path, leaf in zip(paths, action_leaves(of.action), strict=True):
         end = begin + math.prod(leaf.shape or ())
-        none: Any = 0
-        if isinstance(leaf, spaces.Discrete):
-            none = leaf.n
-        elif isinstance(leaf, spaces.MultiDiscrete):
-            none = leaf.nvec
+        none = leaf.n if isinstance(leaf, spaces.Discrete) else getattr(leaf, "nvec", 0)
         found.append(_LastLeaf(path, slice(begin, end), np.asarray(none)))
         begin = end
     return found

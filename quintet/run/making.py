@@ -11,15 +11,15 @@ from time import perf_counter
 
 from quintet.checkpoint import RESTARTS_FRAC
 from quintet.config.run import RunConfig
-from quintet.envs.given import can_be_made_again
+from quintet.envs.env_source import can_be_made_again
 from quintet.envs.make import make_group_env
-from quintet.envs.random_steps import play
 from quintet.envs.resolved import ResolvedEnv
 from quintet.errors import QuintetError
 from quintet.run.sampling import Source
 from quintet.system.core_time import own_delay_s
 from quintet.system.files import same_folder
 from quintet.system.signals import interrupts_for_us_alone
+from quintet.uniform import random_rows
 
 _FREE_S = 0.1  # for each stream, within which making is free: MuJoCo took 0.02 to 0.08 s
 _LEAST_STEP_S = 20e-6  # that acting and learning add to an env_step
@@ -80,7 +80,7 @@ def _trial(env: ResolvedEnv, num_streams: int) -> tuple[float, float]:
         with closing(make_group_env(env, num_streams)) as made:
             make_s = (unhindered_s() - begin) / num_streams
             seconds: list[float] = []
-            for row in play(made, _ROWS, seed=0):
+            for row in random_rows(made, _ROWS, seed=0):
                 seconds += [row.seconds] if row.number else []  # not of the reset
                 # Most rows are stepped without another process coming between.
                 step_s = median(seconds or [0.0]) / num_streams

@@ -192,7 +192,7 @@ def facts_of(
         env=env.id,
         source=resolved.kind,
         single_only=config.env.mask_from_info
-        or (resolved.backend.in_python and not resolved.backend.single),
+        or (resolved.backend.in_python and resolved.backend.singles is None),
         backend=env.backend,
         in_python=resolved.backend.in_python,
         faster=faster_backend(env.id) if resolved.backend.in_python else "",

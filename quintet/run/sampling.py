@@ -13,7 +13,7 @@ from quintet.config.machine import streams_per_group
 from quintet.config.population import tuned_shaping
 from quintet.config.run import RunConfig
 from quintet.config.runtime import RuntimeConfig
-from quintet.envs.given import can_be_made_again
+from quintet.envs.env_source import can_be_made_again
 from quintet.envs.make import make_group_env
 from quintet.envs.observation_dtype import with_observation_dtype
 from quintet.envs.resolved import ResolvedEnv

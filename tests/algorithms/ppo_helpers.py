@@ -14,7 +14,7 @@ from quintet.algorithms.parts.setup import Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.ppo.config import Knobs, PPOConfig
 from quintet.algorithms.ppo.learner import PPOLearner, Rows, make_actor
-from quintet.envs.given import MakeEnv
+from quintet.envs.env_source import MakeEnv
 from quintet.envs.make import make_vector_env
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.models.heads import action_family

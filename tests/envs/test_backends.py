@@ -34,7 +34,7 @@ def test_no_module_decides_by_the_name_of_a_backend() -> None:
     }
     # Which ask for the modules of these names.
     assert {name.partition("_")[0].removesuffix(".py") for name in found} <= {
-        "envs/envpool", "envs/foreign", "envs/pettingzoo",
+        "envs/envpool", "envs/other", "envs/pettingzoo",
     }  # fmt: skip
     assert deciding('if env.backend in ("gymnasium", "ale"): pass') == ["gymnasium", "ale"]
 
@@ -44,7 +44,7 @@ from quintet.envs.backends import Backend
 
 IDS = ["Theirs-v0", "CartPole-v1"]
 BACKEND = Backend(
-    title="Theirs", make=None, ids=lambda: IDS, knows=IDS.__contains__, package="theirs",
+    title="Theirs", make=None, ids=lambda: IDS, knows=IDS.__contains__,
     install="pip install theirs", is_installed=lambda: True,
 )
 """

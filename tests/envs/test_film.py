@@ -13,8 +13,9 @@ from gymnasium import spaces
 
 from quintet.envs import envpool, envpool_library, film
 from quintet.envs.config import EnvConfig
+from quintet.envs.env_source import settle
 from quintet.envs.film import make_filmed_env
-from quintet.envs.given import settle
+from quintet.envs.ids import nearest_version
 from quintet.envs.resolved import resolve_env
 from quintet.envs.vector import allocate_row
 from quintet.errors import ConfigError, EnvironmentFault
@@ -285,10 +286,10 @@ class TestEnvPool:
 
 
 def test_nearest_versions():
-    assert film._nearest_version("CartPole-v1") == "CartPole-v1"
-    assert film._nearest_version("LunarLander-v2") == "LunarLander-v3"
-    assert film._nearest_version("NoSuchThing-v0") is None
-    assert film._nearest_version("no version") is None
+    assert nearest_version("CartPole-v1", gymnasium.registry) == "CartPole-v1"
+    assert nearest_version("LunarLander-v2", gymnasium.registry) == "LunarLander-v3"
+    assert nearest_version("NoSuchThing-v0", gymnasium.registry) is None
+    assert nearest_version("no version", gymnasium.registry) is None
 
 
 def test_games_of_ale_are_filmed_by_a_single_one_of_ale_py():

@@ -10,7 +10,7 @@ from envs_helpers import Custom, make_box_env, record
 from gymnasium import spaces
 
 from quintet.envs.config import EnvConfig
-from quintet.envs.gymnasium import GymnasiumVectorEnv, leaf_of, read_leaf
+from quintet.envs.gymnasium import leaf_of, read_leaf
 from quintet.envs.make import make_group_env, make_vector_env
 from quintet.envs.resolved import resolve_env
 from quintet.envs.toy import Scripted
@@ -304,7 +304,7 @@ def test_environments_are_closed_also_when_one_refuses():
         made.append(make_box_env())
         return made[-1]
 
-    env = GymnasiumVectorEnv(make, 3, env_id="mine")
+    env = make_vector_env(make, 3)
 
     def refuse():
         raise RuntimeError("no")

@@ -12,9 +12,9 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import SyncVectorEnv
 from pydantic import ValidationError
 
-from quintet.envs import atari, pools, resolved
+from quintet.envs import atari, backends, resolved
 from quintet.envs.config import EnvConfig
-from quintet.envs.given import GivenEnv, settle
+from quintet.envs.env_source import EnvLike, settle
 from quintet.envs.make import make_group_env
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.toy import EndlessPay
@@ -24,7 +24,7 @@ TOY = "quintet.envs.toy:EndlessPay"
 SEVERAL = partial(gymnasium.make_vec, "CartPole-v1", vectorization_mode="sync", num_envs=1)
 
 
-def resolve(given: GivenEnv, **options: Any) -> ResolvedEnv:
+def resolve(given: EnvLike, **options: Any) -> ResolvedEnv:
     says, source = settle(given)
     return resolve_env(EnvConfig(**(says | options)), source)
 
@@ -46,7 +46,7 @@ def resolve(given: GivenEnv, **options: Any) -> ResolvedEnv:
     ],
 )
 def test_what_it_says(
-    given: GivenEnv, options: dict[str, Any], backend: str, kind: str, name: str, family: str
+    given: EnvLike, options: dict[str, Any], backend: str, kind: str, name: str, family: str
 ) -> None:
     env = resolve(given, **options)
     assert (env.config.backend, env.kind, env.name, env.family) == (backend, kind, name, family)
@@ -83,7 +83,7 @@ def test_nothing_of_the_users_is_imported() -> None:
 
 def test_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     for count, pictures in ((2, 8), (4, 4)):
-        monkeypatch.setattr(pools, "usable_cores", lambda count=count: count)
+        monkeypatch.setattr(backends, "usable_cores", lambda count=count: count)
         for env_id, options, size in (
             ("Pong-v5", {}, pictures),
             ("Pong-v5", {"backend": "ale"}, pictures),
@@ -106,7 +106,7 @@ def test_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "usable_cores", lambda: 8)
+    monkeypatch.setattr(backends, "usable_cores", lambda: 8)
     for env_id, options, size, threads in (
         ("Pong-v5", {}, 16, 8),
         ("Pong-v5", {}, 8, 4),  # the other group has the other cores
@@ -133,7 +133,7 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_another_process_makes_the_same_without_asking_again(
-    given: GivenEnv, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    given: EnvLike, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = resolve(given, num_streams=2, **options)
     sent = pickle.dumps(env)

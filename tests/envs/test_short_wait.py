@@ -1,10 +1,12 @@
 """The wait for a short step ends about when the step does, and no long one is waited for."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from quintet.envs import envpool, short_wait
-from quintet.envs.envpool import EnvPoolVectorEnv
+from quintet.envs.make import make_vector_env
 from quintet.envs.short_wait import ShortWait
 from quintet.envs.vector import StepRow
 
@@ -106,7 +108,7 @@ def test_only_cheap_steps_on_a_core_to_spare_are_waited_for(
 ) -> None:
     monkeypatch.setattr(envpool, "usable_cores", lambda: cores)
     monkeypatch.setattr(envpool, "SLEEPS_ARE_COUNTED", counted)
-    env = EnvPoolVectorEnv(env_id, 2, num_threads=threads)
+    env: Any = make_vector_env(env_id, 2, backend="envpool", num_threads=threads)
     assert (env._wait is not None) == waits
 
 
@@ -115,7 +117,7 @@ def test_every_step_of_a_pool_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
     calls: list[str] = []
     for name in ("begin", "stay_awake", "collected"):
         monkeypatch.setattr(ShortWait, name, lambda _, name=name: calls.append(name))
-    env = EnvPoolVectorEnv("CartPole-v1", 2)
+    env = make_vector_env("CartPole-v1", 2, backend="envpool")
     obs = {"obs": np.zeros((2, 4), np.float32)}
     env.restart([1, 2], obs)
     flags = [np.zeros(2, np.bool_) for _ in range(4)]

@@ -10,11 +10,10 @@ from gymnasium.vector import SyncVectorEnv
 from run_helpers import SMALL, iterations, names, run, weights
 
 import quintet
-from quintet import checkpoint
+from quintet import checkpoint, uniform
 from quintet.config.layers import Layer
 from quintet.config.saved import load_config
-from quintet.envs import random_steps
-from quintet.envs.given import settle
+from quintet.envs.env_source import settle
 from quintet.errors import ConfigError
 from quintet.run import launch, making
 from quintet.system import saved_options
@@ -56,7 +55,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> type[Clock]:
         monkeypatch.setattr(Clock, name, value)
     monkeypatch.setattr(Clock, "most", 1000)
     monkeypatch.setattr(making, "unhindered_s", lambda: Clock.now_s)
-    monkeypatch.setattr(random_steps, "perf_counter", lambda: Clock.now_s)
+    monkeypatch.setattr(uniform, "perf_counter", lambda: Clock.now_s)
     return Clock
 
 

@@ -19,9 +19,9 @@ from quintet.config import machine
 from quintet.config.layers import Layer
 from quintet.config.resolve import compose, resolve
 from quintet.config.runtime import RuntimeConfig
-from quintet.envs import envpool_library, pools
+from quintet.envs import backends, envpool_library
+from quintet.envs.env_source import EnvLike, settle
 from quintet.envs.envpool import EnvPoolVectorEnv
-from quintet.envs.given import GivenEnv, settle
 from quintet.envs.make import make_group_env
 from quintet.envs.toy import EndlessPay
 from quintet.errors import ConfigError, QuintetError
@@ -149,7 +149,7 @@ def test_what_the_compiler_fails_with_is_one_sentence(monkeypatch) -> None:
     assert "many lines more" in raised.value.detail
 
 
-def facts_for(env: GivenEnv, callback: bool = False, algo: str = "ppo", **options: Any) -> RunFacts:
+def facts_for(env: EnvLike, callback: bool = False, algo: str = "ppo", **options: Any) -> RunFacts:
     """Of a run on these environments, which are made to see what they are."""
     says, source = settle(env)
     given = {name.replace("__", "."): value for name, value in options.items()}
@@ -176,7 +176,7 @@ def told(found: RunFacts, *names: str) -> tuple[Any, ...]:
 
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (pools, reports):
+    for module in (backends, reports):
         monkeypatch.setattr(module, "usable_cores", lambda: CORES)
     monkeypatch.setattr(reports.torch.cuda, "is_available", lambda: False)
 
@@ -222,7 +222,7 @@ def test_pools(
 )
 def test_environments_in_python(
     monkeypatch: pytest.MonkeyPatch,
-    env: GivenEnv,
+    env: EnvLike,
     options: dict[str, Any],
     source: str,
     known: str,

@@ -1,4 +1,4 @@
-"""Environments of other interfaces than Gymnasium's: what to do with them."""
+"""Environments whose interface is not Gymnasium's: what is wrong, and what to do."""
 
 import inspect
 from collections.abc import Mapping
@@ -9,11 +9,17 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from quintet.errors import ConfigError
+from quintet.errors import ConfigError, EnvironmentFault
+from quintet.system.signals import STOPS
+from quintet.system.user_code import raised, traced
 
 RESET = "def reset(self, *, seed=None, options=None), which returns (observation, info)"
 STEP = "step(action), which returns (observation, reward, terminated, truncated, info)"
 
+_OLD_STEP = (
+    "returned 4 values from step, as in the old API of Gym; return (observation, reward, "
+    "terminated, truncated, info), where truncated is True only if a time limit ended the episode"
+)
 DERIVE = f"derive it from gymnasium.Env, with spaces of gymnasium.spaces, {RESET}, and {STEP}"
 _OF_AGENTS = (
     "it has several agents: give the function that makes it and --env.backend pettingzoo, without "
@@ -27,9 +33,7 @@ _SINGLE = (
 
 
 def way_out(env: object) -> str:
-    """Advice on an object that is no Gymnasium environment; "" if it does not look like an
-    environment.
-    """
+    """Advice on an object that is no Gymnasium environment; "" if it looks like no environment."""
     if isinstance(env, (gymnasium.Env, VectorEnv)):
         return ""
     if isinstance(env, ModuleType):
@@ -62,49 +66,66 @@ def takes_seed(env: Any) -> bool:
     return "seed" in found or any(p.kind is p.VAR_KEYWORD for p in found.values())
 
 
-def step_fault(result: object) -> str | None:
-    """Fault in the form of a step's result; None: there is none."""
-    size = len(result) if isinstance(result, (tuple, list)) else 0
-    if size == 5:
-        return None
-    if size == 4:
-        return (
-            "returned 4 values from step, as in the old API of Gym; return (observation, reward, "
-            "terminated, truncated, info), where truncated is True only if a time limit ended the "
-            "episode"
-        )
-    return f"returned {_form(result)} from step; it must be {STEP}"
+class Unfit(Exception):
+    """A part of what an environment gave is wrong; the message goes on after "the environment"."""
 
 
-def reset_fault(result: object) -> str | None:
-    """Fault in the form of a reset's result; None: there is none."""
-    pair = isinstance(result, (tuple, list)) and len(result) == 2
-    if pair and (result[1] is None or isinstance(result[1], Mapping)):  # type: ignore[index]
-        return None
-    return (
+def fault_of(who: str, error: BaseException, what: str = "") -> EnvironmentFault:
+    """The fault of the environment `who`: what it did (for Unfit its message), by `error`."""
+    told = f"{who}: the environment {what or error}; mend the environment, or wrap it"
+    return traced(EnvironmentFault(told), error)
+
+
+def step_parts(result: Any) -> tuple[Any, ...]:
+    """The five parts of a step's result; raises Unfit if it has others."""
+    try:
+        parts = tuple(result) if isinstance(result, (tuple, list)) else ()
+    except STOPS:
+        raise
+    except BaseException as error:  # of the result's own code
+        raise Unfit(raised(error)) from error
+    if len(parts) == 4:
+        raise Unfit(_OLD_STEP)
+    if len(parts) != 5:
+        raise Unfit(f"returned {_form(result)} from step; it must be {STEP}")
+    return parts
+
+
+def reset_parts(result: Any) -> tuple[Any, Any]:
+    """Observation and info of a reset's result; raises Unfit if it has others."""
+    if isinstance(result, (tuple, list)) and len(result) == 2:
+        obs, info = result
+        if info is None or isinstance(info, Mapping):
+            return obs, info
+    raise Unfit(
         f"returned {_form(result)} from reset, as in the old API of Gym; return (observation, "
         "info), where info is a dict that may be empty"
     )
 
 
-class Unfit(Exception):
-    """A part of a step's result is of a wrong kind; the message goes on after "the environment"."""
-
-
-PLAIN_NUMBERS = frozenset({float, int, bool, np.float64, np.float32, np.int64, np.int32})
-PLAIN_FLAGS = frozenset({bool, np.bool_})
+_PLAIN_NUMBERS = frozenset({float, int, bool, np.float64, np.float32, np.int64, np.int32})
+_PLAIN_FLAGS = frozenset({bool, np.bool_})
 """Types that are taken as they are."""
 
 
+def plain_numbers(reward: Any, terminated: Any, truncated: Any) -> tuple[float, bool, bool]:
+    """Reward and flags of a step as Python's own numbers; raises Unfit if they are none."""
+    try:
+        gain = float(reward) if type(reward) in _PLAIN_NUMBERS else reward_of(reward)
+    except OverflowError as error:  # a whole number that no float can hold
+        raise Unfit(f"must return a reward in float's range; {error}") from error
+    if type(terminated) not in _PLAIN_FLAGS or type(truncated) not in _PLAIN_FLAGS:
+        terminated = flag_of(terminated, "terminated")
+        truncated = flag_of(truncated, "truncated")
+    return gain, bool(terminated), bool(truncated)
+
+
 def reward_of(value: Any) -> float:
-    """A reward as a number: an array or a tensor of one number is that number; raises Unfit for
-    anything else.
-    """
+    """A reward as a number, also of an array or tensor of one; raises Unfit for anything else."""
     array = _one(value)
     if array is None or array.dtype.kind not in "biuf":
         sized = value.ndim > 0 if isinstance(value, np.ndarray) else isinstance(value, list | tuple)
-        several = sized and len(value) > 1
-        more = "; weigh several objectives into one number" if several else ""
+        more = "; weigh several objectives into one number" if sized and len(value) > 1 else ""
         raise Unfit(f"must return a reward that is one number; gave {_brief(value)}{more}")
     return float(array)
 
@@ -139,15 +160,14 @@ def _one(value: Any) -> np.ndarray[Any, Any] | None:
 
 
 def _brief(value: Any) -> str:
-    shape = getattr(value, "shape", None)
+    kind, shape = f"a {type(value).__name__}", getattr(value, "shape", None)
     if shape is not None and shape != ():
-        return f"a {type(value).__name__} of shape {tuple(shape)}"
-    kind = f"a {type(value).__name__}"
+        return f"{kind} of shape {tuple(shape)}"
     try:
-        told = repr(value)
+        text = repr(value)
     except Exception:  # of the value's own code, and of numbers of more than 4,300 digits
         return kind
-    return told if len(told) <= 60 else kind
+    return text if len(text) <= 60 else kind
 
 
 def require_spaces(env: Any, env_id: str, prefix: str = "") -> None:
@@ -166,27 +186,23 @@ def require_spaces(env: Any, env_id: str, prefix: str = "") -> None:
                 f"gymnasium.spaces; it has none{missing}; set self.{name} in __init__"
             )
         if not isinstance(space, gymnasium.Space):
-            kind = type(space)
-            home = kind.__module__.partition(".")[0]
-            not_gym = (
-                ", not from the package gym, which Gymnasium replaced" if home == "gym" else ""
-            )
+            home, name_of_kind = type(space).__module__, type(space).__qualname__
+            old = home.partition(".")[0] == "gym"
             raise ConfigError(
-                f"{env_id}: {name} must be a space of gymnasium.spaces, got {kind.__module__}."
-                f"{kind.__qualname__} {str(space)[:100]}; take it from gymnasium.spaces{not_gym}"
+                f"{env_id}: {name} must be a space of gymnasium.spaces, got {home}.{name_of_kind} "
+                f"{str(space)[:100]}; take it from gymnasium.spaces"
+                f"{', not from the package gym, which Gymnasium replaced' if old else ''}"
             )
 
 
-def call_fault(env: Any, error: BaseException) -> str | None:
-    """Fault of an environment of the old API whose call raised `error`; None: its API is not the
-    cause.
-    """
+def call_fault(env: Any, error: BaseException) -> str:
+    """Words for an environment's call that raised `error`."""
     if isinstance(error, TypeError) and "'seed'" in str(error) and not takes_seed(env):
         return f"has a reset without a seed, as in the old API of Gym; it must be {RESET}"
     # Gymnasium's own wrappers unpack what a step returns.
     if isinstance(error, ValueError) and "(expected 5, got 4)" in str(error):
-        return step_fault((None,) * 4)
-    return None
+        return _OLD_STEP
+    return raised(error)
 
 
 def _form(result: object) -> str:

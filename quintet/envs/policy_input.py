@@ -1,4 +1,4 @@
-"""Observations that a policy is asked with, which come from anywhere: leaf by leaf, checked."""
+"""Checks and converts observations passed to `Policy.act`."""
 
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -57,13 +57,11 @@ def leaf_array(value: Any, leaf: Leaf) -> NDArray[Any]:
 
 def flat_observation(obs: Any, prefix: str = "") -> dict[str, Any]:
     """The leaves of an observation by path; a plain one is the leaf ``"obs"``."""
-    if isinstance(obs, Mapping):
-        items = {str(key): value for key, value in obs.items()}
-    elif isinstance(obs, tuple):
-        items = {str(index): value for index, value in enumerate(obs)}
-    else:
+    if isinstance(obs, tuple):
+        obs = dict(enumerate(obs))
+    if not isinstance(obs, Mapping):
         return {prefix or "obs": obs}
     flat: dict[str, Any] = {}
-    for key, value in items.items():
-        flat |= flat_observation(value, f"{prefix}/{key}" if prefix else key)
+    for key, value in obs.items():
+        flat |= flat_observation(value, f"{prefix}/{key}" if prefix else str(key))
     return flat

@@ -1,0 +1,149 @@
+"""Environments that a user gives other than by id: callables and vector environments."""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import gymnasium
+from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import VectorEnv as GymVectorEnv
+
+from quintet.envs import atari, other_apis
+from quintet.envs.backends import BACKENDS
+from quintet.errors import ConfigError
+from quintet.system import forks
+from quintet.system.importing import name_of
+from quintet.system.signals import STOPS
+from quintet.system.user_code import raised, traced
+from quintet.system.user_state import lacking
+
+MakeEnv = Callable[..., gymnasium.Env[Any, Any] | GymVectorEnv[Any, Any, Any]]
+"""Makes one environment, or, with a parameter ``num_envs``, a vector environment of that size."""
+
+EnvLike = str | MakeEnv | GymVectorEnv[Any, Any, Any] | gymnasium.Env[Any, Any]
+"""An id or import string, a callable, a vector environment, or what `gymnasium.make` made."""
+
+EnvSource = MakeEnv | GymVectorEnv[Any, Any, Any]
+"""Makes environments that have no id."""
+
+
+def settle(env: EnvLike) -> tuple[dict[str, Any], EnvSource | None]:
+    """The fields of `EnvConfig` that a given environment determines, and its source.
+
+    A pool of EnvPool and an environment of `gymnasium.make` are only read, and made again.  Any
+    other vector environment is one group of streams.  Raises ConfigError if it is none of these.
+    """
+    if isinstance(env, str):
+        return {"id": env}, None
+    for _, backend in () if callable(env) else BACKENDS.usable():
+        if (says := backend.settle(env)) is not None:
+            return says, None
+    if isinstance(env, GymVectorEnv):
+        size = env.num_envs
+        return {"id": name_of(env), "num_streams": size, "streams_per_group": size}, env
+    if isinstance(env, gymnasium.Env):
+        return _like(env)
+    if callable(env):
+        return {"id": name_of(env)}, env
+    raise ConfigError(
+        f"env must be an id, a callable that makes environments, or a vector environment; got "
+        f"{env!r}; " + (other_apis.way_out(env) or "see docs of quintet.make_vector_env")
+    )
+
+
+def _like(env: gymnasium.Env[Any, Any]) -> tuple[dict[str, Any], EnvSource | None]:
+    """Maker of environments like one of `gymnasium.make`, by its specification."""
+    spec = env.spec
+    if spec is None:
+        name = type(env.unwrapped).__name__
+        raise ConfigError(
+            f"env must make environments, one for each stream; got {env!r}, which is one itself; "
+            f"give its class, {name}, or a function that makes it, lambda: {name}(...)"
+        )
+    lost = [each.name for each in spec.additional_wrappers if each.kwargs is None]
+    if lost:
+        raise ConfigError(
+            f"env must make environments, one for each stream; got {env!r}, whose wrapper {lost[0]}"
+            f" has no specification; give lambda: {lost[0]}(gymnasium.make({spec.id!r}), ...)"
+        )
+    # render_mode belongs to the one that was made: "human" would open windows.
+    kwargs = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
+    registered = gymnasium.registry.get(spec.id)
+    plain = registered is not None and not spec.additional_wrappers and not atari.is_ales(spec.id)
+    with suppress(TypeError, ValueError):  # of arguments that JSON can't hold
+        json.dumps(kwargs)
+        if registered is not None and plain:
+            changed = {k: v for k, v in kwargs.items() if (k, v) not in registered.kwargs.items()}
+            if spec.max_episode_steps != registered.max_episode_steps:
+                changed["max_episode_steps"] = spec.max_episode_steps
+            return {"id": spec.id, "backend": "gymnasium", "kwargs": changed}, None
+    make = partial(gymnasium.make, replace(spec, kwargs=kwargs), disable_env_checker=True)
+    return {"id": f"gymnasium:<{spec.id}>"}, make
+
+
+def can_be_made_again(source: EnvSource | None) -> bool:
+    """Whether further environments can be made, which evaluation needs."""
+    return not isinstance(source, GymVectorEnv) or is_plain_sync(source)
+
+
+def is_plain_sync(env: object) -> bool:
+    """Whether it is a SyncVectorEnv itself, whose environments can be stepped one by one."""
+    return type(env) is SyncVectorEnv and env.observation_mode == "same"
+
+
+def makes_groups(maker: MakeEnv) -> bool:
+    """Whether a callable has a parameter ``num_envs``, so that it makes vector environments."""
+    try:
+        return "num_envs" in inspect.signature(maker).parameters
+    except (TypeError, ValueError):  # some built-in callables don't tell
+        return False
+
+
+def call_maker(maker: Callable[..., Any], env_id: str, kwargs: Mapping[str, Any]) -> Any:
+    """Environment that `maker` makes; its errors become a ConfigError that says what to do."""
+    try:
+        with forks.kept_out(env_id):
+            return maker(**kwargs)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise ConfigError(
+            f"{env_id} needs a package that is not installed: {error}; run: {_install_line(env_id)}"
+        ) from error
+    except STOPS:
+        raise
+    except BaseException as error:
+        # What gymnasium.make says of a registered environment of another interface.
+        what_to_do = "correct env.kwargs or the environment"
+        if isinstance(error, TypeError) and "gymnasium.Env" in str(error):
+            what_to_do = other_apis.DERIVE
+        elif isinstance(error, gymnasium.error.UnregisteredEnv):
+            what_to_do = "register the id in the function that makes it, or import there what does"
+        if lacking:
+            what_to_do += (
+                f"; this process lacks what the one that began it has set up: {'; '.join(lacking)}"
+            )
+        fault = ConfigError(
+            f"{env_id} must be made with env.kwargs {dict(kwargs)}; it "
+            f"{raised(error)}; {what_to_do}"
+        )
+        raise traced(fault, error) from error
+
+
+def _install_line(env_id: str) -> str:
+    """The command that installs the missing package of a Gymnasium id."""
+    if atari.rom_of(env_id) is not None:
+        return atari.INSTALL_LINE
+    spec = gymnasium.registry.get(env_id.partition(":")[2] or env_id)
+    packages = {
+        "mujoco": "quintet[mujoco]",
+        "box2d": "quintet[box2d]",
+        "classic_control": "gymnasium[classic-control]",
+        "toy_text": "gymnasium[toy-text]",
+    }
+    for part, package in packages.items():
+        if spec is not None and part in str(spec.entry_point):
+            return f'pip install "{package}"'
+    return "the installation that the environment's own documentation names"
