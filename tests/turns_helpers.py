@@ -1,11 +1,26 @@
 """Games in PettingZoo's AEC API, and what a plain loop over them sees of each agent."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
+
+from quintet.envs.backends import Group
+from quintet.envs.config import EnvConfig
+from quintet.envs.pettingzoo import ParallelVectorEnv
+from quintet.envs.resolved import ResolvedEnv
+
+
+def game_env(
+    make: Callable[[], Any], num_streams: int, *, env_id: str = "game", success: str | None = None
+) -> ParallelVectorEnv:
+    """Games that `make` makes, with one stream per agent."""
+    config = EnvConfig(id=env_id, backend="pettingzoo", success=success)
+    return ParallelVectorEnv(ResolvedEnv(config, make), Group(num_streams))
+
 
 AGENTS = ("ann", "bob", "eve")
 ACTIONS = 4

@@ -64,42 +64,30 @@ PARALLEL = "parallel_env"
 _MAKERS = "return an environment of PettingZoo's parallel API (parallel_env) or AEC API (env)"
 
 
-def num_agents(make_env: Callable[[], Any], env_id: str) -> int:
+def num_agents(env: ResolvedEnv) -> int:
     """The number of agents that a game may have, of which one is made; raises ConfigError."""
-    game = in_turn(make_env())
+    game = _make_one(env)
     try:
-        return len(_agents_of(game, env_id))
+        return len(_agents_of(game, env.config.id))
     finally:
-        _close([game], env_id)
+        _close([game], env.config.id)
 
 
 @final
 class ParallelVectorEnv:
     """Games made by one callable, each with one stream per agent."""
 
-    def __init__(
-        self,
-        make_env: Callable[[], Any],
-        num_streams: int,
-        *,
-        env_id: str,
-        first_stream: int = 0,
-        success_key: str | None = None,
-    ) -> None:
+    def __init__(self, env: ResolvedEnv, group: Group) -> None:
         """Makes the games.
 
-        Args:
-            make_env: called once for every game, and again at restarts.
-            env_id, first_stream: for messages.
-            success_key: of an agent's info, true where its episode was won; None: nothing is read.
-
         Raises:
-            ConfigError: `make_env` makes another object, its agents have different spaces, or the
-                streams are not a multiple of the agents.
+            ConfigError: they are no games, their agents have different spaces, or the streams are
+                not a multiple of the agents.
         """
-        self._id, self.num_streams, self._first_stream = env_id, num_streams, first_stream
-        self._success_key = success_key
-        self._make_env: Callable[[], Any] = lambda: in_turn(make_env())
+        env_id, num_streams = env.config.id, group.num_streams
+        self._id, self.num_streams, self._first_stream = env_id, num_streams, group.first_stream
+        self._success_key = key_of(env.config.success)
+        self._make_env: Callable[[], Any] = partial(_make_one, env)
         self._games: list[Any] = [self._make_env()]
         try:
             self.agents = _agents_of(self._games[0], env_id)
@@ -121,7 +109,7 @@ class ParallelVectorEnv:
         self.description = EnvDescription(
             env_id,
             "pettingzoo",
-            success=rule_of(success_key),
+            success=rule_of(self._success_key),
             agents=tuple(map(str, self.agents)),
             remarks=action_remarks(self._action_space),
             turns=self._turns,
@@ -463,25 +451,18 @@ def _hint(env_id: str) -> str:
     )
 
 
-def _make_one(env: ResolvedEnv) -> Callable[[], Any]:
-    return partial(call_maker, env.maker, env.config.id, env.config.kwargs)
-
-
-def _make(env: ResolvedEnv, group: Group) -> ParallelVectorEnv:
-    return ParallelVectorEnv(
-        _make_one(env), group.num_streams, env_id=env.config.id, first_stream=group.first_stream,
-        success_key=key_of(env.config.success),
-    )  # fmt: skip
+def _make_one(env: ResolvedEnv) -> Any:
+    return in_turn(call_maker(env.maker, env.config.id, env.config.kwargs))
 
 
 BACKEND = Backend(
     title="PettingZoo",
-    make=_make,
+    make=ParallelVectorEnv,
     claims=_claims,
     needs="an import string of what makes an environment of several agents, like "
     f"pettingzoo.butterfly.pistonball_v6:{PARALLEL}, or of a game in turn, like "
     "pettingzoo.classic.tictactoe_v3:env",
     hint=_hint,
     in_python=True,
-    num_agents=lambda env: num_agents(_make_one(env), env.config.id),
+    num_agents=num_agents,
 )

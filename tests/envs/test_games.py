@@ -12,6 +12,7 @@ import torch
 from agents_helpers import STAYS, Game, Numbered, Still
 from gymnasium import spaces
 from safetensors.numpy import load_file
+from turns_helpers import game_env
 
 import quintet
 from quintet.config.layers import Layer
@@ -19,7 +20,6 @@ from quintet.config.resolve import compose
 from quintet.envs.config import EnvConfig
 from quintet.envs.games import SIZE, CoinRace
 from quintet.envs.make import make_group_env
-from quintet.envs.pettingzoo import ParallelVectorEnv
 from quintet.envs.resolved import resolve_env
 from quintet.errors import ConfigError, QuintetError
 from quintet.observe.timing import PhaseTimer
@@ -171,7 +171,7 @@ def test_the_coin_race_by_its_rules():
 
 def test_rows_without_an_agent_are_neither_first_nor_counted():
     stays = {"ann": (0, 2), "bob": (0, 7), "eve": (4, 7)}
-    env = ParallelVectorEnv(lambda: Game(stays), 3, env_id="game")
+    env = game_env(lambda: Game(stays), 3)
     sampling = SerialSampling([env], Still, DataPlan(5, 3), 1, PhaseTimer())
     sampling.publish(Publication(0, {}))
     sampling.restart(0)
@@ -363,7 +363,7 @@ def test_opponents_keep_their_state_through_a_game():
     made = [Kept(), Kept()]
     games = iter(made)
     who = Assignment(2, True, num_agents=3, past_frac=1.0)
-    env = ParallelVectorEnv(lambda: next(games), 6, env_id="game")
+    env = game_env(lambda: next(games), 6)
     options = SerialOptions(assignment=who)
     sampling = SerialSampling([env], Counting, DataPlan(5, 6), 1, PhaseTimer(), options)
     for policy in (0, 1):
@@ -386,7 +386,7 @@ def test_a_mix_draws_anew_in_every_row():
 def test_a_row_has_the_version_and_the_state_of_who_plays_it():
     made = [Kept(), Kept()]
     games = iter(made)
-    env = ParallelVectorEnv(lambda: next(games), 6, env_id="game")
+    env = game_env(lambda: next(games), 6)
     options = SerialOptions(assignment=Assignment(2, True, num_agents=3))
     sampling = SerialSampling([env], Counting, DataPlan(20, 8), 1, PhaseTimer(), options)
     for policy in (0, 1):
@@ -411,7 +411,7 @@ def test_players_of_an_evaluation_keep_their_states_apart():
     made = [Kept({"ann": (0, 7), "bob": (0, 3), "eve": (2, 7)}) for _ in range(2)]
     games = iter(made)
     how = How(Counting(0), 4, 0, True, None, others=(Counting(1),))
-    with closing(ParallelVectorEnv(lambda: next(games), 6, env_id="game")) as vector:
+    with closing(game_env(lambda: next(games), 6)) as vector:
         found = play_games(vector, how, 3)
     # Only steps that were made count: of both games the first actor's agents, twice each.
     assert [each.length for each in found.played] == [7, 7, 5, 5, 3, 3]

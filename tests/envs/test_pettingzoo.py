@@ -8,12 +8,12 @@ import pytest
 from agents_helpers import STAYS, Game, Numbered, Still, parallel_env
 from envs_helpers import record
 from gymnasium import spaces
-from turns_helpers import Scripted, scripted
+from turns_helpers import Scripted, game_env, scripted
 
 from quintet.envs.config import EnvConfig
 from quintet.envs.make import make_group_env, make_vector_env
-from quintet.envs.pettingzoo import ParallelVectorEnv, num_agents
-from quintet.envs.resolved import resolve_env
+from quintet.envs.pettingzoo import num_agents
+from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.vector import allocate_row, check_finite
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.observe.timing import PhaseTimer
@@ -23,7 +23,7 @@ from quintet.types import Publication
 
 
 def play(stays: dict[str, tuple[int, int]], rows: int, copies: int = 1, **kwargs: Any) -> Any:
-    env = ParallelVectorEnv(lambda: Game(stays, **kwargs), 3 * copies, env_id="game")
+    env = game_env(lambda: Game(stays, **kwargs), 3 * copies)
     return record(env, list(range(100, 100 + 3 * copies)), np.zeros((rows, 3 * copies), np.int64))
 
 
@@ -47,7 +47,7 @@ def test_each_agent_is_a_stream_with_the_rows_of_its_own_stay():
 
 
 def test_games_have_seeds_of_their_own_and_begin_anew_at_a_restart():
-    env = ParallelVectorEnv(Game, 6, env_id="game")
+    env = game_env(Game, 6)
     first = record(env, [1, 2, 3, 4, 5, 6], np.zeros((3, 6), np.int64)).obs["obs"]
     assert first[0, :, 2].tolist() == [1, 1, 1, 4, 4, 4]
     again = record(env, [7, 8, 9, 1, 2, 3], np.zeros((3, 6), np.int64)).obs["obs"]
@@ -70,16 +70,14 @@ def test_an_agent_may_come_back():
             over |= {"ann": self.t == 3} if "ann" in over else {}
             return shown, rewards, over, cut, infos
 
-    env = ParallelVectorEnv(lambda: Returns(dict.fromkeys(STAYS, (0, 6))), 3, env_id="game")
+    env = game_env(lambda: Returns(dict.fromkeys(STAYS, (0, 6))), 3)
     found = record(env, [1, 2, 3], np.zeros((6, 3), np.int64))
     assert found.valid[:, 0].astype(int).tolist() == [1, 1, 1, 0, 1, 1]
     assert found.obs["obs"][4, 0].tolist() == [0, 4, 1]
 
 
 def test_success_is_of_the_agents_own_info():
-    env = ParallelVectorEnv(
-        lambda: Game(dict.fromkeys(STAYS, (0, 2))), 3, env_id="g", success_key="won"
-    )
+    env = game_env(lambda: Game(dict.fromkeys(STAYS, (0, 2))), 3, env_id="g", success="info:won")
     row = allocate_row(env.spaces.observation, 3)
     env.restart([1, 2, 3], row.obs)
     for _ in range(2):
@@ -103,13 +101,13 @@ def test_success_is_of_the_agents_own_info():
     ],
 )
 def test_what_a_game_does_wrong(wrong: str, says: str):
-    env = ParallelVectorEnv(lambda: Game(wrong=wrong), 3, env_id="game")
+    env = game_env(lambda: Game(wrong=wrong), 3)
     with pytest.raises(EnvironmentFault, match=says):
         record(env, [1, 2, 3], np.zeros((2, 3), np.int64))
 
 
 def test_who_comes_in_must_be_shown_something():
-    env = ParallelVectorEnv(lambda: Game(STAYS | {"eve": (1, 9)}, "blind"), 3, env_id="game")
+    env = game_env(lambda: Game(STAYS | {"eve": (1, 9)}, "blind"), 3)
     with pytest.raises(EnvironmentFault, match=r"stream 2 .*gave no observation for 'eve'"):
         record(env, [1, 2, 3], np.zeros((2, 3), np.int64))
 
@@ -127,7 +125,7 @@ class Masked(Game):
 
 
 def test_who_is_not_there_needs_no_action_that_is_allowed():
-    env = ParallelVectorEnv(lambda: Masked(STAYS | {"eve": (3, 9)}), 3, env_id="game")
+    env = game_env(lambda: Masked(STAYS | {"eve": (3, 9)}), 3)
     sampling = SerialSampling([env], Still, DataPlan(5, 3), 1, PhaseTimer())
     sampling.publish(Publication(0, {}))
     sampling.restart(0)
@@ -142,13 +140,13 @@ class Seedless(Game):
 
 
 def test_a_reset_must_take_a_seed():
-    env = ParallelVectorEnv(Seedless, 3, env_id="game")
+    env = game_env(Seedless, 3)
     with pytest.raises(EnvironmentFault, match=r"it must be reset\(seed=None, options=None\)"):
         record(env, [1, 2, 3], np.zeros((2, 3), np.int64))
 
 
 def test_what_is_not_finite_is_told_with_the_seed_of_its_game():
-    env = ParallelVectorEnv(Game, 6, env_id="game")
+    env = game_env(Game, 6)
     reward = np.zeros((2, 6), np.float32)
     reward[1, 4] = np.nan
     says = r"stream 16 \(agent 'bob'\), step 8 after its reset with seed 4: reward is nan"
@@ -161,7 +159,7 @@ def test_who_is_not_there_yet_is_shown_within_the_bounds():
         def observation_space(self, agent: str) -> spaces.Space:
             return spaces.Box(np.float32([1, -5, -9]), np.float32([2e9, 5, -2]))
 
-    env = ParallelVectorEnv(lambda: Bounded(STAYS | {"eve": (2, 9)}), 3, env_id="game")
+    env = game_env(lambda: Bounded(STAYS | {"eve": (2, 9)}), 3)
     for seeds in ([1, 2, 3], [4, 5, 6]):
         found = record(env, seeds, np.zeros((3, 3), np.int64)).obs["obs"]
         assert found[:2, 2].tolist() == [[1, 0, -2]] * 2
@@ -195,23 +193,25 @@ class Strange(Game):
 )
 def test_names_and_spaces_that_no_game_may_have(agents: Any, space: Any, says: str):
     with pytest.raises(ConfigError, match=says):
-        ParallelVectorEnv(lambda: Strange(agents, space), 2, env_id="game")
+        game_env(lambda: Strange(agents, space), 2)
 
 
 @pytest.mark.filterwarnings("error")
 def test_a_game_that_fails_to_close_is_only_warned_of():
     with pytest.raises(RuntimeWarning, match="raised in close OSError"):
-        num_agents(lambda: Strange(["ann", "bob"], spaces.Discrete(2)), "game")
+        num_agents(
+            ResolvedEnv(EnvConfig(id="game"), lambda: Strange(["ann", "bob"], spaces.Discrete(2)))
+        )
 
 
 def test_games_that_cannot_be_streams():
     with pytest.raises(ConfigError, match=r"multiples of 3, got 4; use --env.num-streams 6"):
-        ParallelVectorEnv(Game, 4, env_id="game")
+        game_env(Game, 4)
     with pytest.raises(ConfigError, match=r"all agents the same spaces.*'eve'.*pad them"):
-        ParallelVectorEnv(lambda: Game(wrong="spaces"), 3, env_id="game")
+        game_env(lambda: Game(wrong="spaces"), 3)
     one = Game()
     with pytest.raises(ConfigError, match="the same object twice"):
-        ParallelVectorEnv(lambda: one, 6, env_id="game")
+        game_env(lambda: one, 6)
     with pytest.raises(
         ConfigError, match=r"several agents, with possible_agents; got builtins.object"
     ):
@@ -322,13 +322,13 @@ class Selects(Scripted):
     ],
 )
 def test_what_games_in_turn_must_do(game: Any, says: str):
-    env = ParallelVectorEnv(game, 3, env_id="game", success_key="won")
+    env = game_env(game, 3, env_id="game", success="info:won")
     with pytest.raises(EnvironmentFault, match=says):
         record(env, [1, 2, 3], np.zeros((200, 3), np.int64))
 
 
 def test_a_reward_may_be_an_array_of_one():
-    env = ParallelVectorEnv(partial(Gives, 1, np.array([2.0])), 3, env_id="game")
+    env = game_env(partial(Gives, 1, np.array([2.0])), 3)
     assert record(env, [1, 2, 3], np.zeros((20, 3), np.int64)).reward.max() >= 2.0
 
 
@@ -353,13 +353,13 @@ def test_who_leaves_late_may_come_back():
         def __init__(self) -> None:
             super().__init__(dict.fromkeys(STAYS, (0, 6)), "stays")
 
-    env = ParallelVectorEnv(Late, 3, env_id="game")
+    env = game_env(Late, 3)
     found = record(env, [1, 2, 3], np.zeros((6, 3), np.int64))
     assert found.valid[:, 0].astype(int).tolist() == [1, 1, 0, 0, 1, 1]
 
 
 def test_games_are_made_anew_at_a_restart():
-    env = ParallelVectorEnv(Numbered, 3, env_id="game")
+    env = game_env(Numbered, 3)
     first, again = (record(env, [1, 2, 3], np.zeros((7, 3), np.int64)).reward for _ in range(2))
     assert first[:, 0].tolist() == [1, 1, 0, 2, 2, 0, 3]
     assert np.array_equal(first, again)

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from turns_helpers import AGENTS, Alone, Decision, Scripted, action_of, decisions
+from turns_helpers import AGENTS, Alone, Decision, Scripted, action_of, decisions, game_env
 
 import quintet
-from quintet.envs.pettingzoo import ParallelVectorEnv
 from quintet.errors import ConfigError
 from quintet.observe.timing import PhaseTimer
 from quintet.play import How, play
@@ -49,7 +48,7 @@ def collect(
     make: Any, steps: int, every: int, games: int, env_steps: int
 ) -> tuple[list[Any], list[int]]:
     """Batches of a budget, and the seeds of the games."""
-    env = ParallelVectorEnv(make, games * 3, env_id="turns", success_key="won")
+    env = game_env(make, games * 3, env_id="turns", success="info:won")
     plan = DataPlan(steps, games * 3, return_discount=GAMMA, state_every=every)
     sampling = SerialSampling([env], Counting, plan, 3, PhaseTimer())
     found, left = [], env_steps
@@ -140,7 +139,7 @@ def test_episodes_are_measured_whole() -> None:
 
 
 def test_evaluation_plays_as_a_plain_loop_does() -> None:
-    env = ParallelVectorEnv(Scripted, 6, env_id="turns", success_key="won")
+    env = game_env(Scripted, 6, env_id="turns", success="info:won")
     found = play(env, How(Counting(), 8, 50, True, None), 3)  # type: ignore[arg-type]
     mine = [(each.return_, each.length, each.success) for each in found.played]
     expected = []
@@ -168,7 +167,7 @@ def test_a_short_unroll_counts_the_decisions_that_its_batch_will_hold(rows: int)
     """If it counted those without an outcome, it would end too soon: where every unroll is a short
     one after which the streams begin anew, the budget would never be spent.
     """
-    env = ParallelVectorEnv(Scripted, 6, env_id="turns")
+    env = game_env(Scripted, 6, env_id="turns")
     sampling = SerialSampling([env], Counting, DataPlan(9, 6), 3, PhaseTimer())
     sampling.publish(Publication(0, {}))
     sampling.restart(0)
