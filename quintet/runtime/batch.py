@@ -1,19 +1,18 @@
 """Columns of unrolls: selected, split, joined, moved to a device; no other module does so."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from threading import Lock
 from typing import Any, NamedTuple, final
 
+import optree
 import torch
 from torch import Tensor
 
 from quintet.types import Rollout
 
 _WITHOUT_TIME = ("stream_id", "group_id", "episode_id", "last_action", "last_reward")
-COLUMN_DIM = dict.fromkeys(_WITHOUT_TIME, 0)
-"""The dimension of a rollout's columns in its fields, where it is not 1."""
 
 
 @dataclass(frozen=True)
@@ -37,46 +36,58 @@ def join(parts: Sequence[Rollout]) -> Rollout:
     """All columns of all parts, in order; a single part is returned as it is, without a copy."""
     if len(parts) == 1:
         return parts[0]
-    return _combine(parts, lambda tensors, dim: torch.cat(tensors, dim))
+    return _map(lambda dim, *tensors: torch.cat(tensors, dim), *parts)
 
 
 def select(rollout: Rollout, columns: Tensor) -> Rollout:
     """The columns at the indices `columns` ``[N]``, copied."""
-    return _combine([rollout], lambda tensors, dim: tensors[0].index_select(dim, columns))
+    return _map(lambda dim, x: x.index_select(dim, columns), rollout)
 
 
 def narrow(rollout: Rollout, start: int, count: int) -> Rollout:
     """`count` columns from `start` on, as views."""
-    return _combine([rollout], lambda tensors, dim: tensors[0].narrow(dim, start, count))
+    return _map(lambda dim, x: x.narrow(dim, start, count), rollout)
 
 
-def _combine(parts: Sequence[Rollout], function: Callable[[list[Tensor], int], Tensor]) -> Rollout:
-    """A rollout of ``function([the parts' tensors], column dimension)`` for every tensor."""
-    values: dict[str, Any] = {}
-    for field in fields(Rollout):
-        each = [getattr(part, field.name) for part in parts]
-        dim = COLUMN_DIM.get(field.name, 1)
-        if isinstance(each[0], Tensor):
-            values[field.name] = function(each, dim)
-        elif isinstance(each[0], dict):
-            values[field.name] = {
-                name: function([leaves[name] for leaves in each], dim) for name in each[0]
-            }
-        else:
-            values[field.name] = each[0]
-    return Rollout(**values)
+def split(rollout: Rollout, columns: int) -> list[Rollout]:
+    """Parts of so many columns each, as views; a single part is the rollout itself."""
+    count = rollout.stream_id.numel() // columns
+    if count == 1:
+        return [rollout]
+    fields: Any = vars(rollout)
+    paths, leaves, tree = optree.tree_flatten_with_path(fields)
+    each = [
+        x.chunk(count, _dim(path)) if isinstance(x, Tensor) else (x,) * count
+        for path, x in zip(paths, leaves, strict=True)
+    ]
+    return [Rollout(**tree.unflatten(part)) for part in zip(*each, strict=True)]
+
+
+def _map(function: Callable[..., Tensor], *parts: Rollout) -> Rollout:
+    """A rollout of ``function(column dimension, *the parts' tensors)`` for every tensor."""
+
+    def of(path: tuple[Any, ...], *leaves: Any) -> Any:
+        return function(_dim(path), *leaves) if isinstance(leaves[0], Tensor) else leaves[0]
+
+    trees: list[Any] = [vars(part) for part in parts]
+    return Rollout(**optree.tree_map_with_path(of, *trees))
+
+
+def _dim(path: tuple[Any, ...]) -> int:
+    """The dimension of a rollout's columns in one of its tensors."""
+    return 0 if path[0] in _WITHOUT_TIME else 1
 
 
 def to_device(rollout: Rollout, device: torch.device) -> Rollout:
     """The rollout on `device`; on the CPU nothing is copied."""
     if device.type == "cpu":
         return rollout
-    return _combine([rollout], lambda tensors, _: tensors[0].to(device, non_blocking=True))
+    return _map(lambda _, x: x.to(device, non_blocking=True), rollout)
 
 
 def pinned(rollout: Rollout) -> Rollout:
     """A copy in page-locked memory, from which a GPU reads without waiting."""
-    return _combine([rollout], lambda tensors, _: tensors[0].pin_memory())
+    return _map(lambda _, x: x.pin_memory(), rollout)
 
 
 @final

@@ -6,9 +6,10 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, final
 
+import optree
 import torch
 from torch import Tensor
 
@@ -101,9 +102,9 @@ class BatchMemory:
         return all_specs
 
     def write(self, batch: Rollout) -> None:
-        into = self.read(batch.trace_cut is not None, batch.replayed)
-        for field in fields(Rollout):
-            _copy(getattr(batch, field.name), getattr(into, field.name))
+        into: Any = vars(self.read(batch.trace_cut is not None, batch.replayed))
+        source: Any = vars(batch)
+        optree.tree_map_(_copy, into, source)
 
     def read(self, cut: bool, replayed: bool) -> Rollout:
         """The batch as views; `cut`: it has a trace_cut."""
@@ -124,13 +125,10 @@ def _batches(rows: RowSpecs, plan: DataPlan) -> dict[bool, tuple[RowSpecs, DataP
     return batches
 
 
-def _copy(source: Any, into: Any) -> None:
+def _copy(into: Any, source: Any) -> None:
     if isinstance(into, Tensor):
         assert source.shape == into.shape
         into.copy_(source)
-    elif isinstance(into, dict):
-        for name, x in into.items():
-            _copy(source[name], x)
 
 
 def shared_state(learner: Learner, ranks: Ranks) -> LearnerState:

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+import optree
 import torch
 from torch import Tensor
 
@@ -94,15 +95,13 @@ class Fresh(NamedTuple):
         )
 
     def columns(self, which: Columns) -> Self:
-        def chosen(name: str, x: Any) -> Any:
-            if isinstance(x, dict):
-                return {key: chosen(name, leaf) for key, leaf in x.items()}
+        def chosen(path: tuple[Any, ...], x: Any) -> Any:
             if not isinstance(x, np.ndarray):
                 return x
-            return x[which] if name in _WITHOUT_TIME else x[:, which]
+            return x[which] if path[0] in _WITHOUT_TIME else x[:, which]
 
-        chosen_fields = (chosen(name, x) for name, x in zip(self._fields, self, strict=True))
-        return type(self)(*chosen_fields)
+        fields: Any = self._asdict()
+        return type(self)(**optree.tree_map_with_path(chosen, fields))
 
     def begin(self) -> Begin:
         """The streams' place at row 0; that of the batch that follows on this one is `end`."""

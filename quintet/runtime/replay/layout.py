@@ -9,19 +9,8 @@ import torch
 
 from quintet.errors import ConfigError
 from quintet.protocols import DataPlan
-from quintet.runtime.replay.frames import (
-    may_stack,
-    pool_bytes,
-    possible_slices,
-    stack_fields,
-)
-from quintet.runtime.replay.memory import (
-    Numbers,
-    array_dtype,
-    require_room,
-    rings_bytes,
-    row_bytes,
-)
+from quintet.runtime.replay.frames import may_stack, pool_bytes, possible_slices, stack_fields
+from quintet.runtime.replay.memory import Numbers, array_dtype, require_room, rings_bytes, row_bytes
 from quintet.runtime.slots import RowSpecs
 from quintet.spaces import leaf_spec, observation_leaves
 from quintet.types import TensorSpec
@@ -42,9 +31,9 @@ _FIXED = {
 class Layout:
     """Fields and lengths of the rings.
 
-    Some depend on `stacks`, which has, for each leaf that turned out to be a stack of frames, the
-    slices of the leading axis that make one frame.
-
+    stacks: slices of the leading axis that make one frame, of each leaf that is a stack of frames.
+        It is set when rows show that, or files; before, the smallest frame of each leaf that may be
+        one stands there, so that lengths and bytes are the least possible.
     numbers: of the streams in the run, one for each ring; None: from 0 on.
     rows_per_stream: live rows of a ring, at most.
     leaves: leaves of the observation, by field.
@@ -87,6 +76,7 @@ class Layout:
             f"obs/{name}": leaf_spec(leaf)
             for name, leaf in observation_leaves(rows.spaces.observation).items()
         }
+        self.stacks = {name: slices[0] for name, slices in self.slices_of_stacks().items()}
         self._by_row = {"action": rows.action, **_FIXED}
         self._by_row |= {f"record/{name}": spec for name, spec in rows.record.items()}
         if plan.return_discount is not None:
@@ -111,10 +101,6 @@ class Layout:
         """The file of that name, or None in memory."""
         return None if self.folder is None else self.folder / f"{name}.bin"
 
-    def smallest_stacks(self) -> dict[str, int]:
-        """The smallest possible frame of each leaf that may be a stack."""
-        return {name: slices[0] for name, slices in self.slices_of_stacks().items()}
-
     def slices_of_stacks(self) -> dict[str, list[int]]:
         """The numbers of slices that one frame may have, of each leaf that may be a stack."""
         return {
@@ -123,95 +109,94 @@ class Layout:
             if may_stack(spec)
         }
 
-    def packed(self, stacks: Mapping[str, int]) -> dict[str, TensorSpec]:
+    def packed(self) -> dict[str, TensorSpec]:
         """Fields that lie together in a row's record."""
-        whole = {name: spec for name, spec in self.leaves.items() if name not in stacks}
+        whole = {name: spec for name, spec in self.leaves.items() if name not in self.stacks}
         return {
             name: spec
             for name, spec in (self._by_row | whole).items()
             if name in _FIXED or row_bytes(spec) <= _PACKED_BYTES
         }
 
-    def apart(self, stacks: Mapping[str, int]) -> dict[str, TensorSpec]:
+    def apart(self) -> dict[str, TensorSpec]:
         """Fields with memory of their own: large ones, and stacks of frames."""
-        packed, fields = self.packed(stacks), dict(self._by_row)
+        packed, fields, stacks = self.packed(), dict(self._by_row), self.stacks
         for name, spec in self.leaves.items():
             fields |= stack_fields(name, spec, stacks[name]) if name in stacks else {name: spec}
         return {name: spec for name, spec in fields.items() if name not in packed}
 
-    def history(self, stacks: Mapping[str, int]) -> int:
-        """Rows that are kept before the oldest live one, for its last action and older frames."""
-        frames = (self.leaves[name].shape[0] // slices for name, slices in stacks.items())
-        return max(frames, default=1)
+    @property
+    def needed_rows(self) -> int:
+        """Rows of a stream that a draw can need, once there are so many: live ones, and those
+        before the oldest, for its last action and older frames.
+        """
+        frames = (self.leaves[name].shape[0] // slices for name, slices in self.stacks.items())
+        return self.rows_per_stream + max(frames, default=1)
 
-    def length(self, stacks: Mapping[str, int]) -> int:
-        """Rows of a ring: live rows, their history, slack, and a whole segment at each end."""
-        rows = self._least_length(stacks) + self.slack
-        return -(-rows // self.segment) * self.segment
+    def _least_length(self) -> int:
+        return self.needed_rows + 2 * self.segment + 2  # a whole segment at each end
 
-    def _least_length(self, stacks: Mapping[str, int]) -> int:
-        return self.rows_per_stream + self.history(stacks) + 2 * self.segment + 2
+    def length(self) -> int:
+        """Rows of a ring."""
+        return -(-(self._least_length() + self.slack) // self.segment) * self.segment
 
-    def keep_length(self, stacks: Mapping[str, int], ring_rows: int) -> None:
-        """Sets the slack to that of existing rings of `ring_rows` rows."""
-        self.slack = ring_rows - self._least_length(stacks)
+    def keep(self, stacks: Mapping[str, int], ring_rows: int) -> None:
+        """Takes the stacks of existing rings of `ring_rows` rows, and their slack."""
+        self.stacks = dict(stacks)
+        self.slack = ring_rows - self._least_length()
 
     @property
     def slack_unrolls(self) -> int:
         """Unrolls that fit into the slack, each after a gap."""
         return max(self.slack - 2, 0) // (self.unroll_steps + 1)
 
-    def entries(self, stacks: Mapping[str, int]) -> int:
+    def entries(self) -> int:
         """Entries of a stream's index.  A sequence's entry is also the place of its states, which
         last as long as its rows.
         """
         if self.kind == "windows":
             return self.rows_per_stream + self.unroll_steps + 1
-        return self.length(stacks) // self.unroll_steps + 2
+        return self.length() // self.unroll_steps + 2
 
     def column_bytes(self, steps: int) -> int:
         """Bytes of a drawn column of so many rows, with the rows before and after it."""
         row = sum(row_bytes(spec) for spec in (self._by_row | self.leaves).values())
         return (steps + 2) * row + sum(row_bytes(spec) for spec in self.states.values())
 
-    def rows_bytes(self, stacks: Mapping[str, int]) -> int:
-        """Bytes of the rings that hold rows."""
-        rows = self.num_streams * self.length(stacks)
-        return rings_bytes(self.packed(stacks), self.apart(stacks), rows)
+    def rings_bytes(self) -> dict[str, int]:
+        """Bytes of the rings by their file's name."""
+        rows = self.num_streams * self.length()
+        sizes = {"rows": rings_bytes(self.packed(), self.apart(), rows)}
+        if self.states:
+            sizes["states"] = rings_bytes({}, self.states, self.num_streams * self.entries())
+        return sizes
 
-    def index_bytes(self, stacks: Mapping[str, int]) -> int:
-        """Bytes of the index, which lies in memory always."""
-        return 8 * self.num_streams * self.entries(stacks)
-
-    def require_room(self, stacks: Mapping[str, int]) -> None:
+    def require_room(self) -> None:
         """Raises ConfigError where the replay does not fit on the disk or in memory."""
-        nbytes, index = self.nbytes(stacks), self.index_bytes(stacks)
+        index = 8 * self.num_streams * self.entries()  # which lies in memory always
         if self.folder is None:
-            require_room(None, nbytes)
+            require_room(None, self.nbytes())
         else:
-            require_room(self.folder, nbytes - index)
+            require_room(self.folder, self.nbytes() - index)
             require_room(None, index, "the index of a replay")
 
-    def nbytes(self, stacks: Mapping[str, int]) -> int:
+    def nbytes(self) -> int:
         """Bytes of all rings, the index and the pools at their first size."""
-        rows = self.num_streams * self.length(stacks)
-        total = self.rows_bytes(stacks) + self.index_bytes(stacks)
-        if self.states:
-            total += rings_bytes({}, self.states, self.num_streams * self.entries(stacks))
-        return total + sum(
-            pool_bytes(self.leaves[name], slices, rows) for name, slices in stacks.items()
-        )
+        rows = self.num_streams * self.length()
+        pools = (pool_bytes(self.leaves[name], n, rows) for name, n in self.stacks.items())
+        index = 8 * self.num_streams * self.entries()
+        return sum(self.rings_bytes().values()) + index + sum(pools)
 
-    def to_json(self, stacks: Mapping[str, int]) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The properties that files and layout must share."""
-        fields = self.packed(stacks) | self.apart(stacks)
+        fields = self.packed() | self.apart()
         fields |= {f"state/{name}": s for name, s in self.states.items()}
         return {
             "kind": self.kind,
             "streams": self.num_streams,
             "unroll_steps": self.unroll_steps,
             "rows_per_stream": self.rows_per_stream,
-            "ring_rows": self.length(stacks),
+            "ring_rows": self.length(),
             "fields": {k: [list(s.shape), str(array_dtype(s.dtype))] for k, s in fields.items()},
-            "stacks": dict(stacks),
+            "stacks": dict(self.stacks),
         }

@@ -1,7 +1,6 @@
 """Replay: stores collected rows, each once, and draws batches of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from quintet.errors import CheckpointError
 from quintet.protocols import DataPlan
-from quintet.runtime.batch import COLUMN_DIM
+from quintet.runtime.batch import split
 from quintet.runtime.replay.batch import (
     CUT,
     FIRST,
@@ -27,11 +26,7 @@ from quintet.runtime.replay.batch import (
 )
 from quintet.runtime.replay.frames import frame_slices
 from quintet.runtime.replay.layout import Layout
-from quintet.runtime.replay.memory import (
-    Array,
-    Numbers,
-    files_in,
-)
+from quintet.runtime.replay.memory import Array, Numbers, files_in
 from quintet.runtime.replay.resume import load_rows, save_rows
 from quintet.runtime.replay.store import RowStore
 from quintet.runtime.slots import RowSpecs
@@ -118,7 +113,7 @@ class Replay:
         self._saved: Numbers | None = None  # the streams' newest rows in the last checkpoint
         # Existing rings keep their length, which may be less than is asked for now.
         if folder is None or not files_in(folder):
-            self._layout.require_room(self._layout.smallest_stacks())
+            self._layout.require_room()
 
     @property
     def size(self) -> int:
@@ -143,9 +138,7 @@ class Replay:
     @property
     def nbytes(self) -> int:
         """Bytes of memory or disk; before the first `store` the least possible number."""
-        if self._store is None:
-            return self._layout.nbytes(self._layout.smallest_stacks())
-        return self._store.nbytes
+        return self._layout.nbytes() if self._store is None else self._store.nbytes
 
     def describe(self) -> str:
         """One sentence for a person, best after the first `store`."""
@@ -177,10 +170,11 @@ class Replay:
         if self._store is None:
             slices_of = {
                 name: frame_slices(as_array(batch.obs[name.removeprefix("obs/")]))
-                for name in self._layout.smallest_stacks()
+                for name in self._layout.stacks  # of leaves that may be one
             }
-            stacks = {name: slices for name, slices in slices_of.items() if slices is not None}
-            self._store = RowStore(self._layout, stacks, fresh=True)
+            found = {name: slices for name, slices in slices_of.items() if slices is not None}
+            self._layout.stacks = found
+            self._store = RowStore(self._layout, fresh=True)
         self._store.store(batch)
 
     def overwrites(self, batch: Rollout) -> bool:
@@ -189,7 +183,7 @@ class Replay:
             return False
         unrolls = int(np.bincount(batch.stream_id.numpy()).max())
         head = self._store.head + unrolls * (self._layout.unroll_steps + 1)
-        kept = np.maximum(self._saved, self._store.needed_rows)
+        kept = np.maximum(self._saved, self._layout.needed_rows)
         return bool((head - kept > self._layout.slack).any())
 
     @property
@@ -197,7 +191,7 @@ class Replay:
         """Whether rows that an earlier checkpoint needed may have been overwritten."""
         if self._store is None:
             return False
-        return bool((self._store.head > self._store.needed_rows + self._layout.slack).any())
+        return bool((self._store.head > self._layout.needed_rows + self._layout.slack).any())
 
     def cut(self) -> None:
         """Notes that the streams were restarted: the next rows do not follow on the last ones."""
@@ -250,7 +244,7 @@ class Replay:
         for begin in range(0, number, ahead):
             part = slice(begin, begin + ahead)
             batches = self._draw(store, stream[part].reshape(-1), entry[part].reshape(-1))
-            yield from _split(batches, columns)
+            yield from split(batches, columns)
 
     def _draw(self, store: RowStore, stream: Numbers, entry: Numbers) -> Rollout:
         """The rows that these entries of the streams' index stand for, a column for each."""
@@ -432,24 +426,6 @@ class Drawn(NamedTuple):
         """Rows 0..T - 1, and row -1."""
         values, dtype = self._taken(name), self.store.rows.specs[name].dtype
         return as_tensor(values[1:], dtype), as_tensor(values[0], dtype)
-
-
-def _split(rollout: Rollout, columns: int) -> list[Rollout]:
-    """Parts of so many columns each, as views; a single part is the rollout itself."""
-    count = rollout.valid.shape[1] // columns
-    if count == 1:
-        return [rollout]
-
-    def each(name: str, x: Any) -> Sequence[Any]:
-        if isinstance(x, Tensor):
-            return x.chunk(count, COLUMN_DIM.get(name, 1))
-        if isinstance(x, dict):
-            leaves = zip(*(each(name, leaf) for leaf in x.values()), strict=True)
-            return [dict(zip(x, parts, strict=True)) for parts in leaves] or [x] * count
-        return [x] * count
-
-    by_field = [each(field.name, getattr(rollout, field.name)) for field in fields(Rollout)]
-    return [Rollout(*values) for values in zip(*by_field, strict=True)]
 
 
 def _cut_window(drawn: Drawn) -> Drawn:

@@ -10,7 +10,7 @@ from pydantic import Field
 from quintet.errors import CheckpointError
 from quintet.runtime.replay.batch import START, VALID
 from quintet.runtime.replay.layout import Layout
-from quintet.runtime.replay.memory import Numbers, bytes_of, damaged, require_file, rings_bytes
+from quintet.runtime.replay.memory import Numbers, bytes_of, damaged, require_file
 from quintet.runtime.replay.store import RowStore
 from quintet.system.manifest import Checked, Count, content_fault
 
@@ -68,7 +68,7 @@ def save_rows(store: RowStore) -> dict[str, Any]:
     store.rows.seal(store.head, store.kept_whole)
     rows = store.rows
     state = {
-        "layout": store.layout.to_json(_stacks(store)),
+        "layout": store.layout.to_json(),
         "pools": [stack.entries for stack in store.stacks.values()],
         "size": store.size,
         "stored": store.stored,
@@ -99,9 +99,8 @@ def load_rows(layout: Layout, state: Mapping[str, Any]) -> RowStore:
     wrong = content_fault(SavedRows, state) or SavedRows.model_validate(state).fault(layout)
     if wrong is not None:
         raise CheckpointError(f"its replay's entry holds what no run writes ({wrong})")
-    stacks: dict[str, int] = state["layout"]["stacks"]
-    layout.keep_length(stacks, state["layout"]["ring_rows"])
-    mine = layout.to_json(stacks)
+    layout.keep(state["layout"]["stacks"], state["layout"]["ring_rows"])
+    mine = layout.to_json()
     if mine != state["layout"]:
         differing = [name for name in mine if mine[name] != state["layout"].get(name)]
         raise CheckpointError(
@@ -109,15 +108,11 @@ def load_rows(layout: Layout, state: Mapping[str, Any]) -> RowStore:
             + "; ".join(f"{k} was {state['layout'].get(k)} and is {mine[k]}" for k in differing)
             + "; go on with the old settings, or start again in another run folder"
         )
-    sizes = {"rows": layout.rows_bytes(stacks)}
-    if layout.states:
-        entries = layout.num_streams * layout.entries(stacks)
-        sizes["states"] = rings_bytes({}, layout.states, entries)
-    for name, nbytes in sizes.items():
+    for name, nbytes in layout.rings_bytes().items():
         place = layout.file(name)
         assert place is not None
         require_file(place, nbytes)
-    store = RowStore(layout, stacks, fresh=False)
+    store = RowStore(layout, fresh=False)
     store.size, store.stored = state["size"], state["stored"]
     for name in _COUNTERS:
         getattr(store, name)[:] = state[name]
@@ -132,13 +127,9 @@ def load_rows(layout: Layout, state: Mapping[str, Any]) -> RowStore:
     return store
 
 
-def _stacks(store: RowStore) -> dict[str, int]:
-    return {name: stack.slices for name, stack in store.stacks.items()}
-
-
 def _oldest(store: RowStore) -> Numbers:
     """Number of the oldest row that a draw can need, by stream."""
-    oldest: Numbers = np.maximum(store.head - store.needed_rows, 0)
+    oldest: Numbers = np.maximum(store.head - store.layout.needed_rows, 0)
     return oldest
 
 

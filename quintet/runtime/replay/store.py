@@ -223,17 +223,14 @@ class RowStore:
     size, stored: valid rows that are live, and valid rows that were ever stored.
     """
 
-    def __init__(self, layout: Layout, stacks: Mapping[str, int], fresh: bool):
+    def __init__(self, layout: Layout, fresh: bool):
         """Allocates the memory; `fresh`: existing files are those of an old run."""
         self.layout = layout
         if fresh and layout.folder is not None:
             empty_folder(layout.folder)
-        layout.require_room(stacks)
-        count = layout.num_streams
-        # Of a stream, once there are so many: what a draw, and so a checkpoint, can need.
-        self.needed_rows = layout.rows_per_stream + layout.history(stacks)
-        length, entries = layout.length(stacks), layout.entries(stacks)
-        packed, apart = layout.packed(stacks), layout.apart(stacks)
+        layout.require_room()
+        count, length, entries = layout.num_streams, layout.length(), layout.entries()
+        packed, apart = layout.packed(), layout.apart()
         self.rows = Rings(layout.file("rows"), packed, apart, count, length, layout.segment)
         self.unrolls = (
             Rings(layout.file("states"), {}, layout.states, count, entries, 1)
@@ -249,7 +246,7 @@ class RowStore:
                 slices,
                 layout.file(f"frames-{index}"),
             )
-            for index, (name, slices) in enumerate(stacks.items())
+            for index, (name, slices) in enumerate(layout.stacks.items())
         }
         self.packed = frozenset(packed)
         self.flags = self.rows.fields["flags"]
