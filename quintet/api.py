@@ -196,8 +196,8 @@ def _argument_fault(algo: str, name: str, value: object) -> str:
 
 
 def _trained_policy(run_dir: Path, loaded: Loaded | Unusable) -> "Policy":
-    """The policy of a run of a seed group.  The caller's configuration vouches for its code, since
-    there may be no key for a signature.
+    """The policy of a run of a seed group.  The caller's configuration is trusted in place of a
+    signature, for which there may be no key.
     """
     from quintet.policy import find_policy, load
 

@@ -245,8 +245,8 @@ def prune(
 ) -> list[str]:
     """Deletes old checkpoints and returns their names.
 
-    It keeps the newest `keep`, those whose meta `protect` accepts, and the newest exact one, from
-    which alone a run resumes exactly.  A damaged one stays, does not count, and is named by `warn`;
+    It keeps the newest `keep`, checkpoints whose meta `protect` accepts, and the newest exact one,
+    which an exact resume needs.  A damaged one stays, does not count, and is named by `warn`;
     tensors are not read for that.
     """
     deleted: list[str] = []

@@ -51,7 +51,7 @@ options:
 def main(arguments: list[str] | None = None, leave: Callable[[int], object] | None = None) -> int:
     """Runs one command; its exit status: 0 done, 1 an error, 2 wrong usage, 130 Ctrl-C.
 
-    leave: called with the status where Ctrl-C has broken the command off, to end the process.
+    leave: called with the status to end the process if Ctrl-C interrupted the command.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     for name in ("stdout", "stderr"):

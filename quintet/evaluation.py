@@ -34,10 +34,10 @@ from quintet.system.user_code import no_exit
 from quintet.uniform import UniformActor
 
 MAX_STREAMS = 25
-"""Most environments that an evaluation steps side by side."""
+"""Most environments that an evaluation steps at the same time."""
 
 LEAST_BOUND = 1_000
-"""Least number of steps at which an episode without a known time limit is cut."""
+"""Least step limit of episodes without a known time limit."""
 
 MAX_FPS = 60.0
 """Most pictures per second of a video; a faster environment is shown at the right speed by leaving
@@ -50,7 +50,7 @@ out steps.
 class Film:
     """The episode of a video: its return in raw reward units, its length in env_steps.
 
-    env: the filmed environment; if it is not the evaluated one, `remark` says why.
+    env: the filmed environment; `remark` says why if it is not the evaluated one.
     """
 
     path: Path
@@ -245,7 +245,7 @@ def evaluate(
 
 
 def _bound(given: int | Literal["auto"] | None, policy: Policy, env: EnvDescription) -> int | None:
-    """The greatest number of steps of an episode; None: there is no bound."""
+    """The step limit of an episode; None: no limit."""
     if given == "auto" and env.max_steps is None:
         return int(policy.description.get("eval_max_steps", LEAST_BOUND))
     return None if given == "auto" else given

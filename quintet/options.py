@@ -1,7 +1,7 @@
 """Declaration of options: a field holds everything about an option.
 
-`option` adds to a field of pydantic what the option needs to have an effect, how it may change
-during a run, and its names in other libraries.
+`option` adds to a pydantic field the condition under which the option has an effect, the rule by
+which it may change during a run, and its names in other libraries.
 """
 
 import json
@@ -18,7 +18,7 @@ from quintet.errors import ConfigError
 
 
 class Options(BaseModel):
-    """Base of a configuration: frozen, without unknown names, infinities and NaN.
+    """Base class of configurations: frozen; refuses unknown names, infinities and NaN.
 
     The text below a field says what it means, with its unit, as --help shows it.
     """
@@ -139,8 +139,8 @@ def option(
     """A field of a configuration, as the value of an attribute or, without a default, in Annotated.
 
     doc: its meaning, with its unit; None: the text below the attribute says it.
-    needs: what it needs to have an effect, a text a condition; several: all of them.
-    tune: how it may change during a run; None: it may not.
+    needs: conditions under which it has an effect, as texts or `Needs`; all must be met.
+    tune: rule by which it may change during a run; None: it may not change.
     also: names of the same option in other libraries, separated by blanks.
     limits: other arguments of `pydantic.Field`.
     """

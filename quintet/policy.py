@@ -43,7 +43,7 @@ one that had the highest objective.
 """
 
 _UNFIT = (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError, AssertionError)
-"""Errors of a description that no run wrote, with those of Gymnasium's checks."""
+"""Errors of an invalid description, including those of Gymnasium's checks."""
 
 
 def describe(
@@ -288,7 +288,8 @@ class Policy:
         }, single
 
     def _state(self, given: State | None, count: int) -> State:
-        """The state `given`, checked against an initial state; without one the initial state."""
+        """The state `given`, checked against an initial state; the initial state if none was
+        given."""
         initial = self.actor.initial_state(count)
         if given is None:
             return initial
@@ -315,7 +316,7 @@ class Policy:
     def save(self, folder: str | Path) -> Path:
         """Writes the policy as a self-contained folder, which `load` reads; returns its path.
 
-        A policy that names the user's own code is signed if it may run that code.
+        A policy that names users' code is signed if it may run that code.
         """
         folder, other = files.given_path(folder), ""
         if (folder / "learner.safetensors").exists():
@@ -435,7 +436,7 @@ def _parts(found: checkpoint.Checkpoint) -> tuple[dict[str, Any], Publication, s
 def require_finite(path: Path, tensors: Mapping[str, Tensor], encoder: str) -> None:
     """Raises CheckpointError where weights or statistics out of a file hold a NaN or an infinity.
 
-    encoder: ``model.encoder``; one of the user's own may hold infinities, as a mask does.
+    encoder: ``model.encoder``; a user's encoder may hold infinities, as in a mask.
     """
     fault = not_finite(tensors, encoder, f" of {path}")
     if fault is not None:

@@ -16,10 +16,10 @@ Space = spaces.Space[Any]
 Keys = tuple[str | int, ...]
 
 MOST_NUMBERS = 10**8
-"""Numbers in a leaf of an observation."""
+"""Most numbers in a leaf of an observation."""
 
 _NO_BOUND = 1e15
-"""Size from which on a bound means that there is none."""
+"""Magnitude from which a bound means no bound."""
 
 _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -27,7 +27,7 @@ _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary
 def observation_leaves(space: Space) -> dict[str, Space]:
     """Leaves of an observation space by path, in the order of the space.
 
-    A plain space is the one leaf ``"obs"``; Dicts give ``"a"`` and ``"a/b"``, Tuples ``"0"`` and
+    A plain space is the single leaf ``"obs"``; Dicts give ``"a"`` and ``"a/b"``, Tuples ``"0"`` and
     ``"1"``.
 
     Raises:
@@ -93,7 +93,7 @@ def _require_keys(space: Space) -> None:
 
 
 def _brief(space: Space) -> str:
-    """A space for a message, cut where it is long."""
+    """A space for a message, shortened if it is long."""
     text = str(space)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
@@ -120,7 +120,7 @@ def space_parts(space: Space) -> dict[str, Space]:
 
 
 def leaf_dtype(space: Space) -> np.dtype[Any]:
-    """Dtype of a leaf's values in memory: Discrete as int64, others as they are."""
+    """Dtype of a leaf's values in memory: int64 for Discrete, others unchanged."""
     if isinstance(space, spaces.Discrete):
         return np.dtype(np.int64)
     assert space.dtype is not None
@@ -128,13 +128,13 @@ def leaf_dtype(space: Space) -> np.dtype[Any]:
 
 
 def float64_leaves(space: Space) -> frozenset[str]:
-    """Paths of the leaves of float64, without an action mask."""
+    """Paths of the float64 leaves, without an action mask."""
     leaves = observation_leaves(space).items()
     return frozenset(path for path, x in leaves if x.dtype == np.float64 and path != ACTION_MASK)
 
 
 def in_float64(of: Spaces) -> Spaces:
-    """The same with observations whose leaves of float64 are stored as such."""
+    """The same spaces, with float64 leaves of observations stored in float64."""
     own = (of.own or of).observation
     kept = float64_leaves(own)
     whole = map_leaves(own, lambda path, leaf: _stored_leaf(leaf, float64=path in kept))
@@ -170,7 +170,7 @@ def with_observation(of: Spaces, change: Callable[[Spaces], Space]) -> Spaces:
 
 
 def stored_space(space: Space) -> Space:
-    """The space as a learner sees it: float64 boxes as float32 (but see `in_float64`), discrete
+    """The space in the learner's form: float64 boxes as float32 (but see `in_float64`), discrete
     values counted from 0.
 
     Adapters of environments subtract ``start`` from observations and add it to actions.
@@ -180,7 +180,7 @@ def stored_space(space: Space) -> Space:
 
 
 def _stored_leaf(leaf: Space, *, float64: bool = False) -> Space:
-    """float64: whether a leaf of float64 stays one."""
+    """float64: whether float64 leaves stay float64."""
     dtype = leaf_dtype(leaf)
     if dtype == np.float64 and not float64:
         dtype = np.dtype(np.float32)
@@ -198,8 +198,8 @@ def _stored_leaf(leaf: Space, *, float64: bool = False) -> Space:
 
 
 def unmeant(leaf: Space) -> np.ndarray[Any, Any]:
-    """Finite bounds of a leaf that count as none, as the largest number of a dtype, ``[2,
-    *shape]``: low and high of a Box of floats.
+    """A mask ``[2, *shape]`` of low and high of a float Box: finite bounds that mean no bound, as
+    the largest number of a dtype.
     """
     if not isinstance(leaf, spaces.Box) or np.dtype(leaf.dtype).kind != "f":
         return np.zeros((2, *(leaf.shape or ())), np.bool_)
@@ -242,16 +242,16 @@ def action_remarks(space: Space) -> tuple[str, ...]:
 
 
 def action_leaves(space: Space) -> list[Space]:
-    """Leaves of an action space in the order of the space, a Dict's in the order of its keys."""
+    """Leaves of an action space in its order; for a Dict in the order of its keys."""
     return [leaf for _, leaf in walk_leaves(space)]
 
 
 def action_shape(space: Space) -> tuple[int, ...]:
-    """Shape of one packed action, the form of actions outside of environments.
+    """Shape of one packed action, the form of actions outside environments.
 
     A Discrete is one integer of shape (). Everything else is flat, ``(n,)``: a Box, MultiDiscrete
-    or MultiBinary of any shape in C order, a Tuple or Dict leaf after leaf, where a Discrete takes
-    one place.
+    or MultiBinary of any shape in C order, a Tuple or Dict leaf by leaf, where a Discrete takes one
+    place.
     """
     if isinstance(space, spaces.Discrete):
         return ()
@@ -260,7 +260,7 @@ def action_shape(space: Space) -> tuple[int, ...]:
 
 def action_spec(space: Space) -> TensorSpec:
     """Shape and dtype of one packed action: int64 if all leaves are integers, else float32, which
-    holds the integers of a policy's actions exactly.
+    holds a policy's integers exactly.
     """
     import torch  # not before there is an environment
 
@@ -272,9 +272,9 @@ def unpack_action(space: Space, packed: np.ndarray[Any, Any]) -> Any:
     """Packed actions ``[*n, *action_shape(space)]`` in the form of `space` itself.
 
     Returns:
-        The tuples and dicts of the space, with an array ``[*n, *leaf.shape]`` of its own memory for
-        each leaf, in the leaf's dtype, with ``start`` added and within the bounds.  One value of a
-        Discrete is a number of NumPy, as the space's own samples are.
+        The tuples and dicts of the space, with a new array ``[*n, *leaf.shape]`` for each leaf, in
+        the leaf's dtype, with ``start`` added and within the bounds.  A single value of a Discrete
+        is a NumPy number, like the space's own samples.
     """
     if isinstance(space, _LEAVES):
         scalar = isinstance(space, spaces.Discrete)
@@ -305,10 +305,10 @@ def _unpack_leaf(leaf: Space, flat: np.ndarray[Any, Any]) -> Any:
 
 
 def mask_sizes(space: Space) -> list[int]:
-    """Widths of the parts of an action mask, one for each choice.
+    """Widths of the parts of an action mask, one per choice.
 
-    The mask of an action space is flat, leaf after leaf: ``n`` places for a Discrete and for each
-    component of a MultiDiscrete, none for Box and MultiBinary leaves.
+    The mask of an action space is flat, leaf by leaf: ``n`` places for a Discrete and for each
+        component of a MultiDiscrete, none for Box and MultiBinary leaves.
     """
     sizes: list[int] = []
     for leaf in action_leaves(space):
@@ -327,7 +327,7 @@ def leaf_spec(space: Space) -> TensorSpec:
 
 
 def _bound(values: np.ndarray[Any, Any]) -> Any:
-    """One number where all are equal, else nested lists; infinities as JSON strings."""
+    """One number if all are equal, else nested lists; infinities as JSON strings."""
     flat = values.ravel()
     if flat.size and (flat == flat[0]).all():
         return _number(flat[0].item())
@@ -373,8 +373,8 @@ def to_json(space: Space) -> dict[str, Any]:
 
 
 def for_networks(data: Any) -> Any:
-    """A description by `to_json` without what no network sees: the bounds of its boxes, and whether
-    floats are stored in float64.
+    """A description by `to_json` without properties that no network uses: bounds of boxes, and
+    storage of floats in float64.
     """
     if isinstance(data, dict):
         kept = {k: for_networks(v) for k, v in data.items() if k not in ("low", "high")}
@@ -383,9 +383,9 @@ def for_networks(data: Any) -> Any:
 
 
 def other_spaces(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Spaces (``observation_space``, ``action_space``), described by `to_json`, that differ for a
-    network, as spaces, by "observation space" and "action space". Names and the order of leaves
-    count, bounds of observations and float64 don't.
+    """The spaces described by `to_json` (``observation_space``, ``action_space``) that differ for a
+    network, by "observation space" and "action space". Names and order of leaves matter; bounds of
+    observations and float64 don't.
     """
     differ = {}
     for name in ("observation_space", "action_space"):
@@ -397,23 +397,23 @@ def other_spaces(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str
 
 
 def as_json(of: Spaces) -> dict[str, Any]:
-    """Spaces in a description, by its names."""
+    """The spaces in a description, by its names."""
     return {"observation_space": to_json(of.observation), "action_space": to_json(of.action)}
 
 
 def require_same(
     mine: Mapping[str, Any], theirs: Spaces, who: str, env_id: str, way_out: str
 ) -> None:
-    """Raises ConfigError where an environment has other spaces than those described by `mine`.
+    """Raises ConfigError if an environment's spaces differ from those described by `mine`.
 
-    who: whose these are; way_out: what to do.
+    who: owner of `mine` in the message; way_out: the cure.
     """
     for what, (own, given) in other_spaces(mine, as_json(theirs)).items():
         raise ConfigError(f"{who}'s {what} {own} is required, {env_id} has {given}; {way_out}")
 
 
 def _array(bound: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """The array of a `_bound`; integers are not converted to floats, which would round them."""
+    """The array of a `_bound`; integers are not converted to floats, which would be rounded."""
     values = [float(x) if isinstance(x, str) else x for x in np.ravel(np.array(bound, object))]
     return np.broadcast_to(np.array(values, dtype), (math.prod(shape),)).reshape(shape).copy()
 

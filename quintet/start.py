@@ -1,5 +1,5 @@
-"""Entry point of the installed command: Ctrl-C leaves no traceback, however early it comes (except
-while Python itself starts).
+"""Entry point of the installed command: Ctrl-C leaves no traceback, however early (except while
+Python itself starts).
 """
 
 # Not `signal`, whose first import takes milliseconds.
@@ -24,7 +24,7 @@ def main() -> int:
 
 
 def _leave(status: int) -> None:
-    """Ends the process without what Python does at its end, which takes a second with PyTorch."""
+    """Ends the process without Python's clean-up, which takes a second with PyTorch."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -1,11 +1,11 @@
-"""The records that cross the seam between learners and the runtime.
+"""The records that learners and the runtime exchange.
 
 Notation: T time, B streams, K minibatch rows.  Everything is time-major ``[T, B, ...]``.  Row ``t``
-of a rollout holds the observation in which action ``t`` was taken and, beside it, what that action
-led to; ``obs`` and ``is_first`` have one row more, the one in which the next action will be taken.
+    of a rollout holds the observation in which action ``t`` was taken, and the results of that
+    action; ``obs`` and ``is_first`` have one more row, in which the next action will be taken.
 
 The layout is next-step autoreset: the row after an ending carries the true final observation and is
-not valid (its action was not executed); the row after that is the first of the next episode.
+invalid (its action was not executed); the row after it is the first of the next episode.
 """
 
 from __future__ import annotations  # so that no tensor is needed where only spaces are
@@ -22,22 +22,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ACTION_MASK = "action_mask"
-"""Reserved observation key: 1 where an action is allowed, given to heads and never to encoders."""
+"""Reserved observation key of the action mask: 1 where an action is allowed; read by heads, never
+by encoders."""
 
 LAST_ACTION, LAST_REWARD = "last_action", "last_reward"
 """Reserved observation keys: the last action and the last reward (``env.observe_last``).  Encoders
-read them as they are; normalisers do not change them."""
+read them unchanged; normalisers skip them."""
 
 REWARD_SHAPING = "reward_shaping"
-"""Tensor ``[N]`` of publications, beside what actors load: values by which environments weigh their
-rewards while this policy plays, by sorted name (``env.reward_shaping``)."""
+"""Name of a publication's tensor ``[N]`` that is not for actors: weights of rewards in environments
+while this policy plays, sorted by name (``env.reward_shaping``)."""
 
 Obs = dict[str, "Tensor"]
 """Observation leaves by path; a plain Box space has the single leaf ``"obs"``."""
 
 State = dict[str, "Tensor"]
-"""The state that an actor carries from act to act, leaves ``[B, ...]`` by name: recurrent state,
-which is recorded, and private state (exploration); empty for a plain feed-forward policy."""
+"""An actor's state from act to act, leaves ``[B, ...]`` by name: recurrent state, which is
+recorded, and private state (exploration); empty for a plain feed-forward policy."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,10 @@ class TensorSpec:
 
 
 class Spaces(NamedTuple):
-    """Observation and action space of one stream, as an actor and a learner see them.
+    """Observation and action space of one stream, in the form for actors and learners.
 
-    own: both as the environment declares them, with the ``start`` of discrete values and the dtypes
-        of its numbers; None: they are the same.
+    own: both as the environment declares them, with the ``start`` of discrete values and its
+        dtypes; None: the same.
     """
 
     observation: spaces.Space  # type: ignore[type-arg]
@@ -62,11 +63,12 @@ class Spaces(NamedTuple):
 
 @dataclass(frozen=True)
 class Publication:
-    """One version of all that acting needs: weights, normaliser statistics, noise scales.
+    """One version of everything needed for acting: weights, normaliser statistics, noise scales.
 
-    ``tensors`` is flat and named.  Receivers copy it, since the publisher goes on updating.
+    ``tensors`` is flat and named.  Receivers copy it, since the publisher keeps updating its
+    tensors.
 
-    policy: number of the policy in its run; the loop sets it.
+    policy: index of the policy in its run, set by the loop.
     """
 
     version: int
@@ -78,8 +80,8 @@ class Publication:
 class ActOutput:
     """The output of one forward of a group.
 
-    action: as the learner sees it, before clipping or squashing.
-    env_action: as the environment receives it.
+    action: the action for the learner, before clipping or squashing.
+    env_action: the action for the environment.
     record: the tensors that the actor declared to record.
     state: the next state, with its private leaves.
     """
@@ -95,25 +97,24 @@ class Rollout:
     """A batch of columns, each T rows of one stream, ordered by (group, stream).
 
     reward: after clipping, before normalising, in reward units of the environment.
-    valid: the action of the row was really executed and lies within the step budget.  Other rows
-        hold finite numbers without a meaning, except for their observation.
-    is_first: the observation of the row is the first of an episode.
-    record: what the actor recorded, by name (``logp_mu``, distribution parameters, values, ...).
+    valid: whether the row's action was executed and is within the step budget.  Other rows hold
+        meaningless finite numbers, except for their observation.
+    is_first: whether the row's observation is the first of an episode.
+    record: the actor's records by name (``logp_mu``, distribution parameters, values, ...).
     return_carry: running discounted return ``G_t = r_t + gamma * G_(t-1)``, restarted at every
-        episode, in reward units, from which a return normaliser takes its variance.  None unless
-        the plan asks for it.
+        episode, in reward units, for the variance in return normalisation.  None unless the plan
+        requests it.
     version: version of the weights that acted in the row.
-    policy_id: policy that acted in the row; rows of other policies than the learner's own are not
-        valid.
+    policy_id: policy that acted in the row; rows of other policies than the learner's are invalid.
     stream_id, group_id: numbers of the stream and of its group in the run, from 0.
-    episode_id: number of the episode that row 0 belongs to, counted per stream from its last
-        restart; it grows by one at every ``is_first`` after row 0.
-    last_action, last_reward: of the row before row 0; zeros where there was none, at a restart.
+    episode_id: number of row 0's episode, counted per stream from its last restart; it grows by one
+        at every ``is_first`` after row 0.
+    last_action, last_reward: action and reward before row 0; zeros at a restart.
     state: recorded recurrent state before the acts of rows 0, state_every, 2 * state_every, ...
-        and, where that is one of them, T; as it was before the reset at ``is_first``, which is the
-        network's to apply.  Empty for feed-forward policies.
-    trace_cut: the next row is not valid though the episode goes on: it is past the budget, of
-        weights that are too old, or of another policy.  None: there is no such row.
+        and, if it is a multiple, T; before the reset at ``is_first``, which the network applies.
+        Empty for feed-forward policies.
+    trace_cut: whether the next row is invalid although the episode continues: it is beyond the
+        budget, of too old weights, or of another policy.  None if there is no such row.
     replayed: whether it was drawn from replay.
     """
 
@@ -139,7 +140,7 @@ class Rollout:
 
     @property
     def not_cut_t(self) -> Float[Tensor, "T B"]:
-        """0 where no trace goes on to the next row: at endings and at `trace_cut`."""
+        """0 where traces stop, at endings and at `trace_cut`, else 1."""
         cut = self.terminated | self.truncated
         if self.trace_cut is not None:
             cut = cut | self.trace_cut
@@ -148,7 +149,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class LearnerState:
-    """All that a learner needs to go on with the same bytes; scalars are JSON-able."""
+    """Everything that a learner needs to continue with the same bytes; scalars are JSON-able."""
 
     tensors: dict[str, Tensor]
     scalars: Mapping[str, int | float | str | bool | None] = field(default_factory=dict)

@@ -19,11 +19,11 @@ from quintet.types import ACTION_MASK, ActOutput, Obs, State
 
 @final
 class UniformActor:
-    """Draws actions uniformly, of those that an action mask allows.
+    """Draws actions uniformly among those that an action mask allows.
 
     Every choice of Discrete, MultiDiscrete and MultiBinary spaces is equally likely; a Box is
-    uniform within its bounds, without bounds as in `gymnasium.spaces.Box.sample`.  All randomness
-    is a function of `seed`.
+    uniform within its bounds, and without bounds as in `gymnasium.spaces.Box.sample`.  All
+    randomness is a function of `seed`.
     """
 
     def __init__(self, space: Space, seed: int) -> None:
@@ -38,7 +38,7 @@ class UniformActor:
         return {}
 
     def draw_noise(self, steps: int, num_streams: int, generator: torch.Generator) -> Tensor:  # noqa: ARG002
-        """Empty: `act` draws by itself."""
+        """Empty, since `act` draws its own random numbers."""
         return torch.zeros((steps, num_streams, 0))
 
     def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:  # noqa: ARG002
@@ -61,7 +61,7 @@ class UniformActor:
         return ActOutput(action, action, {}, {})
 
     def _chosen(self, allowed: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """One of the allowed choices ``[B]`` of ``[B, n]``, all equally likely."""
+        """One of the allowed choices of ``[B, n]``, uniformly drawn, ``[B]``."""
         draws = self._generator.random(allowed.shape)
         chosen: NDArray[np.int64] = np.where(allowed, draws, -1.0).argmax(-1)
         return chosen

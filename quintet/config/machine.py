@@ -170,9 +170,9 @@ def require_agents(config: RunConfig, env: ResolvedEnv) -> None:
 
 
 def streams_per_group(config: RunConfig, env: ResolvedEnv) -> int:
-    """Streams of a group: as configured; else by the backend, or with workers so that each has a
-    group, or two where a server acts and environments step in threads.  Several policies get equal
-    numbers of groups, if the streams can be divided so.
+    """Number of streams in a group: as configured; else by the backend; with workers so that each
+    has one group (two if a server acts and environments step in threads).  Several policies get
+    equal numbers of groups, if the streams can be divided so.
     """
     sizes = {
         "num_streams": config.env.num_streams,
@@ -233,7 +233,7 @@ def uncompiled_note(asked: RunConfig, config: RunConfig, spaces: Spaces) -> str 
 
 def worth_compiling(config: RunConfig, model: ModelConfig, spaces: Spaces, device: str) -> bool:
     """Whether a compiled update saves more time than it takes to compile, with a resolved model.
-    Every policy of a run compiles its own.
+    Each policy of a run compiles its own.
     """
     if getattr(config.learner, "check_numerics", False):  # it reads what a graph hides
         return False

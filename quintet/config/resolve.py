@@ -32,9 +32,9 @@ class Loaded:
     """A valid configuration and the source of each of its options.
 
     env: its environment, resolved.
-    eval_env: that of its evaluations, if they have one of their own.
-    spaces: those of the environment, if one with the same options was made for its kind.
-    overwrite: whether a run in its folder is moved aside.
+    eval_env: the environment of evaluations, if it is another.
+    spaces: spaces of the environment, if one with the same options was made to find its kind.
+    overwrite: whether an existing run in its folder is moved aside.
     """
 
     config: RunConfig

@@ -18,7 +18,7 @@ from quintet.population.config import PopulationConfig, SelfPlayConfig
 
 @final
 class EvalConfig(Options):
-    """Evaluation while training, on environments of its own."""
+    """Evaluation during training, in separate environments."""
 
     episodes: CountFrom0 = option(10, also="n_eval_episodes num_eval_episodes evaluation_duration")
     """episodes per evaluation; 0: none"""
@@ -35,7 +35,8 @@ class EvalConfig(Options):
 
 @final
 class RunConfig(Options):
-    """All options of a run. In files and on the command line the learner's are at the top level."""
+    """All options of a run. In files and on the command line the learner's options are at the top
+    level."""
 
     algo: str
     """learner"""

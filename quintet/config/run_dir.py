@@ -71,7 +71,7 @@ def require_same(place: Path, was: Mapping[str, Any], now: Mapping[str, Any]) ->
 
 
 def held_in(run_dir: Path) -> set[str]:
-    """Names in a folder, but for those that a run may leave at its very start."""
+    """Names in a folder, except those that a run may leave right at its start."""
     try:
         names = os.listdir(run_dir) if run_dir.is_dir() else []
     except OSError as fault:
@@ -80,8 +80,8 @@ def held_in(run_dir: Path) -> set[str]:
 
 
 def require_movable(run_dir: Path) -> None:
-    """Raises ConfigError for a folder that --overwrite must not rename: one that holds something
-    else than a run, or in which the user works.
+    """Raises ConfigError for a folder that --overwrite must not rename: one without a run, or the
+    working folder.
     """
     held, known = held_in(run_dir), {saved_options.FILE, "checkpoints", "metrics.jsonl"}
     if not held:

@@ -109,7 +109,7 @@ def _load_anew(asked: _Asked, overwrite: bool) -> Loaded:
 
 
 def _load(asked: _Asked, trusted: bool) -> Loaded:
-    """The configuration of the run in the folder, or of a run that begins.  Reports of one that has
+    """The configuration of the run in the folder, or of a new run.  Reports of one that has
     no checkpoint are moved aside, and it begins again.
     """
     algo, source, run_dir = asked.algo, asked.source, asked.run_dir
@@ -211,7 +211,7 @@ def _compose_new(asked: _Asked) -> Loaded:
 
 
 def asked_for(files: Sequence[Layer], command: Layer) -> dict[str, Any]:
-    """Options of files and the command line together."""
+    """Options from files and the command line together."""
     return {name: value for layer in (*files, command) for name, value in layer.values.items()}
 
 

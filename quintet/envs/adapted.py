@@ -1,16 +1,16 @@
 """Vector environments that a user provides, in next-step layout: Gymnasium's, ALE's and others with
 this interface.
 
-NEXT_STEP environments have the layout already. SAME_STEP ones begin the next episode within the
-step that ends one, and the final observation stands in ``infos["final_obs"]``; DISABLED ones wait
-for ``reset(options={"reset_mask": ...})``. Both are converted: at an ending the row carries the
-final observation and the ending's flags, and the row after it is spent on resetting. The
-environments step together, so while the other streams take their step, a stream that has ended
-takes one too, with an action that no policy chose. That step is discarded: a partial reset follows
-at once, and the row has its first observation. Where all streams end at the same step nothing is
-stepped; the first observations of SAME_STEP are kept until then.
+NEXT_STEP environments have the layout already. SAME_STEP environments begin the next episode within
+the last step of an episode, and put the final observation in ``infos["final_obs"]``; DISABLED ones
+wait for ``reset(options={"reset_mask": ...})``. Both are converted: at an ending the row carries
+the final observation and the ending's flags, and the row after it is spent on resetting. The
+environments step together, so while the other streams step, a stream that has ended also steps,
+with an arbitrary action. That step is discarded: a partial reset follows at once, and the row has
+its first observation. If all streams end at the same step, nothing is stepped; the first
+observations of SAME_STEP are kept for the reset rows.
 
-So the action of every valid row was chosen for the observation beside it and was executed, every
+So the action of every valid row was chosen for the observation in that row and was executed, every
 reported episode is whole, and every final observation is the true one. The price is one discarded
 episode of one step at every ending, unless all streams end together; it matters only to
 environments that count their episodes. No other scheme fits: environments that step together
@@ -18,9 +18,9 @@ execute equally often, so streams that end more often would need more rows. `qui
 steps the environments of a SyncVectorEnv one by one, without any loss.
 
 `restart` is ``reset(seed=[...])``, or, for environments that take only one number (as Gymnasium's
-own vectorised CartPole), the seed of the first stream. A callable first makes the environments
-anew. A given instance can only be reset: state that it keeps over resets (as running statistics)
-survives, so a resumed run may give other bytes.
+own vectorised CartPole), the seed of the first stream. A callable first makes new environments. A
+given instance can only be reset: state that it keeps over resets (as running statistics) survives,
+so a resumed run may give other bytes.
 """
 
 import warnings
@@ -78,7 +78,7 @@ class AdaptedVectorEnv:
     ) -> None:
         """Takes `env` over, which belongs to the caller, who closes it, unless `make` is given.
 
-        make: makes an equal environment; None where there is only this one.
+        make: makes an equal environment; None if there is only this one.
 
         Raises ConfigError if its autoreset mode is missing, or its mode or spaces can't be used.
         """
@@ -221,7 +221,7 @@ class AdaptedVectorEnv:
         return self._call("step", lambda: step_parts(env.step(self._action)))
 
     def _finish_flight(self) -> None:
-        """Ends a step that was begun."""
+        """Waits for a step that has begun."""
         in_flight, self._in_flight = self._in_flight, False
         if in_flight and isinstance(self._env, AsyncVectorEnv) and not self._all_wait():
             self._step()

@@ -104,7 +104,7 @@ def is_ales(env_id: str) -> bool:
 
 
 def hint(env_id: str) -> str:
-    """A sentence for whoever gives the id of a game where ale-py isn't installed."""
+    """A hint for ids of games when ale-py isn't installed."""
     if not env_id.startswith("ALE/") or is_installed():
         return ""
     return f"Atari games of ale-py, not installed: {INSTALL_LINE}"
@@ -167,7 +167,7 @@ def make_single(
 class AtariStart(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Begins an episode as EnvPool does: 1 to `noop_max` frames without action, the last of which
     presses FIRE where `use_fire_reset` is set and the game has it. With `episodic_life` the same
-    game goes on after a lost life.  Single frames are counted, so wrappers that skip frames go
+    game continues after a lost life.  Single frames are counted, so wrappers that skip frames go
     around it.
     """
 

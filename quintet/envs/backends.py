@@ -64,21 +64,21 @@ class Backend:
     knows: whether it knows an id; backends are tried in their order where ``env.backend=auto``.
     claims: whether it takes a maker of environments, named ``module:name``, where
         ``env.backend=auto``; None: it takes no makers.
-    identify: the environment of an id that it knows.
-    needs: what it takes, where it takes no ids.
+    identify: returns the environment of an id that it knows.
+    needs: what it takes instead, if it takes no ids.
     hint: a sentence for users who give an id that no backend knows, or "".
     install: the command that installs it.
-    in_python: whether Python steps its environments one after another.
+    in_python: whether its environments are stepped in Python one after another.
     singles: the single environments of a group, empty where it steps them otherwise; other
         processes can make and step them one by one.  None: it has none.
     cost: the cost of a step of a family, where threads step; None: Python steps one by one.
-    num_agents: agents of an environment, each of which is a stream.
-    warnings: sentences on what is known to be wrong with an environment.
+    num_agents: returns the number of agents of an environment, each of which is a stream.
+    warnings: returns sentences about known faults of an environment.
     settle: the options of `EnvConfig` that a vector environment of its own kind, given by a user,
         determines; None: it is of another kind.
     tells_spaces: whether the spaces of an id are known without making environments.
-    packages: packages whose versions determine observations, by their modules; those that are
-        imported count.
+    packages: packages whose versions affect observations, by their modules; only imported ones
+        count.
     bare_step: returns a bare step of environments, of (id, their number, cores), for the limit of
         `quintet bench`.
     """

@@ -114,7 +114,7 @@ def check_env(
 
 
 def _difference(a: dict[str, int], b: dict[str, int], number: int) -> str:
-    """First part in which two rows differ, by their hashes, or ""."""
+    """The first part in which two rows differ, by their hashes, or ""."""
     where = "the reset" if number == 0 else f"step {number}"
     return next((f"{name} at {where}" for name in a if a[name] != b[name]), "")
 

@@ -91,7 +91,8 @@ def is_pool(env: object) -> bool:
 
 
 def settle(env: object) -> dict[str, Any] | None:
-    """The options of `EnvConfig` by which pools like a given one are made; None: it is no pool.
+    """The options of `EnvConfig` with which pools like the given one are made; None: it is not a
+    pool.
 
     Raises:
         ConfigError: it is a wrapper around a pool, or no synchronous pool of an id.

@@ -38,7 +38,7 @@ def families() -> dict[str, str]:
 
 
 def envpool_id(env_id: str) -> str | None:
-    """EnvPool's name for an id, without Gymnasium's ``ALE/``; None where it has none."""
+    """EnvPool's name for an id, without Gymnasium's ``ALE/``; None if it lacks the id."""
     known = families()
     return next((name for name in (env_id, env_id.removeprefix("ALE/")) if name in known), None)
 

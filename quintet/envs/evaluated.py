@@ -32,7 +32,7 @@ def _used(met: Callable[[Any, Any], bool]) -> Needs:
 
 @final
 class EvalEnvConfig(Options):
-    """The environment of a run's evaluations: what differs from that of the training."""
+    """The environment of a run's evaluations: its differences from training's."""
 
     id: _Name = option(None, needs=_EVALUATES)
     """environment of evaluations, if not env.id, with the same spaces; another id gets no
@@ -94,7 +94,7 @@ def _makers_only(backend: str | None) -> bool:
 
 
 def evaluated_env(trained: ResolvedEnv, own: EvalEnvConfig) -> ResolvedEnv | None:
-    """The environment of a run's evaluations, resolved; None: that of the training."""
+    """The environment of a run's evaluations, resolved; None: training's."""
     given = own.given
     if not given:
         return None

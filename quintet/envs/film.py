@@ -4,7 +4,7 @@ The first of these that returns a picture is filmed:
 
 1. The environment itself. Backends in C++ draw by themselves, if at all; environments in Python
    draw with ``render_mode="rgb_array"``, which their makers are given if they take it.
-2. Its twin in Gymnasium, if a fast backend draws nothing: the same id, or its nearest version, with
+2. Its twin in Gymnasium, if a fast backend can't draw: the same id, or its nearest version, with
    the same options if it is an Atari game. A twin must have the same spaces.
 3. A picture in the observation, the newest of a stack.
 """

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from quintet.spaces import Space, is_text, map_leaves, walk_leaves
 
 MAX_ITEMS, MAX_BYTES = 32, 512
-"""Room in a sequence, and in a text whose space has no greatest length (MiniGrid's missions), where
-nobody says more.
+"""Default room in a sequence, and in a text whose space has no maximum length (MiniGrid's
+missions).
 """
 
 

@@ -88,7 +88,7 @@ class GymnasiumVectorEnv:
     ) -> None:
         """Makes the environments; raises ConfigError if they are not new ones with equal spaces.
 
-        make_env: called once for every stream, in their order, and again at restarts.
+        make_env: called once for each stream in order, and again at restarts.
         """
         num_streams, env_id = group.num_streams, env.config.id
         self._id, self.num_streams, self._first_stream = env_id, num_streams, group.first_stream
@@ -365,7 +365,7 @@ def read_leaf(obs: Any, leaf: Leaf, leading: tuple[int, ...] = ()) -> Array:
 
 
 def leaf_of(path: str, keys: Keys, space: Space) -> Leaf:
-    """The record of the leaf `space` at `keys`."""
+    """The `Leaf` with `space` at `keys`."""
     size: Any = 2 if isinstance(space, spaces.MultiBinary) else getattr(space, "nvec", None)
     if isinstance(space, spaces.Discrete):
         size = int(space.n)

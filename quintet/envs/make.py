@@ -1,4 +1,4 @@
-"""Makes quintet's vector environments of an id, a callable or a vector environment."""
+"""Makes quintet's vector environments from an id, a callable or a vector environment."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -98,7 +98,7 @@ def make_group_env(
             `env.config.kwargs` decides that.
 
     Raises:
-        ConfigError: they can't be made, or not with these options.
+        ConfigError: they can't be made with these options.
     """
     base: Any = env.backend.make(env, Group(num_streams, first_stream, drawn))
     with ExitStack() as failed:

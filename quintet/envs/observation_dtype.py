@@ -23,7 +23,7 @@ def with_observation_dtype(env: ResolvedEnv, of: Spaces) -> ResolvedEnv:
     """The same with ``env.observation_dtype`` resolved: ``auto`` is float64 where float32 would
     lose the differences of a leaf in the first steps of one environment, which is made for that.
 
-    of: spaces of the environment.
+    of: the environment's spaces.
     """
     if env.config.observation_dtype != "auto":
         return env

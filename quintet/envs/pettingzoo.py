@@ -6,9 +6,9 @@ next game begins, or before it joins a game - its rows are not valid and repeat 
 observation, or, before the first one, zeros within the space's bounds; the last of them has the
 observation with which it comes in.  So each agent's presence in a game is an episode.
 
-In games of the AEC API agents act in turn: the one that is selected acts, and the others are
-absent meanwhile, see `EnvDescription.turns`.  What comes to an agent before its first decision is
-its first decision's; a game in which it made none is no episode of it.
+In games of the AEC API agents act in turn: the selected agent acts while the others are absent, see
+`EnvDescription.turns`.  Rewards before an agent's first decision count for that decision; a game in
+which it makes no decision is not an episode of that agent.
 """
 
 import re
@@ -188,7 +188,7 @@ class ParallelVectorEnv:
         return f"{who}, {when}, seed {seed}"
 
     def _forget(self) -> None:
-        """Sets the observations of agents that were not seen yet."""
+        """Sets placeholder observations for agents that were not seen yet."""
         for path, leaf in observation_leaves(self.spaces.observation).items():
             inside = np.clip(0, leaf.low, leaf.high) if isinstance(leaf, spaces.Box) else 0
             self._last[path][:] = inside
@@ -198,7 +198,7 @@ class ParallelVectorEnv:
             out[path][:] = x
 
     def _step(self, index: int, streams: range, actions: Sequence[Any], out: StepRow) -> None:
-        """Steps a game by the actions of the agents that are there."""
+        """Steps a game with the actions of the agents that are present."""
         game, stream = self._games[index], streams.start
         acting = {
             agent: actions[stream]
@@ -243,7 +243,7 @@ class ParallelVectorEnv:
             raise self._fault(stream, str(error), error) from error
 
     def _take_turn(self, index: int, streams: range, actions: Sequence[Any], out: StepRow) -> None:
-        """Steps a game by the action of the agent that is selected."""
+        """Steps a game with the action of the selected agent."""
         game = self._games[index]
         stream = streams.start + int(self._present[streams.start : streams.stop].argmax())
         self._game_step[index] += 1
@@ -253,7 +253,7 @@ class ParallelVectorEnv:
 
     def _next_turn(self, index: int, out: StepRow | None) -> None:
         """Goes on to the agent that acts next, by way of those whose episode has ended; writes what
-        came to all of them since they acted.  None of them: the game is over.
+        came to all of them since they acted.  Without such an agent the game is over.
 
         out: None after a reset.
         """
@@ -303,14 +303,14 @@ class ParallelVectorEnv:
             raise self._fault(stream, str(error), error) from error
 
     def _write_success(self, stream: int, info: Any, agent: Any, out: StepRow) -> None:
-        """Writes whether an agent has won whose episode ends, where a rule about info says so."""
+        """Writes whether an agent whose episode ends has won, if the rule is about info."""
         if self._success_key is not None:
             who = f"{self._id} ({self.description.backend}), agent {agent!r}"
             info = other_apis.info_of(info)
             out.success[stream] = single_success(info, self._success_key, who)
 
     def _reset(self, index: int, seed: int | None) -> None:
-        """Begins a new game; the agents that are in it at once come in."""
+        """Begins a new game; the agents that are present at once join."""
         game, size = self._games[index], len(self.agents)
         first = stream = index * size
         self._game_step[index] = 0

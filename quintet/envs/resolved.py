@@ -52,8 +52,8 @@ class ResolvedEnv:
 
     @property
     def maker(self) -> MakeEnv:
-        """The maker of environments that Python steps, unless a vector environment was
-        given; raises ConfigError if an import string names nothing.
+        """The maker of environments that Python steps, unless a vector environment was given;
+        raises ConfigError if an import string can't be resolved.
         """
         assert not isinstance(self.source, GymVectorEnv)
         if self.source is not None:
@@ -72,8 +72,8 @@ class ResolvedEnv:
 
     @property
     def auto_num_groups(self) -> int:
-        """Default number of groups: one where Python steps, since more would only double the number
-        of acts; else the backend's.
+        """Default number of groups: one if Python steps, where more would only add acts; else the
+        backend's.
         """
         cost = self.backend.cost
         groups = 1 if cost is None else backends.num_groups(cost(self.family))
@@ -115,8 +115,8 @@ class ResolvedEnv:
         return self.backend.num_agents(self)
 
     def streams_of(self, wanted: int) -> int:
-        """Streams of a group: at least as many as wanted that whole games have, or all of a given
-        vector environment.
+        """Number of streams of a group: at least as many as wanted that make whole games, or all of
+        a given vector environment.
         """
         if isinstance(self.source, GymVectorEnv):
             return self.source.num_envs

@@ -44,8 +44,8 @@ def declared_by(env: "gymnasium.Env[Any, Any]") -> dict[str, float]:
 class ShapedRewards:
     """Single environments, made by `make_shaped`, whose values may change from episode to episode.
 
-    shaping: ``[B, N]``, of each stream by sorted name; what is written here counts from the next
-        `send` on.
+    shaping: ``[B, N]``, values of each stream by sorted name; changes apply from the next `send`
+        on.
     """
 
     def __init__(

@@ -22,10 +22,10 @@ SLEEPS_ARE_COUNTED = sys.platform == "linux"
 class ShortWait:
     """Waits without sleeping for about as long as a step in another thread usually takes.
 
-    A thread that sleeps for 0.1 ms wakes late on a cold core: with 64 CartPoles that took a tenth
-    of the whole training.  The time to stay awake grows when the thread slept nevertheless until
-    the step ended, and otherwise shrinks a little.  Where the longest time is too short, as for
-    slow steps or beside other processes, waiting awake pauses for 2,000 steps.  No result changes.
+    A thread that sleeps for 0.1 ms wakes late on a cold core: with 64 CartPoles this cost a tenth
+    of the training time.  The time to stay awake grows when the thread slept nevertheless until the
+    step ended, and otherwise shrinks a little.  If even the longest time is too short, as with slow
+    steps or busy cores, it pauses for 2,000 steps.  No result changes.
     """
 
     def __init__(self) -> None:

@@ -112,7 +112,7 @@ def _adapt(
     make: Callable[[], GymVectorEnv[Any, Any, Any]] | None,
     group: Group,
 ) -> AdaptedVectorEnv | GymnasiumVectorEnv:
-    """Adapts a vector environment; `make` makes another one like it."""
+    """Adapts a vector environment; `make` makes another environment like it."""
     config = env.config
     for name, backend in BACKENDS.usable():
         if backend.settle(made.unwrapped) is not None:

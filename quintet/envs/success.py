@@ -66,8 +66,8 @@ def write_success(
     """Writes the successes in a vector environment's infos to `out` ``[B]`` where `ended` ``[B]``;
     raises ConfigError as `single_success` does.
 
-    infos: arrays ``[B]`` by key, perhaps with a mask of the streams that gave it at ``"_" + key``;
-        or a dict, or None, for each stream.
+    infos: arrays ``[B]`` by key, perhaps with a mask of the streams that have it at ``"_" + key``;
+        or for each stream a dict or None.
     """
     streams = np.flatnonzero(ended).tolist()
     if not isinstance(infos, Mapping):

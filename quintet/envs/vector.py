@@ -135,7 +135,7 @@ def allocate_obs(space: Space, leading: tuple[int, ...]) -> ObsArrays:
 
 
 def allocate_row(space: Space, num_streams: int) -> StepRow:
-    """A zeroed row ``[num_streams]`` of its own memory for a stored observation space."""
+    """A newly allocated, zeroed row ``[num_streams]`` for a stored observation space."""
     return StepRow(
         obs=allocate_obs(space, (num_streams,)),
         reward=np.zeros(num_streams, np.float32),

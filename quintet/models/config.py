@@ -227,7 +227,7 @@ class ModelConfig(Options):
 
     @property
     def has_hidden(self) -> bool:
-        """Whether policy or value may have a hidden layer, cores aside."""
+        """Whether policy or value may have a hidden layer besides cores."""
         value = () if self.shared_torso else self.value_hidden
         return self.policy_hidden != () or value not in ((), None)
 

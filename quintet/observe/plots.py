@@ -259,8 +259,8 @@ def _load(
 
 
 def _options(folder: Path) -> dict[str, Any]:
-    """The options with which a run was trained, by dotted name: those of its newest checkpoint, or
-    else of ``config.yaml``.
+    """The options with which a run was trained, by dotted name, from its newest checkpoint, else
+    from ``config.yaml``.
     """
     if (found := saved_options.read(folder)) is not None:
         return _flatten(found.values)

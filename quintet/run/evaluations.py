@@ -13,7 +13,7 @@ from quintet.play import How
 from quintet.policy import Policy
 
 EVALUATION_SEED = 20_000
-"""First environment seed of evaluations while training; published results use others."""
+"""First environment seed of evaluations during training; published results use other seeds."""
 
 _LEAST_EPISODES = 3  # that tell something about the difference of greedy and sampled actions
 _TIME_FRAC = 0.05  # of a run's time, above which automatic evaluations are skipped

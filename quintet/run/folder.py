@@ -76,7 +76,7 @@ class RunFolder:
             ) from fault
 
     def check(self) -> None:
-        """Raises CheckpointError where the folder was moved or removed since it was opened."""
+        """Raises CheckpointError if the folder was moved or removed since it was opened."""
         assert self._handle is not None
         held = os.fstat(self._handle)
         with suppress(OSError):
@@ -109,10 +109,10 @@ class RunFolder:
     # Checkpoints
 
     def newest(self, exact: bool, warn: Callable[[str], None]) -> checkpoint.Checkpoint | None:
-        """The checkpoint from which a run goes on; None where it begins.  Raises CheckpointError if
+        """The checkpoint from which a run resumes; None for a new run.  Raises CheckpointError if
         none that fits can be read.
 
-        exact: whether it must lie on the uninterrupted run's path.
+        exact: whether it must be exact.
         """
         try:
             found = checkpoint.latest(self.checkpoints, exact_only=exact, warn=warn)

@@ -85,8 +85,8 @@ class SeedOutcome:
 def run(
     loaded: Loaded, on_report: OnReport | None = None, callbacks: Callbacks | None = None
 ) -> Result:
-    """Trains by a loaded configuration, from its folder's newest checkpoint if there is one. Every
-    refusal comes before the folder is touched.
+    """Trains by a loaded configuration, from the newest checkpoint in its folder if there is one.
+    Every refusal precedes any change of the folder.
     """
     user = UserCode(on_report, callbacks or Callbacks())
     here = Path.cwd()  # before environments may change it
@@ -191,12 +191,12 @@ def _run(loaded: Loaded, user: UserCode, here: Path, *, may_go_back: bool) -> Re
 
 
 def run_seeds(loaded: Sequence[Loaded | Unusable], jobs: int | None = None) -> list[SeedOutcome]:
-    """Trains by several configurations that differ in their seed, each in a process of its own.
+    """Trains by several configurations that differ in their seed, each in a separate process.
 
-    A run that fails stops no other.  Ctrl-C and SIGTERM stop all of them with a checkpoint.
+    A failed run does not stop the others.  Ctrl-C and SIGTERM stop all of them with a checkpoint.
 
-    jobs: how many at once; None: cores divided by ``runtime.threads`` and workers, at least 1.
-        Where a number is given, runs whose threads are not share the cores.
+    jobs: number of runs at the same time; None: cores divided by ``runtime.threads`` and workers,
+        at least 1. If it is given, runs without a given number of threads share the cores.
 
     Raises ConfigError for a fault that all runs share, or an environment that can't be sent.
     """
@@ -230,7 +230,7 @@ def _sharing(loaded: Loaded, values: Mapping[str, Any], runs: int) -> Loaded:
     """The same with at most the threads of its share of the cores, where it leaves them open: two
     threads each of two runs on two cores are a quarter as fast as with one each.
 
-    values: as it resolves by itself.
+    values: the configuration resolved for a single run.
     """
     most = {
         "threads": max(1, usable_cores() // (runs * values["runtime.num_learners"])),

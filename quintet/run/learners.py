@@ -93,5 +93,5 @@ def make_policies(
 
 
 def several(policies: Sequence[PolicyRun]) -> list[Learners]:
-    """The policies' learners that have further processes."""
+    """The policies' learners that have other processes."""
     return [each.learner for each in policies if isinstance(each.learner, Learners)]

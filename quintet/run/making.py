@@ -1,7 +1,7 @@
 """The cost of making a run's environments, as a number of env_steps.
 
-It is measured once, when the run begins, and is part of its resolved configuration: no clock
-decides later when environments are made anew.
+It is measured once, when the run begins, and is part of its resolved configuration: later no clock
+    decides when environments are made again.
 """
 
 import math
@@ -27,14 +27,14 @@ _ROWS, _ROWS_S = 100, 1.0  # stepped to measure a step; seconds after which no f
 
 
 def unhindered_s() -> float:
-    """A clock that stands while this thread waits for a core."""
+    """A clock that stops while this thread waits for a core."""
     return perf_counter() - own_delay_s()
 
 
 def with_restart_cost(config: RunConfig, source: Source, opened_s: float) -> RunConfig:
     """The configuration with ``checkpoint.restart_env_steps`` resolved.
 
-    opened_s: seconds that it took to make the environments of `source`.
+    opened_s: seconds for making the environments of `source`.
     """
     if config.checkpoint.restart_env_steps != "auto":
         return config
@@ -66,7 +66,7 @@ def _restart_env_steps(config: RunConfig, source: Source, opened_s: float) -> in
 
 
 def coarse(steps: float) -> int:
-    """The nearest power of 4, so that two measurements seldom differ."""
+    """The nearest power of 4, so that two measurements rarely differ."""
     return int(4 ** round(math.log(max(steps, 1.0), 4)))
 
 
@@ -90,7 +90,7 @@ def _trial(env: ResolvedEnv, num_streams: int) -> tuple[float, float]:
 
 
 def restarts_told(config: RunConfig, interval: int, exact_interval: int, total: int) -> str | None:
-    """A sentence where the cost of making keeps exact checkpoints apart, or out of the run.
+    """A sentence if the cost of making environments makes exact checkpoints rare or impossible.
 
     interval, exact_interval, total: iterations between checkpoints and exact ones, and in all.
     """

@@ -1,9 +1,9 @@
 """The files of one policy: ``best/``, ``policy/`` of a finished run, its part of checkpoints, and
 its replay.
 
-A run of one policy has them in its own folder and under plain names.  Of several, policy K has the
-folder ``policy_K/``, the tensors ``policy_K`` and ``learner_K`` of a checkpoint, and entry K of
-``policies`` in its meta.
+A run of one policy has them in its own folder, under plain names.  In a run of several, policy K
+has the folder ``policy_K/``, the tensors ``policy_K`` and ``learner_K`` of a checkpoint, and entry
+K of ``policies`` in its meta.
 """
 
 import hashlib
@@ -39,14 +39,15 @@ class PolicyFolder:
         self.path = run.path / policy_prefix(index, num_policies)
 
     def open(self) -> None:
-        """Makes the folder, or removes unfinished files from it; the run's folder is open."""
+        """Makes the folder, or removes unfinished files from it, inside the open folder of the
+        run."""
         self.path.mkdir(exist_ok=True)
         checkpoint.clean_temporary(self.path)
 
     # Its part of a checkpoint
 
     def named(self, policy: Mapping[str, Tensor], learner: Mapping[str, Tensor]) -> dict[str, Any]:
-        """The tensors that acting needs, and those that only learning needs, by their key."""
+        """The tensors for acting, and the tensors only for learning, by key."""
         return {self._key(POLICY): policy, self._key(LEARNER): learner}
 
     def tensors(self, found: checkpoint.Checkpoint, kind: str) -> dict[str, Tensor]:
@@ -77,7 +78,7 @@ class PolicyFolder:
         checkpoint.write(self.path, name, *policy.contents(), signed=policy.signed)
 
     def best_mark(self) -> str | None:
-        """A hash that identifies ``best/``; None where it can't be read."""
+        """A hash that identifies ``best/``; None if it can't be read."""
         try:
             whole = files.read_bytes(self.path / BEST / manifest.MANIFEST)
         except FileFault:

@@ -1,6 +1,6 @@
 """One policy of a run: its learner, counters, scores, and its part of checkpoints and reports.
 
-A run has one policy, or several that share its streams; the trainer leads them all.
+A run has one policy, or several that share its streams; the trainer directs them.
 """
 
 import math
@@ -50,12 +50,12 @@ class PolicyRun:
     """The K-th policy of a run.
 
     config: the run's configuration with this policy's learner options, which `configure` replaces.
-    device: on which the learner takes its batches.
+    device: device of the learner's batches.
     best: the highest mean return of an evaluation.
     longest_episode: env_steps of the longest episode that ended; 0 before the first.
-    scores: ``eval/*`` of the last evaluation, until they are reported.
-    reward_shaping: values by which environments weigh their rewards while it plays, by sorted name;
-        empty: those of the configuration.
+    scores: ``eval/*`` of the last evaluation that was not yet reported.
+    reward_shaping: weights of rewards in environments while it plays, by sorted name;
+        empty: the configuration's.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class PolicyRun:
 
     @OwnTorch()
     def publication(self) -> Publication:
-        """Publication for actors and environments."""
+        """The publication for actors and environments."""
         own = self.learner.publication()
         if not self.reward_shaping:
             return own
@@ -128,12 +128,12 @@ class PolicyRun:
 
     @OwnTorch()
     def make_replay(self, actor: Actor, assignment: Assignment, interval: int) -> None:
-        """Makes the replay that the learner's plan asks for; `actor` shows what it records."""
+        """Makes the replay of the learner's plan; `actor` determines the recorded fields."""
         rows = RowSpecs.of(self.spaces, actor)
         self.replay = RunReplay(self.plan, self.config, assignment, interval, rows, self.folder)
 
     def add(self, batch: Batch) -> None:
-        """Counts a batch that the learner learned from, and its episodes."""
+        """Counts a batch that the learner used, and its episodes."""
         self.counters.iterations += 1
         self.counters.env_steps += batch.env_steps
         self.add_episodes(batch.episodes)
@@ -151,7 +151,8 @@ class PolicyRun:
 
     @property
     def reported(self) -> float | None:
-        """The policy's objective in the last report that had it, where that is none of episodes."""
+        """The policy's objective in the last report that had it, unless it is an objective of
+        episodes."""
         return self._reported.get(self.config.population.objective)
 
     @property
@@ -190,7 +191,7 @@ class PolicyRun:
         return f"finite weights and statistics are required, {found} after update {updates}"
 
     def score(self, policy: Policy, scores: Scores) -> None:
-        """Takes the scores of an evaluation; writes `policy` to ``best/`` if it is the best."""
+        """Stores the scores of an evaluation; writes `policy` to ``best/`` if it is the best."""
         self.scores = scores.metrics()
         if self.config.checkpoint.save_best and (self.best is None or scores.mean > self.best):
             self.best = scores.mean
@@ -204,7 +205,8 @@ class PolicyRun:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Names the policy, if it is one of several, in what the block says of its divergence."""
+        """Adds the policy's index, if it is one of several, to errors about divergence in the
+        block."""
         try:
             yield
         except NonFiniteError as error:
@@ -239,11 +241,11 @@ class PolicyRun:
 
     @OwnTorch()
     def load(self, found: Checkpoint) -> list[str]:
-        """Goes on from a checkpoint; returns warnings for the person.
+        """Restores a checkpoint; returns warnings for the user.
 
         Raises:
             CheckpointError: it does not fit, or its weights are not finite.
-            ConfigError: the learner had other values of options that can't change during a run.
+            ConfigError: options that can't change during a run have changed.
         """
         part = self.folder.part(found.meta)
         self._require_spaces(found.path, part["policy"])
@@ -289,7 +291,7 @@ class PolicyRun:
         return told
 
     def _evaluates_elsewhere(self, found: Checkpoint) -> bool:
-        """Whether the run that wrote a checkpoint was evaluated in another environment."""
+        """Whether the run that wrote a checkpoint had another environment for evaluations."""
         was = found.meta.get(saved_options.CONFIG, {})
         own = self.config.eval_env
         now = {"id": own.id, "kwargs": own.kwargs, "backend": own.backend}
@@ -307,7 +309,7 @@ class PolicyRun:
 
     @OwnTorch()
     def report(self, passed_s: float) -> dict[str, float]:
-        """The policy's metrics since the last report, by declared name without its prefix."""
+        """The policy's metrics since the last report, by declared name without prefix."""
         learner, updates = self.learner, self.learner.updates
         with self.named():
             version, measured = learner.publication().version, learner.metrics()
@@ -357,7 +359,7 @@ def _require_alike(path: Path, saved: Mapping[str, Any], own: Mapping[str, Any])
 
 
 def leader(policies: Sequence[PolicyRun]) -> PolicyRun:
-    """The policy of the highest objective; of equal ones the first, so that it changes seldom."""
+    """The policy with the highest objective; the first of equal ones, so that it rarely changes."""
     if len(policies) == 1:
         return policies[0]
     found = [-math.inf if x is None else x for x in objectives(policies)]

@@ -1,4 +1,4 @@
-"""The population of a run: considers its policies as they learn, and does what is decided."""
+"""The population of a run: considers its policies as they learn, and carries out decisions."""
 
 import json
 import math
@@ -23,7 +23,8 @@ from quintet.system import files
 class Population:
     """Tunes the hyperparameters of the policies of one run.
 
-    options: the learner's, of each policy at the start; the caller gives the policies theirs.
+    options: the learner's options of each policy at the start; the caller sets them in the
+        policies.
     """
 
     def __init__(self, config: RunConfig, folder: RunFolder):
@@ -42,7 +43,7 @@ class Population:
         self._told_of_missing = set[tuple[int, ...]]()
 
     def shape(self, policies: Sequence[PolicyRun]) -> None:
-        """Gives each policy its values of reward shaping, where these are tuned."""
+        """Sets each policy's values of reward shaping, if these are tuned."""
         for policy, values in zip(policies, self.controller.values, strict=True):
             policy.reward_shaping = shaping_of(self.config.env, values)
 
@@ -91,7 +92,7 @@ class Population:
         ranked since it diverged itself.  Raises NonFiniteError if there is none, or no policy is
         copied.
 
-        fault: what shows that it has diverged; advice for a run that ends may follow a semicolon.
+        fault: sign of the divergence; advice for a run that ends may follow a semicolon.
         """
         if not self.config.population.pbt:
             raise NonFiniteError(f"policy {index} has diverged: {fault}")
@@ -142,7 +143,7 @@ class Population:
         )
 
     def winner(self, policies: Sequence[PolicyRun]) -> str:
-        """A sentence on which policy is the run's own in the end, and why."""
+        """A sentence about which policy becomes the run's own at the end, and why."""
         name, best = self.config.population.objective, leader(policies).folder.index
         found = [finite(x) for x in objectives(policies)]
         told = f"policy {best} is the run's policy"
@@ -153,7 +154,7 @@ class Population:
         return f"{told}: it has the highest {name}, {found[best]:.4g} ({others})"
 
     def metrics(self, policies: Sequence[PolicyRun]) -> list[dict[str, float]]:
-        """Metrics of each policy, by declared name without its prefix."""
+        """Metrics of each policy, by declared name without prefix."""
         told = []
         for index, objective in enumerate(objectives(policies)):
             found = {f"hyperparameter/{k}": x for k, x in self.controller.values[index].items()}
@@ -176,12 +177,12 @@ class Population:
         return self.controller.save()
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Goes on from what `save` gave; the policies load their options by themselves."""
+        """Restores the result of `save`; the policies load their options themselves."""
         self.controller.load(saved)
 
 
 def told(decision: Decision) -> str:
-    """A sentence for the person."""
+    """A sentence for the user."""
     changed = [
         f"{name} {decision.before[name]:.3g} -> {x:.3g}"
         for name, x in decision.after.items()

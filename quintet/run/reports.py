@@ -40,10 +40,10 @@ class Reports:
 
     Those of policy K of several have names that begin with ``policy_K/``.
 
-    parts: of the learner, which every report judges.
+    parts: parts of the learner, whose states every report has.
     last: the newest report, empty before the first.
     sampling: returns the metrics of the runtime kind.
-    own: returns what the user's functions add to a report, which it is given.
+    own: receives a report and returns what the user's functions add to it.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Reports:
 
     @property
     def wall_s(self) -> float:
-        """Seconds that the run has taken, over all its starts."""
+        """Seconds that the run has taken so far, over all its starts."""
         return self._before_s + time.perf_counter() - self._started
 
     @property
@@ -137,7 +137,7 @@ class Reports:
         log.update(self.last, self._recent)
 
     def _say_growth(self, counters: Counters, log: RunLog) -> None:
-        """Says which processes may take all memory before the run's end."""
+        """Reports which processes may use up all memory before the run's end."""
         trained = counters.env_steps - self._from_steps
         if trained:
             left = self.config.total_env_steps - counters.env_steps
@@ -170,7 +170,7 @@ class Reports:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Mean of the values that are not None."""
+    """The mean of the values that are not None."""
     found = [x for x in values if x is not None]
     return math.fsum(found) / len(found) if found else None
 

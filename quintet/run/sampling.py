@@ -38,7 +38,7 @@ from quintet.types import Publication, Spaces
 
 
 class Publisher(Protocol):
-    """A policy as sampling sees it."""
+    """A policy in the form that sampling uses."""
 
     @property
     def plan(self) -> DataPlan: ...
@@ -52,7 +52,7 @@ class Source:
     """The environments of a run.
 
     envs: of all groups if this process steps them, else one, for its spaces.
-    env: what further environments are made of.
+    env: source of further environments.
     """
 
     envs: Sequence[VectorEnv]
@@ -87,7 +87,7 @@ def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
 
 
 def _settled(env: ResolvedEnv, make: Callable[[ResolvedEnv], Sequence[VectorEnv]]) -> Source:
-    """Result of `make` for the environment with its ``observation_dtype`` resolved."""
+    """The result of `make` for the environment with its ``observation_dtype`` resolved."""
     with ExitStack() as unless_kept:
         source = Source(make(env), env)
         unless_kept.callback(source.close)
@@ -160,9 +160,9 @@ def make_sampling(
     say: Callable[[str], None],
     notice: Callable[[str], None],
 ) -> loop.Sampling:
-    """The sampling of a resolved configuration; its processes begin at the first restart.
+    """The sampling of a resolved configuration; its processes start at the first restart.
 
-    learners: one for each policy; their plans are equal.
+    learners: one per policy, with equal plans.
     say: receives what workers print, and how they ended; notice: what a long wait is for.
 
     Raises ConfigError if workers can't be sent their work, or there is too little memory.

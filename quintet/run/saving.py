@@ -1,4 +1,4 @@
-"""The checkpoints of a run: when one is written, its contents, and how a run goes on from it."""
+"""The checkpoints of a run: when one is written, its contents, and the resume from it."""
 
 import dataclasses
 import time
@@ -27,16 +27,16 @@ _WITHOUT_END = 10
 """Part of the budget after which a notice says that no episode has ended: one in this many."""
 
 _TIME_FRAC = 0.01
-"""Share of a run's time above which checkpoints that are only due are left out."""
+"""Fraction of a run's time above which checkpoints that are merely due are skipped."""
 
 
 @final
 class Saving:
-    """Writes and reads the checkpoints of a run and all its policies.
+    """Writes and reads the checkpoints of a run with all its policies.
 
-    interval, exact_interval: iterations from one checkpoint, or exact checkpoint, to the next.
-    on_path: whether the run has the bytes of an uninterrupted one so far; True for async runs.
-    notes, warnings: messages about the folder, for when there is a log.
+    interval, exact_interval: iterations between two checkpoints, and between two exact ones.
+    on_path: whether the run so far has the bytes of an uninterrupted run; True for async runs.
+    notes, warnings: messages about the folder, printed once the log is open.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Saving:
         return max(self.interval, self._restarts_interval)
 
     def replay_holds(self, iterations: int) -> bool:
-        """Whether every replay has the rows that a checkpoint of so many iterations ago needs."""
+        """Whether every replay has the rows for a checkpoint from this many iterations ago."""
         return all(replay.holds(iterations) for replay in self._replays)
 
     @property
@@ -76,7 +76,7 @@ class Saving:
         return [each.replay for each in self.policies if each.replay is not None]
 
     def worth_writing(self, counters: loop.Counters, wall_s: float) -> bool:
-        """Whether to write a checkpoint that is only due."""
+        """Whether to write a checkpoint that is merely due."""
         # A replay keeps the rows that a checkpoint needs for one interval and no longer.
         automatic = self.config.checkpoint.interval_iterations == "auto" and not self._replays
         costly = self._seconds > _TIME_FRAC * wall_s
@@ -136,13 +136,13 @@ class Saving:
         return path
 
     def _columns(self) -> list[int]:
-        """Columns that were dropped so far, by policy."""
+        """Number of columns dropped so far, by policy."""
         if self._delivery is None:
             return self._discarded_columns
         return [queue.dropped_columns for queue in self._delivery.queues]
 
     def goes_on(self, delivery: Delivery) -> None:
-        """Takes over what the deliveries before this process began have dropped."""
+        """Adds the numbers of columns that earlier processes of the run dropped."""
         self._delivery = delivery
         for queue, columns in zip(delivery.queues, self._discarded_columns, strict=False):
             queue.dropped_columns = columns

@@ -1,7 +1,7 @@
 """Several processes at once: the members of a seed group start and end together.
 
-A member is a `child`.  Its lines are printed with its name before them, and its answer is one JSON
-object.  A member whose parent is gone stops by itself.
+A member is a `child`.  A member's lines are printed with its name in front, and its answer is one
+JSON object.  A member stops by itself if its parent has ended.
 """
 
 import json
@@ -18,14 +18,14 @@ from quintet.system.child import Child
 from quintet.system.signals import stop_on_signals
 
 ORPHAN_GRACE_S = 60.0
-"""Seconds that a member has for stopping in good order once its parent is gone."""
+"""Seconds that a member has for an orderly stop after its parent has ended."""
 
 _POLL_S = 0.05
 _READ_BYTES = 65_536
 
 
 class Member(NamedTuple):
-    """A process to start: the name before its lines, and its payload."""
+    """A process to start: the name in front of its lines, and its payload."""
 
     name: str
     payload: bytes
@@ -44,10 +44,10 @@ class Outcome(NamedTuple):
 def run_members(
     module: str, members: Sequence[Member], jobs: int, say: Callable[[str], None]
 ) -> list[Outcome]:
-    """Runs all members, `jobs` of them at once, and returns their outcomes in the same order.
+    """Runs all members, `jobs` at the same time, and returns their outcomes in the same order.
 
-    Ctrl-C and SIGTERM are passed on to the running members, which end in good order, and no others
-    are started.  A second Ctrl-C kills them.  `say` receives every line that they print.
+    Ctrl-C and SIGTERM are passed on to the running members, which stop in an orderly way, and no
+    others are started.  A second Ctrl-C kills them.  `say` receives every line that they print.
     """
     group = _Group(say)
     waiting = list(enumerate(members))
@@ -73,7 +73,7 @@ def run_members(
 
 @final
 class _Group:
-    """Notes whether the group was asked to stop."""
+    """Records whether the group was asked to stop."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.stop_requested = False
@@ -91,7 +91,7 @@ class _Group:
 
 @final
 class _Process:
-    """A running member, as the parent sees it."""
+    """A running member, in the parent process."""
 
     def __init__(self, module: str, member: Member, say: Callable[[str], None]) -> None:
         self._asked, self._said = False, b""
@@ -120,7 +120,7 @@ class _Process:
         self.outcome()
 
     def outcome(self) -> Outcome:
-        """Waits for the end of the process; its status and answer."""
+        """Waits for the end of the process; returns its status and answer."""
         status = self._child.wait()
         self._read()
         os.close(self._answer)
@@ -130,7 +130,7 @@ class _Process:
         return Outcome(status, answer)
 
     def _read(self) -> None:
-        """Takes what there is of the answer."""
+        """Reads the part of the answer that has arrived."""
         with suppress(BlockingIOError):
             while part := os.read(self._answer, _READ_BYTES):
                 self._said += part

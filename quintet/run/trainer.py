@@ -1,4 +1,4 @@
-"""Leads one run: its policies, its folder, its messages, and its end."""
+"""Directs one run: its policies, its folder, its messages, and its end."""
 
 import sys
 import threading
@@ -46,7 +46,7 @@ from quintet.types import Obs, Publication, Rollout
 
 @final
 class Trainer:
-    """Leads the policies of one run and keeps its folder while the loop trains.
+    """Directs the policies of one run and its folder while the loop trains.
 
     max_cut_frac: see `loop.Budget`; set by `open`.
     finished: whether the budget was spent when the run was opened.
@@ -102,7 +102,7 @@ class Trainer:
     def warm_start(self, anew: bool = False) -> None:
         """Gives the learners the weights of `init_from`, unless the run has begun already.
 
-        anew: whether the run begins, whatever is in the folder.
+        anew: whether this is a new run, whatever is in the folder.
         """
         if not anew and checkpoint.any_of_run(self.folder.checkpoints):
             return
@@ -155,7 +155,7 @@ class Trainer:
         self.evaluations.evaluated_steps = self.counters.env_steps
 
     def _write_options(self) -> None:
-        """Writes ``config.yaml`` and ``run.json``; those of a finished run stay."""
+        """Writes ``config.yaml`` and ``run.json``; a finished run keeps its files."""
         if not self.finished or not (self.folder.path / saved_options.FILE).is_file():
             self.folder.write_options(self.saving.options)
             if self.folder.signed and (reason := signature.why_no_key()) is not None:
@@ -195,7 +195,7 @@ class Trainer:
             yield
 
     def say_finished(self) -> None:
-        """Tells the person that the budget was spent before, and writes the final policies."""
+        """Reports that the budget was already spent, and writes the final policies."""
         self.log.say(
             f"this run is finished: {self.counters.env_steps:,} env_steps; raise "
             "--total-steps to go on, or give another --run-dir, or --overwrite, to begin anew"
@@ -254,7 +254,7 @@ class Trainer:
         return status
 
     def _time_told(self) -> str:
-        """Sentence on where this process's time went since the run was opened."""
+        """A sentence about how this process spent its time since the run was opened."""
         seconds = {phase: s for phase, s in self.timer.seconds().items() if s > 0}
         whole = sum(seconds.values())
         largest = sorted(seconds, key=lambda phase: -seconds[phase])
@@ -275,7 +275,7 @@ class Trainer:
             self.log.say(self.population.winner(self.policies))
 
     def save(self, exact: bool) -> None:
-        """Writes a checkpoint, unless it is only due and costs too much."""
+        """Writes a checkpoint, unless it is merely due and costs too much."""
         wanted = exact or self.stop_requested or self.asks_to_save()
         if not (wanted or self.saving.worth_writing(self.counters, self.reports.wall_s)):
             return
@@ -290,7 +290,8 @@ class Trainer:
         self._ask(self.callbacks.checkpoint, self.live, path)
 
     def learned(self, batch: Batch) -> bool:
-        """Counts a batch and considers its policy; whether that has another's weights now."""
+        """Counts a batch and considers its policy; returns whether that now has another policy's
+        weights."""
         if not self._seen:
             self._look_at(batch.rollout.obs)
         self.policies[batch.policy].add(batch)
@@ -305,21 +306,21 @@ class Trainer:
         return self.population.consider(batch, self.policies, steps, self.log.say)
 
     def diverged(self, policy: int, error: NonFiniteError) -> None:
-        """Replaces a policy whose update became NaN, where the population can."""
+        """Replaces a policy whose update became NaN, if the population can."""
         if self.population is None:
             raise error
         steps = self.counters.env_steps
         self.population.replace(policy, str(error), self.policies, steps, self.log.warn)
 
     def _published(self, sampling: loop.Sampling, publication: Publication) -> None:
-        """Publishes opponents, too, with self-play, and keeps weights that are to play later."""
+        """Publishes opponents in self-play, and keeps weights that will play later."""
         if self.past is not None:
             self.past.consider(publication, self.counters.env_steps)
             opponent = self.past.opponent(publication.version)
             sampling.publish(replace(opponent, policy=publication.policy + 1))
 
     def _look_at(self, obs: Obs) -> None:
-        """Says what float32 loses of the first batch's observations."""
+        """Reports what float32 loses of the first batch's observations."""
         self._seen = True
         spaces = self.policies[0].spaces
         on = getattr(self.config.learner, "normalize_observations", False)
@@ -333,7 +334,7 @@ class Trainer:
                 self.log.warn(lost)
 
     def after_iteration(self, batch: Batch) -> bool:  # noqa: ARG002 (`learned` has counted it)
-        """Evaluates and reports when due; whether the run is to stop."""
+        """Evaluates and reports when due; returns whether to stop the run."""
         for policy in self.policies:
             if policy.replay is not None and (found := policy.replay.describe_once()) is not None:
                 self.log.say(found)
@@ -373,7 +374,7 @@ class Trainer:
             self.request_stop()
 
     def _evaluate(self) -> bool:
-        """Evaluates all policies; whether any evaluation came to its end."""
+        """Evaluates all policies; returns whether any evaluation was completed."""
         self.log.stage("evaluating")
         before = self.timer.switch("evaluation")
         steps, evaluated = self.counters.env_steps, False
@@ -390,7 +391,8 @@ class Trainer:
         return evaluated
 
     def _stop_evaluating(self) -> bool:
-        """Called at every step of an evaluation; the switch is a sign of life for the watch."""
+        """Called at every step of an evaluation; the timer's switch shows `Watch` that it is not
+        stuck."""
         self.timer.switch("evaluation")
         return self.stop_requested
 
@@ -401,7 +403,7 @@ class Trainer:
         return self.folder.keep_batch(batch, meta | which, self.log.warn)
 
     def request_save(self) -> None:
-        """Asks for a checkpoint at the end of the iteration; called by a signal handler."""
+        """Requests a checkpoint at the end of the iteration; called by a signal handler."""
         self._save_requested = True
 
     def asks_to_save(self) -> bool:
@@ -413,11 +415,11 @@ class Trainer:
         return late or self._save_requested
 
     def request_stop(self) -> None:
-        """Asks for a stop at the end of the iteration; called by signal handlers."""
+        """Requests a stop at the end of the iteration; called by signal handlers."""
         self.stop_requested = True
 
     def tell_stopping(self) -> None:
-        """Tells the person what a stop waits for, from another thread."""
+        """Reports what a stop waits for, from another thread."""
         with self._telling:
             if self._ended:
                 self.log.answer(
@@ -430,7 +432,7 @@ class Trainer:
                 )
 
     def abandon(self) -> None:
-        """Restores the terminal, as the process ends at once."""
+        """Restores the terminal before the process ends at once."""
         if self.watch is not None:
             self.log.close()
 

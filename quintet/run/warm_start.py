@@ -33,13 +33,13 @@ def find_donor(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tenso
 def donated(
     path: Path, keys: Sequence[str], learner: Learner, description: Mapping[str, Any]
 ) -> tuple[dict[str, Tensor], str]:
-    """The weights with which a learner begins, and a note that says where they come from.
+    """The weights with which a learner begins, and a note about their source.
 
     path: a run folder (its newest checkpoint), a checkpoint or a saved policy.
     keys: patterns (``*``, ``?``) of the names to take; none: all, which must fit exactly, as must
         spaces and network.
-    learner: keeps its own weights where none are taken.
-    description: of the run's policy, see `policy.describe`.
+    learner: keeps its own weights for other names.
+    description: description of the run's policy, see `policy.describe`.
 
     Raises ConfigError if there is no policy, or it does not fit; the message lists every misfit.
     """
@@ -87,7 +87,7 @@ def _module(name: str) -> str:
 
 
 def _other_policy(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Differences of algorithm, spaces and network, one line each."""
+    """Differences in algorithm, spaces and network, one line each."""
     pairs = {"algo": (mine["algo"], theirs["algo"])}
     # An option that a donor's version of quintet lacks counts as its default.
     default = ModelConfig().model_dump(mode="json")
@@ -103,7 +103,7 @@ def _other_policy(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[st
 def _other_tensors(
     mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor], required: Iterable[str]
 ) -> list[str]:
-    """Tensors that one side lacks, or has in another shape, one line each."""
+    """Tensors that are missing on one side or differ in shape, one line each."""
     faults = []
     for name in sorted({*theirs, *required}):
         a, b = (f"shape {tuple(x[name].shape)}" if name in x else "none" for x in (mine, theirs))

@@ -1,1 +1,1 @@
-"""Sampling and learning on one machine; knows learners only by quintet.protocols."""
+"""Sampling and learning on one machine; knows learners only through quintet.protocols."""

@@ -21,9 +21,9 @@ _LOOK_AGAIN_S = 0.5
 class AsyncOptions:
     """Options of the asynchronous runtime.
 
-    prefetch_batches: joined batches that may wait for the learner.
-    max_restarts: replacements of workers, all together, before the run ends with the last error.
-    pin: whether batches are put in page-locked memory, for a GPU.
+    prefetch_batches: number of joined batches that may wait for the learner.
+    max_restarts: number of replaced workers before the run ends with the last error.
+    pin: whether batches are in page-locked memory, for a GPU.
     """
 
     prefetch_batches: int = 2
@@ -33,16 +33,16 @@ class AsyncOptions:
 
 @final
 class AsyncSampling:
-    """Every worker fills whatever slots are free, by the newest weights that it finds.
+    """Workers fill free slots with the newest weights that they find.
 
-    A second thread takes unrolls in and joins columns of coming batches.  A slot is free again when
-    its columns are copied or, where a batch is a view of one unroll, when the learner asks for the
-    next batch.  A worker that dies or falls silent is replaced, and its streams begin again.
-    Grants never exceed what is left of the budget: the last unrolls have fewer rows.
+    A second thread receives unrolls and joins columns of the next batches.  A slot is free again
+    when its columns are copied or, if a batch is a view of one unroll, when the learner requests
+    the next batch.  A worker that dies or stops responding is replaced, and its streams restart.
+    Grants never exceed the rest of the budget: the last unrolls have fewer rows.
     """
 
     restarts = False
-    """Whether streams begin again at exact checkpoints."""
+    """Whether streams restart at exact checkpoints."""
 
     def __init__(self, workers: Workers, timer: PhaseTimer, options: AsyncOptions):
         spec = workers.spec
@@ -60,13 +60,13 @@ class AsyncSampling:
         workers.on_free = self._grant
 
     def publish(self, publication: Publication) -> None:
-        """Gives the workers the weights by which all later unrolls act."""
+        """Publishes the weights with which all later unrolls act."""
         self.delivery.publish(publication)
         self.workers.publish(publication)
 
     def restart(self, iteration: int) -> None:
-        """Begins every stream, keyed by (seed, group, iteration); called once.  The first
-        `collect`, which knows how many env_steps are wanted, grants the first unrolls.
+        """Starts every stream, seeded by (seed, group, iteration); called once.  The first
+        `collect`, which knows the number of wanted env_steps, grants the first unrolls.
         """
         assert not self.assembler.is_alive(), "the streams run on"
         self.iteration = iteration
@@ -76,8 +76,8 @@ class AsyncSampling:
         self.assembler.start()
 
     def collect(self, env_steps_left: int, begins_anew: BeginsAnew = never) -> Batch:  # noqa: ARG002
-        """The next batch, as soon as there is one; rows past the budget are masked.  Raises
-        QuintetError if workers died more often than they may.
+        """The next batch, as soon as it exists; rows beyond the budget are masked.  Raises
+        QuintetError if workers died too often.
         """
         self.timer.switch("waiting")
         notice = self.workers.wait_notice()
@@ -90,8 +90,8 @@ class AsyncSampling:
             return self.delivery.batch(*taken, env_steps_left)
 
     def _take(self) -> tuple[ColumnBlock, int] | None:
-        """The columns of a batch and its policy; None if there are none after a short wait, or
-        after a worker was replaced.
+        """The columns of a batch and its policy; None if none arrived within a short wait, or after
+        a worker was replaced.
         """
         with self.changed:
             for sampler in self.workers.samplers:  # rows that were dropped are wanted again
@@ -135,7 +135,7 @@ class AsyncSampling:
         self.delivery.clear()
 
     def _grant(self, worker: int) -> None:
-        """Grants an unroll for each free slot, as long as rows are wanted."""
+        """Grants an unroll for each free slot, as long as rows are needed."""
         streams = self.workers.samplers[worker].num_streams
         steps = self.workers.spec.plan.unroll_steps
         while True:
@@ -161,7 +161,7 @@ class AsyncSampling:
                 self._count(error)
 
     def _count(self, error: QuintetError) -> None:
-        """Counts a worker that is to be replaced; raises `error` if no more may be replaced."""
+        """Counts a worker that will be replaced; raises `error` if the limit is reached."""
         most = self.options.max_restarts
         self.num_restarts += 1
         if self.num_restarts > most:
@@ -198,8 +198,8 @@ class AsyncSampling:
         self._grant(worker)
 
     def _assemble(self) -> None:
-        """Takes in what workers have filled until the run ends, but no more while enough batches
-        wait for the learner.
+        """Receives filled slots from workers until the run ends, pausing while enough batches wait
+        for the learner.
         """
         most = self.options.prefetch_batches
         try:

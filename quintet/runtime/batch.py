@@ -1,4 +1,4 @@
-"""Columns of unrolls: selected, split, joined, moved to a device; no other module does so."""
+"""Columns of unrolls: selected, split, joined and moved to a device, only in this module."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,9 +19,9 @@ _WITHOUT_TIME = ("stream_id", "group_id", "episode_id", "last_action", "last_rew
 class Episode:
     """A whole episode, with its return in raw reward units.
 
-    row, column: where in a batch it ended; -1 where that row was dropped before.
-    success: None where the environment defines none.
-    version: of the weights that acted in its first row.
+    row, column: place in a batch where it ended; -1 if that row was dropped.
+    success: None if the environment defines no success.
+    version: version of the weights that acted in its first row.
     """
 
     row: int
@@ -33,7 +33,7 @@ class Episode:
 
 
 def join(parts: Sequence[Rollout]) -> Rollout:
-    """All columns of all parts, in order; a single part is returned as it is, without a copy."""
+    """All columns of all parts, in order; a single part is returned without a copy."""
     if len(parts) == 1:
         return parts[0]
     return _map(lambda dim, *tensors: torch.cat(tensors, dim), *parts)
@@ -92,9 +92,9 @@ def pinned(rollout: Rollout) -> Rollout:
 
 @final
 class Lease:
-    """Counts the readers of memory that may be written again after the last one.
+    """Counts the readers of memory that may be overwritten after the last one.
 
-    It begins with one reader; `share` adds one, `release` takes one away.
+    It starts with one reader; `share` adds one, `release` removes one.
     """
 
     def __init__(self, free: Callable[[], None]):
@@ -117,9 +117,9 @@ class Lease:
 
 @dataclass(frozen=True)
 class ColumnBlock:
-    """Some columns of one unroll, or of several, and the episodes that ended in them.
+    """Some columns of one or several unrolls, and the episodes that ended in them.
 
-    lease: of the slot that the rollout is a view of; None: the rollout owns its memory.
+    lease: lease of the slot of which the rollout is a view; None: the rollout owns its memory.
     """
 
     rollout: Rollout
@@ -148,7 +148,7 @@ class ColumnBlock:
             self.lease.release()
 
     def split(self, first: int) -> tuple["ColumnBlock", "ColumnBlock"]:
-        """The first columns and the rest, as views, which replace the block."""
+        """The first columns and the rest, as views; they replace the block."""
         head = [e for e in self.episodes if e.column < first]
         tail = [replace(e, column=e.column - first) for e in self.episodes if e.column >= first]
         rest = self.columns - first
@@ -162,7 +162,7 @@ class ColumnBlock:
 class Unroll(NamedTuple):
     """All columns of a group's unroll.
 
-    executed: env_steps in it; running: env_steps so far of the episodes that run on after it.
+    executed: env_steps in it; running: env_steps so far in episodes that continue after it.
     """
 
     block: ColumnBlock

@@ -1,4 +1,5 @@
-"""Makes batches of unrolls: their columns wait, by policy, until a learner takes them."""
+"""Makes batches from unrolls, whose columns wait in a queue per policy until a learner takes
+them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,12 +21,12 @@ from quintet.types import Publication, Rollout
 class Steps:
     """env_steps outside of batches, counted when a batch is handed out.
 
-    executed: steps that environments made since the batch before.
-    discarded: steps since then that no batch will hold: too old, past the budget, or of an unroll
+    executed: steps that environments made since the last batch.
+    discarded: steps since then that no batch will hold: too old, beyond the budget, or of an unroll
         whose worker died.
-    cut: steps since then in episodes that were given up because their worker died.
+    cut: steps since then in episodes that were abandoned because their worker died.
     running: steps in episodes that have not ended, over all streams.
-    waiting: executed steps that are in no batch yet.
+    waiting: executed steps that are not yet in a batch.
     """
 
     executed: int
@@ -39,10 +40,10 @@ class Steps:
 class Batch:
     """The result of one collection.
 
-    policy: whose learner it is for.
-    env_steps: valid rows.
-    episodes: those that ended in it, or in rows that were dropped since the batch before.
-    others: by policy, episodes of other policies that ended in waiting columns which were given up
+    policy: index of the policy that learns from it.
+    env_steps: number of valid rows.
+    episodes: episodes that ended in it, or in rows dropped since the last batch.
+    others: by policy, episodes of other policies that ended in waiting columns which were dropped
         after this batch.
     """
 
@@ -70,7 +71,7 @@ class Lag:
             self.count += lag.numel()
 
     def metrics(self) -> dict[str, float]:
-        """Least, mean and greatest by declared name; empty without rows."""
+        """Minimum, mean and maximum by declared name; empty without rows."""
         if not self.count:
             return {}
         return {
@@ -81,7 +82,7 @@ class Lag:
 
 
 BeginsAnew = Callable[[Batch], bool]
-"""Says whether the streams begin again after a batch, so that the next is sampled after that."""
+"""Returns whether the streams restart after a batch, so that the next batch is sampled after it."""
 
 
 def never(_: Batch) -> bool:
@@ -90,8 +91,8 @@ def never(_: Batch) -> bool:
 
 
 def rows_for(env_steps: int, num_streams: int) -> int:
-    """The fewest rows of all streams that can hold `env_steps`.  Resets take rows too, so callers
-    ask again until it is 0, and execute less than one row too many.
+    """The smallest number of rows of all streams that can hold `env_steps`.  Resets take rows too,
+    so callers repeat this until it is 0, and execute less than one row too many.
     """
     return max(0, -(-env_steps // num_streams))
 
@@ -99,10 +100,10 @@ def rows_for(env_steps: int, num_streams: int) -> int:
 @final
 @dataclass
 class PolicyQueue:
-    """Columns of one policy that wait, oldest unroll first, and what became of the others.
+    """Waiting columns of one policy, oldest unroll first, and counts of dropped rows.
 
-    published, learned: versions of the weights that act next, and of the learner's weights.
-    least_version: rows of older weights are masked, as they were another policy's.
+    published: version of the weights that act next; learned: version of the learner's weights.
+    least_version: rows of older weights are masked, since these weights were another policy's.
     ended: episodes that ended in dropped rows since the last batch.
     """
 
@@ -120,7 +121,7 @@ class PolicyQueue:
         return sum(block.columns for block in self.waiting)
 
     def drop(self, block: ColumnBlock, kept: Tensor) -> ColumnBlock:
-        """The block with the rows ``kept`` ``[T, B]`` only; counts the other valid rows, and moves
+        """The block with only the rows ``kept`` ``[T, B]``; counts the other valid rows, and moves
         the episodes that ended in them to `ended`.
         """
         lost = block.rollout.valid & ~kept
@@ -138,11 +139,11 @@ class PolicyQueue:
 
 @final
 class Delivery:
-    """Unrolls go in, batches come out, for one learner or several that share the streams.
+    """Turns unrolls into batches, for one learner or several that share the streams.
 
     A batch takes any columns of its policy, whatever the number of streams; the others wait for the
     next one.  When it is made, rows whose weights are more than the plan's ``max_policy_lag``
-    updates old are masked, and columns without any other row dropped.
+    updates old are masked, and columns without other valid rows are dropped.
     """
 
     def __init__(
@@ -152,7 +153,8 @@ class Delivery:
         assignment: Assignment = ONE_POLICY,
         may_lag: bool = False,
     ):
-        """may_lag: batches may have older weights even where each is one round of all streams."""
+        """may_lag: whether batches may have older weights even if each is one round of all
+        streams."""
         self.plan, self.num_streams, self.num_learners = plan, num_streams, assignment.num_learners
         num_policies = assignment.num_policies
         self.queues = [PolicyQueue() for _ in range(num_policies)]
@@ -165,7 +167,7 @@ class Delivery:
         self._lease: Lease | None = None  # of the slot that the last batch is a view of
 
     def restart(self, iteration: int) -> None:
-        """Prepares for streams that begin again; the last batch has given up what waited."""
+        """Prepares for restarted streams; waiting columns were dropped with the last batch."""
         self.release()
         assert not any(queue.waiting for queue in self.queues)
         self.running.clear()
@@ -187,19 +189,19 @@ class Delivery:
             queue.waiting = []
 
     def publish(self, publication: Publication) -> None:
-        """Notes that the learner has this version, by which the next unrolls act."""
+        """Records that the learner has this version, with which the next unrolls act."""
         queue = self.queues[publication.policy]
         queue.published = queue.learned = publication.version
 
     def forget(self, policy: int, version: int) -> None:
-        """Drops what a policy's former weights collected, as the learner has those of another: from
-        this version on, which was not published yet, rows are its own.
+        """Drops rows of a policy's former weights, since its learner took over another policy's:
+        only rows from this version on, which was not published yet, are its own.
         """
         self.queues[policy].least_version = version
 
     def given_up(self, groups: Sequence[int], executed: int) -> None:
-        """Gives up the running episodes of groups whose streams begin again alone, and the
-        env_steps that were executed in their unfinished unrolls.
+        """Abandons the running episodes of groups that restart alone, and the env_steps executed in
+        their unfinished unrolls.
         """
         self.executed += executed
         self.lost += executed
@@ -207,7 +209,7 @@ class Delivery:
 
     @property
     def discarded(self) -> int:
-        """Executed env_steps that no batch has held or will hold."""
+        """Number of executed env_steps that are in no batch and never will be."""
         return self.past_budget + self.lost + sum(q.dropped_steps for q in self.queues)
 
     @property
@@ -218,14 +220,14 @@ class Delivery:
 
     @property
     def batches(self) -> int:
-        """Whole batches that wait."""
+        """Number of whole batches that wait."""
         return sum(queue.columns // self.plan.columns_per_batch for queue in self.queues)
 
     def put_round(self, unrolls: Sequence[Unroll]) -> None:
-        """Takes one unroll of every group, in the order of their streams.
+        """Adds one unroll of every group, in the order of their streams.
 
-        Columns that are left over may be dropped later, at a restart or for their age; so the
-        streams take turns at being the first.
+        Remaining columns may be dropped later, at a restart or for their age; so each stream is
+        first in turn.
         """
         late: list[ColumnBlock] = []
         begin = 0
@@ -246,7 +248,7 @@ class Delivery:
         self.first_stream = (self.first_stream + self.plan.columns_per_batch) % self.num_streams
 
     def put(self, unroll: Unroll) -> None:
-        """Takes an unroll, whose memory must stay as it is until `keep` or the batch's release."""
+        """Adds an unroll, whose memory must not change until `keep` or the batch's release."""
         self._add(self._counted(unroll))
 
     def _counted(self, unroll: Unroll) -> ColumnBlock:
@@ -272,7 +274,7 @@ class Delivery:
         block.release()
 
     def keep(self) -> None:
-        """Copies waiting columns, so that the memory of their unrolls can be written again."""
+        """Copies waiting columns, so that the memory of their unrolls can be reused."""
         for queue in self.queues:
             queue.waiting = [
                 block if block.lease is None else block.take(torch.arange(block.columns))
@@ -280,7 +282,7 @@ class Delivery:
             ]
 
     def join_ahead(self, batches: int) -> None:
-        """Joins the columns of the first batches that wait, at most so many of each policy, so that
+        """Joins the columns of the first waiting batches, at most this many per policy, so that
         `take` finds them joined.
         """
         for queue in self.queues:
@@ -290,11 +292,11 @@ class Delivery:
             queue.waiting = first + queue.waiting
 
     def take(self, env_steps_left: int) -> tuple[ColumnBlock, int] | None:
-        """The columns of a batch and its policy; None if no policy has enough, unless the waiting
-        columns hold the rest of the budget.  Columns of a single unroll are views.  The memory of
-        the last batch may be written again.
+        """The columns of a batch and its policy; None if no policy has enough and the waiting
+        columns do not hold the rest of the budget.  Columns of a single unroll are views.  The
+        memory of the last batch may be written again.
 
-        The policies take turns at being the first, so that a restart drops columns of all of them.
+        Each policy is first in turn, so that a restart drops columns of all of them.
         """
         self.release()
         count = len(self.queues)
@@ -337,7 +339,7 @@ class Delivery:
         return whole
 
     def _drop_old(self, queue: PolicyQueue) -> None:
-        """Masks rows that are too old and drops columns without other rows."""
+        """Masks rows that are too old and drops columns without other valid rows."""
         least, most = queue.least_version, self.plan.max_policy_lag
         if most is not None:
             least = max(least, queue.learned - most)
@@ -359,11 +361,11 @@ class Delivery:
         env_steps_left: int,
         begins_anew: BeginsAnew = never,
     ) -> Batch:
-        """Makes a batch of what `take` returned; rows past the budget are masked.
+        """Makes a batch from the result of `take`; rows beyond the budget are masked.
 
-        With the last batch of the budget, or before the streams begin again, waiting columns are
-        given up; episodes that ended in them are the batch's, so that the next checkpoint counts
-        them.
+        With the last batch of the budget, or before a restart of the streams, waiting columns are
+        dropped; episodes that ended in them are counted in this batch, so that the next checkpoint
+        has them.
         """
         queue, rollout = self.queues[policy], block.rollout
         rollout, env_steps = within_budget(rollout, env_steps_left)
@@ -397,8 +399,8 @@ class Delivery:
         return Steps(executed, discarded, cut, sum(self.running.values()), waiting)
 
     def report(self) -> dict[str, float]:
-        """Policy lags of the batches since the last call and the columns dropped so far; of several
-        policies each under its prefix.
+        """Policy lags of the batches since the last call and the columns dropped so far; with
+        several policies, each under its prefix.
         """
         report: dict[str, float] = {}
         for policy, queue in enumerate(self.queues[: self.num_learners] if self.may_lag else ()):
@@ -410,9 +412,9 @@ class Delivery:
 
 
 def within_budget(batch: Rollout, env_steps_left: int) -> tuple[Rollout, int]:
-    """The batch with the rows past the budget masked, and how many valid rows remain.
+    """The batch with the rows beyond the budget masked, and the number of remaining valid rows.
 
-    Steps are counted in the order (row, column), so timing does not decide which are masked.
+    Steps are counted in the order (row, column), so timing does not affect which are masked.
     """
     count = int(np.count_nonzero(batch.valid.numpy()))
     if count == batch.valid.numel() <= env_steps_left:
@@ -424,9 +426,9 @@ def within_budget(batch: Rollout, env_steps_left: int) -> tuple[Rollout, int]:
 
 
 def with_cuts(batch: Rollout) -> Rollout:
-    """The batch with `Rollout.trace_cut` set before each invalid row whose episode goes on (past
-    the budget, of old weights, of another policy).  So every invalid row follows a cut, and no
-    estimate of a valid row reads its reward.
+    """The batch with `Rollout.trace_cut` set before each invalid row whose episode continues
+    (beyond the budget, of old weights, of another policy).  So every invalid row follows a cut, and
+    no estimate for a valid row uses its reward.
     """
     valid, terminated, truncated = (
         x.numpy() for x in (batch.valid, batch.terminated, batch.truncated)

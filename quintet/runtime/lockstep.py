@@ -21,19 +21,19 @@ _SERVER_IS_TOLD_S = 10.0
 
 @final
 class LockstepSampling:
-    """Rounds of one unroll of every group, granted one by one to sampler processes.
+    """Rounds of one unroll of every group, granted one at a time to sampler processes.
 
-    With lag 0 a round begins when a batch is asked for and acts by the newest weights, so batches
-    are those of the serial runtime.  With lag 1 a round begins as soon as the batch before is
-    handed out: it is sampled during that batch's update, by weights that are one version old.
-    Both are functions of the configuration alone, whatever the number of processes.
+    With lag 0 a round begins when a batch is requested, and acts with the newest weights, so
+    batches equal the serial runtime's.  With lag 1 a round begins as soon as the previous batch is
+    handed out: it is sampled during that batch's update, with weights that are one version old.
+    Both depend only on the configuration, not on the number of processes.
     """
 
     restarts = True
-    """Whether streams begin again at exact checkpoints."""
+    """Whether streams restart at exact checkpoints."""
 
     def __init__(self, workers: Workers, timer: PhaseTimer, lag: int, may_lag: bool = False):
-        """may_lag: weights may be older than `lag` says, as some versions are not published."""
+        """may_lag: whether weights may be older than `lag`, as some versions are not published."""
         spec = workers.spec
         self.workers, self.timer, self.lag = workers, timer, lag
         self.delivery = Delivery(spec.plan, spec.num_streams, spec.assignment, may_lag or lag > 0)
@@ -41,12 +41,12 @@ class LockstepSampling:
         self.rows = 0  # of the round at work
 
     def publish(self, publication: Publication) -> None:
-        """Gives the workers the weights by which the next round acts."""
+        """Publishes the weights with which the next round acts."""
         self.delivery.publish(publication)
         self.workers.publish(publication)
 
     def restart(self, iteration: int) -> None:
-        """Re-keys every stream from (seed, group, iteration) and gives up running episodes."""
+        """Seeds every stream by (seed, group, iteration) and abandons running episodes."""
         self.workers.start()
         assert not self.flying, "the last batch before a restart is asked for as such"
         self.delivery.restart(iteration)
@@ -54,7 +54,7 @@ class LockstepSampling:
             self.workers.restart(sampler.index, iteration)
 
     def collect(self, env_steps_left: int, begins_anew: BeginsAnew = never) -> Batch:
-        """The next batch; rows past the budget are masked."""
+        """The next batch; rows beyond the budget are masked."""
         notice = self.workers.wait_notice()
         while (taken := self.delivery.take(env_steps_left)) is None:
             wanted = env_steps_left - self.delivery.waiting
@@ -79,7 +79,7 @@ class LockstepSampling:
         self.delivery.clear()
 
     def _begin_round(self, wanted: int) -> None:
-        """Grants every worker an unroll, of fewer rows where these execute `wanted` env_steps."""
+        """Grants every worker an unroll, with fewer rows if these execute `wanted` env_steps."""
         self.delivery.keep()
         versions = tuple(queue.published for queue in self.delivery.queues)
         rows = min(rows_for(wanted, self.delivery.num_streams), self.workers.spec.plan.unroll_steps)
@@ -90,7 +90,7 @@ class LockstepSampling:
 
     def _end_round(self, wanted: int, notice: WaitNotice) -> list[Unroll]:
         """Waits for all groups' unrolls and returns them in the order of their streams; raises
-        QuintetError if a worker died; the message holds its own error.
+        QuintetError if a worker died, with its error in the message.
         """
         self.timer.switch("waiting")
         filled: dict[int, list[Unroll]] = {}
@@ -118,7 +118,8 @@ class LockstepSampling:
         return [unroll for _, mine in sorted(filled.items()) for unroll in mine]
 
     def _extend_round(self, wanted: int) -> None:
-        """Tells all workers, which have done their rows, how many more `wanted` takes."""
+        """Grants all workers, which have finished their rows, the further rows that `wanted`
+        needs."""
         steps = self.workers.spec.plan.unroll_steps
         more = min(rows_for(wanted, self.delivery.num_streams), steps - self.rows)
         self.rows += more

@@ -1,4 +1,4 @@
-"""The training loop: collect, update, publish, and a checkpoint when one is due."""
+"""The training loop: collect, update, publish, and write checkpoints when due."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,10 +17,10 @@ from quintet.types import Publication, Rollout
 
 
 class Sampling(Protocol):
-    """A runtime kind as the loop sees it.
+    """A runtime kind, as the loop uses it.
 
-    restarts: whether streams begin again at exact checkpoints.
-    delivery: the queues from which it makes batches.
+    restarts: whether streams restart at exact checkpoints.
+    delivery: the queues from which batches are made.
     """
 
     restarts: bool
@@ -43,15 +43,15 @@ class Sampling(Protocol):
 class Counters:
     """Progress of a run, summed over its policies; stored in every checkpoint.
 
-    iteration: batches learned from.
-    env_steps: rows learned from; a budget counts these.
-    executed_env_steps: all steps that environments made, except those of unrolls that were
-        unfinished when the run stopped; where a worker died, a step of its row may count or not.
-    discarded_env_steps: executed steps that no batch has held or will hold.
-    cut_env_steps: steps in episodes that were given up before they ended.
+    iteration: number of batches learned from.
+    env_steps: number of rows learned from, which the budget counts.
+    executed_env_steps: all steps that environments made, except in unrolls that were unfinished
+        when the run stopped; steps of a dead worker's current row may or may not count.
+    discarded_env_steps: executed steps that are in no batch and never will be.
+    cut_env_steps: steps in episodes that were abandoned before they ended.
     running_env_steps: steps in episodes that have not ended.
     waiting_env_steps: executed steps that wait for a batch.
-    ended_episodes: episodes that were played to their end.
+    ended_episodes: number of episodes that were played to their end.
     exact_iteration: iteration of the last exact checkpoint.
     checkpoint_iteration: iteration of the last checkpoint of any kind.
     """
@@ -74,7 +74,7 @@ class Counters:
 
     @property
     def cut_frac(self) -> float:
-        """Share of the executed steps that lie in episodes which were cut."""
+        """Fraction of the executed steps in abandoned episodes."""
         return self.cut_env_steps / max(self.executed_env_steps, 1)
 
     def add(self, batch: Batch) -> None:
@@ -88,7 +88,7 @@ class Counters:
         self.ended_episodes += len(batch.episodes) + sum(map(len, batch.others.values()))
 
     def begin_anew(self) -> None:
-        """Gives up running episodes and waiting rows, as all streams begin again."""
+        """Counts running episodes and waiting rows as abandoned, since all streams restart."""
         self.cut_env_steps += self.running_env_steps
         self.running_env_steps = 0
         self.discard_waiting()
@@ -105,18 +105,18 @@ def _raise(policy: int, error: NonFiniteError) -> None:  # noqa: ARG001 (there i
 @final
 @dataclass(frozen=True)
 class Hooks:
-    """Calls that the loop makes; none but `learned` changes the result's bytes.
+    """Functions that the loop calls; only `learned` and `diverged` may change the result's bytes.
 
-    save: writes a checkpoint; its argument says whether it is an exact one.
-    after_iteration: gets the batch that was learned from; returns True to ask for a stop.
+    save: writes a checkpoint; its argument says whether that is exact.
+    after_iteration: receives the batch that was learned from; returns True to stop the run.
     keep_batch: writes the batch on which an update became NaN, for this policy; returns a sentence
-        that says where.
-    diverged: gets the policy whose update became NaN, and the error; gives its learner the weights
-        of another one, or raises the error with the policy's name.
-    learned: gets the batch that was learned from, before its weights are published; returns True if
-        its learner has another one's weights now, so that older rows are not its own.
-    published: gets what was published.
-    asks_to_save: whether a checkpoint that cuts nothing is wanted after this iteration.
+        with its path.
+    diverged: receives the policy whose update became NaN, and the error; gives its learner another
+        policy's weights, or raises the error with the policy's name.
+    learned: receives the batch that was learned from, before the weights are published; returns
+        True if its learner now has another policy's weights, so that older rows are not its own.
+    published: receives the publication.
+    asks_to_save: returns whether to write a checkpoint that cuts no episode after this iteration.
     """
 
     save: Callable[[bool], None]
@@ -133,11 +133,11 @@ class Hooks:
 class Budget:
     """Rules for the end of a run, for checkpoints and for publications.
 
-    checkpoint_iterations: iterations from one checkpoint to the next.
-    max_cut_frac: the largest share of executed env_steps that may lie in episodes cut by exact
-        checkpoints; None: no checkpoint is exact.
-    publish_iterations: batches of a learner from one publication of its weights to the next.
-    exact_iterations: iterations from one exact checkpoint to the next, if more than
+    checkpoint_iterations: iterations between two checkpoints.
+    max_cut_frac: the largest fraction of executed env_steps in episodes cut by exact checkpoints;
+        None: no checkpoint is exact.
+    publish_iterations: batches of a learner between two publications of its weights.
+    exact_iterations: least iterations between two exact checkpoints, if more than
         `checkpoint_iterations`.
     """
 
@@ -148,11 +148,11 @@ class Budget:
     exact_iterations: int = 0
 
     def exact_after(self, counters: Counters, batch: Batch) -> bool:
-        """Whether the checkpoint after this batch is exact, so that all streams begin again.
+        """Whether the checkpoint after this batch is exact, so that all streams restart.
 
-        It is so at the first iteration that is far enough from the last exact checkpoint and at
-        which few enough env_steps lie in running episodes.  The rule reads collected data only, so
-        every run of the same configuration makes the same choice.
+        It is exact at the first iteration that is far enough from the last exact checkpoint and has
+        few enough env_steps in running episodes.  The rule uses only collected data, so every run
+        of the same configuration makes the same choice.
         """
         if self.max_cut_frac is None or not batch.env_steps:  # without any, none would follow
             return False
@@ -167,11 +167,11 @@ class Budget:
 @dataclass(frozen=True)
 class Components:
     """Parts of the loop: a learner for each policy, the sampling that they share, and a replay for
-    each learner if their plan asks for one.
+    each learner if their plan has one.
 
-    devices: where each learner computes, the CPU if none are given; sampling and replay give
-        rollouts on the CPU.
-    publication: what is published of a policy; None: its learner's own.
+    devices: device of each learner, the CPU if empty; sampling and replay return rollouts on the
+        CPU.
+    publication: returns a policy's publication; None: the learner's own.
     """
 
     learners: Sequence[Learner]

@@ -1,4 +1,5 @@
-"""Several policies in the same environments: which one acts in a group, or plays an episode."""
+"""Several policies in the same environments: the choice of the policy that acts in a group or plays
+an episode."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,11 +23,11 @@ class Assignment:
     """Assigns the policies that share the streams to the groups.
 
     mixed: all policies act in every group, see `PolicyMix`; an act is a forward of every policy.
-        Otherwise group g has the policy ``g % num_policies``; an act is one forward.
-    num_agents: of an environment; each is a stream.
-    by_agent: in a mix agent a has the policy ``a % num_policies`` for good.
-    past_frac: share of games in which the last policy, past weights of the first, plays all agents
-        but one; it has no learner, so no batch holds its steps.
+        Otherwise group g has policy ``g % num_policies``; an act is one forward.
+    num_agents: number of agents of an environment, each of which is a stream.
+    by_agent: whether in a mix agent a always has policy ``a % num_policies``.
+    past_frac: fraction of games in which the last policy (past weights of the first) plays all
+        agents but one; it has no learner, so no batch holds its steps.
     """
 
     num_policies: int = 1
@@ -37,24 +38,25 @@ class Assignment:
 
     @property
     def num_learners(self) -> int:
-        """Policies that learn, the first ones."""
+        """Number of policies that learn, which come first."""
         return self.num_policies - (self.past_frac > 0)
 
     @classmethod
     def of_groups(cls, num_policies: int, num_groups: int, num_agents: int = 1) -> Self:
-        """One policy per group where all policies then get equal shares of the data, else mixed.
+        """One policy per group if all policies then get equal shares of the data, else mixed.
 
-        num_agents: of an environment; several meet in a group, and so shall their policies.
+        num_agents: number of agents of an environment; with several, groups are mixed so that
+            policies play each other.
         """
         mixed = num_policies > 1 and (num_agents > 1 or num_groups % num_policies > 0)
         return cls(num_policies, mixed=mixed, num_agents=num_agents)
 
     def players(self, draw: Tensor, is_first: Tensor, before: Tensor) -> Tensor:
-        """The policy of each stream ``[B]``.
+        """The policy of each stream, ``[B]``.
 
         draw: ``[B]``, in [0, 1).
-        is_first: ``[B]``; of absent agents it is true as well.
-        before: ``[B]``, the policies in the row before.
+        is_first: ``[B]``; also true for absent agents.
+        before: ``[B]``, the policies in the previous row.
         """
         agent = torch.arange(draw.numel(), device=draw.device) % self.num_agents
         if self.by_agent:
@@ -158,10 +160,10 @@ class PolicyMix:
 
 @final
 class JointActor:
-    """Actors that have streams of their own, to play with each other, not to sample for a learner:
-    `act` records the entropy alone, if the first actor has one.
+    """Actors with their own streams that play with each other, not for a learner: `act` records
+    only the entropy, if the first actor has one.
 
-    seat: ``[B]``, the number of each stream's actor.
+    seat: ``[B]``, the index of each stream's actor.
     """
 
     def __init__(self, actors: Sequence[Any], seat: Tensor):
@@ -222,6 +224,6 @@ class JointActor:
 
 
 def _pick(each: Sequence[Tensor], player: Tensor) -> Tensor:
-    """Row b comes from the tensor of the policy that plays stream b."""
+    """A tensor whose row b comes from the tensor of stream b's policy."""
     stacked = torch.stack(list(each))
     return stacked[player, torch.arange(player.numel())]

@@ -1,4 +1,4 @@
-"""Sampling in one process: groups of streams act and step; the serial runtime has all of them."""
+"""Sampling in one process: groups of streams act and step; in the serial runtime all groups."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -78,7 +78,7 @@ class GroupSampler:
 
     @OwnTorch()
     def publish(self, publication: Publication) -> None:
-        """Takes the weights of a policy, if it acts here; called between unrolls only."""
+        """Loads the weights of a policy, if it acts here; called only between unrolls."""
         if publication.policy not in self.policies:
             return
         if (shaping := publication.tensors.get(REWARD_SHAPING)) is not None:
@@ -111,7 +111,7 @@ class GroupSampler:
         self.noise_rows = noise.unbind(0)
 
     def act(self, row: int) -> None:
-        """One forward for the group; the environments then step on their own."""
+        """Makes one forward for the group and starts the environments' step."""
         if self.turns is None:
             self.slot.store_state(row, self.state)
         else:
@@ -131,7 +131,7 @@ class GroupSampler:
         )
 
     def _shape_rewards(self, row: int, out: ActOutput) -> None:
-        """Gives environments that begin an episode the values of the policy that plays it."""
+        """Sets the values of the playing policy in environments that begin an episode."""
         assert isinstance(self.env, ShapedRewards)
         players = out.record.get(PLAYER)
         for stream in np.flatnonzero(self.slot.is_first[row]):
@@ -155,13 +155,13 @@ class GroupSampler:
             slot.valid[row] &= slot.policy_id[row] < self.num_learners
 
     def executed(self, rows: int) -> int:
-        """env_steps of the unroll if it ended after `rows` rows."""
+        """Number of env_steps of the unroll if it ended after `rows` rows."""
         if self.turns is not None:
             return self.turns.executed(self.slot, rows)
         return int(np.count_nonzero(self.slot.valid[:rows]))
 
     def finish(self, rows: int) -> None:
-        """Ends the unroll after `rows` rows: checks it, computes returns, measures episodes."""
+        """Ends the unroll after `rows` rows: checks it, computes returns and measures episodes."""
         slot, self.rows = self.slot, rows
         if self.turns is not None:
             self.turns.gather(slot, rows, self.state)
@@ -188,7 +188,7 @@ class GroupSampler:
         self._measure_episodes()
 
     def _fill_from(self, row: int) -> None:
-        """Fills the rows that are not executed, with an action that is computed and not sent."""
+        """Fills the rows that are not executed, with an action that is computed but not sent."""
         slot = self.slot
         # The next unroll begins with this state, and the act may write over the one it returned.
         self.state = {name: x.clone() for name, x in self.state.items()}
@@ -261,11 +261,12 @@ def unroll(
     on_row: Callable[[int], None] | None = None,
     more: Callable[[int], int] | None = None,
 ) -> None:
-    """One unroll of every group, each into its slot; one group acts while the others step.
+    """Collects one unroll of every group into its slot; one group acts while the others step.
 
-    on_row: called with every row before the act in it.
-    more: called with the rows done so far; returns how many follow, first at least one, 0 to end
-        the unroll early.  No environment is stepping meanwhile.  None: all rows follow.
+    on_row: called with every row before its act.
+    more: called with the number of finished rows; returns the number of further rows, at first at
+        least one, 0 to end the unroll early.  No environment is stepping during this call.  None:
+        all rows follow.
     """
     steps, row, begin = groups[0].plan.unroll_steps, 0, 0
     end = steps if more is None else min(more(0), steps)
@@ -308,9 +309,9 @@ class Steppers(Protocol):
 class SerialOptions:
     """Options of sampling in this process.
 
-    threads: PyTorch's threads while actions are computed; None: as many as at other times.
+    threads: number of PyTorch's threads while actions are computed; None: unchanged.
     may_lag: whether some versions are not published.
-    steppers: those of the environments that other processes may step.
+    steppers: the environments that other processes may step.
     """
 
     assignment: Assignment = ONE_POLICY
@@ -327,7 +328,7 @@ class SerialSampling:
     """All groups in this process; one steps while actions are computed for the others."""
 
     restarts = True
-    """Whether streams begin again at exact checkpoints."""
+    """Whether streams restart at exact checkpoints."""
 
     def __init__(
         self,
@@ -354,21 +355,21 @@ class SerialSampling:
         self.delivery = Delivery(plan, first_stream, assignment, options.may_lag)
 
     def publish(self, publication: Publication) -> None:
-        """Gives all groups the weights by which its policy acts from their next unroll on."""
+        """Loads the weights with which a policy acts from each group's next unroll on."""
         self.delivery.publish(publication)
         for group in self.groups:
             group.publish(publication)
 
     def restart(self, iteration: int) -> None:
-        """Re-keys every stream from (seed, group, iteration); running episodes are given up."""
+        """Seeds every stream by (seed, group, iteration); running episodes are abandoned."""
         self.timer.switch("making")
         self.delivery.restart(iteration)
         for index, (group, slot) in enumerate(zip(self.groups, self.slots, strict=True)):
             group.restart(*group_seeds(self.seed, index, iteration, group.num_streams), slot)
 
     def collect(self, env_steps_left: int, begins_anew: BeginsAnew = never) -> Batch:
-        """The next batch.  Samples if no policy has enough columns, as few rows as the budget
-        needs.
+        """The next batch.  The next batch; samples if no policy has enough columns, no more rows
+        than the budget needs.
         """
         while (taken := self.delivery.take(env_steps_left)) is None:
             self.delivery.keep()
@@ -378,7 +379,7 @@ class SerialSampling:
         return self.delivery.batch(*taken, env_steps_left, begins_anew)
 
     def _unroll(self, wanted: int) -> None:
-        """One unroll of every group, which ends once `wanted` env_steps were executed."""
+        """Collects one unroll of every group, which ends once `wanted` env_steps were executed."""
         threads = torch.get_num_threads()
         if self.threads not in (None, threads):
             torch.set_num_threads(self.threads)

@@ -1,5 +1,5 @@
-"""One tree of seeds: every random number of a run is keyed by (seed, role, index, iteration), never
-by time, process id or order of events.
+"""One tree of seeds: every random number of a run depends on (seed, role, index, iteration), never
+on time, process id or order of events.
 """
 
 from enum import IntEnum
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Role(IntEnum):
-    """The user of the random numbers; the first key below the run's seed."""
+    """The user of random numbers; the first key below the run's seed."""
 
     LEARNER = 0
     ENVIRONMENT = 1

@@ -15,7 +15,7 @@ from quintet.spaces import leaf_spec, observation_leaves
 from quintet.types import Obs, Rollout, Spaces, State, TensorSpec
 
 PLAYER, VERSION = WHO_ACTED = ("policy_id", "version")
-"""Records in the slot's own fields; an actor of several policies writes them row by row."""
+"""Records in the slot's own fields, which an actor of several policies writes row by row."""
 
 _OF_ROW = {
     "policy_id": TensorSpec((), torch.int64),
@@ -34,24 +34,24 @@ _OF_ROW = {
 
 
 UNDEFINED = -1
-"""Success of an episode where the environment defines none."""
+"""Value of an episode's success if the environment defines none."""
 
 _SUCCESS = {UNDEFINED: None, 0: False, 1: True}
 
 OF_STEP = tuple(field.name for field in fields(StepRow) if field.name != "obs")
-"""Fields of a `StepRow` beside the observation."""
+"""Fields of a `StepRow` other than the observation."""
 
 _OF_ROLLOUT = (
     *("action", "reward", "terminated", "truncated", "valid", "is_first", "version", "policy_id"),
     *("stream_id", "group_id", "episode_id", "last_action", "last_reward"),
 )
-"""Fields of a `Rollout` that lie in the memory under the same names."""
+"""Fields of a `Rollout` that are in the memory under the same names."""
 
 
 @final
 @dataclass(frozen=True)
 class RowSpecs:
-    """The fields of a row that depend on spaces and actor; `state`: one recorded state."""
+    """The fields of a row that depend on spaces and actor; `state`: specs of one recorded state."""
 
     spaces: Spaces
     action: TensorSpec
@@ -60,7 +60,7 @@ class RowSpecs:
 
     @classmethod
     def of(cls, spaces: Spaces, actor: Actor) -> "RowSpecs":
-        """The rows that an actor makes in environments with these spaces."""
+        """The fields of the rows that an actor makes in environments with these spaces."""
         return cls(spaces, actor.action_spec, actor.record_specs, actor.state_specs)
 
 
@@ -97,12 +97,12 @@ def slot_specs(rows: RowSpecs, plan: DataPlan, num_streams: int) -> dict[str, Te
 
 
 def zeros(specs: Mapping[str, TensorSpec]) -> dict[str, Tensor]:
-    """Zeroed memory of this process alone."""
+    """Zeroed memory of this process."""
     return {name: torch.zeros(spec.shape, dtype=spec.dtype) for name, spec in specs.items()}
 
 
 def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors named ``prefix...``, by the rest of their names."""
+    """The tensors named ``prefix...``, by the rest of the name."""
     return {k[len(prefix) :]: x for k, x in tensors.items() if k.startswith(prefix)}
 
 
@@ -110,7 +110,7 @@ def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 class Slot:
     """Rows 0..T of observations and 0..T-1 of the rest, for the B streams of a group.
 
-    Made over memory that `slot_specs` describes, perhaps shared with other processes.  Environments
+    Its memory has the form of `slot_specs` and may be shared with other processes.  Environments
     write through `step_rows` (numpy), actors read `obs_rows` and write `action` and `record`
     (torch); both are views of the same memory, made once.
 
@@ -173,7 +173,8 @@ class Slot:
         )
 
     def belongs_to(self, group: int, first_stream: int, policy: int) -> None:
-        """Writes the ids of the slot's streams; `policy` acts, unless records name another."""
+        """Writes the ids of the slot's streams, and `policy` as the acting one unless records name
+        another."""
         streams = torch.arange(first_stream, first_stream + self.num_streams)
         self.memory["stream_id"].copy_(streams)
         self.memory["group_id"].fill_(group)
@@ -187,7 +188,7 @@ class Slot:
         self.last_reward[:] = 0.0
 
     def begin_after(self, last: "Slot", rows: int) -> None:
-        """Copies to row 0 what the last unroll, in any slot, reached after `rows` rows."""
+        """Copies the state of the last unroll after `rows` rows, in any slot, to row 0."""
         for name, x in self.obs_rows[0].items():
             x.copy_(last.obs_rows[rows][name])
         begun = last.is_first[1] if rows == 1 else last.is_first[1 : rows + 1].sum(0)
@@ -201,8 +202,8 @@ class Slot:
             self.last_reward[:] = last.last_reward
 
     def fill_from(self, row: int) -> None:
-        """Makes the rows from `row` on, which were not executed, invalid copies of `row`, without
-        reward or ending.
+        """Fills the rows from `row` on, which were not executed, with invalid copies of `row`,
+        without reward or ending.
         """
         for x in (*self.obs.values(), self.action, *self._recorded.values()):
             x[row + 1 :] = x[row]
@@ -215,17 +216,17 @@ class Slot:
 
     @property
     def executed(self) -> int:
-        """env_steps in the unroll; while it is being filled, in the rows received so far."""
+        """Number of env_steps in the unroll, or in the rows received so far."""
         return int(np.count_nonzero(self.valid))
 
     def store_state(self, row: int, state: State) -> None:
-        """Stores the recurrent state before the act of `row`, or T, every `state_every` rows."""
+        """Stores the recurrent state before the act of `row` (or T), every `state_every` rows."""
         if row % self.state_every == 0:
             for name, x in self.state.items():
                 x[row // self.state_every].copy_(state[name])
 
     def unroll(self, lease: Lease) -> Unroll:
-        """The unroll as views of this memory, which stays as it is until the lease ends."""
+        """The unroll as views of this memory, which does not change until the lease ends."""
         block = ColumnBlock(self.rollout, self.episodes(), lease)
         group, running = int(self.memory["group_id"][0]), int(self.running_length.sum())
         return Unroll(block, group, self.executed, running)

@@ -1,4 +1,4 @@
-"""Environments in Python: stepped by this process, or by several where that is faster."""
+"""Environments in Python: stepped by this process, or by several if that is faster."""
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
@@ -29,10 +29,11 @@ from quintet.system.memory import free_bytes
 from quintet.types import Spaces
 
 MOST_PROCESSES = 64
-"""Limit for environments that mostly wait, whatever the number of cores."""
+"""Most processes for environments that mostly wait, whatever the number of cores."""
 
 _MESSAGES_S, _EACH_S = 150e-6, 110e-6
-"""Time of messages in a row, and more for each process (benchmarks/stepping.py)."""
+"""Seconds for the messages of a row, and additional seconds per process
+(benchmarks/stepping.py)."""
 
 _PROCESS_BYTES = 64 << 20
 """Memory of a process without its environments."""
@@ -43,8 +44,8 @@ _ROWS = 2  # that are measured, as what an environment needs may be made in its 
 class StepCost(NamedTuple):
     """Cost of a step of one environment.
 
-    computes: whether the process computes for most of that time, and does not wait.
-    memory_bytes: of the environment.
+    computes: whether the process computes for most of that time instead of waiting.
+    memory_bytes: memory of the environment.
     """
 
     seconds: float
@@ -65,9 +66,9 @@ class _Clocks(NamedTuple):
         return cls(perf_counter(), process_time(), own_delay_s())
 
     def cost_since(self, begin: "_Clocks", num_streams: int) -> StepCost:
-        """The cost of a step of each stream since `begin`, on a machine without other load.
+        """The cost of a step of each stream since `begin`, without the effect of other load.
 
-        Its memory is at most all of this process's.
+        Its memory is at most this process's.
         """
         wall_s, busy_s, delayed_s = (now - then for now, then in zip(self, begin, strict=True))
         slept_s = max(0.0, wall_s - busy_s - delayed_s)
@@ -77,11 +78,10 @@ class _Clocks(NamedTuple):
 
 
 def best_num_processes(cost: StepCost, num_streams: int, cores: int, free: float) -> int:
-    """Processes that step `num_streams` such environments fastest; 1: the one that asks.
+    """Number of processes that step `num_streams` such environments fastest; 1: only this process.
 
-    One for each core where steps compute, and for each stream where they wait, up to
-    MOST_PROCESSES, and as many as half of the `free` bytes have room for; 1 where the messages to
-    and from the processes would take half of what is saved.
+    One per core if steps compute, one per stream if they wait, up to MOST_PROCESSES and to half of
+    the `free` bytes; 1 if the processes' messages would cost half of the gain.
     """
     room = int(free / 2 / (_PROCESS_BYTES + cost.memory_bytes))
     count = max(1, min(num_streams, cores if cost.computes else MOST_PROCESSES, room))
@@ -92,9 +92,9 @@ def best_num_processes(cost: StepCost, num_streams: int, cores: int, free: float
 class Spreading(NamedTuple):
     """Options for stepping a group of environments.
 
-    first_stream: number in the run of its first environment.
-    num_groups: groups that share the cores, and the processes that were asked for.
-    timeout_s: how long a step of one stream may take in another process.
+    first_stream: number of its first environment in the run.
+    num_groups: number of groups that share the cores and the configured processes.
+    timeout_s: longest time of a step of one stream in another process.
     """
 
     first_stream: int = 0
@@ -146,8 +146,8 @@ class SpreadEnv:
         notice: Callable[[str], None],
         who: Callable[[str], None] | None = None,
     ) -> None:
-        """Names receivers, before the first restart: `say` gets what other processes print,
-        `notice` what is waited for, when that takes long, and `who` (None: `say`) who steps.
+        """Sets receivers, before the first restart: `say` receives other processes' output,
+        `notice` the reason for a long wait, and `who` (None: `say`) which processes step.
         """
         self._say, self._tell = who or say, (say, notice)
 
@@ -191,7 +191,7 @@ class SpreadEnv:
         return self._env.render(stream)
 
     def kill(self) -> None:
-        """Ends the processes at once, in whatever thread; `close` does the rest."""
+        """Ends the processes at once, from any thread; `close` does the rest."""
         for env in (self._env, self._tried):
             if isinstance(env, SteppedEnv):
                 env.kill()
@@ -200,7 +200,7 @@ class SpreadEnv:
         self._env.close()
 
     def _move(self, count: int, why: str) -> None:
-        """Has `count` processes step from here on, if they see what was seen."""
+        """Lets `count` processes step from here on, if they reproduce the rows so far."""
         fault = "in another process the same seed gives other observations"
         try:
             self._tried = self._others(count)
@@ -233,7 +233,7 @@ class SpreadEnv:
         self._say(f"{self.num_processes} processes step the environments: {why}")
 
     def _sees_the_same(self, stepped: SteppedEnv) -> bool:
-        """Has processes do what was done, and compares."""
+        """Lets processes repeat the rows so far, and compares."""
         obs = allocate_obs(self.spaces.observation, (self.num_streams,))
         row = allocate_row(self.spaces.observation, self.num_streams)
         stepped.restart(self._seeds, obs)

@@ -33,8 +33,8 @@ _threaded = False
 """Whether this process may have computed in several threads."""
 
 _lacks_threads = False
-"""Whether it is a fork of such a process: only the thread that forks comes along, and PyTorch would
-wait for the others without end.
+"""Whether it is a fork of such a process: only the forking thread survives, and PyTorch would wait
+forever for the others.
 """
 
 
@@ -129,8 +129,8 @@ class OwnTorch:
     """
 
     def __init__(self, threads: int | None = None) -> None:
-        """threads: of PyTorch's CPU kernels within the block, one in a fork of a process that has
-        computed in several; None: as many as there are.
+        """threads: number of threads of PyTorch's CPU kernels within the block (one in a fork of a
+        process that has computed in several); None: unchanged.
         """
         self._threads = threads
         self._before: int | None = None
@@ -181,7 +181,7 @@ def _is_plain() -> bool:
 
 
 def _make_plain(ends: ExitStack) -> None:
-    """Sets what `OwnTorch` says, until `ends`."""
+    """Sets the settings of `OwnTorch`, until `ends`."""
     dtype = torch.get_default_dtype()
     if dtype is not torch.float32:
         torch.set_default_dtype(torch.float32)
@@ -192,7 +192,7 @@ def _make_plain(ends: ExitStack) -> None:
 
 
 def _leave_modes(ends: ExitStack) -> None:
-    """Leaves the modes in which the caller's code may be, until `ends`."""
+    """Leaves the caller's modes, until `ends`."""
     ends.enter_context(torch.inference_mode(False))
     ends.enter_context(torch.enable_grad())
     for device in ("cpu", "cuda"):
@@ -202,7 +202,7 @@ def _leave_modes(ends: ExitStack) -> None:
 
 @contextmanager
 def inexact_told(say: Callable[[str], None]) -> Iterator[None]:
-    """Says once for each operation, within the block, that PyTorch calls it not deterministic."""
+    """Reports once per operation, within the block, that PyTorch calls it nondeterministic."""
     told: set[str] = set()
     with warnings.catch_warnings():
         warnings.filterwarnings("default", message=f".*{_SIGN}")

@@ -24,7 +24,7 @@ Bools = NDArray[np.bool_]
 
 
 def held(before: State, after: State, acted: Bools) -> State:
-    """The state after an act: an agent that did not act keeps the one before, ``[B, ...]``."""
+    """The state after an act, ``[B, ...]``: agents that did not act keep their previous state."""
     mine = torch.from_numpy(acted.copy())
     return {
         # Who plays is drawn for games, not by decision.
@@ -37,13 +37,13 @@ def held(before: State, after: State, acted: Bools) -> State:
 
 @final
 class Begun:
-    """Notes which streams are within an episode: from the agent's first decision on."""
+    """Tracks which streams are within an episode, which begins with the agent's first decision."""
 
     def __init__(self, num_streams: int):
         self._begun = np.zeros(num_streams, np.bool_)
 
     def after(self, acted: Bools, ended: Bools) -> Bools:
-        """Whether the next decision of each stream begins an episode, after a row."""
+        """Whether each stream's next decision after a row begins an episode."""
         self._begun |= acted
         self._begun &= ~ended
         return ~self._begun
@@ -51,11 +51,12 @@ class Begun:
 
 @final
 class Turns:
-    """Collects what a group's unroll is made of beside its slot, and gathers it in the slot.
+    """Collects data of a group's unroll in addition to its slot, and gathers the unroll in the
+    slot.
 
-    An unroll of R rows is gathered from R + 2: the decision that waits from the unroll before, row
-    0 to R - 1, and the observation behind them.  An item of a column is a decision, or the row
-    behind the end of an episode, which shows its last observation.
+    An unroll of R rows is gathered from R + 2: the waiting decision of the previous unroll, rows 0
+    to R - 1, and the observation after them.  An item of a column is a decision, or the row after
+    the end of an episode, with its last observation.
     """
 
     def __init__(self, num_streams: int):
@@ -77,7 +78,7 @@ class Turns:
         self.last_reward = np.zeros(count, np.float32)
 
     def begin(self, slot: Slot) -> None:
-        """Prepares an unroll that is not the first."""
+        """Prepares any unroll but the first."""
         for name, x in slot.obs_rows[0].items():
             x.copy_(self.next[name])
         slot.is_first[0] = self.first
@@ -91,7 +92,7 @@ class Turns:
         self.states.append({name: state[name].clone() for name in slot.state})
 
     def receive(self, row: int, slot: Slot, after: State) -> State:
-        """Reads who acted in a row; returns the state of the next act."""
+        """Reads which agents acted in a row; returns the state for the next act."""
         acted = slot.valid[row]
         ended = slot.terminated[row] | slot.truncated[row]
         slot.is_first[row + 1] = self.begun.after(acted, ended)
@@ -100,12 +101,12 @@ class Turns:
         return held(self.before, after, acted)
 
     def executed(self, slot: Slot, rows: int) -> int:
-        """Decisions of an unroll whose outcome is known after `rows` rows."""
+        """Number of decisions of an unroll whose outcome is known after `rows` rows."""
         made = np.count_nonzero(self.waits) + np.count_nonzero(slot.valid[:rows])
         return int(made - np.count_nonzero(self.open))
 
     def gather(self, slot: Slot, rows: int, state: State) -> None:
-        """Ends an unroll of `rows` rows, which `slot` then holds in its final form."""
+        """Ends an unroll of `rows` rows and puts it into `slot` in its final form."""
         self.states.append({name: state[name].clone() for name in slot.state})
         self.next = {name: x.clone() for name, x in slot.obs_rows[rows].items()}
         self.first = slot.is_first[rows].copy()
@@ -151,7 +152,7 @@ class Turns:
         self.states = []
 
     def _fields(self, slot: Slot) -> dict[str, Tensor]:
-        """Fields of a row, ``[T or T + 1, B, ...]``, by name."""
+        """The fields of rows, ``[T or T + 1, B, ...]``, by name."""
         memory = slot.memory
         obs = {f"obs/{name}": x for name, x in slot.obs.items()}
         record = {f"record/{name}": x for name, x in slot.record.items()}
@@ -161,7 +162,7 @@ class Turns:
     def _outcomes(
         self, slot: Slot, rows: int
     ) -> tuple[dict[str, NDArray[Any]], NDArray[Any], NDArray[Any]]:
-        """The outcomes of decisions ``[R + 1, B]``, where decisions are, and where items are
+        """The outcomes of decisions ``[R + 1, B]``, and masks of decisions and of items
         ``[R + 2, B]``.
         """
         decides = np.concatenate((self.waits[None], slot.valid[:rows]))
@@ -189,7 +190,7 @@ class Turns:
         return outcome, decides, items
 
     def _number(self, slot: Slot, rows: int, decides: Bools) -> Bools:
-        """Writes the id of each column's first episode; returns where episodes begin
+        """Writes the id of each column's first episode; returns a mask of first rows
         ``[R + 1, B]``.
         """
         firsts = np.concatenate((self.waiting["is_first"].numpy(), slot.is_first[:rows])) & decides
@@ -202,7 +203,7 @@ class Turns:
     def _remember(
         self, slot: Slot, rows: int, learned: Bools, outcome: dict[str, NDArray[Any]]
     ) -> None:
-        """Keeps the last action and reward of each column, for the unroll that follows."""
+        """Keeps the last action and reward of each column for the next unroll."""
         last = np.where(learned, np.arange(rows + 1)[:, None], -1).max(0)
         columns = np.flatnonzero(last >= 0)
         actions = torch.cat((self.waiting["action"], slot.action[:rows]))
@@ -212,7 +213,7 @@ class Turns:
         self.last_reward[columns] = outcome["reward"][last[columns], columns]
 
     def _whole(self, slot: Slot, rows: int, firsts: Bools) -> dict[str, Tensor]:
-        """All rows from which the unroll is gathered, by field: R + 1, of observations and states
+        """All rows from which the unroll is gathered, by field: R + 1, for observations and states
         R + 2.
         """
         whole: dict[str, Tensor] = {}
@@ -229,7 +230,7 @@ class Turns:
     def _write(
         self, slot: Slot, whole: dict[str, Tensor], source: NDArray[Any], there: NDArray[Any]
     ) -> None:
-        """Writes the rows of the slot, row i of column b from row ``source[i, b]``."""
+        """Writes the rows of the slot: row i of column b is row ``source[i, b]``."""
         columns = torch.from_numpy(np.arange(self.num_streams))
         every, of_row = torch.from_numpy(source), torch.from_numpy(there)
         for name, x in self._fields(slot).items():

@@ -49,7 +49,8 @@ class Catalog(Generic[T]):
         return self.loaded[name]
 
     def usable(self) -> Iterator[tuple[str, T]]:
-        """Names and records, without those of broken packages; each is imported as it comes."""
+        """Names and records, without those of broken packages; each is imported when it is
+        reached."""
         for name in self.names():
             try:
                 record = self.find(name)
@@ -70,11 +71,11 @@ class Catalog(Generic[T]):
         self.loaded[name] = record
 
     def package_of(self, name: str) -> str:
-        """Name and version of the installed package whose record it is; "" for other records."""
+        """Name and version of the installed package of a record; "" for other records."""
         return "" if name in self.own else _packages(self._offers().get(name, []))
 
     def faults(self) -> list[str]:
-        """Sentences on installed packages whose names can't be used; imports none of them."""
+        """Sentences about installed packages whose names can't be used; imports none of them."""
         clashes = (self._clash(name, points) for name, points in self._offers().items())
         return [each for each in clashes if each]
 

@@ -1,4 +1,4 @@
-"""Processes that are part of this one: how they begin, get their work, speak and end with it.
+"""Child processes: their start, their payload, their output, and their end with the parent.
 
 A child runs a module's `main` by way of `quintet.system.entry`, with a payload on its standard
 input, which stays open for as long as the parent lives; what it prints goes to the parent's `say`.
@@ -44,7 +44,7 @@ _MOST_FILES = 253  # that one message carries on Linux
 
 
 def prepare(preload: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Has a fork server import modules (Linux), for children that are about to begin."""
+    """Lets a fork server import modules (Linux) for children that will start soon."""
     if AVAILABLE:
         _server_for(preload, _whole(environ), 2)
 
@@ -54,7 +54,7 @@ def _whole(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def how_ended(status: int) -> str:
-    """A process's end in words, by its exit status, negative for a signal."""
+    """A process's end in words, from its exit status, negative for a signal."""
     if status >= 0:
         return f"ended with status {status}"
     how = f"was ended by {signal.Signals(-status).name}"
@@ -65,7 +65,7 @@ def how_ended(status: int) -> str:
 
 @final
 class Child:
-    """A process of ours, seen by the parent."""
+    """A child process, seen by the parent."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Child:
 
         pass_fds: files whose numbers in the child it gets as arguments.
         preload: modules for a fork server to import, whose fork the child is (Linux).  The system
-            ends it at once when this process ends, also while modules are imported.
+            ends the child when this process ends, also while modules are imported.
         """
         self.printed = False  # whether it has said anything
         full = _whole(environ or {})
@@ -109,7 +109,7 @@ class Child:
         return self._process.pid
 
     def give(self, payload: bytes) -> None:
-        """Sends the payload for which the child waits when it starts; once."""
+        """Sends the payload for which the child waits at its start; called once."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError, ValueError):  # it is gone already; its status will tell
             self._process.stdin.write(entry.LENGTH.pack(len(payload)) + payload)
@@ -131,11 +131,11 @@ class Child:
         return self.status is not None
 
     def terminate(self) -> None:
-        """SIGTERM, which unlike SIGINT leaves no traceback of a process that just begins."""
+        """Sends SIGTERM, which unlike SIGINT leaves no traceback of a process that is starting."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """Ends it at once, and what it has begun itself; `wait` takes what it leaves behind."""
+        """Ends the child and its own children at once; `wait` releases the rest."""
         if isinstance(self._process, Forked) and self._process.refused:
             return  # there is none but the server, which serves others
         with suppress(ProcessLookupError):

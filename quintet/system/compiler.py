@@ -1,4 +1,4 @@
-"""Whether PyTorch's compiler finds what it needs to make code for CPUs."""
+"""A check whether PyTorch's compiler can make code for CPUs."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""Time in which processes that have something to do wait for a core, as the system counts it.
+"""The time that busy processes spend waiting for a core, as counted by the system.
 
 On a busy machine a process may be slow without any fault of its own.  Linux only, and where the
 kernel keeps this account; elsewhere no process is seen to wait for a core.
@@ -16,11 +16,11 @@ _QUIET_S, _LONG_S = 0.25, 5.0
 """Seconds of silence of a process before its waits for a core are read, and its children's."""
 
 Delays = dict[int, float]
-"""Seconds in which a thread has waited for a core since it began, by its number."""
+"""Seconds that threads have waited for a core since they began, by thread id."""
 
 
 def own_delay_s() -> float:
-    """Seconds in which this thread has waited for a core."""
+    """Seconds that this thread has waited for a core."""
     return _delay_s(Path("/proc/thread-self")) or 0.0
 
 
@@ -31,7 +31,7 @@ def _delay_s(thread: Path) -> float | None:
 
 
 def delays_of(pid: int) -> Delays:
-    """Waits of a process's threads."""
+    """The waits of a process's threads."""
     found: Delays = {}
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -41,7 +41,7 @@ def delays_of(pid: int) -> Delays:
 
 
 def delays_below(pid: int) -> Delays:
-    """Waits of the threads of all children of a process, for instance a compiler."""
+    """The waits of the threads of all children of a process, as of a compiler."""
     found: Delays = {}
     with suppress(psutil.Error):
         for child in psutil.Process(pid).children(recursive=True):
@@ -59,7 +59,7 @@ class CoreWaits:
         own: Callable[[int], Delays] = delays_of,
         below: Callable[[int], Delays] = delays_below,
     ):
-        """own, below: delays of a process's threads, and of those of its descendants."""
+        """own, below: return the delays of a process's threads, and of its descendants' threads."""
         self._clock, self._own, self._below = clock, own, below
         self._looked_s: float | None = None
         self._seen: Delays = {}
@@ -86,7 +86,7 @@ class CoreWaits:
 
 @final
 class Silence:
-    """Seconds of silence of a process while it had a core, or wanted none."""
+    """Seconds without progress of a process, not counting its waits for a core."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Silence:
 
     @property
     def told(self) -> str:
-        """Addition to the seconds in a message, or ""."""
+        """Text after the seconds in a message, or ""."""
         if self.without_core_s < 1.0:
             return ""
         return f" (and {self.without_core_s:.0f} s more in which it had no core)"

@@ -1,4 +1,5 @@
-"""First steps of a process of ours: it ties itself to its parent, gets its work, runs its module.
+"""First steps of a child process: it ties itself to its parent, reads its payload and runs its
+module.
 
 Its arguments: the pid of the parent with which the system ends it (or ""), its name, a module, and
 the numbers of the files that it was given.
@@ -14,7 +15,7 @@ import threading
 from collections.abc import Callable
 
 LENGTH = struct.Struct("<Q")
-"""Length of the payload, before it on the standard input."""
+"""Format of the payload's length, which precedes it on standard input."""
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _SET_NAME = 15  # PR_SET_NAME
@@ -25,14 +26,14 @@ _START = (
 
 
 def command(arguments: list[str]) -> list[str]:
-    """Begins a Python that calls `main`.  It looks for modules where this process does: ``python
-    -m`` would look into the working folder first.
+    """The command line of a Python process that calls `main`.  It looks for modules where this
+    process does: ``python -m`` would look into the working folder first.
     """
     return [sys.executable, "-P", "-c", _START.format(path=sys.path), *arguments]
 
 
 def main() -> int:
-    """Calls ``MODULE.main()``, tied to the parent before anything that takes long is imported."""
+    """Calls ``MODULE.main()``, tied to the parent before any slow import."""
     parent, name, module_name = sys.argv[1:4]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_NAME, name.encode()[:15])  # for top and ps
@@ -45,7 +46,7 @@ def main() -> int:
 
 
 def die_with_parent(parent: int) -> None:
-    """Makes the system end this process with its parent, whatever it is doing then (Linux)."""
+    """Makes the system end this process with its parent, in any state (Linux)."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)

@@ -1,8 +1,8 @@
-"""Reads and writes files that may be damaged, nested without end, or on a full disk.
+"""Reads and writes files that may be damaged, deeply nested, or on a full disk.
 
 Parsed files are bounded in size and depth, and every fault is a `FileFault` of one sentence that
-names the file.  Written files are whole or absent, and survive a power cut, with the folders that
-were made for them.
+names the file.  Written files are complete or absent, and survive a power cut together with their
+new folders.
 """
 
 import errno
@@ -22,7 +22,7 @@ import yaml
 from quintet.errors import FileFault
 
 TEMPORARY = ".tmp-"
-"""Prefix of unfinished files; after a crash they are worthless."""
+"""Prefix of unfinished files, which are useless after a crash."""
 
 MAX_DEPTH = 100  # of nested lists and mappings
 MAX_YAML_BYTES = 500_000  # for which PyYAML takes seconds
@@ -104,12 +104,12 @@ def warn_on_stderr(message: str) -> None:
 
 
 def advice(fault: OSError) -> str:
-    """Advice on an error of the system, in a few words."""
+    """Short advice on a system error."""
     return _ADVICE.get(fault.errno or 0, "see to what the system says")
 
 
 def reason(fault: OSError) -> str:
-    """The system's own words for an error."""
+    """The system's text for an error."""
     return fault.strerror or str(fault) or type(fault).__name__
 
 
@@ -119,8 +119,8 @@ def reason(fault: OSError) -> str:
 def read_bytes(path: Path, *, pipe: bool = False, folder: int | None = None) -> bytes:
     """The content of a file; raises FileFault if it can't be read.
 
-    pipe: whether it may be a pipe or a device, from which a read may wait for ever.
-    folder: a handle of the file's folder, which may have been renamed.
+    pipe: whether it may be a pipe or a device, from which a read may never return.
+    folder: a handle to the file's folder, which may have been renamed.
     """
     try:
         # Without waiting, since opening a pipe waits for its other end.
@@ -143,7 +143,7 @@ def cannot_read(path: Path, fault: Exception) -> FileFault:
 
 
 def read_yaml(path: Path, *, pipe: bool = False) -> Any:
-    """The value in a YAML file; raises FileFault if it can't be read or is no YAML."""
+    """The value in a YAML file; raises FileFault if it can't be read or is not valid YAML."""
     data = read_bytes(path, pipe=pipe)
     try:
         return parse_yaml(data)
@@ -152,7 +152,7 @@ def read_yaml(path: Path, *, pipe: bool = False) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parses JSON; raises ValueError, of one line, if it is none or is nested too deeply."""
+    """Parses JSON; raises ValueError with one line if it is invalid or nested too deeply."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -189,7 +189,7 @@ class TooDeep(ValueError):
 
 
 def _check_size(value: Any) -> None:
-    """Refuses a value on which a recursion might not end."""
+    """Refuses a value in which a recursion might not end."""
     left, nodes = [(value, 1)], 0
     while left:
         item, depth = left.pop()
@@ -205,7 +205,7 @@ def _check_size(value: Any) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a finite number that a float can hold, and no truth value."""
+    """Whether it is a finite number that a float can hold, and not a truth value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
@@ -218,14 +218,14 @@ def is_number(value: Any) -> bool:
 
 
 def given_path(path: str | os.PathLike[str]) -> Path:
-    """A path as a person gives it, absolute, since an environment may change the working folder.
-    Its ``~`` is the home folder: in ``--run-dir=~/runs`` and in Python no shell has replaced it.
+    """A user's path, made absolute, since an environment may change the working folder.
+    ``~`` becomes the home folder, since no shell replaces it in ``--run-dir=~/runs`` and in Python.
     """
     return Path(os.path.expanduser(path)).absolute()
 
 
 def shown(path: Path) -> Path:
-    """A path for a person: relative if it is in the working folder."""
+    """A path for messages: relative if it is in the working folder."""
     try:
         return path.relative_to(Path.cwd())
     except (ValueError, OSError):  # OSError: the working folder is gone
@@ -234,7 +234,7 @@ def shown(path: Path) -> Path:
 
 @contextmanager
 def same_folder() -> Iterator[None]:
-    """Goes back to the working folder after a block of a user's code."""
+    """Returns to the working folder after a block of users' code."""
     before = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield
@@ -244,7 +244,7 @@ def same_folder() -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and those above it; when it returns, they survive a power cut."""
+    """Makes a folder and its missing parents; when it returns, they survive a power cut."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for each in reversed(missing):
@@ -252,7 +252,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Syncs the list of a folder's files to the disk."""
+    """Syncs the list of a folder's files to disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -281,7 +281,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def write_all(handle: int, data: bytes) -> None:
-    """Writes all of `data`, of which a single system call may write less."""
+    """Writes all of `data`; a single system call may write less."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(handle, rest) :]

@@ -1,7 +1,7 @@
-"""Ends children of os.fork() that come back out of a user's code.
+"""Ends children of os.fork() that return from users' code.
 
-Such a child would go on with all that its parent does: train the same run, in the same folder and
-the same shared memory.  A child that a user's code ends itself, as multiprocessing's do, is none.
+Such a child would continue its parent's work: train the same run in the same folder and shared
+memory.  Children that users' code ends itself, like multiprocessing's, are not affected.
 """
 
 import os
@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from functools import cache
 
 generation = 0
-"""Number of forks between this process and the one that called `watch` first. It is another number
-than before a call of a user's code only in a child that has come back out of it.
+"""Number of forks between this process and the one that called `watch` first. It differs from its
+value before a call of users' code only in a child that returned from that call.
 """
 
 
@@ -43,7 +43,7 @@ def leave(what: str) -> None:
 
 @contextmanager
 def kept_out(what: str) -> Iterator[None]:
-    """Ends children that come back out of the block's code."""
+    """Ends children that return from the block's code."""
     watch()
     before = generation
     try:

@@ -1,6 +1,6 @@
-"""Imports users' modules by import strings, and names what users give in Python.
+"""Imports users' modules by import strings, and finds names for objects that users pass in Python.
 
-Callers ask `quintet.system.trust` first whether a name from a file may be imported.
+Callers first check with `quintet.system.trust` whether a name from a file may be imported.
 """
 
 import importlib
@@ -40,14 +40,14 @@ class Given(str):
 
 
 CodeName = Annotated[str, WrapValidator(lambda x, check: x if isinstance(x, Given) else check(x))]
-"""An option that may name code: text that stays `Given` where it is."""
+"""An option that may name code: text, or a `Given`, which is kept."""
 
 
 def named(argument: str, function: Callable[..., Any]) -> str:
     """Value of an option for a function or class: an import string where other processes can import
     it, else `Given`.  Raises ConfigError if the string stands for something else.
 
-    argument: its name, for messages.
+    argument: name of the argument, for messages.
     """
     name = name_of(function)
     module_name, _, path = name.partition(":")
@@ -66,7 +66,7 @@ def named(argument: str, function: Callable[..., Any]) -> str:
 
 
 def nameless(option: str, name: str, argument: str) -> ConfigError:
-    """The error for a function that was `Given`, of which a file has only the name."""
+    """The error for a function that was `Given`, whose name alone is in a file."""
     return ConfigError(
         f"{option}={name} requires a function that was given in Python, files keep only its name; "
         f"give the same function again as {argument}, or train with one at the top level of a "
@@ -144,7 +144,7 @@ def is_import_string(value: str) -> bool:
 
 
 def is_code_name(value: str) -> bool:
-    """Whether it is an import string, or the name of what has none."""
+    """Whether it is an import string, or the name of a `Given`."""
     module, colon, name = value.partition(":")
     nameless_ = bool(colon) and name.startswith("<") and name.endswith(">")
     return is_import_string(value) or (nameless_ and all(map(str.isidentifier, module.split("."))))

@@ -1,7 +1,7 @@
 """A run folder from inside: which files in it are quintet's own, and which process trains in it.
 
-A run folder may come from somebody else.  A link in it leads anywhere, a pipe never ends, a device
-is no file.  The folder itself may be a link.
+A run folder may come from another person.  A link in it may lead anywhere, a pipe may never end,
+and a device is not a file.  The folder itself may be a link.
 """
 
 import errno
@@ -27,7 +27,7 @@ _OURS = re.compile(
 )
 _PREFIXED = re.compile(rf"({re.escape(TEMPORARY)}|{re.escape(REPLACED)}).*", re.DOTALL)
 _OF_OTHERS = "wandb"
-"""A folder that another library keeps, with links of its own."""
+"""A folder of another library, which makes its own links."""
 
 _REPLAY = "replay"
 _IN_PLACE = (".lock", "log.txt")  # written where they are, as are all files of the replay
@@ -42,7 +42,7 @@ def require_own(folder: Path, *, writes: bool = False) -> None:
     """Checks all that quintet may open, write or remove in a run folder, or in a checkpoint; raises
     CheckpointError where something is a link, or neither a file nor a folder.
 
-    writes: whether files are written in place, which then may have no second name elsewhere.
+    writes: whether files are written in place, so that they may not have a second name (hard link).
     """
     for entry in _entries(folder):
         path, other = Path(entry.path), ""

@@ -1,4 +1,4 @@
-"""Folders with a manifest, which has sizes and hashes of their files, so that damage is noticed.
+"""Folders with a manifest of their files' sizes and hashes, so that damage is noticed.
 
 This module needs no PyTorch: it lists a run's checkpoints, and reads and checks their `meta.json`.
 `quintet.checkpoint` describes, writes and reads the folders themselves.
@@ -22,7 +22,7 @@ FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 META = "meta.json"
 PURPOSE = "quintet checkpoint 1"
-"""The purpose of a manifest's signature."""
+"""Purpose of a manifest's signature."""
 REPLACED = ".old-"
 
 
@@ -49,7 +49,7 @@ def numbered(root: Path) -> list[str]:
 
 
 def newest(root: Path) -> Found | None:
-    """The newest checkpoint of a run that is whole, without a check of its tensors."""
+    """The newest intact checkpoint of a run, without a check of its tensors."""
     for name in reversed(numbered(root)):
         try:
             return read_meta(root, name)
@@ -74,7 +74,7 @@ def read_meta(root: Path, name: str) -> Found:
 
 
 def check_name(path: Path, meta: Mapping[str, Any]) -> None:
-    """Raises CheckpointError where a run's checkpoint has the name of another."""
+    """Raises CheckpointError if a run's checkpoint has another checkpoint's name."""
     iteration = meta.get("iteration")
     if iteration is not None and iteration != int(path.name):
         raise CheckpointError(
@@ -83,7 +83,8 @@ def check_name(path: Path, meta: Mapping[str, Any]) -> None:
 
 
 def as_meta(data: bytes, file: Path) -> dict[str, Any]:
-    """Parses ``meta.json``; raises CheckpointError if it is no JSON object, or not as written."""
+    """Parses ``meta.json``; raises CheckpointError if it is not a JSON object or has invalid
+    entries."""
     try:
         meta = files.parse_json(data)
     except ValueError as fault:
@@ -97,7 +98,7 @@ def as_meta(data: bytes, file: Path) -> dict[str, Any]:
 
 
 def standing(path: Path) -> Path:
-    """The folder to read for `path`: itself, or the one that it was about to replace."""
+    """The folder to read for `path`: itself, or the old one that it was replacing."""
     replaced = path.with_name(f"{REPLACED}{path.name}")
     return replaced if not os.path.lexists(path) and os.path.lexists(replaced) else path
 
@@ -151,7 +152,7 @@ def read_manifest(folder: int | None, path: Path) -> tuple[dict[str, dict[str, A
 
 
 def check_file_name(name: str, what: str) -> None:
-    """Raises CheckpointError where a name could point outside of its folder."""
+    """Raises CheckpointError if a name could point outside its folder."""
     allowed = name.replace("_", "").replace("-", "").replace(".", "")
     if not (allowed.isascii() and allowed.isalnum()) or name.startswith("."):
         raise CheckpointError(

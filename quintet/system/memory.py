@@ -12,7 +12,7 @@ LEAST_BYTES = 3 << 29
 """Least address space with which PyTorch can be used; the smallest run was measured at 1.25 GiB."""
 
 _SIGNS = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "can't start new thread")
-"""Parts of RuntimeErrors of PyTorch and Python that mean too little memory."""
+"""Parts of RuntimeError messages of PyTorch and Python that mean too little memory."""
 
 _SIGNS_OF_GPU = ("CUDA out of memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
 """Error messages of a GPU's memory: of PyTorch's allocator, CUDA, cuBLAS and cuDNN."""
@@ -29,7 +29,7 @@ def check_address_space() -> None:
 
 
 def memory_fault(error: BaseException) -> QuintetError | None:
-    """The error to show if `error` means that memory ran out; None for others."""
+    """The error to show if `error` means that memory ran out; None for other errors."""
     said = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS_OF_GPU):
         return QuintetError(
@@ -60,7 +60,7 @@ def require(nbytes: int, what: str, way_out: str) -> None:
 
 
 def free_bytes() -> float:
-    """Memory that processes can take without others being killed for it, and this one may have."""
+    """Memory that this process may allocate without other processes being killed."""
     import psutil
 
     left = map(_left_to_group, cpus.groups("memory"))

@@ -1,5 +1,5 @@
-"""Versions and processor, on which a run's bytes depend beside its options, and the revision of the
-code that began it.
+"""Versions and processor, which affect a run's bytes in addition to its options, and the code's
+revision.
 """
 
 import os
@@ -63,7 +63,7 @@ def revision(folder: Path, digits: int = 40) -> str | None:
 
 
 def revision_of(file: Path) -> str | None:
-    """`revision` of a file's folder, of 12 digits; None if git doesn't track the file."""
+    """The `revision` of a file's folder, 12 digits; None if git doesn't track the file."""
     kept = _git(file.parent, "ls-files", "--error-unmatch", file.name)
     return None if kept is None else revision(file.parent, 12)
 

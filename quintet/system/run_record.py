@@ -1,4 +1,4 @@
-"""``run.json``: how a run ended, which no resume needs."""
+"""``run.json``: a record of how a run ended, which a resume does not need."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +14,8 @@ FILE = "run.json"
 
 
 class Record(Checked):
-    """env_steps: trained when it ended; None: it runs, or was killed.  error: by which it ended.
-    sources: where each option's value came from when it was given.
+    """env_steps: trained at its end; None: it runs, or was killed. error: error that ended it.
+    sources: source of each option's value when it was set.
     """
 
     state: Literal["running", "finished", "stopped", "failed"]
@@ -25,11 +25,11 @@ class Record(Checked):
 
 
 SAVED = "saved run"
-"""The source of a value that a run has kept since it began."""
+"""Source of a value that a run has kept since it began."""
 
 
 def first_sources(run_dir: Path, sources: Mapping[str, str]) -> dict[str, str]:
-    """The sources of values; of those that a run has kept, the source when it was given them."""
+    """The sources of values; for kept values the source when they were first set."""
     record = read(run_dir)
     kept = {} if record is None else record.sources
     return {
@@ -41,7 +41,7 @@ def first_sources(run_dir: Path, sources: Mapping[str, str]) -> dict[str, str]:
 
 
 def read(run_dir: Path) -> Record | None:
-    """The record in a run folder; None where there is none that can be read."""
+    """The record in a run folder; None if there is no readable one."""
     try:
         held = files.parse_json(files.read_bytes(run_dir / FILE))
     except (FileFault, ValueError):

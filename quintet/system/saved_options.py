@@ -17,7 +17,7 @@ CONFIG = "config"
 class SavedOptions(NamedTuple):
     """The options in the newest checkpoint of a run, by dotted name.
 
-    not_own: why that checkpoint is not this user's own; None: it has a signature.
+    not_own: reason why that checkpoint is not this user's; None: it has a valid signature.
     """
 
     values: dict[str, Any]

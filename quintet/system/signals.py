@@ -1,4 +1,4 @@
-"""Turns Ctrl-C, SIGTERM and the end of the terminal into a request to stop."""
+"""Turns Ctrl-C, SIGTERM and a closed terminal into a request to stop."""
 
 import ctypes
 import os
@@ -19,7 +19,7 @@ _TOLD_AFTER_S = 1.0  # that a stop may take before it says what it waits for
 _HEEDED_S = 0.4  # that the main thread may take to handle a second Ctrl-C
 _LEFT_S = 0.4  # that restoring the terminal may take then
 _UNDONE_S: ContextVar[float] = ContextVar("undone_s", default=5.0)
-"""Seconds that open files and processes may take to close after a second Ctrl-C."""
+"""Seconds for open files and processes to close after a second Ctrl-C."""
 
 _UNDONE_BY_COMMAND_S = 0.6  # the same where the process is a command's, and not a user's own
 _INTERRUPTED = 130  # exit status
@@ -30,37 +30,37 @@ class Ended(SystemExit):
 
 
 STOPS = (KeyboardInterrupt, Ended)
-"""Raised to end this process, in whatever code it is at the time; all else that an environment
-raises, sys.exit() included, is its own.
+"""Exceptions that end this process, raised in any code; all others from an environment, including
+sys.exit(), are its own errors.
 """
 
 
 class Stoppable(Protocol):
-    """Something that ends in good order soon after a request."""
+    """An object that stops in an orderly way soon after a request."""
 
     stop_requested: bool
 
     def request_stop(self) -> None: ...
 
     def tell_stopping(self) -> None:
-        """Tells the person what the stop waits for; called from another thread."""
+        """Reports what the stop waits for; called from another thread."""
         ...
 
     def abandon(self) -> None:
-        """Restores the terminal, as the process ends at once; called from another thread."""
+        """Restores the terminal before the process ends at once; called from another thread."""
         ...
 
 
 @contextmanager
 def stop_on_signals(target: Stoppable) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP ask `target` to stop; a second Ctrl-C ends it at once.
+    """Makes Ctrl-C, SIGTERM and SIGHUP ask `target` to stop; a second Ctrl-C ends it at once.
 
-    While the main thread is in C code, Python runs no handler.  So a thread receives the signals as
-    well, tells the person what the stop waits for, and ends the process at a second Ctrl-C.  If the
-    C code holds Python's lock, that thread can't run either, and (with glibc) the system ends the
+    While the main thread is in C code, Python runs no handler.  So a thread also receives the
+    signals, reports what the stop waits for, and ends the process at a second Ctrl-C.  If the C
+    code holds Python's lock, that thread can't run either, and (with glibc) the system ends the
     process at the second Ctrl-C.
 
-    Only the main thread receives signals; in others this does nothing.
+    Only the main thread receives signals; in other threads this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -126,8 +126,8 @@ def interrupts_for_us_alone() -> Iterator[None]:
 
 @final
 class _Listener:
-    """Receives every signal in a thread, at once: Python's C code writes its number to a pipe
-    before the main thread runs a handler.
+    """Receives every signal at once in a thread: Python's C code writes its number to a pipe before
+    the main thread runs a handler.
     """
 
     def __init__(self, target: Stoppable, numbers: Collection[int]) -> None:
@@ -174,7 +174,7 @@ class _Listener:
                 self.heeded = False
 
     def _hear(self, until_s: float) -> bytes | None:
-        """Numbers of signals; empty at the end; None if there were none in that time."""
+        """Numbers of received signals; empty at the end; None if there were none in that time."""
         poll = select.poll()
         poll.register(self._reader, select.POLLIN)
         left_ms = None if until_s == inf else max(0.0, until_s - time.monotonic()) * 1e3 + 1.0
@@ -187,7 +187,7 @@ class _Listener:
         return heard
 
     def _end(self) -> None:
-        """Ends the process, whatever its main thread does."""
+        """Ends the process, whatever its main thread is doing."""
 
         def leave() -> None:
             self._target.abandon()
@@ -207,7 +207,7 @@ _pipes: set[int] = set()
 
 @cache
 def _leave_pipes_to_parents() -> None:
-    """Keeps forked processes, such as environments, from writing their signals to this pipe."""
+    """Keeps forked processes, as environments, from writing their signals to this pipe."""
 
     def leave() -> None:
         pipe = signal.set_wakeup_fd(-1)

@@ -1,8 +1,8 @@
-"""Signatures of the files that this user's quintet wrote on this machine.
+"""Signatures of files that this user's quintet wrote on this machine.
 
-The key is 32 random bytes in ``$XDG_STATE_HOME/quintet/signing-key`` (``~/.local/state`` where that
-is not set), which only its owner may read.  The first signature makes it, whole or not at all.
-Where it can't be made or read, files get no signature, and none is accepted.
+The key is 32 random bytes in ``$XDG_STATE_HOME/quintet/signing-key`` (by default
+``~/.local/state``), which only its owner may read.  The first signature makes it, whole or not at
+all. If it can't be made or read, files get no signature, and none is accepted.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ def fault(purpose: str, content: bytes, given: object) -> str | None:
 
 
 def why_no_key() -> str | None:
-    """Reason why nothing can be signed; None if it can. Makes the key."""
+    """The reason why files can't be signed; None if they can. Makes the key."""
     try:
         _key_made()
     except _NoKey as error:
@@ -70,7 +70,7 @@ def _key_file() -> Path:
 
 
 def _key_made() -> bytes:
-    """The key, made if there is none yet."""
+    """The key, which is made if it does not exist."""
     file = _key_file()
     try:
         return _key(file)

@@ -1,16 +1,16 @@
-"""Rules for code that files name: it is not imported or called unless the caller vouches for it.
+"""Rules for code that files name: it is not imported or called unless the caller allows it.
 
 Policies and checkpoints name their environment and their encoder, and perhaps a schedule of the
-user's own.  An import string (``module:name``) is code to run.  So may be a keyword
-argument with more than numbers and plain words: some environments import an argument (highway-env
-does), others open it as a file.  A name or argument of that kind, in a file that quintet reads, is
-used only if
+user's own.  An import string (``module:name``) is code to run.  So may a keyword
+argument with more than numbers and plain words be: some environments import an argument (as
+highway-env), others open it as a file.  A name or argument of that kind, in a file that quintet
+reads, is used only if
 
 - the file has a signature of this user on this machine (`quintet.system.signature`), or
 - the caller gives the same name, or the same arguments, or
 - the caller trusts the file (``--trust``, ``trust=True``).
 
-The caller vouches for the command line and for files of ``--config``.
+The command line and files of ``--config`` count as given by the caller.
 """
 
 import re
@@ -21,7 +21,7 @@ from typing import Any, Literal, final
 from quintet.errors import UntrustedError
 
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_ +-]*")
-"""Text that can name no attribute of a module, no file in another folder, and no address."""
+"""Text that can't name an attribute of a module, a file in another folder, or an address."""
 
 _Option = Literal["env", "model.encoder"]
 
@@ -29,12 +29,12 @@ _CALLED: tuple[tuple[_Option, str, str], ...] = (
     ("env", "env.id", "env.kwargs"),
     ("model.encoder", "model.encoder", "model.encoder_kwargs"),
 )
-"""Options of a run that are imported and called: the option by which a name is given again, and the
-options of the name and of its arguments.
+"""Options of a run that are imported and called: the option that repeats a name, and the options of
+the name and of its arguments.
 """
 
 _SCHEDULE = "_schedule"
-"""End of the names of learners' schedules, which are called only if they are import strings."""
+"""Suffix of the names of learners' schedules, which are called only if they are import strings."""
 
 _MOST_CHARACTERS = 200
 
@@ -60,7 +60,7 @@ class Call:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value holds numbers, truth values and plain words only, however nested."""
+    """Whether a value holds only numbers, truth values and plain words, at any depth."""
     left = [value]
     while left:
         each = left.pop()
@@ -81,9 +81,10 @@ def is_plain(value: Any) -> bool:
 class Origin:
     """The origin of a description.
 
-    place: the file or folder, for people.
-    fault: why it is not this user's own, as text after "it"; None: all code that it names may run.
-    given: calls that the caller has named as well.
+    place: the file or folder, for messages.
+    fault: reason why it is not this user's, as text after "it"; None: all code that it names may
+        run.
+    given: calls that the caller also named.
     """
 
     place: str
@@ -112,7 +113,7 @@ class Origin:
 
 
 OWN = Origin("this process", None)
-"""The origin of descriptions that this process made of the caller's options."""
+"""The origin of descriptions made in this process from the caller's options."""
 
 TRUST_HELP = (
     "import and call what the folder names, whoever made it; without it only what this user made "
@@ -148,7 +149,7 @@ def calls_of(options: Mapping[str, Any]) -> tuple[Call, ...]:
 
 
 def _evaluated_of(options: Mapping[str, Any]) -> list[Call]:
-    """The environment of a run's evaluations, where it is another or has other arguments."""
+    """The environment of a run's evaluations, if it is another or has other arguments."""
     name, kwargs = (options.get(f"eval.env.{each}") for each in ("id", "kwargs"))
     own = options.get("env.id") if name is None else name
     if own is None or (name is None and kwargs is None):
@@ -164,8 +165,8 @@ def _schedules_of(options: Mapping[str, Any]) -> list[Call]:
 
 
 def vouched(description: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
-    """Whether every call of a policy's description is harmless, or in a configuration as well;
-    raises KeyError or AttributeError if it is no description.
+    """Whether every call of a policy's description is harmless or also in a configuration; raises
+    KeyError or AttributeError if it is not a description.
     """
     parts = ("env", "model")
     own = {f"{part}.{name}": x for part in parts for name, x in description[part].items()}

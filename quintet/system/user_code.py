@@ -1,4 +1,4 @@
-"""Finds the line of a user's code in an error or a running thread."""
+"""Finds the line of users' code in an error or a running thread."""
 
 import importlib
 import sysconfig
@@ -16,11 +16,11 @@ from quintet.system.signals import STOPS
 _Fault = TypeVar("_Fault", bound=QuintetError)
 
 _MOST_CHARACTERS = 20_000
-"""Longest traceback that is kept, from its end."""
+"""Most characters of a traceback that are kept, from its end."""
 
 
 def raised(error: BaseException, where: str = "") -> str:
-    """A message's ``raised in step ValueError: no such thing (/home/me/env.py:33 in step)``."""
+    """A phrase like ``raised in step ValueError: no such thing (/home/me/env.py:33 in step)``."""
     place = place_in(traceback.extract_tb(error.__traceback__))
     at = f" ({place})" if place else ""
     if isinstance(error, SystemExit):
@@ -30,7 +30,7 @@ def raised(error: BaseException, where: str = "") -> str:
 
 
 def described(error: BaseException) -> str:
-    """``ValueError: no such thing``, whatever the error's own code does."""
+    """A text like ``ValueError: no such thing``, even if the error's own code fails."""
     return f"{type(error).__name__}: {_words(lambda: str(error))}"
 
 
@@ -45,7 +45,7 @@ def _words(say: Callable[[], str]) -> str:
 
 @contextmanager
 def no_exit() -> Iterator[None]:
-    """Makes an error of sys.exit() in a user's code that the block calls, wherever that is."""
+    """Turns a sys.exit() in users' code that the block calls into an error."""
     try:
         yield
     except STOPS:
@@ -59,7 +59,7 @@ def no_exit() -> Iterator[None]:
 
 
 def traced(fault: _Fault, cause: BaseException) -> _Fault:
-    """Keeps the traceback of `cause` in the detail of `fault`, which it returns."""
+    """Stores the traceback of `cause` in the detail of `fault`, which it returns."""
     fault.detail = "".join(traceback.format_exception(cause))[-_MOST_CHARACTERS:]
     return fault
 
@@ -80,7 +80,7 @@ def place_in(frames: Sequence[traceback.FrameSummary]) -> str:
 
 
 def _is_machinery(file: str) -> bool:
-    """Whether a file is quintet's, Gymnasium's without its environments, or of importlib."""
+    """Whether a file belongs to quintet, Gymnasium (except its environments), or importlib."""
     home = Path(gymnasium.__file__).parent
     around = Path(file).parents
     handing_on = home in around and home / "envs" not in around

@@ -1,7 +1,7 @@
-"""State that a user's code has set up in this process, for other processes that make environments.
+"""State that users' code has set in this process, for other processes that make environments.
 
-They find the working folder, environment variables and `sys.path` as they are here by themselves.
-What reaches them and what doesn't stands in docs/environments.md, "Other processes".
+They inherit the working folder, environment variables and `sys.path` in any case.
+docs/environments.md, "Other processes", lists what reaches them and what doesn't.
 """
 
 import locale
@@ -20,7 +20,7 @@ import numpy as np
 from quintet.system.user_code import described
 
 lacking: list[str] = []
-"""State that could not be sent to this process, or not be set in it, once it called `restore`."""
+"""State that `restore` could not receive or set in this process."""
 
 
 def capture() -> dict[str, Any]:
@@ -51,7 +51,7 @@ def capture() -> dict[str, Any]:
 
 
 def restore(given: Mapping[str, Any]) -> None:
-    """Sets this process up alike; what can't be is `lacking`, and no error."""
+    """Sets the same state in this process; failures are listed in `lacking` and raise no error."""
     sys.path[:] = given["path"]  # before the user's modules are imported
     lacking[:] = given["unsent"]
     for name, spec in _each(given["specs"].items(), pickle.loads, lacking):
@@ -90,7 +90,8 @@ def _stream_format() -> str | None:
 def _each(
     objects: Iterable[tuple[str, Any]], function: Callable[[Any], Any], failed: list[str]
 ) -> list[tuple[str, Any]]:
-    """Results of a function for each object, by name; names for which it fails go to `failed`."""
+    """The results of a function for each object, by name; names for which it fails are added to
+    `failed`."""
     found: list[tuple[str, Any]] = []
     for name, each in objects:
         try:

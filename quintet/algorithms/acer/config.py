@@ -169,7 +169,7 @@ class ACERConfig(Options):
 
 
 def check(config: ACERConfig, _: ModelConfig, num_streams: int, total_env_steps: int) -> list[str]:
-    """Faults beside the network, the streams and the budget, one sentence each."""
+    """Faults beyond the network, the streams and the budget, one sentence each."""
     batch = config.unroll_steps * num_streams
     what = f"batch of {num_streams} streams x {config.unroll_steps} steps = {batch}"
     faults = parts.budget_faults(total_env_steps, batch, what, "env.num_streams or unroll_steps")

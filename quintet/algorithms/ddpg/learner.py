@@ -266,7 +266,8 @@ class DDPGLearner:
         self.has_reference = True
 
     def _known_targets(self, own: Transitions) -> Tensor:
-        """Targets ``[B]`` by the old statistics, into which those of all ranks are merged then."""
+        """Targets ``[B]`` by the old statistics, into which the targets of all ranks are then
+        merged."""
         config = self.config
         numbers = torch.tensor([config.gamma, config.reward_scale], device=self.setup.device)
         target = self._target(own, numbers)

@@ -21,7 +21,7 @@ METRICS = (
     "value/error_frac",
     *(name for name in diagnostics.METRICS if name.startswith("normalizer/observation_")),
 )
-"""All metrics but the learner's own."""
+"""All metrics except the learner's own."""
 
 _LARGEST = "q/target_abs_max"
 
@@ -58,7 +58,7 @@ _VALUES = (
 
 
 def judged(config: DDPGConfig, spaces: Spaces) -> tuple[Part, ...]:
-    """Parts of the learner, each with the evidence by which reports judge it."""
+    """Parts of the learner, each with the evidence for its state in reports."""
     gradient = judgements.gradient(config.max_grad_norm, "optim/actor_grad_norm")
     return judgements.parts((*_POLICY, *gradient), config, spaces, values=_VALUES)
 

@@ -126,7 +126,7 @@ class ImpalaConfig(Options):
 def check(
     config: ImpalaConfig, _: ModelConfig, _num_streams: int, total_env_steps: int
 ) -> list[str]:
-    """Faults beside the network, the streams and the budget, one sentence each."""
+    """Faults beyond the network, the streams and the budget, one sentence each."""
     batch = config.batch_unrolls * config.unroll_steps
     what = f"batch of {config.batch_unrolls} unrolls x {config.unroll_steps} steps = {batch}"
     return parts.budget_faults(total_env_steps, batch, what, "batch_unrolls or unroll_steps")

@@ -89,7 +89,7 @@ class Looks:
     def after(self, batch: Rollout, publication: Callable[[], Publication]) -> None:
         """Looks at a fresh batch after it was learned from, if a look is due.
 
-        publication: of the weights that act from now on.
+        publication: the weights that act from now on.
         """
         subject = self.subject
         if self._waits_for is not None and batch.valid.any():

@@ -196,7 +196,7 @@ def budget_faults(budget: int, batch: int, what: str, options: str) -> list[str]
 
 
 class Shared(NamedTuple):
-    """Quantity that several learners divide evenly.
+    """A quantity that several learners divide evenly.
 
     option: option that sets its size.
     unit: number of rows that stay together.

@@ -171,7 +171,7 @@ class PPOConfig(Options):
 def check(
     config: PPOConfig, model: ModelConfig, num_streams: int, total_env_steps: int
 ) -> list[str]:
-    """Faults beside the network, the streams and the budget, one sentence each."""
+    """Faults beyond the network, the streams and the budget, one sentence each."""
     steps, size, chunk = config.unroll_steps, config.minibatch_steps, _chunk(config, model)
     batch = num_streams * steps
     whole = f"{num_streams} streams x {steps} steps = {batch}"
@@ -236,7 +236,7 @@ def advice(config: PPOConfig, _: ModelConfig, batch_steps: int) -> UpdateAdvice:
 
 
 def shared(config: PPOConfig, model: ModelConfig, num_streams: int) -> Shared:
-    """Several learners share the rows of a minibatch, in whole chunks."""
+    """The quantity that several learners share: the rows of a minibatch, in whole chunks."""
     rows = config.minibatch_steps or config.unroll_steps * num_streams
     return Shared("minibatch_steps", rows, _chunk(config, model))
 

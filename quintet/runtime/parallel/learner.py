@@ -1,6 +1,6 @@
-"""One of several learners, a process that `quintet.runtime.parallel.learners` begins.
+"""One of several learners, in a process that `quintet.runtime.parallel.learners` starts.
 
-It does what the first learner does, in the same order, on its own columns; only its part in the
+It repeats the first learner's calls in the same order on its own columns; only its part in the
 exchanges is used.
 """
 
@@ -37,7 +37,7 @@ from quintet.types import LearnerState
 
 @final
 class LearnerProcess:
-    """A learner beside the first one, led by messages."""
+    """A learner other than the first, directed by messages."""
 
     @OwnTorch()
     def __init__(self, work: LearnerWork, arena: Arena, channel: Connection):

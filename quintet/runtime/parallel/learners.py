@@ -1,5 +1,5 @@
 """Several learners that share every batch and appear as one: the first is in this process, the
-others have processes of their own.
+others in separate processes.
 """
 
 import threading
@@ -45,19 +45,19 @@ from quintet.system.core_time import CoreWaits
 from quintet.types import LearnerState, Rollout, TensorSpec
 
 _FIND_S = 5.0
-"""Longest time from a failed exchange until the process that failed is known."""
+"""Longest time from a failed exchange until the failed process is found."""
 
 
 @final
 @dataclass(frozen=True)
 class LearnersSpec:
-    """All that the learners of a run have in common.
+    """Everything that the learners of a run have in common.
 
     make_learner: makes the learner of one rank; cloudpickle must be able to send it.
-    devices: one for each learner.
-    rows: the rows of a batch.
-    threads: PyTorch's threads in each process.
-    timeout_s: how much longer than the first learner the others may take for an update.
+    devices: one per learner.
+    rows: number of rows of a batch.
+    threads: number of PyTorch's threads in each process.
+    timeout_s: seconds by which other learners may finish an update later than the first.
     exact: whether they use deterministic algorithms on a GPU.
     """
 
@@ -72,7 +72,7 @@ class LearnersSpec:
 @final
 @dataclass(frozen=True)
 class LearnerWork:
-    """The pickled work of one learner's process."""
+    """The pickled work of a learner's process."""
 
     index: int
     spec: LearnersSpec
@@ -81,7 +81,7 @@ class LearnerWork:
 
 @final
 class BatchMemory:
-    """A fresh batch and one from replay in shared memory, laid out like slots of one group."""
+    """A fresh batch and one from replay in shared memory, with the layout of slots of one group."""
 
     def __init__(self, arena: Arena, rows: RowSpecs, plan: DataPlan):
         self._batches: dict[bool, Rollout] = {}
@@ -132,14 +132,14 @@ def _copy(into: Any, source: Any) -> None:
 
 
 def shared_state(learner: Learner, ranks: Ranks) -> LearnerState:
-    """The learner's state with the first rank's tensors; all ranks call it together."""
+    """The learner's state with the first rank's tensors; all ranks must call it together."""
     state = learner.save()
     ranks.broadcast(x for _, x in sorted(state.tensors.items()))
     return state
 
 
 def checksum(learner: Learner) -> int:
-    """CRC-32 of the state that the learner would save."""
+    """The CRC-32 of the state that the learner would save."""
     state, crc = learner.save(), 0
     for _, x in sorted(state.tensors.items()):
         array: Any = x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
@@ -149,7 +149,7 @@ def checksum(learner: Learner) -> int:
 
 @final
 class Learners:
-    """The first learner, which publishes, reports and is saved, and the processes of the others.
+    """The first learner, which publishes, reports and is saved, with the processes of the others.
 
     In each update every learner takes its columns of the batch; their results are combined by the
     learner's own calls of `Ranks`.
@@ -223,8 +223,8 @@ class Learners:
         return self.learner.version
 
     def save(self) -> LearnerState:
-        """The first learner's state; raises LearnerFault if another learner's differs, which puts
-        all updates since the last save in doubt.
+        """The first learner's state; raises LearnerFault if another learner's differs, since then
+        all updates after the last save may be wrong.
         """
         self._compare()
         return self.learner.save()
@@ -243,7 +243,7 @@ class Learners:
 
     def update(self, batch: Rollout, env_steps: int) -> None:
         """One update of all learners, which take their columns of the batch from the CPU; raises
-        QuintetError if one of them raised it, is gone, or is silent.
+        QuintetError if one of them failed, ended, or stopped responding.
         """
         self.start(self._say, self._notice)
         if not self._connected:
@@ -299,7 +299,7 @@ class Learners:
         self._connected = True
 
     def _begin(self) -> None:
-        """Gives all learners the first one's state, unless they have it."""
+        """Gives all learners the first learner's state, unless they already have it."""
         if self._equal:
             return
         if self._options is not None:
@@ -313,8 +313,8 @@ class Learners:
             process.send(message)
 
     def _await_readers(self) -> None:
-        """Waits until no learner reads the last batch, whose memory the next one takes: what they
-        do after their last exchange may take any time.
+        """Waits until no learner reads the last batch, whose memory the next one reuses: learners
+        may take any time after their last exchange.
         """
         looked = time.monotonic()
         while any(self._reads(each) for each in self.processes):
@@ -365,7 +365,7 @@ class Learners:
         )
 
     def _news(self, timeout_s: float) -> QuintetError | None:
-        """The error of a learner that can't go on; None if there is none in that time."""
+        """The error of a learner that can't continue; None if no error arrives in that time."""
         deadline = time.monotonic() + timeout_s
         while True:
             for process in self.processes:
@@ -385,7 +385,7 @@ class Learners:
         return self._fault or self._news(_FIND_S) or LearnerFault(lost)
 
     def _compare(self) -> None:
-        """Requires all learners to have the same state."""
+        """Checks that all learners have the same state."""
         if not self._equal:
             return
         self._compared += 1

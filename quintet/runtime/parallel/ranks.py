@@ -14,7 +14,7 @@ from quintet.runtime.batch import narrow, to_device
 from quintet.types import Rollout
 
 LOOK_EVERY_S = 0.5
-"""Seconds between two checks, during an exchange, that the other ranks are there."""
+"""Seconds between two checks of the other ranks during an exchange."""
 
 POLL_EVERY_S = 1e-4
 
@@ -30,15 +30,15 @@ was stopped for a while, and would end this process on a GPU.  The waiting rank 
 
 
 class PeerGone(Exception):
-    """Another learner, or the connection to it, is gone."""
+    """Another learner, or the connection to it, is lost."""
 
 
 @final
 class RankGroup:
     """One of several learners: `quintet.protocols.Ranks` over gloo, or NCCL on GPUs.
 
-    Gloo sums round a ring and NCCL along fixed paths: each element is added up in one order and in
-    one place, so all ranks get the same bits, in every run.
+    Gloo sums around a ring and NCCL along fixed paths: each element is summed in a fixed order in
+        one place, so all ranks get the same bits in every run.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class RankGroup:
         return torch.stack(parts)
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """All in one exchange, as bytes."""
+        """Broadcasts all tensors in one exchange, as bytes."""
         tensors = list(tensors)
         if not tensors:
             return
@@ -102,7 +102,7 @@ class RankGroup:
                 x.copy_(part.clone().view(x.dtype).view(x.shape))  # a clone is aligned
 
     def close(self) -> None:
-        """Disconnects; ranks that wait for this one notice it."""
+        """Disconnects; ranks that wait for this rank notice it."""
         group, self._group = self._group, None
         if group is not None and self.device.type == "cuda":
             group.abort()  # which does not wait for what hangs on the GPU
@@ -146,7 +146,7 @@ class RankGroup:
 
 
 def _make_group(store: Any, index: int, size: int, device: torch.device) -> Any:
-    """A process group of torch that is not the process's default one."""
+    """A torch process group other than the process's default one."""
     group: Any
     options: Any
     if device.type == "cpu":
@@ -176,5 +176,5 @@ def host_store() -> tuple[Any, int]:
 
 
 def reach_store(port: int) -> Any:
-    """Connects to the store that `host_store` has made in another process."""
+    """Connects to the store that `host_store` made in another process."""
     return dist.TCPStore(_HERE, port, is_master=False, timeout=_CONNECT)  # type: ignore[attr-defined]

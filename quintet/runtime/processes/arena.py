@@ -1,4 +1,4 @@
-"""Shared memory: one block of named tensors that no crash leaves behind."""
+"""Shared memory: one block of named tensors that is freed even after a crash."""
 
 import errno
 import mmap
@@ -29,7 +29,7 @@ class Arena:
     """
 
     def __init__(self, specs: Mapping[str, TensorSpec], file: int):
-        """Maps the block of an open file; `create` makes one."""
+        """Maps the block of an open file; `create` makes a new one."""
         self.specs, self.file = dict(specs), file
         self._offsets, size = _places(specs)
         # The mapping lives as long as a tensor over it.
@@ -68,11 +68,11 @@ class Arena:
         return part.view(spec.dtype).view(spec.shape)
 
     def below(self, prefix: str) -> dict[str, Tensor]:
-        """Views of the tensors whose names begin with `prefix`, by the rest of their names."""
+        """Views of the tensors whose names begin with `prefix`, by the rest of the name."""
         return {k[len(prefix) :]: self.tensor(k) for k in self.specs if k.startswith(prefix)}
 
     def close(self) -> None:
-        """Closes the file; the memory goes with the last tensor over it."""
+        """Closes the file; the memory is freed with the last tensor that uses it."""
         os.close(self.file)
 
 

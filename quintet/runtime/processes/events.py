@@ -9,13 +9,13 @@ from quintet.runtime.processes.messages import Fill, Place
 from quintet.runtime.processes.process import Process
 
 SERVER = -1
-"""Number of the server, in place of a worker's."""
+"""Index of the server, in place of a worker's."""
 
 
 class Filled(NamedTuple):
-    """A worker has filled a slot for each of its groups.
+    """A worker has filled one slot per group.
 
-    granted: the most env_steps that could have been executed.
+    granted: largest number of env_steps that could have been executed.
     """
 
     worker: int
@@ -24,14 +24,14 @@ class Filled(NamedTuple):
 
 
 class Asking(NamedTuple):
-    """A worker has done its rows, has executed this many env_steps, and asks for more rows."""
+    """A worker has finished its rows, executed this many env_steps, and requests further rows."""
 
     worker: int
     executed: int
 
 
 class Lost(NamedTuple):
-    """A worker gave up its unroll because the server ended; its streams must begin again.
+    """A worker abandoned its unroll because the server ended; its streams must restart.
 
     executed: env_steps of the unroll.
     """
@@ -41,9 +41,9 @@ class Lost(NamedTuple):
 
 
 class Died(NamedTuple):
-    """A worker, or the SERVER, has ended or was ended for being silent; `error` says how.
+    """A worker, or the SERVER, ended or was ended because it did not respond; `error` says how.
 
-    executed: env_steps of the worker's unfinished unroll; its current row may count or not.
+    executed: env_steps of the worker's unfinished unroll; its current row may or may not count.
     """
 
     worker: int

@@ -19,7 +19,7 @@ from threading import Lock
 from quintet.errors import ConfigError
 
 _ORDERED = ("x86_64", "amd64", "i386", "i686")
-"""Machines that keep the order of loads and of stores."""
+"""Machine types that keep the order of loads and of stores."""
 
 # linux/membarrier.h and asm/unistd.h
 _GLOBAL_EXPEDITED, _REGISTER_GLOBAL_EXPEDITED = 1 << 1, 1 << 2

@@ -1,4 +1,4 @@
-"""Shared memory by which a sampler and the inference server exchange a group's rows."""
+"""Shared memory through which a sampler and the inference server exchange a group's rows."""
 
 from typing import final
 
@@ -54,7 +54,7 @@ class Mailbox:
         self.ticket = arena.tensor(prefix + "ticket")
 
     def ask(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor, ticket: int) -> None:
-        """Writes the inputs of an act; a request with another ticket is not about them."""
+        """Writes the inputs of an act; only a request with this ticket refers to them."""
         for name, x in self.obs.items():
             x.copy_(obs[name])
         for name, x in self.state.items():

@@ -16,7 +16,7 @@ from quintet.types import Spaces, TensorSpec
 
 
 class Place(NamedTuple):
-    """A group's number and its streams in the run."""
+    """A group's index and its streams in the run."""
 
     group: int
     first_stream: int
@@ -28,7 +28,7 @@ class Ready(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """Makes the next unroll begin every stream again, keyed by (seed, group, iteration)."""
+    """Makes the next unroll restart every stream, seeded by (seed, group, iteration)."""
 
     iteration: int
 
@@ -36,11 +36,11 @@ class Restart(NamedTuple):
 class Fill(NamedTuple):
     """Grants a worker slots to fill.
 
-    slots: number of the slot to fill, by group.
+    slots: index of the slot to fill, by group.
     number: of the grant.
-    versions: of the weights to act by, by policy; None: the newest.
-    rows: rows of the unroll; fewer than all at the end of a run.
-    asks: whether the worker asks for more after these rows.
+    versions: versions of the weights to act with, by policy; None: the newest.
+    rows: number of rows of the unroll; fewer at the end of a run.
+    asks: whether the worker requests further rows after these.
     """
 
     slots: tuple[int, ...]
@@ -51,7 +51,7 @@ class Fill(NamedTuple):
 
 
 class Paused(NamedTuple):
-    """Says that a worker has done its granted rows and waits for `More`.
+    """Reports that a worker has finished its granted rows and waits for `More`.
 
     executed: env_steps in the unroll so far.
     """
@@ -60,19 +60,19 @@ class Paused(NamedTuple):
 
 
 class More(NamedTuple):
-    """Answers a worker that has paused: rows to add, 0 to end the unroll."""
+    """Answers a paused worker: further rows, or 0 to end the unroll."""
 
     rows: int
 
 
 class Full(NamedTuple):
-    """Says that the slots of a grant hold all granted rows."""
+    """Reports that the slots of a grant hold all granted rows."""
 
     slots: tuple[int, ...]
 
 
 class Discarded(NamedTuple):
-    """Says that a worker gave its unroll up, as the inference server ended."""
+    """Reports that a worker abandoned its unroll because the inference server ended."""
 
 
 class Failed(NamedTuple):
@@ -86,21 +86,21 @@ class Failed(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Asks any process to end in good order."""
+    """Asks any process to end in an orderly way."""
 
 
 class Reset(NamedTuple):
-    """Asks a stepper to begin every stream again with these seeds."""
+    """Asks a stepper to restart every stream with these seeds."""
 
     seeds: tuple[int, ...]
 
 
 class Step(NamedTuple):
-    """Asks a stepper to step every stream by the actions in shared memory."""
+    """Asks a stepper to step every stream with the actions in shared memory."""
 
 
 class Stepped(NamedTuple):
-    """Says that a stepper's rows are in shared memory."""
+    """Reports that a stepper's rows are in shared memory."""
 
 
 class Line(NamedTuple):
@@ -115,8 +115,8 @@ class Line(NamedTuple):
 class StepperWork:
     """The pickled work of a process that steps environments for another one.
 
-    make_env: makes those of its streams, first to end (which is not one of them).
-    timeout_s: after which it says where a step hangs.
+    make_env: makes the environments of its streams, `first` to `end` (exclusive).
+    timeout_s: seconds after which it reports where a step hangs.
     """
 
     index: int
@@ -132,9 +132,9 @@ class ServerOptions:
     """Options of the inference server.
 
     make_actor: makes an actor on `device`.
-    exact: one forward per group, by the weights that it asks for.  Otherwise waiting groups are
-        served together, up to `batch_max` streams, once there are `batch_min` or the first has
-        waited for `batch_timeout_s`.
+    exact: whether each forward is for one group, with the weights that it requests.  Otherwise
+        waiting groups are served together, up to `batch_max` streams, once there are `batch_min`
+        streams or the first has waited for `batch_timeout_s`.
     """
 
     make_actor: Callable[[], Actor]
@@ -149,14 +149,15 @@ class ServerOptions:
 @final
 @dataclass(frozen=True)
 class WorkerSpec:
-    """All that the sampler processes of a run have in common; cloudpickle must be able to send it.
+    """Everything that the sampler processes of a run have in common; cloudpickle must be able to
+    send it.
 
-    make_env: of one group.
-    num_slots: of each group.
-    assignment: of the policies to the groups.
-    timeout_s: how long a worker may take for one row, and beyond 60 s for its start.
-    threads: of PyTorch in each worker.
-    server: where actions are computed; None: in the workers.
+    make_env: makes the environments of one group.
+    num_slots: number of slots of each group.
+    assignment: assignment of policies to groups.
+    timeout_s: longest time of a worker for one row, and, in addition to 60 s, for its start.
+    threads: number of PyTorch's threads in each worker.
+    server: the inference server's options; None: workers compute actions.
     """
 
     make_env: Callable[[Place], VectorEnv]
@@ -193,7 +194,8 @@ class Work:
 class ServerWork:
     """The pickled work of the inference server.
 
-    most_waiting: streams that can wait at once; a worker asks for one group at a time.
+    most_waiting: largest number of streams that wait at the same time; a worker requests one group
+        at a time.
     """
 
     options: ServerOptions
@@ -204,13 +206,13 @@ class ServerWork:
 
 
 class Connect(NamedTuple):
-    """Asks a learner to connect to the others by the store at this port of this machine."""
+    """Asks a learner to connect to the others through the store at this port of this machine."""
 
     port: int
 
 
 class Begin(NamedTuple):
-    """Gives a learner the first one's state: these scalars, and tensors that follow."""
+    """Gives a learner the first learner's state: these scalars, and tensors that follow."""
 
     scalars: dict[str, Any]
 
@@ -233,7 +235,7 @@ class Configure(NamedTuple):
 
 
 class Compare(NamedTuple):
-    """Asks a learner for the checksum of its state, a `Sum` of this number."""
+    """Asks a learner for the checksum of its state, a `Sum` with this number."""
 
     number: int
 

@@ -11,7 +11,8 @@ from quintet.runtime.processes.fence import fence
 from quintet.types import Publication, TensorSpec
 
 _BUFFERS = 3
-"""The newest one, the one being written, and one that a slow reader may still copy."""
+"""Number of buffers: the newest, the one being written, and one that a slow reader may still
+copy."""
 
 
 def board_specs(policy: int, publication: Publication) -> dict[str, TensorSpec]:
@@ -26,7 +27,7 @@ def board_specs(policy: int, publication: Publication) -> dict[str, TensorSpec]:
 
 @final
 class Board:
-    """The last publications of one policy; one process writes, any number read.
+    """The last publications of one policy, written by one process and read by any number.
 
     A buffer's `begun` is set before it is written and its `whole` after.  A reader reads `whole`,
     copies the buffer, and reads `begun`: if both hold the same version, the copy is that version
@@ -39,7 +40,7 @@ class Board:
     """
 
     def __init__(self, arena: Arena, policy: int):
-        """Raises ConfigError where this machine has no fence between processes."""
+        """Raises ConfigError if this machine has no fence between processes."""
         self._fence, self.policy = fence(), policy
         place = f"board/{policy}/"
         self.begun = arena.tensor(place + "begun").numpy()
@@ -48,7 +49,7 @@ class Board:
         self.buffers = [arena.below(f"{place}{buffer}/") for buffer in range(_BUFFERS)]
 
     def write(self, publication: Publication) -> None:
-        """Publishes; the newest publication stays readable meanwhile."""
+        """Writes a publication; the newest one stays readable meanwhile."""
         buffer = (int(self.newest[0]) + 1) % _BUFFERS
         self.whole[buffer] = 0
         self.begun[buffer] = publication.version + 1
@@ -66,8 +67,9 @@ class Board:
         return int(self.whole[self.newest[0]]) - 1
 
     def read(self, load: Callable[[Publication], None], version: int | None = None) -> int:
-        """Calls `load` on the newest publication, or on that of `version`, one of the last two;
-        returns its version.  `load` must copy, and is called again if the writer overtook it.
+        """Calls `load` on the newest publication, or on the one with `version`, which must be one
+        of the last two; returns its version.  `load` must copy, and is called again if the writer
+        overtook it.
         """
         while True:
             buffer = int(self.newest[0])

@@ -1,4 +1,4 @@
-"""One process of the runtime as its parent sees it: begun, heard, watched, ended."""
+"""One process of the runtime, seen by its parent: started, read from, watched, ended."""
 
 import pickle
 import subprocess
@@ -24,14 +24,13 @@ from quintet.system.child import Child
 from quintet.system.core_time import Silence
 
 STOP_GRACE_S = 5.0
-"""Seconds that a process has for closing its environments."""
+"""Seconds for a process to close its environments."""
 
 _LOOK_EVERY_S = 1.0
 
 _START_S = 60.0
-"""Seconds that a process has for what comes before its first row, beyond what it may take for a
-row: importing, making environments, compiling.  Time in which it wanted a core and had none does
-not count.
+"""Seconds for a process before its first row, in addition to its timeout for a
+row: importing, making environments, compiling.  Time in which it waited for a core does not count.
 """
 
 _PRELOAD = (
@@ -52,7 +51,7 @@ def prepare() -> None:
 
 
 IMPORTING, MAKING, COMPILING = -3, -2, -1
-"""A process's row in place of a number that is at least 0, before its first row."""
+"""Values of a process's row before its first row, in place of a number from 0 on."""
 
 
 def pickled(work: object, refusal: str, instead: str) -> bytes:
@@ -76,13 +75,13 @@ def pickled(work: object, refusal: str, instead: str) -> bytes:
 @final
 @dataclass(frozen=True)
 class ProcessKind:
-    """Name, module and work of a process, and words for messages about it.
+    """Name, module and work of a process, and phrases for messages about it.
 
     name: for messages (worker 0), and of its tensors; what: of the run it has, for messages.
-    files: descriptors that it finds behind the arena's and the channel's.
-    place: where it is, with its row in place of {}; making: what it makes before it is ready.
-    slow_start: what to do if that takes long, or its imports do.
-    fault: what its end is.
+    files: descriptors that it gets after the arena's and the channel's.
+    place: its place, with its row in place of {}; making: what it makes before it is ready.
+    slow_start: the cure if that or its imports take long.
+    fault: class of the error at its end.
     """
 
     name: str
@@ -98,7 +97,7 @@ class ProcessKind:
 
 @final
 class Process:
-    """A process that talks to us through a channel and shares our arena."""
+    """A process connected by a channel and a shared arena."""
 
     def __init__(
         self, kind: ProcessKind, arena: Arena, say: Callable[[str], None], timeout_s: float
@@ -118,7 +117,7 @@ class Process:
         return f"{self.kind.name} ({self.kind.what}{pid})"
 
     def launch(self) -> None:
-        """Begins the process; `await_ready` waits until it can be used."""
+        """Starts the process; `await_ready` waits until it can be used."""
         ours, theirs = socketpair()
         self.channel, self.ready = Connection(ours.detach()), False
         self.row[1] = IMPORTING
@@ -170,7 +169,8 @@ class Process:
             self.channel.send(message)
 
     def hear(self) -> Any:
-        """The next message; an error where there can be no other, after which it is ended."""
+        """The next message; an error if there can be no further one, after which the process is
+        ended."""
         try:
             message = self.channel.recv()
         except (EOFError, OSError):
@@ -199,11 +199,12 @@ class Process:
     def overdue(
         self, since_s: float, must: str, rest: str, grace_s: float = 0.0
     ) -> QuintetError | None:
-        """Ends the process if it has been silent for too long; returns the error then.
+        """Ends the process if it has not responded for too long; then returns the error.
 
         since_s: time on the monotonic clock before which silence does not count.
-        must, rest: for the message: what it must do, and what follows on how long it was silent.
-        grace_s: added to what it may take.
+        must, rest: parts of the message: what it must do, and the text after the time without a
+            response.
+        grace_s: added to its timeout.
         """
         silent_s = self.silent_s(since_s)
         if silent_s <= self.allowed_s + grace_s:
@@ -216,7 +217,7 @@ class Process:
         )
 
     def failed(self, error: QuintetError) -> QuintetError:
-        """Ends what is left of it; gives the error."""
+        """Ends the rest of it; returns the error."""
         self.end()
         return error
 
@@ -229,7 +230,7 @@ class Process:
 
     @property
     def allowed_s(self) -> float:
-        """Seconds for which it may be silent now."""
+        """Seconds for which it may currently not respond."""
         return self.timeout_s + (_START_S if self.row[1] < 0 else 0.0)
 
     @property
@@ -241,14 +242,14 @@ class Process:
 
     @property
     def cure(self) -> str:
-        """The remedy where that takes too long."""
+        """The cure if this activity takes too long."""
         if self.row[1] == COMPILING:
             return "raise runtime.worker_timeout_s, or use --runtime.compile off"
         return self.kind.slow_start
 
     def silent_s(self, since_s: float) -> float:
-        """Seconds since its last sign of life, or since then, in which it had a core or wanted
-        none; 0 while it has something to say.
+        """Seconds since its last progress, or since `since_s`, without the time in which it waited
+        for a core; 0 while it has sent a message.
         """
         # What waits to be heard may be old, where this process was stopped itself.
         if not self.ready or self.channel.poll():
@@ -257,7 +258,7 @@ class Process:
         return self.silence.seconds(self.child.pid, max(int(self.row[0]) / 1e9, since_s))
 
     def _ending(self) -> str:
-        """Describes how it ended, leaving no message."""
+        """Describes how it ended without a message."""
         assert self.child is not None
         try:
             status = self.child.wait(STOP_GRACE_S)
@@ -274,7 +275,7 @@ class Process:
         return f"{self.name} {how} {place}; {printed}"
 
     def kill(self) -> None:
-        """Kills it, in whatever thread; `end` does the rest."""
+        """Kills it, from any thread; `end` does the rest."""
         child = self.child
         if child is not None:
             child.kill()

@@ -19,7 +19,7 @@ from quintet.types import ActOutput, Obs, Publication, State, TensorSpec
 
 BEGINS = -1
 _AFTER = "after"
-"""Leaf of the state that stands for what the server keeps."""
+"""Leaf of the state that replaces the state on the server."""
 
 _LOOK_EVERY_S = 0.5
 
@@ -31,7 +31,7 @@ class ServerGone(Exception):
 class Request(NamedTuple):
     """Asks the server to act on a group's mailbox, which holds the same `ticket`.
 
-    after: ticket of the act whose private state is continued; BEGINS: the streams begin again.
+    after: ticket of the act whose private state is continued; BEGINS: the streams restart.
     versions: versions of the weights at the start of the group's unroll, one per policy.
     """
 
@@ -52,10 +52,10 @@ class Request(NamedTuple):
 
 @final
 class ServerLine:
-    """A worker's connection to the server: made at first use, and again after a loss."""
+    """A worker's connection to the server, made at first use and again after a loss."""
 
     def __init__(self, address: str, token: bytes, timeout_s: float, alive: Callable[[], None]):
-        """alive: called while waiting, to tell the parent that this process is alive."""
+        """alive: called while waiting, to show the parent that this process is alive."""
         self._address, self._token = address, token
         self._timeout_s, self._alive = timeout_s, alive
         self._line: Connection | None = None
@@ -107,8 +107,9 @@ class ServerLine:
 class RemoteActor:
     """Asks the server for the actions of one group; a local actor does everything else.
 
-    The version of the weights is recorded row by row, since the server loads weights at its own
-    pace.  Private state stays with the server; here a ticket, of the act that left it, replaces it.
+    The version of the weights is recorded for each row, since the server loads weights
+    independently.  Private state stays on the server; here it is replaced by the ticket of the act
+    that left it.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class RemoteActor:
         self.record_specs: Mapping[str, TensorSpec] = record_specs_of_remote(local)
 
     def load(self, publication: Publication) -> None:
-        """Notes which version the group asks for; the server loads weights by itself."""
+        """Records the version that the group requests; the server loads weights itself."""
         self.versions[publication.policy] = publication.version
 
     def initial_state(self, num_streams: int) -> State:
@@ -152,5 +153,5 @@ class RemoteActor:
 
 
 def record_specs_of_remote(actor: Actor) -> dict[str, TensorSpec]:
-    """The records of a step where a server acts."""
+    """The records of a step if a server acts."""
     return {**actor.record_specs, VERSION: TensorSpec((), torch.int64)}

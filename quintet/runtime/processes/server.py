@@ -36,7 +36,7 @@ _LONGEST_REQUEST = 65_536  # bytes
 
 @final
 class Server:
-    """Waits for requests, acts, answers."""
+    """Waits for requests, acts, and answers."""
 
     def __init__(self, work: ServerWork, arena: Arena, channel: Connection, listener: socket):
         self.work, self.channel, self.listener = work, channel, listener
@@ -61,7 +61,7 @@ class Server:
         self.row[1] = COMPILING  # until the first forward, which may be compiled
 
     def run(self) -> None:
-        """Serves until told to stop."""
+        """Serves until it must stop."""
         self.channel.send(Ready())
         while True:
             self.timer.switch("waiting")
@@ -122,8 +122,8 @@ class Server:
         self.waiting.append((request, line))
 
     def _serve(self) -> None:
-        """One forward: of the first waiting group, and unless `exact` of all others with the same
-        policies that fit.
+        """Makes one forward for the first waiting group and, unless `exact`, for all others with
+        the same policies that fit.
         """
         self.timer.switch("acting")
         policies = self.work.assignment.of(self.waiting[0][0].group)
@@ -157,7 +157,7 @@ class Server:
 
     @OwnTorch()
     def _load(self, policies: tuple[int, ...], versions: tuple[int, ...]) -> None:
-        """Loads the newest weights, or in exact kinds those that are asked for."""
+        """Loads the newest weights, in exact kinds the requested ones."""
         for policy, version in zip(policies, versions, strict=True):
             board = self.boards[policy]
             wanted = version if self.options.exact else board.version
@@ -184,7 +184,7 @@ class Server:
 
     @OwnTorch()
     def _private(self, actor: Actor, request: Request) -> State:
-        """The actor's private state, as the act `after` left it."""
+        """The actor's private state after the act `after`."""
         if request.after != BEGINS:
             return self.private[request.group][request.after]
         initial = actor.initial_state(self.places[request.group].num_streams)
@@ -194,7 +194,7 @@ class Server:
 
 
 def _another_users(caller: socket) -> bool:
-    """Whether the caller is another user's process; False where the system doesn't tell."""
+    """Whether the caller is another user's process; False if the system doesn't report it."""
     if sys.platform != "linux":
         return False
     _, uid, _ = struct.unpack("3i", caller.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, 12))

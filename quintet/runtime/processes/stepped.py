@@ -1,4 +1,4 @@
-"""Environments that other processes step, as the one vector environment that they are together."""
+"""Environments that other processes step, as one vector environment."""
 
 import select
 import time
@@ -31,7 +31,8 @@ from quintet.runtime.slots import OF_STEP
 _LOOK_EVERY_S = 0.5
 
 _TELLS_S = 2.0
-"""Time between a stepper's message about the line in which it hangs and its end by its parent."""
+"""Seconds between a stepper's message about the line in which it hangs and its end by the
+parent."""
 
 
 @final
@@ -45,9 +46,9 @@ class SteppedEnv:
     def __init__(
         self, env: ResolvedEnv, like: VectorEnv, count: int, *, first_stream: int, timeout_s: float
     ):  # fmt: skip
-        """like: the same environments, made by this process; only looked at.
+        """like: the same environments, made by this process; only their properties are read.
 
-        count: number of processes; first_stream: number in the run of the first environment.
+        count: number of processes; first_stream: number of the first environment in the run.
         timeout_s: how long a step of one stream may take.
 
         Raises:
@@ -94,8 +95,8 @@ class SteppedEnv:
         return len(self._ends) - 1
 
     def tell(self, say: Callable[[str], None], notice: Callable[[str], None]) -> None:
-        """Names receivers, before the first restart: `say` gets what the processes print, and
-        `notice` what is waited for, when that takes long.
+        """Sets receivers, before the first restart: `say` receives the processes' output, and
+        `notice` the reason for a long wait.
         """
         self._notice = notice
         for process in self._processes:
@@ -128,7 +129,7 @@ class SteppedEnv:
         raise CannotRender("other processes step it")
 
     def kill(self) -> None:
-        """Ends the processes at once, in whatever thread; `close` does the rest."""
+        """Ends the processes at once, from any thread; `close` does the rest."""
         for process in self._processes:
             process.kill()
 

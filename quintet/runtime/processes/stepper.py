@@ -32,7 +32,7 @@ def shared_specs(spaces: Spaces, num_streams: int) -> dict[str, TensorSpec]:
 
 
 def shared_row(arena: Arena, streams: slice) -> tuple[NDArray[Any], StepRow]:
-    """The actions of some streams, and their row, in the memory of `shared_specs`."""
+    """The actions and the row of some streams, in the memory of `shared_specs`."""
 
     def part(name: str) -> NDArray[Any]:
         return arena.tensor(name).numpy()[streams]
@@ -43,7 +43,7 @@ def shared_row(arena: Arena, streams: slice) -> tuple[NDArray[Any], StepRow]:
 
 @final
 class Stepper:
-    """The environments of some of the streams, which do what the parent asks for."""
+    """The environments of some streams, which the parent directs."""
 
     def __init__(self, work: StepperWork, arena: Arena, channel: Connection):
         self.channel = channel
@@ -56,7 +56,7 @@ class Stepper:
         self.watch = Watch(self.timer, self.env.description, work.timeout_s, print)
 
     def run(self) -> None:
-        """Answers messages until it is told to stop."""
+        """Handles messages until it must stop."""
         self.channel.send(Ready())
         with self.watch.running():
             while not isinstance(message := self.channel.recv(), Stop):

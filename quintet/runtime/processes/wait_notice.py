@@ -9,15 +9,15 @@ _TOLD_EVERY_S = 10.0
 
 @final
 class WaitNotice:
-    """Gives a notice every ten seconds of a wait."""
+    """Prints a notice every ten seconds of a wait."""
 
     def __init__(self, notice: Callable[[str], None], what: Callable[[], str]):
-        """The wait begins; `what` returns a few words about the process that is waited for."""
+        """Begins the wait; `what` returns a few words about the awaited process."""
         self._notice, self._what = notice, what
         self._begin_s = self._told_s = time.monotonic()
 
     def look(self) -> None:
-        """Gives a notice if one is due; called every second or so."""
+        """Prints a notice if one is due; called about every second."""
         now = time.monotonic()
         if now - self._told_s >= _TOLD_EVERY_S:
             self._told_s = now
@@ -25,7 +25,7 @@ class WaitNotice:
 
 
 def whereabouts(rows: Mapping[str, tuple[int, str]], steps: int) -> str:
-    """The progress of the slowest worker in its unroll of `steps` rows, or what it does before."""
+    """The progress of the slowest worker in its unroll of `steps` rows, or its activity before."""
     if not rows:
         return "no worker has anything to do"
     name = min(rows, key=lambda name: rows[name])

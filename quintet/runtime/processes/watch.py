@@ -1,4 +1,4 @@
-"""Notices while a step of an environment in this process does not return."""
+"""Notices about a step of an environment in this process that does not return."""
 
 import os
 import sys
@@ -45,7 +45,7 @@ class Watch:
         tell: Callable[[str], None],
         make_waits: Callable[[], CoreWaits] = CoreWaits,
     ):
-        """allowed_s: of time in which this process had a core, or wanted none."""
+        """allowed_s: allowed seconds, without the time in which this process waited for a core."""
         self._make_waits = make_waits
         self.timer, self.env, self.allowed_s, self.tell = timer, env, allowed_s, tell
         self._watched = threading.get_ident()
@@ -63,7 +63,7 @@ class Watch:
             thread.join()
 
     def where(self) -> str:
-        """Activity of the watched thread, for a message."""
+        """The activity of the watched thread, for a message."""
         phase, _ = self.timer.now()
         if phase == "learning":
             return "the update"
@@ -127,7 +127,7 @@ def _frames(thread: int) -> list[FrameType]:
 
 
 def _compiles(frames: Iterable[FrameType]) -> bool:
-    """Whether PyTorch's compiler is at work in them."""
+    """Whether PyTorch's compiler is running in these frames."""
     homes = ("/torch/_inductor/", "/torch/_dynamo/")
     files = (frame.f_code.co_filename.replace("\\", "/") for frame in frames)
     # Compiled code is called by a frame of _dynamo too, `eval_frame.py`.
@@ -137,7 +137,7 @@ def _compiles(frames: Iterable[FrameType]) -> bool:
 
 
 def _streams_of(frame: FrameType) -> str:
-    """The streams that a frame steps; "" if it is no step."""
+    """The streams that a frame steps; "" if it is not a step."""
     code = frame.f_code
     with suppress(KeyError):  # the frame has ended meanwhile
         if code in (GymnasiumVectorEnv._step.__code__, GymnasiumVectorEnv._reset.__code__):

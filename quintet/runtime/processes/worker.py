@@ -1,4 +1,4 @@
-"""A sampler process, which `quintet.runtime.processes.workers` begins.
+"""A sampler process, which `quintet.runtime.processes.workers` starts.
 
 It fills slots that it is granted: a grant names one slot for each of its groups, and the version of
 the weights to act by.  Without a free slot there is no sampling; and the same process serves both a
@@ -47,7 +47,7 @@ from quintet.system.user_code import raised, traced
 
 
 class Stopped(Exception):
-    """The process must end in the middle of an unroll."""
+    """The process must end within an unroll."""
 
 
 @final
@@ -140,7 +140,7 @@ class Worker:
         return answer.rows
 
     def load(self, versions: tuple[int, ...] | None) -> None:
-        """Loads the weights that an unroll acts by."""
+        """Loads the weights with which an unroll acts."""
         for group, loaded in zip(self.groups, self.loaded, strict=True):
             for policy in group.policies:
                 board = self.boards[policy]
@@ -149,8 +149,8 @@ class Worker:
                     loaded[policy] = board.read(group.publish, wanted)
 
     def beat(self, row: int) -> None:
-        """Tells the parent that the worker is alive, and at which row; raises Stopped if the parent
-        asks it to end at once.
+        """Shows the parent that the worker is alive, and its row; raises Stopped if the parent asks
+        it to end at once.
         """
         self.row[0], self.row[1] = time.monotonic_ns(), row
         if self.row[2]:
@@ -174,7 +174,7 @@ def begin() -> tuple[Any, Arena, Connection]:
 
 
 def report_failure(channel: Connection, error: BaseException) -> None:
-    """Sends a message for the person, and the whole traceback for log.txt."""
+    """Sends a message for the user, and the whole traceback for log.txt."""
     if not isinstance(error, QuintetError):
         short = memory_fault(error)
         text = f"it {raised(error)}" if short is None else str(short)

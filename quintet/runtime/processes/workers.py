@@ -50,18 +50,18 @@ from quintet.runtime.slots import RowSpecs, Slot
 from quintet.types import Publication, TensorSpec
 
 _LOOK_EVERY_S = 0.5
-"""Seconds between two checks of silent processes."""
+"""Seconds between two checks for processes that do not respond."""
 
 _LATE_S = 2.0
-"""Delay of a check in this process from which on workers' silence does not count, in seconds."""
+"""Delay of a check in this process, in seconds, from which workers' silence does not count."""
 
 
 @final
 class Workers:
-    """Starts the sampler processes, grants them slots and tells what becomes of them.
+    """Starts the sampler processes, grants them slots and reports their events.
 
-    One thread at a time may call `start`, `replace`, `events` and `close`; the others, and leases
-    of the unrolls that it gives, are for any.
+    One thread at a time may call `start`, `replace`, `events` and `close`; other methods, and
+    leases of its unrolls, may be used by any thread.
     """
 
     def __init__(
@@ -163,11 +163,11 @@ class Workers:
         await_all([process], self.notice)
 
     def publish(self, publication: Publication) -> None:
-        """Puts weights where every worker finds them."""
+        """Publishes weights to all workers."""
         self.boards[publication.policy].write(publication)
 
     def restart(self, index: int, iteration: int) -> None:
-        """Begins a worker's streams again with its next grant."""
+        """Restarts a worker's streams with its next grant."""
         sampler = self.samplers[index]
         with self._lock:
             sampler.lost = False
@@ -206,7 +206,7 @@ class Workers:
         return True
 
     def extend(self, index: int, rows: int) -> None:
-        """Answers a worker that asks: so many rows more, 0 to end its unroll."""
+        """Answers a worker's request for rows: the number of further rows, 0 to end its unroll."""
         sampler = self.samplers[index]
         with self._lock:
             grant = sampler.granted[0]
@@ -217,7 +217,7 @@ class Workers:
     def events(self, timeout_s: float) -> list[Event]:
         """Events since the last call, oldest first; waits for one as long as `timeout_s`.
 
-        Whoever is told that a process died must `replace` it or `close` all.
+        After the death of a process the caller must `replace` it or `close` all.
         """
         channels: dict[Any, int] = {
             sampler.process.channel: sampler.index
@@ -277,8 +277,8 @@ class Workers:
         self.on_free(index)
 
     def _take_back(self, sampler: Sampler) -> int:
-        """Frees the slots that a worker was granted and has not filled; returns the env_steps that
-        were executed for them.
+        """Frees the slots that were granted to a worker but not filled; returns the env_steps
+        executed for them.
         """
         executed = 0
         with self._lock:
@@ -291,7 +291,7 @@ class Workers:
         return executed
 
     def _silent(self) -> list[Died]:
-        """Processes that have something to do and have shown no sign of life for too long."""
+        """Processes that have work and have not responded for too long."""
         dead: list[Died] = []
         now = time.monotonic()
         passed_s = now - self._looked_at_s
@@ -317,7 +317,7 @@ class Workers:
         return dead
 
     def wait_notice(self) -> WaitNotice:
-        """Notices of a wait for samples, which begins now."""
+        """Notices about a wait for samples that begins now."""
 
         def what() -> str:
             busy = [sampler.process for sampler in self.samplers if sampler.granted]
@@ -328,7 +328,7 @@ class Workers:
 
     def report(self) -> dict[str, float]:
         """Shares of every process's time since the last report, ``worker/INDEX/PHASE_frac`` and
-        ``server/PHASE_frac``, and how many streams the server acts on at once.
+        ``server/PHASE_frac``, and the number of streams per forward of the server.
         """
         shares: dict[str, float] = {}
         for process in self._processes:
@@ -355,7 +355,7 @@ class Workers:
             process.kill()
 
     def close(self) -> None:
-        """Ends all processes, gives memory and socket back.  Once more does nothing."""
+        """Ends all processes, gives memory and socket back.  A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -384,7 +384,7 @@ class Workers:
 
 
 def _hangs_where(sampler: Sampler) -> str:
-    """Rest of the message about a worker that has been silent for too long."""
+    """The rest of the message about a worker that did not respond for too long."""
     process = sampler.process
     slots = ", ".join(
         f"{k} of group {place.group}"
@@ -408,7 +408,7 @@ def _sendable(work: Work | ServerWork) -> bytes:
 
 
 def _listen(num_workers: int) -> tuple[socket, Line]:
-    """The socket by which workers find the server, whichever process that is at the time."""
+    """The socket through which workers reach the server, also after its replacement."""
     name = f"quintet-{secrets.token_hex(8)}"
     listener = socket(AF_UNIX)
     # A name that begins with 0 is in no file system (Linux).
@@ -420,7 +420,7 @@ def _listen(num_workers: int) -> tuple[socket, Line]:
 
 
 def _shares(places: Sequence[Place], num_workers: int) -> list[tuple[Place, ...]]:
-    """The groups of each worker: as even as can be, neighbours together."""
+    """The groups of each worker, divided as evenly as possible, neighbours together."""
     count = len(places)
     ends = [count * k // num_workers for k in range(num_workers + 1)]
     return [tuple(places[a:b]) for a, b in pairwise(ends)]

@@ -13,12 +13,12 @@ from quintet.types import Rollout
 
 TERMINATED, TRUNCATED, VALID, FIRST, CUT, START, GAP = (1 << bit for bit in range(7))
 """Bits of a row's flags.  START: a draw may begin here.  GAP: the row only marks a gap (see
-`RowStore`).  The others are those of a `Rollout`."""
+`RowStore`).  The other bits are fields of a `Rollout`."""
 
 Columns = slice | Numbers
 
 Begin = tuple[bytes, ...]
-"""Row 0 of a batch as bytes: it shows whether the batch follows on the last one."""
+"""Row 0 of a batch as bytes, which show whether the batch follows the last one."""
 
 _WITHOUT_TIME = ("stream", "group", "episode", "last")
 
@@ -42,9 +42,9 @@ class Fresh(NamedTuple):
     obs: ``[T + 1, B, ...]``.
     rows: ``[T, B, ...]``, the other fields of a row, without its flags.
     states: ``[S, B, ...]``.
-    last: ``[B, ...]``, action and reward of the row before row 0.
-    cut: `Rollout.trace_cut`; None where no row is cut.
-    starts_at_valid: draws may begin at every valid row, else at row 0 only.
+    last: ``[B, ...]``, action and reward before row 0.
+    cut: `Rollout.trace_cut`; None if no row is cut.
+    starts_at_valid: whether draws may begin at every valid row, else only at row 0.
     """
 
     stream: Numbers
@@ -124,8 +124,8 @@ class Fresh(NamedTuple):
         return later
 
     def flags(self) -> tuple[Array, Array]:
-        """Flags of rows 0..T, the last of which is a gap until the stream goes on; and at which
-        rows ``[T, B]`` a draw may begin.
+        """Flags of rows 0..T, the last of which is a gap until the stream continues, and the rows
+        ``[T, B]`` at which a draw may begin.
         """
         starts = self.valid
         if not self.starts_at_valid:

@@ -1,8 +1,8 @@
-"""Stacked frames, each kept once: a row's older frames are the newer frames of the row before it.
+"""Stacked frames, each stored once: a row's older frames are the newer frames of the previous row.
 
-`FrameStacks` checks that, byte by byte, when it stores a row.  Where it doesn't hold, a mark stands
-for older frames that all equal the newest (the first row of an episode) or are all zero; any others
-are kept whole in a pool beside the ring.  So every stack is read as it was stored.
+`FrameStacks` checks this byte by byte when it stores a row.  If it doesn't hold, a mark represents
+older frames that all equal the newest (the first row of an episode) or are all zero; other stacks
+are stored whole in a pool next to the ring.  So every stack is read exactly as it was stored.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ from quintet.runtime.replay.memory import (
 from quintet.types import TensorSpec
 
 MOST_FRAMES = 16
-"""Frames of the deepest stack that is recognised."""
+"""Number of frames of the deepest stack that is recognised."""
 
 _FOLLOWING_SHARE = 0.5
 # Origin of a row: the number of the pool's entry that holds its older frames, or one of these.
@@ -39,18 +39,18 @@ def may_stack(spec: TensorSpec) -> bool:
 
 
 def possible_slices(slices: int) -> list[int]:
-    """The numbers of slices of the leading axis that one frame may have."""
+    """The possible numbers of slices of the leading axis per frame."""
     return [n for n in range(1, slices) if slices % n == 0 and slices // n <= MOST_FRAMES]
 
 
 def frame_slices(rows: Array) -> int | None:
-    """The number of slices of the leading axis that make a frame; None where rows are no stacks.
+    """The number of slices of the leading axis per frame; None if rows are not stacks.
 
     It is 1 for a gray stack ``[4, 84, 84]`` and 3 for a colour stack ``[12, 84, 84]``; no number
-    fits a single image.  Where no older frame changed, as from the first row of an episode to the
-    second, rows count as stacks if each follows on the one before and these frames are not of one
-    colour.
-    An image that is taken for a stack by that is read as it was stored, and takes more room.
+    fits a single image.  If no older frame changed, as from the first row of an episode to the
+    second, rows count as stacks if each follows the previous one and these frames have more than
+    one colour. An image that is wrongly taken for a stack is still read exactly, but takes more
+    room.
 
     rows: ``[T + 1, B, slices, ...]``, successive in T; some may be first rows of episodes.
     """
@@ -75,7 +75,7 @@ def _frames(rows: Array, slices: int) -> Array:
 
 
 def _follows(stacks: Array) -> Array:
-    """``[T, B]``: whether the older frames of row t + 1 are the newer frames of row t."""
+    """Whether the older frames of row t + 1 are the newer frames of row t, ``[T, B]``."""
     words = stacks.shape[3]
     flat = stacks.reshape(*stacks.shape[:2], -1)  # one comparison per row, not one per frame
     same: Array = (flat[1:, :, :-words] == flat[:-1, :, words:]).all(2)
@@ -83,8 +83,8 @@ def _follows(stacks: Array) -> Array:
 
 
 def stack_fields(name: str, spec: TensorSpec, slices: int) -> dict[str, TensorSpec]:
-    """A ring's fields: the newest frame; how many rows back the frames reach without a break; the
-    origin of those before the break.
+    """A ring's fields: the newest frame; the number of rows back to the last break in the frames;
+    the origin of the frames before the break.
     """
     return {
         name: TensorSpec((slices, *spec.shape[1:]), spec.dtype),
@@ -115,7 +115,7 @@ class FrameStacks:
         slices: int,
         place: Path | None,
     ):
-        """fields, at: of the rings that hold the rows; place: the pool's file."""
+        """fields, at: fields and places of the rings that hold the rows; place: the pool's file."""
         self._at, self._spec, self.slices = at, spec, slices
         self.frames = spec.shape[0] // slices
         self._lag = np.arange(self.frames - 1, -1, -1)
@@ -130,7 +130,7 @@ class FrameStacks:
 
     @property
     def entries(self) -> int:
-        """Size of the pool, in rows kept whole."""
+        """Size of the pool, in rows stored whole."""
         return len(self._pool)
 
     def flush(self) -> None:
@@ -138,7 +138,7 @@ class FrameStacks:
             self._memory.flush()
 
     def begin(self, place: Numbers, rows: Array) -> None:
-        """Stores rows ``[B, slices, ...]`` that follow on no other row."""
+        """Stores rows ``[B, slices, ...]`` that follow no other row."""
         self._give_back(place)
         self._newest[place] = rows[:, -self.slices :]
         self._break(place, rows)
@@ -159,7 +159,7 @@ class FrameStacks:
         self._origin[place[follows]] = _REPEATED
 
     def _break(self, place: Numbers, rows: Array) -> None:
-        """Stores the older frames of rows ``[N, slices, ...]`` that follow on no other row."""
+        """Stores the older frames of rows ``[N, slices, ...]`` that follow no other row."""
         stacks = rows.reshape(len(rows), self.frames, -1)
         older, newest = stacks[:, :-1], stacks[:, -1:]
         origin = np.full(len(rows), _REPEATED, np.int32)
@@ -204,7 +204,7 @@ class FrameStacks:
         return self._pool.take(origin[origin >= 0], 0, mode="clip")
 
     def recover(self, entries: int, held: Array) -> None:
-        """Goes on with files, new or old: the pool has `entries`, of which those are in use that
+        """Restores the state from files, new or old: of the pool's `entries`, those are in use that
         the rows `held` (a mask) point to.
         """
         if entries > len(self._pool):

@@ -90,7 +90,7 @@ class Layout:
         }
 
     def rings_of(self, streams: Numbers) -> Numbers:
-        """The rings of streams, which are given by their numbers in the run."""
+        """The rings of streams, from their numbers in the run."""
         if self.numbers is None:
             return streams
         rings: Numbers = self.numbers.searchsorted(streams)
@@ -98,7 +98,7 @@ class Layout:
         return rings
 
     def file(self, name: str) -> Path | None:
-        """The file of that name, or None in memory."""
+        """The file of that name; None for a replay in memory."""
         return None if self.folder is None else self.folder / f"{name}.bin"
 
     def slices_of_stacks(self) -> dict[str, list[int]]:
@@ -147,7 +147,7 @@ class Layout:
 
     @property
     def slack_unrolls(self) -> int:
-        """Unrolls that fit into the slack, each after a gap."""
+        """Number of unrolls that fit into the slack, each after a gap."""
         return max(self.slack - 2, 0) // (self.unroll_steps + 1)
 
     def entries(self) -> int:

@@ -25,7 +25,7 @@ _ALIGNMENT = 64
 
 
 def array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    """The dtype of arrays for tensors; numpy lacks bfloat16, which lies in int16."""
+    """The array dtype for a tensor dtype; bfloat16, which numpy lacks, is stored as int16."""
     return torch.empty(0, dtype=torch.int16 if dtype is torch.bfloat16 else dtype).numpy().dtype
 
 
@@ -43,7 +43,7 @@ def record_dtype(specs: Mapping[str, TensorSpec]) -> np.dtype[Any]:
 def rings_bytes(
     packed: Mapping[str, TensorSpec], apart: Mapping[str, TensorSpec], rows: int
 ) -> int:
-    """Bytes of `Rings` with this many rows in all."""
+    """Bytes of `Rings` with this many rows in total."""
     by_themselves = sum(aligned(row_bytes(spec) * rows) for spec in apart.values())
     return max(aligned(record_dtype(packed).itemsize * rows) + by_themselves, _ALIGNMENT)
 
@@ -53,9 +53,9 @@ def aligned(nbytes: int) -> int:
 
 
 def require_room(folder: Path | None, nbytes: int, what: str = "replay") -> None:
-    """Raises ConfigError when `nbytes` of a replay don't fit in `folder`, or in memory.
+    """Raises ConfigError if `nbytes` of a replay don't fit in `folder`, or in memory.
 
-    Space that the folder's own files take counts as free.  No folder is made.
+    Space used by the folder's existing files counts as free.  No folder is made.
     """
     if folder is None:
         available, where = int(free_bytes()), "in memory"
@@ -132,7 +132,7 @@ def bytes_of(values: Array) -> memoryview:
 
 
 def damaged(place: Path | None, stream: int) -> CheckpointError:
-    """The error for rows that are not those of a checkpoint."""
+    """The error for rows that do not match a checkpoint."""
     return CheckpointError(
         f"{place} must hold the checkpoint's rows of stream {stream}, got others: they were "
         "overwritten since (those of the newest checkpoint never are), or the file is damaged; "

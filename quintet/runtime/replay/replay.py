@@ -39,7 +39,7 @@ _FORMAT = 2
 _COUNTS = ("counted_steps", "owed_draws", "drawn_rows")
 
 _AHEAD_BYTES = 2**20
-"""Bytes of rows that are read together, for several draws, as each call has a cost."""
+"""Number of bytes of rows that are read together for several draws, as each call has a cost."""
 
 _FLAGS = np.arange(256)
 _BITS = np.array([(_FLAGS & bit) > 0 for bit in (TERMINATED, TRUNCATED, VALID, CUT, FIRST)])
@@ -58,15 +58,15 @@ class _Saved(Checked):
 
 @final
 class Replay:
-    """Stores fresh batches and draws the batches that the plan asks for.
+    """Stores fresh batches and draws batches by the plan.
 
-    Windows begin at any live valid row, uniformly.  Rows after the first cut of a window are not
-    valid.  Cuts are endings, the end of the budget, invalid rows, gaps in the stream, and its
-    newest row.  ``trace_cut`` marks the last row before a cut that is no ending, so ``not_cut_t``
-    is 0 there; its next observation is the true one in every case.  A window of one row is always
-    whole.
+    Windows begin at any live valid row, uniformly.  Rows after the first cut of a window are
+    invalid.  Cuts are endings, the end of the budget, invalid rows, gaps in the stream, and its
+    newest row.  ``trace_cut`` marks the last row before a cut other than an ending, so
+    ``not_cut_t`` is 0 there; its next observation is always the true one.  A window of one row is
+    always whole.
 
-    Sequences are whole unrolls, exactly as they were stored, also those with few valid rows.
+    Sequences are whole unrolls, exactly as they were stored, even with few valid rows.
 
     Columns without any valid row are not stored.  Drawn tensors are copies on the CPU and may have
     strides.
@@ -82,15 +82,15 @@ class Replay:
         slack_steps: int = 0,
         numbers: Sequence[int] | None = None,
     ):
-        """The first `store` allocates memory, since it shows whether observations are stacks of
-        frames; a replay that can't fit in any case is refused here.
+        """Refuses a replay that can't fit in any case; the first `store` allocates memory, since it
+        shows whether observations are stacks of frames.
 
-        seed: of this replay's draws alone.
-        folder: for its files alone; None: in memory, which can't be saved.
-        slack_steps: rows that any one stream may store after a `save` without overwriting rows that
-            the saved state needs; all streams take that much more room.
-        numbers: of the streams in the run, ascending; None: from 0 on.  Other streams' rows are
-            never stored.
+        seed: seed of this replay's draws only.
+        folder: folder for its files only; None: in memory, which can't be saved.
+        slack_steps: number of rows that each stream may store after a `save` without overwriting
+            rows of the saved state; every stream takes this additional room.
+        numbers: numbers of the streams in the run, ascending; None: 0, 1, 2, ...  Other streams'
+            rows are never stored.
 
         Raises:
             ConfigError: no unroll of every stream fits into the capacity, or the replay doesn't fit
@@ -165,7 +165,7 @@ class Replay:
 
     def store(self, batch: Rollout) -> None:
         """Stores a fresh batch; raises ConfigError if the replay does not fit: at the first batch,
-        or later if many stacks of frames must be kept whole.
+        or later if many stacks of frames must be stored whole.
         """
         if self._store is None:
             slices_of = {
@@ -199,12 +199,12 @@ class Replay:
             self._store.cut()
 
     def draws(self, valid_steps: int, iteration: int) -> Iterator[Rollout]:
-        """The batches that are due after a fresh one, stored before, of `valid_steps` valid rows.
+        """Yields the batches that are due after a stored fresh batch with `valid_steps` valid rows.
 
         Draws begin once ``start_steps`` valid rows are stored and there are rows to draw from
-        (``per_stream``: in every stream); steps before that owe no draws.  The drawn rows are a
-        function of the seed, `iteration` and the stored rows.  They are read while they are taken,
-        so take all batches before the next `store`.
+        (``per_stream``: in every stream); earlier steps cause no draws.  The drawn rows are a
+        function of the seed, `iteration` and the stored rows.  They are read during the iteration,
+        so it must end before the next `store`.
         """
         store = self._store
         if store is None or not valid_steps or store.stored < max(self.plan.start_steps, 1):
@@ -238,7 +238,7 @@ class Replay:
         return self._drawn(store, stream, entry)
 
     def _drawn(self, store: RowStore, stream: Numbers, entry: Numbers) -> Iterator[Rollout]:
-        """A batch for each row of `stream` and `entry`, several of them from one read."""
+        """A batch for each row of `stream` and `entry`; several share one read."""
         number, columns = entry.shape
         ahead = max(1, _AHEAD_BYTES // (columns * self._column_bytes))
         for begin in range(0, number, ahead):
@@ -266,7 +266,7 @@ class Replay:
         return rollout
 
     def save(self) -> dict[str, Any]:
-        """The JSON-able state that a checkpoint needs beside the files, which the disk has then."""
+        """The JSON-able state for a checkpoint; the files are then synced to disk."""
         assert self._layout.folder is not None, "a replay in memory can't be saved"
         counts = {name: getattr(self, name) for name in _COUNTS}
         rows = save_rows(self._store) if self._store is not None else None
@@ -300,7 +300,7 @@ class Replay:
             self._saved = self._store.head.copy()
 
     def _check_counts(self) -> None:
-        """Raises CheckpointError where the draws that were made are not those that were owed."""
+        """Raises CheckpointError if the counts of drawn and owed batches don't agree."""
         if self.plan.draws != "owed":
             return
         owed = self._rate * self.counted_steps // self._rate_steps
@@ -317,7 +317,7 @@ _NUMBER, _CHANCE, _BLOCKS = range(3)  # what random numbers are for, of an itera
 
 
 class _Random:
-    """Random numbers that are a function of the seed and the iteration alone."""
+    """Random numbers that depend only on the seed and the iteration."""
 
     def __init__(self, seed: int, columns: int):
         self._bits = np.random.Philox(key=seed)
@@ -327,11 +327,11 @@ class _Random:
         self._block, self._of_block = -1, np.empty((0, columns))
 
     def poisson(self, iteration: int, mean: float) -> int:
-        """A number of that mean."""
+        """A Poisson number with this mean."""
         return int(self._at(iteration, _NUMBER).poisson(mean))
 
     def uniform(self, iteration: int, number: int) -> NDArray[np.float64]:
-        """``[number, columns]``, at least 0 and less than 1."""
+        """Uniform numbers ``[number, columns]`` in [0, 1)."""
         if number != 1:
             return self._at(iteration, _CHANCE).random((number, self._columns))
         block, row = divmod(iteration, _BLOCK)
@@ -348,7 +348,7 @@ class _Random:
 
 
 def _exact(rate: float) -> Fraction:
-    """The nearest simple fraction (1/3, 29/100), also of rates far below 1."""
+    """The nearest simple fraction (1/3, 29/100), also for rates far below 1."""
     finest = 1_000_000 * max(1, ceil(1 / Fraction(rate))) if rate > 0 else 1
     return Fraction(rate).limit_denominator(finest)
 
@@ -356,10 +356,10 @@ def _exact(rate: float) -> Fraction:
 class Drawn(NamedTuple):
     """The rows -1..T of B windows or unrolls.
 
-    number, place: ``[T + 2, B]``, number of the row in its stream, and its place in the rings.
+    number, place: ``[T + 2, B]``, number of a row in its stream, and its place in the rings.
     records: ``[T + 2, B]``, copies of the rows' records.
     flags: ``[T + 1, B]``, of rows 0..T.
-    blank: ``[T, B]``, rows that have only an observation; None: there is none.
+    blank: ``[T, B]``, rows that have only an observation; None if there are none.
     """
 
     store: RowStore
@@ -371,7 +371,7 @@ class Drawn(NamedTuple):
     blank: Array | None
 
     def rollout(self, state: dict[str, Tensor]) -> tuple[Rollout, int]:
-        """A copy of the rows, and how many of them are valid."""
+        """A copy of the rows, and the number of valid rows."""
         store, layout, stream = self.store, self.store.layout, self.stream
         numbers = layout.numbers  # of the streams in the run, one for each ring
         streams = stream.copy() if numbers is None else numbers[stream]

@@ -1,4 +1,4 @@
-"""Saves a replay's rows: a checkpoint has heads, counts and checksums; files keep the rows."""
+"""Saves a replay's rows: a checkpoint holds heads, counts and checksums; files hold the rows."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -23,9 +23,7 @@ class _Layout(Checked):
 
 
 class SavedRows(Checked):
-    """The state that `save_rows` returns; lists have an entry for each stream, `pools` for each
-    stack.
-    """
+    """The state that `save_rows` returns; lists have an entry per stream, `pools` one per stack."""
 
     layout: _Layout
     pools: list[Count]
@@ -42,7 +40,7 @@ class SavedRows(Checked):
     state_checksums: list[list[Count]] = Field(default=[])
 
     def fault(self, layout: Layout) -> str | None:
-        """A description of what does not fit the layout, or the other entries; None: all fits."""
+        """A description of entries that don't fit the layout or each other; None if all fit."""
         stacks, streams = self.layout.stacks, layout.num_streams
         slices = layout.slices_of_stacks()
         strange = [name for name, x in stacks.items() if x not in slices.get(name, ())]
@@ -61,9 +59,9 @@ class SavedRows(Checked):
 
 
 def save_rows(store: RowStore) -> dict[str, Any]:
-    """The JSON-able state that `load_rows` takes; when it returns, the disk has the rows.
+    """The JSON-able state for `load_rows`; when it returns, the rows are on disk.
 
-    Only segments with rows that were written since the last call are read for checksums.
+    Only segments with rows written since the last call are read for checksums.
     """
     store.rows.seal(store.head, store.kept_whole)
     rows = store.rows
@@ -171,7 +169,7 @@ def _verify(store: RowStore, state: Mapping[str, Any]) -> None:
 
 
 def _rebuild_index(store: RowStore) -> None:
-    """Finds where draws may begin, and compares what the checkpoint counts with the rows."""
+    """Finds the rows where draws may begin, and compares the checkpoint's counts with the rows."""
     assert store.rows.place is not None
     valid = 0
     for stream, head in enumerate(store.head.tolist()):

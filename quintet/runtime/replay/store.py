@@ -1,4 +1,4 @@
-"""The rows of a replay: a ring for each stream, and an index of the rows where draws may begin.
+"""The rows of a replay: one ring per stream, and an index of the rows where draws may begin.
 
 A row is identified by (stream, number); numbers grow by one and are never reused, and row ``n`` is
 at ``n % length`` of its stream's ring.
@@ -42,7 +42,7 @@ from quintet.runtime.replay.memory import (
 from quintet.types import Rollout, TensorSpec
 
 More = Callable[[slice], Sequence[Array]]
-"""Returns the data of the rows at these places that is kept elsewhere."""
+"""A function that returns the data of the rows at these places that is stored elsewhere."""
 
 _WORD = 8  # bytes
 
@@ -51,11 +51,11 @@ _WORD = 8  # bytes
 class Rings:
     """`num_streams` rings of `length` rows each; a row has the fields of `packed` and of `apart`.
 
-    The packed fields of a row lie together, as a record, and are read and written at once, so a
-    draw touches few memory pages, however long the rings are.
+    The packed fields of a row form a record that is read and written at once, so a draw touches few
+    memory pages, however long the rings are.
 
     fields: by name ``[num_streams * length, ...]``, with the dtypes of `as_array`.
-    specs: of all fields.
+    specs: specs of all fields.
     record: dtype of the records.
     """
 
@@ -68,7 +68,7 @@ class Rings:
         length: int,
         segment: int,
     ):
-        """segment: rows under one checksum; divides `length`."""
+        """segment: number of rows per checksum; divides `length`."""
         assert length % segment == 0
         self.specs, self.num_streams, self.length = {**packed, **apart}, num_streams, length
         self.place, rows = place, num_streams * length
@@ -96,7 +96,7 @@ class Rings:
         self._sealed = np.zeros(num_streams, np.int64)
 
     def at(self, stream: Numbers, number: Numbers) -> Numbers:
-        """Places of rows; the shapes broadcast."""
+        """The places of rows; the shapes broadcast."""
         place: Numbers = number % self.length
         place += self._begins[stream]
         return place
@@ -205,22 +205,22 @@ class Rings:
 
 @final
 class RowStore:
-    """Rows in the order in which each stream made them, each observation once: row T of an unroll
-    is row 0 of the next.
+    """Rows in the order of each stream, with each observation stored once: row T of an unroll is
+    row 0 of the next.
 
-    Where a stream breaks off (a restart, columns that were never delivered) an extra row marks the
-    gap: it keeps the observation that was reached and, as its action and reward, the last action
-    and reward that the next unroll's actor saw.  A stream's first row is a gap, and so is its
-    newest row until the stream goes on.
+    If a stream is interrupted (by a restart or undelivered columns), an extra row marks the
+    gap: it holds the last observation and, as its action and reward, the last action and reward
+    that the next unroll's actor saw.  A stream's first row is a gap, and so is its newest row until
+    the stream continues.
 
     Row numbers grow per stream and are never reused.  The newest ``layout.rows_per_stream`` rows
-    before the last one are live, gaps included.
+    before the last one are live, including gaps.
 
     head: number of each stream's newest row.
     index: numbers of rows, by stream; entry ``n`` is at ``n % index.shape[1]``.
-    starts: the same memory, flat.
-    first, last: the oldest entry of each stream and the one after its newest.
-    size, stored: valid rows that are live, and valid rows that were ever stored.
+    starts: the memory of `index`, flat.
+    first, last: each stream's oldest entry, and the entry after its newest.
+    size, stored: numbers of live valid rows, and of all valid rows ever stored.
     """
 
     def __init__(self, layout: Layout, fresh: bool):
@@ -285,7 +285,7 @@ class RowStore:
         return place
 
     def read_obs(self, name: str, stream: Numbers, number: Numbers, place: Numbers) -> Tensor:
-        """An observation leaf, by its field, of rows (stream, number) at `place`."""
+        """An observation leaf, by its field, of the rows (stream, number) at `place`."""
         if name in self.stacks:
             return self.stacks[name].read(stream, number, place)
         return self.rows.read(name, place)
@@ -295,7 +295,7 @@ class RowStore:
         return [stack.whole(rows) for stack in self.stacks.values()]
 
     def cut(self) -> None:
-        """Notes that the next rows do not follow on the last ones."""
+        """Records that the next rows do not follow the last ones."""
         self.going_on[:] = False
         self._reached = None
 
@@ -317,7 +317,7 @@ class RowStore:
             self._store_apart(fresh)
 
     def _store_apart(self, fresh: Fresh) -> None:
-        """Stores a batch of any columns, after a search for those that follow on stored rows."""
+        """Stores a batch of any columns, after finding those that follow stored rows."""
         parts = _once_each(fresh.stream)
         for columns in parts:
             self._reached = None
@@ -335,7 +335,7 @@ class RowStore:
     def _append(self, fresh: Fresh, gaps: Array | None) -> None:
         """Stores columns of different streams.
 
-        gaps: ``[B]``, which of them come after a gap; None: no gap, and the last batch's streams.
+        gaps: ``[B]``, columns that follow a gap; None: no gaps, and the streams of the last batch.
         """
         stream, steps = fresh.stream, len(fresh.valid)
         if gaps is not None:
@@ -410,7 +410,7 @@ class RowStore:
                 self.rows.write(name, start, values[0][which])
 
     def _retire(self, stream: Numbers, old: Numbers, new: Numbers, gaps: bool) -> None:
-        """Removes from the index the rows that are live with the old heads only."""
+        """Removes the rows that are live only with the old heads from the index."""
         before = old - self.layout.rows_per_stream
         most = int((new - old).max()) if gaps else int(new[0] - old[0])
         if not self._full:
@@ -428,7 +428,7 @@ class RowStore:
     def _enter(
         self, stream: Numbers, number: Numbers, starts: Array, states: Mapping[str, Array]
     ) -> None:
-        """Adds the rows ``[T, B]`` where `starts` to the index."""
+        """Adds the rows ``[T, B]`` with `starts` set to the index."""
         place = self.last[self._where][None]
         if len(starts) > 1:
             place = place + np.cumsum(starts, 0) - starts
@@ -444,12 +444,12 @@ class RowStore:
 
 
 def _all(x: Any) -> bool:
-    """``x.all()``, several times as fast on few values."""
+    """Like ``x.all()``, but several times as fast on few values."""
     return bool(np.count_nonzero(x) == x.size)
 
 
 def _equal(a: Array, b: Array) -> Array:
-    """``[B]``: rows whose bytes are equal."""
+    """Whether the bytes of each row are equal, ``[B]``."""
     count = len(a)
 
     def flat(x: Array) -> Array:
