@@ -165,8 +165,8 @@ def train(
     if any(alone.values()):
         what = next(name for name, given in alone.items() if given)
         raise ConfigError(
-            f"{what} requires a single run, seeds trains each in a process of its own; leave one "
-            "of them out, or call train for each seed"
+            f"{what} is not possible with seeds, each of which trains in its own process: "
+            "leave one of them out, or call train for each seed"
         )
     group = load_seeds(algo, [], command, seeds, source, trust=trust, overwrite=overwrite)
     from quintet.run.launch import Result, run_seeds
@@ -257,7 +257,7 @@ def _settle_env(env: EnvLike, values: dict[str, Any]) -> EnvSource | None:
         way_out = "give a function with a parameter num_envs that makes such environments"
         if values.setdefault("eval.episodes", 0) != 0:
             raise ConfigError(
-                "eval.episodes must be 0 where the environment that trains is the only one; got "
+                "eval.episodes must be 0 if the training environment is the only one, got "
                 f"{values['eval.episodes']}; {way_out}"
             )
         warnings.warn(
@@ -276,8 +276,9 @@ def _settle_evaluated(values: dict[str, Any]) -> None:
     says, source = settle(given)
     if isinstance(source, GymVectorEnv):
         raise ConfigError(
-            "eval.env.id requires an id or what makes environments, got a vector environment; give "
-            "a function with a parameter num_envs that makes such environments"
+            "eval.env.id must be an id or a function that makes environments, got a vector "
+            "environment: give a function with a parameter num_envs that makes such "
+            "environments"
         )
     values["eval.env.id"] = says.pop("id") if source is None else named("eval.env.id", source)
     for name in ("backend", "kwargs", "num_threads") if source is None else ():

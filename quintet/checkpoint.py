@@ -359,9 +359,7 @@ def _serialise(
     try:
         contents[META] = json.dumps(meta, indent=1).encode()
     except (TypeError, ValueError) as fault:
-        raise CheckpointError(
-            f"a checkpoint's meta must be made of what JSON can hold: {fault}"
-        ) from fault
+        raise CheckpointError(f"a checkpoint's meta must be storable as JSON: {fault}") from fault
     listed = {
         name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         for name, data in contents.items()
@@ -436,7 +434,7 @@ def _read_folder(folder: int | None, path: Path) -> Checkpoint:
         try:
             loaded = load_safetensors(data)
         except SafetensorError as fault:
-            raise CheckpointError(f"{path / name} is no safetensors file: {fault}") from fault
+            raise CheckpointError(f"{path / name} is not a safetensors file: {fault}") from fault
         # cloned to memory of torch's own alignment, on which the last bit of a sum may depend
         tensors[name.removesuffix(_SUFFIX)] = {k: loaded[k].clone() for k in sorted(loaded)}
     not_own = signature.fault(PURPOSE, signed_bytes(entries), mark)

@@ -207,8 +207,8 @@ def evaluate(
     if against is not None:
         if chosen.num_agents == 1:
             raise ConfigError(
-                f"against requires an environment of several agents, {chosen.config.id} has one; "
-                "leave it out"
+                f"against must have an environment of several agents, got {chosen.config.id} "
+                "with one: leave it out"
             )
         how = replace(how, others=(against.player if isinstance(against, Policy) else uniform,))
         num_streams = max(num_streams, min(how.episodes, 2) * chosen.num_agents)  # both seatings
@@ -237,8 +237,8 @@ def evaluate(
         found = play(vector, how, chosen.num_agents)
     if found.complete and not found.played:  # the policy's agents were in none of the games
         raise QuintetError(
-            f"an episode of one of the policy's agents is required, {chosen.config.id} had none in "
-            f"{episodes} games; raise episodes"
+            "an evaluation must have an episode of one of the policy's agents, "
+            f"{chosen.config.id} had none in {episodes} games; raise episodes"
         )
     scores = _scores(found, vector.description, how.max_steps)
     return replace(scores, film=film, film_fault=film_fault)
@@ -279,8 +279,8 @@ def _checked(episodes: int, seed: int) -> tuple[int, int]:
     whole = all(isinstance(number, (int, np.integer)) for number in (episodes, seed))
     if not whole or not 1 <= episodes <= MOST_COUNT or not 0 <= seed < 2**31 - MAX_STREAMS:
         raise ConfigError(
-            f"episodes in 1 .. {MOST_COUNT} and a seed in 0 .. {2**31 - MAX_STREAMS - 1} are "
-            f"required, got episodes={episodes!r}, seed={seed!r}"
+            f"episodes must be in 1 .. {MOST_COUNT} and seed in 0 .. "
+            f"{2**31 - MAX_STREAMS - 1}, got episodes={episodes!r}, seed={seed!r}"
         )
     return int(episodes), int(seed)
 
@@ -314,7 +314,7 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
         config = EnvConfig(id="", **given)
     except ValidationError as error:
         faults = "; ".join(f"env.{e['loc'][0]}: {e['msg']}" for e in error.errors())
-        raise ConfigError(f"env_options must be what a run takes: {faults}") from error
+        raise ConfigError(f"env_options must be valid options of a run: {faults}") from error
     return {name: getattr(config, name) for name in given}
 
 

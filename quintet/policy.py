@@ -68,7 +68,7 @@ def _spaces_from_json(data: Mapping[str, Any]) -> Spaces:
         spaces.from_json(data["observation_space"]), spaces.from_json(data["action_space"]), own
     )
     if own is not None and _form(own) != _form(of):
-        raise ValueError("own spaces of the shapes of the stored ones are required")
+        raise ValueError("the given spaces must have the shapes of the stored spaces")
     return of
 
 
@@ -484,16 +484,16 @@ def _find(path: Path, which: str) -> checkpoint.Checkpoint:
     if (path / "manifest.json").exists():
         if which != "latest":
             raise CheckpointError(
-                f"a run folder is required to choose {which!r} from, {path} is one checkpoint or "
-                "policy; leave --checkpoint out"
+                f"--checkpoint {which!r} must have a run folder, got {path}, a single "
+                "checkpoint or policy: leave --checkpoint out"
             )
         return checkpoint.read(path)
     if which == "best":
         path = _of_best(path)
         if not (path / "best").exists():
             raise CheckpointError(
-                f"a run with a best policy is required, {path / 'best'} does not exist; "
-                "evaluation may be off (--eval.episodes 0); use --checkpoint latest"
+                f"the run must have a best policy, but {path / 'best'} does not exist; "
+                "evaluation may be off (--eval.episodes 0): use --checkpoint latest"
             )
         return checkpoint.read(path / "best")
     if which != "latest":

@@ -367,7 +367,7 @@ def to_json(space: Space) -> dict[str, Any]:
         case spaces.Tuple():
             return {"kind": "tuple", "items": [to_json(child) for child in space.spaces]}
     raise QuintetError(
-        "a space of Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple is required, got "
+        "a space must be Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple, got "
         f"{space}; wrap the environment so that it has one of these"
     )
 
@@ -409,7 +409,7 @@ def require_same(
     who: owner of `mine` in the message; way_out: the cure.
     """
     for what, (own, given) in other_spaces(mine, as_json(theirs)).items():
-        raise ConfigError(f"{who}'s {what} {own} is required, {env_id} has {given}; {way_out}")
+        raise ConfigError(f"{who}'s {what} is {own}, but {env_id} has {given}; {way_out}")
 
 
 def _array(bound: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -452,12 +452,12 @@ def _from_json(data: Any) -> Space:
             return spaces.Dict(OrderedDict((k, _from_json(child)) for k, child in data["items"]))
         case "tuple":
             return spaces.Tuple([_from_json(child) for child in data["items"]])
-    raise ValueError(f"a known kind of space is required, got {str(data['kind'])[:50]!r}")
+    raise ValueError(f"the kind of a space must be known, got {str(data['kind'])[:50]!r}")
 
 
 def _whole(value: Any) -> int:
     if type(value) is not int or abs(value) >= 2**63:
-        raise ValueError(f"a space requires whole numbers of 64 bits, got {str(value)[:50]}")
+        raise ValueError(f"a space must have whole numbers of 64 bits, got {str(value)[:50]}")
     return value
 
 
@@ -470,5 +470,5 @@ def _stored_shape(given: Any) -> tuple[int, ...]:
 
 def _stored_dtype(given: Any) -> np.dtype[Any]:
     if not isinstance(given, str) or np.dtype(given).kind not in "biuf":
-        raise ValueError(f"a space requires a dtype of numbers, got {str(given)[:50]!r}")
+        raise ValueError(f"a space must have a dtype of numbers, got {str(given)[:50]!r}")
     return np.dtype(given)

@@ -628,7 +628,9 @@ def test_a_donor_is_needed_until_the_run_has_begun(quintet):
 
 def test_what_eval_can_not_do(refused, quintet):
     assert quintet(*train("--eval.episodes", "0"))[0] == 0
-    refused("eval", "r", "--episodes", "0", says="episodes in 1 .. 1000000 and.*got episodes=0")
+    refused(
+        "eval", "r", "--episodes", "0", says="episodes must be in 1 .. 1000000 and.*got episodes=0"
+    )
     refused("eval", "r", "--seed", "-1", says="seed=-1")
     refused("eval", "r", "--env", "CartPol", says="nearest are CartPole")
     refused("eval", "r", "--env", "CartPole-v1", says="policy's observation space .*CartPole-v1")

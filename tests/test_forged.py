@@ -194,5 +194,5 @@ BOX: dict[str, Any] = {"kind": "box", "shape": [11], "dtype": "float32", "low": 
 )
 def test_own_spaces_of_another_form_are_refused(runs, tmp_path, own):
     folder = forged(runs, tmp_path, lambda meta: meta["policy"]["own"].update(own))
-    with pytest.raises(CheckpointError, match="own spaces of the shapes of the stored ones"):
+    with pytest.raises(CheckpointError, match="spaces must have the shapes of the stored spaces"):
         quintet.load(folder)

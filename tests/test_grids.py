@@ -43,6 +43,8 @@ def test_a_grid_is_learned_saved_and_played(tmp_path: Path):
 
 def test_it_is_not_compiled(tmp_path: Path):
     pytest.importorskip("envpool")
-    with pytest.raises(quintet.errors.ConfigError, match="must have an encoder that is one graph"):
+    with pytest.raises(
+        quintet.errors.ConfigError, match="must have an encoder that compiles to one graph"
+    ):
         quintet.train("ppo", ENV, 256, 5, tmp_path / "a", SMALL | {"runtime.compile": "on"})
     assert not (tmp_path / "a").exists()

@@ -92,7 +92,7 @@ def test_flat_multi_binary():
 
 @pytest.mark.parametrize("space", [spaces.Text(3), spaces.Dict({"a": spaces.Text(3)})])
 def test_other_spaces_are_refused(space: spaces.Space):
-    with pytest.raises(QuintetError, match="a space of Box, Discrete"):
+    with pytest.raises(QuintetError, match="a space must be Box, Discrete"):
         to_json(space)
 
 

@@ -46,9 +46,9 @@ def automatic(config: RunConfig, env: ResolvedEnv, spaces: Spaces) -> RunConfig:
         )
     if compile_ == "on" and not model.traits.one_graph:
         raise ConfigError(
-            f"runtime.compile=on must have an encoder that is one graph, got {model.encoder}, "
-            "which does other work in every batch (it reads each mission once): use "
-            "--runtime.compile off"
+            "runtime.compile=on must have an encoder that compiles to one graph, got "
+            f"{model.encoder}, which reads each mission only once and so does different work "
+            "in every batch: use --runtime.compile off"
         )
     precision = config.runtime.precision
     if precision == "auto":
@@ -124,8 +124,8 @@ def _resolve_device(runtime: RuntimeConfig, pictures: bool) -> str:
         )
     if learners > 1 and device != "cuda":
         raise ConfigError(
-            f"runtime.num_learners={learners} must have runtime.device=cuda, which is a GPU for "
-            f"each from cuda:0 on, got {device}: choose GPUs by CUDA_VISIBLE_DEVICES"
+            f"runtime.num_learners={learners} must have runtime.device=cuda (one GPU per "
+            f"learner, from cuda:0 on), got {device}: choose GPUs by CUDA_VISIBLE_DEVICES"
         )
     if learners > count:
         raise ConfigError(
@@ -181,8 +181,8 @@ def streams_per_group(config: RunConfig, env: ResolvedEnv) -> int:
     for name, size in sizes.items():
         if size % env.num_agents:
             raise ConfigError(
-                f"env.{name} must be a multiple of the agents of a game, {env.num_agents} of "
-                f"{config.env.id}, each of which is a stream; got {size}; use "
+                f"env.{name} must be a multiple of {env.num_agents}, the number of agents of "
+                f"{config.env.id}, each of which is a stream; got {size}: use "
                 f"{env.streams_of(size)}, or leave it out"
             )
     if config.env.streams_per_group is not None:

@@ -87,9 +87,9 @@ def first_values(config: RunConfig) -> None:
     stuck = [n for n, x in first.items() if going_by.near_1(n) and x == 1.0 and n not in initial]
     if stuck and config.population.pbt:
         raise ConfigError(
-            f"population.tuned must have values below 1 of {', '.join(stuck)}, got 1, whose "
-            "distance to 1 no factor of a mutation changes: lower them, or give first values by "
-            "population.initial"
+            f"population.tuned must have values below 1 of {', '.join(stuck)}, got 1: "
+            "mutations multiply the distance to 1, which would stay 0; lower them, or give "
+            "first values by population.initial"
         )
     for name, values in initial.items():
         if 0.0 in values:

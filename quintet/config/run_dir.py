@@ -93,8 +93,7 @@ def require_movable(run_dir: Path) -> None:
         )
     if Path.cwd().is_relative_to(run_dir.resolve()):
         raise ConfigError(
-            f"--overwrite must name another folder than the working folder, got {run_dir}: leave "
-            "it first"
+            f"--overwrite must not name the working folder, got {run_dir}: leave it first"
         )
 
 

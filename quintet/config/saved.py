@@ -102,7 +102,10 @@ def load_config(
 def _load_anew(asked: _Asked, overwrite: bool) -> Loaded:
     """The configuration of a new run, whatever is in its folder."""
     if overwrite and asked.values.get("resume") == "exact":
-        raise ConfigError("--overwrite begins anew, --resume exact goes on; leave one of them out")
+        raise ConfigError(
+            "--overwrite starts a new run, --resume exact continues the old one: leave one of "
+            "them out"
+        )
     if overwrite and asked.run_dir is not None:
         require_movable(asked.run_dir)
     return replace(_compose_new(asked), overwrite=overwrite)

@@ -104,7 +104,7 @@ class AleVectorEnv:
             write_success(out.success, ended, infos, self._success_key, who)
 
     def render(self, stream: int) -> Rendered:  # noqa: ARG002
-        raise CannotRender("ALE's vector environment draws nothing")
+        raise CannotRender("ALE's vector environment can't draw")
 
     def close(self) -> None:
         """Closes the games after the current step."""

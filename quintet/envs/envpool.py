@@ -272,7 +272,7 @@ class EnvPoolVectorEnv:
 
     def render(self, stream: int) -> Rendered:
         if not self._drawn:
-            raise CannotRender("the pool was not made to be drawn")
+            raise CannotRender("the pool was made without rendering")
         assert self._pool is not None, "restart before render"
         if self._family == "mujoco" and load_opengl():
             raise CannotRender(load_opengl())

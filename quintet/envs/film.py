@@ -217,7 +217,7 @@ def _rgb(picture: Any) -> NDArray[np.uint8]:
     if isinstance(picture, list) and picture:  # render_mode "rgb_array_list": all since the last
         picture = picture[-1]
     if not isinstance(picture, np.ndarray):
-        raise CannotRender(f"render() gave {picture!r:.60}, no array")
+        raise CannotRender(f"render() gave {picture!r:.60}, not an array")
     if picture.dtype != np.uint8:
         raise CannotRender(f"render() gave {picture.dtype}, not uint8")
     grey = picture[..., None] if picture.ndim == 2 else picture

@@ -27,7 +27,7 @@ def text_bytes(text: str, size: int) -> NDArray[np.uint8]:
     """A text in UTF-8 in `size` bytes, padded with zeros; raises ValueError if it is longer."""
     code = text.encode()
     if len(code) > size:
-        raise ValueError(f"a text of at most {size} bytes is required, got {len(code)}: {text!r}")
+        raise ValueError(f"a text must have at most {size} bytes, got {len(code)}: {text!r}")
     return np.frombuffer(code.ljust(size, b"\0"), np.uint8)
 
 
@@ -51,7 +51,10 @@ class FixedShape(gymnasium.Wrapper[Any, Any, Any, Any]):
         """
         super().__init__(env)
         if max_items < 1 or max_bytes < 1:
-            raise ValueError(f"room for 1 at least is required; got {max_items=}, {max_bytes=}")
+            raise ValueError(
+                f"max_items and max_bytes must be at least 1; got max_items={max_items!r}, "
+                f"max_bytes={max_bytes!r}"
+            )
         self.observation_space, self._encoded = _fixed(env.observation_space, max_items, max_bytes)
 
     def reset(

@@ -125,8 +125,8 @@ def _wrapped(env: ResolvedEnv, base: VectorEnv) -> VectorEnv:
     if base.description.turns and (config.frame_stack > 1 or config.observe_last):
         name = "frame_stack" if config.frame_stack > 1 else "observe_last"
         raise ConfigError(
-            f"env.{name} requires agents that act at once, those of {config.id} act in turn; leave "
-            "it out, and have observations hold what is needed"
+            f"env.{name} must have agents that act at the same time; those of {config.id} act "
+            "in turn: leave it out, and put what is needed into the observations"
         )
     if config.frame_stack > 1:
         made = FrameStack(made, config.frame_stack)

@@ -428,8 +428,8 @@ def _agents_of(game: Any, env_id: str) -> list[Any]:
         )
     if not all(isinstance(agent, Hashable) for agent in agents) or len({*agents}) < len(agents):
         raise ConfigError(
-            f"{env_id} must have possible_agents that are keys of a dict, each once; got {agents}; "
-            "correct them"
+            f"{env_id} must have different possible_agents, which can be keys of a dict; got "
+            f"{agents}; correct them"
         )
     return agents
 

@@ -165,8 +165,8 @@ def _find_maker(name: str) -> MakeEnv:
             near = difflib.get_close_matches(attribute, dir(module), n=3, cutoff=0.5)
             raise ConfigError(
                 f"{name!r} must name something in module {module_name!r} or an id that it "
-                f"registers, {origin_of(module)} has neither; "
-                f"{f'did you mean {near}?' if near else 'correct it'}"
+                f"registers, but {origin_of(module)} has neither; "
+                f"{(f'did you mean {near}?' if near else 'correct it')}"
             )
     # Gymnasium's checker repeats at every step what the adapter checks more cheaply.
     return partial(gymnasium.make, attribute or name, disable_env_checker=True)

@@ -35,8 +35,8 @@ def read_rule(text: str) -> SuccessRule:
         above = math.nan
     if not text.startswith(_REWARD) or not math.isfinite(above):
         raise ValueError(
-            "must be 'reward>NUMBER' (the last reward of an episode is greater) or 'info:KEY' (its "
-            "last info says so), in a shell within quotes because of the >"
+            "must be 'reward>NUMBER' (the last reward of an episode is greater) or 'info:KEY' "
+            "(info[KEY] is true at its end); quote it in a shell because of the >"
         )
     return SuccessRule(above, None)
 

@@ -142,8 +142,9 @@ class ObserveLast:
         taken = {LAST_ACTION, LAST_REWARD} & parts.keys()
         if taken:
             raise ConfigError(
-                f"env.observe_last requires an observation without {sorted(taken)}, "
-                f"{env.description.id} has {sorted(parts)}; leave the option out, or rename them"
+                f"env.observe_last must have an observation without {sorted(taken)}; "
+                f"{env.description.id} has {sorted(parts)}; leave the option out, or rename "
+                "them"
             )
         self._env, self.num_streams, self.description = env, env.num_streams, env.description
         self.render, self.close = env.render, env.close

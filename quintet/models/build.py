@@ -31,18 +31,18 @@ def check_observation(spaces: Spaces, family: Family) -> None:
     empty = [name for name, leaf in leaves.items() if 0 in (leaf.shape or ())]
     if not leaves or empty:
         raise ConfigError(
-            "an observation with at least one number in every leaf is required, the space is "
-            f"{spaces.observation}; leave out what is empty, or give a constant"
+            "every leaf of an observation must have at least one number, got "
+            f"{spaces.observation}: leave out what is empty, or give a constant"
         )
     if mask is not None and family.mask_size == 0:
         raise ConfigError(
-            f"an observation {ACTION_MASK!r} requires discrete actions, the action space is "
-            f"{spaces.action}; leave the mask out"
+            f"an observation with {ACTION_MASK!r} must have discrete actions, got "
+            f"{spaces.action}: leave the mask out"
         )
     if mask is not None and mask.shape != (family.mask_size,):
         raise ConfigError(
-            f"{ACTION_MASK!r} of shape ({family.mask_size},) is required, one number per action; "
-            f"its shape is {mask.shape}; mend the environment's observation space"
+            f"{ACTION_MASK!r} must have shape ({family.mask_size},), one number per action, "
+            f"got {mask.shape}: mend the environment's observation space"
         )
 
 

@@ -106,7 +106,7 @@ class GridOptions(Options):
         hashes = {word_hash(word) for word in self.vocabulary}
         if len(hashes) < len(self.vocabulary) or not all(map(is_word, self.vocabulary)):
             raise ValueError(
-                "vocabulary must be of different words of letters and digits in lower case, got "
+                "vocabulary must hold different words of lower-case letters and digits, got "
                 f"{self.vocabulary}"
             )
         changed = [n for n, x in type(self).model_fields.items() if getattr(self, n) != x.default]
@@ -117,8 +117,9 @@ class GridOptions(Options):
         }[self.tokenizer]
         if idle := [name for name in changed if name not in effective]:
             raise ValueError(
-                f"{', '.join(idle)} without effect where tokenizer is {self.tokenizer}"
-                f"{' and vocabulary given' if self.vocabulary else ''}: leave out"
+                f"{', '.join(idle)}  without effect with tokenizer "
+                f"{self.tokenizer}{(' and vocabulary given' if self.vocabulary else '')}: "
+                "leave out"
             )
         return self
 

@@ -175,9 +175,9 @@ def _require_new(made: Any, name: str) -> nn.Module:
     parts = [each for each in made.modules() if any(True for _ in each.parameters(recurse=False))]
     if any(each in _made for each in parts):
         raise ConfigError(
-            f"model.encoder={name} must make a new module at every call, since actors and learner "
-            "hold weights of their own, it gave one that it has given before; make the module "
-            "inside of the function"
+            f"model.encoder={name} must make a new module at every call, as actors and learner "
+            "have their own weights, but it gave the same module twice: make the module "
+            "inside the function"
         )
     _made.update(parts)
     return made

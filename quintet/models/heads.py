@@ -52,14 +52,14 @@ def _leaf_family(
         high = tuple(float(x) for x in space.high.ravel())
         if (space.low >= space.high).any():
             raise ConfigError(
-                f"low below high is required in every dimension of an action, the leaf is {space}; "
-                "leave out what is fixed, in a wrapper of the environment"
+                f"low must be below high in every dimension of an action, got {space}: leave "
+                "out fixed dimensions in a wrapper of the environment"
             )
         finite = np.isfinite(space.low).all() and np.isfinite(space.high).all()
         if bounds != "clip" and not finite:
             raise ConfigError(
-                f"model.action_bounds={bounds} requires finite action bounds, the action space "
-                f"is {space}; use --model.action-bounds clip"
+                f"model.action_bounds={bounds} requires finite action bounds, got {space}; use "
+                "--model.action-bounds clip"
             )
         squash: Literal["none", "mean", "action"] = "none"
         if bounds != "clip":

@@ -54,8 +54,8 @@ def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
     if len(shape) == 4:
         return (shape[0] * shape[1], shape[2], shape[3])
     raise ConfigError(
-        f"a picture of 2 to 4 dimensions is required, the space has shape {shape}; flatten it or "
-        "use --model.encoder mlp"
+        f"a picture must have 2 to 4 dimensions, got shape {shape}: flatten it or use "
+        "--model.encoder mlp"
     )
 
 

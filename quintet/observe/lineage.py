@@ -25,7 +25,7 @@ def read_events(run_dir: Path) -> list[Event]:
     path = run_dir / EVENTS
     if not path.exists():
         raise QuintetError(
-            f"a run with a population is required, {run_dir} has no {EVENTS}; train one with "
+            f"the run must have a population, but {run_dir} has no {EVENTS}: train one with "
             "--population 4"
         )
     try:
@@ -38,7 +38,7 @@ def read_events(run_dir: Path) -> list[Event]:
         return events
     except (ValueError, KeyError, TypeError, RecursionError) as fault:
         raise QuintetError(
-            f"{path} is damaged ({fault}); resuming the run writes it anew"
+            f"{path} is damaged ({fault}); resuming the run writes it again"
         ) from None
 
 

@@ -45,8 +45,8 @@ def check_video(path: Path) -> None:
         ) from error
     except RuntimeError as error:
         raise QuintetError(
-            f"a video needs ffmpeg, imageio-ffmpeg has none for this machine ({error}): install "
-            "ffmpeg, and name it in the environment variable IMAGEIO_FFMPEG_EXE"
+            f"a video needs ffmpeg, and imageio-ffmpeg has none for this machine ({error}): "
+            "install ffmpeg, and name it in the environment variable IMAGEIO_FFMPEG_EXE"
         ) from error
 
 

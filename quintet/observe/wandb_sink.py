@@ -72,8 +72,8 @@ class WandbSink:
             )
         except Exception as error:  # of the login, the server, or the disk
             raise QuintetError(
-                f"wandb can't begin a run: {error}; log in by wandb login, set WANDB_MODE=offline, "
-                "or leave wandb out of report.sinks"
+                f"wandb can't start a run: {error}; log in by wandb login, set "
+                "WANDB_MODE=offline, or leave wandb out of report.sinks"
             ) from error
         self._run.define_metric("*", step_metric="env_steps")
 

@@ -135,7 +135,7 @@ class TupleFamily:
             integers = not family.action_dtype.is_floating_point
             if integers and family.param_size > LARGEST_EXACT:
                 raise ValueError(
-                    f"beside float actions, integer actions must stay within {LARGEST_EXACT} "
+                    f"next to float actions, integer actions must stay within {LARGEST_EXACT} "
                     f"values, which float32 holds exactly; got {family}; split it in two"
                 )
 

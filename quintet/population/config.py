@@ -117,8 +117,9 @@ class PopulationConfig(Options):
             )
         if self.several and self.pbt and math.ceil(self.replace_frac * self.size) == self.size:
             raise ValueError(
-                f"replace_frac={self.replace_frac:g} must leave a policy that is not one of the "
-                f"best, rounded up it is all {self.size}: none would change; lower it"
+                f"replace_frac={self.replace_frac:g} must leave a policy that is not one of "
+                f"the best; rounded up it is all {self.size}, so that none would change: lower "
+                "it"
             )
         if len(set(self.tuned)) < len(self.tuned):
             raise ValueError(f"tuned must name no option twice, got {', '.join(self.tuned)}")

@@ -84,9 +84,9 @@ class RunFolder:
             if (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino):
                 return
         raise CheckpointError(
-            f"the run folder {self.path} was moved or removed while the run trained in it, which "
-            "ends the run; nothing is written in its place. Put it back and give the same command "
-            "again, which goes on from its newest checkpoint"
+            f"the run folder {self.path} was moved or removed during training, so the run "
+            "ends; nothing is written in its place. Put it back and repeat the command, which "
+            "resumes from the newest checkpoint"
         )
 
     def open_log(self) -> LogFile:
@@ -124,8 +124,8 @@ class RunFolder:
             raise CheckpointError(f"{error}, or {instead}") from error
         if found is None and exact and checkpoint.any_of_run(self.checkpoints):
             raise CheckpointError(
-                f"--resume exact requires an exact checkpoint, {self.checkpoints} has none yet; "
-                "use --resume latest, or begin anew in another --run-dir"
+                f"--resume exact must have an exact checkpoint, but {self.checkpoints} has "
+                "none yet: use --resume latest, or start again in another --run-dir"
             )
         return found
 

@@ -61,8 +61,8 @@ class PolicyFolder:
         count = len(meta.get(POLICIES, (None,)))
         if count != self.num_policies:
             raise CheckpointError(
-                f"a checkpoint of {self.num_policies} policies is required, {self.run.path} has "
-                f"one of {count}; give another --run-dir"
+                f"the checkpoint must have {self.num_policies} policies, that of "
+                f"{self.run.path} has {count}; give another --run-dir"
             )
         part: Mapping[str, Any] = meta[POLICIES][self.index] if count > 1 else meta
         return part

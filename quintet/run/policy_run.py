@@ -353,8 +353,8 @@ def _require_alike(path: Path, saved: Mapping[str, Any], own: Mapping[str, Any])
         was = saved[name]
         if type(was) is not type(now) and (now is not None or isinstance(was, str)):
             raise CheckpointError(
-                f"{path} holds what no run writes (learner.{name}: a {type(now).__name__} is "
-                f"required, got {ascii(was)[:60]})"
+                f"{path} holds invalid data (learner.{name} must be {type(now).__name__}, got "
+                f"{ascii(was)[:60]})"
             )
 
 

@@ -198,8 +198,8 @@ def make_sampling(
         )
     if source.envs[0].description.turns and runtime.inference == "server":
         raise ConfigError(
-            "runtime.inference=server requires agents that act at once, those of "
-            f"{config.env.id} act in turn; use --runtime.inference local"
+            "runtime.inference=server must have agents that act at the same time; those of "
+            f"{config.env.id} act in turn: use --runtime.inference local"
         )
     server = _server(config, source.spaces) if runtime.inference == "server" else None
     assert runtime.num_workers is not None

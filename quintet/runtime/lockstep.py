@@ -112,7 +112,7 @@ class LockstepSampling:
                 asking.clear()
             if lost_at_s is not None and time.monotonic() - lost_at_s > _SERVER_IS_TOLD_S:
                 raise WorkerFault(
-                    "a worker lost its connection to the inference server, which runs"
+                    "a worker lost its connection to the inference server, which is still running"
                 )
         self.flying = False
         return [unroll for _, mine in sorted(filled.items()) for unroll in mine]

@@ -88,8 +88,8 @@ def torch_settings(threads: int, device: str, exact: bool) -> Iterator[None]:
     """
     if threads > 1 and _lacks_threads:
         raise ConfigError(
-            "runtime.threads must be 1 in a fork of a process that has computed in several, got "
-            f"{threads}, as PyTorch would wait for ever; use runtime.threads 1, or start the "
+            "runtime.threads must be 1 in a fork of a process that has computed in several, "
+            f"got {threads}, as PyTorch would hang; use runtime.threads 1, or start the "
             "process by multiprocessing's spawn"
         )
     cudnn: Any = torch.backends.cudnn

@@ -148,7 +148,7 @@ def read_yaml(path: Path, *, pipe: bool = False) -> Any:
     try:
         return parse_yaml(data)
     except ValueError as fault:
-        raise FileFault(f"{path} is no YAML: {fault}") from fault
+        raise FileFault(f"{path} is not valid YAML: {fault}") from fault
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -59,9 +59,9 @@ def require_own(folder: Path, *, writes: bool = False) -> None:
             other = "a file with another name as well (a hard link), which would change with it"
         if other:
             raise CheckpointError(
-                f"a file or folder of its own is required at {path}, it is {other}: quintet opens, "
-                "writes and removes nothing through links inside a run folder; put what belongs "
-                "there in its place, or remove it"
+                f"{path} must be an ordinary file or folder, got {other}: quintet opens, "
+                "writes and removes nothing through links inside a run folder; put what "
+                "belongs there in its place, or remove it"
             )
 
 

@@ -42,8 +42,8 @@ def numbered(root: Path) -> list[str]:
         return []
     except OSError as fault:
         raise CheckpointError(
-            f"a folder of checkpoints is required at {root}, it can't be read: "
-            f"{files.reason(fault)}; {files.advice(fault)}"
+            f"{root} must be a readable folder of checkpoints: {files.reason(fault)}; "
+            f"{files.advice(fault)}"
         ) from fault
     return sorted((name for name in names if name.isascii() and name.isdigit()), key=int)
 
@@ -88,12 +88,12 @@ def as_meta(data: bytes, file: Path) -> dict[str, Any]:
     try:
         meta = files.parse_json(data)
     except ValueError as fault:
-        raise CheckpointError(f"{file} is no JSON: {fault}") from fault
+        raise CheckpointError(f"{file} is not valid JSON: {fault}") from fault
     if not isinstance(meta, dict):
         raise CheckpointError(f"{file} must hold an object, it holds a {type(meta).__name__}")
     wrong = content_fault(Meta, meta)
     if wrong is not None:
-        raise CheckpointError(f"{file} holds what no run writes ({wrong})")
+        raise CheckpointError(f"{file} holds invalid data ({wrong})")
     return meta
 
 

@@ -24,7 +24,7 @@ from quintet.types import Spaces
     [
         ([-1.0, -np.inf], [1.0, 1.0], "ddpg requires finite bounds of actions"),
         ([-3e38, -1.0], [3e38, 1.0], "ddpg requires finite bounds of actions"),
-        ([-1.0, 1.0], [1.0, 1.0], "low below high is required"),
+        ([-1.0, 1.0], [1.0, 1.0], "low must be below high"),
     ],
 )
 def test_bounds_that_are_refused(low: Any, high: Any, words: str) -> None:

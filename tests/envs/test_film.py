@@ -155,7 +155,7 @@ def test_grey_and_transparent_pictures(given, shape):
 @pytest.mark.parametrize(
     ("picture", "says"),
     [
-        ("text", r"render\(\) gave 'text', no array"),
+        ("text", r"render\(\) gave 'text', not an array"),
         (np.zeros((5, 5, 3)), r"render\(\) gave float64, not uint8"),
         (np.zeros((5, 5, 2), np.uint8), r"gave shape \(5, 5, 2\), not \[H, W, 3\]"),
         (ValueError("no brush"), r"Always>? \(gymnasium\) can't be drawn: ValueError: no brush"),
@@ -181,7 +181,9 @@ def test_an_environment_that_stops_drawing_is_a_fault():
         def render(self):
             return self.picture if self.count < 2 else None
 
-    with pytest.raises(EnvironmentFault, match=r"picture after every step; .*gave None, no array"):
+    with pytest.raises(
+        EnvironmentFault, match=r"picture after every step; .*gave None, not an array"
+    ):
         play(filmed(Stops), 3)
 
 
@@ -297,7 +299,7 @@ def test_games_of_ale_are_filmed_by_a_single_one_of_ale_py():
     made = filmed("ALE/Pong-v5", backend="ale", kwargs={"frame_skip": 2, "stack_num": 2})
     assert made.env.description.backend == "gymnasium"
     assert made.env.spaces.observation.shape == (2, 84, 84)
-    assert made.remark.endswith("ALE's vector environment draws nothing")
+    assert made.remark.endswith("ALE's vector environment can't draw")
     assert made.steps_per_s == 30.0
     first, *_, last = play(made, 61)
     assert first.shape == (210, 160, 3)

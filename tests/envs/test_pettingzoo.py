@@ -185,7 +185,7 @@ class Strange(Game):
     ("agents", "space", "says"),
     [
         (["ann", "ann"], spaces.Discrete(2), r"each once; got \['ann', 'ann'\]"),
-        ([["ann"], ["bob"]], spaces.Discrete(2), "keys of a dict, each once"),
+        ([["ann"], ["bob"]], spaces.Discrete(2), "can be keys of a dict"),
         (lambda: ["ann"], spaces.Discrete(2), "several agents, with possible_agents"),
         (["ann", "bob"], None, r"spaces of gymnasium.spaces by.*; 'ann' has \(None, Discrete"),
         (["ann", "bob"], {"ann": spaces.Discrete(2)}, "for 'bob' it raised KeyError: 'bob'"),
@@ -334,7 +334,7 @@ def test_a_reward_may_be_an_array_of_one():
 
 @pytest.mark.parametrize("options", [{"frame_stack": 2}, {"observe_last": True}])
 def test_what_needs_agents_that_act_at_once(options: dict[str, Any]):
-    with pytest.raises(ConfigError, match=r"env.\w+ requires agents that act at once"):
+    with pytest.raises(ConfigError, match=r"env.\w+ must have agents that act at the same time"):
         make_vector_env(scripted, 3, backend="pettingzoo", **options)
 
 

@@ -98,12 +98,14 @@ def test_what_a_vocabulary_may_hold(text: str, expected: bool):
     if expected:
         assert GridOptions(vocabulary=(text,)).vocabulary == (text,)
     else:
-        with pytest.raises(ValidationError, match="must be of different words of letters"):
+        with pytest.raises(
+            ValidationError, match="must hold different words of lower-case letters"
+        ):
             GridOptions(vocabulary=("a", text))
 
 
 def test_a_vocabulary_holds_no_word_twice():
-    with pytest.raises(ValidationError, match="must be of different words"):
+    with pytest.raises(ValidationError, match="must hold different words"):
         GridOptions(vocabulary=("a", "b", "a"))
 
 

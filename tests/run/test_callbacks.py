@@ -171,7 +171,10 @@ def test_callbacks_do_not_change_the_bytes(tmp_path):
             {"callbacks": quintet.Callbacks(begin=3)},
             "callbacks.begin requires a function of the run",
         ),
-        ({"callbacks": quintet.Callbacks(), "seeds": [1, 2]}, "callbacks requires a single run"),
+        (
+            {"callbacks": quintet.Callbacks(), "seeds": [1, 2]},
+            "callbacks is not possible with seeds",
+        ),
     ],
 )
 def test_what_can_not_be_called_is_refused_before_anything_begins(tmp_path, given, says):

@@ -153,7 +153,8 @@ def test_without_a_sound_policy_the_run_ends(tmp_path: Path) -> None:
     initial = {"learning_rate": [1e30] * 3}
     for _ in range(2):
         with pytest.raises(
-            NonFiniteError, match=r"policy \d has diverged, and no other one is sound.*--learning-r"
+            NonFiniteError,
+            match=r"policy \d has diverged, and no sound policy is left.*--learning-r",
         ):
             train(tmp_path / "run", population__initial=initial)
 

@@ -118,7 +118,7 @@ def test_the_command_line_and_a_resumed_run(tmp_path, capsys, monkeypatch):
     ("given", "told"),
     [
         ({"eval.env.id": Unlike}, r"the policy's observation space .* required, .*Unlike has .*"),
-        ({"eval.env.id": FinitePay}, r"the policy's .* space .* is required, .*FinitePay has .*"),
+        ({"eval.env.id": FinitePay}, r"the policy's .* space .* is .*, but .*FinitePay has .*"),
         ({"eval.env.id": "NoSuch-v0"}, r"eval\.env: env must be an id .* got 'NoSuch-v0'"),
         ({"eval.env.id": 3}, r"eval\.env|env must be an id, a callable"),
         ({"eval.env.id": short, "eval.episodes": 0}, r"eval\.env\.id=.*no effect without eval\.ep"),
@@ -127,7 +127,7 @@ def test_the_command_line_and_a_resumed_run(tmp_path, capsys, monkeypatch):
         ({"eval.env.num_streams": 2}, r"unknown option 'eval\.env\.num_streams'"),
         (
             {"eval.env.id": gymnasium.make_vec("CartPole-v1", 2)},
-            r"eval\.env\.id requires .*, got a vector environment; give",
+            r"eval\.env\.id must be .*, got a vector environment: give",
         ),
         ({"eval.env.id": "x:<lambda>"}, r"eval\.env\.id=x:<lambda> requires a function that was"),
     ],

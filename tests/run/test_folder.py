@@ -292,7 +292,7 @@ def test_a_folder_that_goes_away_ends_the_run_and_is_not_made_again(tmp_path, ho
         if how == "replaced":
             folder.mkdir()
 
-    with pytest.raises(CheckpointError, match=r"run was moved or removed while the run trained"):
+    with pytest.raises(CheckpointError, match=r"run was moved or removed during training"):
         run(folder, at(7, go))
     assert folder.exists() == (how == "replaced")
     assert how != "replaced" or not any(folder.iterdir())

@@ -68,7 +68,9 @@ def test_no_refusal_moves_a_run(folder, monkeypatch):
     before = tree(folder)
     with pytest.raises(ConfigError, match="init_from"):  # one of the last refusals
         train(run, overwrite=True, config={"init_from": str(folder / "nothing")})
-    with pytest.raises(ConfigError, match="--overwrite begins anew, --resume exact goes on"):
+    with pytest.raises(
+        ConfigError, match="--overwrite starts a new run, --resume exact continues the old one"
+    ):
         train(run, overwrite=True, config={"resume": "exact"})
     with run_lock(run), pytest.raises(CheckpointError, match="in use by the process with pid"):
         train(run, overwrite=True)
@@ -90,7 +92,7 @@ def test_nor_is_the_folder_that_one_works_in(folder, monkeypatch):
     train(folder / "run")
     monkeypatch.chdir(folder / "run")
     for place in (Path("."), folder / "run"):
-        with pytest.raises(ConfigError, match=r"another folder than the working folder"):
+        with pytest.raises(ConfigError, match=r"must not name the working folder"):
             train(place, overwrite=True)
 
 

@@ -405,7 +405,7 @@ def test_pictures(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (tmp_path / "a.png").stat().st_size > 10_000
     out = str(tmp_path / "b.png")
     assert cli.main(["plot", str(tmp_path), "--lineage", "--out", out]) == 1
-    assert "a run with a population is required" in capsys.readouterr().err
+    assert "the run must have a population" in capsys.readouterr().err
     begins = '{"event": "begins", "policy": 0, "values": {"a": 1.0}}'
     copied = '{"event": "copied", "policy": 0, "after": {"a": 1.0}}'
     for damaged in ("", '{"event": "begins", "policy": 0}', copied, f"{begins}\n{copied}", "[[["):

@@ -115,7 +115,7 @@ def test_off_the_path_no_episode_is_given_up(tmp_path, monkeypatch):
 
 def test_exact_needs_a_scheduled_checkpoint(tmp_path, monkeypatch):
     stopped(tmp_path, 3, monkeypatch)
-    with pytest.raises(CheckpointError, match="requires an exact checkpoint"):
+    with pytest.raises(CheckpointError, match="must have an exact checkpoint"):
         run(tmp_path, resume="exact")
     assert newest(tmp_path).meta["iteration"] == 3
 

@@ -179,7 +179,9 @@ def test_frozen_normalisers_keep_the_statistics_of_the_donor(donor, tmp_path):
 def test_statistics_that_are_not_there_can_not_be_kept(donor, tmp_path):
     """A saved policy is what acts, so rewards would be divided by nothing, and nobody would say."""
     given = {"init_from": str(donor.run_dir / "policy"), "update_normalizers": False}
-    with pytest.raises(ConfigError, match="requires statistics of rewards, init_from brings none"):
+    with pytest.raises(
+        ConfigError, match="must have statistics of rewards, but init_from has none"
+    ):
         run(tmp_path / "new", **given)
     assert not (tmp_path / "new").exists()
     run(tmp_path / "new", **given, reward_normalizer="none")

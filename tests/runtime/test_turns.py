@@ -198,7 +198,9 @@ def trained(folder: Any, algo: str = "ppo", steps: int = 600, **options: Any) ->
 
 
 def test_a_server_is_refused(tmp_path: Any) -> None:
-    with pytest.raises(ConfigError, match="inference=server requires agents that act at once"):
+    with pytest.raises(
+        ConfigError, match="inference=server must have agents that act at the same time"
+    ):
         trained(tmp_path, runtime__kind="lockstep", runtime__inference="server")
 
 

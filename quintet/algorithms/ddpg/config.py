@@ -149,7 +149,10 @@ class DDPGConfig(Options):
     """Adam's rate for the critic"""
     lr_schedule: Annotated[CodeName, parts.schedule_check("constant", "linear")] = option(
         "constant",
-        doc=f"of both rates; constant; linear: to 0 at the end of the budget; {parts.OWN_SCHEDULE}",
+        doc=(
+            "schedule of both rates; constant; linear: to 0 at the end of the budget; "
+            f"{parts.OWN_SCHEDULE}"
+        ),
         also=parts.LR_SCHEDULE,
     )
     adam_epsilon: parts.AdamEpsilon = 1e-8

@@ -89,10 +89,10 @@ class Normalizers:
                     x.zero_()
             if self.rewards.kind != "none" and not self.learn and self.rewards.moments.count == 0:
                 raise ConfigError(
-                    "update_normalizers=false requires statistics of rewards, init_from brings "
-                    "none: a saved policy holds only what acts, and a run with "
-                    "reward_normalizer=none gathers none; name a run folder or a checkpoint that "
-                    "has them, leave update_normalizers out, or add reward_normalizer=none"
+                    "update_normalizers=false must have statistics of rewards, but init_from "
+                    "has none (a saved policy has none, nor has a run with "
+                    "reward_normalizer=none): name a run folder or a checkpoint that has "
+                    "them, leave update_normalizers out, or add reward_normalizer=none"
                 )
 
         return load

@@ -31,13 +31,13 @@ def find_schedule(name: str) -> Schedule:
             raise
         except BaseException as error:
             raise ConfigError(
-                f"lr_schedule={name} must give a number for each number from 0 to 1, for {done:g} "
-                f"it {raised(error)}; mend the function"
+                f"lr_schedule={name} must give a number for each number from 0 to 1, but at "
+                f"{done:g} it {raised(error)}: mend the function"
             ) from error
         if not (math.isfinite(factor) and factor >= 0):
             raise ConfigError(
-                f"lr_schedule={name} must give a finite number of at least 0, for {done:g} it "
-                f"gave {factor}; mend the function"
+                f"lr_schedule={name} must give a finite number of at least 0, got {factor} at "
+                f"{done:g}: mend the function"
             )
         return factor
 

@@ -151,7 +151,7 @@ class Trained(Generic[B, K]):
             ConfigError: numbers are to be checked in compiled steps.
         """
         if check_numerics and setup.compute.compile:
-            raise ConfigError("check_numerics requires --runtime.compile off, it is on")
+            raise ConfigError("check_numerics must have --runtime.compile off, got on")
         named = dict(sorted(network.named_parameters()))
         groups = {
             segment: {name: p for name, p in named.items() if name.startswith(f"{segment}.")}

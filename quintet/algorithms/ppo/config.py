@@ -249,5 +249,6 @@ def require_learnable(
     if num_learners > 1 and config.kl_cutoff_coef > 0:
         raise ConfigError(
             f"kl_cutoff_coef={config.kl_cutoff_coef:g} must have runtime.num_learners=1, got "
-            f"{num_learners}, of which none has the mean that it squares: leave one of them out"
+            f"{num_learners}: the mean KL that it squares needs all rows in one process; leave "
+            "one of them out"
         )

@@ -358,10 +358,9 @@ class Learners:
         for process in late:
             process.end()
         raise LearnerFault(
-            f"{names} must {'end' if awaited else 'join'} update {self.updates} within "
-            f"{self.spec.timeout_s:g} s, there was no sign of it: it hangs or was "
-            "stopped; raise runtime.learner_timeout_s if one learner may be that much slower than "
-            "another"
+            f"{names} must {('end' if awaited else 'join')} update {self.updates} within "
+            f"{self.spec.timeout_s:g}  s, but did not: it hangs or was stopped; raise "
+            "runtime.learner_timeout_s if one learner may be that much slower than another"
         )
 
     def _news(self, timeout_s: float) -> QuintetError | None:

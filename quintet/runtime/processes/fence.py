@@ -59,7 +59,7 @@ def membarrier(number: int) -> Callable[[], None]:
     def call(command: int) -> None:
         if system_call(number, command, 0, 0) != 0:
             name = errno.errorcode.get(ctypes.get_errno(), "an error")
-            raise _refusal(platform.machine(), f"membarrier(2) answers {name}")
+            raise _refusal(platform.machine(), f"membarrier(2) returned {name}")
 
     call(_REGISTER_GLOBAL_EXPEDITED)
     call(_GLOBAL_EXPEDITED)

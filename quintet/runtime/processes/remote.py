@@ -88,9 +88,9 @@ class ServerLine:
                 self._alive()
                 if time.monotonic() > deadline:
                     raise WorkerFault(
-                        f"the inference server must answer within {allowed_s:g} s, it has "
-                        f"not, for group {group}; raise runtime.worker_timeout_s if a forward may "
-                        "take longer"
+                        f"the inference server must answer within {allowed_s:g} s, got no "
+                        f"answer for group {group}: raise runtime.worker_timeout_s if a "
+                        "forward may take longer"
                     )
             self._line.recv_bytes()
         except (EOFError, OSError) as error:

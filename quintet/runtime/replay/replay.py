@@ -286,7 +286,7 @@ class Replay:
         assert self._layout.folder is not None, "a replay in memory can't be saved"
         wrong = content_fault(_Saved, state)
         if wrong is not None:
-            raise CheckpointError(f"its replay's entry holds what no run writes ({wrong})")
+            raise CheckpointError(f"its replay's entry is invalid ({wrong})")
         if state["format"] != _FORMAT:
             raise CheckpointError(
                 f"the checkpoint's replay must have format {_FORMAT}, got {state['format']}; "

@@ -116,7 +116,7 @@ def load_rows(layout: Layout, state: Mapping[str, Any]) -> RowStore:
         getattr(store, name)[:] = state[name]
     for stack, entries in zip(store.stacks.values(), state["pools"], strict=True):
         if entries > store.rows.num_streams * store.rows.length:
-            raise CheckpointError(f"a pool must have a frame for each row at most, got {entries}")
+            raise CheckpointError(f"a pool must have at most one frame per row, got {entries}")
         stack.recover(entries, _held(store))
     # The newest row has been completed since; its observation is still there.
     store.flags[_newest(store)] = state["newest_flags"]

@@ -349,7 +349,7 @@ def test_refused(algo: str, options: dict[str, Any], words: str) -> None:
     ("device", "gpus", "words"),
     [
         ("cuda", 1, "num_learners=2 must have a GPU for each learner, got 1: lower it"),
-        ("cuda:1", 2, "must have runtime.device=cuda, .*got cuda:1"),
+        ("cuda:1", 2, "must have runtime.device=cuda .*got cuda:1"),
         ("cuda", 0, "must be a CUDA GPU that PyTorch sees, got none"),
     ],
 )
