@@ -33,6 +33,8 @@ from quintet.system.trust import Call, calls_of
 from quintet.system.user_code import no_exit
 from quintet.uniform import UniformActor
 
+MaxSteps = int | Literal["auto"] | None
+
 MAX_STREAMS = 25
 """Most environments that an evaluation steps at the same time."""
 
@@ -146,7 +148,7 @@ def evaluate(
     random: bool = False,
     against: Policy | Literal["random"] | None = None,
     env_options: Mapping[str, Any] | None = None,
-    max_steps: int | Literal["auto"] | None = "auto",
+    max_steps: MaxSteps = "auto",
 ) -> Scores:
     """Plays `episodes` whole episodes; rewards are raw, neither clipped nor normalised.  In an
     environment of several agents these are games, in which each agent has its own episodes.
@@ -244,16 +246,14 @@ def evaluate(
     return replace(scores, film=film, film_fault=film_fault)
 
 
-def _bound(given: int | Literal["auto"] | None, policy: Policy, env: EnvDescription) -> int | None:
+def _bound(given: MaxSteps, policy: Policy, env: EnvDescription) -> int | None:
     """The step limit of an episode; None: no limit."""
     if given == "auto" and env.max_steps is None:
         return int(policy.description.get("eval_max_steps", LEAST_BOUND))
     return None if given == "auto" else given
 
 
-def evaluate_in(
-    policy: Policy, env: ResolvedEnv, how: How, max_steps: int | Literal["auto"] | None = "auto"
-) -> Scores:
+def evaluate_in(policy: Policy, env: ResolvedEnv, how: How, max_steps: MaxSteps = "auto") -> Scores:
     """Evaluates a policy of a run in that run's environment; `max_steps` as for `evaluate`."""
     raw = env.with_options({"reward_clip": "none"})
     num_streams = env.streams_of(min(how.episodes, MAX_STREAMS))

@@ -38,7 +38,7 @@ from quintet.envs.backends import Group
 from quintet.envs.gymnasium import Leaf, close_all, leaf_of, read_leaf, steps_per_s
 from quintet.envs.other_apis import Unfit, fault_of, step_parts
 from quintet.envs.resolved import ResolvedEnv
-from quintet.envs.success import key_of, rule_of, write_success
+from quintet.envs.success import key_of, write_success
 from quintet.envs.vector import (
     Array,
     EnvDescription,
@@ -106,7 +106,7 @@ class AdaptedVectorEnv:
         self.description = EnvDescription(
             env_id,
             "gymnasium",
-            success=rule_of(self._success_key),
+            success=described.config.success,
             remarks=action_remarks(self._action_space),
         )
         # First observations of episodes that begin when all streams have ended together.

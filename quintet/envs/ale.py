@@ -20,7 +20,7 @@ from quintet.envs import atari
 from quintet.envs.backends import Backend, Group, Identity
 from quintet.envs.config import EnvConfig
 from quintet.envs.resolved import ResolvedEnv
-from quintet.envs.success import key_of, rule_of, write_success
+from quintet.envs.success import key_of, write_success
 from quintet.envs.vector import (
     Array,
     CannotRender,
@@ -69,7 +69,7 @@ class AleVectorEnv:
         env_id, self._success_key = env.config.id, key_of(env.config.success)
         action_space = action_space_of(self._env.single_action_space, env_id)
         self.spaces = Spaces(spaces.Box(0, 255, (84, 84), np.uint8), action_space)
-        rule, limit = rule_of(self._success_key), config.max_episode_steps
+        rule, limit = env.config.success, config.max_episode_steps
         self.description = EnvDescription(env_id, "ale", config.frame_skip, rule, max_steps=limit)
         self._in_flight = False
         self._ended = np.zeros(num_streams, np.bool_)

@@ -35,7 +35,7 @@ from quintet.envs.envpool_library import envpool_id, families, load_opengl
 from quintet.envs.ids import taken_by_gymnasium
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.short_wait import SLEEPS_ARE_COUNTED, ShortWait
-from quintet.envs.success import key_of, rule_of, write_success
+from quintet.envs.success import key_of, write_success
 from quintet.envs.vector import (
     Array,
     CannotRender,
@@ -189,7 +189,7 @@ class EnvPoolVectorEnv:
             env_id,
             "envpool",
             repeat,
-            rule_of(self._success_key),
+            env.config.success,
             max_steps=int(settings.get("max_episode_steps", 0)) or None,
             remarks=action_remarks(action),
         )

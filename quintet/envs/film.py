@@ -37,6 +37,8 @@ from quintet.system import forks
 from quintet.system.signals import STOPS
 from quintet.system.user_code import described, raised
 
+Check = Callable[[VectorEnv], None]
+
 STEPS_PER_S = 30.0
 """Steps per second of environments that don't declare them."""
 
@@ -86,7 +88,7 @@ class FilmedEnv:
             ) from error
 
 
-def make_filmed_env(env: ResolvedEnv, seed: int, check: Callable[[VectorEnv], None]) -> FilmedEnv:
+def make_filmed_env(env: ResolvedEnv, seed: int, check: Check) -> FilmedEnv:
     """Makes the environment that is filmed, and tests whether it returns a picture.
 
     Args:
@@ -121,9 +123,7 @@ def make_filmed_env(env: ResolvedEnv, seed: int, check: Callable[[VectorEnv], No
     )
 
 
-def _drawn(
-    env: ResolvedEnv, seed: int, check: Callable[[VectorEnv], None]
-) -> tuple[VectorEnv, float]:
+def _drawn(env: ResolvedEnv, seed: int, check: Check) -> tuple[VectorEnv, float]:
     """An environment that has drawn a picture, and its steps per second; raises its errors."""
     num_streams, faults = env.streams_of(1), list[BaseException]()
     for kwargs in _arguments(env):

@@ -15,7 +15,7 @@ from quintet.envs import other_apis
 from quintet.envs.backends import Group
 from quintet.envs.other_apis import Unfit, fault_of
 from quintet.envs.resolved import ResolvedEnv
-from quintet.envs.success import key_of, rule_of, single_success
+from quintet.envs.success import key_of, single_success
 from quintet.envs.vector import Array, EnvDescription, ObsArrays, Rendered, StepRow, check_seeds
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.spaces import (
@@ -113,7 +113,7 @@ class GymnasiumVectorEnv:
             env_id,
             env.config.backend,
             1 if env.atari is None else env.atari.frame_skip,
-            rule_of(self._success_key),
+            env.config.success,
             max_steps=_time_limit(self.envs[0]),
             remarks=action_remarks(self._action_space),
         )

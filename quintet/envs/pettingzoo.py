@@ -33,7 +33,7 @@ from quintet.envs.gymnasium import (
 )
 from quintet.envs.other_apis import Unfit, fault_of
 from quintet.envs.resolved import ResolvedEnv
-from quintet.envs.success import key_of, rule_of, single_success
+from quintet.envs.success import key_of, single_success
 from quintet.envs.vector import (
     Array,
     EnvDescription,
@@ -109,7 +109,7 @@ class ParallelVectorEnv:
         self.description = EnvDescription(
             env_id,
             "pettingzoo",
-            success=rule_of(self._success_key),
+            success=env.config.success,
             agents=tuple(map(str, self.agents)),
             remarks=action_remarks(self._action_space),
             turns=self._turns,

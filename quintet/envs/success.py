@@ -46,11 +46,6 @@ def key_of(rule: str | None) -> str | None:
     return None if rule is None else read_rule(rule).key
 
 
-def rule_of(key: str | None) -> str | None:
-    """The rule for a key of info."""
-    return None if key is None else f"{_INFO}{key}"
-
-
 def single_success(info: Mapping[str, Any], key: str, who: str) -> bool:
     """The success in the info that `who`, one environment, gave at an ending; raises ConfigError if
     the key is missing, or its value is no truth value.
