@@ -23,9 +23,15 @@ def row(options: type[BaseModel], name: str) -> str:
     """An option's row: name, default, and meaning with what it needs."""
     info = options.model_fields[name]
     needs = [re.sub(r",[^,{]*{.*", "", need.what) for need in about(info).needs]
-    only = "; ".join(f"only with {need}" for need in needs if "{" not in need)
+    only = "; ".join(f"only with {_grouped(need)}" for need in needs if "{" not in need)
     meaning = "; ".join(part for part in (info.description or "", only) if part)
     return f"| `{name}` | {_shown(default_of(options, name))} | {meaning} |"
+
+
+def _grouped(need: str) -> str:
+    """A condition with parentheses around every `and` next to an `or`."""
+    parts = need.split(" or ")
+    return need if len(parts) == 1 else " or ".join(f"({x})" if " and " in x else x for x in parts)
 
 
 def _shown(value: Any) -> str:

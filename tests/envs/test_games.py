@@ -303,7 +303,7 @@ def test_a_policy_whose_agent_never_comes_has_no_scores(
         quintet.evaluate(result.policy, lambda: Game(stays), episodes=1, **how)
     film = tmp_path / "film.mp4"
     pytest.importorskip("imageio_ffmpeg")
-    with pytest.raises(ConfigError, match=r"an episode of the first agent; .* seed 10000: choose"):
+    with pytest.raises(ConfigError, match=r"an episode of the first agent,.* seed 10000; choose"):
         quintet.evaluate(result.policy, lambda: Game(stays), episodes=2, video=film, **how)
     assert not film.exists()
 

@@ -69,13 +69,13 @@ class ACERConfig(Options):
     """steps of each stream per fresh batch, T"""
     gamma: parts.Gamma = 0.99
     replay_ratio: float = option(4.0, ge=0, le=MOST_COUNT)
-    """mean number of replay updates after each fresh one (Poisson-distributed); 0: no replay"""
+    """mean number of updates from replay per fresh update (Poisson); 0: no replay"""
     replay_capacity_steps_per_stream: Steps = option(50_000, needs=_REPLAYS, also=parts.CAPACITY)
-    """rows kept of each stream, in whole unrolls, with those in which environments reset"""
+    """rows kept of each stream, in whole unrolls, including reset rows of environments"""
     replay_start_steps_per_stream: StepsFrom0 = option(10_000, needs=_REPLAYS, also=parts.START)
     """env_steps of each stream before the first update from replay"""
     replay_sampling: Literal["per_stream", "any_stream"] = option("per_stream", needs=_REPLAYS)
-    """per_stream: as many unrolls of every stream in a batch; any_stream: drawn over all"""
+    """unrolls of a batch; per_stream: equally many of every stream; any_stream: drawn over all"""
     truncation_as_termination: parts.TruncationAsTermination = False
 
     # Loss

@@ -63,7 +63,7 @@ class APPOConfig(Options):
     """minibatches collected before each iteration"""
     num_epochs: parts.NumEpochs = 1
     early_stop_tolerance: NotNegative = option(1e-6, needs="num_epochs > 1", tune=FACTOR)
-    """stop passes when policy plus exploration loss changes by less than this between two"""
+    """stop when policy plus exploration loss changes by less than this between two passes"""
 
     # Targets
     gamma: parts.Gamma = 0.99
@@ -97,7 +97,7 @@ class APPOConfig(Options):
     )
     """decay of V-trace's traces"""
     advantage_includes_rho: bool = option(True, needs="use_vtrace")
-    """multiply V-trace's advantage by the capped ratio, beside the ratio of the objective"""
+    """multiply V-trace's advantage by the capped ratio, in addition to the objective's ratio"""
     gae_lambda: Fraction = option(
         0.95,
         needs="use_vtrace=false and gamma > 0 and unroll_steps > 1",

@@ -83,14 +83,14 @@ class DDPGConfig(Options):
     replay_start_steps: StepsFrom0 = option(0, also=parts.START)
     """env_steps before the first update, at least batch_size"""
     warmup_policy: Literal["noise", "uniform"] = option("noise", needs="replay_start_steps > 0")
-    """actions until replay_start_steps; noise: the policy's with noise; uniform: random ones"""
+    """actions until replay_start_steps; noise: the policy's, with noise; uniform: random"""
     batch_size: Rows = option(64, also="train_batch_size")
     """transitions per update"""
     gamma: parts.Gamma = 0.99
     n_step: Unroll = option(1, also="n_steps")
     """number of rewards in a target before the value"""
     reward_scale: Positive = option(1.0, tune=FACTOR)
-    """factor of rewards in learning"""
+    """factor by which rewards are multiplied for learning"""
     truncation_as_termination: parts.TruncationAsTermination = False
 
     # Networks and losses

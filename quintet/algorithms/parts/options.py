@@ -39,8 +39,8 @@ START = "learning_starts start_steps replay_start warmup_steps"
 """Names in other libraries of options that several learners have."""
 
 OWN_SCHEDULE = (
-    "or an import string of a function of your own (in Python the argument lr_schedule of "
-    "quintet.train), of the share of the budget that is done, which gives the factor of the rate"
+    "or an import string of your own function (in Python the argument lr_schedule of "
+    "quintet.train), which maps the fraction of the budget that is done to the factor of the rate"
 )
 
 _OBSERVATIONS = "normalize_observations or normalize_pictures"

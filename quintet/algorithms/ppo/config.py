@@ -66,7 +66,7 @@ class PPOConfig(Options):
     current network at the update's start (the same but for rounding without lag)
     """
     refresh_advantages: Literal["once", "per_epoch"] = option("once", needs="num_epochs > 1")
-    """when values, advantages and targets are computed: once, or anew before each pass"""
+    """times at which values, advantages and targets are computed: once, or before each pass"""
     normalize_advantage: Literal["batch", "minibatch", "none"] = option(
         "batch",
         needs=Needs(

@@ -107,7 +107,7 @@ class BatchMemory:
         optree.tree_map_(_copy, into, source)
 
     def read(self, cut: bool, replayed: bool) -> Rollout:
-        """The batch as views; `cut`: it has a trace_cut."""
+        """The batch as views; `cut`: whether it has a trace_cut."""
         batch = self._batches[replayed]
         return batch if cut else replace(batch, trace_cut=None)
 
@@ -139,7 +139,7 @@ def shared_state(learner: Learner, ranks: Ranks) -> LearnerState:
 
 
 def checksum(learner: Learner) -> int:
-    """The CRC-32 of the state that the learner would save."""
+    """The The CRC-32 of the state that the learner would save."""
     state, crc = learner.save(), 0
     for _, x in sorted(state.tensors.items()):
         array: Any = x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()

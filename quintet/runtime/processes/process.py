@@ -55,7 +55,7 @@ IMPORTING, MAKING, COMPILING = -3, -2, -1
 
 
 def pickled(work: object, refusal: str, instead: str) -> bytes:
-    """Pickles the work of another process; callables go by value where no module holds them.
+    """Pickles the work of another process; callables that no module holds are sent by value.
 
     refusal, instead: the message about an object that can't be sent, and what to do then.
 

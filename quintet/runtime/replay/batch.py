@@ -104,7 +104,7 @@ class Fresh(NamedTuple):
         return type(self)(**optree.tree_map_with_path(chosen, fields))
 
     def begin(self) -> Begin:
-        """The streams' place at row 0; that of the batch that follows on this one is `end`."""
+        """The streams' place at row 0, which equals `end` of the preceding batch."""
         obs = [x[0].tobytes() for x in self.obs.values()]
         last = [x.tobytes() for x in self.last.values()]
         who = (self.stream.tobytes(), self.group.tobytes(), self.episode.tobytes())

@@ -34,8 +34,8 @@ class Layout:
     stacks: slices of the leading axis that make one frame, of each leaf that is a stack of frames.
         It is set when rows show that, or files; before, the smallest frame of each leaf that may be
         one stands there, so that lengths and bytes are the least possible.
-    numbers: of the streams in the run, one for each ring; None: from 0 on.
-    rows_per_stream: live rows of a ring, at most.
+    numbers: numbers of the streams in the run, one per ring; None: 0, 1, 2, ...
+    rows_per_stream: largest number of live rows of a ring.
     leaves: leaves of the observation, by field.
     states: fields of the recorded states, one per unroll; none for windows.
     """
@@ -102,7 +102,7 @@ class Layout:
         return None if self.folder is None else self.folder / f"{name}.bin"
 
     def slices_of_stacks(self) -> dict[str, list[int]]:
-        """The numbers of slices that one frame may have, of each leaf that may be a stack."""
+        """The possible numbers of slices per frame of each leaf that may be a stack."""
         return {
             name: possible_slices(spec.shape[0])
             for name, spec in self.leaves.items()
@@ -110,7 +110,7 @@ class Layout:
         }
 
     def packed(self) -> dict[str, TensorSpec]:
-        """Fields that lie together in a row's record."""
+        """The fields of a row's record."""
         whole = {name: spec for name, spec in self.leaves.items() if name not in self.stacks}
         return {
             name: spec
@@ -119,7 +119,7 @@ class Layout:
         }
 
     def apart(self) -> dict[str, TensorSpec]:
-        """Fields with memory of their own: large ones, and stacks of frames."""
+        """Fields with separate memory: large ones, and stacks of frames."""
         packed, fields, stacks = self.packed(), dict(self._by_row), self.stacks
         for name, spec in self.leaves.items():
             fields |= stack_fields(name, spec, stacks[name]) if name in stacks else {name: spec}
@@ -151,15 +151,15 @@ class Layout:
         return max(self.slack - 2, 0) // (self.unroll_steps + 1)
 
     def entries(self) -> int:
-        """Entries of a stream's index.  A sequence's entry is also the place of its states, which
-        last as long as its rows.
+        """Number of entries of a stream's index.  A sequence's entry is also the place of its
+        states, which are kept as long as its rows.
         """
         if self.kind == "windows":
             return self.rows_per_stream + self.unroll_steps + 1
         return self.length() // self.unroll_steps + 2
 
     def column_bytes(self, steps: int) -> int:
-        """Bytes of a drawn column of so many rows, with the rows before and after it."""
+        """Bytes of a drawn column with this many rows, including the rows before and after it."""
         row = sum(row_bytes(spec) for spec in (self._by_row | self.leaves).values())
         return (steps + 2) * row + sum(row_bytes(spec) for spec in self.states.values())
 
@@ -172,7 +172,7 @@ class Layout:
         return sizes
 
     def require_room(self) -> None:
-        """Raises ConfigError where the replay does not fit on the disk or in memory."""
+        """Raises ConfigError if the replay does not fit on the disk or in memory."""
         index = 8 * self.num_streams * self.entries()  # which lies in memory always
         if self.folder is None:
             require_room(None, self.nbytes())
@@ -181,7 +181,7 @@ class Layout:
             require_room(None, index, "the index of a replay")
 
     def nbytes(self) -> int:
-        """Bytes of all rings, the index and the pools at their first size."""
+        """Bytes of all rings, the index and the pools at their initial size."""
         rows = self.num_streams * self.length()
         pools = (pool_bytes(self.leaves[name], n, rows) for name, n in self.stacks.items())
         index = 8 * self.num_streams * self.entries()

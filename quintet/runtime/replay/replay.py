@@ -137,11 +137,11 @@ class Replay:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory or disk; before the first `store` the least possible number."""
+        """Bytes of memory or disk; before the first `store` the smallest possible number."""
         return self._layout.nbytes() if self._store is None else self._store.nbytes
 
     def describe(self) -> str:
-        """One sentence for a person, best after the first `store`."""
+        """One sentence for the user; complete after the first `store`."""
         layout = self._layout
         where = "in memory" if layout.folder is None else f"in {layout.folder}"
         least = "at least " if self._store is None else ""
@@ -247,7 +247,7 @@ class Replay:
             yield from split(batches, columns)
 
     def _draw(self, store: RowStore, stream: Numbers, entry: Numbers) -> Rollout:
-        """The rows that these entries of the streams' index stand for, a column for each."""
+        """The rows of these entries in the streams' index, one column per entry."""
         position = store.in_index(stream, entry)
         number = store.starts[position] + self._shifts
         place = store.rows.at(stream, number)

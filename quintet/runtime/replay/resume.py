@@ -137,7 +137,7 @@ def _newest(store: RowStore) -> Numbers:
 
 
 def _newest_checksum(store: RowStore, stream: int) -> int:
-    """Checksum of the observation that a stream has reached, and of its episode's number."""
+    """Checksum of a stream's current observation and of its episode's number."""
     place = int(_newest(store)[stream])
     rows = slice(place, place + 1)
     fields = store.rows.fields

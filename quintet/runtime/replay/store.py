@@ -224,7 +224,7 @@ class RowStore:
     """
 
     def __init__(self, layout: Layout, fresh: bool):
-        """Allocates the memory; `fresh`: existing files are those of an old run."""
+        """Allocates the memory; `fresh`: whether existing files belong to an old run."""
         self.layout = layout
         if fresh and layout.folder is not None:
             empty_folder(layout.folder)
