@@ -397,8 +397,8 @@ def _film(policy: Policy, env: ResolvedEnv, how: How, path: Path) -> Film | None
                 writer.discard()
                 if played.complete:  # of a game, whose first agent is filmed
                     raise ConfigError(
-                        f"a video requires an episode of the first agent, {env.config.id} had none "
-                        f"in its game of seed {how.seed}; choose another seed"
+                        f"a video requires an episode of the first agent, but {env.config.id} "
+                        f"had none in its game of seed {how.seed}; choose another seed"
                     )
         return shown
     finally:

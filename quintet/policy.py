@@ -237,7 +237,7 @@ class Policy:
         first = np.asarray(given)
         if first.shape not in ((), (count,)) or first.dtype.kind not in "biu":
             raise QuintetError(
-                f"is_first of {count} observations is required, one truth value or one for each, "
+                f"is_first of {count} observations must be one truth value or one for each, "
                 f"got shape {first.shape}, dtype {first.dtype}"
             )
         return torch.from_numpy(np.broadcast_to(first.astype(np.bool_), (count,)).copy())
@@ -266,8 +266,8 @@ class Policy:
             x, more = arrays[leaf.path], extra[leaf.path]
             if more not in (0, 1) or x.shape[more:] != leaf.shape or len({*extra.values()}) > 1:
                 raise QuintetError(
-                    f"observation leaf {leaf.path!r} of shape {leaf.shape}, or [B, ...] of it, is "
-                    f"required, got shape {x.shape}; the policy's space is "
+                    f"observation leaf {leaf.path!r} must be of shape {leaf.shape}, or [B, "
+                    f"...] of it, got shape {x.shape}; the policy's space is "
                     f"{self._own.observation}"
                 )
             begins = np.cumsum([0, *self._choices[:-1]])
@@ -280,8 +280,8 @@ class Policy:
         sizes = {path: 1 if single else len(x) for path, x in arrays.items()}
         if len({*sizes.values()}) > 1 or 0 in sizes.values():
             raise QuintetError(
-                "one observation, or a batch of at least one with as many in every leaf, is "
-                f"required, got {sizes}"
+                "observations must be a single one, or a batch of at least one with as many "
+                f"in every leaf, got {sizes}"
             )
         return {
             path: torch.from_numpy(x[None] if single else x) for path, x in arrays.items()
@@ -297,7 +297,7 @@ class Policy:
         def refuse(got: str) -> NoReturn:
             wanted = {name: f"{x.dtype} {tuple(x.shape)}" for name, x in initial.items()}
             raise QuintetError(
-                f"a state of {count} observations with the leaves {wanted} is required, got {got}; "
+                f"a state of {count} observations must have the leaves {wanted}, got {got}; "
                 "give the state that the last call returned, or None at the start"
             )
 

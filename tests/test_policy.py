@@ -161,10 +161,10 @@ def test_nested_observations(mixed):
     assert policy.act(flat)[0].tolist() == action.tolist()
     with pytest.raises(QuintetError, match=r"leaves \['inner/flags', 'inner/kind', 'x'\]"):
         policy.act({"x": np.zeros(2)})
-    with pytest.raises(QuintetError, match=r"leaf 'x' of shape .*is required"):
+    with pytest.raises(QuintetError, match=r"leaf 'x' must be of shape .*got shape"):
         policy.act({**obs, "x": np.zeros(3)})
     mixed_batch = {"x": np.zeros((4, 2)), "inner": obs["inner"]}  # one leaf batched, two not
-    with pytest.raises(QuintetError, match="is required"):
+    with pytest.raises(QuintetError, match="observations must be a single one"):
         policy.act(mixed_batch)
     obs["inner"]["kind"] = 1
     with pytest.raises(
@@ -215,10 +215,10 @@ def test_where_episodes_begin_is_said_or_follows_from_the_state(run, monkeypatch
     policy.act(OBSERVATIONS[0], state, is_first=True)
     assert seen[-2:] == [([False], 2.0), ([True], 2.0)]
     for given in ({"is_first": [True, False]}, {"state": state}, {"is_first": np.ones((3, 1))}):
-        with pytest.raises(QuintetError, match=r"of 3 observations .*is required"):
+        with pytest.raises(QuintetError, match=r"of 3 observations must .*got"):
             policy.act(OBSERVATIONS, **given)
     for wrong in ("no", [0.5, 1.0, 0.0]):
-        with pytest.raises(QuintetError, match=r"is_first of 3 observations is required"):
+        with pytest.raises(QuintetError, match=r"is_first of 3 observations must be"):
             policy.act(OBSERVATIONS, is_first=wrong)
 
 
@@ -317,7 +317,7 @@ def test_observations_of_wrong_numbers_are_refused(parts, leaf, wrong, says):
 def test_batches_of_several_sizes_are_refused(parts):
     batch = {name: np.stack([x] * 3) for name, x in GOOD.items()}
     assert parts.act(batch)[0].shape == (3,)
-    with pytest.raises(QuintetError, match=r"as many in every leaf, is required, .*'x': 2"):
+    with pytest.raises(QuintetError, match=r"as many in every leaf, got .*'x': 2"):
         parts.act(batch | {"x": np.zeros((2, 1), np.float32)})
     with pytest.raises(QuintetError, match="a batch of at least one"):
         parts.act({name: x[:0] for name, x in batch.items()})
@@ -353,9 +353,9 @@ def test_states_that_are_not_the_policys_are_refused(run, tmp_path):
         ({**state, name: state[name].double()}, rf"got {name}: torch.float64"),
         ({**state, name: "abc"}, f"got {name}: "),
     ):
-        with pytest.raises(QuintetError, match=f"a state of 1 observations .*is required, {says}"):
+        with pytest.raises(QuintetError, match=f"a state of 1 observations must .*, {says}"):
             policy.act(obs, wrong)
-    with pytest.raises(QuintetError, match=r"with the leaves \{\} is required, got \['x'\]"):
+    with pytest.raises(QuintetError, match=r"must have the leaves \{\}, got \['x'\]"):
         run.policy.act(OBSERVATIONS[0], {"x": torch.zeros(1)})
 
 
@@ -401,7 +401,9 @@ def test_a_changed_or_broken_encoder_is_told(tmp_path, monkeypatch, text, says):
 
 @pytest.mark.parametrize("shape", [(), (2,), (4,), (2, 4), (1, 1, 3), (3, 1)])
 def test_observations_of_a_wrong_shape_are_refused(run, shape):
-    with pytest.raises(QuintetError, match=r"leaf 'obs' of shape \(3,\).*got shape") as raised:
+    with pytest.raises(
+        QuintetError, match=r"leaf 'obs' must be of shape \(3,\).*got shape"
+    ) as raised:
         run.policy.act(np.zeros(shape, np.float32))
     assert str(shape) in str(raised.value)
 

@@ -44,8 +44,8 @@ def tuned_options(options: BaseModel, named: Sequence[str]) -> tuple[str, ...]:
     ]
     if wrong:
         raise ConfigError(
-            "population.tuned must name options with an effect whose numbers can change during a "
-            f"run, whole numbers and 0 apart (here {', '.join(sorted(able))}), got "
+            "population.tuned must name options with an effect that can change during a run "
+            f"and are neither whole numbers nor 0 (here {', '.join(sorted(able))}), got "
             f"{', '.join(wrong)}: leave them out"
         )
     return tuple(named) or tuple(name for name in able if ways[name].usual)
@@ -94,8 +94,9 @@ def first_values(config: RunConfig) -> None:
     for name, values in initial.items():
         if 0.0 in values:
             raise ConfigError(
-                f"population.initial must have values that are not 0, got {name}={list(values)}, "
-                "and 0 would remove the term from the loss: give a small number"
+                "population.initial must have values that are not 0, got "
+                f"{name}={list(values)}: 0 would remove the term from the loss; give a small "
+                "number"
             )
     for policy in range(config.population.size):
         try:

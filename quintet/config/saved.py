@@ -144,7 +144,7 @@ def _load(asked: _Asked, trusted: bool) -> Loaded:
     try:
         was = compose(algo, base, source).config.flat()
     except ConfigError as error:
-        raise ConfigError(f"no run can go on from {saved.checkpoint}: {error}") from error
+        raise ConfigError(f"can't resume from {saved.checkpoint}: {error}") from error
     try:
         loaded = compose(algo, [*base, *layers], source)
     except ConfigError as error:

@@ -182,8 +182,8 @@ def require_spaces(env: Any, env_id: str, prefix: str = "") -> None:
             space, missing = None, f" ({error})"
         if space is None:
             raise ConfigError(
-                f"{env_id}: an environment must have its {name} as soon as it is made, a space of "
-                f"gymnasium.spaces; it has none{missing}; set self.{name} in __init__"
+                f"{env_id}: an environment must have {name}, a space of gymnasium.spaces, as "
+                f"soon as it is made; it has none{missing}; set self.{name} in __init__"
             )
         if not isinstance(space, gymnasium.Space):
             home, name_of_kind = type(space).__module__, type(space).__qualname__

@@ -238,7 +238,7 @@ class ParallelVectorEnv:
                     self._present[stream], self._leaving[stream] = False, agent in there
                     self._write_success(stream, infos.get(agent), agent, out)
                 elif agent not in there:
-                    raise Unfit("took an agent out of agents without terminating or truncating it")
+                    raise Unfit("removed an agent from agents without terminating or truncating it")
         except Unfit as error:
             raise self._fault(stream, str(error), error) from error
 
@@ -267,9 +267,7 @@ class ParallelVectorEnv:
                 stream = first
                 agent = self._call(first, "agent_selection", lambda: game.agent_selection)
                 if agent not in self.agents:
-                    raise Unfit(
-                        f"has agent_selection {agent!r}, which is none of its possible_agents"
-                    )
+                    raise Unfit(f"has agent_selection {agent!r}, which is not in possible_agents")
                 stream = first + self.agents.index(agent)
                 last = self._call(stream, "last", game.last)
                 try:
@@ -298,7 +296,7 @@ class ParallelVectorEnv:
                 self._acted[stream], self._owed[stream] = False, 0.0
                 self._call(stream, "step", lambda: game.step(None))
             stream = first
-            raise Unfit("must take an agent that has ended out of agents at its step(None)")
+            raise Unfit("must remove an agent that has ended from agents at its step(None)")
         except Unfit as error:
             raise self._fault(stream, str(error), error) from error
 
@@ -339,14 +337,14 @@ class ParallelVectorEnv:
         """The agents that are in the game."""
         there: set[Any] = self._call(stream, "agents", lambda: set(game.agents))
         if strangers := there - set(self.agents):
-            raise self._fault(stream, f"has agents {strangers} that are no possible_agents")
+            raise self._fault(stream, f"has agents {strangers} that are not in possible_agents")
         return there
 
     def _write(self, stream: int, observations: Any, agent: Any) -> None:
         if agent not in observations:
             raise Unfit(
-                f"gave no observation for {agent!r}; step must give one to each agent that acted, "
-                "its last one included, and to each in agents, and reset to each in agents"
+                f"gave no observation for {agent!r}; step must give one to each agent that "
+                "acted (also at its end) and to each in agents, reset to each in agents"
             )
         obs = observations[agent]
         for leaf in self._leaves:

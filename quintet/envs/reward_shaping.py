@@ -71,7 +71,7 @@ class ShapedRewards:
         self._declared = [declared_by(each) for each in self._singles()]
         if len({id(declared) for declared in self._declared}) < self.num_streams:
             raise ConfigError(
-                "env.reward_shaping requires a dict of its own in each environment, those of "
+                "env.reward_shaping must be a separate dict in each environment, but those of "
                 f"{self.description.id} share one; make it in __init__"
             )
         self._in_force = self._given.copy()

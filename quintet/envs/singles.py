@@ -156,13 +156,14 @@ class MaskFromInfo(gymnasium.Wrapper[dict[str, Any], Any, Any, Any]):
         self._size = sum(mask_sizes(env.action_space))
         if self._size == 0:
             raise ConfigError(
-                f"{env_id}: env.mask_from_info requires Discrete or MultiDiscrete actions, the "
-                f"action space is {env.action_space}; leave it out"
+                f"{env_id}: env.mask_from_info must have Discrete or MultiDiscrete actions, "
+                f"got {env.action_space}: leave it out"
             )
         if ACTION_MASK in observation_leaves(env.observation_space):
             raise ConfigError(
-                f"{env_id}: env.mask_from_info requires an observation without {ACTION_MASK!r}, "
-                "this one has it and it is used; leave the option out"
+                f"{env_id}: env.mask_from_info must have an observation without "
+                f"{ACTION_MASK!r}; this observation has one, which is used: leave the option "
+                "out"
             )
         parts = OrderedDict(space_parts(env.observation_space))
         parts[ACTION_MASK] = spaces.MultiBinary(self._size)
@@ -185,8 +186,8 @@ class MaskFromInfo(gymnasium.Wrapper[dict[str, Any], Any, Any, Any]):
             if over:
                 return np.zeros(self._size, np.int8)
             raise ValueError(
-                f"env.mask_from_info requires info[{ACTION_MASK!r}], info has {sorted(info)}; "
-                "leave the option out"
+                f"env.mask_from_info must have info[{ACTION_MASK!r}], got info with "
+                f"{sorted(info)}: leave the option out"
             )
         mask = np.asarray(info[ACTION_MASK])
         if mask.shape != (self._size,) or mask.dtype.kind not in "biuf":
@@ -195,7 +196,7 @@ class MaskFromInfo(gymnasium.Wrapper[dict[str, Any], Any, Any, Any]):
                 f"got shape {mask.shape}, dtype {mask.dtype}"
             )
         if not np.isfinite(mask).all():  # NaN is not 0, so it would allow an action
-            raise ValueError(f"info[{ACTION_MASK!r}] must be of finite numbers, got {mask}")
+            raise ValueError(f"info[{ACTION_MASK!r}] must hold finite numbers, got {mask}")
         allowed: NDArray[np.int8] = (mask != 0).astype(np.int8)
         return allowed
 

@@ -117,7 +117,7 @@ class GridOptions(Options):
         }[self.tokenizer]
         if idle := [name for name in changed if name not in effective]:
             raise ValueError(
-                f"{', '.join(idle)}  without effect with tokenizer "
+                f"{', '.join(idle)} without effect with tokenizer "
                 f"{self.tokenizer}{(' and vocabulary given' if self.vocabulary else '')}: "
                 "leave out"
             )

@@ -169,8 +169,8 @@ def _require_new(made: Any, name: str) -> nn.Module:
     """The module that a class or function made; refuses one that it made before."""
     if not isinstance(made, nn.Module):
         raise ConfigError(
-            f"model.encoder={name} must make a torch.nn.Module, it gave {type(made).__name__}; "
-            "correct the function"
+            f"model.encoder={name} must make a torch.nn.Module, but it gave "
+            f"{type(made).__name__}; correct the function"
         )
     parts = [each for each in made.modules() if any(True for _ in each.parameters(recurse=False))]
     if any(each in _made for each in parts):

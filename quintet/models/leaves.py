@@ -32,7 +32,7 @@ def pictures(encoder: str, leaves: Leaves) -> dict[str, tuple[int, ...]]:
     if not found:
         raise ConfigError(
             f"{encoder} requires a uint8 picture of at least {smallest} x {smallest} in the "
-            f"observation, the leaves are { ({k: str(v) for k, v in leaves.items()}) }; use "
+            f"observation, but the leaves are { {k: str(v) for k, v in leaves.items()} }; use "
             "--model.encoder mlp"
         )
     return found
@@ -93,8 +93,8 @@ def require_grid(leaves: Leaves) -> None:
     if not is_grid_with_mission(leaves):
         raise ConfigError(
             "film_grid requires the leaves direction (Discrete(4) or one integer), image "
-            "(uint8, H x W x 3 ids) and mission (uint8, a text in bytes), the leaves are "
-            f"{ ({k: str(v) for k, v in leaves.items()}) }; use another --model.encoder"
+            "(uint8, H x W x 3 ids) and mission (uint8, a text in bytes), but the leaves are "
+            f"{ {k: str(v) for k, v in leaves.items()} }; use another --model.encoder"
         )
 
 

@@ -235,8 +235,8 @@ def declare(metrics: Mapping[str, Metric], whose: str) -> None:
         known = PREFIXES if name.endswith("/") else METRICS
         if known.setdefault(name, metric) != metric:
             raise ConfigError(
-                f"metric {name} of {whose} must mean what the metric of that name means already "
-                f"({known[name].meaning}), got {metric.meaning}: rename it there"
+                f"metric {name} of {whose} must have the meaning of the existing metric of "
+                f"that name ({known[name].meaning}), got {metric.meaning}: rename it there"
             )
 
 

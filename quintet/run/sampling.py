@@ -248,10 +248,10 @@ def assignment_of(
             own = len(found.streams_of(policy, streams, groups))
             if replay.columns % own:
                 raise ConfigError(
-                    f"as many unrolls of each stream are asked of replay for a batch of "
-                    f"{replay.columns}, and policy {policy} plays {own} streams; choose a replay "
-                    "that draws from any stream among the learner's options, or another "
-                    "env.num_streams"
+                    "replay must draw equally many unrolls of each stream for a batch of "
+                    f"{replay.columns}, and policy {policy} plays {own} streams; choose a "
+                    "replay that draws from any stream among the learner's options, or "
+                    "another env.num_streams"
                 )
     return found
 

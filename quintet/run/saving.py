@@ -226,7 +226,7 @@ class Saving:
         ]
         if changed and self.config.resume == "exact":
             raise ConfigError(
-                f"resume=exact requires what {found.path} was trained with, {'; '.join(changed)}; "
+                f"resume=exact requires the options of {found.path}, but {'; '.join(changed)}; "
                 "leave it out, or use --resume latest"
             )
         if changed:

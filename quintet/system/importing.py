@@ -58,9 +58,9 @@ def named(argument: str, function: Callable[..., Any]) -> str:
         found = vars(found).get(part) if hasattr(found, "__dict__") else None
     if found is not function:
         raise ConfigError(
-            f"{argument} requires the function or class that its name stands for, {name} names "
-            f"{'nothing' if found is None else 'another one'}; give the other one, or a lambda "
-            "that calls this one"
+            f"{argument} requires the function or class that its name stands for, but {name} "
+            f"names {('nothing' if found is None else 'another one')}; give the other one, or "
+            "a lambda that calls this one"
         )
     return Given(function) if module_name in _SCRIPTS else name
 

@@ -147,7 +147,7 @@ def read_manifest(folder: int | None, path: Path) -> tuple[dict[str, dict[str, A
     for name in entries:
         check_file_name(name, f"a file listed in {file}")
     if META not in entries:
-        raise CheckpointError(f"{file} lists no {META}: this is no checkpoint")
+        raise CheckpointError(f"{file} lists no {META}: this is not a checkpoint")
     return entries, mark
 
 

@@ -97,7 +97,7 @@ def _key(file: Path) -> bytes:
     try:
         about = os.fstat(handle)
         if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
-            raise _NoKey(f"{file} is no file of this user's; remove it")
+            raise _NoKey(f"{file} does not belong to this user; remove it")
         if about.st_mode & 0o077:
             raise _NoKey(f"{file} is open to other users; remove it")
         key = os.read(handle, KEY_BYTES + 1)

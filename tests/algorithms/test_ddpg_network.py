@@ -22,8 +22,8 @@ from quintet.types import Spaces
 @pytest.mark.parametrize(
     ("low", "high", "words"),
     [
-        ([-1.0, -np.inf], [1.0, 1.0], "ddpg requires finite bounds of actions"),
-        ([-3e38, -1.0], [3e38, 1.0], "ddpg requires finite bounds of actions"),
+        ([-1.0, -np.inf], [1.0, 1.0], "ddpg must have finite bounds of actions"),
+        ([-3e38, -1.0], [3e38, 1.0], "ddpg must have finite bounds of actions"),
         ([-1.0, 1.0], [1.0, 1.0], "low must be below high"),
     ],
 )

@@ -128,6 +128,6 @@ def test_a_name_has_one_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError) as raised:
         metrics.declare({"loss/total": metrics.Metric("m", "a length")}, "learner 'tests'")
     assert str(raised.value) == (
-        "metric loss/total of learner 'tests' must mean what the metric of that name means already "
-        "(weighted sum of all terms), got a length: rename it there"
+        "metric loss/total of learner 'tests' must have the meaning of the existing metric of that "
+        "name (weighted sum of all terms), got a length: rename it there"
     )

@@ -217,7 +217,7 @@ def test_quintet_config_refuses_what_a_network_can_t_do(
         for command in ("config", "train"):
             assert main([command, algo, "--env", "tests_registry_env:WholeNumbers"]) == 2
             said.append(capsys.readouterr().err)
-        assert "the action space must be Box (floats), Discrete" in said[0]
+        assert "an action space of Box (floats), Discrete" in said[0]
         assert said[0] == said[1]
     assert not Path("runs").exists()
 

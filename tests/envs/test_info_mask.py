@@ -110,9 +110,9 @@ def test_masks_are_not_taken_unasked() -> None:
 
 
 def test_what_would_have_no_effect_is_refused() -> None:
-    with pytest.raises(ConfigError, match="requires Discrete or MultiDiscrete actions"):
+    with pytest.raises(ConfigError, match="must have Discrete or MultiDiscrete actions"):
         make_vector_env(lambda: Told(action=BOX), 1, mask_from_info=True)
-    with pytest.raises(ConfigError, match="this one has it"):
+    with pytest.raises(ConfigError, match="this observation has one"):
         make_vector_env(MaskedDoors, 1, mask_from_info=True)
     says = "requires single Gymnasium environments"
     with pytest.raises(ConfigError, match=f"{says}.*envpool.*single .* 'gymnasium'$"):
@@ -140,7 +140,7 @@ NO_ROW = "must be an array of 4 numbers, one per action, got shape"
         (np.ones(3), rf"{NO_ROW} \(3,\)"),
         (np.ones((2, 2)), rf"{NO_ROW} \(2, 2\)"),
         (np.array(["a"] * 4), rf"{NO_ROW} \(4,\), dtype <U"),
-        (np.array([np.nan, 1, 0, 1]), "must be of finite numbers, got .*nan"),
+        (np.array([np.nan, 1, 0, 1]), "must hold finite numbers, got .*nan"),
         ({}, rf"{NO_ROW} \(\), dtype obj"),
     ],
 )
@@ -152,5 +152,7 @@ def test_a_wrong_mask_is_a_fault_of_the_environment(mask: Any, says: str) -> Non
 
 def test_a_missing_mask_is_a_fault_of_the_environment() -> None:
     env = make_vector_env("CartPole-v1", 1, backend="gymnasium", mask_from_info=True)
-    with pytest.raises(EnvironmentFault, match=r"requires info\['action_mask'\], info has \[\]"):
+    with pytest.raises(
+        EnvironmentFault, match=r"must have info\['action_mask'\], got info with \[\]"
+    ):
         record(env, [1], np.zeros((1, 1), np.int64))

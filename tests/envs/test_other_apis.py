@@ -237,7 +237,10 @@ def test_an_info_that_is_no_dict_has_no_success(info):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (None, r"must have its NAME as soon as it is made.*set self.NAME in __init__"),
+        (
+            None,
+            r"must have NAME, a space of gymnasium.*set self.NAME in __init__",
+        ),
         ("missing", r"it has none \(.*no attribute.*set self.NAME in __init__"),
         (
             "gym",

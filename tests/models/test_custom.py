@@ -362,7 +362,7 @@ def test_a_function_makes_a_new_module_at_every_call():
     always_the_same = encoder_name(lambda leaves: one)  # for the policy and for the value
     with pytest.raises(ConfigError, match="must make a new module at every call"):
         build(encoder=always_the_same)
-    with pytest.raises(ConfigError, match=r"must make a torch.nn.Module, it gave dict"):
+    with pytest.raises(ConfigError, match=r"must make a torch.nn.Module, but it gave dict"):
         build(encoder=encoder_name(lambda leaves: {}))
 
 

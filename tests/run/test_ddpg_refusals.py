@@ -75,7 +75,7 @@ def refused(
 @pytest.mark.parametrize("env", ["below", "above", "unbounded"])
 def test_infinite_bounds(env: str, refused: Refused) -> None:
     said = refused(env=f"test_ddpg_refusals:{env}")
-    assert "ddpg requires finite bounds of actions, the action space is Box(" in said
+    assert "ddpg must have finite bounds of actions, got Box(" in said
     assert "gymnasium.wrappers.TransformAction" in said
 
 

@@ -132,16 +132,16 @@ def test_an_unusable_key_signs_nothing_and_says_why(state):
         refused("is damaged")
     file.unlink()
     os.mkfifo(file, 0o600)
-    refused("is no file of this user's")
+    refused("does not belong to this user")
     file.unlink()
     file.mkdir()
-    refused("is no file of this user's")
+    refused("does not belong to this user")
 
 
 def test_a_key_of_another_user_is_none(state, monkeypatch):
     signature.sign("a", b"")
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert "is no file of this user's" in str(signature.why_no_key())
+    assert "does not belong to this user" in str(signature.why_no_key())
 
 
 def test_without_a_place_for_the_key_nothing_is_signed(tmp_path, monkeypatch):

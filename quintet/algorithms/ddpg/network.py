@@ -28,8 +28,8 @@ def action_box(spaces: Spaces) -> DiagGaussian:
     low, high = torch.tensor((family.low, family.high))
     if not (high - low).isfinite().all():  # the widest bounds of float32 are too wide as well
         raise ConfigError(
-            f"ddpg requires finite bounds of actions, the action space is {spaces.action}; give it "
-            "bounds, as by gymnasium.wrappers.TransformAction(env, lambda a: a, Box(-10, 10, ...))"
+            f"ddpg must have finite bounds of actions, got {spaces.action}; give it bounds, as "
+            "by gymnasium.wrappers.TransformAction(env, lambda a: a, Box(-10, 10, ...))"
         )
     return family
 

@@ -359,7 +359,7 @@ class Learners:
             process.end()
         raise LearnerFault(
             f"{names} must {('end' if awaited else 'join')} update {self.updates} within "
-            f"{self.spec.timeout_s:g}  s, but did not: it hangs or was stopped; raise "
+            f"{self.spec.timeout_s:g} s, but did not: it hangs or was stopped; raise "
             "runtime.learner_timeout_s if one learner may be that much slower than another"
         )
 
@@ -398,8 +398,9 @@ class Learners:
                 elif answer.number == wanted.number:  # else it is a late one
                     if answer != wanted:
                         raise LearnerFault(
-                            f"{process.name} must have the same weights as the first learner, it "
-                            f"has others after update {self.updates}; check this machine's hardware"
+                            f"{process.name} must have the same weights as the first learner, "
+                            f"but they differ after update {self.updates}; check this "
+                            "machine's hardware"
                         )
                     break
             else:
