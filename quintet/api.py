@@ -96,7 +96,7 @@ def train(
         config: any other option, nested or by dotted name: ``{"learning_rate": 1e-3,
             "env.num_streams": 4}``.  ``eval.env.id``, the environment of the evaluations, may be
             everything that `env` may be except a vector environment.
-        on_report: called with every report, as often as ``report.interval_s`` says; once it returns
+        on_report: called with every report, at intervals of ``report.interval_s``; once it returns
             True, the run stops as by Ctrl-C. An error that it raises also ends the run, after a
             checkpoint.
         callbacks: functions that are called at other moments of the run.

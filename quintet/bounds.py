@@ -68,4 +68,4 @@ Threads = Annotated[int, Ge(1), Le(MOST_THREADS)]
 Tasks = Annotated[int, Ge(1), Le(MOST_TASKS)]
 Layers = Annotated[int, Ge(1), Le(MOST_LAYERS)]
 Width = Annotated[int, Ge(1), Le(MOST_UNITS)]
-"""Whole numbers, from 1 on where no name says otherwise."""
+"""Whole numbers, from 1 on unless a name says otherwise."""

@@ -4,9 +4,9 @@ A checkpoint is a folder ``root/NAME/`` with one ``KEY.safetensors`` per group o
 ``meta.json`` and ``manifest.json`` (format version; size and SHA-256 of every file; perhaps their
 signature).  It is written in a hidden folder next to its place, synced to the disk, and renamed, so
 a crash at any moment leaves either the old state or the new one.  While it is replaced, the old one
-is for an instant named ``.old-NAME``, and is read in that instant, or after a crash in it.  Those
-of a run are named by a growing number (``000000123``); others (``best``) are no candidates of
-`latest` and `prune`.
+is for an instant named ``.old-NAME``, and is read in that instant, or after a crash in it.
+Checkpoints of a run are named by a growing number (``000000123``); `latest` and `prune` ignore
+other names (``best``).
 """
 
 from __future__ import annotations  # so that its options need no tensor
@@ -69,8 +69,8 @@ class CheckpointConfig(Options):
     checkpoints have taken more than 1% of the time
     """
     interval_s: Seconds | None = None
-    """seconds after which a further checkpoint is written, beside interval_iterations; it cuts no
-    episode. `quintet save RUN` and SIGUSR1 ask for one at once
+    """seconds between further checkpoints, in addition to interval_iterations; they cut no episode.
+    `quintet save RUN` and SIGUSR1 ask for one at once
     """
     max_cut_frac: Fraction = 0.05
     """largest fraction of env_steps in episodes that exact checkpoints cut; all environments
@@ -204,7 +204,7 @@ def latest(
     root: Path, *, exact_only: bool = False, warn: Callable[[str], None]
 ) -> Checkpoint | None:
     """The newest readable checkpoint of a run; None when there is none yet.  Raises CheckpointError
-    if none that fits can be read, and some are damaged: the person must decide what to do.
+    if no suitable one can be read and some are damaged: the user must decide what to do.
 
     exact_only: whether ``meta["exact"]`` must be true.
     warn: receives a message for each damaged checkpoint that was skipped.
@@ -294,7 +294,8 @@ def clean_temporary(root: Path) -> None:
 
 
 def remove(folder: Path) -> bool:
-    """Removes a checkpoint, a policy, or an unfinished one that holds no more; whether it did."""
+    """Removes a checkpoint, a policy, or an unfinished one, unless it holds other files; returns
+    whether it did."""
     if not _removable(folder):
         return False
     try:

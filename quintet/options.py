@@ -20,7 +20,7 @@ from quintet.errors import ConfigError
 class Options(BaseModel):
     """Base class of configurations: frozen; refuses unknown names, infinities and NaN.
 
-    The text below a field says what it means, with its unit, as --help shows it.
+    The text below a field is its meaning, with its unit, which --help shows.
     """
 
     model_config = ConfigDict(
@@ -138,7 +138,7 @@ def option(
 ) -> Any:
     """A field of a configuration, as the value of an attribute or, without a default, in Annotated.
 
-    doc: its meaning, with its unit; None: the text below the attribute says it.
+    doc: its meaning, with its unit; None: taken from the text below the attribute.
     needs: conditions under which it has an effect, as texts or `Needs`; all must be met.
     tune: rule by which it may change during a run; None: it may not change.
     also: names of the same option in other libraries, separated by blanks.

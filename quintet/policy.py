@@ -35,11 +35,11 @@ from quintet.system.user_code import no_exit
 from quintet.types import ACTION_MASK, Obs, Publication, Spaces, State
 
 POLICY, LEARNER = "policy", "learner"
-"""Keys of a checkpoint's tensors: the publication's, and those that only learning needs."""
+"""Keys of a checkpoint's tensors: the publication's, and the tensors only for learning."""
 
 POLICIES, LEADER = "policies", "leader"
-"""Keys of the meta of a checkpoint of several policies: the entries of each, and the number of the
-one that had the highest objective.
+"""Keys in the meta of a checkpoint of several policies: the policies' entries, and the index of the
+policy with the highest objective.
 """
 
 _UNFIT = (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError, AssertionError)
@@ -128,7 +128,7 @@ class Policy:
         self.generator.seed()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles what the policy is made of; its networks are made again."""
+        """Pickles the parts of the policy; its networks are built again."""
         return Policy, (self.description, self.publication, self.origin, self.threads)
 
     def act(
@@ -410,8 +410,8 @@ def load(
 
 
 def find_policy(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tensor]]:
-    """The description and the publication that `load` would load, without a network, and the
-    tensors of a checkpoint that only learning needs; raises CheckpointError if there is none.
+    """The description and the publication that `load` would load, without a network, and a
+    checkpoint's tensors that are only for learning; raises CheckpointError if there is none.
     """
     found = _find(path, "latest")
     try:
@@ -422,8 +422,8 @@ def find_policy(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tens
 
 
 def _parts(found: checkpoint.Checkpoint) -> tuple[dict[str, Any], Publication, str]:
-    """The parts of a checkpoint; the third is the suffix of its tensors' names: with several
-    policies that of the leading one."""
+    """The parts of a checkpoint; the third is the suffix of its tensors' names, with several
+    policies the leading one's."""
     part, number = found.meta, ""
     if POLICIES in found.meta:
         index = int(found.meta[LEADER])

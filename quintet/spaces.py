@@ -419,7 +419,7 @@ def _array(bound: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarr
 
 
 def from_json(data: Any) -> Space:
-    """The space that `to_json` described; raises ValueError if it is none, or too large."""
+    """The space that `to_json` described; raises ValueError if it is not a space or too large."""
     try:
         space = _from_json(data)
         _require_keys(space)

@@ -70,7 +70,7 @@ class UniformActor:
 @final
 @dataclass(frozen=True)
 class Row:
-    """A step: its number (0: the reset), what it gave, and the seconds that it took."""
+    """A step: its number (0: the reset), its results, and its duration in seconds."""
 
     number: int
     row: StepRow

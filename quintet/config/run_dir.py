@@ -1,5 +1,5 @@
-"""Content of a run's folder before anything is trained in it: the options of the run that goes on,
-or what stands in the way of a new one.
+"""Content of a run's folder before training: the options of the run that resumes, or what prevents
+a new run there.
 """
 
 import os
@@ -18,8 +18,8 @@ _MOST_SHOWN = 200  # characters of a value
 
 
 def read_saved(run_dir: Path) -> saved_options.SavedOptions | None:
-    """The options with which the run in a folder was trained; None where one begins: there is no
-    run, or it has no checkpoint that can be read.
+    """The options with which the run in a folder was trained; None for a new run: there is no run,
+    or it has no readable checkpoint.
 
     Raises:
         ConfigError: the folder holds something else, or can't be read.

@@ -66,8 +66,8 @@ class RuntimeConfig(Options):
     """iterations (fresh batches) between two publications of weights to actors"""
     worker_timeout_s: LongWait = 60.0
     """seconds that one step of the environments may take before a worker counts as hung (a minute
-    more where it makes them or compiles; time without a core does not count); serial says where it
-    hangs
+    more where it makes them or compiles; time without a core does not count); in serial a notice
+    says where it hangs
     """
     max_restarts: CountFrom0 = option(3, needs="runtime.kind=async")
     """async: number of workers that are replaced before the run ends with an error"""

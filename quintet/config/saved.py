@@ -112,8 +112,8 @@ def _load_anew(asked: _Asked, overwrite: bool) -> Loaded:
 
 
 def _load(asked: _Asked, trusted: bool) -> Loaded:
-    """The configuration of the run in the folder, or of a new run.  Reports of one that has
-    no checkpoint are moved aside, and it begins again.
+    """The configuration of the run in the folder, or of a new run.  Reports of a run without a
+    checkpoint are moved aside, and it starts again.
     """
     algo, source, run_dir = asked.algo, asked.source, asked.run_dir
     if run_dir is None:

@@ -65,7 +65,7 @@ class Backend:
     claims: whether it takes a maker of environments, named ``module:name``, where
         ``env.backend=auto``; None: it takes no makers.
     identify: returns the environment of an id that it knows.
-    needs: what it takes instead, if it takes no ids.
+    needs: its input in words, if it takes no ids.
     hint: a sentence for users who give an id that no backend knows, or "".
     install: the command that installs it.
     in_python: whether its environments are stepped in Python one after another.
@@ -74,8 +74,8 @@ class Backend:
     cost: the cost of a step of a family, where threads step; None: Python steps one by one.
     num_agents: returns the number of agents of an environment, each of which is a stream.
     warnings: returns sentences about known faults of an environment.
-    settle: the options of `EnvConfig` that a vector environment of its own kind, given by a user,
-        determines; None: it is of another kind.
+    settle: returns the options of `EnvConfig` that its kind of vector environment, given by a user,
+        determines; None for another kind.
     tells_spaces: whether the spaces of an id are known without making environments.
     packages: packages whose versions affect observations, by their modules; only imported ones
         count.

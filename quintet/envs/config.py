@@ -66,8 +66,8 @@ class EnvConfig(Options):
     / 5), times 0.3 where r < 0; reported returns stay raw
     """
     reward_shaping: dict[str, Bounded] = option(default_factory=dict)
-    """weights that replace those of a Gymnasium environment's attribute reward_shaping (a dict by
-    which it weighs its rewards); a population may tune them (population.tuned reward_shaping.NAME)
+    """weights that replace those of a Gymnasium environment's attribute reward_shaping (a dict of
+    weights of its rewards); a population may tune them (population.tuned reward_shaping.NAME)
     """
     success: Success | None = None
     """rule by which an episode is won; reward>NUMBER: its last raw reward is greater; info:KEY:

@@ -104,7 +104,7 @@ def makes_groups(maker: MakeEnv) -> bool:
 
 
 def call_maker(maker: Callable[..., Any], env_id: str, kwargs: Mapping[str, Any]) -> Any:
-    """Environment that `maker` makes; its errors become a ConfigError that says what to do."""
+    """The environment that `maker` makes; its errors become a ConfigError that says what to do."""
     try:
         with forks.kept_out(env_id):
             return maker(**kwargs)

@@ -340,7 +340,7 @@ class _PoolArrays:
         self._send([*self._given, action.astype(self._action_dtype, order="C")])
 
     def recv(self) -> list[Array]:
-        """Waits for the step; arrays of their own memory, see `at`."""
+        """Waits for the step; returns newly allocated arrays, see `at`."""
         arrays: list[Array] = self._recv()
         return arrays
 

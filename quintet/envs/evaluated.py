@@ -74,8 +74,8 @@ class EvalEnvConfig(Options):
 def of_another(config: EnvConfig, says: Mapping[str, Any]) -> EnvConfig:
     """The options of an environment other than training's, `config`.
 
-    says: options that it determines, including its id; it keeps the arguments of training's only if
-        it has the same name.
+    says: options that it determines, including its id; it keeps training's arguments only if it has
+        the same name.
     """
     same = says["id"] == config.id
     options = {

@@ -126,8 +126,8 @@ def _parts(env_id: str) -> tuple[str, int]:
 
 
 def taken_by_gymnasium(env_id: str, names: Iterable[str]) -> tuple[str, list[str]]:
-    """Gymnasium's id, or the newest version of its name ("": it has none), and those of `names`
-    that are arguments of its environment.
+    """Gymnasium's id, or the newest version of its name ("" without one), and those of `names` that
+    are arguments of its environment.
     """
     known = [env_id] if env_id in gymnasium.registry else versions_of(env_id, gymnasium.registry)
     if not known or atari.is_ales(known[0]):

@@ -92,7 +92,7 @@ def make_group_env(
     """Makes the environments of one group.
 
     Args:
-        num_streams: streams of this group, whatever `env.config.num_streams` is.
+        num_streams: streams of this group, not `env.config.num_streams`.
         first_stream: number of the group's first stream in the run, for error messages.
         drawn: whether environments of EnvPool and Atari games must be able to `render`; for others
             `env.config.kwargs` decides that.

@@ -1,4 +1,4 @@
-"""Environments whose interface is not Gymnasium's: what is wrong, and what to do."""
+"""Environments whose interface is not Gymnasium's: faults and advice."""
 
 import inspect
 from collections.abc import Mapping
@@ -33,7 +33,8 @@ _SINGLE = (
 
 
 def way_out(env: object) -> str:
-    """Advice on an object that is no Gymnasium environment; "" if it looks like no environment."""
+    """Advice on an object that is not a Gymnasium environment; "" if it does not look like an
+    environment."""
     if isinstance(env, (gymnasium.Env, VectorEnv)):
         return ""
     if isinstance(env, ModuleType):
@@ -67,11 +68,11 @@ def takes_seed(env: Any) -> bool:
 
 
 class Unfit(Exception):
-    """A part of what an environment gave is wrong; the message goes on after "the environment"."""
+    """A part of an environment's result is wrong; the message continues after "the environment"."""
 
 
 def fault_of(who: str, error: BaseException, what: str = "") -> EnvironmentFault:
-    """The fault of the environment `who`: what it did (for Unfit its message), by `error`."""
+    """The fault of the environment `who` that `error` shows (for Unfit its message)."""
     told = f"{who}: the environment {what or error}; mend the environment, or wrap it"
     return traced(EnvironmentFault(told), error)
 

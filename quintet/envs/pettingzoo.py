@@ -81,7 +81,7 @@ class ParallelVectorEnv:
         """Makes the games.
 
         Raises:
-            ConfigError: they are no games, their agents have different spaces, or the streams are
+            ConfigError: they are not games, their agents have different spaces, or the streams are
                 not a multiple of the agents.
         """
         env_id, num_streams = env.config.id, group.num_streams

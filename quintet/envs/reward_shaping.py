@@ -54,7 +54,7 @@ class ShapedRewards:
         singles: Callable[[], Sequence["gymnasium.Env[Any, Any]"]],
         values: Mapping[str, float],
     ):
-        """singles: returns the environments of `env`, which restarts make anew.
+        """singles: returns the environments of `env`, which restarts make again.
 
         Raises ConfigError where environments share their values.
         """

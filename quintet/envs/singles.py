@@ -95,8 +95,8 @@ def _step_singles(
 
 
 def _fitted(make_one: Callable[[], Any], config: EnvConfig) -> Any:
-    """An environment without texts and sequences, and with its action mask in the observation where
-    ``env.mask_from_info`` asks for it; other objects stay as they are.
+    """An environment without texts and sequences, and with its action mask in the observation if
+    ``env.mask_from_info`` is set; other objects unchanged.
     """
     env = make_one()
     if not isinstance(env, gymnasium.Env) or isinstance(env, GymVectorEnv):

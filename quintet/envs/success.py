@@ -47,8 +47,8 @@ def key_of(rule: str | None) -> str | None:
 
 
 def single_success(info: Mapping[str, Any], key: str, who: str) -> bool:
-    """The success in the info that `who`, one environment, gave at an ending; raises ConfigError if
-    the key is missing, or its value is no truth value.
+    """The success in the info of the environment `who` at an ending; raises ConfigError if the key
+    is missing, or its value is not a truth value.
     """
     if key not in info:
         _refuse_key(key, info, who)

@@ -24,7 +24,7 @@ from quintet.types import Spaces
 Array = NDArray[Any]
 
 ObsArrays = dict[str, Array]
-"""Observation leaves ``[B, ...]`` by path; a plain space has the one leaf ``"obs"``."""
+"""Observation leaves ``[B, ...]`` by path; a plain space has the single leaf ``"obs"``."""
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,8 @@ class RunFacts:
     actor_threads: threads where actions are computed, in addition to the learner's `threads`.
     sinks: whether reports are written.
     callback: whether reports go to the user's code.
-    idle_cores, cores_left: cores that no process uses, and those of a learner beside what other
-        processes take; of the last half minute.
+    idle_cores, cores_left: cores that no process uses, and cores left to a learner by other
+        programs, in the last half minute.
     """
 
     env: str

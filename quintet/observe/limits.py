@@ -108,7 +108,7 @@ def _all_busy(load: Load, facts: RunFacts) -> bool:
 
 
 def crowded(load: Load, facts: RunFacts) -> bool:
-    """Whether other processes take cores that the run waits for, where the system tells."""
+    """Whether other programs use cores that the run waits for, if the system reports it."""
     used, by_others, waited_for = load.cores
     if waited_for is None or by_others / facts.cores < _CROWDED or not _all_busy(load, facts):
         return False

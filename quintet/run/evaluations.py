@@ -24,7 +24,7 @@ class Evaluations:
     """Plays the policies of a run.
 
     evaluated_steps: env_steps of the run at the last evaluation, or at the start.
-    elsewhere: name of the environment in which they play, if it is not that of training.
+    elsewhere: name of the environment in which they play, if it is not training's.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Evaluations:
         return finished or env_steps // steps > self.evaluated_steps // steps
 
     def compare(self, scores: Scores, sampled: Sequence[float], who: str) -> None:
-        """Says once where greedy actions score far less than those of the training."""
+        """Reports once if greedy actions score far less than training's actions."""
         if self._apart_told or self.elsewhere or not self.config.eval.greedy:
             return
         told = far_apart(scores, sampled)
@@ -68,8 +68,8 @@ class Evaluations:
     def play(
         self, policies: Sequence[Policy], index: int, env_steps: int, stop: Callable[[], bool]
     ) -> Scores | None:
-        """The scores of a policy after `env_steps`, of its own agent where each agent has a policy;
-        None where `stop` ended the evaluation, or none of the policy's agents came into a game.
+        """The scores of a policy after `env_steps`, of its own agent if each agent has a policy;
+        None if `stop` ended the evaluation, or none of the policy's agents joined a game.
         """
         begin = time.perf_counter()
         config = self.config.eval

@@ -90,7 +90,7 @@ class RunFolder:
         )
 
     def open_log(self) -> LogFile:
-        """Opens ``log.txt``, whose new lines follow those of earlier starts."""
+        """Opens ``log.txt``; new lines follow the lines of earlier starts."""
         path = self.path / "log.txt"
         with self._writing():
             if path.is_dir():
@@ -158,7 +158,8 @@ class RunFolder:
             return f"nowhere ({error})"
 
     def remove_newer(self, than: Path) -> list[str]:
-        """Takes away the checkpoints after `than`, off the path or damaged; a note for each."""
+        """Sets aside the checkpoints after `than`, not exact or damaged; returns a note for
+        each."""
         notes = []
         for name in manifest.numbered(self.checkpoints):
             if int(name) > int(than.name):

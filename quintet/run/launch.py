@@ -350,8 +350,8 @@ def _close(others: Sequence[Sampling | Learners]) -> None:
 
 @contextmanager
 def _going_back(trainer: Trainer, may_go_back: bool) -> Iterator[None]:
-    """Starts further learners and the watch of environments; raises _GoesBack if a process died,
-    and the run can begin again at a checkpoint.
+    """Starts further learners and the watch of environments; raises _GoesBack if a process died and
+    the run can restart from a checkpoint.
     """
     try:
         for each in several(trainer.policies):

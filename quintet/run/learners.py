@@ -26,7 +26,7 @@ from quintet.types import Spaces
 def make_learner(
     config: RunConfig, spaces: Spaces, ranks: Ranks = ALONE, policy: int = 0
 ) -> Learner:
-    """The learner of policy `policy`, with several learners that of one rank."""
+    """The learner of policy `policy`; with several learners, one rank's."""
     seeds = tuple(
         generator_seed(config.seed, Role.LEARNER, 2 * policy + index) for index in range(2)
     )
@@ -76,7 +76,7 @@ def make_learners(config: RunConfig, spaces: Spaces) -> Learners:
 def make_policies(
     config: RunConfig, options: Sequence[BaseModel], spaces: Spaces, folder: RunFolder
 ) -> list[PolicyRun]:
-    """The policies of a run; `options`: those of each policy of a population."""
+    """The policies of a run; `options`: one for each policy of a population."""
     runtime, count = config.runtime, config.population.size
     policies = []
     for index in range(count):

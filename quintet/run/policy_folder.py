@@ -115,7 +115,7 @@ class RunReplay:
         rows: RowSpecs,
         folder: PolicyFolder,
     ):
-        """assignment: of policies to streams, of which it holds those of its policy.
+        """assignment: assignment of policies to streams; it holds rows of its policy's streams.
         interval: most iterations from one checkpoint to the next.
         """
         self._columns, self._streams = plan.columns_per_batch, config.env.num_streams
@@ -167,9 +167,9 @@ def _uneven_unrolls(
     """Unrolls of one of a policy's streams that may come beyond its share of the run's batches.
 
     Of several policies in the same streams one may play a single stream for long: all columns of a
-    batch may be that stream's, and as many may have waited before.  With streams of its own a
-    policy may be a batch ahead of the others, and have one waiting.  In an async run one worker may
-    fill a batch alone.
+    batch may be that stream's, and as many may have waited before.  With its own streams a policy
+    may be a batch ahead of the others, and have another one waiting.  In an async run one worker
+    may fill a batch alone.
     """
     columns, policies = plan.columns_per_batch, assignment.num_policies
     size, uneven = config.env.streams_per_group, 0

@@ -89,8 +89,8 @@ class Population:
         warn: Callable[[str], None],
     ) -> None:
         """Makes a diverged policy a copy of a sound one: one with finite weights that has been
-        ranked since it diverged itself.  Raises NonFiniteError if there is none, or no policy is
-        copied.
+        ranked since it diverged itself.  Raises NonFiniteError if there is none, or policies are
+        not copied.
 
         fault: sign of the divergence; advice for a run that ends may follow a semicolon.
         """

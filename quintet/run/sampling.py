@@ -233,7 +233,7 @@ def make_sampling(
 def assignment_of(
     config: RunConfig, env: ResolvedEnv, plan: DataPlan, num_learners: int
 ) -> Assignment:
-    """Assignment of policies to streams; refuses one that does not suit the learner's replay."""
+    """Assignment of policies to streams; refuses one that the learner's replay does not allow."""
     agents, past_frac = env.num_agents, config.self_play.past_frac
     streams, groups = config.env.num_streams, config.env.num_groups
     if past_frac:

@@ -24,7 +24,7 @@ from quintet.runtime.delivery import Delivery
 from quintet.system import provenance, run_record, saved_options
 
 _WITHOUT_END = 10
-"""Part of the budget after which a notice says that no episode has ended: one in this many."""
+"""Divisor of the budget: after this fraction a notice says that no episode has ended."""
 
 _TIME_FRAC = 0.01
 """Fraction of a run's time above which checkpoints that are merely due are skipped."""
@@ -94,8 +94,8 @@ class Saving:
         said: Mapping[str, Any],
         warn: Callable[[str], None],
     ) -> Path:
-        """Writes a checkpoint and removes those that are not kept; `said`: further entries of its
-        meta.
+        """Writes a checkpoint and removes older ones that are not kept; `said`: further entries of
+        its meta.
         """
         begin = time.perf_counter()
         milestone = self._is_milestone(counters)
@@ -215,7 +215,7 @@ class Saving:
         return counters
 
     def _changed_rounding(self, found: Checkpoint) -> bool:
-        """Whether the run resumes with other rounding, which it says; ``resume=exact`` refuses
+        """Whether the run resumes with other rounding, which is reported; ``resume=exact`` refuses
         that.
         """
         was = found.meta.get(saved_options.CONFIG, {})
@@ -268,7 +268,7 @@ class LongEpisodes:
         self._given = set[str]()
 
     def goes_back_exactly(self, counters: loop.Counters) -> bool:
-        """Whether a run can go on from the last exact checkpoint."""
+        """Whether a run can resume from the last exact checkpoint."""
         since = counters.iteration - counters.exact_iteration
         return counters.exact_iteration > 0 and self._replay_holds(since)
 

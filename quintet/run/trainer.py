@@ -110,8 +110,8 @@ class Trainer:
         self.saving.notes += dict.fromkeys(note for note in notes if note is not None)
 
     def open(self) -> None:
-        """Makes the folder, or resumes from its newest checkpoint.  Raises CheckpointError if none
-        that fits can be read, ConfigError if fewer steps are asked for than were trained.
+        """Makes the folder, or resumes from its newest checkpoint.  Raises CheckpointError if no
+        suitable one can be read, ConfigError if the budget is smaller than the steps trained.
         """
         self.folder.open()
         for policy in self.policies:
@@ -407,7 +407,7 @@ class Trainer:
         self._save_requested = True
 
     def asks_to_save(self) -> bool:
-        """Whether a checkpoint is asked for, by a person or the clock.  It cuts no episode, so
+        """Whether a checkpoint is requested, by the user or the clock.  It cuts no episode, so
         bytes of an exact run stay the same.
         """
         interval_s = self.config.checkpoint.interval_s

@@ -20,7 +20,7 @@ _NOT_COMPARED = ("init", "action_std_init")
 
 
 def find_donor(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tensor]]:
-    """The policy that `init_from` names; raises ConfigError if there is none that can be read."""
+    """The policy that `init_from` names; raises ConfigError if there is no readable one."""
     try:
         return find_policy(path)
     except CheckpointError as error:

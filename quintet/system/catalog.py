@@ -1,7 +1,7 @@
 """Records by name: quintet's own, and those of installed packages, which name them as entry points.
 
 Names are read from the packages' metadata; a package is imported only when one of its records is
-asked for.  So nothing that a file names is imported unless an installed package has it.
+used.  So nothing that a file names is imported unless an installed package has it.
 """
 
 import sys
@@ -59,8 +59,8 @@ class Catalog(Generic[T]):
             yield name, record
 
     def register(self, name: str, record: T) -> None:
-        """Adds a record in this process alone; raises ConfigError if the name is in use, or is
-        none.
+        """Adds a record in this process only; raises ConfigError if the name is in use or not
+        valid.
         """
         if name in self:
             raise ConfigError(
@@ -104,8 +104,8 @@ class Catalog(Generic[T]):
         return found
 
     def _is_in_use(self) -> bool:
-        """Whether any package has entry points of the group, faster than `importlib.metadata` says
-        it.
+        """Whether any package has entry points of the group, found faster than by
+        `importlib.metadata`.
         """
         sought = f"[{self.group}]".encode()
         folders = (Path(folder) for folder in sys.path if isinstance(folder, str))

@@ -1,7 +1,7 @@
 """Child processes: their start, their payload, their output, and their end with the parent.
 
-A child runs a module's `main` by way of `quintet.system.entry`, with a payload on its standard
-input, which stays open for as long as the parent lives; what it prints goes to the parent's `say`.
+A child runs a module's `main` through `quintet.system.entry`, with a payload on its standard input,
+which stays open while the parent lives; its output goes to the parent's `say`.
 
 PyTorch takes about 2 s of a core to import.  On Linux a fork server imports what several children
 need, and forks them, which have it at once and share its memory.  It computes nothing and has one
@@ -76,7 +76,7 @@ class Child:
         environ: Mapping[str, str] | None = None,
         preload: Sequence[str] = (),
     ) -> None:
-        """name: for lists of processes.  say: gets the child's lines, from a thread of its own.
+        """name: for lists of processes. say: receives the child's lines, in a separate thread.
 
         pass_fds: files whose numbers in the child it gets as arguments.
         preload: modules for a fork server to import, whose fork the child is (Linux).  The system
@@ -254,7 +254,7 @@ class _Server:
     """The fork server as the process sees it that has begun it."""
 
     def __init__(self, preload: Sequence[str], environ: Mapping[str, str], output: int):
-        """output: gets what it prints before it can fork."""
+        """output: receives its output before it can fork."""
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         arguments = [str(os.getpid()), "fork server", __name__, *preload]
         with theirs:

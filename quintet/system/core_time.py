@@ -1,6 +1,6 @@
 """The time that busy processes spend waiting for a core, as counted by the system.
 
-On a busy machine a process may be slow without any fault of its own.  Linux only, and where the
+On a busy machine a process may be slow without a fault.  Linux only, and where the
 kernel keeps this account; elsewhere no process is seen to wait for a core.
 """
 
@@ -98,7 +98,7 @@ class Silence:
         self._waits = make_waits()
 
     def seconds(self, pid: int, since_s: float) -> float:
-        """Seconds since `since_s`, its last sign of life, without those in which it had no core."""
+        """Seconds since `since_s`, its last progress, without those in which it had no core."""
         if since_s != self._since_s:
             self._since_s, self.without_core_s = since_s, 0.0
             self._waits = self._make_waits()

@@ -37,8 +37,8 @@ def _quota(folder: Path) -> float:
 
 
 def groups(controller: str) -> list[Path]:
-    """Folders of the process's control group and of those around it, innermost first, in version 2
-    (``memory.max``), or version 1 where the controller has a folder of its own.
+    """Folders of the process's control group and of its parents, innermost first, in version 2
+    (``memory.max``), or version 1 if the controller has its own folder.
     """
     older = (ROOT / controller).is_dir()
     root = ROOT / controller if older else ROOT

@@ -288,7 +288,8 @@ def write_all(handle: int, data: bytes) -> None:
 
 
 def set_aside(path: Path, what: str = "damaged") -> Path:
-    """Renames what is at `path` to ``NAME.WHAT-1``, ``-2``, ...; returns its new place."""
+    """Renames the file or folder at `path` to ``NAME.WHAT-1``, ``-2``, ...; returns its new
+    path."""
     number = 1
     while os.path.lexists(place := path.with_name(f"{path.name}.{what}-{number}")):
         number += 1

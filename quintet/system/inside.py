@@ -66,7 +66,8 @@ def require_own(folder: Path, *, writes: bool = False) -> None:
 
 
 def _entries(folder: Path) -> Iterator["os.DirEntry[str]"]:
-    """Entries of ours in a folder, and all in them; what can't be listed can't be opened."""
+    """Quintet's entries in a folder with all their contents; what can't be listed can't be
+    opened."""
     left, top = [str(folder)], True
     while left:
         found: list[os.DirEntry[str]] = []

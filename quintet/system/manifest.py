@@ -105,7 +105,7 @@ def standing(path: Path) -> Path:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[int | None]:
-    """A handle of a folder, valid also after a rename; None where there is no such folder."""
+    """A handle to a folder, valid also after a rename; None without such a folder."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -213,7 +213,7 @@ Word = Annotated[str, Field(max_length=200)]
 
 
 class Checked(BaseModel):
-    """The base of what a file holds: types are not converted, further entries are allowed."""
+    """Base class of entries in a file: types are not converted, further entries are allowed."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 

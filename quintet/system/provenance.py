@@ -23,7 +23,7 @@ _GIT_TIMEOUT_S = 5.0
 def system(backend: str, device: str, simulators: Mapping[str, str]) -> dict[str, str]:
     """Versions and kind of machine by name, as text.
 
-    simulators: packages that compute observations, by module; those that are imported count.
+    simulators: packages that compute observations, by module; only imported ones count.
     """
     found = {
         "quintet": _version("quintet"),

@@ -53,7 +53,8 @@ class Stoppable(Protocol):
 
 @contextmanager
 def stop_on_signals(target: Stoppable) -> Iterator[None]:
-    """Makes Makes Ctrl-C, SIGTERM and SIGHUP ask `target` to stop; a second Ctrl-C ends it at once.
+    """Makes Makes Makes Ctrl-C, SIGTERM and SIGHUP ask `target` to stop; a second Ctrl-C ends it at
+    once.
 
     While the main thread is in C code, Python runs no handler.  So a thread also receives the
     signals, reports what the stop waits for, and ends the process at a second Ctrl-C.  If the C
@@ -85,7 +86,7 @@ def stop_on_signals(target: Stoppable) -> Iterator[None]:
 
 @contextmanager
 def save_on_signal(request: Callable[[], None]) -> Iterator[None]:
-    """SIGUSR1 asks for a checkpoint within the block, unless the user's own code handles it."""
+    """Makes SIGUSR1 request a checkpoint within the block, unless users' code handles it."""
     number = getattr(signal, "SIGUSR1", None)  # Windows has none
     of_main = threading.current_thread() is threading.main_thread()
     if number is None or not of_main or signal.getsignal(number) is not signal.SIG_DFL:

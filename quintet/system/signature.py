@@ -28,7 +28,8 @@ def sign(purpose: str, content: bytes) -> str | None:
 
 
 def fault(purpose: str, content: bytes, given: object) -> str | None:
-    """Reason why `given` is no signature of this user on this machine, after "it"; None: it is."""
+    """Reason why `given` is not this user's signature on this machine, after "it"; None if it
+    is."""
     if not isinstance(given, str):
         return "bears no signature"
     try:

@@ -65,8 +65,8 @@ def traced(fault: _Fault, cause: BaseException) -> _Fault:
 
 
 def place_in(frames: Sequence[traceback.FrameSummary]) -> str:
-    """The innermost line of the user's own code in frames, outermost first, as ``FILE:LINE in
-    FUNCTION``; else that of an installed package; else "".
+    """The innermost line of users' code in frames, outermost first, as ``FILE:LINE in FUNCTION``;
+    else that of an installed package; else "".
     """
     installed = ""
     for frame in reversed(frames):

@@ -10,7 +10,7 @@ The policy's gradient g is made at the statistics f of its distribution (probabi
 a Gaussian).  There the trust region changes it to z, which is then propagated to the weights: the
 loss has the term ``-z . f``, whose gradient at f is -z.
 
-Departures from the paper, each with the switch that turns it off, where there is one:
+Departures from the paper, each with the switch that turns it off, if there is one:
 
  1. Truncated episodes bootstrap from the value of their true final observation
     (``truncation_as_termination``).
@@ -119,9 +119,9 @@ class ACERLearner:
     def loss(
         self, parameters: Parameters, unrolls: Unrolls, knobs: Knobs
     ) -> tuple[Tensor, Outputs]:
-        """The loss of a batch of unrolls: the policy's gradient g is that of equation 9 of arXiv
-        1611.01224 (of continuous actions: section 5.2) with an entropy bonus, z that of equation
-        12; the critic learns Retrace's targets, equation 5.
+        """The loss of a batch of unrolls: the policy's gradient g is equation 9 of arXiv 1611.01224
+        (for continuous actions: section 5.2) with an entropy bonus, z is equation 12; the critic
+        learns Retrace's targets, equation 5.
 
         ``total = -z . f + value_coef * (q + value)``, each the mean over the valid rows; the term
         `value` exists where actions are sampled.

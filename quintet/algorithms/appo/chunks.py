@@ -18,7 +18,7 @@ class Chunks:
     obs, is_first: ``[C+1, K, ...]`` with the row after the chunk, or ``[C, K, ...]`` where
         estimates are known.
     state: recurrent state before the first row ``[K, ...]``; empty for feed-forward networks.
-    record: what the actor recorded ``[C, K, ...]``.
+    record: the actor's records ``[C, K, ...]``.
     reward: normalised, ``[C, K]``.
     terminal: rows after which there is no value, ``[C, K]``.
     estimates: advantage and target ``[C, K]``, where they are known before the loss.

@@ -1,7 +1,7 @@
 """Options of APPO, and checks of their combinations.
 
-The defaults are those of Sample Factory's first version (arXiv 2006.11751);
-presets.yaml beside this file has presets for kinds of environments.
+The defaults are those of Sample Factory's first version (arXiv 2006.11751); presets.yaml in this
+folder has presets for kinds of environments.
 """
 
 import math

@@ -27,7 +27,7 @@ _SEEDS = 2**53  # float64 holds these exactly
 
 @final
 class DDPGActor:
-    """Every stream explores by itself.
+    """Explores independently in every stream.
 
     Its state is private: the Ornstein-Uhlenbeck process ``[B, A]``, and the perturbed weights
     ``[B, P]`` that a stream acts with from one start of an episode to the next.

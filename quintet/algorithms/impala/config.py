@@ -1,8 +1,7 @@
 """Options of IMPALA, and checks of their combinations.
 
 The defaults are those of RTFM's training script (arXiv 1910.08210), which derives from
-TorchBeast's;
-presets.yaml beside this file has presets for kinds of environments.
+TorchBeast's; presets.yaml in this folder has presets for kinds of environments.
 """
 
 from typing import Annotated, Literal, NamedTuple, final

@@ -268,7 +268,7 @@ class Trained(Generic[B, K]):
         """The next step's rates and bound, from the options whose names all learners share.
 
         options: has ``max_grad_norm``, and ``adam_epsilon`` or ``rmsprop_*`` (``rmsprop_momentum``
-            only where there is momentum).
+            only with momentum).
         segment: only for a `delayed` segment, whose memory has seen fewer steps.
         """
         rates: AdamRates | RMSPropRates

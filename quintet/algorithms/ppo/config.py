@@ -1,6 +1,6 @@
 """Options of proximal policy optimisation, and checks of their combinations.
 
-The defaults suit vector observations; presets.yaml beside this file has presets for others.
+The defaults suit vector observations; presets.yaml in this folder has presets for others.
 """
 
 from typing import Annotated, Literal, NamedTuple, final
@@ -62,8 +62,8 @@ class PPOConfig(Options):
     value_source: Literal["recorded", "recomputed"] = option(
         "recorded", needs="refresh_advantages=once"
     )
-    """values in targets; recorded: those of the network that acted; recomputed: those of the
-    current network at the update's start (the same but for rounding without lag)
+    """values in targets; recorded: from the network that acted; recomputed: from the current
+    network at the update's start (the same up to rounding if there is no lag)
     """
     refresh_advantages: Literal["once", "per_epoch"] = option("once", needs="num_epochs > 1")
     """times at which values, advantages and targets are computed: once, or before each pass"""

@@ -102,7 +102,7 @@ class Process:
     def __init__(
         self, kind: ProcessKind, arena: Arena, say: Callable[[str], None], timeout_s: float
     ):
-        """arena: has the tensors of `progress_specs`; say: gets what the process prints."""
+        """arena: has the tensors of `progress_specs`; say: receives the process's output."""
         self.kind, self.arena, self.say, self.timeout_s = kind, arena, say, timeout_s
         self.row = arena.tensor(f"{kind.name}/row").numpy()
         self.child: Child | None = None
@@ -312,7 +312,7 @@ def await_all(processes: Sequence[Process], notice: Callable[[str], None]) -> No
 
 
 def stop_all(processes: Sequence[Process]) -> None:
-    """Asks all to end; those that don't end soon, or all if this is interrupted, are killed."""
+    """Asks all to end; kills those that don't end soon, or all if this is interrupted."""
     try:
         for process in processes:
             if process.child is not None:

@@ -130,8 +130,8 @@ class Replay:
 
     @property
     def slack_unrolls(self) -> int:
-        """Unrolls that any one stream may store between two calls of `save`; `load` sets it to that
-        of the existing rings.
+        """Unrolls that each stream may store between two calls of `save`; `load` sets it to the
+        value of the existing rings.
         """
         return self._layout.slack_unrolls
 
