@@ -80,7 +80,7 @@ def _children(space: Space) -> Iterable[tuple[Any, Space]] | None:
 
 
 def _require_keys(space: Space) -> None:
-    """Refuses keys of Dict spaces that are not the same once they were stored as JSON."""
+    """Refuses keys of Dict spaces that JSON would change."""
     for key, child in _children(space) or ():
         text = isinstance(key, str) and key != "" and str(key) == key and key.isprintable()
         whole = isinstance(key, int) and not isinstance(key, bool) and str(key) == str(int(key))

@@ -111,7 +111,7 @@ class Rollout:
         at every ``is_first`` after row 0.
     last_action, last_reward: action and reward before row 0; zeros at a restart.
     state: recorded recurrent state before the acts of rows 0, state_every, 2 * state_every, ...
-        and, if it is a multiple, T; before the reset at ``is_first``, which the network applies.
+        and T if it is a multiple; not yet reset at ``is_first``, which the network does.
         Empty for feed-forward policies.
     trace_cut: whether the next row is invalid although the episode continues: it is beyond the
         budget, of too old weights, or of another policy.  None if there is no such row.

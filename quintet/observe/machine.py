@@ -12,7 +12,7 @@ from quintet.observe.growth import Held
 from quintet.system.cpus import usable_cores
 
 _LOOK_AGAIN_S = 10.0
-"""Seconds between two searches for child processes, which take milliseconds among thousands."""
+"""Seconds between two searches for child processes, which take milliseconds on busy machines."""
 
 
 @final

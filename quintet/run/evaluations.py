@@ -34,7 +34,7 @@ class Evaluations:
         say: Callable[[str], None] = print,
         notice: Callable[[str], None] = print,
     ):
-        """say: gets lines of processes that step environments; notice: what a long wait is for."""
+        """say: receives output of environment processes; notice: reasons of long waits."""
         self.config, self.say, self.notice = config, say, notice
         self.env = loaded.evaluated
         self.elsewhere = ""

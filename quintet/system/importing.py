@@ -125,7 +125,7 @@ def _not_imported(module_name: str, name: str, error: BaseException) -> ConfigEr
 
 
 def origin_of(module: ModuleType) -> str:
-    """The file of a module, and one of its name in the working folder that was not imported."""
+    """The file of a module, and a file of its name in the working folder if not imported."""
     name = module.__name__
     file = getattr(module, "__file__", None) or f"module {name}"
     base = Path.cwd().joinpath(*name.split("."))

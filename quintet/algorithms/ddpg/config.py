@@ -42,7 +42,7 @@ NEEDS = {
     f"model.{name}": Needs("another algorithm, ddpg has no use for it", lambda *_: False)
     for name in ("core", "shared_torso", "action_std", "action_std_init", "action_bounds")
 }
-"""Conditions of network options that have no effect with DDPG."""
+"""Conditions that are never met, of network options without effect in DDPG."""
 
 
 class Knobs(NamedTuple):

@@ -49,7 +49,7 @@ class SteppedEnv:
         """like: the same environments, made by this process; only their properties are read.
 
         count: number of processes; first_stream: number of the first environment in the run.
-        timeout_s: how long a step of one stream may take.
+        timeout_s: longest time of a step of one stream.
 
         Raises:
             ConfigError: the environment can't be sent to other processes, or there is too little

@@ -183,7 +183,7 @@ class Workers:
         """Has a worker fill one free slot of each of its groups; False if there are none.
 
         versions: of the weights to act by, by policy; None: the newest when it begins.
-        rows: of the unroll; None: all.
+        rows: number of rows of the unroll; None: all.
         asks: after fewer rows than all the worker waits for `extend`.
         """
         sampler = self.samplers[index]

@@ -375,7 +375,7 @@ class RowStore:
         self._reached = fresh.end(episodes[-1])
 
     def _follows(self, fresh: Fresh) -> NDArray[np.bool_]:
-        """Whether each stream goes on where it stopped.
+        """Whether each stream continues where it stopped.
 
         Columns between may never have been delivered.  So the observation, the episode and the last
         action and reward are compared with the stored bytes.
