@@ -457,7 +457,8 @@ def test_a_group_of_seeds_and_its_picture(quintet, folder):
         path.write_bytes(b"")
     status, out, err = quintet(*train(*given, steps="192"))
     assert status == 1
-    assert err.startswith("error: seed 1: no checkpoint in r/s1/checkpoints can be read")
+    where = folder / "r/s1/checkpoints"
+    assert err.startswith(f"error: seed 1: no checkpoint in {where} can be read")
     assert [line.split()[:2] for line in out.splitlines() if line[:1] in "12"] == [
         ["1", "failed"],
         ["2", "finished"],
