@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
-from rich.console import Console, Group
+from rich.console import Console
 
 import quintet
 from quintet.observe.dashboard import layout
@@ -31,7 +31,7 @@ class Camera:
         self.view.add(report, recent)
         if self.view.pace.done >= SHARE * self.view.pace.total and not self.out.exists():
             console = Console(width=COLUMNS, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-            console.print(Group(*layout(self.view, COLUMNS, ROWS)))
+            console.print(layout(self.view, console, ROWS))
             self.out.write_text(console.export_svg(title="quintet train ppo --env LunarLander-v3"))
 
     def stage(self, text: str) -> None: ...

@@ -1,19 +1,21 @@
 """A dashboard in the terminal: a run's progress, its learning, and the limit of its speed."""
 
 import sys
-import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO, cast, final
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.segment import SegmentLines
+from rich.table import Table
 from rich.text import Text
 
 from quintet.observe import health
 from quintet.observe.limits import limit
-from quintet.observe.metrics import policy_of
+from quintet.observe.metrics import by_policy
 from quintet.observe.pace import NO_SCORE, Score, clock, percent
 from quintet.observe.shares import SERVER, Load, Shares, mean
 from quintet.observe.stream import QuietStream, is_terminal
@@ -25,10 +27,7 @@ _MOST_OF_TIME = 0.02  # that drawing may take
 _SHORTEST_S = 0.1  # between two drawings: the eye sees no more
 
 _NAMES_WIDTH = 11  # a longer name has a space behind it all the same
-_NARROW = 50  # columns below which names are not set in a column of their own
 _CURVE_HEIGHT = 3
-_PROCESS_WIDTH = 11
-_SHORTEST_BAR = 12
 _MOST_WORKERS = 4  # that have a line each
 
 # Sign and colour: told apart without colour.
@@ -61,17 +60,12 @@ _LINES: dict[str, tuple[str, ...]] = {
     "exploration": (),
     "replay": (),
     "policy_lag": ("mean", "max"),
-    "data": (),
+    "data": ("discarded_columns", "waiting_batches", "worker_restarts"),
 }
 _SKIPPED = ("_last_epoch",)
 
-# With workers these have a line of their own; texts for one and for several.
-_COUNTS = {
-    "data/discarded_columns": ("{} column dropped", "{} columns dropped"),
-    "data/waiting_batches": ("{} batch waits", "{} batches wait"),
-    "data/worker_restarts": ("{} process replaced", "{} processes replaced"),
-}
-_OF_WORKERS = (*_COUNTS, "data/discarded_env_steps", "policy_lag/")
+_Block = tuple[int, RenderableType]
+"""Rank, and lines that are shown together; those of the highest rank are left out first."""
 
 
 @final
@@ -129,120 +123,133 @@ class TerminalProgress:
             self._console.clear()
             self._live = self._begin()
         self._width = width
-        self._live.update(Group(*layout(self._view, width, height - 1)), refresh=True)
+        self._live.update(layout(self._view, self._console, height - 1), refresh=True)
         end = time.monotonic()
         self._next_draw = end + max(_SHORTEST_S, (end - begin) / _MOST_OF_TIME)
 
 
 @dataclass(frozen=True)
-class _Block:
-    """Lines that are shown together or, without room for them, not at all.
+class _Items:
+    """A line of as many whole items as fit."""
 
-    rank: blocks of the highest rank are left out first.
-    divisible: whether as many of the lines as fit may be shown alone.
-    """
+    items: Sequence[Text | str]
 
-    rank: int
-    lines: Sequence[Text]
-    divisible: bool = False
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        line = Text(no_wrap=True, overflow="ellipsis")
+        for item in self.items:
+            if line and len(line) + 2 + len(item) > options.max_width:
+                break
+            line.append("  " if line else "").append(item)
+        yield line
 
 
-def layout(view: View, width: int, height: int) -> list[Text]:
-    """The lines of the dashboard, at most `height` of at most `width` characters.
+@dataclass(frozen=True)
+class _ShareBar:
+    """Shares of a time as a bar."""
+
+    shares: Shares
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        bar, end = Text(no_wrap=True), 0.0
+        for phase, share in self.shares.items():
+            begin, end = end, end + share
+            sign, colour = _SIGNS[phase]
+            cells = round(end * options.max_width) - round(begin * options.max_width)
+            bar.append(sign * cells, style=colour)
+        yield bar
+
+
+def _row(name: str, *cells: RenderableType) -> Table:
+    """A name, and cells of which the last is three times as wide as others."""
+    row = Table.grid(padding=(0, 1), expand=True)
+    row.add_column(style="bold", no_wrap=True, min_width=_NAMES_WIDTH - 1)
+    for number, _ in enumerate(cells, start=1):
+        row.add_column(ratio=3 if number == len(cells) else 1)
+    # as texts: strings may hold what rich takes for markup
+    row.add_row(*(Text(each) if isinstance(each, str) else each for each in (name, *cells)))
+    return row
+
+
+def layout(view: View, console: Console, height: int) -> SegmentLines:
+    """The dashboard, as wide as the console and of at most `height` lines.
 
     The least important blocks are left out first: metrics, the curve, the bar of shares; how far
     the run is and what limits it stay longest.
     """
-    narrow = width - _NAMES_WIDTH
-    blocks = [
-        _Block(0, [_title(view, width)]),
-        _Block(0, [_bar(view, width)]),
-        _Block(1, [_steps(view, width)]),
-        _Block(3, [_named("return", _returns(view), width)]),
-        *_successes(view, width),
-        *_policies(view, width),
-        _Block(5, _curve(view, narrow)),
-        *_time(view, width),
-        *_samples(view, width),
-        *_health(view, width),
-        *_numbers(view, width),
+    blocks: list[_Block] = [
+        (0, _title(view)),
+        (0, _progress(view)),
+        (1, _row("env steps", _Items(_steps(view)))),
+        *_scores(view),
+        *_policies(view),
+        *_curve(view, console.width - _NAMES_WIDTH),
+        *_time(view),
+        *_health(view),
+        *_numbers(view),
     ]
-    room = height
-    shown: dict[int, Sequence[Text]] = {}
-    for index in sorted(range(len(blocks)), key=lambda index: blocks[index].rank):
-        lines = blocks[index].lines
+    room, shown = height, {}
+    for number in sorted(range(len(blocks)), key=lambda number: blocks[number][0]):
+        lines = console.render_lines(blocks[number][1], pad=False)
         if len(lines) > room:
-            shown[index] = lines[:room] if blocks[index].divisible else []
             break  # no less important block is shown in its place
-        shown[index] = lines
+        shown[number] = lines
         room -= len(lines)
-    kept = [line for index in sorted(shown) for line in shown[index]]
-    for line in kept:
-        line.no_wrap, line.overflow = True, "crop"
-        line.truncate(width)
-    return kept
+    kept = [line for number in sorted(shown) for line in shown[number]]
+    return SegmentLines(kept, new_lines=True)
 
 
-def _title(view: View, width: int) -> Text:
-    gap = width - len(view.title) - len(view.folder)
-    folder = " " * gap + view.folder if gap >= 2 else ""
-    return Text.assemble((view.title, "bold"), (folder, "dim"))
+def _title(view: View) -> Table:
+    title = Table.grid(padding=(0, 2), expand=True)
+    title.add_column(style="bold", no_wrap=True)
+    title.add_column(style="dim", no_wrap=True, justify="right", ratio=1)
+    title.add_row(Text(view.title), Text(view.folder))
+    return title
 
 
-def _bar(view: View, width: int) -> Text:
+def _progress(view: View) -> Table:
     pace = view.pace
-    figures = f" {pace.percent:3d}%"
-    if "wall_s" in view.report and width >= 40:
-        figures += f"  {clock(view.report['wall_s'])} elapsed"
-    if pace.left_s is not None and pace.done < pace.total and width >= 60:
-        figures += f"  {clock(pace.left_s)} left"
-    cells = max(0, width - len(figures))
-    full = cells * pace.done // max(1, pace.total)
-    return Text.assemble(("━" * full, "cyan"), ("─" * (cells - full), "dim"), figures)
+    figures = [f"{pace.percent:3d}%"]
+    if "wall_s" in view.report:
+        figures.append(f"{clock(view.report['wall_s'])} elapsed")
+    if pace.left_s is not None and pace.done < pace.total:
+        figures.append(f"{clock(pace.left_s)} left")
+    bar = Table.grid(padding=(0, 1), expand=True)
+    bar.add_column(ratio=1)
+    bar.add_column(no_wrap=True)
+    bar.add_row(
+        ProgressBar(max(1, pace.total), pace.done, complete_style="cyan"), "  ".join(figures)
+    )
+    return bar
 
 
-def _steps(view: View, width: int) -> Text:
+def _steps(view: View) -> list[Text | str]:
     pace = view.pace
-    parts = [f"{pace.done:,} of {pace.total:,}"]
+    parts: list[Text | str] = [f"{pace.done:,} of {pace.total:,}"]
     if pace.steps_per_s is not None:
         parts.append(f"{pace.steps_per_s:,.0f} per second")
-    if view.stage:
-        # The stage is more important than how far and how fast the run is.
-        while parts and _NAMES_WIDTH + len("  ".join([*parts, view.stage])) > width:
-            parts.pop()
-        return _named("env steps", [*map(Text, parts), Text(view.stage, style="yellow")], width)
-    parts += [f"{int(view.report[n]):,} {n}" for n in ("iterations", "updates") if n in view.report]
-    return _named("env steps", [*map(Text, parts)], width)
+    if view.stage:  # it is more important than how far and how fast the run is
+        return [Text(view.stage, style="yellow"), *parts]
+    return parts + [
+        f"{int(view.report[n]):,} {n}" for n in ("iterations", "updates") if n in view.report
+    ]
 
 
-def _returns(view: View) -> list[Text]:
-    parts = []
-    if view.recent.return_ is not None:
-        parts.append(f"{label(view.recent.return_)} training, last 100 episodes")
-    if view.evaluation.return_ is not None:
-        parts.append(f"{label(view.evaluation.return_)} {view.evaluation_name}")
-    if view.best is not None:
-        parts.append(f"{label(view.best)} best")
-    return [*map(Text, parts or ["no episode has ended yet"])]
+def _scores(view: View) -> Iterator[_Block]:
+    """The scores of training and of evaluations, without success where it is not defined."""
+    for number, (name, written) in enumerate({"return": label, "success": percent}.items()):
+        recent, evaluated = view.recent[number], view.evaluation[number]
+        parts = [] if recent is None else [f"{written(recent)} training, last 100 episodes"]
+        parts += [] if evaluated is None else [f"{written(evaluated)} {view.evaluation_name}"]
+        if name == "return":
+            parts += [] if view.best is None else [f"{label(view.best)} best"]
+            parts = parts or ["no episode has ended yet"]
+        if parts:
+            yield 3, _row(name, _Items(parts))
 
 
-def _successes(view: View, width: int) -> list[_Block]:
-    parts = []
-    if view.recent.success is not None:
-        parts.append(f"{percent(view.recent.success)} training, last 100 episodes")
-    if view.evaluation.success is not None:
-        parts.append(f"{percent(view.evaluation.success)} {view.evaluation_name}")
-    return [_Block(3, [_named("success", [*map(Text, parts)], width)])] if parts else []
-
-
-def _policies(view: View, width: int) -> list[_Block]:
+def _policies(view: View) -> Iterator[_Block]:
     """A line for each of several policies: its objective, return, copies and hyperparameters."""
-    own: dict[int, dict[str, float]] = {}
-    for name, x in view.report.items():
-        if (policy := policy_of(name)) >= 0:
-            own.setdefault(policy, {})[name.partition("/")[2]] = x
-    lines = []
-    for policy, report in sorted(own.items()):
+    for policy, report in by_policy(view.report).items():
         objective = report.get("population/objective")
         parts = ["not ranked" if objective is None else f"objective {label(objective)}"]
         if "episode/return_mean" in report:
@@ -251,173 +258,86 @@ def _policies(view: View, width: int) -> list[_Block]:
             parts.append(f"copied {copies}x")
         tuned = {k: x for k, x in report.items() if k.startswith("hyperparameter/")}
         parts += [f"{name.partition('/')[2]} {x:.3g}" for name, x in tuned.items()]
-        lines.append(_named(f"policy {policy}", [*map(Text, parts)], width))
-    return [_Block(3, lines, divisible=True)] if lines else []
+        yield 3, _row(f"policy {policy}", _Items(parts))
 
 
-def _curve(view: View, width: int) -> list[Text]:
-    drawn = view.curve.lines(width, _CURVE_HEIGHT)
-    return [Text(" " * _NAMES_WIDTH).append(line, style="green") for line in drawn]
+def _curve(view: View, width: int) -> Iterator[_Block]:
+    if drawn := view.curve.lines(width, _CURVE_HEIGHT):
+        yield 5, _row("", Text("\n".join(drawn), style="green", no_wrap=True))
 
 
-def _time(view: View, width: int) -> list[_Block]:
+def _time(view: View) -> Iterator[_Block]:
     """The shares of the time as numbers and bars, and the sentence on what limits the speed."""
     load = view.shares.recent()
     if not load.learner:
-        return []
+        return
     if load.beside:
-        rows = _processes(load, width)
-        blocks = [_Block(3, rows[:1]), _Block(4, rows[1:], divisible=True)]
+        yield from _processes(load)
     else:
-        legend = _legend(load.learner, load.learner)
-        bar = Text(" " * _NAMES_WIDTH)
-        bar.append_text(_share_bar(load.learner, max(0, width - _NAMES_WIDTH)))
-        blocks = [_Block(3, [_named("time", legend, width)]), _Block(4, [bar])]
+        yield 3, _row("time", _legend(load.learner, load.learner))
+        yield 4, _row("", _ShareBar(load.learner))
     if view.facts is not None:
-        sentence = limit(load, view.facts, starting=view.shares.starting)
-        blocks.append(_Block(2, _paragraph("limit", sentence, width), divisible=True))
-    return blocks
+        yield 2, _row("limit", limit(load, view.facts, starting=view.shares.starting))
 
 
-def _processes(load: Load, width: int) -> list[Text]:
-    """A line for each process: its name, a bar and its shares; of many workers their mean, and
-    below it their range.
+def _processes(load: Load) -> Iterator[_Block]:
+    """A line for each process: a bar and its shares; of many workers their mean, and below it their
+    range.
     """
+    yield 3, _of_process("learner", load.learner, load.learner)
     workers = mean(load.workers) if load.workers else {}
-    named: list[tuple[str, Shares, Shares]] = [("learner", load.learner, load.learner)]
-    several = len(load.workers) > _MOST_WORKERS
-    if several:
-        named.append((f"{len(load.workers)} workers", workers, workers))
+    if len(load.workers) > _MOST_WORKERS:
+        yield 4, _of_process(f"{len(load.workers)} workers", workers, workers)
+        yield 4, _row("", "", _Items(_ranges(load.workers, workers)))
     else:
-        every = (name for name in load.beside if name != SERVER)
-        named += [(name.replace("/", " "), load.beside[name], workers) for name in every]
+        for name, shares in load.beside.items():
+            if name != SERVER:
+                yield 4, _of_process(name.replace("/", " "), shares, workers)
     if load.server:
-        named.append((SERVER, load.server, load.server))
-    cells = (width - _NAMES_WIDTH - _PROCESS_WIDTH) // 4
-    cells = cells if cells >= _SHORTEST_BAR else 0  # the numbers tell more
-    lines = []
-    for number, (name, shares, order) in enumerate(named):
-        bar = _share_bar(shares, cells)
-        bar.append("  " if cells else "")
-        lines.append(_of_process(number == 0, name, bar, _legend(shares, order), width))
-        if several and number == 1:
-            ends = [Text(each, style="dim") for each in _ranges(load.workers, workers)]
-            lines.append(_of_process(False, "", Text(" " * len(bar)), ends, width))
-    return lines
+        yield 4, _of_process(SERVER, load.server, load.server)
 
 
-def _of_process(first: bool, name: str, bar: Text, parts: Sequence[Text], width: int) -> Text:
-    """A line of the block "time", with as many whole parts as fit."""
-    if width < _NARROW:
-        return _filled(Text.assemble(f"{name} ", bar), parts, width)
-    head = (f"{'time' if first else '':{_NAMES_WIDTH}}", "bold")
-    return _filled(Text.assemble(head, f"{name:{_PROCESS_WIDTH}}", bar), parts, width)
+def _of_process(name: str, shares: Shares, order: Shares) -> Table:
+    return _row(name, _ShareBar(shares), _legend(shares, order))
 
 
-def _ranges(workers: Sequence[Shares], order: Shares) -> list[str]:
+def _ranges(workers: Sequence[Shares], order: Shares) -> list[Text]:
     """The smallest and the largest share of a worker, by phase."""
     found = []
     for phase in sorted(order, key=lambda phase: -order[phase]):
         shares = [100 * worker.get(phase, 0.0) for worker in workers]
         if max(shares) >= 0.5:
-            found.append(f"{phase} {min(shares):.0f} to {max(shares):.0f}%")
+            found.append(Text(f"{phase} {min(shares):.0f} to {max(shares):.0f}%", style="dim"))
     return found
 
 
-def _legend(shares: Shares, order: Shares) -> list[Text]:
+def _legend(shares: Shares, order: Shares) -> _Items:
     """Every phase with its sign and share, the largest of `order` first."""
-    return [
-        Text.assemble(_SIGNS[phase], f" {phase} {100 * share:.0f}%")
-        for phase, share in sorted(shares.items(), key=lambda item: -order.get(item[0], 0.0))
-        if share >= 0.005
-    ]
+    return _Items(
+        [
+            Text.assemble(_SIGNS[phase], f" {phase} {100 * share:.0f}%")
+            for phase, share in sorted(shares.items(), key=lambda item: -order.get(item[0], 0.0))
+            if share >= 0.005
+        ]
+    )
 
 
-def _share_bar(shares: Shares, cells: int) -> Text:
-    bar = Text()
-    end = 0.0
-    for phase, share in shares.items():
-        begin, end = end, end + share
-        sign, colour = _SIGNS[phase]
-        bar.append(sign * (round(end * cells) - round(begin * cells)), style=colour)
-    return bar
+def _health(view: View) -> Iterator[_Block]:
+    lines = [Text(said, style=_STYLES[state]) for state, said in health.sentences(view.findings)]
+    if lines:
+        yield 3, _row("health", Group(*lines))
 
 
-def _samples(view: View, width: int) -> list[_Block]:
-    """Policy lag, dropped columns and waiting batches of a run with workers."""
-    if not _has_workers(view):
-        return []
-    report = view.report
-    parts = []
-    for name in ("mean", "max"):
-        if f"policy_lag/{name}" in report:
-            parts.append(Text(f"{label(report[f'policy_lag/{name}'])} {name}"))
-    for name, text in _COUNTS.items():
-        if name in report:
-            count = int(report[name])
-            style = "yellow" if name == "data/worker_restarts" else ""
-            if count or not style:
-                parts.append(Text(text[count != 1].format(f"{count:,}"), style=style))
-    return [_Block(4, [_named("policy lag", parts, width)])] if parts else []
-
-
-def _has_workers(view: View) -> bool:
-    return view.facts is not None and view.facts.num_workers > 0
-
-
-def _health(view: View, width: int) -> list[_Block]:
-    lines: list[Text] = []
-    for state, sentence in health.sentences(view.findings):
-        lines += _paragraph("" if lines else "health", sentence, width, _STYLES[state])
-    return [_Block(3, lines)] if lines else []
-
-
-def _numbers(view: View, width: int) -> list[_Block]:
-    told = _OF_WORKERS if _has_workers(view) else ()
-    blocks = []
-    for rank, (name, first) in enumerate(_LINES.items()):
+def _numbers(view: View) -> Iterator[_Block]:
+    for rank, (name, first) in enumerate(_LINES.items(), start=6):
         values = {
             key.removeprefix(f"{name}/"): value
             for key, value in view.report.items()
-            if key.startswith(f"{name}/")
-            and not key.endswith(_SKIPPED)
-            and not key.startswith(told)
+            if key.startswith(f"{name}/") and not key.endswith(_SKIPPED)
         }
         ordered = [key for key in first if key in values]
         # what is exactly 0 is switched off
         ordered += [key for key, value in values.items() if key not in first and value != 0]
         parts = [Text.assemble((f"{key} ", "dim"), label(values[key])) for key in ordered]
         if parts:
-            blocks.append(_Block(6 + rank, [_named(name, parts, width)]))
-    return blocks
-
-
-def _named(name: str, parts: Sequence[Text], width: int) -> Text:
-    """A name and as many whole parts as fit."""
-    cells = _NAMES_WIDTH - 1 if width >= _NARROW else 0
-    line = Text.assemble((f"{name:{cells}} ", "bold"))
-    return _filled(line, parts, width)
-
-
-def _filled(line: Text, parts: Sequence[Text], width: int) -> Text:
-    """Appends as many whole parts as fit to the line."""
-    for number, part in enumerate(parts):
-        if number and len(line) + 2 + len(part) > width:
-            break
-        line.append("  " if number else "").append_text(part)
-    return line
-
-
-def _paragraph(name: str, sentence: str, width: int, style: str = "") -> list[Text]:
-    """The sentence in lines after its name, which narrow terminals leave out."""
-    if width < _NARROW:
-        return [Text(line, style=style) for line in _wrap(sentence, max(10, width))]
-    wrapped = _wrap(sentence, width - _NAMES_WIDTH)
-    names = [name, *[""] * (len(wrapped) - 1)]
-    lines = zip(names, wrapped, strict=True)
-    return [_named(head, [Text(line, style=style)], width) for head, line in lines]
-
-
-def _wrap(sentence: str, width: int) -> list[str]:
-    """Wraps a sentence; options stay whole, so that they can be copied."""
-    return textwrap.wrap(sentence, width, break_on_hyphens=False)
+            yield rank, _row(name, _Items(parts))

@@ -4,7 +4,7 @@ numbers that show it."""
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, final
 
-from quintet.observe.metrics import policy_of, policy_prefix
+from quintet.observe.metrics import by_policy
 from quintet.protocols import Evidence, Part
 
 State = Literal["sound", "doubtful", "not known yet"]
@@ -33,15 +33,14 @@ class Finding(NamedTuple):
 
 def findings(parts: Sequence[Part], report: Mapping[str, float]) -> list[Finding]:
     """A finding for every part of every policy that the report tells of."""
-    policies = sorted({policy_of(name) for name in report} - {-1})
+    policies = by_policy(report)
     if not policies:
         return [_judged(part, report) for part in parts]
-    found = []
-    for policy in policies:
-        prefix = policy_prefix(policy, 2)
-        own = {k.removeprefix(prefix): x for k, x in report.items() if k.startswith(prefix)}
-        found += [_judged(part, own)._replace(policy=policy) for part in parts]
-    return found
+    return [
+        _judged(part, own)._replace(policy=policy)
+        for policy, own in policies.items()
+        for part in parts
+    ]
 
 
 def metrics(parts: Sequence[Part], report: Mapping[str, float]) -> dict[str, float]:

@@ -26,62 +26,37 @@ _REWARD = "reward units"
 _STEPS = "env_steps"
 _ACTIONS = "half the action range"
 
-_COUNTERS = {
+OF_RUNS: Mapping[str, Metric] = {
     "env_steps": Metric(_STEPS, "agent decisions learned from so far, over all streams"),
     "env_frames": Metric("frames", "env_steps times the action repeat"),
     "wall_s": Metric("s", "wall time of training so far, over all resumptions"),
     "updates": Metric("updates", "optimizer steps made so far"),
     "iterations": Metric("iterations", "fresh batches so far"),
-    "version": Metric(
-        "updates", "of the weights: grows with each batch, or each optimizer step, learned from"
-    ),
+    "version": Metric("updates", "of the weights: grows with each batch or optimizer step"),
     "process/resident_bytes": Metric("bytes", "resident memory of the learner's process"),
-}
-
-_EPISODES = {
-    "episode/return_mean": Metric(
-        _REWARD, "mean raw return of episodes ended since the last report"
-    ),
+    "episode/return_mean": Metric(_REWARD, "mean raw return of episodes since the last report"),
     "episode/return_std": Metric(_REWARD, "standard deviation of those returns"),
     "episode/return_min": Metric(_REWARD, "lowest raw return of those episodes"),
     "episode/return_max": Metric(_REWARD, "highest raw return of those episodes"),
     "episode/length_mean": Metric(_STEPS, "mean length of those episodes"),
     "episode/count": Metric("episodes", "number of those episodes"),
     "episode/success_rate": Metric("1", "share of those episodes that succeeded, where defined"),
-    "episode/cut_frac": Metric(
-        "1", "share of executed env_steps in episodes given up as their streams began anew"
-    ),
+    "episode/cut_frac": Metric("1", "share of executed env_steps in episodes that restarts cut"),
     "eval/return_mean": Metric(_REWARD, "mean raw return over the last evaluation"),
     "eval/return_std": Metric(_REWARD, "standard deviation of returns in the last evaluation"),
     "eval/return_min": Metric(_REWARD, "lowest raw return in the last evaluation"),
     "eval/return_max": Metric(_REWARD, "highest raw return in the last evaluation"),
     "eval/length_mean": Metric(_STEPS, "mean episode length in the last evaluation"),
     "eval/success_rate": Metric("1", "share of evaluation episodes that succeeded, where defined"),
-    "eval/entropy": Metric(
-        "nats", "mean entropy of the policy's distribution over the steps of the last evaluation"
-    ),
+    "eval/entropy": Metric("nats", "mean entropy of the policy over the last evaluation"),
     "eval/episodes": Metric("episodes", "episodes of the last evaluation"),
-    "eval/cut_episodes": Metric(
-        "episodes", "of them, those that were cut at eval.max_steps with their return so far"
-    ),
-}
-
-_SPEED = {
+    "eval/cut_episodes": Metric("episodes", "episodes of it that eval.max_steps cut"),
     "throughput/env_steps_per_s": Metric("env_steps/s", "env_steps per second since last report"),
     "throughput/updates_per_s": Metric("updates/s", "optimizer steps per second since last report"),
-    "machine/cores_used": Metric(
-        "cores", "cores that the process and those it began kept busy, since last report"
-    ),
-    "machine/cores_used_by_others": Metric(
-        "cores", "cores that other processes kept busy, of those that this one may use"
-    ),
-    "machine/memory_bytes": Metric(
-        "bytes",
-        "memory that these processes hold for themselves, without what they share or map (Linux)",
-    ),
-    "machine/cores_waited_for": Metric(
-        "cores", "cores that these processes waited for while others had them (Linux)"
-    ),
+    "machine/cores_used": Metric("cores", "cores that this process and its children kept busy"),
+    "machine/cores_used_by_others": Metric("cores", "cores of this process that others kept busy"),
+    "machine/memory_bytes": Metric("bytes", "memory of these processes alone (Linux)"),
+    "machine/cores_waited_for": Metric("cores", "cores that these processes waited for (Linux)"),
     "time/stepping_frac": Metric("1", "share of time spent in environments"),
     "time/making_frac": Metric("1", "share of time spent making and resetting all environments"),
     "time/acting_frac": Metric("1", "share of time spent choosing actions"),
@@ -94,33 +69,26 @@ _SPEED = {
     "policy_lag/min": Metric("updates", "lowest age of the weights that acted, since last report"),
     "policy_lag/mean": Metric("updates", "mean age of the weights that acted, since last report"),
     "policy_lag/max": Metric("updates", "highest age of the weights that acted, since last report"),
-    "data/env_processes": Metric(
-        "processes", "processes that step the environments for the run's own, where there are any"
-    ),
+    "data/env_processes": Metric("processes", "processes that step environments for the run"),
     "data/valid_frac": Metric("1", "share of rows of the batch whose action was executed"),
     "data/discarded_columns": Metric(
-        "columns",
-        "columns dropped so far: too old, or waiting when streams began anew",
+        "columns", "columns dropped so far: too old, or left by a restart"
     ),
-    "data/executed_env_steps": Metric(
-        _STEPS, "all that environments made; env_steps counts those learned from"
-    ),
+    "data/executed_env_steps": Metric(_STEPS, "all that environments made, learned from or not"),
     "data/discarded_env_steps": Metric(
         _STEPS,
-        "executed and never learned from: too old, past the budget, waiting at a restart, or of an "
-        "unroll whose worker died",
+        "executed and never learned from: too old, past the budget, or lost in a restart",
     ),
-    "data/worker_restarts": Metric(
-        "restarts", "sampler processes replaced since the process began"
-    ),
+    "data/worker_restarts": Metric("restarts", "sampler processes replaced since the start"),
     "population/objective": Metric("1", "by which the policies of a population are ranked"),
     "population/copies": Metric("copies", "times that the policy became a copy of another"),
     "data/waiting_batches": Metric("batches", "assembled and waiting for the learner"),
     "replay/size": Metric("transitions", "transitions held in replay"),
     "replay/draws_per_env_step": Metric("1", "transitions trained on per env_step so far"),
 }
+"""Metrics of every run, whatever the learner."""
 
-_LOSSES = {
+OF_LEARNERS: Mapping[str, Metric] = {
     "loss/total": Metric("1", "weighted sum of all terms"),
     "loss/total_abs": Metric("1", "sum of the absolute values of the weighted terms"),
     "loss/policy": Metric("1", "policy term, to be minimised"),
@@ -128,16 +96,10 @@ _LOSSES = {
     "loss/entropy": Metric("nats", "entropy term: minus the entropy"),
     "loss/kl": Metric("1", "KL penalty: beta times the mean KL"),
     "loss/l2": Metric("1", "penalty on squared kernels"),
-}
-
-_OPTIMISATION = {
     "optim/learning_rate": Metric("1", "learning rate of the last optimizer step"),
     "optim/grad_norm": Metric("1", "global gradient norm before clipping, mean over updates"),
     "optim/grad_clip_frac": Metric("1", "share of updates whose gradient was clipped"),
     "optim/epochs": Metric("passes", "passes over the batch that were made"),
-}
-
-_POLICY = {
     "policy/entropy": Metric("nats", "mean entropy of the policy"),
     "policy/clip_frac": Metric("1", "share of samples whose ratio was outside the clip range"),
     "policy/ratio_mean": Metric("1", "mean of pi over mu"),
@@ -159,16 +121,10 @@ _POLICY = {
     "policy/entropy_max": Metric("nats", "highest entropy of the policy in a row"),
     "policy/logp_abs_max": Metric(
         "nats",
-        "largest |log-probability| of an allowed option under the policy that acted; of the "
-        "executed actions where all are continuous",
+        "largest |log-probability| of an allowed option, or executed continuous action",
     ),
-    "policy/rho_clip_frac": Metric(
-        "1", "share of ratios that errors of V-trace or the policy clip"
-    ),
+    "policy/rho_clip_frac": Metric("1", "share of ratios that V-trace's errors or the policy clip"),
     "policy/c_clip_frac": Metric("1", "share of ratios that V-trace's or Retrace's traces clip"),
-}
-
-_VALUES = {
     "value/prediction_mean": Metric(_REWARD, "mean predicted value"),
     "value/target_mean": Metric(_REWARD, "mean value target"),
     "value/change_mean": Metric(_REWARD, "mean |value - value when the row was collected|"),
@@ -186,21 +142,10 @@ _VALUES = {
     "normalizer/observation_clip_frac": Metric("1", "share of normalised observations clipped"),
     "normalizer/observation_unlike_frac": Metric(
         "1",
-        "share of normalised floats whose spread in the newest batch is over 5 times or under a "
-        "fifth of the running std, of the leaf with most",
+        "share of a leaf's floats that now spread over 5 times or under a fifth of the running std",
     ),
     "normalizer/reward_clip_frac": Metric("1", "share of normalised rewards clipped"),
     "normalizer/reward_std": Metric(_REWARD, "running std by which rewards are divided"),
-}
-
-OF_RUNS: Mapping[str, Metric] = {**_COUNTERS, **_EPISODES, **_SPEED}
-"""Metrics of every run, whatever the learner."""
-
-OF_LEARNERS: Mapping[str, Metric] = {
-    **_LOSSES,
-    **_OPTIMISATION,
-    **_POLICY,
-    **_VALUES,
 }
 """Metrics that several learners report; the registry lists those of each."""
 
@@ -212,14 +157,10 @@ HISTOGRAM = "histogram/"
 
 PREFIXES: dict[str, Metric] = {
     HISTOGRAM: Metric("1", "distribution of a value over rows or parameters, never a number"),
-    "health/": Metric(
-        "1", "1: a part of the learner is sound, -1: doubtful, 0: not known yet (docs)"
-    ),
+    "health/": Metric("1", "a part of the learner: 1 sound, -1 doubtful, 0 not known yet"),
     "hyperparameter/": Metric("1", "value of an option that a population tunes"),
     "user/": Metric("1", "what callbacks have logged, in units of their own"),
-    "server/": Metric(
-        "1", "share of the inference server's time by phase; and streams that it acts on at once"
-    ),
+    "server/": Metric("1", "share of the inference server's time by phase; streams of an act"),
     "worker/": Metric("1", "share of a sampler process's time, by its number and by phase"),
 }
 """Families of metrics: any name that begins so is declared."""
@@ -248,10 +189,13 @@ def policy_prefix(policy: int, num_policies: int) -> str:
 _POLICY_PREFIX = re.compile(r"^policy_(\d+)/")
 
 
-def policy_of(name: str) -> int:
-    """Policy index in a metric's name; -1 for metrics of the run."""
-    found = _POLICY_PREFIX.match(name)
-    return int(found[1]) if found else -1
+def by_policy(report: Mapping[str, float]) -> dict[int, dict[str, float]]:
+    """The metrics of each of several policies under plain names; empty for one policy."""
+    own: dict[int, dict[str, float]] = {}
+    for name, x in report.items():
+        if found := _POLICY_PREFIX.match(name):
+            own.setdefault(int(found[1]), {})[name[found.end() :]] = x
+    return dict(sorted(own.items()))
 
 
 def describe(name: str) -> Metric | None:
@@ -278,12 +222,6 @@ def clean(report: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in report.items() if math.isfinite(value)}
 
 
-class _Episode(NamedTuple):
-    return_: float
-    length: int
-    success: bool | None
-
-
 @dataclass
 class _Sums:
     """Sums over the episodes since a report; judged: those in which success is defined.
@@ -307,7 +245,7 @@ class EpisodeStats:
 
     def __init__(self, window: int = 100) -> None:
         self._new = _Sums()
-        self._recent: deque[_Episode] = deque(maxlen=window)
+        self._recent: deque[tuple[float, bool | None]] = deque(maxlen=window)
 
     def add(
         self, episode_return: float, length: int, success: bool | None = None, recent: bool = True
@@ -317,7 +255,7 @@ class EpisodeStats:
         recent: whether it counts among the last episodes.
         """
         if recent:
-            self._recent.append(_Episode(episode_return, length, success))
+            self._recent.append((episode_return, success))
         new = self._new
         far = episode_return - new.return_sum / max(new.count, 1)
         new.count += 1
@@ -334,17 +272,17 @@ class EpisodeStats:
     @property
     def recent_returns(self) -> list[float]:
         """Returns of the last episodes."""
-        return [each.return_ for each in self._recent]
+        return [return_ for return_, _ in self._recent]
 
     @property
     def recent_return(self) -> float | None:
         """Mean return of the last episodes; None before the first."""
-        return _mean([each.return_ for each in self._recent])
+        return _mean(self.recent_returns)
 
     @property
     def recent_success(self) -> float | None:
         """Share of the last episodes that succeeded; None where success isn't defined."""
-        return _mean([each.success for each in self._recent if each.success is not None])
+        return _mean([won for _, won in self._recent if won is not None])
 
     def forget_recent(self) -> None:
         """Begins anew with the last episodes, which another policy played."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from quintet.errors import FileFault, QuintetError
 from quintet.observe.intervals import bootstrap_band, iqm, iqm_interval
-from quintet.observe.metrics import describe, policy_of, policy_prefix
+from quintet.observe.metrics import by_policy, describe
 from quintet.observe.plot_groups import env_name, group_key, group_labels, plain
 from quintet.observe.report_files import read_metrics
 from quintet.system import files, run_record, saved_options
@@ -176,7 +176,11 @@ def _leaving_out(left_out: list[QuintetError]) -> Iterator[None]:
 def _default_metric(kind: Kind, reports: Mapping[Path, Sequence[Mapping[str, float]]]) -> str:
     """A score that all runs have; a line on standard error where bars are not of evaluations."""
     runs = [own for run in reports.values() for _, own in _policies(run, None)]
-    found = _common_score(kind, runs)
+    sources = ("episode", "eval") if kind == "curve" else ("eval", "episode")
+    names = [f"{source}/{score}" for score in _SCORES for source in sources]
+    told = [{name for report in run for name in report} for run in runs]
+    common = [name for name in names if all(name in each for each in told)]
+    found = common[0] if common else f"{sources[0]}/return_mean"
     if kind == "bars" and runs and not found.startswith("eval/"):
         lacks = [
             str(folder)
@@ -191,26 +195,11 @@ def _default_metric(kind: Kind, reports: Mapping[Path, Sequence[Mapping[str, flo
     return found
 
 
-def _common_score(kind: Kind, runs: Sequence[Sequence[Mapping[str, float]]]) -> str:
-    sources = ("episode", "eval") if kind == "curve" else ("eval", "episode")
-    names = [f"{source}/{score}" for score in _SCORES for source in sources]
-    return next(
-        (
-            name
-            for name in names
-            if all(any(name in report for report in reports) for reports in runs)
-        ),
-        f"{sources[0]}/return_mean",
-    )
-
-
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in config.items():
-        if isinstance(value, Mapping):
-            flat.update(_flatten(value, f"{prefix}{name}."))
-        else:
-            flat[f"{prefix}{name}"] = value
+        nested = isinstance(value, Mapping)
+        flat |= _flatten(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
     return flat
 
 
@@ -220,21 +209,17 @@ def _policies(
     """The reports of each policy of a run under plain names, with what tells it apart; those of the
     run itself where it has one policy, or reports the metric.
     """
-    count = 1 + max((policy_of(name) for report in reports for name in report), default=-1)
-    if not count or any(metric in report for report in reports):
+    parts = [by_policy(report) for report in reports]
+    policies = sorted({policy for each in parts for policy in each})
+    if not policies or any(metric in report for report in reports):
         return [({}, reports)]
-    found: list[tuple[dict[str, int], Sequence[Mapping[str, float]]]] = []
-    for policy in range(count):
-        prefix = policy_prefix(policy, count + 1)
-        own = [
-            {
-                **report,
-                **{k.removeprefix(prefix): x for k, x in report.items() if k.startswith(prefix)},
-            }
-            for report in reports
-        ]
-        found.append(({"policy": policy}, own))
-    return found
+    return [
+        (
+            {"policy": policy},
+            [{**report, **own.get(policy, {})} for report, own in zip(reports, parts, strict=True)],
+        )
+        for policy in policies
+    ]
 
 
 def _load(
@@ -290,13 +275,12 @@ def _resample(curve: Curve, grid: NDArray[np.float64]) -> NDArray[np.float64]:
     step = (grid[1] - grid[0]) or 1.0
     nearest = np.rint((curve.x - grid[0]) / step).astype(np.int64)
     inside = (nearest >= 0) & (nearest < len(grid))
+    if not inside.any():
+        return np.interp(grid, curve.x, curve.y)
     counts = np.bincount(nearest[inside], minlength=len(grid))
     sums = np.bincount(nearest[inside], weights=curve.y[inside], minlength=len(grid))
     filled = counts > 0
-    means = sums[filled] / counts[filled]
-    if len(means) == 0:
-        return np.interp(grid, curve.x, curve.y)
-    return np.interp(grid, grid[filled], means)
+    return np.interp(grid, grid[filled], sums[filled] / counts[filled])
 
 
 def _final(run: Run, metric: str) -> float:
@@ -346,7 +330,7 @@ def _draw_bars(
             place,
             mean,
             height=0.6,
-            color=_COLOURS[number % len(_COLOURS)],
+            color=line_colour(number),
             alpha=0.45,
             hatch=_HATCHES[number % len(_HATCHES)],
             edgecolor="white",
@@ -389,12 +373,8 @@ def _curves(x: Axis, metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
     if metric.endswith("success_rate"):
         axes.set_ylim(-0.02, 1.02)
     axes.set_xlim(left=0)
-    figure.legend(
-        loc="lower left",
-        bbox_to_anchor=(0.02, 0.0),
-        frameon=False,
-        ncols=1 if len(groups) > 1 else entries,
-    )
+    ncols = 1 if len(groups) > 1 else entries
+    figure.legend(loc="lower left", bbox_to_anchor=(0.02, 0.0), frameon=False, ncols=ncols)
     return figure
 
 
@@ -466,20 +446,11 @@ def _evaluation_name(runs: Iterable[Run]) -> str:
 
 
 def _draw_evaluations(axes: Any, number: int, members: Sequence[Run]) -> None:
-    colour, marker = _COLOURS[number % len(_COLOURS)], _MARKERS[number % len(_MARKERS)]
-    size, alpha = (6.0, 1.0) if len(members) == 1 else (3.5, 0.6)
+    look = {"ls": "none", "mfc": "white", "clip_on": False, "mec": line_colour(number)}
+    look |= {"marker": _MARKERS[number % len(_MARKERS)]}
+    look |= {"ms": 6.0, "alpha": 1.0} if len(members) == 1 else {"ms": 3.5, "alpha": 0.6}
     for run in members:
-        axes.plot(
-            run.evaluations.x,
-            run.evaluations.y,
-            linestyle="none",
-            marker=marker,
-            markersize=size,
-            markerfacecolor="white",
-            markeredgecolor=colour,
-            alpha=alpha,
-            clip_on=False,
-        )
+        axes.plot(run.evaluations.x, run.evaluations.y, **look)
 
 
 def _named(metric: str) -> str:

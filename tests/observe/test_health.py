@@ -131,11 +131,16 @@ def test_plain_lines_tell_doubts_and_all_states_at_the_end(monkeypatch: pytest.M
 
 
 def test_the_dashboard_shows_the_states() -> None:
+    from rich.console import Console
+
     from quintet.observe.dashboard import layout
 
     view = View("title", Pace(1000, 0), "", FACTS, parts=PARTS)
     view.add({**GOOD, "policy/kl": 0.09, "updates": 10.0}, Score())
-    text = " ".join(" ".join(line.plain for line in layout(view, 100, 40)).split())
+    console = Console(width=100, file=io.StringIO())
+    with console.capture() as shown:
+        console.print(layout(view, console, 40))
+    text = " ".join(shown.get().split())
     for part in (
         "health policy doubtful: KL 0.09 above 0.06: it is too fast",
         "value function not known yet: 10 of 200 updates that it takes",
