@@ -85,11 +85,13 @@ def plot_lineage(run_dir: Path, out: Path) -> Path:
     return save(figure, files.given_path(out))
 
 
+def _line(policy: int) -> dict[str, Any]:
+    return {"color": line_colour(policy), "ls": LINES[policy % len(LINES)]}
+
+
 def _draw_copies(axes: Any, events: Sequence[Event], policies: int, end: int) -> None:
     for policy in range(policies):
-        axes.plot(
-            [0, end], [policy, policy], color=line_colour(policy), ls=LINES[policy % len(LINES)]
-        )
+        axes.plot([0, end], [policy, policy], **_line(policy))
     for event in events:
         if event.get("donor", event["policy"]) != event["policy"]:
             at, donor, policy = event["env_steps"], event["donor"], event["policy"]
@@ -111,9 +113,8 @@ def _draw_objectives(axes: Any, events: Sequence[Event], policies: int) -> None:
             for event in events
             if policy < len(event["objectives"]) and event["objectives"][policy] is not None
         ]
-        line = {"color": line_colour(policy), "ls": LINES[policy % len(LINES)], "lw": 1.2}
         at, values = zip(*known, strict=True) if known else ((), ())
-        axes.plot(at, values, marker=".", ms=3, **line)
+        axes.plot(at, values, marker=".", ms=3, lw=1.2, **_line(policy))
     axes.set_ylabel("objective", fontsize=8)
     axes.tick_params(which="both", labelsize=7)
     style_axes(axes)
@@ -123,7 +124,6 @@ def _draw_value(axes: Any, events: Sequence[Event], policy: int, name: str, end:
     own = [event for event in events if event["policy"] == policy]
     at = [event.get("env_steps", 0) for event in own]
     values = [event["known"][name] for event in own]
-    line = {"color": line_colour(policy), "ls": LINES[policy % len(LINES)], "lw": 1.2}
-    axes.step([*at, end], [*values, values[-1]], where="post", **line)
+    axes.step([*at, end], [*values, values[-1]], where="post", lw=1.2, **_line(policy))
     if min(values) > 0:
         axes.set_yscale("log")

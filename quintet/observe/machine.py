@@ -37,9 +37,8 @@ class MachineUse:
         The last one is absent in containers with a CPU quota, which share their cores.
         """
         by_core = psutil.cpu_percent(percpu=True)
-        usable = set(range(len(by_core)))
-        if hasattr(os, "sched_getaffinity"):  # Linux only
-            usable = os.sched_getaffinity(0)
+        linux = hasattr(os, "sched_getaffinity")
+        usable = os.sched_getaffinity(0) if linux else set(range(len(by_core)))
         looked_at = self._looked_at
         begun = self._look_for_children()
         known = [process for child, process in self._children.items() if child not in begun]

@@ -10,7 +10,7 @@ from typing import Protocol, TextIO, final
 
 from quintet.observe.advice import Cause, RunFacts
 from quintet.observe.health import Herald, sentences
-from quintet.observe.limits import cause, crowded, limit
+from quintet.observe.limits import cause, limit
 from quintet.observe.pace import NO_SCORE, Score, clock, count, percent
 from quintet.observe.stream import QuietStream, is_terminal
 from quintet.observe.timing import Phase
@@ -25,23 +25,18 @@ class Progress(Protocol):
 
     def update(self, report: Mapping[str, float], recent: Score = NO_SCORE) -> None:
         """Shows a report, and the score of the last episodes."""
-        ...
 
     def stage(self, text: str) -> None:
         """Shows what goes on until the next report; "" shows nothing."""
-        ...
 
     def waiting(self, text: str) -> None:
         """Shows what a long wait is for."""
-        ...
 
     def say(self, message: str) -> None:
         """Shows a message on a line of its own, at once."""
-        ...
 
     def close(self) -> None:
         """Shows the last state and restores the terminal; may be called twice."""
-        ...
 
 
 def make_progress(view: View, stream: TextIO | None = None) -> Progress:
@@ -108,8 +103,8 @@ class LineProgress:
             self._flush()
             for line in self._herald.news(self._view.findings, now):
                 self.say(line)
-            if self._told is None and (begun or self._crowded):
-                self._tell()
+            if self._told is None:
+                self._tell(only_others=not begun)
 
     def stage(self, text: str) -> None:
         """Shows nothing: a line would outlast the stage."""
@@ -140,20 +135,18 @@ class LineProgress:
             self.say(self._pending)
             self._pending = None
 
-    def _tell(self) -> None:
-        """Prints what limits the speed, unless it was printed last."""
+    def _tell(self, only_others: bool = False) -> None:
+        """Prints what limits the speed, unless it was printed last.
+
+        only_others: whether only other processes of the machine are worth a line.
+        """
         load, facts = self._view.shares.recent(), self._view.facts
         if facts is None or not load.learner:
             return
         told = cause(load, facts)
-        if told != self._told:
+        if told != self._told and (told == "others" or not only_others):
             self._told = told
             self.say(limit(load, facts, starting=self._view.shares.starting))
-
-    @property
-    def _crowded(self) -> bool:
-        facts = self._view.facts
-        return facts is not None and crowded(self._view.shares.recent(), facts)
 
 
 def _summary(view: View) -> str:

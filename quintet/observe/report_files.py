@@ -95,7 +95,12 @@ def gather(run_dir: Path, mark: Mark | None, notice: Notice) -> Gathered:
     if mark is not None and mark.number and not held:
         notice(f"{run_dir} has neither {JSONL_FILE} nor {CSV_FILE}: its reports are lost")
     for each in held:
-        _tell(each, notice)
+        for fault in each.faults[:_MOST_FAULTS]:
+            notice(fault)
+        if len(each.faults) > _MOST_FAULTS:
+            notice(f"{len(each.faults) - _MOST_FAULTS:,} more faults in {each.path}")
+        if each.torn:
+            notice(f"the last line of {each.path} is torn and left out")
     whole = [each for each in held if not each.faults]
     if whole:
         damaged = [each for each in held if each.faults]
@@ -194,56 +199,20 @@ def _held(path: Path, mark: Mark | None) -> Held | None:
     if not os.path.lexists(path):
         return None
     try:
-        data = files.read_bytes(path)
+        *lines, torn = files.read_bytes(path).split(b"\n")
     except FileFault as fault:
         return Held(path, [], [str(fault)])
-    held = (_of_jsonl if path.name == JSONL_FILE else _of_csv)(path, data)
-    if mark is not None and not held.faults and mark_of(held.reports[: mark.number]) != mark:
-        short = len(held.reports) < mark.number
-        what = f"{len(held.reports):,} reports in place of" if short else "other reports than"
-        held.faults.append(
-            f"{path} is damaged: it holds {what} the {mark.number:,} of the checkpoint"
-        )
-    return held
-
-
-def _tell(held: Held, notice: Notice) -> None:
-    for fault in held.faults[:_MOST_FAULTS]:
-        notice(fault)
-    if len(held.faults) > _MOST_FAULTS:
-        notice(f"{len(held.faults) - _MOST_FAULTS:,} more faults in {held.path}")
-    if held.torn:
-        notice(f"the last line of {held.path} is torn and left out")
-
-
-def _of_jsonl(path: Path, data: bytes) -> Held:
-    *lines, torn = data.split(b"\n")
-    return _of_lines(path, enumerate(lines, start=1), _json_report, bool(torn))
-
-
-def _of_csv(path: Path, data: bytes) -> Held:
-    """Reads a CSV file; names and numbers hold neither commas nor quotes, so lines are simply
-    split."""
-    if not data:
-        return Held(path, [], [])
-    *lines, torn = data.split(b"\n")
-    if not lines:
-        return Held(path, [], [], torn=True)
-    header = lines[0].decode(errors="replace").split(",")
-    try:
-        check(header)
-    except QuintetError as fault:
-        return Held(path, [], [f"the header of {path} is damaged ({fault})"])
-    read = partial(_csv_report, header)
-    return _of_lines(path, enumerate(lines[1:], start=2), read, bool(torn))
-
-
-def _of_lines(
-    path: Path, lines: Iterable[tuple[int, bytes]], read: Callable[[bytes], Report], torn: bool
-) -> Held:
-    """The reports in numbered lines; `read` raises ValueError if a line is damaged."""
-    held = Held(path, [], [], torn)
-    for number, line in lines:
+    held, first = Held(path, [], [], bool(torn)), 1
+    read: Callable[[bytes], Report] = _json_report
+    if path.name == CSV_FILE and lines:
+        # Names and numbers hold neither commas nor quotes, so lines are split as they are.
+        header = lines.pop(0).decode(errors="replace").split(",")
+        try:
+            check(header)
+        except QuintetError as fault:
+            return Held(path, [], [f"the header of {path} is damaged ({fault})"])
+        read, first = partial(_csv_report, header), 2
+    for number, line in enumerate(lines, start=first):
         try:
             report = read(line)
             if not all(files.is_number(value) for value in report.values()):
@@ -251,6 +220,12 @@ def _of_lines(
             held.reports.append(report)
         except ValueError as fault:
             held.faults.append(f"line {number} of {path} is damaged ({fault}) and left out")
+    if mark is not None and not held.faults and mark_of(held.reports[: mark.number]) != mark:
+        short = len(held.reports) < mark.number
+        what = f"{len(held.reports):,} reports in place of" if short else "other reports than"
+        held.faults.append(
+            f"{path} is damaged: it holds {what} the {mark.number:,} of the checkpoint"
+        )
     return held
 
 

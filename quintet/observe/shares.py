@@ -64,8 +64,7 @@ class TimeShares:
 
     def __init__(self) -> None:
         self._windows: dict[str, _Window] = {LEARNER: _Window()}
-        self._cores = _Window()
-        self._tells_waits, self._env_processes = False, 0
+        self._cores, self._env_processes = _Window(), 0
 
     def add(self, report: Mapping[str, float]) -> None:
         """Adds ``time/PHASE_frac``, ``worker/INDEX/PHASE_frac`` and ``server/PHASE_frac`` of a
@@ -79,9 +78,8 @@ class TimeShares:
         for name, shares in found.items():
             self._windows.setdefault(name, _Window()).add(wall_s, shares)
         self._env_processes = int(report.get("data/env_processes", 0))
-        given = {field: report.get(name) for field, name in _CORES.items()}
-        self._tells_waits = given["waited_for"] is not None
-        self._cores.add(wall_s, {field: value or 0.0 for field, value in given.items()})
+        cores = {field: report[name] for field, name in _CORES.items() if name in report}
+        self._cores.add(wall_s, cores)
 
     @property
     def starting(self) -> bool:
@@ -93,12 +91,10 @@ class TimeShares:
         workers = self._windows.keys() - {LEARNER, SERVER}
         names = sorted(workers, key=lambda name: int(name.removeprefix("worker/")))
         names += [SERVER] if SERVER in self._windows else []
-        cores = self._cores.mean()
-        waited_for = cores.get("waited_for", 0.0) if self._tells_waits else None
         return Load(
             self._windows[LEARNER].shares(),
             {name: self._windows[name].shares() for name in names},
-            Cores(cores.get("used", 0.0), cores.get("by_others", 0.0), waited_for),
+            Cores(**self._cores.mean()),
             self._env_processes,
         )
 

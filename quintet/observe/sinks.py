@@ -106,8 +106,13 @@ class Reporter:
     def _write_histograms(self, env_steps: int, histograms: Mapping[str, ArrayLike]) -> None:
         check(histograms)
         shown = [sink for sink in self._sinks if isinstance(sink, TensorBoardSink | WandbSink)]
+        finite: dict[str, np.ndarray] = {}
+        for name, values in histograms.items():
+            x = np.asarray(values, np.float64).ravel()
+            if (x := x[np.isfinite(x)]).size:
+                finite[name] = x
         for sink in shown:
-            sink.write_histograms(env_steps, histograms)
+            sink.write_histograms(env_steps, finite)
         if not shown and self._notice is not None:
             self._notice(
                 "histograms are shown by tensorboard and wandb only, and nothing is written for "
@@ -284,14 +289,9 @@ class TensorBoardSink:
         step = int(report.get("env_steps", 0))
         self._add(step=step, summary=self._summary.Summary(value=values))
 
-    def write_histograms(self, env_steps: int, histograms: Mapping[str, ArrayLike]) -> None:
-        """Adds histograms of the finite values, where there are any."""
+    def write_histograms(self, env_steps: int, histograms: Mapping[str, np.ndarray]) -> None:
         values = []
-        for name, given in histograms.items():
-            x = np.asarray(given, np.float64).ravel()
-            x = x[np.isfinite(x)]
-            if not x.size:
-                continue
+        for name, x in histograms.items():
             counts, edges = np.histogram(x, bins=HISTOGRAM_BINS)
             histogram = self._summary.HistogramProto(
                 min=x.min(),
@@ -313,29 +313,19 @@ class TensorBoardSink:
             self._file.close()
             self._file = None
 
-    def _add(self, *, step: int, summary: Any = None, session_log: Any = None) -> None:
+    def _add(self, **event: Any) -> None:
         if self._file is None:
-            self._file = self._begin()
-        event = self._event.Event(
-            wall_time=time.time(), step=step, summary=summary, session_log=session_log
-        )
-        self._file.append(self._record(event))
-
-    def _begin(self) -> "_AppendFile":
-        # TensorBoard reads the files of a folder in the order of their names: microseconds first
-        started = f"{time.time():017.6f}"
-        name = f"events.out.tfevents.{started}.{socket.gethostname()}.{os.getpid()}"
-        with _writing(self._folder):
-            self._folder.mkdir(exist_ok=True)
-        file = _AppendFile(self._folder / name)
-        header = self._event.Event(wall_time=time.time(), file_version="brain.Event:2")
-        file.append(self._record(header))
-        return file
-
-    def _record(self, event: Any) -> bytes:
+            # TensorBoard reads files of a folder in the order of their names: microseconds first
+            started = f"{time.time():017.6f}"
+            name = f"events.out.tfevents.{started}.{socket.gethostname()}.{os.getpid()}"
+            with _writing(self._folder):
+                self._folder.mkdir(exist_ok=True)
+            self._file = _AppendFile(self._folder / name)
+            self._add(file_version="brain.Event:2")
         framed = io.BytesIO()
-        self._framed(framed).write(event.SerializeToString())
-        return framed.getvalue()
+        record = self._event.Event(wall_time=time.time(), **event).SerializeToString()
+        self._framed(framed).write(record)
+        self._file.append(framed.getvalue())
 
 
 Sink = JsonlSink | CsvSink | TensorBoardSink | WandbSink

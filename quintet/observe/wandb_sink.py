@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from quintet.errors import ConfigError, QuintetError
 from quintet.observe.report_files import Kept
@@ -80,9 +79,8 @@ class WandbSink:
     def write(self, report: Mapping[str, float]) -> None:
         self._run.log(dict(report))
 
-    def write_histograms(self, env_steps: int, histograms: Mapping[str, ArrayLike]) -> None:
-        found = {name: _finite(x) for name, x in histograms.items()}
-        shown = {name: self._wandb.Histogram(x) for name, x in found.items() if x.size}
+    def write_histograms(self, env_steps: int, histograms: Mapping[str, np.ndarray]) -> None:
+        shown = {name: self._wandb.Histogram(x) for name, x in histograms.items()}
         self._run.log({**shown, "env_steps": env_steps})
 
     def sync(self) -> None:
@@ -92,11 +90,6 @@ class WandbSink:
         run, self._run = self._run, None
         if run is not None:
             run.finish()
-
-
-def _finite(values: ArrayLike) -> Any:
-    x = np.asarray(values, np.float64).ravel()
-    return x[np.isfinite(x)]
 
 
 def _id_in(path: Path) -> str | None:
