@@ -1,7 +1,7 @@
 """Trains a workload for a fixed time and measures its speed."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +62,6 @@ class Stopwatch:
     learner: Learner
     counters: loop.Counters
     timer: PhaseTimer
-    on_iteration: Callable[[float, int], None] | None = None  # seconds, env_steps of the region
     first: Mark | None = None  # the end of the first iteration with an update
     begin: Mark | None = None
     end: Mark | None = None
@@ -84,22 +83,16 @@ class Stopwatch:
             if started and now - self.created_s >= self.work.warmup_seconds:
                 self.begin = self._mark(now, phases)
             return False
-        seconds = now - self.begin.seconds
-        if self.on_iteration is not None:
-            self.on_iteration(seconds, self._env_steps() - self.begin.env_steps)
-        if seconds < self.work.seconds:
+        if now - self.begin.seconds < self.work.seconds:
             return False
         self.end = self._mark(now, phases)
         return True
 
-    def _env_steps(self) -> int:
+    def _mark(self, now: float, phases: Mapping[Phase, float]) -> Mark:
         # Rows spent on resets count here, as they do in the libraries for comparison.
         plan = self.learner.plan
-        return self.counters.iteration * plan.columns_per_batch * plan.unroll_steps
-
-    def _mark(self, now: float, phases: Mapping[Phase, float]) -> Mark:
-        learned = self.counters.env_steps
-        return Mark(now, self._env_steps(), learned, self.learner.updates, phases)
+        rows = self.counters.iteration * plan.columns_per_batch * plan.unroll_steps
+        return Mark(now, rows, self.counters.env_steps, self.learner.updates, phases)
 
 
 def run(work: Work, options: Layer) -> dict[str, Any]:
@@ -128,13 +121,9 @@ def run(work: Work, options: Layer) -> dict[str, Any]:
     }
 
 
-def train(
-    work: Work, options: Layer, on_iteration: Callable[[float, int], None] | None = None
-) -> tuple[RunConfig, Spaces, dict[str, Any]]:
+def train(work: Work, options: Layer) -> tuple[RunConfig, Spaces, dict[str, Any]]:
     """Trains for the workload's time: the resolved configuration, the spaces, and the record
     without its limit.
-
-    on_iteration: called with the seconds and env_steps since the warm-up, after each iteration.
     """
     loaded = compose(work.algo, [workloads.layer(work), options])
     source = open_source(loaded.config, loaded.env)
@@ -142,18 +131,13 @@ def train(
         config = resolve(loaded, source.spaces).config
         assert config.runtime.threads is not None
         configure_torch(config.runtime.threads, config.runtime.device, config.runtime.exact)
-        watch = _train(work, config, source, on_iteration)
+        watch = _train(work, config, source)
         return config, source.spaces, _record(work, config, watch)
     finally:
         source.close()
 
 
-def _train(
-    work: Work,
-    config: RunConfig,
-    source: Source,
-    on_iteration: Callable[[float, int], None] | None,
-) -> Stopwatch:
+def _train(work: Work, config: RunConfig, source: Source) -> Stopwatch:
     timer, counters = PhaseTimer(), loop.Counters()
     learner = make_learner(config, source.spaces)
     sampling = make_sampling(config, source, [learner], timer, print, print)
@@ -161,12 +145,17 @@ def _train(
     def nowhere(*_: object) -> str:
         return "The batch is not kept"
 
-    watch = Stopwatch(work, learner, counters, timer, on_iteration)
+    watch = Stopwatch(work, learner, counters, timer)
     with TemporaryDirectory() as folder, closing(sampling):
         devices = [torch.device(config.runtime.device)]
-        replays = (
-            [_replay(config, learner, source.spaces, Path(folder))] if learner.plan.replay else []
-        )
+        replays = []
+        if learner.plan.replay:  # in files, as that of a run
+            actor = registry.find(config.algo).make_actor(
+                config.learner, config.model, source.spaces, PLAIN
+            )
+            rows = RowSpecs.of(source.spaces, actor)
+            seed, num_streams = generator_seed(config.seed, Role.REPLAY, 0), config.env.num_streams
+            replays = [Replay(learner.plan, rows, num_streams, seed, Path(folder))]
         loop.run(
             loop.Components([learner], sampling, replays, devices),
             counters,
@@ -175,14 +164,6 @@ def _train(
             timer,
         )
     return watch
-
-
-def _replay(config: RunConfig, learner: Learner, spaces: Spaces, folder: Path) -> Replay:
-    """Replay in files, like that of a run."""
-    actor = registry.find(config.algo).make_actor(config.learner, config.model, spaces, PLAIN)
-    rows = RowSpecs.of(spaces, actor)
-    seed = generator_seed(config.seed, Role.REPLAY, 0)
-    return Replay(learner.plan, rows, config.env.num_streams, seed, folder)
 
 
 def _record(work: Work, config: RunConfig, watch: Stopwatch) -> dict[str, Any]:
@@ -223,24 +204,19 @@ def in_words(record: dict[str, Any]) -> str:
     speed, limit = record["env_steps_per_s"], record["limit_env_steps_per_s"]
     ours, bare = record["us_per_env_step"], record["limit_us_per_env_step"]
     compiled = f", compiled in {record['compile_s']:.1f} s" if record["compile_s"] else ""
+    parts = {"stepping": "env", "acting": "act", "learning": "update", "replay": "", "other": ""}
     rows = [
-        (phase, ours[phase], bare.get(part))
-        for phase, part in (
-            ("stepping", "env"), ("acting", "act"), ("learning", "update"), ("replay", None),
-            ("other", None),
-        )
-        if part is not None or ours[phase]
-    ]  # fmt: skip
+        f"  {phase:9}{ours[phase]:9.2f} us per env_step"
+        + (f", bare {bare[part]:.2f}" if part else "")
+        for phase, part in parts.items()
+        if part or ours[phase]
+    ]
     return "\n".join(
         [
             f"{record['workload']}: {speed:,.0f} env_steps/s, {speed / limit:.0%} of the "
             f"{limit:,.0f} that its bare parts allow ({record['precision']}{compiled}); "
             f"{record['reset_rows'] / record['env_steps']:.1%} of the env_steps are rows in which "
             "environments reset themselves",
-            *(
-                f"  {phase:9}{mine:9.2f} us per env_step"
-                + ("" if alone is None else f", bare {alone:.2f}")
-                for phase, mine, alone in rows
-            ),
+            *rows,
         ]
     )

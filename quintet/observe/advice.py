@@ -41,6 +41,7 @@ class RunFacts:
     compiler: whether a C++ compiler exists, if one is needed.
     gpu: whether PyTorch sees a GPU, or one per learner.
     batch_steps: env_steps of a batch.
+    update: the learner's own advice.
     num_workers: 0 in the serial runtime.
     num_learners: processes that share every batch; each has `threads`.
     actor_threads: threads where actions are computed, in addition to the learner's `threads`.

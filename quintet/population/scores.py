@@ -1,25 +1,15 @@
 """Scores by which the policies of a population are ranked: means over equal spans of env_steps."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, Protocol, final
+from typing import TYPE_CHECKING, Any, final
+
+if TYPE_CHECKING:  # imports PyTorch, which options have no use for
+    from quintet.runtime.batch import Episode
 
 MOST_WINDOWS = 10
 """Windows after which a policy's episodes are forgotten: no span is longer."""
-
-
-class Ended(Protocol):
-    """A whole episode; see `quintet.runtime.batch.Episode`."""
-
-    @property
-    def return_(self) -> float: ...
-
-    @property
-    def length(self) -> int: ...
-
-    @property
-    def success(self) -> bool | None: ...
 
 
 @dataclass(frozen=True)
@@ -64,15 +54,14 @@ class Record:
         self.longest, self.env_steps, self.since = longest, 0, 0
         self._sums: deque[_Sums] = deque()
 
-    def add(self, env_steps: int, episodes: Iterable[Ended]) -> None:
+    def add(self, env_steps: int, episodes: Sequence["Episode"]) -> None:
         """Adds episodes that its own weights began; env_steps: of the policy, theirs included."""
         self.env_steps = env_steps
-        ended = list(episodes)
-        if ended:
-            judged = [each.success for each in ended if each.success is not None]
-            returns = sum(each.return_ for each in ended)
-            lengths = sum(each.length for each in ended)
-            sums = (env_steps, len(ended), returns, lengths, len(judged), sum(judged))
+        if episodes:
+            judged = [each.success for each in episodes if each.success is not None]
+            returns = sum(each.return_ for each in episodes)
+            lengths = sum(each.length for each in episodes)
+            sums = (env_steps, len(episodes), returns, lengths, len(judged), sum(judged))
             self._sums.append(_Sums(*sums))
         while self._sums and self._sums[0].env_steps <= env_steps - self.longest:
             self._sums.popleft()
