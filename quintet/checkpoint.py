@@ -74,7 +74,7 @@ class CheckpointConfig(Options):
     """
     max_cut_frac: Fraction = 0.05
     """largest fraction of env_steps in episodes that exact checkpoints cut; all environments
-    restart at an exact checkpoint, so it waits until few steps lie in running episodes; 1: every
+    restart at an exact checkpoint, so it waits until unfinished episodes hold few steps; 1: every
     checkpoint is exact
     """
     restart_env_steps: Literal["auto"] | StepsFrom0 = "auto"

@@ -137,8 +137,8 @@ class SelfPlayConfig(Options):
     """Past weights of the policy as opponents, in environments of several agents."""
 
     past_frac: Fraction = 0.0
-    """fraction of games in which past weights play all agents but one, and only that agent is
-    learned from and counted; 0: the newest weights play all agents
+    """fraction of games in which past weights play all agents but one, and only that agent's steps
+    are learned from and counted; 0: the newest weights play all agents
     """
     versions: Count = option(10, needs="self_play.past_frac > 0")
     """number of past weights that are kept, the newest ones"""

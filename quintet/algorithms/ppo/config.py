@@ -78,14 +78,14 @@ class PPOConfig(Options):
     """rows over which advantages get mean 0 and variance 1"""
     truncation_as_termination: parts.TruncationAsTermination = False
     unfinished_episode: Literal["bootstrap", "drop"] = "bootstrap"
-    """use of rows after the last ending of a column; drop: they are not used (older TF-Agents)"""
+    """use of rows after the last ending of a column; drop: not used (as in older TF-Agents)"""
     unroll_steps: Unroll = option(256, also=f"n_steps {parts.UNROLL_STEPS}")
     """steps of each stream per batch"""
     num_epochs: parts.NumEpochs = 10
     minibatch_steps: Rows | None = option(64, also=parts.MINIBATCH_STEPS)
     """rows per optimizer step; none: the whole batch"""
     drop_last: bool = option(False, needs="minibatch_steps")
-    """drop rows that fill no whole minibatch"""
+    """drop the rows that do not fill a whole minibatch"""
     bptt_steps: Unroll = option(32, needs="model.core", also="recurrence seq_length")
     """rows through which a recurrent network's gradient flows, from a recorded state"""
 
