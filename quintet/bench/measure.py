@@ -122,8 +122,8 @@ def run(work: Work, options: Layer) -> dict[str, Any]:
 
 
 def train(work: Work, options: Layer) -> tuple[RunConfig, Spaces, dict[str, Any]]:
-    """Trains for the workload's time: the resolved configuration, the spaces, and the record
-    without its limit.
+    """Trains for the workload's time; returns the resolved configuration, the spaces, and the
+    record without its limit.
     """
     loaded = compose(work.algo, [workloads.layer(work), options])
     source = open_source(loaded.config, loaded.env)

@@ -76,7 +76,7 @@ class RuntimeConfig(Options):
     learner's but for rounding; each has its own GPU, from cuda:0 on, or `threads` of the CPU
     """
     learner_timeout_s: LongWait = option(300.0, needs="runtime.num_learners > 1")
-    """with several learners: seconds by which one may finish an update later than another before it
+    """seconds by which one of several learners may finish an update later than another before it
     counts as hung
     """
     device: str = option(

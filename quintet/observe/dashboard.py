@@ -173,8 +173,8 @@ def _row(name: str, *cells: RenderableType) -> Table:
 def layout(view: View, console: Console, height: int) -> SegmentLines:
     """The dashboard, as wide as the console and of at most `height` lines.
 
-    The least important blocks are left out first: metrics, the curve, the bar of shares; how far
-    the run is and what limits it stay longest.
+    The least important blocks are left out first: metrics, the curve, the bar of shares; progress
+        and the limit of speed stay longest.
     """
     blocks: list[_Block] = [
         (0, _title(view)),
@@ -267,7 +267,7 @@ def _curve(view: View, width: int) -> Iterator[_Block]:
 
 
 def _time(view: View) -> Iterator[_Block]:
-    """The shares of the time as numbers and bars, and the sentence on what limits the speed."""
+    """The shares of the time as numbers and bars, and the sentence about the limit of speed."""
     load = view.shares.recent()
     if not load.learner:
         return
@@ -312,7 +312,7 @@ def _ranges(workers: Sequence[Shares], order: Shares) -> list[Text]:
 
 
 def _legend(shares: Shares, order: Shares) -> _Items:
-    """Every phase with its sign and share, the largest of `order` first."""
+    """Every phase with its symbol and share, the largest in `order` first."""
     return _Items(
         [
             Text.assemble(_SIGNS[phase], f" {phase} {100 * share:.0f}%")

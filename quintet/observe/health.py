@@ -32,7 +32,7 @@ class Finding(NamedTuple):
 
 
 def findings(parts: Sequence[Part], report: Mapping[str, float]) -> list[Finding]:
-    """A finding for every part of every policy that the report tells of."""
+    """A finding for every part of every policy in the report."""
     policies = by_policy(report)
     if not policies:
         return [_judged(part, report) for part in parts]

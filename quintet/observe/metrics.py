@@ -147,7 +147,7 @@ OF_LEARNERS: Mapping[str, Metric] = {
     "normalizer/reward_clip_frac": Metric("1", "share of normalised rewards clipped"),
     "normalizer/reward_std": Metric(_REWARD, "running std by which rewards are divided"),
 }
-"""Metrics that several learners report; the registry lists those of each."""
+"""Metrics that several learners report; the registry lists each learner's metrics."""
 
 METRICS: dict[str, Metric] = {**OF_RUNS, **OF_LEARNERS}
 """Every declared metric by name; `declare` adds metrics of a single learner."""
@@ -163,7 +163,7 @@ PREFIXES: dict[str, Metric] = {
     "server/": Metric("1", "share of the inference server's time by phase; streams of an act"),
     "worker/": Metric("1", "share of a sampler process's time, by its number and by phase"),
 }
-"""Families of metrics: any name that begins so is declared."""
+"""Families of metrics: any name with this prefix is declared."""
 
 
 def declare(metrics: Mapping[str, Metric], whose: str) -> None:
@@ -224,7 +224,8 @@ def clean(report: Mapping[str, float]) -> dict[str, float]:
 
 @dataclass
 class _Sums:
-    """Sums over the episodes since a report; judged: those in which success is defined.
+    """Sums over the episodes since a report; judged: number of episodes in which success is
+    defined.
 
     return_squares: squares of the returns' distances from their mean.
     """
@@ -281,11 +282,11 @@ class EpisodeStats:
 
     @property
     def recent_success(self) -> float | None:
-        """Share of the last episodes that succeeded; None where success isn't defined."""
+        """Fraction of the last episodes that succeeded; None if success isn't defined."""
         return _mean([won for _, won in self._recent if won is not None])
 
     def forget_recent(self) -> None:
-        """Begins anew with the last episodes, which another policy played."""
+        """Drops the last episodes, which another policy played."""
         self._recent.clear()
 
     def report(self) -> dict[str, float]:

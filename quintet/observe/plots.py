@@ -174,7 +174,8 @@ def _leaving_out(left_out: list[QuintetError]) -> Iterator[None]:
 
 
 def _default_metric(kind: Kind, reports: Mapping[Path, Sequence[Mapping[str, float]]]) -> str:
-    """A score that all runs have; a line on standard error where bars are not of evaluations."""
+    """A score that all runs have; prints a line on standard error if bars are not from
+    evaluations."""
     runs = [own for run in reports.values() for _, own in _policies(run, None)]
     sources = ("episode", "eval") if kind == "curve" else ("eval", "episode")
     names = [f"{source}/{score}" for score in _SCORES for source in sources]
@@ -206,8 +207,8 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _policies(
     reports: Sequence[Mapping[str, float]], metric: str | None
 ) -> list[tuple[dict[str, int], Sequence[Mapping[str, float]]]]:
-    """The reports of each policy of a run under plain names, with what tells it apart; those of the
-    run itself where it has one policy, or reports the metric.
+    """The reports of each policy of a run under plain names, with its distinguishing values; the
+    run's own reports if it has one policy or reports the metric itself.
     """
     parts = [by_policy(report) for report in reports]
     policies = sorted({policy for each in parts for policy in each})

@@ -24,19 +24,19 @@ class Progress(Protocol):
     """Shows the progress of a run."""
 
     def update(self, report: Mapping[str, float], recent: Score = NO_SCORE) -> None:
-        """Shows a report, and the score of the last episodes."""
+        """Shows a report and the score of the last episodes."""
 
     def stage(self, text: str) -> None:
-        """Shows what goes on until the next report; "" shows nothing."""
+        """Shows the current activity until the next report; "" shows nothing."""
 
     def waiting(self, text: str) -> None:
-        """Shows what a long wait is for."""
+        """Shows the reason for a long wait."""
 
     def say(self, message: str) -> None:
-        """Shows a message on a line of its own, at once."""
+        """Shows a message at once, on a separate line."""
 
     def close(self) -> None:
-        """Shows the last state and restores the terminal; may be called twice."""
+        """Shows the last state and restores the terminal; may be called more than once."""
 
 
 def make_progress(view: View, stream: TextIO | None = None) -> Progress:
@@ -107,7 +107,7 @@ class LineProgress:
                 self._tell(only_others=not begun)
 
     def stage(self, text: str) -> None:
-        """Shows nothing: a line would outlast the stage."""
+        """Shows nothing, since a printed line would outlast the stage."""
 
     def waiting(self, text: str) -> None:
         """Prints the reason more and more rarely, since a slow run waits in every iteration."""
@@ -136,7 +136,7 @@ class LineProgress:
             self._pending = None
 
     def _tell(self, only_others: bool = False) -> None:
-        """Prints what limits the speed, unless it was printed last.
+        """Prints the limit of the speed, unless it was already printed.
 
         only_others: whether only other processes of the machine are worth a line.
         """

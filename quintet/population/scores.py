@@ -9,12 +9,12 @@ if TYPE_CHECKING:  # imports PyTorch, which options have no use for
     from quintet.runtime.batch import Episode
 
 MOST_WINDOWS = 10
-"""Windows after which a policy's episodes are forgotten: no span is longer."""
+"""Number of windows after which a policy's episodes are dropped; no span is longer."""
 
 
 @dataclass(frozen=True)
 class _Sums:
-    """Sums over the episodes that a batch told of.
+    """Sums over the episodes that ended in a batch.
 
     env_steps: the policy's env_steps after the batch.
     judged: number of episodes in which success is defined.
@@ -55,7 +55,8 @@ class Record:
         self._sums: deque[_Sums] = deque()
 
     def add(self, env_steps: int, episodes: Sequence["Episode"]) -> None:
-        """Adds episodes that its own weights began; env_steps: of the policy, theirs included."""
+        """Adds episodes that its own weights began; env_steps: the policy's env_steps after
+        them."""
         self.env_steps = env_steps
         if episodes:
             judged = [each.success for each in episodes if each.success is not None]

@@ -53,8 +53,8 @@ class Stoppable(Protocol):
 
 @contextmanager
 def stop_on_signals(target: Stoppable) -> Iterator[None]:
-    """Makes Makes Makes Ctrl-C, SIGTERM and SIGHUP ask `target` to stop; a second Ctrl-C ends it at
-    once.
+    """Makes Makes Makes Makes Ctrl-C, SIGTERM and SIGHUP ask `target` to stop; a second Ctrl-C ends
+    it at once.
 
     While the main thread is in C code, Python runs no handler.  So a thread also receives the
     signals, reports what the stop waits for, and ends the process at a second Ctrl-C.  If the C

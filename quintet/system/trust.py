@@ -116,9 +116,8 @@ OWN = Origin("this process", None)
 """The origin of descriptions made in this process from the caller's options."""
 
 TRUST_HELP = (
-    "import and call what the folder names, whoever made it; without it only what this user made "
-    "on this machine, or names as well by --env, --eval.env, --model.encoder and options of "
-    "schedules"
+    "import and call any code that the folder names; without it only code in folders that this "
+    "user made on this machine, or that --env, --eval.env, --model.encoder or schedules name too"
 )
 
 UNSIGNED = (
