@@ -194,9 +194,9 @@ class Learner(Protocol):
     def update(self, batch: Rollout, env_steps: int) -> None:
         """Learns from a batch.
 
-        Learns from a batch. Every fresh batch with a valid row is passed once, in order, followed
-        by the batches drawn from replay (``replayed``); a learner from replay alone takes only
-        statistics from fresh batches.
+        Every fresh batch with a valid row is passed once, in order, followed by the batches drawn
+        from replay (``replayed``); a learner from replay alone takes only statistics from fresh
+        batches.
 
         env_steps: env_steps collected before this batch; for a replayed batch, so far.
 

@@ -8,8 +8,7 @@ from torch.nn import functional
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Outputs Outputs Outputs Outputs Outputs ``[N, O]`` of rows ``[N, I]``, weights ``[N, O, I]``
-    and biases ``[N, O]``.
+    """Outputs ``[N, O]`` of rows ``[N, I]``, weights ``[N, O, I]`` and biases ``[N, O]``.
 
     On a CPU, with layers of 256, products of matrices and columns take ten times as long as
     products of rows and matrices; a compiled graph turns them into one loop, which is faster than

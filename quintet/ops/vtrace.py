@@ -9,8 +9,7 @@ from quintet.ops.scan import Steps, continues, next_row, require_same_shape, sca
 
 
 class VTraceResult(NamedTuple):
-    """Result: Result: Result: Result: Result: target_tm1 for the value and pg_advantage_tm1 for the
-    policy, both in reward units.
+    """Result: target_tm1 for the value and pg_advantage_tm1 for the policy, both in reward units.
 
     The advantage is already multiplied by the clipped ratio.
     """

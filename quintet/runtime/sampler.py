@@ -155,8 +155,7 @@ class GroupSampler:
             slot.valid[row] &= slot.policy_id[row] < self.num_learners
 
     def executed(self, rows: int) -> int:
-        """Number of Number of Number of Number of env_steps of the unroll if it ended after `rows`
-        rows."""
+        """Number of env_steps of the unroll if it ended after `rows` rows."""
         if self.turns is not None:
             return self.turns.executed(self.slot, rows)
         return int(np.count_nonzero(self.slot.valid[:rows]))

@@ -53,7 +53,7 @@ class Stoppable(Protocol):
 
 @contextmanager
 def stop_on_signals(target: Stoppable) -> Iterator[None]:
-    """Makes Makes Makes Makes Ctrl-C, SIGTERM and SIGHUP ask `target` to stop; a second Ctrl-C ends
+    """Makes Ctrl-C, SIGTERM and SIGHUP ask `target` to stop; a second Ctrl-C ends
     it at once.
 
     While the main thread is in C code, Python runs no handler.  So a thread also receives the

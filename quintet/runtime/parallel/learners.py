@@ -139,7 +139,7 @@ def shared_state(learner: Learner, ranks: Ranks) -> LearnerState:
 
 
 def checksum(learner: Learner) -> int:
-    """The The The The CRC-32 of the state that the learner would save."""
+    """The CRC-32 of the state that the learner would save."""
     state, crc = learner.save(), 0
     for _, x in sorted(state.tensors.items()):
         array: Any = x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
