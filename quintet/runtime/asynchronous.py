@@ -2,7 +2,9 @@
 
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 from quintet.errors import QuintetError, WorkerFault
@@ -70,7 +72,7 @@ class AsyncSampling:
         """
         assert not self.assembler.is_alive(), "the streams run on"
         self.iteration = iteration
-        self._start()
+        self._insist(self.workers.start, WorkerFault)
         for sampler in self.workers.samplers:
             self.workers.restart(sampler.index, iteration)
         self.assembler.start()
@@ -151,13 +153,12 @@ class AsyncSampling:
         kept = self.delivery.executed - self.delivery.discarded
         return self.env_steps_wanted - kept - sum(self.granted)
 
-    def _start(self) -> None:
-        """Starts the workers and replaces those that die before they are ready."""
+    def _insist(self, start: Callable[[], None], expected: type[QuintetError]) -> None:
+        """Starts processes; one that dies before it is ready is replaced by the next start."""
         while True:
             try:
-                self.workers.start()
-                return
-            except WorkerFault as error:
+                return start()
+            except expected as error:
                 self._count(error)
 
     def _count(self, error: QuintetError) -> None:
@@ -170,25 +171,15 @@ class AsyncSampling:
         self.workers.say(f"{error} (replaced, {self.num_restarts} of at most {most} times)")
 
     def _replace(self, died: Died) -> None:
-        """Starts a new process for a dead one.  The learner's thread does so, since a process ends
-        with the thread that began it.
-        """
-        error: QuintetError | None = died.error
-        while error is not None:
-            self._count(error)
-            try:
-                self.workers.replace(died.worker)
-                error = None
-            except QuintetError as again:
-                error = again
+        """Starts a new process, in the learner's thread: a process ends with its thread."""
+        self._count(died.error)
+        self._insist(partial(self.workers.replace, died.worker), QuintetError)
         if died.worker != SERVER:
             self._begin_again(died.worker, died.executed)
         self.replaced.set()
 
     def _begin_again(self, worker: int, executed: int) -> None:
-        """Restarts a worker's streams, by other seeds each time, and gives up the env_steps that
-        were executed in its unroll.
-        """
+        """Restarts a worker's streams, by other seeds each time, and gives up its unroll."""
         self.begun += 1
         with self.handling:
             self.granted[worker] = 0
@@ -233,7 +224,7 @@ class AsyncSampling:
                     self.delivery.put(unroll)
 
     def _tell(self, trouble: Died | BaseException) -> None:
-        """Leaves it to the learner's thread, as a process ends with the thread that began it."""
+        """Leaves it to the learner's thread."""
         with self.changed:
             self.trouble = trouble
             self.changed.notify_all()

@@ -186,9 +186,7 @@ def joined(blocks: list[ColumnBlock]) -> ColumnBlock:
 
 
 def _apart(blocks: list[ColumnBlock]) -> list[ColumnBlock]:
-    """The blocks ordered by stream if no stream is in two of them, else as they are: columns that
-    are joined in order need no second copy.
-    """
+    """The blocks ordered by stream if no stream is in two of them, which saves a second copy."""
     ordered = sorted(blocks, key=lambda block: int(block.rollout.stream_id[0]))
     ends = [(int(b.rollout.stream_id[0]), int(b.rollout.stream_id[-1])) for b in ordered]
     return ordered if all(a[1] < b[0] for a, b in pairwise(ends)) else blocks

@@ -257,9 +257,7 @@ class Delivery:
         return unroll.block
 
     def _add(self, block: ColumnBlock) -> None:
-        """Adds columns.  Of several policies each takes a copy of those in which it acted, with the
-        rows of others masked.
-        """
+        """Adds columns; of several policies each takes a copy of those in which it acted."""
         if len(self.queues) == 1:
             self.queues[0].waiting.append(block)
             return
@@ -312,9 +310,7 @@ class Delivery:
         return None
 
     def _next(self, queue: PolicyQueue) -> ColumnBlock:
-        """The columns of the queue's next batch, ordered by (group, stream), then by age; invalid
-        ones where too few wait.
-        """
+        """The columns of the next batch, by stream and age; invalid ones where too few wait."""
         taken: list[ColumnBlock] = []
         missing = self.plan.columns_per_batch
         while missing and queue.waiting:

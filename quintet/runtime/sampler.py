@@ -27,10 +27,11 @@ from quintet.types import ACTION_MASK, REWARD_SHAPING, ActOutput, Publication
 class GroupSampler:
     """B streams that step and act together; `begin`, then T times `act` and `receive`, then
     `finish`.  The last unroll of a run may have fewer rows.
+
+    slot: of the current unroll, or of the last one.
     """
 
     slot: Slot
-    """The slot of the current unroll, or of the last one."""
 
     def __init__(
         self,
@@ -58,9 +59,7 @@ class GroupSampler:
         self.rows = 0  # of the last unroll
 
     def restart(self, env_seeds: list[int], noise_seed: int, slot: Slot) -> None:
-        """Begins new episodes, whose first rows go to `slot`.  Everything that follows is a
-        function of the seeds.
-        """
+        """Begins new episodes, whose first rows go to `slot`; what follows depends on the seeds."""
         self.slot, self.env_seeds = slot, env_seeds
         self.env.restart(env_seeds, slot.first_obs_arrays)
         slot.begin_anew()
@@ -293,16 +292,12 @@ def unroll(
 
 
 class Steppers(Protocol):
-    """An environment that other processes may step."""
+    """An environment that `num_processes` step; 1: this process does."""
 
     @property
-    def num_processes(self) -> int:
-        """Number of processes that step it; 1: this process does."""
-        ...
+    def num_processes(self) -> int: ...
 
-    def kill(self) -> None:
-        """Ends the other processes at once, in whatever thread."""
-        ...
+    def kill(self) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -22,20 +22,14 @@ def _node(seed: int, role: Role, index: int, iteration: int) -> np.random.SeedSe
     return np.random.SeedSequence(seed, spawn_key=(int(role), index, iteration))
 
 
-def environment_seeds(seed: int, group: int, iteration: int, count: int) -> list[int]:
-    """A 31-bit seed for each environment of a group that restarts at `iteration`."""
-    state = _node(seed, Role.ENVIRONMENT, group, iteration).generate_state(count, np.uint32)
-    return [int(x) >> 1 for x in state]
-
-
 def generator_seed(seed: int, role: Role, index: int, iteration: int = 0) -> int:
     """A 63-bit seed for one generator."""
     return int(_node(seed, role, index, iteration).generate_state(1, np.uint64)[0]) >> 1
 
 
 def group_seeds(seed: int, group: int, iteration: int, count: int) -> tuple[list[int], int]:
-    """Seeds of a group's environments and of its noise when it restarts at `iteration`."""
-    return (
-        environment_seeds(seed, group, iteration, count),
-        generator_seed(seed, Role.NOISE, group, iteration),
-    )
+    """A 31-bit seed for each environment of a group that restarts at `iteration`, and the seed of
+    its noise.
+    """
+    state = _node(seed, Role.ENVIRONMENT, group, iteration).generate_state(count, np.uint32)
+    return [int(x) >> 1 for x in state], generator_seed(seed, Role.NOISE, group, iteration)

@@ -18,18 +18,18 @@ PLAYER, VERSION = WHO_ACTED = ("policy_id", "version")
 """Records in the slot's own fields, which an actor of several policies writes row by row."""
 
 _OF_ROW = {
-    "policy_id": TensorSpec((), torch.int64),
-    "version": TensorSpec((), torch.int64),
-    "reward": TensorSpec((), torch.float32),
-    "raw_reward": TensorSpec((), torch.float32),
-    "terminated": TensorSpec((), torch.bool),
-    "truncated": TensorSpec((), torch.bool),
-    "valid": TensorSpec((), torch.bool),
-    "success": TensorSpec((), torch.bool),
-    "episode_return": TensorSpec((), torch.float64),
-    "episode_length": TensorSpec((), torch.int64),
-    "episode_success": TensorSpec((), torch.int8),
-    "episode_version": TensorSpec((), torch.int64),
+    "policy_id": torch.int64,
+    "version": torch.int64,
+    "reward": torch.float32,
+    "raw_reward": torch.float32,
+    "terminated": torch.bool,
+    "truncated": torch.bool,
+    "valid": torch.bool,
+    "success": torch.bool,
+    "episode_return": torch.float64,
+    "episode_length": torch.int64,
+    "episode_success": torch.int8,
+    "episode_version": torch.int64,
 }
 
 
@@ -72,7 +72,7 @@ def slot_specs(rows: RowSpecs, plan: DataPlan, num_streams: int) -> dict[str, Te
         return {name: TensorSpec((*sizes, *s.shape), s.dtype) for name, s in specs.items()}
 
     leaves = observation_leaves(rows.spaces.observation)
-    of_row = dict(_OF_ROW)
+    of_row = {name: TensorSpec((), dtype) for name, dtype in _OF_ROW.items()}
     if plan.return_discount is not None:
         of_row["return_carry"] = TensorSpec((), torch.float64)
     of_row |= {f"record/{k}": s for k, s in rows.record.items() if k not in WHO_ACTED}

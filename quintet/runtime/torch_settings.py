@@ -47,18 +47,15 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def configure_torch(threads: int, device: str, exact: bool = False) -> None:
-    """Sets the threads of a process, and on a GPU what makes results repeat from run to run: with
-    `exact`, all that PyTorch can do.
-
-    Call it before any computation on a GPU, since cuBLAS reads its setting when it starts.  TF32
-    is turned off for cuDNN's convolutions, which would use it by default.
+    """Sets the threads of a process, and on a GPU what makes results repeat: with `exact`, all that
+    PyTorch can do.  Call it before any computation on a GPU: cuBLAS reads its setting at its start.
     """
     torch.set_num_threads(threads)
     _keep_freed_memory()
     if not device.startswith("cuda"):
         return
     torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False  # which convolutions would use by default
     if exact:
         torch.backends.cudnn.benchmark = False
         os.environ.setdefault(_WORKSPACE, ":4096:8")
@@ -68,9 +65,8 @@ def configure_torch(threads: int, device: str, exact: bool = False) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Has glibc keep up to _KEPT_BYTES of freed memory, where it would return what is over 64 MiB
-    to the system and fetch it again in each update: a page fault for every 4 KiB.  Other C
-    libraries stay as they are.
+    """Has glibc keep up to _KEPT_BYTES of freed memory: it would return what is over 64 MiB to the
+    system and fetch it again in each update, by a page fault for every 4 KiB.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
@@ -123,9 +119,9 @@ def torch_settings(threads: int, device: str, exact: bool) -> Iterator[None]:
 @final
 class OwnTorch:
     """A block, or a decorator of functions, in which PyTorch in this thread is as quintet's
-    computations need it, whatever the user's code has set: float32 and the CPU where nothing else
-    is said, gradients, neither autocast nor inference mode.  After it all is as before, for the
-    user's code.  It takes a microsecond where nothing was set.
+    computations need it: float32 and the CPU where nothing else is said, gradients, neither
+    autocast nor inference mode.  After it all is as the user's code has set it.  It takes a
+    microsecond where nothing was set.
     """
 
     def __init__(self, threads: int | None = None) -> None:

@@ -1,11 +1,9 @@
-"""Games in turn: makes the rows of a group's unroll into streams of decisions, such as other
-environments give.
+"""Games in turn: makes the rows of a group's unroll into streams of decisions.
 
 Where agents act in turn (`EnvDescription.turns`), most rows of a stream hold no decision, and what
-a decision leads to is known when its agent is on turn again.  Learners see none of this: `Turns`
-puts the decisions of each column in its first rows, one behind the other, each with its outcome.
-The rows that are left over are not valid.  A decision whose outcome is not known yet at the end of
-an unroll is the first row of the next one.
+a decision leads to is known when its agent is on turn again.  `Turns` puts the decisions of each
+column in its first rows, each with its outcome; the rows that are left over are not valid.  A
+decision without an outcome at the end of an unroll is the first row of the next one.
 """
 
 from typing import Any, final
@@ -139,7 +137,7 @@ class Turns:
             for name, x in outcome.items()
         }
         there = np.where(source[: slot.steps] <= rows, source[: slot.steps], rows)
-        valid = learned[there, columns] & _is_item(items, slot.steps)
+        valid = learned[there, columns] & (np.arange(slot.steps)[:, None] < items.sum(0))
         valid &= source[: slot.steps] <= rows  # what shows the last observation is no decision
         self._write(slot, whole, source, there)
         for name, x in outcome.items():
@@ -243,12 +241,6 @@ class Turns:
         stored = every[:: slot.state_every]
         for name, x in slot.state.items():
             x.copy_(whole[f"state/{name}"][stored, columns])
-
-
-def _is_item(items: Bools, steps: int) -> Bools:
-    """Tells which rows ``[T, B]`` of the gathered unroll are items."""
-    is_item: Bools = np.arange(steps)[:, None] < items.sum(0)
-    return is_item
 
 
 def _sources(items: Bools, steps: int) -> NDArray[np.int64]:

@@ -30,7 +30,7 @@ from quintet.runtime.processes.messages import Place, ServerOptions, WorkerSpec
 from quintet.runtime.processes.workers import Workers
 from quintet.runtime.replay.replay import Replay
 from quintet.runtime.sampler import SerialOptions, SerialSampling
-from quintet.runtime.seeds import environment_seeds
+from quintet.runtime.seeds import group_seeds
 from quintet.runtime.slots import RowSpecs
 from quintet.types import (
     ACTION_MASK,
@@ -169,7 +169,7 @@ class Ledger:
         """Learns the seeds that the streams have after a restart."""
         groups = self.streams // self.group_size
         for group in range(groups):
-            for i, seed in enumerate(environment_seeds(SEED, group, iteration, self.group_size)):
+            for i, seed in enumerate(group_seeds(SEED, group, iteration, self.group_size)[0]):
                 self.restarts[seed] = (group, group * self.group_size + i)
 
     def check(self, r: Rollout, learner: int) -> None:

@@ -11,7 +11,7 @@ from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
 from quintet.runtime.delivery import Batch, within_budget
 from quintet.runtime.sampler import SerialSampling
-from quintet.runtime.seeds import Role, environment_seeds, generator_seed
+from quintet.runtime.seeds import Role, generator_seed, group_seeds
 from quintet.types import ActOutput, Publication, TensorSpec
 
 SEED, STEPS, GROUPS, SIZE = 11, 7, 2, 3
@@ -91,7 +91,7 @@ def script(seed: int, rows: int) -> list[tuple[tuple[int, int, int], bool]]:
 
 def test_every_row_is_the_scripted_one_in_next_step_layout() -> None:
     batches = unrolls(4)
-    seeds = [s for g in range(GROUPS) for s in environment_seeds(SEED, g, 0, SIZE)]
+    seeds = [s for g in range(GROUPS) for s in group_seeds(SEED, g, 0, SIZE)[0]]
     assert len(set(seeds)) == STREAMS
     for stream, seed in enumerate(seeds):
         expected = script(seed, 4 * STEPS + 1)
@@ -241,6 +241,6 @@ def test_seeds_are_a_tree() -> None:
         for iteration in (0, 1)
     ]
     assert len(set(nodes)) == len(nodes)
-    assert environment_seeds(3, 1, 4, 5) == environment_seeds(3, 1, 4, 5)
-    assert environment_seeds(3, 1, 4, 5)[:2] == environment_seeds(3, 1, 4, 2)
-    assert all(0 <= seed < 2**31 for seed in environment_seeds(3, 1, 4, 100))
+    assert group_seeds(3, 1, 4, 5)[0] == group_seeds(3, 1, 4, 5)[0]
+    assert group_seeds(3, 1, 4, 5)[0][:2] == group_seeds(3, 1, 4, 2)[0]
+    assert all(0 <= seed < 2**31 for seed in group_seeds(3, 1, 4, 100)[0])

@@ -23,9 +23,8 @@ _ALIGNMENT = 64  # bytes, a cache line: neighbours are written by different proc
 class Arena:
     """Named tensors in one block of memory that several processes map.
 
-    The block has no name in the file system (a memfd on Linux, elsewhere a file that is unlinked as
-    soon as it is open), so it is freed when the last process that maps it ends, however it ends.
-    Other processes inherit the file descriptor and are given the same specs.
+    The block has no name in the file system, so it is freed when the last process that maps it
+    ends, however.  Other processes inherit the file descriptor and are given the same specs.
     """
 
     def __init__(self, specs: Mapping[str, TensorSpec], file: int):

@@ -1,11 +1,8 @@
-"""A full memory barrier between processes that share memory.
+"""A full memory barrier between processes that share memory (see `params.Board`).
 
-Versions that are written before and after weights in shared memory guard them
-(`quintet.runtime.processes.params`).  That requires that other processes see writes in their order,
-and that reads are done in theirs.  x86 guarantees both for ordinary loads and stores; a locked
-instruction, as in taking a lock, orders non-temporal stores too.  Other processors guarantee
-neither, and a lock is no fence on them: accesses before and after it may both move into it, and
-change places there.
+x86 keeps the order of ordinary loads and of stores; a locked instruction, as in taking a lock,
+orders non-temporal stores too.  On other processors a lock is no fence: accesses before and after
+it may both move into it, and change places there.
 """
 
 import ctypes
@@ -28,8 +25,8 @@ _MEMBARRIER = {"x86_64": 324, "aarch64": 283, "riscv64": 283, "ppc64le": 365, "s
 
 @cache
 def fence() -> Callable[[], None]:
-    """The function by which this process completes all earlier reads and writes, as every process
-    sees them, before any later ones; raises ConfigError if this machine has no such barrier.
+    """A function that completes all earlier reads and writes of this process, as every process sees
+    them, before any later ones; raises ConfigError if this machine has no such barrier.
     """
     return fence_of(platform.machine(), sys.platform)
 
@@ -48,9 +45,9 @@ def fence_of(machine: str, system: str) -> Callable[[], None]:
 
 
 def membarrier(number: int) -> Callable[[], None]:
-    """Linux's membarrier(2), the system call of that number. With GLOBAL_EXPEDITED it is a full
-    barrier on every running thread of every process that has registered; this one registers here.
-    Raises ConfigError if the kernel, or a sandbox around this process, refuses it.
+    """Linux's membarrier(2), the system call of that number: with GLOBAL_EXPEDITED a full barrier
+    on every running thread of every process that has registered, as this one does here.  Raises
+    ConfigError if the kernel, or a sandbox around this process, refuses it.
     """
     system_call = ctypes.CDLL(None, use_errno=True).syscall
     system_call.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_uint, ctypes.c_int]
@@ -66,13 +63,12 @@ def membarrier(number: int) -> Callable[[], None]:
     return lambda: call(_GLOBAL_EXPEDITED)
 
 
+_LOCK = Lock()
+
+
 def _locked() -> None:
-    """A locked instruction."""
     with _LOCK:
         pass
-
-
-_LOCK = Lock()
 
 
 def _refusal(machine: str, why: str) -> ConfigError:

@@ -76,9 +76,7 @@ class Discarded(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A failing process's last message: the error's class, its text, and the whole traceback where
-    a user's code raised it.
-    """
+    """A failing process's last message; `detail`: the whole traceback of a user's code."""
 
     kind: str
     text: str

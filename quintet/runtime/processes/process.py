@@ -57,10 +57,7 @@ IMPORTING, MAKING, COMPILING = -3, -2, -1
 def pickled(work: object, refusal: str, instead: str) -> bytes:
     """Pickles the work of another process; callables that no module holds are sent by value.
 
-    refusal, instead: the message about an object that can't be sent, and what to do then.
-
-    Raises:
-        ConfigError: it can't be sent.
+    refusal, instead: of the ConfigError about work that can't be sent, and what to do then.
     """
     # The script of a process that multiprocessing has begun, where nobody else can import it.
     script = sys.modules.get("__mp_main__")
@@ -139,11 +136,7 @@ class Process:
         threading.Thread(target=self.child.give, args=(payload,), daemon=True).start()
 
     def await_ready(self, notice: WaitNotice) -> None:
-        """Waits for the first message.
-
-        Raises:
-            QuintetError: it failed, or took too long; it is ended then.
-        """
+        """Waits for the first message; raises QuintetError if it failed, or took too long."""
         assert self.child is not None
         allowed_s, begin_s = _START_S + self.timeout_s, time.monotonic()
         while not self.channel.poll(min(_LOOK_EVERY_S, allowed_s)):
@@ -224,9 +217,8 @@ class Process:
     @property
     def gone(self) -> bool:
         """Whether it has ended though its channel is open, held by a process of its own."""
-        return (
-            self.ready and self.child is not None and self.child.ended and not self.channel.poll()
-        )
+        ended = self.ready and self.child is not None and self.child.ended
+        return ended and not self.channel.poll()
 
     @property
     def allowed_s(self) -> float:
@@ -295,10 +287,8 @@ class Process:
 
 
 def await_all(processes: Sequence[Process], notice: Callable[[str], None]) -> None:
-    """Waits until all are ready; `notice` gets who is waited for, when that takes long.
-
-    Raises:
-        QuintetError: one of them failed, or took too long.
+    """Waits until all are ready; `notice` gets who is waited for, when that takes long.  Raises
+    QuintetError if one of them failed, or took too long.
     """
 
     def what() -> str:

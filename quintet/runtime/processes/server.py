@@ -1,7 +1,5 @@
-"""The inference server, a process that `quintet.runtime.processes.workers` begins.
-
-Workers ask it to act on their groups' mailboxes.  In exact kinds each forward is of one group, by
-the weights that it asks for; otherwise the waiting groups are one batch, by the newest weights.
+"""The inference server, a process that `quintet.runtime.processes.workers` begins: it acts on the
+mailboxes of groups, see `ServerOptions`.
 """
 
 import os

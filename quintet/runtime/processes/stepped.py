@@ -39,8 +39,8 @@ parent."""
 class SteppedEnv:
     """B environments in the order of their streams, each process with an even share of them.
 
-    What they give is what one process would have stepped, byte for byte, as every environment has
-    its own seed.  The processes begin at the first restart.
+    They give what one process would have stepped, byte for byte, as each has its own seed.  The
+    processes begin at the first restart.
     """
 
     def __init__(
@@ -59,34 +59,23 @@ class SteppedEnv:
         self.spaces, self.description = like.spaces, like.description
         self._notice: Callable[[str], None] = lambda _: None
         self._ends = [num_streams * k // count for k in range(count + 1)]
-        work = [
-            _sendable(
-                StepperWork(
-                    index,
-                    first,
-                    end,
-                    partial(make_group_env, env, end - first, first_stream=first_stream + first),
-                    timeout_s * (end - first),
-                )
-            )
-            for index, (first, end) in enumerate(pairwise(self._ends))
-        ]
+        works: list[StepperWork] = []
+        for index, (first, end) in enumerate(pairwise(self._ends)):
+            make = partial(make_group_env, env, end - first, first_stream=first_stream + first)
+            # A process steps its streams one after another.
+            works.append(StepperWork(index, first, end, make, timeout_s * (end - first)))
+        sent = [_sendable(work) for work in works]
         specs = shared_specs(self.spaces, num_streams)
-        for index in range(count):
-            specs |= progress_specs(f"stepper {index}")
+        for work in works:
+            specs |= progress_specs(f"stepper {work.index}")
         self._arena = Arena.create(specs)
         self._action, self._row = shared_row(self._arena, slice(None))
         self._processes: list[Process] = []
-        for index, (first, end) in enumerate(pairwise(self._ends)):
-            kind = ProcessKind(
-                f"stepper {index}",
-                f"{_streams(first_stream + first, first_stream + end)} of {env.config.id}",
-                "quintet.runtime.processes.stepper",
-                work[index],
-                place="at work",
-            )
-            # A process steps its streams one after another.
-            self._processes.append(Process(kind, self._arena, print, timeout_s * (end - first)))
+        for work, content in zip(works, sent, strict=True):
+            streams = _streams(first_stream + work.first, first_stream + work.end)
+            what, module = f"{streams} of {env.config.id}", "quintet.runtime.processes.stepper"
+            kind = ProcessKind(f"stepper {work.index}", what, module, content, place="at work")
+            self._processes.append(Process(kind, self._arena, print, work.timeout_s))
         self._poller = select.poll()
         self._begun = False
 
@@ -174,9 +163,9 @@ class SteppedEnv:
                 self._look_at(process, asked_s)
 
     def _look_at(self, process: Process, asked_s: float) -> None:
-        while_ = f" while {process.doing}" if process.doing else ""
+        doing = f" while {process.doing}" if process.doing else ""
         cure = "raise runtime.worker_timeout_s if a step may take so long"
-        rest = f"{while_}: an environment hangs, or the process was stopped; {cure}"
+        rest = f"{doing}: an environment hangs, or the process was stopped; {cure}"
         error = process.lost() if process.gone else None
         error = error or process.overdue(asked_s, "step", rest, _TELLS_S)
         if error is not None:

@@ -1,8 +1,7 @@
 """A sampler process, which `quintet.runtime.processes.workers` starts.
 
 It fills slots that it is granted: a grant names one slot for each of its groups, and the version of
-the weights to act by.  Without a free slot there is no sampling; and the same process serves both a
-runtime that grants round by round and one that grants whatever is free.
+the weights to act by.
 """
 
 import gc
@@ -183,9 +182,7 @@ def report_failure(channel: Connection, error: BaseException) -> None:
 
 
 def _let_others_finish() -> None:
-    """Gives this process and its threads Linux's batch scheduling: they do not preempt the learner
-    when they wake, which is 2 to 3% faster on few cores.
-    """
+    """Has this process not preempt the learner when it wakes (2 to 3% faster on few cores)."""
     if sys.platform == "linux":
         with suppress(PermissionError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
