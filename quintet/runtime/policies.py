@@ -103,11 +103,9 @@ class PolicyMix:
     `Assignment.players`.
 
     Every policy's network sees the whole group at every act, so a row's result does not depend on
-    the policies of other rows; each row takes the output of the policy that plays it.  The draws
-    are one more column of the noise, so they too follow from the group's seed alone.
-
-    The state holds every policy's own state (``K/name``), the number of the policy that plays, and,
-    under the plain names, the recurrent state of that policy, which is recorded.
+    the policies of other rows.  The draws are one more column of the noise, so they too follow from
+    the group's seed alone.  The state holds every policy's own state (``K/name``), the number of
+    the policy that plays, and its recurrent state under the plain names, which is recorded.
     """
 
     def __init__(self, actors: Sequence[Actor], assignment: Assignment):

@@ -103,9 +103,7 @@ class Spreading(NamedTuple):
 
 
 def make_streams(env: ResolvedEnv, num_streams: int, how: Spreading) -> VectorEnv:
-    """Makes the environments of one group, which may be stepped by other processes; see
-    `make_group_env`.
-    """
+    """Makes the environments of one group, which other processes may step."""
     made = make_group_env(env, num_streams, first_stream=how.first_stream)
     if num_streams == 1 or env.config.num_processes == 1 or not env.can_be_spread:
         return made
@@ -117,10 +115,9 @@ class SpreadEnv:
     """B environments that this process has made and, where that is faster, others step from the
     third row on.
 
-    The others make the same environments, reset them with the same seeds, and take the same first
-    actions; what they give must be what was seen before, byte for byte, else they are not used.  So
-    the number of processes is no part of a result, where what an environment gives depends on its
-    own seed and actions alone.
+    The others take the same seeds and first actions; what they give must be what was seen before,
+    byte for byte, else they are not used.  So the number of processes is no part of a result, where
+    an environment depends on its own seed and actions alone.
     """
 
     def __init__(self, env: ResolvedEnv, made: VectorEnv, how: Spreading):
@@ -217,12 +214,9 @@ class SpreadEnv:
         self._say(f"this process steps the environments one by one, though {why}: {fault}")
 
     def _others(self, count: int) -> SteppedEnv:
+        first_stream, timeout_s = self._how.first_stream, self._how.timeout_s
         stepped = SteppedEnv(
-            self._source,
-            self._env,
-            count,
-            first_stream=self._how.first_stream,
-            timeout_s=self._how.timeout_s,
+            self._source, self._env, count, first_stream=first_stream, timeout_s=timeout_s
         )
         stepped.tell(*self._tell)
         return stepped

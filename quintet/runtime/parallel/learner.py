@@ -11,24 +11,10 @@ from typing import final
 
 import torch
 
-from quintet.runtime.parallel.learners import (
-    BatchMemory,
-    LearnerWork,
-    checksum,
-    shared_state,
-)
+from quintet.runtime.parallel.learners import BatchMemory, LearnerWork, checksum, shared_state
 from quintet.runtime.parallel.ranks import PeerGone, RankGroup, reach_store
+from quintet.runtime.processes import messages
 from quintet.runtime.processes.arena import Arena
-from quintet.runtime.processes.messages import (
-    Begin,
-    Compare,
-    Configure,
-    Connect,
-    Learn,
-    Ready,
-    Stop,
-    Sum,
-)
 from quintet.runtime.processes.process import MAKING
 from quintet.runtime.processes.worker import begin, report_failure
 from quintet.runtime.torch_settings import OwnTorch, configure_torch, inexact_told
@@ -55,13 +41,13 @@ class LearnerProcess:
 
     def run(self) -> None:
         """Answers messages until it is told to stop."""
-        self.channel.send(Ready())
+        self.channel.send(messages.Ready())
         try:
             while self._answer(self.channel.recv()):
                 pass
         except PeerGone:
             # The first learner finds the process that failed, and ends all of them.
-            while not isinstance(self.channel.recv(), Stop):
+            while not isinstance(self.channel.recv(), messages.Stop):
                 pass
         finally:
             self.ranks.close()
@@ -70,21 +56,21 @@ class LearnerProcess:
     def _answer(self, message: object) -> bool:
         """Carries out a message; False if it is the last."""
         match message:
-            case Connect(port):
+            case messages.Connect(port):
                 self.ranks.connect(reach_store(port))
-            case Begin(scalars):
+            case messages.Begin(scalars):
                 tensors = shared_state(self.learner, self.ranks).tensors
                 self.learner.load(LearnerState(tensors, scalars))
-            case Configure(options):
+            case messages.Configure(options):
                 self.learner.configure(options)
-            case Learn(env_steps, cut, replayed):
+            case messages.Learn(env_steps, cut, replayed):
                 self.row[0], self.row[1] = time.monotonic_ns(), self.learner.updates + 1
                 self.learner.update(self.memory.read(cut, replayed), env_steps)
                 self.row[3] += 1
-            case Compare(number):
-                self.channel.send(Sum(number, checksum(self.learner)))
+            case messages.Compare(number):
+                self.channel.send(messages.Sum(number, checksum(self.learner)))
             case _:
-                assert isinstance(message, Stop)
+                assert isinstance(message, messages.Stop)
                 return False
         return True
 

@@ -22,16 +22,8 @@ from quintet.runtime.parallel.ranks import (
     RankGroup,
     host_store,
 )
+from quintet.runtime.processes import messages
 from quintet.runtime.processes.arena import Arena, prefixed
-from quintet.runtime.processes.messages import (
-    Begin,
-    Compare,
-    Configure,
-    Connect,
-    Learn,
-    Sum,
-    progress_specs,
-)
 from quintet.runtime.processes.process import (
     STOP_GRACE_S,
     Process,
@@ -171,7 +163,7 @@ class Learners:
             )
         specs = BatchMemory.specs(spec.rows, plan)
         for rank in range(1, size):
-            specs |= progress_specs(f"learner {rank}")
+            specs |= messages.progress_specs(f"learner {rank}")
         work = [
             pickled(
                 LearnerWork(rank, spec, plan),
@@ -256,7 +248,7 @@ class Learners:
             self._await_readers()
             self._memory.write(batch)
             self._batches += 1
-            self._tell(Learn(env_steps, batch.trace_cut is not None, batch.replayed))
+            self._tell(messages.Learn(env_steps, batch.trace_cut is not None, batch.replayed))
             self.learner.update(batch, env_steps)
         except PeerGone as error:
             raise self._culprit(str(error)) from error
@@ -266,8 +258,7 @@ class Learners:
 
     def start(self, say: Callable[[str], None], notice: Callable[[str], None]) -> None:
         """Begins the processes, if there are none; the first update waits until they are ready.
-
-        say: receives what they print; notice: receives what a long wait is for.
+        `say` gets what they print, `notice` what a long wait is for.
         """
         if self._started:
             return
@@ -278,7 +269,7 @@ class Learners:
 
     def _connect(self) -> None:
         store, port = host_store()
-        self._tell(Connect(port))
+        self._tell(messages.Connect(port))
         failed: list[PeerGone] = []
 
         def connect() -> None:
@@ -303,8 +294,8 @@ class Learners:
         if self._equal:
             return
         if self._options is not None:
-            self._tell(Configure(self._options))
-        self._tell(Begin(dict(self.learner.save().scalars)))
+            self._tell(messages.Configure(self._options))
+        self._tell(messages.Begin(dict(self.learner.save().scalars)))
         shared_state(self.learner, self.ranks)
         self._equal = True
 
@@ -330,10 +321,8 @@ class Learners:
         return bool(process.row[2] < self.ranks.exchanges)
 
     def _watch(self, awaited: Callable[[Process], bool] | None = None) -> None:
-        """Checks the other learners during a wait for them; raises QuintetError if one of them has
-        failed, ended, or been silent for too long.
-
-        awaited: tells which are waited for; by default those that have not joined the exchange.
+        """Checks the other learners during a wait for those that are `awaited`, by default to join
+        the exchange; raises QuintetError if one has failed, ended, or been silent for too long.
         """
         error = self._fault or self._news(0.0)
         if error is not None:
@@ -388,8 +377,8 @@ class Learners:
         if not self._equal:
             return
         self._compared += 1
-        self._tell(Compare(self._compared))
-        wanted = Sum(self._compared, checksum(self.learner))
+        self._tell(messages.Compare(self._compared))
+        wanted = messages.Sum(self._compared, checksum(self.learner))
         for process in self.processes:
             while process.ready and process.channel.poll(STOP_GRACE_S):
                 answer = process.hear()

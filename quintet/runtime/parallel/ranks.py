@@ -24,8 +24,8 @@ _CONNECT = timedelta(seconds=300)
 """Longest time for ranks to connect, after all processes are ready."""
 
 _NEVER = timedelta(days=365)
-"""Replaces torch's timeout of exchanges, which can't tell a rank that hangs from one whose parent
-was stopped for a while, and would end this process on a GPU.  The waiting rank watches instead.
+"""In place of torch's timeout, which can't tell a rank that hangs from one whose parent was stopped
+for a while, and would end this process on a GPU.  The waiting rank watches instead.
 """
 
 
@@ -59,9 +59,7 @@ class RankGroup:
         self._group: Any = None
 
     def connect(self, store: Any) -> None:
-        """Connects to the other ranks; returns when all are connected.  Raises PeerGone if one of
-        them is not there.
-        """
+        """Connects to all other ranks; raises PeerGone if one of them is not there."""
         self._join()
         # Not by init_process_group: the one group of a process may be in use by the user's code.
         try:
@@ -112,9 +110,7 @@ class RankGroup:
         self._joined(self.exchanges)
 
     def _exchange(self, begin: Callable[[Any], Any]) -> None:
-        """Makes an exchange with all others and waits for its end; raises PeerGone if one of them
-        is gone.
-        """
+        """Makes an exchange with all others; raises PeerGone if one of them is gone."""
         self._join()
         try:
             work = begin(self._group)
@@ -124,9 +120,7 @@ class RankGroup:
             raise PeerGone(str(error)) from error
 
     def _ended_within(self, work: Any, seconds: float) -> bool:
-        """Waits for an exchange at most that long; whether it is over.  Raises RuntimeError if it
-        has failed.
-        """
+        """Whether an exchange ends in that time; raises RuntimeError if it has failed."""
         if self.device.type == "cpu":
             try:
                 work.wait(timedelta(seconds=seconds))

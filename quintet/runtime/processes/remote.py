@@ -79,8 +79,7 @@ class ServerLine:
             WorkerFault: the answer takes too long.
         """
         assert self._line is not None
-        # The parent ends a silent server long before this, which closes the line, unless the
-        # server has no core.
+        # The parent ends a silent server long before this, unless the server has no core.
         allowed_s = 10 * (60.0 + self._timeout_s)
         deadline = time.monotonic() + allowed_s
         try:
@@ -113,12 +112,7 @@ class RemoteActor:
     """
 
     def __init__(
-        self,
-        local: Actor,
-        policies: Sequence[int],
-        mailbox: Mailbox,
-        line: ServerLine,
-        group: int,
+        self, local: Actor, policies: Sequence[int], mailbox: Mailbox, line: ServerLine, group: int
     ):
         """local: an actor like the server's; its weights are never used."""
         self.local, self.mailbox, self.line, self.group = local, mailbox, line, group

@@ -32,9 +32,7 @@ _HOME = Path(__file__).parents[2]
 @final
 class Watch:
     """Gives a notice, from its own thread, when the thread that made it stays in one step too long.
-
-    It reads the phase timer, which is switched in every step, and the other thread's frames only
-    where the timer has not been switched for long; so it costs steps nothing.
+    It reads the phase timer, which every step switches, so it costs steps nothing.
     """
 
     def __init__(

@@ -18,21 +18,10 @@ from typing import Any, final
 
 from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PhaseTimer
+from quintet.runtime.processes import messages
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.mailbox import Mailbox
-from quintet.runtime.processes.messages import (
-    Discarded,
-    Failed,
-    Fill,
-    Full,
-    More,
-    Paused,
-    Ready,
-    Restart,
-    Stop,
-    Work,
-    open_slots,
-)
+from quintet.runtime.processes.messages import Work
 from quintet.runtime.processes.params import Board
 from quintet.runtime.processes.process import COMPILING, MAKING
 from quintet.runtime.processes.remote import RemoteActor, ServerGone, ServerLine
@@ -78,29 +67,29 @@ class Worker:
             keys = (place.first_stream, spec.assignment, place.group)
             self.groups.append(GroupSampler(spec.make_env(place), actor, spec.plan, *keys))
             rows = RowSpecs.of(spec.spaces, actor)
-            self.slots.append(open_slots(arena, spec, rows, place))
+            self.slots.append(messages.open_slots(arena, spec, rows, place))
 
     def run(self) -> None:
         """Answers messages until it is told to stop."""
         # The objects made so far stay: the garbage collector need not look at them.
         gc.collect()
         gc.freeze()
-        self.channel.send(Ready())
+        self.channel.send(messages.Ready())
         while True:
             self.timer.switch("waiting")
             message = self.channel.recv()
-            if isinstance(message, Stop):
+            if isinstance(message, messages.Stop):
                 return
-            if isinstance(message, Restart):
+            if isinstance(message, messages.Restart):
                 self.restart_at, self.lost = message.iteration, False
-            elif isinstance(message, Fill) and not self.lost:
+            elif isinstance(message, messages.Fill) and not self.lost:
                 try:
                     self.fill(message)
                 except ServerGone:
                     self.lost = True
-                    self.channel.send(Discarded())
+                    self.channel.send(messages.Discarded())
 
-    def fill(self, grant: Fill) -> None:
+    def fill(self, grant: messages.Fill) -> None:
         """Collects one unroll of every group into the granted slots."""
         # Row 0 after a restart takes longer: environments are made, the first act is compiled.
         begins = self.restart_at is not None
@@ -123,18 +112,18 @@ class Worker:
         for slot, group in zip(slots, self.groups, strict=True):
             slot.header[:] = grant.number, group.rows
         self.seconds[:] = list(self.timer.seconds().values())
-        self.channel.send(Full(grant.slots))
+        self.channel.send(messages.Full(grant.slots))
 
-    def more(self, grant: Fill, rows: int) -> int:
+    def more(self, grant: messages.Fill, rows: int) -> int:
         """The number of rows of a short unroll that follow after `rows`."""
         if rows == 0:
             return grant.rows
         if not grant.asks:
             return 0
         self.timer.switch("waiting")
-        self.channel.send(Paused(sum(group.executed(rows) for group in self.groups)))
+        self.channel.send(messages.Paused(sum(group.executed(rows) for group in self.groups)))
         answer = self.channel.recv()
-        if not isinstance(answer, More):
+        if not isinstance(answer, messages.More):
             raise Stopped
         return answer.rows
 
@@ -178,7 +167,7 @@ def report_failure(channel: Connection, error: BaseException) -> None:
         short = memory_fault(error)
         text = f"it {raised(error)}" if short is None else str(short)
         error = traced(WorkerFault(text), error)
-    channel.send(Failed(type(error).__name__, str(error), error.detail))
+    channel.send(messages.Failed(type(error).__name__, str(error), error.detail))
 
 
 def _let_others_finish() -> None:

@@ -22,26 +22,11 @@ from numpy.typing import NDArray
 from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PHASES
 from quintet.runtime.batch import Lease, Unroll
+from quintet.runtime.processes import messages
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.events import SERVER, Asking, Died, Event, Filled, Lost, Sampler
 from quintet.runtime.processes.mailbox import mailbox_specs
-from quintet.runtime.processes.messages import (
-    Discarded,
-    Fill,
-    Full,
-    Line,
-    More,
-    Paused,
-    Place,
-    Restart,
-    ServerOptions,
-    ServerWork,
-    Work,
-    WorkerSpec,
-    open_slots,
-    progress_specs,
-    slots_in_arena,
-)
+from quintet.runtime.processes.messages import Line, Place, ServerOptions, Work, WorkerSpec
 from quintet.runtime.processes.params import Board, board_specs
 from quintet.runtime.processes.process import Process, ProcessKind, await_all, pickled, stop_all
 from quintet.runtime.processes.remote import record_specs_of_remote
@@ -102,11 +87,11 @@ class Workers:
             kinds.append(ProcessKind(f"worker {each.index}", each.what, module, work))
         specs: dict[str, TensorSpec] = {}
         for kind in kinds:
-            specs |= progress_specs(kind.name)
+            specs |= messages.progress_specs(kind.name)
         for policy, publication in enumerate(publications):
             specs |= board_specs(policy, publication)
         for place in spec.places:
-            specs |= slots_in_arena(spec, rows, place)
+            specs |= messages.slots_in_arena(spec, rows, place)
             if spec.server is not None:
                 specs |= mailbox_specs(spec.spaces, actor, place)
         specs["inference server/served"] = TensorSpec((2,), torch.float64)
@@ -115,7 +100,7 @@ class Workers:
         self._free = {place.group: deque(range(spec.num_slots)) for place in spec.places}
         self._slots: dict[int, list[Slot]] = {}
         for place in spec.places:
-            self._slots[place.group] = open_slots(arena, spec, rows, place)
+            self._slots[place.group] = messages.open_slots(arena, spec, rows, place)
             for slot in self._slots[place.group]:
                 slot.belongs_to(*place[:2], spec.assignment.of(place.group)[0])
         processes = [Process(kind, arena, say, spec.timeout_s) for kind in kinds]
@@ -131,7 +116,7 @@ class Workers:
     def _server_kind(self, options: ServerOptions, listener: socket, line: Line) -> ProcessKind:
         most_waiting = sum(max(p.num_streams for p in s.places) for s in self.samplers)
         places, assignment = self.spec.places, self.spec.assignment
-        work = _sendable(ServerWork(options, places, assignment, line.token, most_waiting))
+        work = _sendable(messages.ServerWork(options, places, assignment, line.token, most_waiting))
         module, files = "quintet.runtime.processes.server", [listener.fileno()]
         return ProcessKind("inference server", options.device, module, work, files)
 
@@ -141,10 +126,8 @@ class Workers:
         return processes if self.server is None else [*processes, self.server]
 
     def start(self) -> None:
-        """Starts the processes that there are not, and waits until all are ready.
-
-        Raises:
-            QuintetError: one of them failed, or took too long; the others go on starting.
+        """Starts the processes that there are not, and waits until all are ready.  Raises
+        QuintetError if one of them failed, or took too long; the others go on starting.
         """
         missing = [process for process in self._processes if process.child is None]
         for process in missing:
@@ -152,10 +135,8 @@ class Workers:
         await_all([each for each in self._processes if not each.ready], self.notice)
 
     def replace(self, index: int) -> None:
-        """A new process in place of a worker, or the SERVER, that died.
-
-        Raises:
-            QuintetError: it failed, or took too long.
+        """A new process in place of a worker, or the SERVER, that died; raises QuintetError if it
+        failed, or took too long.
         """
         process = self.server if index == SERVER else self.samplers[index].process
         assert process is not None
@@ -171,23 +152,15 @@ class Workers:
         sampler = self.samplers[index]
         with self._lock:
             sampler.lost = False
-            sampler.process.send(Restart(iteration))
+            sampler.process.send(messages.Restart(iteration))
 
     def grant(
-        self,
-        index: int,
-        versions: tuple[int, ...] | None,
-        rows: int | None = None,
-        asks: bool = False,
+        self, index: int, versions: tuple[int, ...] | None, rows: int, asks: bool = False
     ) -> bool:
-        """Has a worker fill one free slot of each of its groups; False if there are none.
-
-        versions: of the weights to act by, by policy; None: the newest when it begins.
-        rows: number of rows of the unroll; None: all.
-        asks: after fewer rows than all the worker waits for `extend`.
+        """Has a worker fill one free slot of each of its groups; False if there are none.  See
+        `Fill`; who `asks` waits for `extend`.
         """
         sampler = self.samplers[index]
-        rows = self.spec.plan.unroll_steps if rows is None else rows
         with self._lock:
             free = [self._free[place.group] for place in sampler.places]
             if not all(free) or not sampler.process.ready or sampler.lost:
@@ -200,7 +173,7 @@ class Workers:
                 slot.valid[:] = False  # so that `executed` counts the rows written from now on
             if not sampler.granted:
                 sampler.busy_since_s = time.monotonic()
-            fill = Fill(slots, self._grants, versions, rows, asks)
+            fill = messages.Fill(slots, self._grants, versions, rows, asks)
             sampler.granted.append(fill)
             sampler.process.send(fill)
         return True
@@ -212,7 +185,7 @@ class Workers:
             grant = sampler.granted[0]
             sampler.granted[0] = grant._replace(rows=grant.rows + rows)
             sampler.paused, sampler.busy_since_s = False, time.monotonic()
-            sampler.process.send(More(rows))
+            sampler.process.send(messages.More(rows))
 
     def events(self, timeout_s: float) -> list[Event]:
         """Events since the last call, oldest first; waits for one as long as `timeout_s`.
@@ -239,14 +212,14 @@ class Workers:
         message = sampler.process.hear()
         if isinstance(message, QuintetError):
             return Died(index, message, self._take_back(sampler))
-        if isinstance(message, Discarded):
+        if isinstance(message, messages.Discarded):
             with self._lock:
                 sampler.lost = True
                 return Lost(index, self._take_back(sampler))
-        if isinstance(message, Paused):
+        if isinstance(message, messages.Paused):
             sampler.paused = True
             return Asking(index, message.executed)
-        assert isinstance(message, Full)
+        assert isinstance(message, messages.Full)
         return self._filled(sampler, message.slots)
 
     def _filled(self, sampler: Sampler, slots: tuple[int, ...]) -> Filled | Died:
@@ -397,7 +370,7 @@ def _hangs_where(sampler: Sampler) -> str:
     return f" {where}: an environment hangs, or the process was stopped; {cure}"
 
 
-def _sendable(work: Work | ServerWork) -> bytes:
+def _sendable(work: Work | messages.ServerWork) -> bytes:
     return pickled(
         work,
         "worker processes must have an environment, a model and a schedule that can be sent to "

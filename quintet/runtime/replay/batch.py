@@ -87,10 +87,7 @@ class Fresh(NamedTuple):
             obs={name: as_array(batch.obs[name[4:]]) for name in layout.leaves},
             rows=rows,
             states={name: as_array(batch.state[name]) for name in layout.states},
-            last={
-                "action": as_array(batch.last_action),
-                "reward": as_array(batch.last_reward),
-            },
+            last={"action": as_array(batch.last_action), "reward": as_array(batch.last_reward)},
             starts_at_valid=layout.kind == "windows",
         )
 

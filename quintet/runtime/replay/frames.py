@@ -13,13 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.runtime.replay.memory import (
-    Array,
-    Numbers,
-    allocate,
-    require_room,
-    row_bytes,
-)
+from quintet.runtime.replay.memory import Array, Numbers, allocate, require_room, row_bytes
 from quintet.types import TensorSpec
 
 MOST_FRAMES = 16

@@ -76,9 +76,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def empty_folder(folder: Path) -> None:
-    """Makes the folder, or removes an old replay's files from it; raises ConfigError if it can't be
-    made or emptied.
-    """
+    """Makes the folder, or removes an old replay's files; raises ConfigError if it can't."""
     try:
         folder.mkdir(exist_ok=True)  # without parents: a removed run folder isn't made again
         for file in files_in(folder):
@@ -91,13 +89,8 @@ def empty_folder(folder: Path) -> None:
 
 
 def allocate(place: Path | None, nbytes: int) -> mmap.mmap:
-    """Memory of `nbytes`, at least 1: the file `place`, created or enlarged, or anonymous.
-
-    The file's blocks are allocated at once: a full disk is an error here, not SIGBUS in a later
-    write.
-
-    Raises:
-        ConfigError: the system refuses.
+    """Memory of `nbytes`, at least 1: the file `place`, created or enlarged, or anonymous.  Raises
+    ConfigError if the system refuses.
     """
     try:
         return mmap.mmap(-1, nbytes) if place is None else _map_file(place, nbytes)
@@ -112,7 +105,7 @@ def allocate(place: Path | None, nbytes: int) -> mmap.mmap:
 def _map_file(place: Path, nbytes: int) -> mmap.mmap:
     file = os.open(place, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        os.posix_fallocate(file, 0, nbytes)
+        os.posix_fallocate(file, 0, nbytes)  # a full disk would be SIGBUS in a later write
         return mmap.mmap(file, nbytes)
     finally:
         os.close(file)

@@ -123,8 +123,7 @@ class Replay:
     @property
     def capacity(self) -> int:
         """Rows that can be live, over all streams: the plan's capacity_steps, rounded down to the
-        same number for every stream, and for sequences to whole unrolls.  A gap takes the place of
-        a row.
+        same number for every stream, and for sequences to whole unrolls.
         """
         return self._layout.rows_per_stream * self._layout.num_streams
 
@@ -189,9 +188,8 @@ class Replay:
     @property
     def full(self) -> bool:
         """Whether rows that an earlier checkpoint needed may have been overwritten."""
-        if self._store is None:
-            return False
-        return bool((self._store.head > self._layout.needed_rows + self._layout.slack).any())
+        most = self._layout.needed_rows + self._layout.slack
+        return self._store is not None and bool((self._store.head > most).any())
 
     def cut(self) -> None:
         """Notes that the streams were restarted: the next rows do not follow on the last ones."""
@@ -276,12 +274,8 @@ class Replay:
         return {"format": _FORMAT, **counts, "rows": rows}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Goes on from the state of `save` and the files; called before any `store`.
-
-        Raises:
-            CheckpointError: the files don't hold every row of the checkpoint, or this replay has
-                another layout.
-            ConfigError: memory is missing.
+        """Goes on from the state of `save` and the files; called before any `store`.  Raises what
+        `load_rows` raises.
         """
         assert self._layout.folder is not None, "a replay in memory can't be saved"
         wrong = content_fault(_Saved, state)

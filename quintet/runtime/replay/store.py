@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quintet.runtime.replay import memory
 from quintet.runtime.replay.batch import (
     FIRST,
     GAP,
@@ -26,19 +27,7 @@ from quintet.runtime.replay.batch import (
 )
 from quintet.runtime.replay.frames import FrameStacks
 from quintet.runtime.replay.layout import Layout
-from quintet.runtime.replay.memory import (
-    Array,
-    Numbers,
-    aligned,
-    allocate,
-    array_dtype,
-    bytes_of,
-    damaged,
-    empty_folder,
-    record_dtype,
-    rings_bytes,
-    row_bytes,
-)
+from quintet.runtime.replay.memory import Array, Numbers, row_bytes
 from quintet.types import Rollout, TensorSpec
 
 More = Callable[[slice], Sequence[Array]]
@@ -73,9 +62,9 @@ class Rings:
         self.specs, self.num_streams, self.length = {**packed, **apart}, num_streams, length
         self.place, rows = place, num_streams * length
         self._begins = np.arange(num_streams) * length
-        self.nbytes = rings_bytes(packed, apart, rows)
-        self._memory = allocate(place, self.nbytes)
-        self.record = record_dtype(packed)
+        self.nbytes = memory.rings_bytes(packed, apart, rows)
+        self._memory = memory.allocate(place, self.nbytes)
+        self.record = memory.record_dtype(packed)
         nbytes = self.record.itemsize * rows
         words = self.record.itemsize // _WORD
         self._records = np.frombuffer(self._memory, np.int64, words * rows).reshape(rows, words)
@@ -84,13 +73,15 @@ class Rings:
             records = self._records.view(self.record)[:, 0]
             self.fields = {name: records[name] for name in packed}
         self._blocks = [self._records]
-        offset = aligned(nbytes)
+        offset = memory.aligned(nbytes)
         for name, spec in apart.items():
             nbytes = row_bytes(spec) * rows
             block = np.frombuffer(self._memory, np.uint8, nbytes, offset)
-            self.fields[name] = block.view(array_dtype(spec.dtype)).reshape(rows, *spec.shape)
+            self.fields[name] = block.view(memory.array_dtype(spec.dtype)).reshape(
+                rows, *spec.shape
+            )
             self._blocks.append(self.fields[name])
-            offset += aligned(nbytes)
+            offset += memory.aligned(nbytes)
         self._segment = segment
         self._checksums = np.zeros((num_streams, length // segment), np.int64)
         self._sealed = np.zeros(num_streams, np.int64)
@@ -161,11 +152,7 @@ class Rings:
         ]
 
     def restore(
-        self,
-        oldest: Numbers,
-        heads: Numbers,
-        checksums: list[list[int]],
-        more: More | None = None,
+        self, oldest: Numbers, heads: Numbers, checksums: list[list[int]], more: More | None = None
     ) -> None:
         """Restores the result of `checksums` and verifies every row under it; raises
         CheckpointError if some rows are not those of the checkpoint.
@@ -173,10 +160,10 @@ class Rings:
         for stream, (first, head) in enumerate(_pairs(oldest, heads)):
             segments = self._segments(first, head)
             if len(checksums[stream]) != len(segments):
-                raise damaged(self.place, stream)
+                raise memory.damaged(self.place, stream)
             for segment, stored in zip(segments, checksums[stream], strict=True):
                 if self._checksum(stream, segment, head, more) != stored:
-                    raise damaged(self.place, stream)
+                    raise memory.damaged(self.place, stream)
                 self._checksums[stream, segment % self._checksums.shape[1]] = stored
         self._sealed[:] = heads
 
@@ -184,22 +171,16 @@ class Rings:
         """Segments with rows ``first <= number < head``."""
         return range(first // self._segment, -(-head // self._segment) if head > first else 0)
 
-    def _checksum(
-        self,
-        stream: int,
-        segment: int,
-        head: int,
-        more: More | None,
-    ) -> int:
+    def _checksum(self, stream: int, segment: int, head: int, more: More | None) -> int:
         begin = segment * self._segment
         count = min(self._segment, head - begin)
         place = stream * self.length + begin % self.length
         rows = slice(place, place + count)
         total = 0
         for block in self._blocks:
-            total = zlib.crc32(bytes_of(block[rows]), total)
+            total = zlib.crc32(memory.bytes_of(block[rows]), total)
         for values in more(rows) if more is not None else ():
-            total = zlib.crc32(bytes_of(values), total)
+            total = zlib.crc32(memory.bytes_of(values), total)
         return total
 
 
@@ -227,27 +208,19 @@ class RowStore:
         """Allocates the memory; `fresh`: whether existing files belong to an old run."""
         self.layout = layout
         if fresh and layout.folder is not None:
-            empty_folder(layout.folder)
+            memory.empty_folder(layout.folder)
         layout.require_room()
         count, length, entries = layout.num_streams, layout.length(), layout.entries()
         packed, apart = layout.packed(), layout.apart()
         self.rows = Rings(layout.file("rows"), packed, apart, count, length, layout.segment)
-        self.unrolls = (
-            Rings(layout.file("states"), {}, layout.states, count, entries, 1)
-            if layout.states
-            else None
-        )
-        self.stacks = {
-            name: FrameStacks(
-                self.rows.fields,
-                self.rows.at,
-                name,
-                layout.leaves[name],
-                slices,
-                layout.file(f"frames-{index}"),
-            )
-            for index, (name, slices) in enumerate(layout.stacks.items())
-        }
+        self.unrolls: Rings | None = None
+        if layout.states:
+            self.unrolls = Rings(layout.file("states"), {}, layout.states, count, entries, 1)
+        fields, at = self.rows.fields, self.rows.at
+        self.stacks: dict[str, FrameStacks] = {}
+        for index, (name, slices) in enumerate(layout.stacks.items()):
+            place = layout.file(f"frames-{index}")
+            self.stacks[name] = FrameStacks(fields, at, name, layout.leaves[name], slices, place)
         self.packed = frozenset(packed)
         self.flags = self.rows.fields["flags"]
         reached = ("obs/", "flags", "episode_id")
@@ -375,10 +348,8 @@ class RowStore:
         self._reached = fresh.end(episodes[-1])
 
     def _follows(self, fresh: Fresh) -> NDArray[np.bool_]:
-        """Whether each stream continues where it stopped.
-
-        Columns between may never have been delivered.  So the observation, the episode and the last
-        action and reward are compared with the stored bytes.
+        """Whether each stream continues where it stopped, by the bytes of its observation, episode,
+        last action and reward: columns between may never have been delivered.
         """
         stream = fresh.stream
         going_on = self.going_on[stream]
