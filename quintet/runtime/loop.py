@@ -186,10 +186,9 @@ def run(
 ) -> Literal["finished", "stopped"]:
     """Trains until the budget is spent or a hook asks for a stop.
 
-    At an exact checkpoint every stream is re-keyed from (seed, group, iteration), whether the run
-    is interrupted there or not: so the state of samplers need not be saved, and a resumed run gives
-    the same bytes.  Streams run on at all other checkpoints, and always where
-    ``sampling.restarts`` is False.
+    At an exact checkpoint every stream is re-keyed from (seed, group, iteration), in a run that
+    goes on too: so samplers need not be saved, and a resumed run gives the same bytes.  Streams run
+    on at other checkpoints, and always where ``sampling.restarts`` is False.
     """
     sampling, learners, replays = components.sampling, components.learners, components.replays
     devices = components.devices or [torch.device("cpu")] * len(learners)
@@ -271,9 +270,8 @@ def run(
 def _rollouts(
     batch: Batch, replay: Replay | None, counters: Counters, timer: PhaseTimer
 ) -> Iterator[tuple[Rollout, int]]:
-    """The rollouts to learn from after a collection, each with the env_steps before it: the fresh
-    batch, unless all its rows are invalid, then those that replay draws.  What an update of the
-    fresh batch fails on is not stored.
+    """The rollouts to learn from, each with the env_steps before it: the fresh batch, if a row is
+    valid, then those that replay draws.  A batch whose update fails is not stored.
     """
     if batch.env_steps:
         yield batch.rollout, counters.env_steps

@@ -19,15 +19,13 @@ _FILLING: Any = torch.utils.deterministic
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
-"""Names of settings of glibc's mallopt."""
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # names of settings of glibc's mallopt
 
 _KEPT_BYTES = 2**30
 """Most freed memory that a process keeps for its next tensors."""
 
 _SIGN = " does not have a deterministic implementation"
 """Follows the operation's name in PyTorch's warning."""
-
 
 _threaded = False
 """Whether this process may have computed in several threads."""
@@ -76,11 +74,8 @@ def _keep_freed_memory() -> None:
 
 @contextmanager
 def torch_settings(threads: int, device: str, exact: bool) -> Iterator[None]:
-    """`configure_torch` within the block; restores PyTorch's settings after it, for the user's
-    code.  What freed memory is kept does not change back.
-
-    Raises:
-        ConfigError: it takes several threads, which this process can't have.
+    """`configure_torch` within the block, PyTorch's former settings after it; what freed memory is
+    kept does not change back.  Raises ConfigError if this process can't have several threads.
     """
     if threads > 1 and _lacks_threads:
         raise ConfigError(

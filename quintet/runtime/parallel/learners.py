@@ -148,10 +148,7 @@ class Learners:
     """
 
     def __init__(self, spec: LearnersSpec):
-        """
-        Raises:
-            ConfigError: `spec` can't be sent to processes, or there is too little memory.
-        """
+        """Raises ConfigError if `spec` can't be sent, or there is too little memory."""
         self.spec, size = spec, len(spec.devices)
         self.ranks = RankGroup(0, size, torch.device(spec.devices[0]), self._watch)
         self.learner = spec.make_learner(self.ranks)
@@ -164,13 +161,12 @@ class Learners:
         specs = BatchMemory.specs(spec.rows, plan)
         for rank in range(1, size):
             specs |= messages.progress_specs(f"learner {rank}")
+        refusal = (
+            "runtime.num_learners must have spaces and a model that can be sent to other "
+            "processes, got some that can't be"
+        )
         work = [
-            pickled(
-                LearnerWork(rank, spec, plan),
-                "runtime.num_learners must have spaces and a model that can be sent to other "
-                "processes, got some that can't be",
-                "leave it out",
-            )
+            pickled(LearnerWork(rank, spec, plan), refusal, "leave it out")
             for rank in range(1, size)
         ]
         self.histograms, self.publication = self.learner.histograms, self.learner.publication
@@ -331,16 +327,13 @@ class Learners:
             self._waited_for, self._waited_s = (self.ranks.exchanges, self._batches), 0.0
             self._waits = [CoreWaits() for _ in self.processes]
         late = [each for each in self.processes if (awaited or self._absent)(each)]
-        without_core_s = max(
-            (
-                waits.look(each.child.pid)
-                for waits, each in zip(self._waits, self.processes, strict=True)
-                if each in late and each.child is not None
-            ),
-            default=0.0,
-        )
+        without_core_s = [
+            waits.look(each.child.pid)
+            for waits, each in zip(self._waits, self.processes, strict=True)
+            if each in late and each.child is not None
+        ]
         # Not by the clock, which goes on while this process itself is stopped.
-        self._waited_s += max(0.0, LOOK_EVERY_S - without_core_s)
+        self._waited_s += max(0.0, LOOK_EVERY_S - max(without_core_s, default=0.0))
         if self._waited_s < self.spec.timeout_s:
             return
         names = " and ".join(each.name for each in late) or "the connection between learners"

@@ -72,11 +72,8 @@ class ServerLine:
             self._lost(error)
 
     def wait(self, group: int) -> None:
-        """Waits until the answer is in the mailbox.
-
-        Raises:
-            ServerGone: the server ended before.
-            WorkerFault: the answer takes too long.
+        """Waits until the answer is in the mailbox; raises ServerGone if the server ended before,
+        WorkerFault if it takes too long.
         """
         assert self._line is not None
         # The parent ends a silent server long before this, unless the server has no core.

@@ -52,8 +52,7 @@ class Server:
         self.private: dict[int, dict[int, State]] = {}
         self.device = torch.device(self.options.device)
         self.loaded = [-1] * assignment.num_policies
-        self.lines: list[Connection] = []
-        self.unverified: set[Connection] = set()
+        self.verified: dict[Connection, bool] = {}  # connections; whether one has sent the token
         self.waiting: list[tuple[Request, Connection]] = []
         self.waiting_since_s = 0.0
         self.row[1] = COMPILING  # until the first forward, which may be compiled
@@ -63,7 +62,7 @@ class Server:
         self.channel.send(Ready())
         while True:
             self.timer.switch("waiting")
-            for source in wait([self.channel, self.listener, *self.lines], self._wait_s()):
+            for source in wait([self.channel, self.listener, *self.verified], self._wait_s()):
                 if source is self.channel:
                     if isinstance(self.channel.recv(), Stop):
                         return
@@ -94,23 +93,20 @@ class Server:
         if _another_users(caller):  # it could block the server by an unfinished message
             caller.close()
             return
-        line = Connection(caller.detach())
-        self.lines.append(line)
-        self.unverified.add(line)  # until it has sent the token
+        self.verified[Connection(caller.detach())] = False
 
     def _hear(self, line: Connection) -> None:
         try:
             message = line.recv_bytes(_LONGEST_REQUEST)
-            if line in self.unverified and message != self.work.token:
+            if not self.verified[line] and message != self.work.token:
                 raise EOFError
         except (EOFError, OSError):  # the worker is gone, or gave its unroll up
-            self.lines.remove(line)
-            self.unverified.discard(line)
+            del self.verified[line]
             self.waiting = [entry for entry in self.waiting if entry[1] is not line]
             line.close()
             return
-        if line in self.unverified:
-            self.unverified.remove(line)
+        if not self.verified[line]:
+            self.verified[line] = True
             return
         request = Request.unpacked(message)
         if int(self.mail[request.group].ticket) != request.ticket:

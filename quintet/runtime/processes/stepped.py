@@ -51,9 +51,7 @@ class SteppedEnv:
         count: number of processes; first_stream: number of the first environment in the run.
         timeout_s: longest time of a step of one stream.
 
-        Raises:
-            ConfigError: the environment can't be sent to other processes, or there is too little
-                memory.
+        Raises ConfigError if the environment can't be sent, or there is too little memory.
         """
         num_streams = self.num_streams = like.num_streams
         self.spaces, self.description = like.spaces, like.description
@@ -137,11 +135,7 @@ class SteppedEnv:
             self._poller.register(process.channel.fileno(), select.POLLIN)
 
     def _await(self) -> None:
-        """Waits until every process has done what it was asked for.
-
-        Raises:
-            QuintetError: one of them failed, died or hangs.
-        """
+        """Waits until all processes have answered; raises QuintetError if one fails or hangs."""
         all_ = {process.channel.fileno(): process for process in self._processes}
         busy = dict(all_)
         asked_s = looked_s = time.monotonic()

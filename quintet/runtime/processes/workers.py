@@ -58,11 +58,9 @@ class Workers:
     ):
         """publications: one of each policy, of the shapes that all will have.
 
-        say: gets what processes print.
-        notice: gets what a long wait is for.
+        say: gets what processes print; notice: gets what a long wait is for.
 
-        Raises:
-            ConfigError: what workers are made of can't be sent, or there is too little memory.
+        Raises ConfigError if what workers are made of can't be sent, or there is too little memory.
         """
         self.spec, self.say, self.notice = spec, say, notice
         # Called with a worker when one of its slots may be granted again, in any thread.

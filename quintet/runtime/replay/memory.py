@@ -93,22 +93,20 @@ def allocate(place: Path | None, nbytes: int) -> mmap.mmap:
     ConfigError if the system refuses.
     """
     try:
-        return mmap.mmap(-1, nbytes) if place is None else _map_file(place, nbytes)
+        if place is None:
+            return mmap.mmap(-1, nbytes)
+        file = os.open(place, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            os.posix_fallocate(file, 0, nbytes)  # a full disk would be SIGBUS in a later write
+            return mmap.mmap(file, nbytes)
+        finally:
+            os.close(file)
     except OSError as fault:
         where = "in memory" if place is None else f"for {place}"
         raise ConfigError(
             f"replay must have room for {nbytes:,} bytes {where}, got less ({fault.strerror}); "
             "lower the replay capacity, make room, or give a run folder on another disk"
         ) from fault
-
-
-def _map_file(place: Path, nbytes: int) -> mmap.mmap:
-    file = os.open(place, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        os.posix_fallocate(file, 0, nbytes)  # a full disk would be SIGBUS in a later write
-        return mmap.mmap(file, nbytes)
-    finally:
-        os.close(file)
 
 
 def require_file(place: Path, nbytes: int) -> None:

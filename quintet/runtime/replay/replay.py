@@ -92,9 +92,8 @@ class Replay:
         numbers: numbers of the streams in the run, ascending; None: 0, 1, 2, ...  Other streams'
             rows are never stored.
 
-        Raises:
-            ConfigError: no unroll of every stream fits into the capacity, or the replay doesn't fit
-                on the disk or in memory.
+        Raises ConfigError if no unroll of every stream fits into the capacity, or the replay does
+        not fit on the disk or in memory.
         """
         assert plan.replay is not None
         self.plan = plan.replay

@@ -86,13 +86,11 @@ def save_rows(store: RowStore) -> dict[str, Any]:
 
 
 def load_rows(layout: Layout, state: Mapping[str, Any]) -> RowStore:
-    """The rows as they were when `save_rows` returned `state`; later rows are dropped.
+    """The rows as they were when `save_rows` returned `state`; later rows are dropped.  The rings
+    keep their length, and `layout` takes their slack.
 
-    The rings keep their length, and `layout` takes their slack.
-
-    Raises:
-        CheckpointError: the files don't hold every row of the checkpoint, or the layout differs.
-        ConfigError: memory is missing.
+    Raises CheckpointError if the files don't hold every row of the checkpoint, or the layout
+    differs; ConfigError if memory is missing.
     """
     wrong = content_fault(SavedRows, state) or SavedRows.model_validate(state).fault(layout)
     if wrong is not None:
@@ -139,10 +137,8 @@ def _newest(store: RowStore) -> Numbers:
 def _newest_checksum(store: RowStore, stream: int) -> int:
     """Checksum of a stream's current observation and of its episode's number."""
     place = int(_newest(store)[stream])
-    rows = slice(place, place + 1)
-    fields = store.rows.fields
+    rows, fields, total = slice(place, place + 1), store.rows.fields, 0
     parts = [fields[name][rows] for name in fields if name.startswith("obs/")]
-    total = 0
     for part in (*parts, fields["episode_id"][rows], *store.kept_whole(rows)):
         total = crc32(bytes_of(part), total)
     return total

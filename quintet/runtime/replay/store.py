@@ -105,9 +105,8 @@ class Rings:
 
     def write(self, name: str, place: Numbers, values: Array) -> None:
         """Writes rows ``[*place.shape, ...]`` to their places."""
-        field = self.fields[name]
-        _require_alike(name, field.dtype, place.shape + field.shape[1:], values)
-        field[place] = values
+        self.require_declared(name, values, place.shape)
+        self.fields[name][place] = values
 
     def take_records(self, place: Numbers) -> Array:
         """Copies of the records, ``[*place.shape]``."""
@@ -120,10 +119,13 @@ class Rings:
         records: Array = words.view(self.record)[..., 0]
         return records
 
-    def require_declared(self, name: str, values: Array) -> None:
-        """Raises AssertionError unless ``[T, B, ...]`` is of the field's dtype and shape."""
+    def require_declared(self, name: str, values: Array, rows: tuple[int, ...]) -> None:
+        """Raises AssertionError unless ``[*rows, ...]`` is of the field's dtype and shape."""
         field = self.fields[name]
-        _require_alike(name, field.dtype, values.shape[:2] + field.shape[1:], values)
+        dtype, shape = field.dtype, rows + field.shape[1:]
+        if values.dtype != dtype or values.shape != shape:
+            given = f"{values.dtype} {values.shape}"
+            raise AssertionError(f"{name}: {dtype} {shape} declared, {given} given")
 
     def write_records(self, place: Numbers, values: Array) -> None:
         """Writes records ``[*place.shape]``, contiguous, to their places."""
@@ -278,7 +280,7 @@ class RowStore:
             fresh = Fresh.of(batch, self.layout)
             for name, values in (fresh.rows | fresh.obs).items():
                 if name in self.packed:
-                    self.rows.require_declared(name, values)
+                    self.rows.require_declared(name, values, values.shape[:2])
             self._batch = batch, fresh
         fresh = self._batch[1]
         if self.layout.numbers is not None:
@@ -438,13 +440,6 @@ def _once_each(stream: Numbers) -> list[Columns]:
     ordered = stream[order]
     rank = np.arange(len(stream)) - np.searchsorted(ordered, ordered, "left")
     return [np.sort(order[rank == k]) for k in range(int(rank.max()) + 1)]
-
-
-def _require_alike(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], values: Array) -> None:
-    if values.dtype != dtype or values.shape != shape:
-        raise AssertionError(
-            f"{name}: {dtype} {shape} declared, {values.dtype} {values.shape} given"
-        )
 
 
 def _pairs(oldest: Numbers, heads: Numbers) -> list[tuple[int, int]]:
