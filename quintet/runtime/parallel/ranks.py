@@ -24,7 +24,7 @@ _CONNECT = timedelta(seconds=300)
 """Longest time for ranks to connect, after all processes are ready."""
 
 _NEVER = timedelta(days=365)
-"""In place of torch's timeout, which can't tell a rank that hangs from one whose parent was stopped
+"""Replaces torch's timeout, which can't tell a rank that hangs from one whose parent was stopped
 for a while, and would end this process on a GPU.  The waiting rank watches instead.
 """
 
