@@ -172,6 +172,14 @@ def test_reader_leaves_out_a_torn_last_line_and_tells_of_others(tmp_path: Path) 
     file.write_text('{"env_steps": null}\n{"env_steps": 2}\n')
     assert read_metrics(tmp_path, notices.append) == [{"env_steps": 2}]
     assert "not all values are finite numbers" in notices[1]
+    file.unlink()
+    table = tmp_path / "progress.csv"
+    table.write_text("env_steps,updates\n1,2\nx,3\n3,\n")
+    assert read_metrics(tmp_path, notices.append) == [
+        {"env_steps": 1, "updates": 2},
+        {"env_steps": 3},
+    ]
+    assert any(each.startswith(f"line 3 of {table} is damaged (") for each in notices)
 
 
 def test_a_damaged_line_within_stops_no_resume(tmp_path: Path) -> None:
