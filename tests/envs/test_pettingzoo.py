@@ -184,7 +184,11 @@ class Strange(Game):
 @pytest.mark.parametrize(
     ("agents", "space", "says"),
     [
-        (["ann", "ann"], spaces.Discrete(2), r"each once; got \['ann', 'ann'\]"),
+        (
+            ["ann", "ann"],
+            spaces.Discrete(2),
+            r"must have different possible_agents, .*got \['ann', 'ann'\]",
+        ),
         ([["ann"], ["bob"]], spaces.Discrete(2), "can be keys of a dict"),
         (lambda: ["ann"], spaces.Discrete(2), "several agents, with possible_agents"),
         (["ann", "bob"], None, r"spaces of gymnasium.spaces by.*; 'ann' has \(None, Discrete"),
