@@ -94,9 +94,8 @@ def quintets(work: ACERWork, spaces: Spaces, compiled: bool, data: bare_acer.Bat
 
 
 def bare(work: ACERWork, spaces: Spaces, compiled: bool, data: bare_acer.Batch) -> Update:
-    make = bare_acer.compiled_update if compiled else bare_acer.eager_update
-    network = work.network(spaces)
-    return make(work, network, configured(work, spaces, compiled).runtime.compute.precision, data)
+    precision = configured(work, spaces, compiled).runtime.compute.precision
+    return bare_acer.update(work, work.network(spaces), precision, data, compiled)
 
 
 def variants(work: ACERWork, spaces: Spaces, compiled: bool) -> dict[str, Update]:

@@ -206,7 +206,7 @@ def test_the_bare_update_of_ddpg_is_the_trained_one(without_variable: None):
     with torch.no_grad():
         for mine, other in zip(ours, theirs, strict=True):
             other.copy_(mine)
-    update = bare_ddpg.eager_update(work, bare, "fp32", data)
+    update = bare_ddpg.update(work, bare, "fp32", data, compiled=False)
     named = dict(bare.named_parameters())
     expected = bare_ddpg.losses(work, bare, "fp32", named, named, data)
     rows = work.minibatch
@@ -338,7 +338,7 @@ def test_the_bare_loss_is_the_trained_one(without_variable: None, name: str):
     torch.manual_seed(0)
     obs, action, advantage, target, logp = work.batch(spaces, 64)
     parameters = dict(bare.named_parameters())
-    expected = work.loss(bare, "fp32", parameters, (obs, action, advantage, target, logp))
+    expected = work.loss(bare, "fp32", (obs, action, advantage, target, logp), parameters)
 
     rows = Rows(
         {"obs": obs}, torch.zeros(64, dtype=torch.bool), action, logp,

@@ -231,8 +231,8 @@ def test_the_bare_update_is_the_trained_one(
     apart(learner)
     bare = copy_of(learner, work, spaces)
     before = [p.clone() for p in ours(learner)]
-    make = bare_acer.eager_update if form == "eager" else bare_acer.compiled_update
-    update, batch = make(work, bare, "fp32", data), acer_step.rollout_of(work, data)
+    update = bare_acer.update(work, bare, "fp32", data, form == "graph")
+    batch = acer_step.rollout_of(work, data)
     for _ in range(steps):
         update()
         learner.update(batch, 0)

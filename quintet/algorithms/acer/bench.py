@@ -2,7 +2,7 @@
 no statistics.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
@@ -15,9 +15,11 @@ from torch.func import functional_call
 from quintet.algorithms.parts.bare import (
     CPU,
     BareActorCritic,
+    Named,
     action_size,
     in_channels_last,
     observations,
+    update_of,
 )
 from quintet.algorithms.parts.work import Count, Work
 from quintet.models.precision import Precision, autocast
@@ -92,8 +94,7 @@ class ACERWork(Work):
         return self.network(spaces).act
 
     def update(self, spaces: Spaces, precision: Precision, compiled: bool) -> Callable[[], object]:
-        make = compiled_update if compiled else eager_update
-        return make(self, self.network(spaces), precision, batch(self, spaces))
+        return update(self, self.network(spaces), precision, batch(self, spaces), compiled)
 
 
 class Batch(NamedTuple):
@@ -172,66 +173,34 @@ def retrace(data: Batch, q: Tensor, v_next: Tensor, rho: Tensor) -> Tensor:
     return q + error
 
 
-def rmsprop_(
-    work: ACERWork, parameters: list[Tensor], grads: list[Tensor], squares: list[Tensor]
-) -> None:
-    """TensorFlow's form, in place."""
-    torch._foreach_mul_(squares, work.rmsprop_decay)
-    torch._foreach_addcmul_(squares, grads, grads, 1 - work.rmsprop_decay)
-    root = torch._foreach_add(squares, work.rmsprop_eps)
-    torch._foreach_sqrt_(root)
-    torch._foreach_addcdiv_(parameters, grads, root, -work.learning_rate)
-
-
-def eager_update(
-    work: ACERWork, network: BareActorCritic, precision: Precision, data: Batch
-) -> Callable[[], None]:
-    """One backward, clipping, RMSProp, and the average."""
+def update(
+    work: ACERWork, network: BareActorCritic, precision: Precision, data: Batch, compiled: bool
+) -> Callable[[], object]:
+    """One backward, clipping, RMSProp in TensorFlow's form, and the average."""
     average = deepcopy(network).requires_grad_(False)
-    theta: list[Tensor] = [*network.parameters()]
     slow: list[Tensor] = [*average.parameters()]
-    squares = [torch.ones_like(p) for p in theta]
 
-    def update() -> None:
-        network.zero_grad()
-        torch.autograd.backward(loss(work, network, average.act, precision, data))
-        nn.utils.clip_grad_norm_(theta, work.max_grad_norm)
-        with torch.no_grad():
-            rmsprop_(work, theta, [p.grad for p in theta if p.grad is not None], squares)
+    def of(parameters: Named) -> Tensor:
+        def forward(obs: Tensor) -> tuple[Tensor, Tensor]:
+            found: tuple[Tensor, Tensor] = functional_call(network, parameters, (obs,))
+            return found
+
+        return loss(work, forward, average.act, precision, data)
+
+    def rule(named: Named) -> Callable[[Named], None]:
+        theta = [*named.values()]
+        squares = [torch.ones_like(p) for p in theta]
+
+        def step(grads: Named) -> None:
+            each = [*grads.values()]
+            torch._foreach_mul_(squares, work.rmsprop_decay)
+            torch._foreach_addcmul_(squares, each, each, 1 - work.rmsprop_decay)
+            root = torch._foreach_add(squares, work.rmsprop_eps)
+            torch._foreach_sqrt_(root)
+            torch._foreach_addcdiv_(theta, each, root, -work.learning_rate)
             if work.trust_region:
                 torch._foreach_lerp_(slow, theta, work.tau)
 
-    return update
+        return step
 
-
-def compiled_update(
-    work: ACERWork, network: BareActorCritic, precision: Precision, data: Batch
-) -> Callable[[], None]:
-    """The same as one graph, on the network's own weights."""
-    named = {name: p.detach() for name, p in network.named_parameters()}
-    slow = {name: p.clone(memory_format=torch.preserve_format) for name, p in named.items()}
-    squares = [torch.ones_like(p) for p in named.values()]
-
-    def of(parameters: Mapping[str, Tensor], data: Batch) -> Tensor:
-        def forward(obs: Tensor) -> tuple[Tensor, Tensor]:
-            found: tuple[Tensor, Tensor] = functional_call(network, dict(parameters), (obs,))
-            return found
-
-        def average(obs: Tensor) -> Tensor:
-            found: Tensor = functional_call(network, slow, (obs,))[0]
-            return found
-
-        return loss(work, forward, average, precision, data)
-
-    def update() -> None:
-        grads = [*torch.func.grad(of)(named, data).values()]
-        norm = torch.stack([g.square().sum() for g in grads]).sum().sqrt()
-        scale = (work.max_grad_norm / (norm + 1e-6)).clamp_max(1.0)
-        rmsprop_(work, [*named.values()], [g * scale for g in grads], squares)
-        if work.trust_region:
-            for name, x in slow.items():
-                x.lerp_(named[name], work.tau)
-
-    torch._dynamo.reset()
-    compiled: Callable[[], None] = torch.compile(update, fullgraph=True)
-    return compiled
+    return update_of(network, of, rule, compiled, work.max_grad_norm)

@@ -1,7 +1,6 @@
 """The fixed work of DDPG, and its networks and update in plain torch."""
 
-from collections.abc import Callable, Mapping
-from copy import deepcopy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -10,13 +9,13 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from quintet.algorithms.parts.bare import CPU, BareAdam
+from quintet.algorithms.parts.bare import CPU, Named, adam, update_of
 from quintet.algorithms.parts.work import Count, Work
+from quintet.models.encoders import layers
 from quintet.models.precision import Precision, autocast
 from quintet.types import Spaces
 
 Data = tuple[Tensor, ...]
-Named = Mapping[str, Tensor]
 
 UNROLL_STEPS = 8
 """env_steps of a stream between two rounds of updates from replay."""
@@ -72,9 +71,7 @@ class DDPGWork(Work):
         return BareNetworks(self, spaces).policy
 
     def update(self, spaces: Spaces, precision: Precision, compiled: bool) -> Callable[[], object]:
-        make = compiled_update if compiled else eager_update
-        networks = BareNetworks(self, spaces)
-        return make(self, networks, precision, batch(self, spaces))
+        return update(self, BareNetworks(self, spaces), precision, batch(self, spaces), compiled)
 
 
 @final
@@ -83,18 +80,13 @@ class BareNetworks(nn.Module):
 
     def __init__(self, work: DDPGWork, spaces: Spaces):
         super().__init__()
-        activation = {"tanh": nn.Tanh, "relu": nn.ReLU}[work.activation]
         (obs,), (actions,) = spaces.observation.shape or (0,), spaces.action.shape or (0,)
-
-        def layers(size: int, outputs: int) -> list[nn.Module]:
-            parts: list[nn.Module] = []
-            for width in work.hidden:
-                parts += [nn.Linear(size, width), activation()]
-                size = width
-            return [*parts, nn.Linear(size, outputs)]
-
-        self.policy = nn.Sequential(*layers(obs, actions), nn.Tanh())
-        self.critic = nn.Sequential(*layers(obs + actions, 1))
+        hidden, activation = work.hidden, work.activation
+        policy, critic = (
+            layers((size, *hidden), activation, layer_norm=False) for size in (obs, obs + actions)
+        )
+        self.policy = nn.Sequential(*policy, nn.Linear(hidden[-1], actions), nn.Tanh())
+        self.critic = nn.Sequential(*critic, nn.Linear(hidden[-1], 1))
 
     def forward(self, obs: Tensor, action: Tensor | None) -> Tensor:
         """Values ``[N]`` of actions ``[N, A]``; without them, the policy's actions."""
@@ -121,7 +113,7 @@ def losses(
     obs, action, reward, next_obs, end = data
 
     def call(parameters: Named, *inputs: Tensor | None) -> Tensor:
-        found: Tensor = functional_call(network, dict(parameters), inputs)
+        found: Tensor = functional_call(network, parameters, inputs)
         return found
 
     fixed = {name: x.detach() if name.startswith("critic") else x for name, x in named.items()}
@@ -134,47 +126,23 @@ def losses(
     return (q.float() - goal).square().mean(), -chosen.float().mean()
 
 
-def eager_update(
-    work: DDPGWork, network: BareNetworks, precision: Precision, data: Data
-) -> Callable[[], None]:
-    """Both losses, each with its own fused Adam, and the targets."""
-    named = dict(network.named_parameters())
-    target = {name: x.detach() for name, x in deepcopy(network).named_parameters()}
-    adams = [
-        torch.optim.Adam(part.parameters(), lr=work.learning_rate, eps=work.adam_eps, fused=True)
-        for part in (network.critic, network.policy)
-    ]
+def update(
+    work: DDPGWork, network: BareNetworks, precision: Precision, data: Data, compiled: bool
+) -> Callable[[], object]:
+    """Both losses, Adam, and the targets."""
+    target = {name: x.detach().clone() for name, x in network.named_parameters()}
 
-    def update() -> None:
-        found = losses(work, network, precision, named, target, data)
-        for adam in adams:
-            adam.zero_grad()
-        torch.autograd.backward(found)
-        for adam in adams:
-            adam.step()
-        with torch.no_grad():
-            torch._foreach_lerp_([*target.values()], [*named.values()], work.tau)
-
-    return update
-
-
-def compiled_update(
-    work: DDPGWork, network: BareNetworks, precision: Precision, data: Data
-) -> Callable[[], None]:
-    """Gradients, Adam and the targets as one graph."""
-    named = {name: p.detach().clone() for name, p in network.named_parameters()}
-    target = {name: p.clone() for name, p in named.items()}
-    adam = BareAdam(named, work.learning_rate, work.adam_eps)
-
-    def loss(parameters: Named) -> Tensor:
-        critic, policy = losses(work, network, precision, parameters, target, data)
+    def loss(named: Named) -> Tensor:
+        critic, policy = losses(work, network, precision, named, target, data)
         return critic + policy
 
-    def update() -> None:
-        adam.step(torch.func.grad(loss)(named))
-        for name, x in target.items():
-            x.lerp_(named[name], work.tau)
+    def rule(named: Named) -> Callable[[Named], None]:
+        adam_step = adam(named, work.learning_rate, work.adam_eps)
 
-    torch._dynamo.reset()
-    compiled: Callable[[], None] = torch.compile(update, fullgraph=True)
-    return compiled
+        def step(grads: Named) -> None:
+            adam_step(grads)
+            torch._foreach_lerp_([*target.values()], [*named.values()], work.tau)
+
+        return step
+
+    return update_of(network, loss, rule, compiled)

@@ -1,17 +1,22 @@
 """Networks, observations and Adam in plain torch, for the speed that bare parts allow."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor, nn
 
+from quintet.models.encoders import ACTIVATIONS, layers
 from quintet.types import Spaces
 
 if TYPE_CHECKING:
     from quintet.algorithms.parts.work import Work
 
 CPU = torch.device("cpu")
+
+Named = dict[str, Tensor]
+"""Weights or gradients by name."""
 
 
 def in_channels_last(network: "BareActorCritic") -> "BareActorCritic":
@@ -45,15 +50,11 @@ class BareActorCritic(nn.Module):
         self, work: "Work", spaces: Spaces, shared_torso: bool, action_values: bool = False
     ):
         super().__init__()
-        activation = {"tanh": nn.Tanh, "relu": nn.ReLU}[work.activation]
+        activation = ACTIVATIONS[work.activation]
         shape, outputs = spaces.observation.shape or (), action_size(spaces)
 
-        def torso(size: int) -> list[nn.Module]:
-            parts: list[nn.Module] = []
-            for width in work.hidden:
-                parts += [nn.Linear(size, width), activation()]
-                size = width
-            return parts
+        def torso(size: int) -> nn.Sequential:
+            return layers((size, *work.hidden), work.activation, layer_norm=False)
 
         convolutions: list[nn.Module] = []
         size = shape[0]
@@ -88,21 +89,70 @@ class BareActorCritic(nn.Module):
         return found
 
 
+def update_of(
+    network: nn.Module,
+    loss: Callable[[Named], Tensor],
+    rule: Callable[[Named], Callable[[Named], object]],
+    compiled: bool,
+    max_norm: float = math.inf,
+) -> Callable[[], object]:
+    """One step on a network's weights: the gradient of the loss of weights by name, clipped to
+    `max_norm`, and what `rule` makes of the weights, a function of gradients.  Compiled it is one
+    graph.
+    """
+    named = {name: p.detach() if compiled else p for name, p in network.named_parameters()}
+    step = rule(named)
+
+    def update() -> None:
+        if compiled:
+            grads = torch.func.grad(loss)(named)
+        else:
+            network.zero_grad()
+            torch.autograd.backward(loss(named))
+            grads = {name: p.grad for name, p in named.items() if p.grad is not None}
+        with torch.no_grad():
+            if max_norm < math.inf:
+                each = [*grads.values()]
+                norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(each)))
+                scale = (max_norm / (norm + 1e-6)).clamp_max(1.0)
+                grads = dict(zip(grads, torch._foreach_mul(each, scale), strict=True))
+            step(grads)
+
+    if not compiled:
+        return update
+    torch._dynamo.reset()
+    graph: Callable[[], object] = torch.compile(update, fullgraph=True)
+    return graph
+
+
+def adam(named: Named, rate: float, epsilon: float) -> Callable[[Named], object]:
+    """Steps of Adam on weights by name, in place: PyTorch's fused ones, or those of a graph."""
+    if all(p.requires_grad for p in named.values()):
+        fused = torch.optim.Adam(named.values(), lr=rate, eps=epsilon, fused=True)
+
+        def step(grads: Named) -> None:
+            for name, parameter in named.items():
+                parameter.grad = grads[name]
+            fused.step()
+
+        return step
+    return BareAdam(named, rate, epsilon).step
+
+
 @final
 class BareAdam:
-    """Steps of Adam on named tensors, in place; Kingma and Ba, arXiv 1412.6980, algorithm 1."""
+    """Kingma and Ba, arXiv 1412.6980, algorithm 1, in plain operations."""
 
-    def __init__(self, parameters: Mapping[str, Tensor], rate: float, epsilon: float):
+    def __init__(self, parameters: Named, rate: float, epsilon: float):
         self.parameters, self.rate, self.epsilon = parameters, rate, epsilon
         self.first = {name: torch.zeros_like(p) for name, p in parameters.items()}
         self.second = {name: torch.zeros_like(p) for name, p in parameters.items()}
         self.steps = torch.zeros(())
 
-    def step(self, grads: Mapping[str, Tensor], scale: Tensor | float = 1.0) -> None:
-        """One step against the gradients times `scale`."""
+    def step(self, grads: Named) -> None:
         self.steps.add_(1)
         for name, parameter in self.parameters.items():
-            grad, first, second = grads[name] * scale, self.first[name], self.second[name]
+            grad, first, second = grads[name], self.first[name], self.second[name]
             first.lerp_(grad, 0.1)
             second.mul_(0.999).addcmul_(grad, grad, value=0.001)
             root = (second / (1 - 0.999**self.steps)).sqrt() + self.epsilon

@@ -1,7 +1,7 @@
 """The fixed work on which `quintet bench` measures the speed of a learner."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -14,10 +14,12 @@ from torch.func import functional_call
 from quintet.algorithms.parts.bare import (
     CPU,
     BareActorCritic,
-    BareAdam,
+    Named,
     action_size,
+    adam,
     in_channels_last,
     observations,
+    update_of,
 )
 from quintet.envs.backends import BACKENDS
 from quintet.models.precision import Precision, autocast
@@ -152,9 +154,9 @@ class OnPolicyWork(Work):
 
     def update(self, spaces: Spaces, precision: Precision, compiled: bool) -> Callable[[], object]:
         network = in_channels_last(BareActorCritic(self, spaces, self.shared_torso))
-        data = self.batch(spaces, self.minibatch)
-        make = self._compiled if compiled else self._eager
-        return make(network, partial(self.loss, network, precision), data)
+        loss = partial(self.loss, network, precision, self.batch(spaces, self.minibatch))
+        rule = partial(adam, rate=self.learning_rate, epsilon=self.adam_eps)
+        return update_of(network, loss, rule, compiled, self.max_grad_norm)
 
     def batch(self, spaces: Spaces, rows: int) -> Rows:
         """Random rows."""
@@ -166,12 +168,12 @@ class OnPolicyWork(Work):
         return obs, action, torch.randn(rows), torch.randn(rows), logp
 
     def loss(
-        self, network: nn.Module, precision: Precision, parameters: Mapping[str, Tensor], data: Rows
+        self, network: nn.Module, precision: Precision, data: Rows, parameters: Named
     ) -> Tensor:
         """PPO's loss in its shortest form."""
         obs, action, advantage, target, logp_mu = data
         with autocast(precision, CPU):
-            policy, value = functional_call(network, dict(parameters), (obs,))
+            policy, value = functional_call(network, parameters, (obs,))
         policy, value = policy.float(), value.float()
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         if "log_std" in parameters:
@@ -188,38 +190,3 @@ class OnPolicyWork(Work):
         loss = -torch.min(rho * advantage, clipped * advantage).mean()
         error = (value - target).square().mean()
         return torch.add(loss + self.value_coef * error, entropy, alpha=-self.entropy_coef)
-
-    def _eager(
-        self, network: nn.Module, loss: Callable[..., Tensor], data: Rows
-    ) -> Callable[[], object]:
-        parameters = dict(network.named_parameters())
-        adam = torch.optim.Adam(
-            network.parameters(), lr=self.learning_rate, eps=self.adam_eps, fused=True
-        )
-
-        def update() -> None:
-            adam.zero_grad()
-            torch.autograd.backward(loss(parameters, data))
-            nn.utils.clip_grad_norm_(network.parameters(), self.max_grad_norm)
-            adam.step()
-
-        return update
-
-    def _compiled(
-        self, network: nn.Module, loss: Callable[..., Tensor], data: Rows
-    ) -> Callable[[], object]:
-        """Gradient, clipping and Adam as one graph."""
-        keep = torch.preserve_format
-        parameters = {
-            k: p.detach().clone(memory_format=keep) for k, p in network.named_parameters()
-        }
-        adam = BareAdam(parameters, self.learning_rate, self.adam_eps)
-
-        def update() -> None:
-            grads = torch.func.grad(loss)(parameters, data)
-            norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt()
-            adam.step(grads, (self.max_grad_norm / (norm + 1e-6)).clamp_max(1.0))
-
-        torch._dynamo.reset()
-        compiled: Callable[[], object] = torch.compile(update, fullgraph=True)
-        return compiled
