@@ -22,9 +22,9 @@ from quintet.envs.config import EnvConfig
 from quintet.envs.gymnasium import leaf_of
 from quintet.envs.policy_input import flat_observation, leaf_array
 from quintet.errors import CheckpointError, ConfigError, QuintetError
+from quintet.models.build import weights_bytes
 from quintet.models.config import ModelConfig, uses_pictures
 from quintet.models.custom import Maker, encoder_name
-from quintet.models.size import weights_bytes
 from quintet.protocols import Actor
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.system import files, memory, run_record

@@ -137,7 +137,7 @@ def _resolve_device(runtime: RuntimeConfig, pictures: bool) -> str:
 
 def require_networks(config: RunConfig, spaces: Spaces) -> None:
     """Raises ConfigError if the networks of a resolved configuration can't fit into memory."""
-    from quintet.models.size import weights_bytes
+    from quintet.models.build import weights_bytes
 
     groups, policies = config.env.num_groups, config.population.size
     of_one = weights_bytes(config.model, spaces)

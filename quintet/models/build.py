@@ -1,6 +1,6 @@
 """Builds networks of encoders, recurrent cores and heads: the pieces, and `ActorCritic`."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, final
 
 import torch
@@ -13,8 +13,7 @@ from quintet.models.custom import CustomEncoder
 from quintet.models.encoders import Cnn, Encoder, Mlp, encoded_parts
 from quintet.models.film_grid import FilmGrid
 from quintet.models.flat import strip_prefix
-from quintet.models.heads import PolicyHead
-from quintet.models.leaves import Leaves
+from quintet.models.heads import PolicyHead, action_family
 from quintet.models.precision import Precision, autocast
 from quintet.models.weights import Role, draw_layers, kernels
 from quintet.ops.distributions import Family
@@ -46,24 +45,6 @@ def check_observation(spaces: Spaces, family: Family) -> None:
         )
 
 
-def _mlp(leaves: Leaves, hidden: tuple[int, ...], config: ModelConfig) -> Encoder:
-    assert config.activation is not None
-    return Mlp(leaves, hidden, config.activation, config.layer_norm)
-
-
-def _cnn(leaves: Leaves, hidden: tuple[int, ...], config: ModelConfig) -> Encoder:
-    return Cnn(config.encoder, leaves, hidden, config.layer_norm)
-
-
-ENCODERS: dict[str, Callable[[Leaves, tuple[int, ...], ModelConfig], Encoder]] = {
-    "mlp": _mlp,
-    "nature_cnn": _cnn,
-    "impala_cnn": _cnn,
-    "film_grid": FilmGrid,
-}
-"""Makers of quintet's own encoders, of leaves, widths of hidden layers and options."""
-
-
 def make_encoder(
     spaces: Spaces,
     config: ModelConfig,
@@ -82,14 +63,12 @@ def make_encoder(
     if config.custom:
         return CustomEncoder(config.encoder, config.encoder_kwargs, leaves, generator)
     assert hidden is not None
-    return ENCODERS[config.encoder](leaves, hidden, config)
-
-
-def make_core(config: ModelConfig, size_in: int) -> cores.Core | None:
-    """The recurrent core of a configuration, on `size_in` features; None if it has none."""
-    if config.core == "none":
-        return None
-    return cores.Core(config.core, size_in, config.core_size, config.core_layers, config.core_skip)
+    if config.encoder == "film_grid":
+        return FilmGrid(leaves, hidden, config)
+    if config.encoder == "mlp":
+        assert config.activation is not None
+        return Mlp(leaves, hidden, config.activation, config.layer_norm)
+    return Cnn(config.encoder, leaves, hidden, config.layer_norm)
 
 
 @final
@@ -170,11 +149,39 @@ def make_trunks(
 
     def trunk(name: str, hidden: tuple[int, ...] | None) -> Trunk:
         encoder = make_encoder(spaces, config, hidden, generator)
-        return Trunk(name, encoder, make_core(config, encoder.feature_size), precision)
+        core: cores.Core | None = None
+        if config.core != "none":
+            sizes = encoder.feature_size, config.core_size, config.core_layers
+            core = cores.Core(config.core, *sizes, config.core_skip)
+        return Trunk(name, encoder, core, precision)
 
     if config.shared_torso:
         return (trunk("core", config.policy_hidden),) * 2
     return trunk("policy", config.policy_hidden), trunk("value", config.value_hidden)
+
+
+def weights_bytes(config: ModelConfig, spaces: Spaces) -> int:
+    """Bytes of the weights of a policy and its value function, of a resolved configuration; a
+    learner's own networks may have more.  Those of a user's encoder are not known before it is
+    made, and count as 0.
+
+    Raises:
+        ConfigError: the network can't read these observations, or act in this space.
+    """
+    if config.custom:
+        return 0
+    family = action_family(spaces.action, config.action_bounds)
+    check_observation(spaces, family)
+    with torch.device("meta"):
+        trunks = make_trunks(spaces, config, None, "fp32")
+    weights = {
+        id(weight): weight.nbytes
+        for trunk in trunks
+        for module in trunk.modules()
+        for weight in module.parameters(recurse=False)
+    }
+    head = 4 * family.param_size * trunks[0].feature_size
+    return sum(weights.values()) + head
 
 
 def zeros_of(specs: Mapping[str, TensorSpec], num_streams: int, device: torch.device) -> State:
@@ -259,8 +266,8 @@ class ActorCritic(nn.Module):
         """Distribution parameters ``[N, P]``, values ``[N]``, both float32, and the state after the
         last step, from leaves ``[N, ...]``; see `Trunk`.
 
-        losses: receives the auxiliary losses of a user's encoder, those of `loss_names`, scalars or
-            ``[N]``; where policy and value have an encoder each, their sums.
+        losses: receives the auxiliary losses of a user's encoder by name, scalars or ``[N]``; where
+            policy and value have an encoder each, their sums.
         """
         features, after = self.trunk(obs, state, is_first, losses)
         value_features = features
@@ -285,11 +292,6 @@ class ActorCritic(nn.Module):
         """Values ``[N]``, without the policy."""
         value: Tensor = self.value_head(self.value_trunk(obs, state, is_first)[0]).squeeze(-1)
         return value
-
-    @property
-    def loss_names(self) -> tuple[str, ...]:
-        """Names of the auxiliary losses of a user's encoder, sorted."""
-        return self.encoder.loss_names
 
     def freeze_precision(self) -> None:
         """Converts the weights of quintet's own encoders for a network that only acts."""

@@ -27,7 +27,7 @@ A module draws its own weights from PyTorch's default generator, which is seeded
 while the module is made.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, NoReturn, final
 from weakref import WeakSet
@@ -43,14 +43,7 @@ from quintet.models.encoders import Encoded, encoded_parts
 from quintet.models.leaves import Leaves
 from quintet.models.precision import Precision
 from quintet.spaces import Space, leaf_dtype
-from quintet.system.importing import (
-    Given,
-    import_module,
-    is_import_string,
-    named,
-    nameless,
-    origin_of,
-)
+from quintet.system.importing import code_of, named
 from quintet.system.signals import STOPS
 from quintet.system.user_code import raised, traced
 from quintet.types import Obs
@@ -73,8 +66,7 @@ def encoder_name(maker: Maker) -> str:
     if _makes_none(maker):
         raise ConfigError(
             f"model requires a class of torch.nn.Module, or a function that makes one, got "
-            f"{maker!r}; give the class or the function itself, its arguments in "
-            "model.encoder_kwargs"
+            f"{maker!r}; give it itself, and its arguments in model.encoder_kwargs"
         )
     return named("model", maker)
 
@@ -88,26 +80,7 @@ def find_encoder(name: str) -> Maker:
     """The class or function that was given, or that an import string names; raises ConfigError if
     there is no such module, or nothing in it that makes modules.
     """
-    if isinstance(name, Given):
-        return name.function
-    module_name, _, path = name.partition(":")
-    if not is_import_string(name):
-        raise nameless("model.encoder", name, "model= of quintet.train, encoder= of quintet.load")
-    module = import_module(module_name, f"model.encoder={name}")
-    found: Any = module
-    for part in path.split("."):
-        if part not in vars(found):
-            advice = "define it at the top level of the module, or correct the name"
-            if module_name == "__main__":  # the script that was run
-                advice = (
-                    "it was defined in the script that trained: load the policy in that script, or "
-                    "train again with the class in a module that can be imported"
-                )
-            raise ConfigError(
-                f"model.encoder={name} requires a class or function {path!r} in module "
-                f"{module_name!r}, there is no {part!r} in {origin_of(module)}; {advice}"
-            )
-        found = vars(found)[part]
+    found = code_of("model.encoder", name, "model= of quintet.train, encoder= of quintet.load")
     if _makes_none(found):
         raise ConfigError(
             f"model.encoder={name} requires a class of torch.nn.Module or a function that makes "
@@ -202,12 +175,12 @@ def _ones(space: Space, samples: Tensor) -> Tensor:
 
 
 def _trial(module: nn.Module, name: str, leaves: Leaves) -> Any:
-    """Output of the module for samples of the spaces. Where it raises an error, small numbers are
-    tried in place of these: what is seen may be much less than what bounds allow.
+    """Output of the module for samples of the spaces, or where it raises an error for small
+    numbers: what is seen may be much less than what bounds allow.
     """
     drawn = {path: _samples(space) for path, space in leaves.items()}
     small = {path: _ones(space, drawn[path]) for path, space in leaves.items()}
-    first = None
+    errors = []
     for obs in (drawn, small):
         try:
             with torch.enable_grad():
@@ -215,14 +188,13 @@ def _trial(module: nn.Module, name: str, leaves: Leaves) -> Any:
         except STOPS:
             raise
         except BaseException as error:
-            first = first or error
-    assert first is not None
+            errors.append(error)
     given = {path: f"{x.dtype} {tuple(x.shape)}" for path, x in drawn.items()}
     fault = ConfigError(
         f"model.encoder={name} must encode samples of the observation space, with the leaves "
-        f"{given}; it {raised(first)}; correct the class, or the bounds of the space"
+        f"{given}; it {raised(errors[0])}; correct the class, or the bounds of the space"
     )
-    raise traced(fault, first) from first
+    raise traced(fault, errors[0]) from errors[0]
 
 
 def _check(module: nn.Module, name: str, leaves: Leaves) -> tuple[int, tuple[str, ...]]:
@@ -255,12 +227,9 @@ def _check(module: nn.Module, name: str, leaves: Leaves) -> tuple[int, tuple[str
                 "buffers that forward leaves as they are",
                 f"it changed {path!r} (BatchNorm does; LayerNorm and GroupNorm do not)",
             )
-    kept = {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
-    others = [path for path in module.state_dict() if path not in kept]
-    if others:
+    kept = {path for path, _ in module.named_parameters(remove_duplicate=False)}
+    kept |= {path for path, _ in module.named_buffers(remove_duplicate=False)}
+    if others := [path for path in module.state_dict() if path not in kept]:
         refuse("a state of parameters and buffers alone", f"it has {others} too")
     parameters = dict(module.named_parameters())
     for path, parameter in parameters.items():
@@ -270,13 +239,12 @@ def _check(module: nn.Module, name: str, leaves: Leaves) -> tuple[int, tuple[str
                 "trainable parameters of torch.float32, and buffers for what is frozen",
                 f"{path!r} is {parameter.dtype} and {state}",
             )
-    gradients: Sequence[Tensor | None] = [None] * len(parameters)
+    unused = list(parameters)
     used = [x.sum() for x in (features, *losses.values()) if x.requires_grad]
     if parameters and used:
-        gradients = torch.autograd.grad(
-            torch.stack(used).sum(), list(parameters.values()), allow_unused=True
-        )
-    unused = [path for path, g in zip(parameters, gradients, strict=True) if g is None]
+        total = torch.stack(used).sum()
+        gradients = torch.autograd.grad(total, [*parameters.values()], allow_unused=True)
+        unused = [path for path, g in zip(parameters, gradients, strict=True) if g is None]
     if unused:
         refuse("that every parameter takes part in forward", f"unused are {unused}")
     return size, tuple(sorted(losses))

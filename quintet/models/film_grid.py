@@ -40,19 +40,17 @@ def check_ids(image: Tensor, direction: Tensor) -> None:
     # Together, since each number that is read from a GPU takes a synchronisation.
     most = [*image.amax((0, 1, 2)).long().unbind(), low.long(), high.long()]
     *ids, low_id, high_id = torch.stack(most).tolist()
-    kinds = (("object", OBJECTS), ("colour", COLOURS), ("state", STATES))
+    seen = (
+        ("'image' requires object ids", OBJECTS, ids[0]),
+        ("'image' requires colour ids", COLOURS, ids[1]),
+        ("'image' requires state ids", STATES, ids[2]),
+        ("'direction' requires values", DIRECTIONS, low_id if low_id < 0 else high_id),
+    )
     faults = [
-        f"observation leaf 'image' requires {kind} ids of 0 to {size - 1}, as in MiniGrid, it "
-        f"holds {value}"
-        for (kind, size), value in zip(kinds, ids, strict=True)
-        if value >= size
+        f"observation leaf {what} of 0 to {size - 1}, as in MiniGrid, it holds {value}"
+        for what, size, value in seen
+        if not 0 <= value < size
     ]
-    if low_id < 0 or high_id >= DIRECTIONS:
-        wrong = low_id if low_id < 0 else high_id
-        faults.append(
-            f"observation leaf 'direction' requires values of 0 to {DIRECTIONS - 1}, it holds "
-            f"{wrong}"
-        )
     if faults:
         raise EnvironmentFault(
             "; ".join(faults) + "; if these are no ids, use --model.encoder mlp, or an encoder of "
@@ -156,7 +154,8 @@ class FilmGrid(nn.Module):
         text = which = None
         if self.text is not None:
             text, which = self.text.distinct(obs["mission"], _over_grid(x))
-        x = x.to(_conv_dtype(x.device))  # between bfloat16 convolutions all is bfloat16
+        if torch.is_autocast_enabled(x.device.type):  # between convolutions all is in its dtype
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         for block in self.blocks:
             x = block(x, text, which)
         parts = [_over_grid(x), self.directions(obs["direction"].int())]
@@ -193,13 +192,6 @@ class FilmGrid(nn.Module):
             for layer in (block.film, block.gain):
                 if layer is not None:
                     layer.weight.zero_()
-
-
-def _conv_dtype(device: torch.device) -> torch.dtype:
-    """The dtype of convolutions: autocast's where it is enabled."""
-    if torch.is_autocast_enabled(device.type):
-        return torch.get_autocast_dtype(device.type)
-    return torch.float32
 
 
 def _over_grid(x: Tensor) -> Tensor:

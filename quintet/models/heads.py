@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from quintet.errors import ConfigError
 from quintet.models.config import ActionBounds, ActionStd
-from quintet.ops import distributions
+from quintet.ops import discrete, distributions
+from quintet.ops.gaussian import DiagGaussian
 from quintet.spaces import action_leaves
 
 
@@ -42,11 +43,11 @@ def _leaf_family(
     bounds: ActionBounds,
 ) -> distributions.Family:
     if isinstance(space, gym_spaces.Discrete):
-        return distributions.Categorical(int(space.n))
+        return discrete.Categorical(int(space.n))
     if isinstance(space, gym_spaces.MultiDiscrete):
         return distributions.multi_categorical(space.nvec.ravel().tolist())
     if isinstance(space, gym_spaces.MultiBinary):
-        return distributions.Bernoulli(math.prod(space.shape))
+        return discrete.Bernoulli(math.prod(space.shape))
     if isinstance(space, gym_spaces.Box) and space.dtype.kind == "f":
         low = tuple(float(x) for x in space.low.ravel())
         high = tuple(float(x) for x in space.high.ravel())
@@ -64,7 +65,7 @@ def _leaf_family(
         squash: Literal["none", "mean", "action"] = "none"
         if bounds != "clip":
             squash = "action" if bounds == "squash" else "mean"
-        return distributions.DiagGaussian(len(low), low, high, squash)
+        return DiagGaussian(len(low), low, high, squash)
     raise ConfigError(
         "an action space of Box (floats), Discrete, MultiDiscrete or MultiBinary, or a Tuple or "
         f"Dict of these, is required, the environment has {space}; wrap the environment so that "
@@ -88,15 +89,9 @@ class PolicyHead(nn.Module):
         super().__init__()
         self.std = std
         # By leaf, in order: outputs of the linear layer; standard deviations (0: no Gaussian).
-        self.sizes: list[int] = []
-        self.std_sizes: list[int] = []
-        for leaf in distributions.leaf_families(family):
-            if isinstance(leaf, distributions.DiagGaussian):
-                self.sizes.append(leaf.size)
-                self.std_sizes.append(leaf.size)
-            else:
-                self.sizes.append(leaf.param_size)
-                self.std_sizes.append(0)
+        leaves = distributions.leaf_families(family)
+        self.std_sizes = [leaf.size if isinstance(leaf, DiagGaussian) else 0 for leaf in leaves]
+        self.sizes = [n or leaf.param_size for n, leaf in zip(self.std_sizes, leaves, strict=True)]
         size = sum(self.std_sizes)
         self.gaussian = size > 0
         self.linear = nn.Linear(feature_size, sum(self.sizes))

@@ -4,11 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self, final
 
 import torch
-from gymnasium import spaces as gym_spaces
 from torch import Tensor, nn
 
-from quintet.models.leaves import normalized_leaves
-from quintet.spaces import float64_leaves
 from quintet.types import Obs, Rollout
 
 
@@ -70,7 +67,8 @@ def _moments_of_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
     count, rows = x.shape[0], x.reshape(x.shape[0], -1)
     total = torch.zeros(rows.shape[1], dtype=torch.float64, device=x.device)
     squares = torch.zeros_like(total)
-    for part in torch.split(rows, min(block_rows(rows), 256)):
+    # Few enough rows at once that they stay in the processor's cache.
+    for part in torch.split(rows, max(1, min(256, 2**19 // max(1, rows.shape[1])))):
         block = part.to(torch.float32)
         total += block.sum(0)
         squares += block.square_().sum(0)
@@ -79,20 +77,9 @@ def _moments_of_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
     return (total / count).view(shape), (deviations.to(torch.float64) / count).view(shape)
 
 
-def block_rows(rows: Tensor) -> int:
-    """Number of rows ``[N, ...]`` to process at once so that intermediate results stay in the
-    processor's cache.
-    """
-    return max(1, 2**19 // max(1, rows[:1].numel()))
-
-
 def scale_of(moments: RunningMoments, epsilon: float) -> Tensor:
     """``1 / sqrt(var + epsilon)`` in float32."""
     return (moments.variance + epsilon).rsqrt().to(torch.float32)
-
-
-PICTURE_UNIT = 255.0
-"""White in a picture of uint8, which networks see as 1."""
 
 
 _FACTOR = 5.0
@@ -139,7 +126,8 @@ class ObservationNormalizer(nn.Module):
         """
         super().__init__()
         self.clip, self.epsilon = clip, epsilon
-        self.units = dict.fromkeys(leaves, 1.0) | dict.fromkeys(pictures or {}, PICTURE_UNIT)
+        # White is 255 in a picture of uint8, which networks see as 1.
+        self.units = dict.fromkeys(leaves, 1.0) | dict.fromkeys(pictures or {}, 255.0)
         self.names = tuple(self.units)
         self._float64, self._others = float64, tuple(sorted(float64 - {*self.units}))
         # In the order of names, since leaf paths may hold "/" and ".", which module names may not.
@@ -210,10 +198,24 @@ class ObservationNormalizer(nn.Module):
         ]
         return max(shares, default=None)
 
-    def bounds(self, name: str) -> tuple[Tensor, Tensor]:
-        """The least and the greatest value of a normalised leaf; infinite before any data."""
-        low, high = self._affine[name][2].unbind()
-        return low, high
+    def clip_share(self, obs: Obs, use: Tensor, count: Tensor) -> Tensor:
+        """Share of the elements of normalised leaves that are at the clip, over the rows to `use`
+        ``[T, B]``; 0 before there are statistics, NaN where there is no element.
+
+        obs: leaves ``[T * B, ...]``, normalised; rows behind these are not read.
+        count: of rows to use; of several ranks, in all of them, so that each gives its share.
+        """
+        if not self.names:
+            return torch.full((), torch.nan, device=use.device)
+        rows, outside, elements = use.reshape(-1, 1), torch.zeros((), device=use.device), 0
+        for name in self.names:
+            x = obs[name][: len(rows)].reshape(len(rows), -1)
+            low, high = self._affine[name][2].unbind()
+            # In place: for pictures new memory would take longer than the arithmetic.
+            clipped = (x <= low).logical_or_(x >= high).logical_and_(rows)
+            outside = outside + torch.count_nonzero(clipped)
+            elements += x.shape[1]
+        return outside / (count * elements)
 
     def merge(self, obs: Obs, valid: Tensor) -> None:
         """Adds the valid rows of `obs`, leaves ``[T, B, ...]`` with `valid` ``[T, B]``."""
@@ -222,19 +224,6 @@ class ObservationNormalizer(nn.Module):
             # For pictures far faster than indexing by a mask.
             self.leaf_moments(name).merge(obs[name].flatten(0, 1).index_select(0, rows))
         self._refresh()
-
-
-def observation_normalizer(
-    space: gym_spaces.Space,  # type: ignore[type-arg]
-    *,
-    on: bool,
-    pictures: Mapping[str, tuple[int, ...]],
-    clip: float,
-    epsilon: float,
-) -> ObservationNormalizer:
-    """The normaliser of these pictures of a space and, where `on`, of its float leaves."""
-    leaves = normalized_leaves(space) if on else {}
-    return ObservationNormalizer(leaves, clip, epsilon, pictures, float64_leaves(space))
 
 
 @final

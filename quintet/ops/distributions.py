@@ -15,18 +15,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from quintet.ops.discrete import Bernoulli, Categorical
-from quintet.ops.gaussian import DiagGaussian
-
-__all__ = [
-    "Bernoulli",
-    "Categorical",
-    "DiagGaussian",
-    "Family",
-    "TupleFamily",
-    "leaf_families",
-    "multi_categorical",
-]
+from quintet.ops.discrete import Categorical
 
 Params = Float[Tensor, "*n {self.param_size}"]
 Noise = Float[Tensor, "*n {self.noise_size}"]

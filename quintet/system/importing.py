@@ -74,6 +74,38 @@ def nameless(option: str, name: str, argument: str) -> ConfigError:
     )
 
 
+def code_of(option: str, name: str, argument: str) -> Any:
+    """The function or class that an option names: the one that was given in Python, or that of its
+    import string.
+
+    argument: of Python, which takes the function itself.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if isinstance(name, Given):
+        return name.function
+    if not is_import_string(name):
+        raise nameless(option, name, argument)
+    module_name, _, path = name.partition(":")
+    found: Any = import_module(module_name, f"{option}={name}")
+    module = found
+    for part in path.split("."):
+        if part not in vars(found):
+            advice = "define it at the top level of the module, or correct the name"
+            if module_name == "__main__":  # the script that was run
+                advice = (
+                    "it was defined in the script that trained: load the policy in that script, or "
+                    "train again with the class or function in a module that can be imported"
+                )
+            raise ConfigError(
+                f"{option}={name} requires a class or function {path!r} in module "
+                f"{module_name!r}, there is no {part!r} in {origin_of(module)}; {advice}"
+            )
+        found = vars(found)[part]
+    return found
+
+
 def name_of(source: object) -> str:
     """``module:name`` of a source, or ``module:<name>`` where that is no import string."""
     maker: Any = source

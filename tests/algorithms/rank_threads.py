@@ -51,9 +51,8 @@ class RankThreads:
         # PyTorch's generator, which networks draw from, is one for all.
         for learner in self.learners:
             looks = getattr(learner, "looks", None)
-            if looks is not None and looks.subject.make_past is not None:
-                makes = partial(_one_at_a_time, looks.subject.make_past)
-                looks.subject = looks.subject._replace(make_past=makes)
+            if looks is not None and looks.make_past is not None:
+                looks.make_past = partial(_one_at_a_time, looks.make_past)
         store = dist.HashStore()
         self._each(lambda i: self.ranks[i].connect(store))
 

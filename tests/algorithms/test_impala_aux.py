@@ -143,7 +143,7 @@ def test_they_stay_apart_from_acting():
         obs = make_obs(DISCRETE, (5,), torch.Generator().manual_seed(0))
         noise = actor.draw_noise(1, 5, torch.Generator().manual_seed(1))[0]
         outputs.append(actor.act(obs, {}, torch.zeros(5, dtype=torch.bool), noise))
-        assert learner.network.loss_names == ("per_row", "scalar")
+        assert learner.network.encoder.loss_names == ("per_row", "scalar")
     assert torch.equal(outputs[0].action, outputs[1].action)
     assert list(outputs[0].record) == ["logp_mu"]
 

@@ -113,7 +113,7 @@ def test_numbers_that_are_not_finite_end_the_run(checked: bool):
     learner.update(batch, 0)
     batch.record["logp_mu"][0, 0] = float("nan")
     batch.valid[0, 0] = True
-    said = "target holds nan at update 2" if checked else "loss/policy became nan at update 2"
+    said = f"^{'target' if checked else 'loss/policy'} must be finite, got nan at update 2"
     with pytest.raises(NonFiniteError, match=said):
         learner.update(batch, 0)
 

@@ -105,5 +105,5 @@ def test_a_nan_in_any_share_is_told_by_all() -> None:
     row = int(batch.valid[:, COLUMNS - 1].nonzero()[0])
     batch.reward[row, COLUMNS - 1] = torch.nan
     threads = RankThreads(4, lambda ranks: make_learner(ImpalaConfig(), ranks=ranks))
-    with pytest.raises(NonFiniteError, match="loss/policy became nan at update 1"):
+    with pytest.raises(NonFiniteError, match="loss/policy must be finite, got nan at update 1"):
         threads.update(batch, 0)

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from quintet.algorithms.impala import learner as impala
 from quintet.algorithms.impala.config import ImpalaConfig
-from quintet.algorithms.parts.diagnostics import observation_clip_share
 from quintet.algorithms.parts.setup import Compute, Setup
 from quintet.algorithms.ppo import learner as ppo
 from quintet.algorithms.ppo.config import PPOConfig
@@ -149,8 +148,8 @@ def test_the_share_at_the_clip_is_that_of_the_rows_in_use(begun: bool):
     at = [np.abs(x.numpy()[: len(rows)][rows]).reshape(4, -1) >= 1.0 for x in obs.values()]
     wanted = np.concatenate(at, 1).mean() if begun else 0.0
     assert begun == (0.1 < wanted < 0.9)
-    assert observation_clip_share(normalizer, obs, use, use.sum()) == pytest.approx(wanted)
-    of_rank = observation_clip_share(normalizer, obs, use, 2 * use.sum())
+    assert normalizer.clip_share(obs, use, use.sum()) == pytest.approx(wanted)
+    of_rank = normalizer.clip_share(obs, use, 2 * use.sum())
     assert of_rank == pytest.approx(wanted / 2)
 
 

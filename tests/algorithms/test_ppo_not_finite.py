@@ -32,7 +32,9 @@ def test_the_first_update_that_is_not_finite_is_named(row: int):
     index = batch.valid.flatten().nonzero().squeeze(1)
     batch.record["logp_mu"].view(-1)[index[row]] = float("nan")
     expected = update_of(make_learner(CONFIG, CONTINUOUS), row, len(index))
-    with pytest.raises(NonFiniteError, match=rf"loss/policy became nan at update {expected};"):
+    with pytest.raises(
+        NonFiniteError, match=rf"^loss/policy must be finite, got nan at update {expected};"
+    ):
         make_learner(CONFIG, CONTINUOUS).update(batch, 0)
 
 
@@ -42,7 +44,7 @@ def test_updates_are_counted_over_iterations():
     done = learner.updates
     batch = make_rollout(CONTINUOUS, seed=1)
     batch.reward[batch.valid] = float("nan")
-    with pytest.raises(NonFiniteError, match=rf"became nan at update {done + 1};"):
+    with pytest.raises(NonFiniteError, match=rf"must be finite, got nan at update {done + 1};"):
         learner.update(batch, 0)
 
 
@@ -50,7 +52,7 @@ def test_an_infinite_ratio_is_named():
     batch = make_rollout(seed=1)
     batch.record["logp_mu"][batch.valid] = -float("inf")
     with pytest.raises(
-        NonFiniteError, match=r"required, loss/policy became (inf|nan) at update 1;"
+        NonFiniteError, match=r"^loss/policy must be finite, got (inf|nan) at update 1;"
     ):
         make_learner(CONFIG).update(batch, 0)
 
@@ -71,6 +73,6 @@ def test_check_numerics_names_the_tensor(name: str):
         learner.trained.parameters["value_head.bias"].data.fill_(nan)
     else:
         batch.reward[batch.valid] = nan
-    pattern = rf"finite numbers are required, {name} holds nan at update {updates + 1};"
+    pattern = rf"^{name} must be finite, got nan at update {updates + 1};"
     with pytest.raises(NonFiniteError, match=pattern):
         learner.update(batch, 0)

@@ -22,12 +22,9 @@ from quintet.models.config import (
 )
 from quintet.models.cores import GruCell, LstmCell
 from quintet.models.heads import PolicyHead, action_family
-from quintet.ops.distributions import (
-    Bernoulli,
-    Categorical,
-    DiagGaussian,
-    multi_categorical,
-)
+from quintet.ops.discrete import Bernoulli, Categorical
+from quintet.ops.distributions import multi_categorical
+from quintet.ops.gaussian import DiagGaussian
 from quintet.options import Facts, idle
 from quintet.types import ACTION_MASK, Spaces
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from quintet.models.build import (
-    ENCODERS,
     ActorCritic,
     Branch,
     Trunk,
@@ -19,10 +18,11 @@ from quintet.models.build import (
     make_trunks,
 )
 from quintet.models.config import TRAITS, ModelConfig, resolve_model
-from quintet.models.encoders import layers
+from quintet.models.encoders import Cnn, Mlp, layers
+from quintet.models.film_grid import FilmGrid
 from quintet.models.heads import PolicyHead, action_family
 from quintet.models.weights import kernels
-from quintet.ops.distributions import Categorical
+from quintet.ops.discrete import Categorical
 from quintet.types import Spaces
 
 VECTOR = spaces.Box(-1.0, 1.0, (3,), np.float32)
@@ -157,8 +157,15 @@ def test_all_weights_follow_from_the_generator_alone(observation: spaces.Space, 
         assert torch.equal(x, drawn[1][name]), name
 
 
-def test_every_encoder_has_traits():
-    assert set(ENCODERS) == set(TRAITS)
+def test_every_encoder_is_made():
+    for name, traits in TRAITS.items():
+        seen = GRID if traits.reads_ids else {"x": PICTURE}
+        of = Spaces(spaces.Dict(seen), spaces.Discrete(2))
+        model = resolve_model(ModelConfig(encoder=name), of)
+        made = make_encoder(of, model, model.policy_hidden, None)
+        expected = {"mlp": Mlp, "film_grid": FilmGrid}.get(name, Cnn)
+        assert type(made) is expected
+        assert made.feature_size == (traits.hidden or ())[-1]
 
 
 def test_a_copy_of_a_network_reads_weights_of_its_own():

@@ -290,7 +290,10 @@ def test_keywords_that_it_does_not_take():
         ("no_such_module:Net", "needs module 'no_such_module', which can't be imported"),
         ("test_custom:Missing", "requires a class or function 'Missing' in module 'test_custom'"),
         ("test_custom:Good.Missing", "there is no 'Missing' in .*; define it at the top level"),
-        ("__main__:Missing", "load the policy in that script, or train again with the class in a"),
+        (
+            "__main__:Missing",
+            "load the policy in that script, or train again with the class or function in a",
+        ),
         ("test_custom:SPACES", "requires a class of torch.nn.Module or a .*, it names Spaces"),
         ("collections:OrderedDict", "requires a class of torch.nn.Module"),
     ],

@@ -274,8 +274,13 @@ def test_every_weight_takes_part(options: dict[str, Any]):
         ("image", (2, 1, 3, 0), 11, "'image' requires object ids of 0 to 10.* holds 11"),
         ("image", (0, 0, 0, 1), 6, "'image' requires colour ids of 0 to 5.* holds 6"),
         ("image", (5, 2, 0, 2), 255, "'image' requires state ids of 0 to 3.* holds 255"),
-        ("direction", (3,), 4, "'direction' requires values of 0 to 3, it holds 4"),
-        ("direction", (3,), -1, "'direction' requires values of 0 to 3, it holds -1"),
+        ("direction", (3,), 4, "'direction' requires values of 0 to 3, as in MiniGrid, it holds 4"),
+        (
+            "direction",
+            (3,),
+            -1,
+            "'direction' requires values of 0 to 3, as in MiniGrid, it holds -1",
+        ),
     ],
 )
 def test_ids_that_are_none(leaf: str, place: tuple[int, ...], value: int, says: str):

@@ -11,15 +11,9 @@ from quintet.errors import ConfigError
 from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.models.heads import PolicyHead, action_family
-from quintet.ops.distributions import (
-    LARGEST_EXACT,
-    Bernoulli,
-    Categorical,
-    DiagGaussian,
-    Family,
-    TupleFamily,
-    multi_categorical,
-)
+from quintet.ops.discrete import Bernoulli, Categorical
+from quintet.ops.distributions import LARGEST_EXACT, Family, TupleFamily, multi_categorical
+from quintet.ops.gaussian import DiagGaussian
 from quintet.types import Spaces
 
 UNIT = DiagGaussian(2, (-1.0, -1.0), (1.0, 1.0))

@@ -10,13 +10,8 @@ from torch.distributions import Bernoulli as TorchBernoulli
 from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Independent, kl_divergence
 
-from quintet.ops.distributions import (
-    Bernoulli,
-    Categorical,
-    Family,
-    TupleFamily,
-    multi_categorical,
-)
+from quintet.ops.discrete import Bernoulli, Categorical
+from quintet.ops.distributions import Family, TupleFamily, multi_categorical
 
 NVEC = (2, 4, 3)
 FAMILIES: dict[str, Family] = {

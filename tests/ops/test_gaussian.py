@@ -10,8 +10,8 @@ from torch.distributions import Independent, Normal, TransformedDistribution, kl
 from torch.distributions.transforms import TanhTransform
 from torch.testing import assert_close
 
-from quintet.ops.distributions import DiagGaussian, Family
-from quintet.ops.gaussian import QUADRATURE_NODES, gauss_hermite
+from quintet.ops.distributions import Family
+from quintet.ops.gaussian import QUADRATURE_NODES, DiagGaussian, gauss_hermite
 
 LOW, HIGH = (-2.0, 0.0, -1.0), (2.0, 1.0, 5.0)
 FAMILIES: dict[str, DiagGaussian] = {

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from quintet.ops import policy_losses, schedules, value_losses
-from quintet.ops.distributions import Categorical
+from quintet.ops.discrete import Categorical
 from quintet.ops.reduce import mean_valid, normalize_valid, sum_valid
 from quintet.ops.retrace import retrace
 from quintet.ops.returns import gae, lambda_return, n_step

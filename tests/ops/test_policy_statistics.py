@@ -12,15 +12,9 @@ from torch.distributions import Normal, kl_divergence
 from torch.testing import assert_close
 
 from quintet.ops import policy_statistics
-from quintet.ops.distributions import (
-    Bernoulli,
-    Categorical,
-    DiagGaussian,
-    Family,
-    TupleFamily,
-    leaf_families,
-    multi_categorical,
-)
+from quintet.ops.discrete import Bernoulli, Categorical
+from quintet.ops.distributions import Family, TupleFamily, leaf_families, multi_categorical
+from quintet.ops.gaussian import DiagGaussian
 
 LOW, HIGH = (-2.0, 0.0, -1.0), (2.0, 1.0, 5.0)
 FAMILIES: dict[str, Family] = {

@@ -7,16 +7,15 @@ import torch
 from ops_helpers import assert_near
 from torch import Tensor
 
+from quintet.ops.discrete import Bernoulli, Categorical
 from quintet.ops.distributions import (
     LARGEST_EXACT,
-    Bernoulli,
-    Categorical,
-    DiagGaussian,
     Family,
     TupleFamily,
     leaf_families,
     multi_categorical,
 )
+from quintet.ops.gaussian import DiagGaussian
 
 CHILDREN: tuple[Family, ...] = (
     Categorical(4),

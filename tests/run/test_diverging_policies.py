@@ -106,7 +106,7 @@ def test_a_policy_that_diverges_is_replaced(
     assert event["donor"] in (0, 2)
     assert max(event["before"].values()) == 1e30
     assert max(event["after"].values()) < 1e4
-    assert "became" in event["reason"]
+    assert " must be finite, got " in event["reason"]
     said = (folder / "log.txt").read_text()
     assert f"policy 1 has diverged: {event['reason']}; policy 1 (no objective) becomes" in said
     assert read_metrics(folder)[-1]["policy_1/population/copies"] >= 1
@@ -129,7 +129,7 @@ def test_weights_that_are_not_finite_are_found_before_they_act(
     monkeypatch.setattr(APPOLearner, "update", overflows)
     train(tmp_path / "run")
     (event,) = diverged(tmp_path / "run")
-    assert event["reason"].startswith("finite weights are required, ")
+    assert " must be finite, got inf after update 1" in event["reason"]
     assert event["reason"].endswith(" after update 1")
 
 

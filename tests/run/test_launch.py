@@ -362,7 +362,7 @@ def test_a_learning_rate_beyond_reason(tmp_path):
     assert checkpoint.read(tmp_path / "failed_batch").meta == {"iteration": 0, "env_steps": 0}
     with pytest.raises(
         NonFiniteError,
-        match=r"finite numbers are required, (rho|value|logp_pi|loss/(policy|value)) holds",
+        match=r"(rho|value|logp_pi|loss/(policy|value)) must be finite, got",
     ):
         run(tmp_path / "b", 1000, learning_rate=1e30, num_epochs=3, check_numerics=True)
 

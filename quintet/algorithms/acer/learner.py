@@ -45,7 +45,7 @@ from quintet.algorithms.acer.estimates import Estimates, Rows, sampled, summed
 from quintet.algorithms.acer.metrics import Outputs, Region
 from quintet.algorithms.acer.network import PolicyAndCritic
 from quintet.algorithms.parts.acting import SamplingActor, make_normalizer, masked
-from quintet.algorithms.parts.looks import Looks, Subject
+from quintet.algorithms.parts.looks import Looks
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.options import refuse_aux_losses
 from quintet.algorithms.parts.schedule import find_schedule
@@ -96,7 +96,7 @@ class ACERLearner:
         self.trained: Trained[Unrolls, Knobs] = Trained(
             self.network,
             self.loss,
-            self._statistics,
+            partial(metrics.statistics, normalizers=self.normalizers, dimensions=self.dimensions),
             Knobs,
             setup,
             Optimizer("rmsprop_tf" if inside else "rmsprop"),
@@ -111,8 +111,8 @@ class ACERLearner:
         self.learning_rate = config.learning_rate
         self.fresh_updates, self.replayed_updates = 0, 0  # since the last report
         policy = partial(network, critic=False)
-        subject = Subject(self.family, policy, self.normalizers.observations, has_value=False)
-        self.looks = Looks(subject, self.trained.interval)
+        normalize, interval = self.normalizers.observations, self.trained.interval
+        self.looks = Looks(self.family, policy, normalize, interval)
 
     # The loss
 
@@ -128,7 +128,10 @@ class ACERLearner:
         """
         config, family, valid = self.config, self.family, unrolls.valid
         obs = self.normalizers.observations(unrolls.obs)
-        inputs = (self._scaled(obs), unrolls.state, unrolls.is_first)
+        # Pictures are scaled once, since both policies read them.
+        encoder = self.network.encoder
+        seen = encoder.scaled(obs) if isinstance(encoder, Cnn) else obs
+        inputs = (seen, unrolls.state, unrolls.is_first)
         params, features, _ = functional_call(self.network, parameters, inputs)
         rows = self._rows(masked(family, params, unrolls.obs), unrolls, knobs)
         estimates = self._estimates(parameters, features, rows, unrolls, knobs)
@@ -153,11 +156,6 @@ class ACERLearner:
         critic = {name: knobs.value_coef * mean(x) for name, x in estimates.errors.items()}
         total = policy_loss + critic["q"] + critic.get("value", 0.0)
         return total, Outputs(critic, rows, estimates, z, region, obs)
-
-    def _scaled(self, obs: Obs) -> Obs:
-        """Observations as the network reads them; both policies read the same."""
-        encoder = self.network.encoder
-        return encoder.scaled(obs) if isinstance(encoder, Cnn) else obs
 
     def _rows(self, params: Tensor, unrolls: Unrolls, knobs: Knobs) -> Rows:
         """The rows of which estimates are made.  Invalid ones get a harmless action, reward, ratio
@@ -280,12 +278,15 @@ class ACERLearner:
         batch; and the ``noise`` of actions to sample ``[T, B, n + 1, ...]`` where values are those
         of samples.
         """
+        normalizers = self.normalizers
         if batch.replayed:
             age = (self.version - batch.version).float()
         else:
             age = torch.full_like(batch.reward, torch.nan)
-            if self.normalizers.rewards.kind != "none":
-                self._add_rewards(self.ranks.whole(batch))
+            if normalizers.rewards.kind != "none":
+                whole = self.ranks.whole(batch)
+                means = normalizers.of_rewards(whole, normalizers.rewards(whole.reward))
+                self.trained.interval.add(Statistics(means))
         record = {**batch.record, "age": age}
         if not self.sums:  # all learners draw the same noise and take their columns of it
             shape = (*batch.valid.shape, self.config.dueling_samples + 1)
@@ -293,17 +294,9 @@ class ACERLearner:
             record["noise"] = noise.to(batch.valid.device)
         batch = replace(batch, record=record)
         ends = self.config.truncation_as_termination
-        return unrolls_of(batch, self.ranks, self.normalizers, truncation_as_termination=ends)
-
-    def _add_rewards(self, whole: Rollout) -> None:
-        """Adds statistics of a fresh batch's normalised rewards to the interval."""
-        means = self.normalizers.of_rewards(whole, self.normalizers.rewards(whole.reward))
-        self.trained.interval.add(Statistics(means))
+        return unrolls_of(batch, self.ranks, normalizers, truncation_as_termination=ends)
 
     # Reports and state
-
-    def _statistics(self, outputs: Outputs, unrolls: Unrolls, knobs: Knobs) -> Statistics:
-        return metrics.statistics(outputs, unrolls, knobs, self.normalizers, self.dimensions)
 
     def metrics(self) -> dict[str, float]:
         self.looks.begin()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quintet.algorithms.acer.config import ACERConfig, Knobs
 from quintet.algorithms.acer.estimates import Estimates, Rows
-from quintet.algorithms.parts import diagnostics, judgements, looks
+from quintet.algorithms.parts import diagnostics, judgements
 from quintet.algorithms.parts import off_policy_statistics as off_policy
 from quintet.algorithms.parts.normalizers import Normalizers
 from quintet.algorithms.parts.statistics import Statistics
@@ -31,17 +31,7 @@ REGION = (
 )
 """Metrics of the trust region, means over samples."""
 
-METRICS = (
-    "loss/policy",
-    "loss/value",
-    "loss/entropy",
-    "loss/total",
-    *off_policy.METRICS,
-    *diagnostics.METRICS,
-    *looks.DISTRIBUTION,
-    *looks.CHANGES,
-    *diagnostics.REWARD_METRICS,
-)
+METRICS = (*diagnostics.METRICS, *off_policy.METRICS)
 """All metrics but the learner's own."""
 
 
@@ -136,7 +126,7 @@ def statistics(
         **common.means,
         "loss/policy_truncated": mean(estimates.truncated),
         "loss/policy_correction": mean(estimates.correction),
-        "normalizer/observation_clip_frac": normalizers.clip_share(obs, valid, count),
+        "normalizer/observation_clip_frac": normalizers.observations.clip_share(obs, valid, count),
         "replay/age_mean": mean(age),
     }
     if region is not None:

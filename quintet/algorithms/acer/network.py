@@ -1,5 +1,6 @@
 """ACER's network: a policy, and a critic of its actions."""
 
+from collections import OrderedDict
 from typing import final
 
 import torch
@@ -21,20 +22,6 @@ from quintet.ops.discrete import Bernoulli, Categorical
 from quintet.ops.distributions import Family, TupleFamily
 from quintet.ops.gaussian import DiagGaussian
 from quintet.types import Obs, Spaces, State, TensorSpec
-
-
-@final
-class ActionValues(nn.Module):
-    """The value of every action of a Discrete space."""
-
-    def __init__(self, feature_size: int, num_actions: int):
-        super().__init__()
-        self.linear = nn.Linear(feature_size, num_actions)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """``[N, A]`` from ``[N, feature_size]``."""
-        values: Tensor = self.linear(features)
-        return values
 
 
 @final
@@ -133,7 +120,7 @@ class PolicyAndCritic(nn.Module):
             if not only_acts:
                 size = self.critic_trunk.feature_size
                 self.critic_head: nn.Module = (
-                    ActionValues(size, family.num_actions)
+                    nn.Sequential(OrderedDict(linear=nn.Linear(size, family.num_actions)))
                     if isinstance(family, Categorical)
                     else StochasticDueling(size, family, model, precision)
                 )

@@ -87,13 +87,15 @@ class APPOLearner:
         self.family = acting.make_family(model, spaces)
         generator = torch.Generator().manual_seed(setup.seeds[0])
         network = ActorCritic(spaces, self.family, model, generator, setup.compute.precision)
-        refuse_aux_losses("appo", model, network.loss_names)
+        refuse_aux_losses("appo", model, network.encoder.loss_names)
         self.network = network.to(setup.device)
         self.normalizers = Normalizers(config, model, spaces, setup.device)
         self.trained: Trained[Minibatch, Knobs] = Trained(
             self.network,
             self.loss,
-            self._statistics,
+            partial(
+                metrics.statistics, config=config, normalizers=self.normalizers, family=self.family
+            ),
             Knobs,
             setup,
             modules=self.normalizers.modules,
@@ -106,15 +108,9 @@ class APPOLearner:
         self.learning_rate, self.decay = config.learning_rate, find_decay(config.lr_schedule)
         recorded = {looks.KL} if config.records_distribution else set()
         recorded |= {*looks.VALUE_CHANGES} if config.records_value else set()
-        subject = looks.Subject(
-            self.family,
-            self.network,
-            self.normalizers.observations,
-            has_value=True,
-            reported=frozenset(recorded),
-            make_past=partial(acting.past_actor, config, model, spaces, setup),
-        )
-        self.looks = looks.Looks(subject, self.trained.interval)
+        past = partial(acting.past_actor, config, model, spaces, setup)
+        normalize, interval = self.normalizers.observations, self.trained.interval
+        self.looks = looks.Looks(self.family, self.network, normalize, interval, recorded, past)
         self.skipped = 0  # minibatches of the last iteration without a valid row
 
     # The loss
@@ -372,10 +368,6 @@ class APPOLearner:
         return (reduce.sum_valid(kl, chunks.valid) / count).item()
 
     # Reports and state
-
-    def _statistics(self, outputs: Outputs, minibatch: Minibatch, knobs: Knobs) -> Statistics:
-        options = self.config, self.family, self.normalizers
-        return metrics.statistics(outputs, minibatch, knobs, *options)
 
     def metrics(self) -> dict[str, float]:
         self.looks.begin()

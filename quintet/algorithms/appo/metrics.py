@@ -13,7 +13,8 @@ from quintet.algorithms.parts import off_policy_statistics as off_policy
 from quintet.algorithms.parts.normalizers import Normalizers
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Trained
-from quintet.ops.distributions import DiagGaussian, Family, leaf_families
+from quintet.ops.distributions import Family, leaf_families
+from quintet.ops.gaussian import DiagGaussian
 from quintet.protocols import Part
 from quintet.types import Obs, Spaces
 
@@ -27,20 +28,13 @@ ACTOR_LOSSES = "loss/policy", "loss/entropy", "loss/uniform_kl"
 """Terms whose sum ends the passes when it hardly changes."""
 
 METRICS = (
-    "loss/policy",
-    "loss/value",
-    "loss/entropy",
-    "loss/kl",
-    "loss/total",
-    "loss/total_abs",
-    *off_policy.METRICS,
     *diagnostics.METRICS,
-    *looks.DISTRIBUTION,
-    *looks.CHANGES,
+    *off_policy.METRICS,
     *looks.VALUE_CHANGES,
+    "loss/kl",
+    "loss/total_abs",
     "policy/clip_frac",
     "policy/ratio_first_max_error",
-    *diagnostics.REWARD_METRICS,
     "optim/epochs",
 )
 """All metrics but the learner's own."""
@@ -128,7 +122,7 @@ def statistics(
         (knobs.rho_bar, knobs.c_bar),
     )
     means, least, greatest = dict(common.means), dict(common.least), dict(common.greatest)
-    share = normalizers.clip_share(forward.obs, valid, count)
+    share = normalizers.observations.clip_share(forward.obs, valid, count)
     means["normalizer/observation_clip_frac"] = share
     if not config.use_vtrace:
         del means["policy/rho_clip_frac"], means["policy/c_clip_frac"]
@@ -143,7 +137,8 @@ def statistics(
     least["advantage/normalized_min"] = -greatest_of(-outputs.normalized)
     greatest["advantage/normalized_max"] = greatest_of(outputs.normalized)
     if not any(isinstance(leaf, DiagGaussian) for leaf in leaf_families(family)):
-        greatest["policy/logit_abs_max"] = greatest_of(largest_logit(forward.params))
+        allowed = torch.where(forward.params > looks.MASKED, forward.params.abs(), 0.0)
+        greatest["policy/logit_abs_max"] = greatest_of(allowed.amax(-1))
     if "value" in record:
         change = (forward.v_tm1 - record["value"]).abs()
         means["value/change_mean"], greatest["value/change_max"] = mean(change), greatest_of(change)
@@ -152,11 +147,6 @@ def statistics(
     if outputs.uniform_kl is not None:
         means["policy/uniform_kl_capped_frac"] = mean(outputs.uniform_kl > MOST_UNIFORM_KL)
     return Statistics(means, least, greatest)
-
-
-def largest_logit(params: Tensor) -> Tensor:
-    """The largest absolute logit of the choices that are not masked, by row."""
-    return torch.where(params > looks.MASKED, params.abs(), 0.0).amax(-1)
 
 
 def finished(trained: Trained[Any, Any]) -> dict[str, float]:

@@ -48,12 +48,12 @@ from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Parameters, Trained, knobs_of
 from quintet.models.compiled import Graph
 from quintet.models.config import ModelConfig
-from quintet.models.flat import views_of
+from quintet.models.flat import strip_prefix, views_of
 from quintet.ops import returns, schedules, value_losses
 from quintet.options import require_tunable
 from quintet.protocols import DataPlan, ReplayPlan
 from quintet.spaces import leaf_spec, observation_leaves
-from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces
+from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces, TensorSpec
 
 _ACTOR, _CRITIC = "actor.", "critic."
 
@@ -103,19 +103,17 @@ class DDPGLearner:
         self.moved = perturbable(self.network.actor)
         self._target = Graph(self._targets_of) if setup.compute.compile else self._targets_of
         # Of the first update; of the same form before, as several learners exchange their state.
-        rows, device = config.batch_size, setup.device
-        leaves = observation_leaves(spaces.observation).items()
-        specs = {name: leaf_spec(leaf) for name, leaf in leaves}
-        self.reference: tuple[Obs, Tensor] = (
-            {
-                n: torch.zeros(rows, *x.shape, dtype=x.dtype, device=device)
-                for n, x in specs.items()
-            },
-            torch.zeros(rows, action_box(spaces).size, device=device),
-        )
+        leaves, rows = observation_leaves(spaces.observation), config.batch_size
+        specs = {f"obs/{name}": leaf_spec(leaf) for name, leaf in leaves.items()}
+        specs["action"] = TensorSpec((action_box(spaces).size,), torch.float32)
+        self.reference = {
+            name: torch.zeros(rows, *spec.shape, dtype=spec.dtype, device=setup.device)
+            for name, spec in specs.items()
+        }
         self.has_reference = False
-        self.collected = torch.zeros(5, dtype=torch.float64, device=device)
-        self.largest_reward = torch.zeros((), device=device)  # absolute, of all that was collected
+        self.collected = torch.zeros(5, dtype=torch.float64, device=setup.device)
+        # Absolute, of all that was collected.
+        self.largest_reward = torch.zeros((), device=setup.device)
         self.rates, self.decay = (config.actor_lr, config.critic_lr), find_decay(config.lr_schedule)
         self.version = 0
 
@@ -218,7 +216,11 @@ class DDPGLearner:
             return
         config, trained = self.config, self.trained
         if not self.has_reference:
-            self._keep_reference(self.ranks.whole(batch))
+            whole = self.ranks.whole(batch)
+            for name, x in self.reference.items():
+                of_rows = whole.action if name == "action" else whole.obs[name.removeprefix("obs/")]
+                x.copy_(of_rows[0])
+            self.has_reference = True
         own = transitions_of(
             batch, self.ranks, self.normalizer, self.targets.numbers(),
             truncation_as_termination=config.truncation_as_termination,
@@ -257,14 +259,6 @@ class DDPGLearner:
 
     # Replayed batches
 
-    def _keep_reference(self, whole: Rollout) -> None:
-        """Keeps the first observations and actions, for reports."""
-        obs, action = self.reference
-        for name, x in obs.items():
-            x.copy_(whole.obs[name][0])
-        action.copy_(whole.action[0])
-        self.has_reference = True
-
     def _known_targets(self, own: Transitions) -> Tensor:
         """Targets ``[B]`` by the old statistics, into which the targets of all ranks are then
         merged."""
@@ -297,19 +291,20 @@ class DDPGLearner:
     def _distance(self, obs: Obs, seed: int) -> Tensor:
         """The distance by which a perturbation moves actions: root mean square, over all ranks."""
         actor, _ = self._split(self.trained.parameters)
-        z = self._perturbation(actor, seed)
-        moved = {name: x + self.param_scale * z[name] for name, x in actor.items()}
+        moved = self._perturbed(actor, seed)
         ours, theirs = (functional_call(self.network.actor, x, (obs,)) for x in (actor, moved))
         squares = (ours - theirs).square().mean() / self.ranks.size
         return self.ranks.sum(squares).sqrt()
 
-    def _perturbation(self, actor: Parameters, seed: int) -> Parameters:
-        """Standard normal numbers for every weight, 0 for those that are never perturbed."""
+    def _perturbed(self, actor: Parameters, seed: int) -> Parameters:
+        """The weights with noise; those that are never perturbed stay as they are."""
         count = sum(x.numel() for x in actor.values())
         z = views_of(
             perturbation(count, seed).to(self.setup.device), {n: x.shape for n, x in actor.items()}
         )
-        return {name: x * self.moved[name] for name, x in z.items()}
+        return {
+            name: x + self.param_scale * (z[name] * self.moved[name]) for name, x in actor.items()
+        }
 
     # Reports
 
@@ -333,7 +328,7 @@ class DDPGLearner:
         self.collected.zero_()
         if not rows or not math.isfinite(value):
             return {}
-        mean, square, bound = (x / (rows * self.reference[1].shape[1]) for x in sums)
+        mean, square, bound = (x / (rows * self.reference["action"].shape[1]) for x in sums)
         return {
             "q/collected_mean": value / rows,
             "exploration/action_mean": mean,
@@ -346,7 +341,8 @@ class DDPGLearner:
         """Statistics of the networks' outputs on a fixed reference batch."""
         if not self.has_reference:
             return {}
-        obs, action = self.normalizer(self.reference[0]), self.reference[1]
+        obs = self.normalizer(strip_prefix(self.reference, "obs"))
+        action = self.reference["action"]
         mean, std = self.targets.numbers().unbind()
         actor, _ = self._split(self.trained.parameters)
         ours = functional_call(self.network.actor, actor, (obs,))
@@ -356,8 +352,7 @@ class DDPGLearner:
             "action": ours,
         }
         if self.config.noise.param:
-            z = self._perturbation(actor, 0)
-            moved = {name: x + self.param_scale * z[name] for name, x in actor.items()}
+            moved = self._perturbed(actor, 0)
             outputs["perturbed_action"] = functional_call(self.network.actor, moved, (obs,))
         values = {}
         for name, x in outputs.items():
@@ -394,9 +389,7 @@ class DDPGLearner:
         tensors = self.trained.save() | {PARAM_SCALE: self.param_scale}
         tensors["generator"] = self.generator.get_state()
         tensors["largest_reward"] = self.largest_reward
-        obs, action = self.reference
-        tensors |= {f"reference/obs/{name}": x for name, x in obs.items()}
-        tensors["reference/action"] = action
+        tensors |= {f"reference/{name}": x for name, x in self.reference.items()}
         scalars = {
             "has_reference": self.has_reference,
             "updates": self.updates,
@@ -419,7 +412,5 @@ class DDPGLearner:
             self.generator.set_state(tensors["generator"])
             self.largest_reward.copy_(tensors["largest_reward"])
             self.has_reference = scalars["has_reference"]
-            obs, action = self.reference
-            for name, x in obs.items():
-                x.copy_(tensors[f"reference/obs/{name}"])
-            action.copy_(tensors["reference/action"])
+            for name, x in self.reference.items():
+                x.copy_(tensors[f"reference/{name}"])

@@ -26,9 +26,9 @@ class TargetStatistics(nn.Module):
     def __init__(self, step_size: float | None):
         super().__init__()
         self.step_size = step_size
-        self.register_buffer("count", torch.tensor(PRIOR_COUNT, dtype=torch.float64))
-        self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("variance", torch.ones((), dtype=torch.float64))
+        for name in ("count", "mean", "variance"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.float64))
+        self.reset()
 
     def reset(self) -> None:
         """Forgets all targets."""

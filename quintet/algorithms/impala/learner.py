@@ -29,7 +29,7 @@ from quintet.algorithms.impala import metrics
 from quintet.algorithms.impala.config import ImpalaConfig, Knobs, aux_weights
 from quintet.algorithms.impala.metrics import AUX, LOSSES, Outputs
 from quintet.algorithms.parts.acting import make_family, make_sampler, masked, past_actor
-from quintet.algorithms.parts.looks import Looks, Subject
+from quintet.algorithms.parts.looks import Looks
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.off_policy_statistics import Terms
 from quintet.algorithms.parts.schedule import find_decay
@@ -56,14 +56,14 @@ class ImpalaLearner:
         generator = torch.Generator().manual_seed(setup.seeds[0])
         network = ActorCritic(spaces, self.family, model, generator, setup.compute.precision)
         self.network = network.to(setup.device)
-        self.aux_weights = aux_weights(config, model, network.loss_names)
+        self.aux_weights = aux_weights(config, model, network.encoder.loss_names)
         self.aux_weight = torch.tensor([*self.aux_weights.values()], device=setup.device)
         self.normalizers = Normalizers(config, model, spaces, setup.device)
         kind = "rmsprop_tf" if config.rmsprop_epsilon_inside_sqrt else config.optimizer
         self.trained: Trained[Unrolls, Knobs] = Trained(
             self.network,
             self.loss,
-            self._statistics,
+            partial(metrics.statistics, normalizers=self.normalizers),
             Knobs,
             setup,
             Optimizer(kind, config.optimizer == "rmsprop" and config.rmsprop_momentum > 0),
@@ -74,9 +74,8 @@ class ImpalaLearner:
         self.weights, self.warm_start = self.trained.weights, self.normalizers.loads(self.trained)
         self.version = 0
         past = partial(past_actor, config, model, spaces, setup)
-        normalize = self.normalizers.observations
-        subject = Subject(self.family, self.network, normalize, has_value=True, make_past=past)
-        self.looks = Looks(subject, self.trained.interval)
+        normalize, interval = self.normalizers.observations, self.trained.interval
+        self.looks = Looks(self.family, self.network, normalize, interval, make_past=past)
         self.learning_rate, self.decay = config.learning_rate, find_decay(config.lr_schedule)
 
     # The loss
@@ -203,9 +202,6 @@ class ImpalaLearner:
         return unrolls_of(batch, self.ranks, normalizers, truncation_as_termination=ends)
 
     # Reports and state
-
-    def _statistics(self, outputs: Outputs, unrolls: Unrolls, knobs: Knobs) -> Statistics:
-        return metrics.statistics(outputs, unrolls, knobs, self.normalizers)
 
     def metrics(self) -> dict[str, float]:
         self.looks.begin()

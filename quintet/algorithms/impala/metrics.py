@@ -21,15 +21,10 @@ LOSSES = ("loss/policy", "loss/value", "loss/entropy")
 AUX = "loss/aux/"
 
 METRICS = (
-    *LOSSES,
-    "loss/total",
-    "loss/total_abs",
-    *off_policy.METRICS,
     *diagnostics.METRICS,
-    *looks.DISTRIBUTION,
-    *looks.CHANGES,
+    *off_policy.METRICS,
     *looks.VALUE_CHANGES,
-    *diagnostics.REWARD_METRICS,
+    "loss/total_abs",
 )
 """All metrics but the learner's own."""
 
@@ -72,7 +67,7 @@ def statistics(
     valid, count = unrolls.valid, unrolls.count
     whole, bars = (count, len(valid) * unrolls.columns), (knobs.rho_bar, knobs.c_bar)
     common = off_policy.statistics(outputs.losses, outputs.terms, valid, whole, bars)
-    share = normalizers.clip_share(outputs.obs, valid, count)
+    share = normalizers.observations.clip_share(outputs.obs, valid, count)
     means = {**common.means, "normalizer/observation_clip_frac": share}
     if normalizers.rewards.kind != "none":
         del means["reward/mean"]  # the normalised reward's

@@ -13,8 +13,10 @@ from quintet.models.compiled import Graph
 from quintet.models.config import ModelConfig, picture_leaves
 from quintet.models.flat import ModuleTensors, flatten_in_place, views_of
 from quintet.models.heads import action_family
-from quintet.models.normalize import ObservationNormalizer, observation_normalizer
+from quintet.models.leaves import normalized_leaves
+from quintet.models.normalize import ObservationNormalizer
 from quintet.ops.distributions import Family
+from quintet.spaces import float64_leaves
 from quintet.types import (
     ACTION_MASK,
     ActOutput,
@@ -52,12 +54,14 @@ def make_normalizer(
     config: Normalizes, model: ModelConfig, spaces: Spaces
 ) -> ObservationNormalizer:
     """The normaliser of observations, the same for actors and their learner."""
-    return observation_normalizer(
-        spaces.observation,
-        on=config.normalize_observations,
-        pictures=picture_leaves(model, spaces) if config.normalize_pictures else {},
-        clip=config.observation_clip,
-        epsilon=config.normalizer_variance_epsilon,
+    space = spaces.observation
+    leaves = normalized_leaves(space) if config.normalize_observations else {}
+    return ObservationNormalizer(
+        leaves,
+        config.observation_clip,
+        config.normalizer_variance_epsilon,
+        picture_leaves(model, spaces) if config.normalize_pictures else {},
+        float64_leaves(space),
     )
 
 

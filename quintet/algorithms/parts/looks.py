@@ -5,7 +5,7 @@ the distance of policy and value from those that acted. Where an actor does not 
 distribution or its value, the weights that act next are kept until their rows arrive.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, final
 
 import torch
@@ -14,6 +14,7 @@ from torch.nn.functional import logsigmoid
 
 from quintet.algorithms.parts.acting import SamplingActor, masked
 from quintet.algorithms.parts.statistics import Interval, Statistics
+from quintet.models.build import ActorCritic
 from quintet.ops.discrete import Bernoulli, Categorical
 from quintet.ops.distributions import Family, leaf_families
 from quintet.ops.gaussian import DiagGaussian
@@ -51,24 +52,6 @@ class PolicyAndValue(NamedTuple):
     value: Tensor | None
 
 
-class Subject(NamedTuple):
-    """A learner that looks are made at.
-
-    network, normalize: of the learner.
-    has_value: whether the network's second output is the value.
-    reported: names of metrics that the learner reports by itself.
-    make_past: makes an actor that can hold the weights that acted; None: what a look needs of them
-        is recorded.
-    """
-
-    family: Family
-    network: Network
-    normalize: Callable[[Obs], Obs]
-    has_value: bool
-    reported: frozenset[str] = frozenset()
-    make_past: Callable[[], SamplingActor] | None = None
-
-
 @final
 class Looks:
     """Makes one look after every report, at the first fresh batch that serves.
@@ -76,8 +59,23 @@ class Looks:
     due: whether there was no look since the last report.
     """
 
-    def __init__(self, subject: Subject, interval: Interval):
-        self.subject, self.interval, self.due = subject, interval, True
+    def __init__(
+        self,
+        family: Family,
+        network: Network,
+        normalize: Callable[[Obs], Obs],
+        interval: Interval,
+        reported: Iterable[str] = (),
+        make_past: Callable[[], SamplingActor] | None = None,
+    ):
+        """network, normalize: of the learner; the value of an `ActorCritic` is looked at too.
+        reported: names of metrics that the learner reports by itself.
+        make_past: makes an actor that can hold the weights that acted; None: what a look needs of
+            them is recorded.
+        """
+        self.family, self.network, self.normalize = family, network, normalize
+        self.reported, self.make_past = frozenset(reported), make_past
+        self.interval, self.due = interval, True
         self._past: SamplingActor | None = None
         self._waits_for: int | None = None  # the version that is kept
 
@@ -91,14 +89,13 @@ class Looks:
 
         publication: the weights that act from now on.
         """
-        subject = self.subject
         if self._waits_for is not None and batch.valid.any():
             use = batch.valid & (batch.version == self._waits_for)
             if use.any():
                 assert self._past is not None
                 past = self._past
-                then = _forward(batch, past.network, past.normalizer, subject, use)
-                now = _forward(batch, subject.network, subject.normalize, subject, use)
+                then = self._forward(batch, use, past.network, past.normalizer)
+                now = self._forward(batch, use, self.network, self.normalize)
                 self._add_changes(batch.action[use], then, now)
                 self._waits_for = None
             elif batch.version[batch.valid].min() > self._waits_for:  # it never acted
@@ -107,9 +104,9 @@ class Looks:
             return
         self.due = False
         use = batch.valid
-        now = _forward(batch, subject.network, subject.normalize, subject, use)
-        self.interval.add(distribution_statistics(subject.family, now.params))
-        if subject.make_past is None:
+        now = self._forward(batch, use, self.network, self.normalize)
+        self.interval.add(distribution_statistics(self.family, now.params))
+        if self.make_past is None:
             value = batch.record["value"][use] if "value" in batch.record else None
             self._add_changes(
                 batch.action[use], PolicyAndValue(batch.record["params_mu"][use], value), now
@@ -118,7 +115,7 @@ class Looks:
         if self._waits_for is not None:
             return
         if self._past is None:
-            self._past = subject.make_past()
+            self._past = self.make_past()
         kept = publication()
         self._past.load(kept)
         self._waits_for = kept.version
@@ -134,25 +131,24 @@ class Looks:
         self.due, self._waits_for = True, None
 
     def _add_changes(self, action: Tensor, then: PolicyAndValue, now: PolicyAndValue) -> None:
-        changes = change_statistics(self.subject.family, action, then, now)
+        changes = change_statistics(self.family, action, then, now)
         means, greatest = (
-            {name: x for name, x in part.items() if name not in self.subject.reported}
+            {name: x for name, x in part.items() if name not in self.reported}
             for part in (changes.means, changes.greatest)
         )
         self.interval.add(Statistics(means, greatest=greatest))
 
-
-@torch.no_grad()
-def _forward(
-    batch: Rollout, network: Network, normalize: Callable[[Obs], Obs], subject: Subject, use: Tensor
-) -> PolicyAndValue:
-    """Computes the network's outputs of the rows to `use` ``[T, B]``."""
-    obs = {name: x[:-1].flatten(0, 1) for name, x in batch.obs.items()}
-    state = {name: x[0] for name, x in batch.state.items()}
-    params, value, _ = network(normalize(obs), state, batch.is_first[:-1].flatten())
-    rows = use.flatten()
-    kept = value[rows] if subject.has_value else None
-    return PolicyAndValue(masked(subject.family, params, obs)[rows], kept)
+    @torch.no_grad()
+    def _forward(
+        self, batch: Rollout, use: Tensor, network: Network, normalize: Callable[[Obs], Obs]
+    ) -> PolicyAndValue:
+        """Computes the network's outputs of the rows to `use` ``[T, B]``."""
+        obs = {name: x[:-1].flatten(0, 1) for name, x in batch.obs.items()}
+        state = {name: x[0] for name, x in batch.state.items()}
+        params, value, _ = network(normalize(obs), state, batch.is_first[:-1].flatten())
+        rows = use.flatten()
+        kept = value[rows] if isinstance(network, ActorCritic) else None
+        return PolicyAndValue(masked(self.family, params, obs)[rows], kept)
 
 
 @torch.no_grad()

@@ -12,7 +12,8 @@ from quintet.algorithms.parts.trained import Trained
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
 from quintet.models.normalize import RewardNormalizer
-from quintet.types import Obs, Rollout, Spaces
+from quintet.ops import reduce
+from quintet.types import Rollout, Spaces
 
 
 class NormalizesRewards(Normalizes, Protocol):
@@ -126,13 +127,17 @@ class Normalizers:
         if rewards:
             self.rewards.merge(batch)
 
-    def clip_share(self, obs: Obs, use: Tensor, count: Tensor) -> Tensor:
-        """`diagnostics.observation_clip_share` of normalised observations."""
-        return diagnostics.observation_clip_share(self.observations, obs, use, count)
-
     def of_rewards(self, batch: Rollout, normalized: Tensor) -> dict[str, Tensor]:
-        """Statistics of a whole batch's rewards, before and after they were normalised."""
-        return diagnostics.reward_statistics(self.rewards, batch.reward, normalized, batch.valid)
+        """Means over the valid rows of a batch, of rewards as they are and normalised."""
+        means = {
+            "reward/mean": reduce.mean_valid(batch.reward, batch.valid),
+            "reward/normalized_mean": reduce.mean_valid(normalized, batch.valid),
+        }
+        if self.rewards.clip is not None:
+            outside = (normalized.abs() >= self.rewards.clip).float()
+            outside = reduce.mean_valid(outside, batch.valid)
+            means["normalizer/reward_clip_frac"] = outside * (self.rewards.moments.count > 0)
+        return means
 
     def metrics(self) -> dict[str, float]:
         """The divisor of rewards, and the ranges of the observations' statistics."""

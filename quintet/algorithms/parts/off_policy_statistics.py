@@ -11,23 +11,12 @@ from quintet.algorithms.parts.statistics import Statistics
 from quintet.ops import policy_losses
 
 METRICS = (
-    "policy/entropy",
-    "policy/approx_kl",
-    "policy/ratio_mean",
     "policy/ratio_min",
     "policy/ratio_max",
     "policy/rho_clip_frac",
     "policy/c_clip_frac",
-    "value/prediction_mean",
-    "value/target_mean",
-    "value/explained_variance",
-    "value/error_frac",
-    "advantage/mean",
-    "advantage/std",
-    "reward/mean",
-    "data/valid_frac",
 )
-"""The metrics that `statistics` and `with_spreads` give."""
+"""The metrics of `statistics` beside those of all learners."""
 
 _TARGET, _ERROR, _ADVANTAGE = "value/target_mean", "value/error_mean", "advantage/mean"
 _SQUARED = "_squared"

@@ -1,7 +1,7 @@
 """Options that several learners have, and common parts of their configurations."""
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Union
 
 from pydantic import AfterValidator
 
@@ -45,7 +45,8 @@ OWN_SCHEDULE = (
 
 _OBSERVATIONS = "normalize_observations or normalize_pictures"
 _NORMALIZER = Needs(
-    "a normaliser", lambda o, _: o.reward_normalizer != "none" or normalizes_observations(o)
+    "a normaliser",
+    lambda o, _: o.reward_normalizer != "none" or o.normalize_observations or o.normalize_pictures,
 )
 
 Gamma = Annotated[
@@ -156,10 +157,6 @@ CheckNumerics = Annotated[
         "the error; needs runtime.compile=off"
     ),
 ]
-
-
-def normalizes_observations(options: Any) -> bool:
-    return bool(options.normalize_observations or options.normalize_pictures)
 
 
 def schedule_check(*words: str) -> AfterValidator:

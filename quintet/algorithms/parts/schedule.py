@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from quintet.errors import ConfigError
 from quintet.ops.schedules import OF_FRACTION
-from quintet.system.importing import Given, import_module, is_import_string, nameless, origin_of
+from quintet.system.importing import code_of
 from quintet.system.signals import STOPS
 from quintet.system.user_code import raised
 
@@ -15,14 +14,16 @@ Schedule = Callable[[float], float]
 
 
 def find_schedule(name: str) -> Schedule:
-    """The schedule of that name, or the function that was given, or that an import string names.
+    """The schedule of that name, or the function of the user's own.
 
     Raises:
         ConfigError: it can't be imported, or is no function.
     """
     if name in OF_FRACTION:
         return OF_FRACTION[name]
-    own = _own(name)
+    own = code_of("lr_schedule", name, "lr_schedule= of quintet.train")
+    if not callable(own):
+        raise ConfigError(f"lr_schedule={name} must name a function, got {own!r}; correct the name")
 
     def checked(done: float) -> float:
         try:
@@ -56,23 +57,3 @@ def find_decay(name: str) -> Schedule:
         return lambda left: 1.0  # noqa: ARG005
     own = find_schedule(name)
     return lambda left: own(1.0 - left)
-
-
-def _own(name: str) -> Callable[[float], Any]:
-    """A function of the user's own."""
-    if isinstance(name, Given):
-        return name.function
-    if not is_import_string(name):
-        raise nameless("lr_schedule", name, "lr_schedule= of quintet.train")
-    module, _, path = name.partition(":")
-    imported = import_module(module, name)
-    own: Any = imported
-    for part in path.split("."):
-        own = getattr(own, part, None)
-    if not callable(own):
-        raise ConfigError(
-            f"lr_schedule={name} requires a function {path!r} of a number in {module!r}, got "
-            f"{own!r} from {origin_of(imported)}; correct the name"
-        )
-    function: Callable[[float], Any] = own
-    return function

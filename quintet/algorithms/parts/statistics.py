@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple, final
 
 import torch
@@ -62,15 +61,6 @@ class Names(NamedTuple):
         return dict(zip((*self.means, *self.least, *self.greatest), each, strict=True))
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """Sums and counts of the means, and extremes, over vectors of the same names."""
-
-    total: Tensor
-    count: Tensor
-    extremes: Tensor
-
-
 @final
 class Interval:
     """Means, minima and maxima over all updates since they were last read.
@@ -80,7 +70,8 @@ class Interval:
 
     def __init__(self) -> None:
         self._waiting: dict[Names, list[Tensor]] = {}
-        self._sums: dict[Names, _Sums] = {}
+        # Sums and counts of the means, and extremes, over vectors of the same names.
+        self._sums: dict[Names, tuple[Tensor, Tensor, Tensor]] = {}
         self._numbers: dict[str, list[float]] = {}
 
     def add(self, statistics: Statistics) -> None:
@@ -103,10 +94,10 @@ class Interval:
         total, count = means.where(present, 0.0).sum(0), present.sum(0)
         highest = extremes.nan_to_num(-math.inf, math.inf, -math.inf).amax(0)
         if names in self._sums:
-            old = self._sums[names]
-            total, count = old.total + total, old.count + count
-            highest = torch.maximum(old.extremes, highest)
-        self._sums[names] = _Sums(total, count, highest)
+            old_total, old_count, old_highest = self._sums[names]
+            total, count = old_total + total, old_count + count
+            highest = torch.maximum(old_highest, highest)
+        self._sums[names] = total, count, highest
 
     def add_numbers(self, means: Mapping[str, float]) -> None:
         """Takes plain numbers of one update."""
@@ -118,8 +109,8 @@ class Interval:
         for names in [*self._waiting]:
             self._fold(names)
         values: dict[str, float] = {}
-        for names, sums in self._sums.items():
-            vector = torch.cat((sums.total / sums.count, sums.extremes)).cpu()
+        for names, (total, count, highest) in self._sums.items():
+            vector = torch.cat((total / count, highest)).cpu()
             values |= {n: x.item() for n, x in names.by_name(vector.unsqueeze(0)).items()}
         values |= {name: math.fsum(x) / len(x) for name, x in self._numbers.items()}
         self._sums, self._numbers = {}, {}

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quintet.algorithms.parts.diagnostics import require_finite
+from quintet.algorithms.parts.diagnostics import not_finite, require_finite
 from quintet.algorithms.parts.options import Knob
 from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Interval, Names, Statistics
-from quintet.errors import ConfigError, NonFiniteError
+from quintet.errors import ConfigError
 from quintet.models.compiled import Graph
 from quintet.models.flat import ModuleTensors, flatten_in_place, load_into, views_of
 from quintet.ops import adam, rmsprop
@@ -96,15 +96,6 @@ def knobs_of(kind: type[K], options: object, **others: float | None) -> K:
 
 def _flat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([x.flatten() for x in tensors])
-
-
-def non_finite(name: str, value: float, update: int) -> str:
-    """The message about a loss or norm that became NaN or infinite."""
-    return (
-        f"finite losses are required, {name} became {value} at update {update}; begin anew "
-        "(another --run-dir) with a lower --learning-rate or --env.reward-clip abs_one, or find "
-        "the tensor with --check-numerics true"
-    )
 
 
 @final
@@ -217,6 +208,8 @@ class Trained(Generic[B, K]):
         """
         for segment, each in zip(self.segments, options, strict=True):
             if each is None:
+                if self.optimizer.momentum:
+                    raise ValueError("RMSProp's momentum must be 0 for a segment to sit a step out")
                 self._sat_out[segment.name] += 1
         self.steps += 1
         self.memory_steps += 1
@@ -244,19 +237,14 @@ class Trained(Generic[B, K]):
     def _packed(self, knobs: K, options: Iterable[StepOptions | None], polyak: float) -> Tensor:
         """The numbers of a step, of which each may be another at the next one."""
         numbers: list[Knob] = [*knobs]
+        rest = adam.REST if self.optimizer.kind == "adam" else rmsprop.REST
         for each in options:
-            rates, max_norm = each or StepOptions(self._rest(), None)
+            rates, max_norm = each or StepOptions(rest, None)
             numbers += [math.inf if max_norm is None else max_norm, *rates]
         numbers.append(polyak)
         # By way of NumPy, which is three times as fast on a list of numbers.
         packed = np.array(numbers, self._numpy_dtype)
         return torch.from_numpy(packed).to(self.theta.device)
-
-    def _rest(self) -> AdamRates | RMSPropRates:
-        """The rates of a step that changes nothing."""
-        if self.optimizer.momentum:
-            raise ValueError("RMSProp's momentum must be 0 for a segment to sit a step out")
-        return adam.REST if self.optimizer.kind == "adam" else rmsprop.REST
 
     def step_options(
         self,
@@ -303,7 +291,7 @@ class Trained(Generic[B, K]):
         knobs = self._knobs_in(numbers)
         loss, outputs = self.loss(self.parameters, batch, knobs)
         if self.check_numerics:
-            require_finite(outputs.checked, self.steps)
+            require_finite(outputs.checked, f"at update {self.steps}")
         statistics = self.statistics(outputs, batch, knobs)
         del outputs  # its memory is free for the gradient
         self._names = statistics.names
@@ -330,18 +318,15 @@ class Trained(Generic[B, K]):
             self.gradient.copy_(grad)
         own: list[Tensor] = []
         record = AdamRates if self.optimizer.kind == "adam" else RMSPropRates
-        per_segment = 1 + len(record._fields)
-        place = 0
-        for index, segment in enumerate(self.segments):
-            begin = self._num_knobs + index * per_segment
-            max_norm, *rates = numbers[begin : begin + per_segment].unbind()
-            end = place + segment.theta.numel()
-            clipped, norm = adam.clip_norm(grad[place:end], max_norm)
+        numbers_of = numbers[self._num_knobs : -1].view(-1, 1 + len(record._fields))
+        parts = grad.split([segment.theta.numel() for segment in self.segments])
+        for segment, part, each in zip(self.segments, parts, numbers_of.unbind(), strict=True):
+            max_norm, *rates = each.unbind()
+            clipped, norm = adam.clip_norm(part, max_norm)
             self._move(clipped, segment, rates)
             if segment.average is not None:
                 segment.average.lerp_(segment.theta, numbers[-1])
             own.append(norm)
-            place = end
         if len(own) == 1:
             own.append(torch.where(max_norm.isinf(), math.nan, norm > max_norm))
         return torch.stack(own).double()
@@ -403,7 +388,7 @@ class Trained(Generic[B, K]):
             row, column = (~finite).nonzero()[0].tolist()
             update = self.steps - len(vectors) + row + 1
             name = self._all_names.means[columns[column]]
-            raise NonFiniteError(non_finite(name, looked_at[row, column].item(), update))
+            raise not_finite(name, looked_at[row, column], f"at update {update}")
         self.interval.add_vectors(self._all_names, vectors)
 
     def fold_when_due(self) -> None:
@@ -418,21 +403,6 @@ class Trained(Generic[B, K]):
         columns = _required_finite(self._own, self._names.means)
         if self.pending >= FOLD_EVERY or not all(math.isfinite(last[k]) for k in columns):
             self.fold()
-
-    def _require_finite_weights(self) -> None:
-        """Raises NonFiniteError for a parameter that is not finite: a finite gradient may lead to
-        one.
-        """
-        # One sum of all, since it is infinite or NaN where an element is.
-        if math.isfinite(self.theta.sum().item()):
-            return
-        for name, x in self.parameters.items():
-            wrong = x.detach()[~x.detach().isfinite()]
-            if wrong.numel():
-                raise NonFiniteError(
-                    f"finite weights are required, {name} holds {wrong[0].item()} after update "
-                    f"{self.steps}; begin anew (another --run-dir) with a lower --learning-rate"
-                )
 
     # Saving
 
@@ -452,7 +422,9 @@ class Trained(Generic[B, K]):
         Raises:
             NonFiniteError: a parameter is not finite.
         """
-        self._require_finite_weights()
+        # A finite gradient may lead to one.  One sum of all is infinite or NaN where an element is.
+        if not math.isfinite(self.theta.sum().item()):
+            require_finite(self.parameters, f"after update {self.steps}")
         return self._tensors.read(but=self._only_learning)
 
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:

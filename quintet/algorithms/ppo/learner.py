@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from quintet.algorithms.parts import acting, minibatches
-from quintet.algorithms.parts.looks import KL, Looks, Subject
+from quintet.algorithms.parts.looks import KL, Looks
 from quintet.algorithms.parts.minibatches import Chunks, Minibatch, Rows
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
@@ -57,7 +57,7 @@ class PPOLearner:
         generator = torch.Generator().manual_seed(setup.seeds[0])
         network = ActorCritic(spaces, self.family, model, generator, setup.compute.precision)
         self.network = network.to(setup.device)
-        require_learnable(config, model, network.loss_names, setup.ranks.size)
+        require_learnable(config, model, network.encoder.loss_names, setup.ranks.size)
         self.normalizers = Normalizers(config, model, spaces, setup.device)
         self.kernels = self.network.kernel_groups()
         self.trained: Trained[Minibatch, Knobs] = Trained(
@@ -78,11 +78,8 @@ class PPOLearner:
         self.version = 0
         self.schedule = Schedule(config, setup.total_env_steps)
         self.reports = metrics.Reports(self.trained, self.normalizers)
-        normalize = self.normalizers.observations
-        subject = Subject(
-            self.family, self.network, normalize, has_value=True, reported=frozenset({KL})
-        )
-        self.looks = Looks(subject, self.trained.interval)
+        normalize, interval = self.normalizers.observations, self.trained.interval
+        self.looks = Looks(self.family, self.network, normalize, interval, (KL,))
         self.histograms = self.reports.histograms
 
     # The loss

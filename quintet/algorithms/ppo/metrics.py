@@ -13,18 +13,12 @@ from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Trained
 from quintet.algorithms.ppo.config import Knobs, PPOConfig
 from quintet.ops import policy_losses
-from quintet.ops.distributions import DiagGaussian, Family, TupleFamily, leaf_families
+from quintet.ops.distributions import Family, TupleFamily, leaf_families
+from quintet.ops.gaussian import DiagGaussian
 from quintet.protocols import Evidence, Part, Range
 from quintet.types import Obs, Rollout, Spaces
 
-LOSSES = (
-    "loss/policy",
-    "loss/value",
-    "loss/entropy",
-    "loss/l2",
-    "loss/kl",
-    "loss/kl_cutoff",
-)
+LOSSES = tuple(f"loss/{x}" for x in ("policy", "value", "entropy", "l2", "kl", "kl_cutoff"))
 """The weighted terms, in the order of the sum; one with a coefficient of 0 is 0."""
 
 TOTAL = "loss/total"
@@ -33,33 +27,13 @@ MIN_KL = 1e-5
 """Smallest KL, in nats, of an iteration with at least a twentieth of the first learning rate."""
 
 METRICS = (
-    "loss/policy",
-    "loss/value",
-    "loss/entropy",
+    *diagnostics.METRICS,
+    *looks.VALUE_CHANGES,
     "loss/l2",
     "loss/kl",
-    *diagnostics.METRICS,
-    *looks.DISTRIBUTION,
-    *looks.CHANGES,
-    *looks.VALUE_CHANGES,
-    TOTAL,
     "loss/total_abs",
-    "policy/entropy",
-    "policy/approx_kl",
     "policy/clip_frac",
-    "policy/ratio_mean",
     "policy/ratio_first_max_error",
-    "value/prediction_mean",
-    "value/target_mean",
-    "value/explained_variance",
-    "value/error_frac",
-    "advantage/mean",
-    "advantage/std",
-    "reward/mean",
-    "reward/normalized_mean",
-    "data/valid_frac",
-    "normalizer/reward_clip_frac",
-    "normalizer/reward_std",
     "optim/epochs",
 )
 """All metrics but the learner's own."""
@@ -188,7 +162,7 @@ class Reports:
         trained, interval = self.trained, self.trained.interval
         interval.add(_batch_statistics(batch, use, estimates))
         rewards = self.normalizers.rewards
-        share = self.normalizers.clip_share(obs, use, use.sum())
+        share = self.normalizers.observations.clip_share(obs, use, use.sum())
         clipped = {"normalizer/observation_clip_frac": share}
         if rewards.clip is not None:
             outside = (estimates.reward[use].abs() >= rewards.clip).float().mean()
@@ -206,7 +180,11 @@ class Reports:
         if LOSSES[0] in values:
             values["loss/total_abs"] = sum(abs(values[name]) for name in LOSSES)
         values |= self.normalizers.metrics()
-        return values | diagnostics.layer_metrics(self.trained.parameters, self.trained.gradient)
+        trained = self.trained
+        for name, parameter, gradient in diagnostics.layers(trained.parameters, trained.gradient):
+            values[f"grad_norm/{name}"] = gradient.norm().item()
+            values[f"param_norm/{name}"] = parameter.norm().item()
+        return values
 
     def histograms(self) -> dict[str, Tensor]:
         """Distributions of the last iteration, of each parameter and of its gradient."""

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from quintet.algorithms.parts.acting import SamplingActor
 from quintet.models.flat import tensors_of
 from quintet.models.normalize import ObservationNormalizer
-from quintet.ops.distributions import Categorical
+from quintet.ops.discrete import Categorical
 from quintet.types import Publication, TensorSpec
 
 ACTIONS, OBS = 4, 3

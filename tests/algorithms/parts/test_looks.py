@@ -18,7 +18,9 @@ from quintet.algorithms.parts.looks import (
     change_statistics,
     distribution_statistics,
 )
-from quintet.ops.distributions import Bernoulli, Categorical, DiagGaussian, TupleFamily
+from quintet.ops.discrete import Bernoulli, Categorical
+from quintet.ops.distributions import TupleFamily
+from quintet.ops.gaussian import DiagGaussian
 from quintet.types import Rollout
 
 GAUSSIAN = DiagGaussian(2, (-1.0, -1.0), (1.0, 1.0))

@@ -205,7 +205,7 @@ def test_a_loss_is_looked_at_in_every_update_also_where_its_gradient_is_finite()
     assert trained.pending == 3
     trained, _ = plain(torch.inf)
     trained.step(x, Knobs(1.0), descent)
-    with pytest.raises(NonFiniteError, match=r"loss/total became -?inf at update 1;"):
+    with pytest.raises(NonFiniteError, match=r"^loss/total must be finite, got -?inf at update 1;"):
         trained.fold_when_due()
 
 
@@ -219,6 +219,6 @@ def test_weights_that_are_not_finite_are_not_published(value: float) -> None:
     trained.published()
     with torch.no_grad():
         network.bias.fill_(value)
-    said = f"finite weights are required, bias holds {value} after update 0; begin anew"
+    said = f"^bias must be finite, got {value} after update 0; begin again"
     with pytest.raises(NonFiniteError, match=said):
         trained.published()

@@ -5,10 +5,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from quintet.models.build import ActorCritic
+from quintet.models.build import ActorCritic, weights_bytes
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.models.heads import action_family
-from quintet.models.size import weights_bytes
 from quintet.types import Spaces
 
 VECTOR = spaces.Box(-1, 1, (5,), np.float32)
