@@ -319,7 +319,7 @@ class Trained(Generic[B, K]):
         own: list[Tensor] = []
         record = AdamRates if self.optimizer.kind == "adam" else RMSPropRates
         numbers_of = numbers[self._num_knobs : -1].view(-1, 1 + len(record._fields))
-        parts = grad.split([segment.theta.numel() for segment in self.segments])
+        parts = torch.split(grad, [segment.theta.numel() for segment in self.segments])
         for segment, part, each in zip(self.segments, parts, numbers_of.unbind(), strict=True):
             max_norm, *rates = each.unbind()
             clipped, norm = adam.clip_norm(part, max_norm)
