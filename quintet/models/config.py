@@ -117,9 +117,8 @@ class GridOptions(Options):
         }[self.tokenizer]
         if idle := [name for name in changed if name not in effective]:
             raise ValueError(
-                f"{', '.join(idle)} without effect with tokenizer "
-                f"{self.tokenizer}{(' and vocabulary given' if self.vocabulary else '')}: "
-                "leave out"
+                f"{', '.join(idle)} must be left out where tokenizer is {self.tokenizer}"
+                f"{' and a vocabulary is given' if self.vocabulary else ''}"
             )
         return self
 

@@ -382,11 +382,23 @@ def test_an_activation_that_it_has_not_is_refused():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"tokenizer": "bytes", "hash_buckets": 9}, "hash_buckets without .* tokenizer is bytes"),
-        ({"tokenizer": "bytes", "vocabulary": ["a"]}, "vocabulary without .* tokenizer is bytes"),
-        ({"vocabulary": ["a"], "hash_buckets": 9}, "hash_buckets .* words and vocabulary given"),
+        (
+            {"tokenizer": "bytes", "hash_buckets": 9},
+            "hash_buckets must be left out where tokenizer is bytes",
+        ),
+        (
+            {"tokenizer": "bytes", "vocabulary": ["a"]},
+            "vocabulary must be left out where tokenizer is bytes",
+        ),
+        (
+            {"vocabulary": ["a"], "hash_buckets": 9},
+            "hash_buckets must .* words and a vocabulary is given",
+        ),
         *(
-            ({"tokenizer": "none"} | given, f"{next(iter(given))} without .* tokenizer is none")
+            (
+                {"tokenizer": "none"} | given,
+                f"{next(iter(given))} must be left out where tokenizer is none",
+            )
             for given in (
                 {"vocabulary": ["a"]},
                 {"hash_buckets": 9},
