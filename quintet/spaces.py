@@ -219,7 +219,8 @@ def action_space_of(space: Space, env_id: str) -> Space:
     if unknown or not leaves or any(0 in (leaf.shape or ()) for leaf in leaves):
         raise ConfigError(
             f"{env_id}: the action space must be Box, Discrete, MultiDiscrete or MultiBinary, or a "
-            f"Tuple or Dict of these, with a number in each; got {space}; wrap the environment"
+            f"Tuple or Dict of these, with a number in each; got {space}; wrap the environment "
+            "so that it has one"
         )
     numbers = action_shape(space) or (1,)
     if max(numbers[0], sum(mask_sizes(space))) > MOST_UNITS:

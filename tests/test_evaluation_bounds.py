@@ -1,6 +1,7 @@
 """Episodes that do not end: evaluations cut them, count them and say so."""
 
 import json
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -84,10 +85,11 @@ def test_a_game_is_cut_as_a_whole():
     ones, none = np.ones(4, np.float32), np.zeros(4, np.bool_)
     late = games.cut(np.array([5, 2, 4, 4]), none, 5)
     assert late.tolist() == [True, True, False, False]
-    games.add(ones, none, ~none, late)
+    row = SimpleNamespace(raw_reward=ones, valid=~none)
+    games.add(row, none, late)
     assert (games.left, games.stuck) == (1, False)
     assert [games.counts(stream) for stream in range(4)] == [False, False, True, True]
-    games.add(ones, none, ~none, games.cut(np.array([9, 9, 5, 5]), none, 5))
+    games.add(row, none, games.cut(np.array([9, 9, 5, 5]), none, 5))
     assert (games.left, len(games.found().own)) == (0, 2)
 
 

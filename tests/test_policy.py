@@ -164,7 +164,7 @@ def test_nested_observations(mixed):
     with pytest.raises(QuintetError, match=r"leaf 'x' must be of shape .*got shape"):
         policy.act({**obs, "x": np.zeros(3)})
     mixed_batch = {"x": np.zeros((4, 2)), "inner": obs["inner"]}  # one leaf batched, two not
-    with pytest.raises(QuintetError, match="observations must be a single one"):
+    with pytest.raises(QuintetError, match=r"must be of shape .*, or \[B, \.\.\.\] of it"):
         policy.act(mixed_batch)
     obs["inner"]["kind"] = 1
     with pytest.raises(

@@ -51,7 +51,7 @@ def test_the_value_is_the_discounted_sum_of_rewards(tmp_path):
     assert one == pytest.approx(values[1], abs=1e-5)
     again = quintet.load(tmp_path / "run")
     assert (again.value(OBSERVATIONS) == values).all()
-    with pytest.raises(QuintetError, match="leaf 'obs' of shape"):
+    with pytest.raises(QuintetError, match="leaf 'obs' must be of shape"):
         policy.value(np.zeros(3))
 
 

@@ -1,7 +1,7 @@
 """Trains a workload for a fixed time and measures its speed."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +65,7 @@ class Stopwatch:
     first: Mark | None = None  # the end of the first iteration with an update
     begin: Mark | None = None
     end: Mark | None = None
+    on_iteration: Callable[[float, int], None] | None = None  # seconds, env_steps of the region
 
     def __post_init__(self) -> None:
         self.created_s = sum(self.timer.seconds().values())
@@ -83,16 +84,22 @@ class Stopwatch:
             if started and now - self.created_s >= self.work.warmup_seconds:
                 self.begin = self._mark(now, phases)
             return False
-        if now - self.begin.seconds < self.work.seconds:
+        seconds = now - self.begin.seconds
+        if self.on_iteration is not None:
+            self.on_iteration(seconds, self._env_steps() - self.begin.env_steps)
+        if seconds < self.work.seconds:
             return False
         self.end = self._mark(now, phases)
         return True
 
-    def _mark(self, now: float, phases: Mapping[Phase, float]) -> Mark:
+    def _env_steps(self) -> int:
         # Rows spent on resets count here, as they do in the libraries for comparison.
         plan = self.learner.plan
-        rows = self.counters.iteration * plan.columns_per_batch * plan.unroll_steps
-        return Mark(now, rows, self.counters.env_steps, self.learner.updates, phases)
+        return self.counters.iteration * plan.columns_per_batch * plan.unroll_steps
+
+    def _mark(self, now: float, phases: Mapping[Phase, float]) -> Mark:
+        learned = self.counters.env_steps
+        return Mark(now, self._env_steps(), learned, self.learner.updates, phases)
 
 
 def run(work: Work, options: Layer) -> dict[str, Any]:
@@ -121,9 +128,13 @@ def run(work: Work, options: Layer) -> dict[str, Any]:
     }
 
 
-def train(work: Work, options: Layer) -> tuple[RunConfig, Spaces, dict[str, Any]]:
+def train(
+    work: Work, options: Layer, on_iteration: Callable[[float, int], None] | None = None
+) -> tuple[RunConfig, Spaces, dict[str, Any]]:
     """Trains for the workload's time; returns the resolved configuration, the spaces, and the
     record without its limit.
+
+    on_iteration: called with the seconds and env_steps since the warm-up, after each iteration.
     """
     loaded = compose(work.algo, [workloads.layer(work), options])
     source = open_source(loaded.config, loaded.env)
@@ -131,13 +142,18 @@ def train(work: Work, options: Layer) -> tuple[RunConfig, Spaces, dict[str, Any]
         config = resolve(loaded, source.spaces).config
         assert config.runtime.threads is not None
         configure_torch(config.runtime.threads, config.runtime.device, config.runtime.exact)
-        watch = _train(work, config, source)
+        watch = _train(work, config, source, on_iteration)
         return config, source.spaces, _record(work, config, watch)
     finally:
         source.close()
 
 
-def _train(work: Work, config: RunConfig, source: Source) -> Stopwatch:
+def _train(
+    work: Work,
+    config: RunConfig,
+    source: Source,
+    on_iteration: Callable[[float, int], None] | None,
+) -> Stopwatch:
     timer, counters = PhaseTimer(), loop.Counters()
     learner = make_learner(config, source.spaces)
     sampling = make_sampling(config, source, [learner], timer, print, print)
@@ -145,7 +161,7 @@ def _train(work: Work, config: RunConfig, source: Source) -> Stopwatch:
     def nowhere(*_: object) -> str:
         return "The batch is not kept"
 
-    watch = Stopwatch(work, learner, counters, timer)
+    watch = Stopwatch(work, learner, counters, timer, on_iteration=on_iteration)
     with TemporaryDirectory() as folder, closing(sampling):
         devices = [torch.device(config.runtime.device)]
         replays = []

@@ -222,7 +222,9 @@ class GymnasiumVectorEnv:
         self._episode_step[stream] = 0
         self._ended[stream] = False
         try:
-            obs, _ = other_apis.reset_parts(self.envs[stream].reset(seed=seed))
+            given = self.envs[stream].reset(seed=seed)
+            other_apis.require_reset_parts(given)
+            obs = given[0]
             self._write_obs(stream, obs, out)
         except STOPS:
             raise

@@ -92,12 +92,11 @@ def step_parts(result: Any) -> tuple[Any, ...]:
     return parts
 
 
-def reset_parts(result: Any) -> tuple[Any, Any]:
-    """Observation and info of a reset's result; raises Unfit if it has others."""
-    if isinstance(result, (tuple, list)) and len(result) == 2:
-        obs, info = result
-        if info is None or isinstance(info, Mapping):
-            return obs, info
+def require_reset_parts(result: Any) -> None:
+    """Requires that a reset's result is observation and info; raises Unfit if it is not."""
+    pair = isinstance(result, (tuple, list)) and len(result) == 2
+    if pair and (result[1] is None or isinstance(result[1], Mapping)):
+        return
     raise Unfit(
         f"returned {_form(result)} from reset, as in the old API of Gym; return (observation, "
         "info), where info is a dict that may be empty"

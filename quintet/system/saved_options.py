@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from quintet.errors import CheckpointError
 from quintet.system import files, manifest
 from quintet.system.inside import require_own
 
@@ -40,4 +41,9 @@ def read(run_dir: Path) -> SavedOptions | None:
     newest = manifest.newest(run_dir / "checkpoints")
     if newest is None:
         return None
-    return SavedOptions(newest.meta.get(CONFIG, {}), newest.path, newest.not_own)
+    if CONFIG not in newest.meta:
+        raise CheckpointError(
+            f"{newest.path} must be a run's own checkpoint, got a folder without options, as a "
+            "policy is; move it out of the run folder, and the checkpoint before it is used"
+        )
+    return SavedOptions(newest.meta[CONFIG], newest.path, newest.not_own)

@@ -8,7 +8,7 @@ from conformance import Case, copied, go_on
 from quintet.algorithms import registry
 
 COUNTS = {"updates", "version", "collected_env_steps"}
-OWN = ("shuffle", "generator", "reference/")
+OWN = ("shuffle", "generator", "reference/", "largest_reward")
 OPTIONS = {
     "ppo": {"reward_normalizer": "step_std"},
     "impala": {"optimizer": "adam"},

@@ -222,8 +222,8 @@ def test_groups_of_half_a_game_are_refused_and_numbers_of_streams_suit_the_game(
     workers = {"runtime.kind": "lockstep", "runtime.num_workers": 2}
     for config, says in (
         ({"env.num_streams": 8, "env.streams_per_group": 1}, "env.streams_per_group must.*got 1"),
-        ({"env.num_streams": 9, **workers}, "env.num_streams must be a multiple.*2 of.*use 10"),
-        ({"env.num_streams": 1, "unroll_steps": 2_048}, "env.num_streams must.*got 1; use 2"),
+        ({"env.num_streams": 9, **workers}, "env.num_streams must be a multiple of 2, .*: use 10"),
+        ({"env.num_streams": 1, "unroll_steps": 2_048}, "env.num_streams must.*got 1: use 2"),
     ):
         with pytest.raises(ConfigError, match=says):
             quintet.train(

@@ -191,7 +191,7 @@ def test_leaves_of_these_names_are_refused() -> None:
         made.append(Custom(spaces.Dict({"last_action": OBS, "x": OBS}), {}))
         return made[-1]
 
-    with pytest.raises(ConfigError, match=r"without \['last_action'\], .* has \['last_action', 'x"):
+    with pytest.raises(ConfigError, match=r"without \['last_action'\]; .* has \['last_action', 'x"):
         make_vector_env(make, 2, observe_last=True)
     assert all(env.closed for env in made)
 

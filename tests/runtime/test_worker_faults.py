@@ -363,7 +363,8 @@ class TwoDieAtOnce:
 
     def __init__(self) -> None:
         plan = DataPlan(unroll_steps=4, columns_per_batch=2)
-        self.spec = SimpleNamespace(plan=plan, places=[Place(0, 0, 2)], assignment=ONE_POLICY)
+        places = [Place(0, 0, 2)]
+        self.spec = SimpleNamespace(plan=plan, places=places, num_streams=2, assignment=ONE_POLICY)
         self.say = print
 
     def start(self) -> None: ...

@@ -44,7 +44,7 @@ def test_aliases_do_not_grow_without_end():
 )
 def test_every_fault_of_a_yaml_file_names_it_in_one_line(tmp_path, text):
     (tmp_path / "options.yaml").write_text(text)
-    with pytest.raises(FileFault, match=r"options\.yaml is no YAML") as raised:
+    with pytest.raises(FileFault, match=r"options\.yaml is not valid YAML") as raised:
         files.read_yaml(tmp_path / "options.yaml")
     assert "\n" not in str(raised.value)
 
