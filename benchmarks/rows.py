@@ -88,7 +88,7 @@ ROWS = (
     Row("impala", "InvertedPendulum-v4", 950),
     Row(
         "impala", RED_BALL, 0.85, title=f"{RED_BALL}, success", score="success_rate",
-        label="2M", options=("total_env_steps=2000000",), seen=(1,),
+        label="2M", options=("total_env_steps=2000000",), seeds=(11,), seen=(1,),
     ),
     Row(
         "impala", RED_BALL, 0.95, title=f"{RED_BALL}, success", score="success_rate",
