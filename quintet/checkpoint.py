@@ -440,3 +440,29 @@ def _read_folder(folder: int | None, path: Path) -> Checkpoint:
         tensors[name.removesuffix(_SUFFIX)] = {k: loaded[k].clone() for k in sorted(loaded)}
     not_own = signature.fault(PURPOSE, signed_bytes(entries), mark)
     return Checkpoint(path, tensors, as_meta(contents[META], path / META), not_own)
+
+
+def require_finite(path: Path, tensors: Mapping[str, Tensor], encoder: str) -> None:
+    """Raises CheckpointError where weights or statistics out of a file hold a NaN or an infinity.
+
+    encoder: ``model.encoder``; a user's encoder may hold infinities, as in a mask.
+    """
+    fault = not_finite(tensors, encoder, f" of {path}")
+    if fault is not None:
+        raise CheckpointError(
+            f"weights and statistics must be finite, {fault}: the training diverged, or the file "
+            "was changed; give an earlier checkpoint, or train again"
+        )
+
+
+def not_finite(tensors: Mapping[str, Tensor], encoder: str, where: str = "") -> str | None:
+    """Name of a tensor with a NaN or an infinity, see `require_finite`; None if all are finite."""
+    for name, x in tensors.items():
+        if not x.is_floating_point() or bool(x.isfinite().all()):
+            continue
+        nans = int(x.isnan().sum())
+        if not nans and ":" in encoder and "encoder" in name:
+            continue
+        what = f"{nans:,} NaN" if nans else f"{int(x.isinf().sum()):,} infinite values"
+        return f"{name}{where} holds {what} in {x.numel():,}"
+    return None

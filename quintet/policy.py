@@ -1,7 +1,7 @@
 """Trained policies: load one, act with it, save it.
 
 Loading runs no code from files: weights are safetensors, everything else is JSON.  Import strings
-    in them are imported and called only under the rules of `quintet.system.trust`.
+in them are imported and called only under the rules of `quintet.system.trust`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -179,7 +179,7 @@ class Policy:
         of the following rewards if the policy samples its actions.
 
         Rewards are as the learner saw them: after `env.reward_clip`, and divided by the reward
-            normaliser's standard deviation if there is one (``reward_normalizer``).
+        normaliser's standard deviation if there is one (``reward_normalizer``).
 
         Args:
             obs, state, is_first: as for `act`; `state` is the state before this observation.
@@ -429,34 +429,8 @@ def _parts(found: checkpoint.Checkpoint) -> tuple[dict[str, Any], Publication, s
         index = int(found.meta[LEADER])
         part, number = found.meta[POLICIES][index], f"_{index}"
     publication = Publication(int(part["version"]), found.tensors[f"{POLICY}{number}"])
-    require_finite(found.path, publication.tensors, part["policy"]["model"]["encoder"])
+    checkpoint.require_finite(found.path, publication.tensors, part["policy"]["model"]["encoder"])
     return dict(part["policy"]), publication, number
-
-
-def require_finite(path: Path, tensors: Mapping[str, Tensor], encoder: str) -> None:
-    """Raises CheckpointError where weights or statistics out of a file hold a NaN or an infinity.
-
-    encoder: ``model.encoder``; a user's encoder may hold infinities, as in a mask.
-    """
-    fault = not_finite(tensors, encoder, f" of {path}")
-    if fault is not None:
-        raise CheckpointError(
-            f"weights and statistics must be finite, {fault}: the training diverged, or the file "
-            "was changed; give an earlier checkpoint, or train again"
-        )
-
-
-def not_finite(tensors: Mapping[str, Tensor], encoder: str, where: str = "") -> str | None:
-    """Name of a tensor with a NaN or an infinity, see `require_finite`; None if all are finite."""
-    for name, x in tensors.items():
-        if not x.is_floating_point() or bool(torch.isfinite(x).all()):
-            continue
-        nans = int(torch.isnan(x).sum())
-        if not nans and ":" in encoder and "encoder" in name:
-            continue
-        what = f"{nans:,} NaN" if nans else f"{int(torch.isinf(x).sum()):,} infinite values"
-        return f"{name}{where} holds {what} in {x.numel():,}"
-    return None
 
 
 def _no_policy(found: checkpoint.Checkpoint, error: Exception) -> CheckpointError:

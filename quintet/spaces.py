@@ -309,7 +309,7 @@ def mask_sizes(space: Space) -> list[int]:
     """Widths of the parts of an action mask, one per choice.
 
     The mask of an action space is flat, leaf by leaf: ``n`` places for a Discrete and for each
-        component of a MultiDiscrete, none for Box and MultiBinary leaves.
+    component of a MultiDiscrete, none for Box and MultiBinary leaves.
     """
     sizes: list[int] = []
     for leaf in action_leaves(space):

@@ -10,8 +10,8 @@ from small_run import SMALL, TOY
 
 import quintet
 from quintet import checkpoint
+from quintet.checkpoint import require_finite
 from quintet.errors import CheckpointError, ConfigError
-from quintet.policy import require_finite
 
 
 @pytest.fixture(scope="module")

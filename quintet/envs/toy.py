@@ -271,7 +271,7 @@ class DotToTarget(gymnasium.Env[Any, Floats]):
     rewards.  The episode is truncated after `length` steps.
 
     The best policy goes straight to the target and stays there: its return is `optimum`, on average
-        -0.9; random actions get -6.3.
+    -0.9; random actions get -6.3.
 
     With ``dot="numbers"`` the observation is a Dict: `picture`, which shows the target alone, and
     `dot`, its place in two numbers.

@@ -76,7 +76,7 @@ class Trunk:
     """Computes a head's features from observations, by an encoder and perhaps a recurrent core.
 
     It is not a module: the network that uses it registers `encoder` and `core` as its own modules,
-        under names of its choice.
+    under names of its choice.
 
     A recurrent trunk reads sequences: rows ``[T * B, ...]`` in time-major order, the state before
     the first step ``[B, ...]``, and `is_first` ``[T * B]``, where the state is reset; T follows

@@ -52,7 +52,7 @@ def load_into(modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -
 class ModuleTensors:
     """Tensors that `tensors_of` reads and `load_into` writes, without searching the modules, which
     takes longer than acting with a small network: the places of tensors in modules are found once.
-        A module may replace a tensor by another one.
+    A module may replace a tensor by another one.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]):

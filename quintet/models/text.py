@@ -4,7 +4,7 @@ A text is UTF-8 and ends at the first zero byte.  It is split into tokens, bytes
 embedded and read by a GRU.  Token 0 means no token.
 
 Texts stay the same over an episode, so a batch holds few different texts: each is read once
-    (`distinct_rows`).  All computations use tensors; Python's `hash` is not used.
+(`distinct_rows`).  All computations use tensors; Python's `hash` is not used.
 
 `TextEncoder` reads the missions of `film_grid`, and can be used in users' encoders
 (examples/text_encoder.py).

@@ -174,7 +174,7 @@ def layout(view: View, console: Console, height: int) -> SegmentLines:
     """The dashboard, as wide as the console and of at most `height` lines.
 
     The least important blocks are left out first: metrics, the curve, the bar of shares; progress
-        and the limit of speed stay longest.
+    and the limit of speed stay longest.
     """
     blocks: list[_Block] = [
         (0, _title(view)),

@@ -58,8 +58,8 @@ def plot_lineage(run_dir: Path, out: Path) -> Path:
     """Draws the decisions of a run and returns `out`.
 
     From top to bottom: a line for each policy, with an arrow from donor to copy and a cross where a
-        policy diverged; the objectives at each decision; and the value of each tuned option over
-        the run's env_steps.
+    policy diverged; the objectives at each decision; and the value of each tuned option over
+    the run's env_steps.
 
     Raises:
         QuintetError: the run has no population, or the picture can't be written.

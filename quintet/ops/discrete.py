@@ -26,7 +26,7 @@ def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Uniform float64 in the open interval (0, 1).
 
     Float64, because float32 is too coarse near 0: one draw in 2^24 would be its most extreme value
-        and would select any action, however improbable.
+    and would select any action, however improbable.
     """
     u = torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device)
     # rand is a multiple of 2^-53 below 1; only its 0 is out of reach of the logarithm.

@@ -8,7 +8,7 @@ are concatenated.  All functions take parameters ``[..., param_size]`` of a `Fam
 gradient.
 
 A probability below the smallest normal number counts as that number: no quotient overflows, and its
-    factor on the way to the weights is almost 0.
+factor on the way to the weights is almost 0.
 
 Source: Wang et al., arXiv 1611.01224, sections 3.3 and 5.
 """
@@ -94,7 +94,7 @@ def kl_gradient(family: Family, average: Tensor, params: Tensor, *, learn_std: b
 def entropy_gradient(family: Family, params: Tensor, *, learn_std: bool) -> Tensor:
     """``dH / df``: for a categorical ``-(log f + 1)``, and 0 where f is 0, as for masked actions.
     For a Gaussian it uses the raw sample: 0 for the mean and 1 for the log of the standard
-        deviation.
+    deviation.
     """
 
     def of_leaf(leaf: Family, p: Tensor) -> Tensor:

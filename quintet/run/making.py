@@ -1,7 +1,7 @@
 """The cost of making a run's environments, as a number of env_steps.
 
 It is measured once, when the run begins, and is part of its resolved configuration: later no clock
-    decides when environments are made again.
+decides when environments are made again.
 """
 
 import math

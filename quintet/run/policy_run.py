@@ -14,13 +14,13 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from quintet.checkpoint import Checkpoint
+from quintet.checkpoint import Checkpoint, not_finite, require_finite
 from quintet.config.run import RunConfig
 from quintet.errors import CheckpointError, NonFiniteError
 from quintet.evaluation import LEAST_BOUND, Scores
 from quintet.models.config import uses_pictures
 from quintet.observe.metrics import EpisodeStats
-from quintet.policy import LEARNER, POLICY, Policy, describe, misfit, not_finite, require_finite
+from quintet.policy import LEARNER, POLICY, Policy, describe, misfit
 from quintet.population.scores import MEANS, MOST_WINDOWS, Record, compared
 from quintet.protocols import Actor, DataPlan, Learner
 from quintet.run.policy_folder import BEST, PolicyFolder, RunReplay

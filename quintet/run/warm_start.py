@@ -8,9 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from quintet.algorithms.parts.trained import AVERAGE
+from quintet.checkpoint import require_finite
 from quintet.errors import CheckpointError, ConfigError
 from quintet.models.config import ModelConfig
-from quintet.policy import find_policy, require_finite
+from quintet.policy import find_policy
 from quintet.protocols import Learner
 from quintet.spaces import other_spaces
 from quintet.types import Publication

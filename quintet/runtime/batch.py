@@ -49,31 +49,17 @@ def narrow(rollout: Rollout, start: int, count: int) -> Rollout:
     return _map(lambda dim, x: x.narrow(dim, start, count), rollout)
 
 
-def split(rollout: Rollout, columns: int) -> list[Rollout]:
-    """Parts of so many columns each, as views; a single part is the rollout itself."""
-    count = rollout.stream_id.numel() // columns
-    if count == 1:
-        return [rollout]
-    fields: Any = vars(rollout)
-    paths, leaves, tree = optree.tree_flatten_with_path(fields)
-    each = [
-        x.chunk(count, _dim(path)) if isinstance(x, Tensor) else (x,) * count
-        for path, x in zip(paths, leaves, strict=True)
-    ]
-    return [Rollout(**tree.unflatten(part)) for part in zip(*each, strict=True)]
-
-
 def _map(function: Callable[..., Tensor], *parts: Rollout) -> Rollout:
     """A rollout of ``function(column dimension, *the parts' tensors)`` for every tensor."""
 
     def of(path: tuple[Any, ...], *leaves: Any) -> Any:
-        return function(_dim(path), *leaves) if isinstance(leaves[0], Tensor) else leaves[0]
+        return function(column_dim(path), *leaves) if isinstance(leaves[0], Tensor) else leaves[0]
 
     trees: list[Any] = [vars(part) for part in parts]
     return Rollout(**optree.tree_map_with_path(of, *trees))
 
 
-def _dim(path: tuple[Any, ...]) -> int:
+def column_dim(path: tuple[Any, ...]) -> int:
     """The dimension of a rollout's columns in one of its tensors."""
     return 0 if path[0] in _WITHOUT_TIME else 1
 

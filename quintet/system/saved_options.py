@@ -43,7 +43,7 @@ def read(run_dir: Path) -> SavedOptions | None:
         return None
     if CONFIG not in newest.meta:
         raise CheckpointError(
-            f"{newest.path} must be a run's own checkpoint, got a folder without options, as a "
-            "policy is; move it out of the run folder, and the checkpoint before it is used"
+            f"{newest.path} must be a run's own checkpoint, got one without options, such as a "
+            "saved policy: move it out of the run folder to continue from the one before it"
         )
     return SavedOptions(newest.meta[CONFIG], newest.path, newest.not_own)

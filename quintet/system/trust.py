@@ -1,10 +1,10 @@
 """Rules for code that files name: it is not imported or called unless the caller allows it.
 
 Policies and checkpoints name their environment and their encoder, and perhaps a schedule of the
-user's own.  An import string (``module:name``) is code to run.  So may a keyword
-argument with more than numbers and plain words be: some environments import an argument (as
-highway-env), others open it as a file.  A name or argument of that kind, in a file that quintet
-reads, is used only if
+user's own.  An import string (``module:name``) is code to run.  A keyword
+argument with more than numbers and plain words may be code to run too: some environments import
+an argument (highway-env does), others open it as a file.  A name or argument of that kind, in a
+file that quintet reads, is used only if
 
 - the file has a signature of this user on this machine (`quintet.system.signature`), or
 - the caller gives the same name, or the same arguments, or

@@ -38,7 +38,7 @@ class RankGroup:
     """One of several learners: `quintet.protocols.Ranks` over gloo, or NCCL on GPUs.
 
     Gloo sums around a ring and NCCL along fixed paths: each element is summed in a fixed order in
-        one place, so all ranks get the same bits in every run.
+    one place, so all ranks get the same bits in every run.
     """
 
     def __init__(

@@ -7,6 +7,7 @@ import optree
 import torch
 from torch import Tensor
 
+from quintet.runtime.batch import column_dim
 from quintet.runtime.replay.layout import Layout
 from quintet.runtime.replay.memory import Array, Numbers
 from quintet.types import Rollout
@@ -34,6 +35,20 @@ def as_tensor(x: Array, dtype: torch.dtype) -> Tensor:
     """The inverse of `as_array`."""
     tensor = torch.from_numpy(x)
     return tensor.view(dtype) if dtype is torch.bfloat16 else tensor
+
+
+def split(rollout: Rollout, columns: int) -> list[Rollout]:
+    """Parts of so many columns each, as views; a single part is the rollout itself."""
+    count = rollout.stream_id.numel() // columns
+    if count == 1:
+        return [rollout]
+    fields: Any = vars(rollout)
+    paths, leaves, tree = optree.tree_flatten_with_path(fields)
+    each = [
+        x.chunk(count, column_dim(path)) if isinstance(x, Tensor) else (x,) * count
+        for path, x in zip(paths, leaves, strict=True)
+    ]
+    return [Rollout(**tree.unflatten(part)) for part in zip(*each, strict=True)]
 
 
 class Fresh(NamedTuple):

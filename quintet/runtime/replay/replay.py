@@ -13,7 +13,6 @@ from torch import Tensor
 
 from quintet.errors import CheckpointError
 from quintet.protocols import DataPlan
-from quintet.runtime.batch import split
 from quintet.runtime.replay.batch import (
     CUT,
     FIRST,
@@ -23,6 +22,7 @@ from quintet.runtime.replay.batch import (
     VALID,
     as_array,
     as_tensor,
+    split,
 )
 from quintet.runtime.replay.frames import frame_slices
 from quintet.runtime.replay.layout import Layout
