@@ -139,12 +139,15 @@ class Rollout:
     replayed: bool = False
 
     @property
+    def cut(self) -> Bool[Tensor, "T B"]:
+        """True where traces stop: at endings and at `trace_cut`."""
+        ended = self.terminated | self.truncated
+        return ended if self.trace_cut is None else ended | self.trace_cut
+
+    @property
     def not_cut_t(self) -> Float[Tensor, "T B"]:
-        """0 where traces stop, at endings and at `trace_cut`, else 1."""
-        cut = self.terminated | self.truncated
-        if self.trace_cut is not None:
-            cut = cut | self.trace_cut
-        return (~cut).float()
+        """0 where traces stop, see `cut`, else 1."""
+        return (~self.cut).float()
 
 
 @dataclass(frozen=True)

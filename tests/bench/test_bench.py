@@ -210,10 +210,10 @@ def test_the_bare_update_of_ddpg_is_the_trained_one(without_variable: None):
     named = dict(bare.named_parameters())
     expected = bare_ddpg.losses(work, bare, "fp32", named, named, data)
     rows = work.minibatch
-    ones = torch.ones(1, rows)
+    never = torch.zeros(1, rows, dtype=torch.bool)
     batch = Transitions(
-        {"obs": torch.cat((obs, next_obs))}, action, reward[None], ones - end, ones, None,
-        torch.tensor([0.0, 1.0]), rows,
+        {"obs": torch.cat((obs, next_obs))}, action, reward[None], ~never, never | (end > 0), never,
+        None, torch.tensor([0.0, 1.0]), rows,
     )  # fmt: skip
     knobs = knobs_of(Knobs, learner.config)
     tensors = Knobs(*map(torch.tensor, knobs))

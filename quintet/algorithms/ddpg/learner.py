@@ -173,9 +173,9 @@ class DDPGLearner:
         actor, critic = self._split(self.trained.averaged())
         action = functional_call(self.network.actor, actor, (obs,))
         v = functional_call(self.network.critic, critic, (obs, action)) * std + mean
-        discount_t = gamma * own.goes_on_t
-        v_t = v.view(-1, rows)
-        target = returns.n_step(scale * own.reward, discount_t, own.not_cut_t, v_t, n=None)[0]
+        r_t = scale * torch.where(own.valid, own.reward, 0.0)
+        discount_t = gamma * (~own.terminal).float()
+        target = returns.n_step(r_t, discount_t, (~own.cut).float(), v.view(-1, rows), n=None)[0]
         low, high = self.config.return_range
         return target.clamp(low, high) if (low, high) != (-math.inf, math.inf) else target
 
@@ -245,8 +245,8 @@ class DDPGLearner:
         if len(action):
             obs = {name: x[:-1][batch.valid] for name, x in batch.obs.items()}
             with torch.no_grad():
-                q = self.network.critic(self.normalizer(obs), action)
-                value = q * self.targets.numbers()[1] + self.targets.numbers()[0]
+                mean, std = self.targets.numbers().unbind()
+                value = self.network.critic(self.normalizer(obs), action) * std + mean
             a = action.double()
             count = a.new_tensor(float(len(a)))
             bound = (a.abs() > SATURATED).double()

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from quintet.models.normalize import ObservationNormalizer
@@ -16,6 +15,7 @@ class Transitions:
 
     obs: normalised, flat in time-major order ``[(T + 1) * B, ...]``.
     action: of row 0, ``[B, A]``; target: target of its value ``[B]``, if known already.
+    terminal, cut: bool ``[T, B]``: after which no value follows; see `Rollout.cut`.
     spread: mean and standard deviation of the units of values, ``[2]``.
     rows: number of rows of the whole batch.
     """
@@ -23,8 +23,9 @@ class Transitions:
     obs: Obs
     action: Tensor
     reward: Tensor
-    goes_on_t: Tensor
-    not_cut_t: Tensor
+    valid: Tensor
+    terminal: Tensor
+    cut: Tensor
     target: Tensor | None
     spread: Tensor
     rows: int
@@ -45,9 +46,10 @@ def transitions_of(
     return Transitions(
         obs={name: x.contiguous() for name, x in obs.items()},
         action=own.action[0].contiguous(),
-        reward=torch.where(own.valid, own.reward, 0.0),
-        goes_on_t=(~terminal).float().contiguous(),
-        not_cut_t=own.not_cut_t.contiguous(),
+        reward=own.reward.contiguous(),
+        valid=own.valid.contiguous(),
+        terminal=terminal.contiguous(),
+        cut=own.cut.contiguous(),
         target=None,
         spread=spread,
         rows=batch.valid.shape[1],

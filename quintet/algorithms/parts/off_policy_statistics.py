@@ -115,11 +115,10 @@ def with_spreads(metrics: Mapping[str, float]) -> dict[str, float]:
 def fit(value: Tensor, target: Tensor, count: int) -> dict[str, Tensor]:
     """The means that `with_fit` reads, from values and targets ``[N]``; `count`: rows of all
     ranks."""
-    both = torch.stack((target, target - value)).double()
-    names = _TARGET, _ERROR
-    means = dict(zip(names, (both.sum(1) / count).unbind(), strict=True))
-    squares = (both.square().sum(1) / count).unbind()
-    return means | {f"{name}{_SQUARED}": x for name, x in zip(names, squares, strict=True)}
+    # One by one: stacked, they made a compiled step of DDPG 1.4% slower.
+    each = {_TARGET: target.double(), _ERROR: (target - value).double()}
+    squares = {f"{name}{_SQUARED}": x.square() for name, x in each.items()}
+    return {name: x.sum() / count for name, x in (each | squares).items()}
 
 
 def with_fit(metrics: Mapping[str, float]) -> dict[str, float]:
