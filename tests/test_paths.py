@@ -1,5 +1,6 @@
 """Paths as people give them, in Python and in every command."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from small_run import TOY
 
 import quintet
 from quintet import cli
+from quintet.envs.toy import Contextual
 
 SMALL = small_run.SMALL | {"eval.episodes": 1}
 
@@ -54,6 +56,29 @@ def test_a_folder_that_is_called_none(home):
     warm = {**SMALL, "init_from": "null"}
     quintet.train("ppo", TOY, 64, run_dir=home / "run", config=warm)
     assert f"init_from: {Path('null').absolute()}" in (home / "run" / "config.yaml").read_text()
+
+
+class Wanders(Contextual):
+    """Reads a file of the folder in which the run began, then goes to another one."""
+
+    def __init__(self, elsewhere: str) -> None:
+        super().__init__()
+        self.level = Path("level.txt").read_text()
+        os.chdir(elsewhere)
+
+
+def test_an_environment_that_changes_the_working_folder(home):
+    """Workers begin in the folder in which the run began, after one was made for its spaces."""
+    Path("level.txt").write_text("1")
+    here = Path.cwd()
+    one = {"env.num_streams": 1, "batch_unrolls": 1, "runtime.num_workers": 1, "eval.episodes": 0}
+    config = {**SMALL, **one, "runtime.kind": "async", "env.kwargs": {"elsewhere": str(home)}}
+    del config["minibatch_steps"], config["num_epochs"]
+    result = quintet.train("impala", Wanders, 64, run_dir="run", config=config)
+    assert result.run_dir == here / "run"
+    assert list((here / "run" / "checkpoints").iterdir())
+    assert not list(home.iterdir())
+    assert Path.cwd() == here
 
 
 def test_a_name_that_another_module_has_is_told_with_its_file(home, capsys):
