@@ -21,6 +21,7 @@ from quintet.models.leaves import is_grid_with_mission, is_image
 from quintet.options import Facts
 from quintet.spaces import action_leaves, action_space_of, float64_leaves, observation_leaves
 from quintet.system.files import same_folder
+from quintet.system.user_code import slow_notice
 from quintet.types import Spaces
 
 EnvKind = Literal["atari", "pixels", "grid", "vector_discrete", "vector_continuous"]
@@ -84,7 +85,8 @@ def spaces_of(env: ResolvedEnv) -> Spaces:
     """The spaces of an environment, which is made to read them and closed; raises ConfigError if it
     can't be made.
     """
-    with same_folder():
+    doing = f"{env.config.id} is made for its spaces, and closed"
+    with same_folder(), slow_notice(doing):
         probe = make_group_env(env, env.streams_of(1))
         try:
             return probe.spaces

@@ -34,6 +34,7 @@ from quintet.runtime.torch_settings import OwnTorch
 from quintet.system import memory
 from quintet.system.files import same_folder
 from quintet.system.signals import interrupts_for_us_alone
+from quintet.system.user_code import slow_notice
 from quintet.types import Publication, Spaces
 
 
@@ -72,7 +73,7 @@ def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
     can't be made here, or by workers.
     """
     # Ctrl-C would end environments in processes of their own before there is a checkpoint.
-    with interrupts_for_us_alone():
+    with interrupts_for_us_alone(), slow_notice(f"{env.config.id} is made"):
         timeout_s = config.runtime.worker_timeout_s
         if config.runtime.kind == "serial":
             return _settled(env, lambda env: _make_groups(config, env, timeout_s))

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
 from math import inf
@@ -113,16 +113,35 @@ def exit_on_signals() -> Iterator[None]:
 
 @contextmanager
 def interrupts_for_us_alone() -> Iterator[None]:
-    """Blocks Ctrl-C for processes that begin within the block; this process ends them in time."""
+    """Blocks Ctrl-C for processes that begin within the block; this process ends them in time.
+
+    Ctrl-C interrupts the block as soon as its thread, the main one, runs Python code; a second one
+    ends the process at once.
+    """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    # Blocked and not ignored: a signal during the block is handled afterwards.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
+    with ExitStack() as ends:
+        if threading.current_thread() is threading.main_thread():
+            # Before the block, so that its thread receives what the main thread blocks.
+            ends.callback(_Listener(_Making(), [signal.SIGINT]).close)
+        # Blocked and not ignored: a signal at the end of the block is handled afterwards.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        ends.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
         yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Making:
+    """The making of environments, which KeyboardInterrupt stops."""
+
+    stop_requested = False
+
+    def request_stop(self) -> None: ...
+
+    def tell_stopping(self) -> None:
+        os.write(2, b"waiting for an environment to be made; a second Ctrl-C ends at once\n")
+
+    def abandon(self) -> None: ...
 
 
 @final

@@ -1,7 +1,9 @@
 """Finds the line of users' code in an error or a running thread."""
 
 import importlib
+import sys
 import sysconfig
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -56,6 +58,30 @@ def no_exit() -> Iterator[None]:
             "call out"
         )
         raise traced(fault, error) from error
+
+
+@contextmanager
+def slow_notice(doing: str, after_s: float = 10.0) -> Iterator[None]:
+    """Says on standard error, ever more rarely, that users' code in the block takes long, and the
+    line that it is in.
+
+    doing: a sentence such as "my_env:Maze is made".
+    """
+    thread, ended = threading.get_ident(), threading.Event()
+
+    def look() -> None:
+        passed_s, wait_s = 0.0, after_s
+        while not ended.wait(wait_s):
+            passed_s, wait_s = passed_s + wait_s, passed_s + wait_s
+            place = place_in(traceback.extract_stack(sys._current_frames().get(thread)))
+            at = f" (at {place})" if place else ""
+            print(f"waiting for {passed_s:.0f} s: {doing}{at}", file=sys.stderr, flush=True)
+
+    threading.Thread(target=look, daemon=True, name="slow notice").start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def traced(fault: _Fault, cause: BaseException) -> _Fault:

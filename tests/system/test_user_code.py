@@ -1,7 +1,10 @@
 """The line of the user's code that an error names, and the traceback that it keeps."""
 
 import json
+import re
+import time
 import traceback
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -53,6 +56,18 @@ def test_an_installed_environments_line_is_better_than_none() -> None:
     assert place_in(frames).endswith("taxi.py:3 in step")
     assert place_in(frames[:2]) == ""  # it only hands on
     assert place_in([]) == ""
+
+
+def test_code_that_takes_long_is_named_with_its_line(capsys) -> None:
+    with user_code.slow_notice("mine:Maze is made", after_s=0.05):
+        time.sleep(0.5)
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    place = rf"\(at .*{Path(__file__).name}:\d+ in test_code_that_takes_long_.*\)"
+    assert re.fullmatch(rf"waiting for 0 s: mine:Maze is made {place}", first)
+    assert first == second
+    with user_code.slow_notice("mine:Maze is made", after_s=5.0):
+        pass
+    assert capsys.readouterr().err == ""
 
 
 def test_a_traceback_is_kept_whole_but_for_what_nobody_reads(monkeypatch) -> None:
