@@ -221,7 +221,7 @@ def _config(arguments: list[str]) -> int:
     from quintet.system.files import shown, warn_on_stderr
 
     # A folder that nobody named does not stand in the way of another configuration.
-    named = asked_for(asked.files, asked.options).get("run_dir") is not None
+    named = asked_for(*asked.files, asked.options).get("run_dir") is not None
     beside = not named and not asked.overwrite
     loaded = load_config(
         asked.algo,

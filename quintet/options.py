@@ -8,11 +8,13 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, final, get_args
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal, NamedTuple, Self, final, get_args
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from quintet.errors import ConfigError
 
@@ -31,6 +33,19 @@ class Options(BaseModel):
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         for info in cls.model_fields.values():
             info.description = " ".join((info.description or "").split())
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        for name, info in type(self).model_fields.items():
+            if not (other := about(info).at_most) or idle(self, Facts()).keys() & {name, other}:
+                continue
+            low, high = getattr(self, name), getattr(self, other)
+            if high is not None and (low is None or low > high):
+                raise ValueError(
+                    f"{name} must be at most {other}={high}, got {str(low).lower()}; lower it, or "
+                    f"raise {other}"
+                )
+        return self
 
 
 def _stored(value: Any) -> Any:
@@ -53,20 +68,14 @@ class Unknown(Exception):
 
 
 @final
-class Facts:
+class Facts(SimpleNamespace):
     """Facts besides the options of one part: other parts, spaces, environments and more.
 
     A condition that uses a fact is checked when that fact is known.
     """
 
-    def __init__(self, **known: Any) -> None:
-        self._known = known
-
     def __getattr__(self, name: str) -> Any:
-        try:
-            return self._known[name]
-        except KeyError:
-            raise Unknown(name) from None
+        raise Unknown(name)
 
 
 class Needs(NamedTuple):
@@ -108,7 +117,7 @@ class Tune(NamedTuple):
     by: the quantity that a mutation multiplies: the value, its distance to 1, or a cap of ratios
         (by a small factor).
     usual: whether a population tunes it by default.
-    at_most: another option that it may not exceed.
+    at_most: see `option`, which sets it.
     """
 
     by: Literal["factor", "distance_to_1", "cap"] = "factor"
@@ -124,6 +133,7 @@ class About(NamedTuple):
 
     needs: tuple[Needs, ...] = ()
     tune: Tune | None = None
+    at_most: str = ""
     also: tuple[str, ...] = ()
 
 
@@ -133,6 +143,7 @@ def option(
     doc: str | None = None,
     needs: str | Needs | tuple[str | Needs, ...] = (),
     tune: Tune | None = None,
+    at_most: str = "",
     also: str = "",
     **limits: Any,
 ) -> Any:
@@ -141,6 +152,7 @@ def option(
     doc: its meaning, with its unit; None: taken from the text below the attribute.
     needs: conditions under which it has an effect, as texts or `Needs`; all must be met.
     tune: rule by which it may change during a run; None: it may not change.
+    at_most: another option that it may not exceed, of the same class; none means infinity.
     also: names of the same option in other libraries, separated by blanks.
     limits: other arguments of `pydantic.Field`.
     """
@@ -148,8 +160,9 @@ def option(
     each = tuple(Needs(need) if isinstance(need, str) else need for need in several)
     if default is not ...:
         limits["default"] = default
+    tune = tune and tune._replace(at_most=at_most)
     info: FieldInfo = Field(description=doc, **limits)
-    info.metadata.append(About(each, tune, tuple(also.split())))
+    info.metadata.append(About(each, tune, at_most, tuple(also.split())))
     return info
 
 
@@ -163,11 +176,7 @@ def default_of(options: type[BaseModel], name: str) -> Any:
 
 
 class Idle(NamedTuple):
-    """An option without effect.
-
-    rest: the value that it then has.
-    needs: the condition under which it has an effect.
-    """
+    """An option without effect: the value that it then has, and the condition that is not met."""
 
     rest: Any
     needs: str
@@ -186,20 +195,17 @@ def idle(
     others: further conditions of options, by name without prefix.
     """
     found: dict[str, Idle] = {}
-    more = others or {}
-
-    def lacks(name: str, info: FieldInfo) -> Needs | None:
-        needs = about(info).needs + ((more[name],) if name in more else ())
-        return next((need for need in needs if not _met(need, options, facts, prefix)), None)
-
     while True:
-        fields = type(options).model_fields.items()
-        lacking = {n: need for n, info in fields if n not in found and (need := lacks(n, info))}
+        lacking: dict[str, Idle] = {}
+        for name, info in type(options).model_fields.items():
+            needs = (*about(info).needs, *(n for of, n in (others or {}).items() if of == name))
+            unmet = [need for need in needs if not _met(need, options, facts, prefix)]
+            if unmet and name not in found:
+                rest = default_of(type(options), name) if unmet[0].rest is ... else unmet[0].rest
+                lacking[name] = Idle(rest, unmet[0].what.format(o=options, f=facts))
         if not lacking:
             return found
-        for name, need in lacking.items():
-            rest = default_of(type(options), name) if need.rest is ... else need.rest
-            found[name] = Idle(rest, need.what.format(o=options, f=facts))
+        found |= lacking
         options = options.model_copy(update={name: one.rest for name, one in found.items()})
 
 
@@ -244,8 +250,8 @@ def bounds_of(options: BaseModel, tuned: tuple[str, ...]) -> dict[str, tuple[flo
     one of them is tuned, the other is its bound.
     """
     found = {name: _bounds(type(options).model_fields[name]) for name in tuned}
-    for lower, tune in tunable(type(options)).items():
-        if not (upper := tune.at_most):
+    for lower, info in type(options).model_fields.items():
+        if not (upper := about(info).at_most):
             continue
         least, most = getattr(options, lower), getattr(options, upper)
         if lower in tuned and upper not in tuned and most is not None:
@@ -257,7 +263,8 @@ def bounds_of(options: BaseModel, tuned: tuple[str, ...]) -> dict[str, tuple[flo
 
 def _bounds(info: FieldInfo) -> tuple[float, float]:
     low, high = -math.inf, math.inf
-    within = (limit for part in get_args(info.annotation) for limit in _metadata(part))
+    parts = get_args(info.annotation)
+    within = (limit for part in parts for limit in getattr(part, "__metadata__", ()))
     for limit in (*info.metadata, *within):
         match limit:
             case Ge(ge=x):
@@ -271,5 +278,47 @@ def _bounds(info: FieldInfo) -> tuple[float, float]:
     return low, high
 
 
-def _metadata(annotation: Any) -> tuple[Any, ...]:
-    return getattr(annotation, "__metadata__", ())
+def faults(error: ValidationError, prefix: str = "") -> list[str]:
+    """Faults of options, one sentence each: what its values may be, the value, and what to do.
+
+    prefix: prefix of their names.
+    """
+    found: dict[tuple[str, str], list[ErrorDetails]] = {}
+    for item in error.errors():
+        name = f"{prefix}{item['loc'][0]}" if item["loc"] else ""
+        found.setdefault((name, shown(item["input"]) if name else item["msg"]), []).append(item)
+    return [_sentence(name, given, items) for (name, given), items in found.items()]
+
+
+def _sentence(name: str, given: str, items: list[ErrorDetails]) -> str:
+    first, *others = (_in_our_words(item["msg"]).partition(", unable")[0] for item in items)
+    if not name:
+        return first
+    fault = f"{name}: {first}{''.join(f' or {x.removeprefix(_SHOULD_BE)}' for x in others)}"
+    fault += f", got {given}"
+    if not first.startswith(_SHOULD_BE):
+        return fault
+    mapping = any(item["type"] == "dict_type" for item in items)
+    return f"{fault}; {_AS_JSON if mapping else 'give such a value, or leave it out'}"
+
+
+def _in_our_words(message: str) -> str:
+    """pydantic's own messages in lower case; messages of quintet's validators unchanged."""
+    own = message.removeprefix("Value error, ")
+    if "exceeded maximum size" in message:  # of integers that pydantic reads
+        return f"{_SHOULD_BE}a whole number of far fewer digits"
+    # Bounds of floats, which pydantic writes with all their digits.
+    return own if own != message else _DIGITS.sub(lambda n: f"{float(n[0]):g}", message.lower())
+
+
+def shown(value: Any) -> str:
+    """A value for a message, shortened if it is long."""
+    try:
+        told = repr(value)
+    except ValueError:  # Python writes no longer numbers
+        return "a number of more than 4,300 digits"
+    return told if len(told) <= _LONG else f"{told[:_LONG]}... ({len(told):,} characters)"
+
+
+_SHOULD_BE, _LONG, _DIGITS = "input should be ", 200, re.compile(r"\d{20,}")
+_AS_JSON = """write it as JSON, with names in double quotes, as in '{"length": 1}'"""

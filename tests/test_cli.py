@@ -502,7 +502,7 @@ def test_a_group_of_seeds_and_its_picture(quintet, folder):
         (["config", "ppo", "--env", TOY, "--init-from", "absent"], "init_from requires a trained"),
         (train("--learnin-rate", "1"), r"'learnin_rate'.*did you mean 'learning_rate'\?"),
         (train("--gamma", "2", "--env.num-stream", "1", "word"), "3 faults:"),
-        (train(steps="63"), "at least one rollout of 4 streams x 16 steps = 64, got 63"),
+        (train(steps="63"), "one batch of env.num_streams x unroll_steps = 64, got 63"),
         (train(steps="many"), "total_env_steps: .*integer.*got 'many'"),
         (train("--minibatch-steps", "30"), "minibatch_steps must divide the batch .* = 64, got 30"),
         (train("--preset", "klip"), r"preset must be auto, none or one of .*; got 'klip'"),
@@ -549,7 +549,7 @@ def test_a_gpu_that_is_not_there(refused, monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    says = "runtime.device=cuda must be a CUDA GPU.*got none: use --runtime.device cpu"
+    says = "runtime.device=cuda .*must have 1 CUDA GPU .*got 0: use --runtime.device cpu"
     refused(*train("--runtime.device", "cuda"), says=says)
 
 

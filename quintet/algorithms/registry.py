@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from gymnasium import spaces as gym_spaces
     from pydantic import BaseModel
 
-    from quintet.algorithms.parts.options import Shared
     from quintet.algorithms.parts.setup import Compute, Setup
     from quintet.models.config import ModelConfig
     from quintet.observe.metrics import Metric
@@ -39,8 +38,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Late:
     """An object in a learner's module, named by an import string.  The module and PyTorch are
-    imported
-    at the first use: wrong options are refused before.
+    imported at the first use: wrong options are refused before.
     """
 
     name: str
@@ -58,14 +56,15 @@ class Algorithm:
 
     config: its options; every field has a default.
     check: returns the faults of (options, model, streams, budget) that no single field shows.
-    suited: returns new values for options that the user did not give, so that they fit the others,
-        from (options, model, streams, learners, names of options not given); not called on a
-        resume.
     planned_updates: returns the optimizer steps of (options, streams, budget); 0 if none can be
         compiled.
-    shared: returns the quantity that several learners divide, of (options, resolved model,
-        streams);
-        None: the learner does not use `Ranks`, so there can be only one.
+    batch: options whose product is the number of env_steps of an iteration, which a budget must
+        reach; none: it has no such bound.
+    shared: option that sets the number of rows that several learners divide; it may be none for the
+        whole batch; "": the learner does not use `Ranks`, so there can be only one.
+    chunk: returns the number of these rows that stay together, of (options, model).
+    fitted: whether the option `shared` is lowered until it fits the others, at most to half, if the
+        user did not give it; not on a resume.
     metrics: returns the names of `quintet.observe.metrics` that it may report.
     own_metrics: further metrics that it may report; `/` at the end of a name stands for every name
         with this prefix.
@@ -89,10 +88,12 @@ class Algorithm:
     make_actor: Callable[[Any, ModelConfig, Spaces, Compute], Actor]
     check: Callable[[Any, ModelConfig, int, int], list[str]] = lambda *_: []
     planned_updates: Callable[[Any, int, int], int] = lambda *_: 0
-    shared: Callable[[Any, ModelConfig, int], Shared] | None = None
+    batch: tuple[str, ...] = ()
+    shared: str = ""
+    chunk: Callable[[Any, ModelConfig], int] = lambda *_: 1
+    fitted: bool = False
     metrics: Callable[[], tuple[str, ...]] = tuple
     own_metrics: Mapping[str, Metric] = field(default_factory=dict)
-    suited: Callable[[Any, ModelConfig, int, int, frozenset[str]], dict[str, Any]] = lambda *_: {}
     judged: Callable[[Any, Spaces], tuple[Part, ...]] = lambda *_: ()
     actions: tuple[ActionKind, ...] = ()
     needs: Mapping[str, Needs] = field(default_factory=dict)

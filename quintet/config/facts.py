@@ -8,6 +8,7 @@ from typing import Any, Literal, final
 from gymnasium.spaces import Box
 from gymnasium.vector import VectorEnv as GymVectorEnv
 
+from quintet.algorithms import registry
 from quintet.config.layers import meant
 from quintet.config.run import RunConfig
 from quintet.envs import other_apis
@@ -133,4 +134,5 @@ def facts(
 
 def _parts(config: RunConfig) -> dict[str, object]:
     names = ("learner", "runtime", "eval", "population", "self_play")
-    return {name: getattr(config, name) for name in names}
+    shared = registry.find(config.algo).shared
+    return {name: getattr(config, name) for name in names} | {"shared": shared}

@@ -109,11 +109,7 @@ def preset_layers(
 
 
 def learner_defaults(algo: str) -> Layer:
-    values = registry.find(algo).defaults
-    parts = ("env.", "model.", "runtime.")
-    wrong = values.keys() - {name for name in options(algo) if name.startswith(parts)}
-    assert not wrong, f"defaults of {algo} must be options under {', '.join(parts)}: {wrong}"
-    return Layer(f"default of {algo}", values)
+    return Layer(f"default of {algo}", registry.find(algo).defaults)
 
 
 def hint(algo: str, name: str) -> str:

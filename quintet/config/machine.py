@@ -112,26 +112,17 @@ def _resolve_device(runtime: RuntimeConfig, pictures: bool) -> str:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
         return device
-    if not torch.cuda.is_available():
-        raise ConfigError(
-            f"runtime.device={device} must be a CUDA GPU that PyTorch sees, got none: use "
-            "--runtime.device cpu"
-        )
-    count = torch.cuda.device_count()
-    if device != "cuda" and int(device.removeprefix("cuda:")) >= count:
-        raise ConfigError(
-            f"runtime.device must name a GPU that PyTorch sees, cuda:0 to cuda:{count - 1}, got "
-            f"{device}; choose one of them, or leave it out"
-        )
     if learners > 1 and device != "cuda":
         raise ConfigError(
             f"runtime.num_learners={learners} must have runtime.device=cuda (one GPU per "
             f"learner, from cuda:0 on), got {device}: choose GPUs by CUDA_VISIBLE_DEVICES"
         )
-    if learners > count:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    wanted = learners if device == "cuda" else int(device.removeprefix("cuda:")) + 1
+    if wanted > count:
         raise ConfigError(
-            f"runtime.num_learners={learners} must have a GPU for each learner, got "
-            f"{count}: lower it or use --runtime.device cpu"
+            f"runtime.device={device} must have {wanted} CUDA GPU{'s' * (wanted > 1)} that PyTorch "
+            f"sees, got {count}: use --runtime.device cpu, or fewer learners"
         )
     return device
 
@@ -152,21 +143,13 @@ def require_networks(config: RunConfig, spaces: Spaces) -> None:
 
 
 def require_agents(config: RunConfig, env: ResolvedEnv) -> None:
-    """Raises ConfigError if the environment has too few agents for its policies."""
-    policies, past_frac = config.population.size, config.self_play.past_frac
-    by_agent = policies > 1 and config.population.assignment == "agent"
-    if not past_frac and not by_agent:
-        return
-    if env.num_agents == 1:
-        name = "population.assignment=agent" if by_agent else f"self_play.past_frac={past_frac:g}"
+    """Raises ConfigError if an environment has too few agents for policies that play one each."""
+    policies = config.population.size
+    if config.population.assignment == "agent" and policies > env.num_agents:
         raise ConfigError(
-            f"{name} must have an environment of several agents, got {config.env.id} with one: "
-            "leave it out"
-        )
-    if by_agent and policies > env.num_agents:
-        raise ConfigError(
-            "population.assignment=agent must have at most as many policies as agents, "
-            f"{env.num_agents}, got {policies}: lower population.size"
+            f"population.assignment=agent must have an agent for each of the {policies} policies, "
+            f"got {env.num_agents} of {env.config.id}: lower population.size, or give another "
+            "environment"
         )
 
 

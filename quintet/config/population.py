@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 from quintet.config.run import RunConfig
 from quintet.envs.config import EnvConfig
 from quintet.errors import ConfigError
-from quintet.options import Facts, bounds_of, idle, tunable
+from quintet.options import Facts, bounds_of, faults, idle, tunable
 from quintet.population.pbt import Bounds, Rules, with_initial
 
 SHAPING = "reward_shaping."
@@ -113,10 +113,6 @@ def with_values(options: BaseModel, values: Mapping[str, float]) -> BaseModel:
     try:
         return type(options).model_validate(options.model_dump() | own)
     except ValidationError as error:
-        faults = [
-            f"{x['loc'][0]}={values.get(str(x['loc'][0]))}: {x['msg'].lower()}"
-            if x["loc"]
-            else x["msg"].removeprefix("Value error, ")
-            for x in error.errors()
-        ]
-        raise ConfigError(f"a policy can't have these values: {'; '.join(faults)}") from error
+        raise ConfigError(
+            f"a policy can't have these values: {'; '.join(faults(error))}"
+        ) from error

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quintet.algorithms import registry
+from quintet.bounds import MOST_STEPS
 from quintet.config.facts import early_facts, facts, spaces_of
-from quintet.config.layers import Layer, is_free, listed, merged, nobody_gave, with_sources
+from quintet.config.layers import Layer, is_free, listed, merged, with_sources
 from quintet.config.machine import automatic, require_agents, require_networks
 from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME, PARTS, RunConfig, prefix_of
-from quintet.config.validate import build, combination_faults
+from quintet.config.validate import batch_steps, build, combination_faults, size_faults
 from quintet.envs.config import EnvConfig
 from quintet.envs.env_source import EnvSource
 from quintet.envs.evaluated import evaluated_env
@@ -25,6 +26,8 @@ from quintet.errors import ConfigError
 from quintet.options import Facts, default_of, idle
 from quintet.spaces import as_json, in_float64, require_same
 from quintet.types import Spaces
+
+_SAVED = "saved run"
 
 
 @dataclass(frozen=True)
@@ -83,10 +86,10 @@ def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None)
     if config is not None:
         config, idle = judged(config, sources, early_facts(config))
         faults += idle
-        if env is not None and not unknown and "saved run" not in sources.values():
+        if env is not None and not unknown and _SAVED not in sources.values():
             # Whose code is not checked yet.
             config, env = _with_whole_games(config, env, sources)
-            config = _with_whole_minibatches(config, sources)
+            config = _with_fitted_rows(config, sources)
         faults += combination_faults(config)
         if env is not None:
             try:
@@ -121,18 +124,25 @@ def _with_whole_games(
     return config.model_copy(update={"env": own}), env.with_options({"num_streams": count})
 
 
-def _with_whole_minibatches(config: RunConfig, sources: dict[str, str]) -> RunConfig:
-    """Replaces options of the learner that the user did not give by the values that `suited`
-    returns."""
-    algorithm = registry.find(config.algo)
-    names = algorithm.config.model_fields
-    free = frozenset(name for name in names if is_free(sources.get(name, "default")))
-    streams, learners = config.env.num_streams, config.runtime.num_learners
-    changed = algorithm.suited(config.learner, config.model, streams, learners, free)
-    for name in changed:
-        sources[name] = f"resolved ({sources.get(name, 'default')})"
-    learner = config.learner.model_copy(update=changed)
-    return config.model_copy(update={"learner": learner})
+def _with_fitted_rows(config: RunConfig, sources: dict[str, str]) -> RunConfig:
+    """Lowers the option that sets the rows of an optimizer step to the largest value that fits, see
+    `Algorithm.fitted`; unchanged if none of at least half of it does.
+    """
+    algorithm, learner = registry.find(config.algo), config.learner
+    name = algorithm.shared
+    by = sources.get(name, "default")
+    size = getattr(learner, name) if algorithm.fitted and is_free(by) else None
+    if size is None:
+        return config
+    most = min(size, batch_steps(config))
+    for rows in range(most, (most - 1) // 2, -1):
+        fitting = learner.model_copy(update={name: rows})
+        found = config.model_copy(update={"learner": fitting})
+        if not size_faults(found, MOST_STEPS):
+            if rows != size:
+                sources[name] = f"resolved ({by})"
+            return found
+    return config
 
 
 def judged(config: RunConfig, sources: dict[str, str], known: Facts) -> tuple[RunConfig, list[str]]:
@@ -153,7 +163,13 @@ def judged(config: RunConfig, sources: dict[str, str], known: Facts) -> tuple[Ru
                 for name, one in idle(options, known, prefix, others).items()
                 if getattr(options, name) not in (one.rest, AUTOMATIC.get(prefix + name, one.rest))
             }
-            resting = [n for n in still if _may_rest(prefix + n, sources.get(prefix + n))]
+            by = {n: sources.get(prefix + n, "default") for n in still}
+            # A resumed run keeps the options with which it began.
+            resting = [
+                n
+                for n, source in by.items()
+                if is_free(source) or (source == _SAVED and prefix + n in MAY_CHANGE_ON_RESUME)
+            ]
             if not resting:
                 break
             for name in resting:
@@ -165,17 +181,9 @@ def judged(config: RunConfig, sources: dict[str, str], known: Facts) -> tuple[Ru
         faults += [
             f"{prefix}{n}={getattr(options, n)} has no effect without {one.needs}; leave it out"
             for n, one in still.items()
-            if sources.get(prefix + n) != "saved run"
+            if by[n] != _SAVED
         ]
     return config, faults
-
-
-def _may_rest(name: str, source: str | None) -> bool:
-    """Whether an option may be reset: the user did not give it, and no run began with it and keeps
-    it."""
-    if source == "saved run":
-        return name in MAY_CHANGE_ON_RESUME
-    return source is None or source == "default" or nobody_gave(source)
 
 
 def _tell(sources: dict[str, str], name: str, default: bool) -> None:
@@ -272,9 +280,4 @@ def require_evaluated(loaded: Loaded, spaces: Spaces) -> None:
         env.config.id,
         "give eval.env.id an environment with such spaces, or leave it out",
     )
-    policies, by_agent = config.population.size, config.population.assignment == "agent"
-    if by_agent and policies > env.num_agents:
-        raise ConfigError(
-            f"population.assignment=agent must have an agent for each of the {policies} policies "
-            f"in evaluations too, got {env.num_agents} of {env.config.id}: give another eval.env.id"
-        )
+    require_agents(config, env)

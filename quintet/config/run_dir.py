@@ -9,12 +9,11 @@ from typing import Any
 
 from quintet.config.run import MAY_CHANGE_ON_RESUME
 from quintet.errors import CheckpointError, ConfigError
+from quintet.options import shown
 from quintet.system import files, manifest, run_record, saved_options
 
 BEFORE_CONFIG = (".lock", "log.txt", ".config.yaml.tmp", ".tmp-config.yaml")
 """Files that a run may leave if it is killed right at its start."""
-
-_MOST_SHOWN = 200  # characters of a value
 
 
 def read_saved(run_dir: Path) -> saved_options.SavedOptions | None:
@@ -49,19 +48,12 @@ def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str,
     ]
 
 
-def shortened(value: object) -> str:
-    """A value from a file, shortened for a message."""
-    text = ascii(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
-
-
 def require_same(place: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises CheckpointError if the checkpoint at `place`, trained with the options `was`, belongs
     to another run than one with the options `now`.
     """
     others = [
-        f"{name} was {shortened(old)} and is {shortened(new)}"
-        for name, old, new in differing(was, now)
+        f"{name} was {shown(old)} and is {shown(new)}" for name, old, new in differing(was, now)
     ]
     if others:
         raise CheckpointError(

@@ -13,7 +13,7 @@ from quintet.bounds import (
     Tasks,
     Threads,
 )
-from quintet.options import Options, option
+from quintet.options import Needs, Options, option
 
 if TYPE_CHECKING:
     from quintet.algorithms.parts.setup import Compute
@@ -71,7 +71,14 @@ class RuntimeConfig(Options):
     """
     max_restarts: CountFrom0 = option(3, needs="runtime.kind=async")
     """async: number of workers that are replaced before the run ends with an error"""
-    num_learners: Tasks = option(1, also="num_gpu_learners")
+    num_learners: Tasks = option(
+        1,
+        needs=(
+            "population.size=1",
+            Needs("an algorithm whose learners can share batches", lambda _, f: f.shared),
+        ),
+        also="num_gpu_learners",
+    )
     """number of processes that share every batch and make one update together, equal to one
     learner's but for rounding; each has its own GPU, from cuda:0 on, or `threads` of the CPU
     """

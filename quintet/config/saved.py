@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from quintet.config.facts import KindProbe
-from quintet.config.layers import Layer, learner_defaults, meant, options, preset_layers
+from quintet.config.layers import Layer, learner_defaults, preset_layers
 from quintet.config.resolve import Loaded, compose
 from quintet.config.run import AUTOMATIC, OF_OLDER_RUNS
 from quintet.config.run_dir import (
@@ -24,7 +24,7 @@ from quintet.config.run_dir import (
     read_saved,
     require_movable,
 )
-from quintet.config.validate import has_wrong_value
+from quintet.config.validate import sound
 from quintet.envs.env_source import EnvSource
 from quintet.errors import ConfigError
 from quintet.system import files
@@ -55,7 +55,7 @@ class _Asked:
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        return asked_for(self.files, self.command)
+        return asked_for(*self.files, self.command)
 
     @cached_property
     def run_dir(self) -> Path | None:
@@ -135,11 +135,8 @@ def _load(asked: _Asked, trusted: bool) -> Loaded:
     base = [_place(run_dir), Layer("saved run", OF_OLDER_RUNS | kept)]
     # An automatic option keeps the value to which it was resolved when the run began.
     layers = [
-        Layer(
-            layer.source,
-            {k: v for k, v in layer.values.items() if k not in AUTOMATIC or v != AUTOMATIC[k]},
-        )
-        for layer in (*asked.files, asked.command)
+        Layer(of.source, {k: v for k, v in of.values.items() if v != AUTOMATIC.get(k, ...)})
+        for of in (*asked.files, asked.command)
     ]
     try:
         was = compose(algo, base, source).config.flat()
@@ -148,13 +145,10 @@ def _load(asked: _Asked, trusted: bool) -> Loaded:
     try:
         loaded = compose(algo, [*base, *layers], source)
     except ConfigError as error:
-        known, given = options(algo), asked_for(layers, Layer("", {}))
-        if given.keys() <= known.keys():
-            given = {name: meant(x, known[name]) for name, x in given.items()}
-            differ = _told(differing(was, given))
-            saved_id = Layer("saved run", {"env.id": was["env.id"]})
-            if differ and _is_sound(algo, [saved_id, Layer("", given)], source):
-                raise _other_run(run_dir, [*differ, str(error)]) from None
+        given = asked_for(Layer("saved run", {"env.id": was["env.id"]}), *layers)
+        differ = _told(differing(was, sound(algo, given) or {}))
+        if differ:
+            raise _other_run(run_dir, [*differ, str(error)]) from None
         raise
     wanted = loaded.config.flat()
     differ = _told(differing(was, wanted))
@@ -172,15 +166,6 @@ def _load(asked: _Asked, trusted: bool) -> Loaded:
     return replace(loaded, sources=sources)
 
 
-def _is_sound(algo: str, layers: Sequence[Layer], source: EnvSource | None) -> bool:
-    """Whether the options would be valid without the other options of the run in the folder."""
-    try:
-        compose(algo, layers, source)
-    except ConfigError:
-        return False
-    return True
-
-
 def _place(run_dir: Path | None) -> Layer:
     return Layer("default", {} if run_dir is None else {"run_dir": str(run_dir)})
 
@@ -193,11 +178,8 @@ def _compose_new(asked: _Asked) -> Loaded:
 
     def kind() -> str | None:
         # Unknown options and wrong values are refused anyway: no environment need be made for them.
-        known = options(algo)
-        if "env.id" not in values or not values.keys() <= known.keys():
-            return None
-        given = {name: meant(x, known[name]) for name, x in values.items()}
-        return None if has_wrong_value(algo, given) else asked.probe.kind
+        able = "env.id" in values and sound(algo, values) is not None
+        return asked.probe.kind if able else None
 
     try:
         presets = preset_layers(algo, values.get("env.id"), name, kind)
@@ -213,9 +195,9 @@ def _compose_new(asked: _Asked) -> Loaded:
     return replace(loaded, spaces=asked.probe.spaces(loaded.env))
 
 
-def asked_for(files: Sequence[Layer], command: Layer) -> dict[str, Any]:
-    """Options from files and the command line together."""
-    return {name: value for layer in (*files, command) for name, value in layer.values.items()}
+def asked_for(*layers: Layer) -> dict[str, Any]:
+    """Options of several layers together."""
+    return {name: value for layer in layers for name, value in layer.values.items()}
 
 
 def load_seeds(

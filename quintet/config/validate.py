@@ -1,20 +1,25 @@
 """Builds a configuration from merged values; every fault is listed, one sentence each."""
 
-import re
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from quintet.algorithms import registry
+from quintet.config.layers import meant, options
 from quintet.config.population import first_values, tuned_shaping
 from quintet.config.run import PARTS, TOP, RunConfig, prefix_of
 from quintet.envs.config import EnvConfig
 from quintet.errors import ConfigError
 from quintet.observe.metrics import OF_RUNS
+from quintet.options import faults as faults_of
 from quintet.population.scores import MEANS
+
+_NO_ENV = EnvConfig(id="none")
+_RETURN = "episode/return_mean"
 
 M = TypeVar("M", bound=BaseModel)
 Parts = dict[str, BaseModel | None]
@@ -43,16 +48,22 @@ def build(algo: str, values: dict[str, Any], faults: list[str]) -> tuple[Parts, 
     return parts, config if len(sound) == len(parts) else None
 
 
-def has_wrong_value(algo: str, values: dict[str, Any]) -> bool:
-    """Whether a value of the learner or of a part is invalid by itself, whatever the others are."""
-    for _, model, _, mine in _of_parts(algo, values):
+def sound(algo: str, values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The values as their options mean them; None if an option is unknown, or a value of the
+    learner or of a part is invalid by itself, whatever the others are.
+    """
+    known = options(algo)
+    if not values.keys() <= known.keys():
+        return None
+    found = {name: meant(value, known[name]) for name, value in values.items()}
+    for _, model, _, mine in _of_parts(algo, found):
         try:
             if mine:
                 model(**mine)
         except ValidationError as error:
             if any(item["loc"] for item in error.errors()):
-                return True
-    return False
+                return None
+    return found
 
 
 def _of_parts(
@@ -70,10 +81,8 @@ def _built(model: type[M], prefix: str, mine: dict[str, Any], faults: list[str])
     try:
         return model(**mine)
     except ValidationError as error:
-        items = error.errors()
-    faults += [item["msg"].removeprefix("Value error, ") for item in items if not item["loc"]]
-    faults += _told(prefix, [item for item in items if item["loc"]])
-    wrong = {item["loc"][0] for item in items if item["loc"]}
+        faults += faults_of(error, prefix)
+        wrong = {item["loc"][0] for item in error.errors() if item["loc"]}
     try:
         return model(**{name: value for name, value in mine.items() if name not in wrong})
     except ValidationError:
@@ -88,36 +97,20 @@ def combination_faults(config: RunConfig) -> list[str]:
             "resume=exact must have a run that gives the same bytes twice, got runtime.kind=async: "
             "use --resume latest"
         )
-    faults += [*_sharing_faults(config), *_population_faults(config)]
-    check = registry.find(config.algo).check
     steps, policies = config.total_env_steps, config.population.size
-    found = check(config.learner, config.model, config.env.num_streams, steps)
-    if not found and policies > 1:
-        found = [
-            f"{fault} (of {steps:,} env_steps each of the {policies} policies has its share)"
-            for fault in check(
-                config.learner, config.model, config.env.num_streams, steps // policies
-            )
-        ]
-    return faults + found
+    found = size_faults(config, steps) or [
+        f"{fault} (of {steps:,} env_steps each of the {policies} policies has its share)"
+        for fault in size_faults(config, steps // policies)
+    ]
+    return [*faults, *_population_faults(config), *found]
 
 
 def _population_faults(config: RunConfig) -> list[str]:
     """Faults of a population, one sentence each."""
-    population, learners = config.population, config.runtime.num_learners
+    population = config.population
     if not population.several:
         return []
     faults: list[str] = []
-    if config.self_play.on:
-        faults.append(
-            f"self_play.past_frac={config.self_play.past_frac:g} must have population.size=1, got "
-            f"{population.size}: leave one of them out"
-        )
-    if learners > 1:
-        faults.append(
-            f"population.size={population.size} must have runtime.num_learners=1, got {learners}: "
-            "leave one of them out"
-        )
     share = config.total_env_steps // population.size
     for name in ("start_env_steps", "period_env_steps", "window_env_steps"):
         steps = getattr(population, name)
@@ -166,67 +159,32 @@ def _objective_faults(config: RunConfig) -> list[str]:
     return []
 
 
-def _sharing_faults(config: RunConfig) -> list[str]:
-    """Faults if several learners can't share batches evenly."""
-    learners, shared = config.runtime.num_learners, registry.find(config.algo).shared
-    if learners == 1:
-        return []
-    if shared is None:
-        able = ", ".join(name for name, one in registry.LEARNERS.usable() if one.shared)
-        return [
-            f"runtime.num_learners={learners} must have an algorithm whose learners can share "
-            f"their batches ({able}), got {config.algo}: leave it out"
+def batch_steps(config: RunConfig) -> int:
+    """Number of env_steps of an iteration; 1 if the learner's options don't set it."""
+    return math.prod(_value(config, name) for name in registry.find(config.algo).batch)
+
+
+def _value(config: RunConfig, name: str) -> Any:
+    return attrgetter(name if "." in name else f"learner.{name}")(config)
+
+
+def size_faults(config: RunConfig, budget: int) -> list[str]:
+    """Faults of the learner's sizes with a budget of one policy, one sentence each."""
+    algorithm, learners = registry.find(config.algo), config.runtime.num_learners
+    steps, option = batch_steps(config), algorithm.shared
+    faults = algorithm.check(config.learner, config.model, config.env.num_streams, budget)
+    if budget < steps:
+        faults = [
+            f"total_env_steps must be at least one batch of {' x '.join(algorithm.batch)} = "
+            f"{steps}, got {budget}; raise it, or lower one of these",
+            *faults,
         ]
-    option, given, unit = shared(config.learner, config.model, config.env.num_streams)
-    if given % (unit * learners) == 0:
-        return []
-    even = -(-given // (unit * learners)) * unit * learners
-    return [
-        f"runtime.num_learners={learners} must divide {option} evenly, got "
-        f"{given}: use {option} {even}, or another number of learners"
-    ]
-
-
-def _in_our_words(message: str) -> str:
-    """pydantic's own messages in lower case; messages of quintet's validators unchanged."""
-    own = message.removeprefix("Value error, ")
-    if "exceeded maximum size" in message:  # of integers that pydantic reads
-        return f"{_SHOULD_BE}a whole number of far fewer digits"
-    # Bounds of floats, which pydantic writes with all their digits.
-    return own if own != message else _DIGITS.sub(lambda n: f"{float(n[0]):g}", message.lower())
-
-
-def _shown(value: Any) -> str:
-    """A value for a message, shortened if it is long."""
-    try:
-        told = repr(value)
-    except ValueError:  # Python writes no longer numbers
-        return "a number of more than 4,300 digits"
-    return told if len(told) <= _LONG else f"{told[:_LONG]}... ({len(told):,} characters)"
-
-
-_NO_ENV = EnvConfig(id="none")
-_RETURN = "episode/return_mean"
-_SHOULD_BE = "input should be "
-_LONG = 200
-_DIGITS = re.compile(r"\d{20,}")
-_AS_JSON = """write it as JSON, with names in double quotes, as in '{"length": 1}'"""
-
-
-def _told(prefix: str, items: Sequence[ErrorDetails]) -> list[str]:
-    """One sentence for every invalid value: the kinds of values that its option may have, the
-    value, and what to do.
-    """
-    faults: dict[tuple[str, str], list[ErrorDetails]] = {}
-    for item in items:
-        faults.setdefault((str(item["loc"][0]), _shown(item["input"])), []).append(item)
-    found = []
-    for (name, given), about in faults.items():
-        words = [_in_our_words(item["msg"]).partition(", unable")[0] for item in about]
-        rest = "".join(f" or {each.removeprefix(_SHOULD_BE)}" for each in words[1:])
-        fault = f"{prefix}{name}: {words[0]}{rest}, got {given}"
-        if words[0].startswith(_SHOULD_BE):
-            mapping = any(item["type"] == "dict_type" for item in about)
-            fault += f"; {_AS_JSON if mapping else 'give such a value, or leave it out'}"
-        found.append(fault)
-    return found
+    if option and learners > 1:
+        rows = _value(config, option) or steps
+        unit = algorithm.chunk(config.learner, config.model) * learners
+        if rows % unit:
+            faults.append(
+                f"runtime.num_learners={learners} must divide {option} evenly, got {rows}: use "
+                f"{option} {-(-rows // unit) * unit}, or another number of learners"
+            )
+    return faults

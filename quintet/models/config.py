@@ -19,7 +19,7 @@ from quintet.models.leaves import (
     require_grid,
 )
 from quintet.models.words import is_word, word_hash
-from quintet.options import Kwargs, Needs, Options, option
+from quintet.options import Facts, Kwargs, Needs, Options, faults, idle, option
 from quintet.spaces import action_leaves, observation_leaves
 from quintet.system.importing import CodeName, is_code_name
 from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Spaces
@@ -91,15 +91,17 @@ class GridOptions(Options):
     """Keyword arguments of film_grid, in ``model.encoder_kwargs``; see docs/ppo.md."""
 
     tokenizer: Literal["bytes", "words", "none"] = "words"  # none: missions are not read
-    vocabulary: tuple[str, ...] = ()  # words that have a token each; none: words are hashed
-    hash_buckets: Count = 1024
-    text_embedding: Width = 32
-    text_hidden: Width = 128
-    text_pooling: Literal["last", "attention"] = "last"
-    deduplicate_text: bool = True  # read equal missions once per batch; changes results by rounding
+    # words that have a token each; none: words are hashed
+    vocabulary: tuple[str, ...] = option((), needs="tokenizer=words")
+    hash_buckets: Count = option(1024, needs=("tokenizer=words", "vocabulary=()"))
+    text_embedding: Width = option(32, needs="tokenizer")
+    text_hidden: Width = option(128, needs="tokenizer")
+    text_pooling: Literal["last", "attention"] = option("last", needs="tokenizer")
+    # read equal missions once per batch; changes results by rounding
+    deduplicate_text: bool = option(True, needs="tokenizer")
     image_channels: Width = 64
     film_blocks: Layers = 2
-    bidirectional_film: bool = False
+    bidirectional_film: bool = option(False, needs="tokenizer")
 
     @model_validator(mode="after")
     def _words_and_effects(self) -> Self:
@@ -109,17 +111,9 @@ class GridOptions(Options):
                 "vocabulary must hold different words of lower-case letters and digits, got "
                 f"{self.vocabulary}"
             )
-        changed = [n for n, x in type(self).model_fields.items() if getattr(self, n) != x.default]
-        effective = {
-            "none": {"tokenizer", "image_channels", "film_blocks"},
-            "bytes": {*changed} - {"vocabulary", "hash_buckets"},
-            "words": {*changed} - ({"hash_buckets"} if self.vocabulary else set()),
-        }[self.tokenizer]
-        if idle := [name for name in changed if name not in effective]:
-            raise ValueError(
-                f"{', '.join(idle)} must be left out where tokenizer is {self.tokenizer}"
-                f"{' and a vocabulary is given' if self.vocabulary else ''}"
-            )
+        for name, (rest, needs) in idle(self, Facts()).items():
+            if getattr(self, name) != rest:
+                raise ValueError(f"{name} has no effect without {needs}; leave it out")
         return self
 
 
@@ -318,10 +312,8 @@ def grid_options(config: ModelConfig) -> GridOptions:
     try:
         return GridOptions(**config.encoder_kwargs)
     except ValidationError as error:
-        faults = [" ".join((*map(str, x["loc"]), x["msg"])) for x in error.errors()]
         raise ConfigError(
-            f"model.encoder_kwargs must be arguments of film_grid, got {config.encoder_kwargs}: "
-            f"{'; '.join(faults)}"
+            f"model.encoder_kwargs must be arguments of film_grid: {'; '.join(faults(error))}"
         ) from error
 
 

@@ -72,7 +72,7 @@ class PopulationConfig(Options):
     """probability that a value changes"""
     reset_rate: Fraction = option(0.05, needs=_MUTATES)
     """probability that a changed value returns to the learner's option"""
-    perturb_min: Factor = option(1.05, needs=_MUTATES)
+    perturb_min: Factor = option(1.05, needs=_MUTATES, at_most="perturb_max")
     """smallest factor of a change"""
     perturb_max: Factor = option(1.5, needs=_MUTATES)
     """largest factor of a change"""
@@ -105,11 +105,6 @@ class PopulationConfig(Options):
 
     @model_validator(mode="after")
     def _options_go_together(self) -> "PopulationConfig":
-        if self.perturb_min > self.perturb_max:
-            raise ValueError(
-                f"perturb_min must be at most perturb_max, got {self.perturb_min:g} and "
-                f"{self.perturb_max:g}; correct them"
-            )
         if self.assignment == "agent" and self.pbt and self.several:
             raise ValueError(
                 "population.assignment=agent must have population.pbt=false, got true, but "
@@ -136,7 +131,16 @@ class PopulationConfig(Options):
 class SelfPlayConfig(Options):
     """Past weights of the policy as opponents, in environments of several agents."""
 
-    past_frac: Fraction = 0.0
+    past_frac: Fraction = option(
+        0.0,
+        needs=(
+            "population.size=1",
+            Needs(
+                "an environment of several agents, {f.env.config.id} has one",
+                lambda _, f: f.env.num_agents > 1,
+            ),
+        ),
+    )
     """fraction of games in which past weights play all agents but one, and only that agent's steps
     are learned from and counted; 0: the newest weights play all agents
     """

@@ -198,7 +198,7 @@ def compare(algo: str) -> None:
     compare_updates(Case(algo, plain, first))
     for options in others:
         compare_updates(Case(algo, masked, options, core=core))
-    if entry.shared is not None:
+    if entry.shared:
         compare_updates(Case(algo, plain), Twins())
     compare_bf16(bf16_case(algo))
 

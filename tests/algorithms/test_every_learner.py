@@ -252,7 +252,7 @@ def test_losses_are_means_and_extremes_such_over_all_steps_since_they_were_asked
 # Several learners
 
 
-SHARING = [name for name, entry in LEARNERS.items() if entry.shared is not None]
+SHARING = [name for name, entry in LEARNERS.items() if entry.shared]
 
 
 @pytest.mark.parametrize(

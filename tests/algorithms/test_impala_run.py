@@ -58,11 +58,14 @@ def test_options_on_the_command_line():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--c-bar 2", ["rho_bar must be at least c_bar, got rho_bar=1.0 and c_bar=2.0"]),
+        ("--c-bar 2", ["c_bar must be at most rho_bar=1.0, got 2.0; lower it, or raise rho_bar"]),
         ("--lambda 0.9", ["unknown option 'lambda'", "here it is 'vtrace_lambda'"]),
         (
             "--total-steps 100 --unroll-step 3",
-            ["total_env_steps must be at least one batch of 24 unrolls x 80", "'unroll_steps'"],
+            [
+                "at least one batch of batch_unrolls x unroll_steps = 1920, got 100",
+                "'unroll_steps'",
+            ],
         ),
     ],
 )

@@ -205,7 +205,7 @@ def _actor_threads(where: Where) -> None:
 def _device(where: Where) -> None:
     where.monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolved(runtime__device="auto")["runtime.device"] == "cpu"
-    with pytest.raises(ConfigError, match="must be a CUDA GPU"):
+    with pytest.raises(ConfigError, match="must have 1 CUDA GPU"):
         resolved(runtime__device="cuda")
 
 

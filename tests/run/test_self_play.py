@@ -175,7 +175,7 @@ def test_what_has_no_effect_or_does_not_go_together_is_refused(tmp_path: Path):
         ({"self_play__versions": 3}, r"self_play.versions=3 has no effect without self_play.past"),
         (
             {"self_play__past_frac": 0.5, "population__size": 2},
-            r"self_play.past_frac=0.5 must have population.size=1",
+            r"self_play.past_frac=0.5 has no effect without population.size=1",
         ),
         (
             {"population__assignment": "agent", "population__size": 2},
@@ -184,13 +184,13 @@ def test_what_has_no_effect_or_does_not_go_together_is_refused(tmp_path: Path):
         ({"population__assignment": "agent"}, r"population.assignment=agent has no effect"),
         (
             {"population__assignment": "agent", "population__size": 3, "population__pbt": False},
-            "at most as many policies as agents, 2, got 3",
+            "an agent for each of the 3 policies, got 2 of",
         ),
     ):
         with pytest.raises(ConfigError, match=says):
             train(tmp_path / "run", **options)
     with pytest.raises(
-        ConfigError, match="must have an environment of several agents, got CartPole-v1"
+        ConfigError, match="without an environment of several agents, CartPole-v1 has one"
     ):
         quintet.train(
             "ppo",
@@ -205,7 +205,7 @@ def test_what_has_no_effect_or_does_not_go_together_is_refused(tmp_path: Path):
 def test_the_configuration_is_refused_as_the_run_is(capsys: pytest.CaptureFixture[str]):
     alone = ["config", "ppo", "--env", "CartPole-v1", "--self-play.past-frac", "0.5"]
     assert main(alone) == 2
-    assert "must have an environment of several agents" in capsys.readouterr().err
+    assert "without an environment of several agents" in capsys.readouterr().err
     assert main([*alone[:3], GAME, *alone[4:]]) == 0
 
 

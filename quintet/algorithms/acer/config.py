@@ -6,10 +6,8 @@ environments.
 
 from typing import Annotated, Any, Literal, NamedTuple, final
 
-from pydantic import model_validator
-
 from quintet.algorithms.parts import options as parts
-from quintet.algorithms.parts.options import Knob, Shared
+from quintet.algorithms.parts.options import Knob
 from quintet.bounds import (
     MOST_COUNT,
     Below1,
@@ -57,6 +55,7 @@ class Knobs(NamedTuple):
 
 
 _REPLAYS = "replay_ratio > 0"
+_CAPACITY = "replay_capacity_steps_per_stream"
 _SHOWN = "the action space is {f.spaces.action}"
 
 
@@ -65,14 +64,16 @@ class ACERConfig(Options):
     """Options of ACER."""
 
     # Data and replay
-    unroll_steps: Unroll = option(20, also=f"n_steps {parts.UNROLL_STEPS}")
+    unroll_steps: Unroll = option(20, at_most=_CAPACITY, also=f"n_steps {parts.UNROLL_STEPS}")
     """steps of each stream per fresh batch, T"""
     gamma: parts.Gamma = 0.99
     replay_ratio: float = option(4.0, ge=0, le=MOST_COUNT)
     """mean number of updates from replay per fresh update (Poisson); 0: no replay"""
     replay_capacity_steps_per_stream: Steps = option(50_000, needs=_REPLAYS, also=parts.CAPACITY)
     """rows kept of each stream, in whole unrolls, including reset rows of environments"""
-    replay_start_steps_per_stream: StepsFrom0 = option(10_000, needs=_REPLAYS, also=parts.START)
+    replay_start_steps_per_stream: StepsFrom0 = option(
+        10_000, needs=_REPLAYS, at_most=_CAPACITY, also=parts.START
+    )
     """env_steps of each stream before the first update from replay"""
     replay_sampling: Literal["per_stream", "any_stream"] = option("per_stream", needs=_REPLAYS)
     """unrolls of a batch; per_stream: equally many of every stream; any_stream: drawn over all"""
@@ -152,35 +153,17 @@ class ACERConfig(Options):
     """largest global norm of the gradient, after the trust region; none: no bound"""
     check_numerics: parts.CheckNumerics = False
 
-    @model_validator(mode="after")
-    def _options_go_together(self) -> "ACERConfig":
-        capacity = self.replay_capacity_steps_per_stream
-        if self.replay_ratio > 0 and capacity < self.unroll_steps:
-            raise ValueError(
-                f"replay_capacity_steps_per_stream must be at least unroll_steps "
-                f"{self.unroll_steps}, got {capacity}; raise it"
-            )
-        if self.replay_ratio > 0 and self.replay_start_steps_per_stream > capacity:
-            raise ValueError(
-                f"replay_start_steps_per_stream must be at most replay_capacity_steps_per_stream "
-                f"{capacity}, got {self.replay_start_steps_per_stream}; lower it"
-            )
-        return self
-
 
 def check(config: ACERConfig, _: ModelConfig, num_streams: int, total_env_steps: int) -> list[str]:
-    """Faults beyond the network, the streams and the budget, one sentence each."""
-    batch = config.unroll_steps * num_streams
-    what = f"batch of {num_streams} streams x {config.unroll_steps} steps = {batch}"
-    faults = parts.budget_faults(total_env_steps, batch, what, "env.num_streams or unroll_steps")
+    """Fault of a budget that ends before replay begins, one sentence."""
     start = config.replay_start_steps_per_stream * num_streams
-    if config.replay_ratio > 0 and start >= total_env_steps:
-        faults.append(
-            f"replay_start_steps_per_stream x streams must be below total_env_steps "
-            f"{total_env_steps}, or nothing is learned from replay, got {start}; lower it or raise "
-            "the budget"
-        )
-    return faults
+    if config.replay_ratio == 0 or start < total_env_steps:
+        return []
+    return [
+        f"replay_start_steps_per_stream x streams must be below total_env_steps "
+        f"{total_env_steps}, or nothing is learned from replay, got {start}; lower it or raise "
+        "the budget"
+    ]
 
 
 def planned_updates(config: ACERConfig, num_streams: int, total_env_steps: int) -> int:
@@ -199,8 +182,3 @@ def advice(config: ACERConfig, _: ModelConfig, batch_steps: int) -> UpdateAdvice
         less_work=(ratio,) if config.replay_ratio > 0 else (),
         larger_batches=(f"longer unrolls (--unroll-steps {2 * config.unroll_steps})",),
     )
-
-
-def shared(_config: ACERConfig, _model: ModelConfig, num_streams: int) -> Shared:
-    """Columns of a batch."""
-    return Shared("env.num_streams", num_streams)

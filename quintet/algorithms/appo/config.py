@@ -4,16 +4,14 @@ The defaults are those of Sample Factory's first version (arXiv 2006.11751); pre
 folder has presets for kinds of environments.
 """
 
-import math
 from typing import Annotated, Literal, NamedTuple, final
 
 from pydantic import model_validator
 
 from quintet.algorithms.parts import options as parts
-from quintet.algorithms.parts.options import Knob, Shared
+from quintet.algorithms.parts.options import Knob
 from quintet.bounds import Below1, Bounded, Count, Fraction, NotNegative, Positive, Rows, Unroll
-from quintet.models.config import ModelConfig
-from quintet.options import CAP, FACTOR, NEAR_1, USUAL, Needs, Options, Tune, option
+from quintet.options import CAP, FACTOR, NEAR_1, USUAL, Needs, Options, option
 from quintet.protocols import UpdateAdvice
 from quintet.system.importing import CodeName
 
@@ -82,7 +80,8 @@ class APPOConfig(Options):
             f"use_vtrace, vtrace_lambda > 0, {_DISCOUNTED_TRACES}",
             lambda o, _: o.has_traces and o.vtrace_lambda > 0,
         ),
-        tune=Tune("cap", at_most="rho_bar"),
+        tune=CAP,
+        at_most="rho_bar",
         also=parts.C_BAR,
     )
     """cap of the ratio in V-trace's traces, at most rho_bar; none: no cap"""
@@ -182,7 +181,6 @@ class APPOConfig(Options):
 
     @model_validator(mode="after")
     def _options_go_together(self) -> "APPOConfig":
-        parts.require_caps(self.rho_bar, self.c_bar)
         if self.ratio_clamp is not None:
             low, high = self.ratio_clamp
             if not 0 < low <= 1 <= high:
@@ -193,8 +191,8 @@ class APPOConfig(Options):
         return self
 
 
-def check(config: APPOConfig, _: ModelConfig, _num_streams: int, total_env_steps: int) -> list[str]:
-    """Faults beyond the network, the streams and the budget, one sentence each."""
+def check(config: APPOConfig, *_: object) -> list[str]:
+    """Faults of sizes, one sentence each."""
     faults = []
     chunk, unroll = config.chunk_steps, config.unroll_steps
     batch = config.minibatch_steps * config.minibatches_per_iteration
@@ -214,26 +212,7 @@ def check(config: APPOConfig, _: ModelConfig, _num_streams: int, total_env_steps
             "minibatch_steps * minibatches_per_iteration must be a multiple of "
             f"unroll_steps={unroll}, got {batch}; change one of them"
         )
-    options = "minibatch_steps or minibatches_per_iteration"
-    return faults + parts.budget_faults(
-        total_env_steps, batch, f"iteration of {batch} steps", options
-    )
-
-
-def suited(
-    config: APPOConfig, _: ModelConfig, _num_streams: int, learners: int, free: frozenset[str]
-) -> dict[str, int]:
-    """The largest minibatch, at most the default, that has whole chunks for each learner and
-    divides iterations into whole unrolls; nothing if the default fits or none fits.
-    """
-    size, unit = config.minibatch_steps, learners * config.chunk_steps
-    if "minibatch_steps" not in free:
-        return {}
-    whole = math.lcm(
-        unit, config.unroll_steps // math.gcd(config.unroll_steps, config.minibatches_per_iteration)
-    )
-    best = size // whole * whole
-    return {} if best in (0, size) else {"minibatch_steps": best}
+    return faults
 
 
 def planned_updates(config: APPOConfig, _num_streams: int, total_env_steps: int) -> int:
@@ -246,8 +225,3 @@ def advice(config: APPOConfig, *_: object) -> UpdateAdvice:
     less = [f"fewer passes than {config.num_epochs} (--num-epochs)"] * (config.num_epochs > 1)
     larger = f"larger minibatches (--minibatch-steps {2 * config.minibatch_steps})"
     return UpdateAdvice(less_work=tuple(less), larger_batches=(larger,))
-
-
-def shared(config: APPOConfig, *_: object) -> Shared:
-    """The quantity that several learners share: the chunks of a minibatch."""
-    return Shared("minibatch_steps", config.minibatch_steps, config.chunk_steps)

@@ -11,7 +11,7 @@ from pydantic import field_validator, model_validator
 
 from quintet.algorithms.ddpg import exploration as noises
 from quintet.algorithms.parts import options as parts
-from quintet.algorithms.parts.options import Knob, Shared
+from quintet.algorithms.parts.options import Knob
 from quintet.bounds import (
     LARGEST,
     MOST_COUNT,
@@ -80,7 +80,7 @@ class DDPGConfig(Options):
     """updates after unroll_steps of every stream, in place of updates_per_env_step"""
     replay_capacity_steps: Steps = option(1_000_000, also=parts.CAPACITY)
     """env_steps kept in replay"""
-    replay_start_steps: StepsFrom0 = option(0, also=parts.START)
+    replay_start_steps: StepsFrom0 = option(0, at_most="replay_capacity_steps", also=parts.START)
     """env_steps before the first update, at least batch_size"""
     warmup_policy: Literal["noise", "uniform"] = option("noise", needs="replay_start_steps > 0")
     """actions until replay_start_steps; noise: the policy's, with noise; uniform: random"""
@@ -189,11 +189,6 @@ class DDPGConfig(Options):
             raise ValueError(
                 f"return_low must be below return_high, got {low} and {high}; correct one of them"
             )
-        if self.replay_start_steps > self.replay_capacity_steps:
-            raise ValueError(
-                f"replay_start_steps must be at most replay_capacity_steps "
-                f"{self.replay_capacity_steps}, got {self.replay_start_steps}; lower it"
-            )
         return self
 
 
@@ -253,8 +248,3 @@ def advice(config: DDPGConfig, *_: object) -> UpdateAdvice:
         work=f"by batches of {config.batch_size} transitions",
         less_work=(option, f"smaller batches than {config.batch_size} (--batch-size)"),
     )
-
-
-def shared(config: DDPGConfig, *_: object) -> Shared:
-    """Transitions of a batch."""
-    return Shared("batch_size", config.batch_size)

@@ -12,11 +12,11 @@ OWN_METRICS = {
 
 ENTRY = Algorithm(
     config=config.ImpalaConfig,
-    check=config.check,
     planned_updates=config.planned_updates,
     make_learner=Late("quintet.algorithms.impala.learner:ImpalaLearner"),
     make_actor=Late("quintet.algorithms.impala.learner:make_actor"),
-    shared=config.shared,
+    batch=("batch_unrolls", "unroll_steps"),
+    shared="batch_unrolls",
     presets=Path(__file__).with_name("presets.yaml"),
     metrics=Late("quintet.algorithms.impala.metrics:METRICS").get,
     own_metrics=OWN_METRICS,

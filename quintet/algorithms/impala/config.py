@@ -6,14 +6,12 @@ TorchBeast's; presets.yaml in this folder has presets for kinds of environments.
 
 from typing import Annotated, Literal, NamedTuple, final
 
-from pydantic import model_validator
-
 from quintet.algorithms.parts import options as parts
-from quintet.algorithms.parts.options import Knob, Shared
+from quintet.algorithms.parts.options import Knob
 from quintet.bounds import Below1, Count, Fraction, NotNegative, Positive, Unroll
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
-from quintet.options import CAP, FACTOR, NEAR_1, USUAL, Needs, Options, Tune, option
+from quintet.options import CAP, FACTOR, NEAR_1, USUAL, Needs, Options, option
 from quintet.protocols import UpdateAdvice
 from quintet.system.importing import CodeName
 
@@ -49,7 +47,8 @@ class ImpalaConfig(Options):
     c_bar: NotNegative | None = option(
         1.0,
         needs="vtrace_lambda > 0 and unroll_steps > 1",
-        tune=Tune("cap", at_most="rho_bar"),
+        tune=CAP,
+        at_most="rho_bar",
         also=parts.C_BAR,
     )
     """cap of the ratio in V-trace's traces, at most rho_bar; 0: one-step errors; none: no cap"""
@@ -116,20 +115,6 @@ class ImpalaConfig(Options):
     """largest global norm of the gradient; none: no bound; 40 is for losses summed over time"""
     check_numerics: parts.CheckNumerics = False
 
-    @model_validator(mode="after")
-    def _traces_are_cut_first(self) -> "ImpalaConfig":
-        parts.require_caps(self.rho_bar, self.c_bar)
-        return self
-
-
-def check(
-    config: ImpalaConfig, _: ModelConfig, _num_streams: int, total_env_steps: int
-) -> list[str]:
-    """Faults beyond the network, the streams and the budget, one sentence each."""
-    batch = config.batch_unrolls * config.unroll_steps
-    what = f"batch of {config.batch_unrolls} unrolls x {config.unroll_steps} steps = {batch}"
-    return parts.budget_faults(total_env_steps, batch, what, "batch_unrolls or unroll_steps")
-
 
 def planned_updates(config: ImpalaConfig, _num_streams: int, total_env_steps: int) -> int:
     """All optimizer steps, as if every row were valid."""
@@ -140,11 +125,6 @@ def advice(config: ImpalaConfig, *_: object) -> UpdateAdvice:
     """Every row is learned from once, so only fewer and larger updates save time."""
     larger = f"larger batches (--batch-unrolls {2 * config.batch_unrolls})"
     return UpdateAdvice(larger_batches=(larger,))
-
-
-def shared(config: ImpalaConfig, *_: object) -> Shared:
-    """Columns of a batch."""
-    return Shared("batch_unrolls", config.batch_unrolls)
 
 
 def aux_weights(

@@ -1,7 +1,6 @@
 """Options that several learners have, and common parts of their configurations."""
 
-import math
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Union
+from typing import TYPE_CHECKING, Annotated, Literal, Union
 
 from pydantic import AfterValidator
 
@@ -174,40 +173,6 @@ def schedule_check(*words: str) -> AfterValidator:
         raise ValueError(f"must be {', '.join(words)} or an import string 'pkg.module:function'")
 
     return AfterValidator(check)
-
-
-def require_caps(rho_bar: float | None, c_bar: float | None) -> None:
-    """Raises ValueError if V-trace's traces have a higher cap than its errors."""
-    if (math.inf if rho_bar is None else rho_bar) < (math.inf if c_bar is None else c_bar):
-        raise ValueError(
-            f"rho_bar must be at least c_bar, got rho_bar={rho_bar} and c_bar={c_bar}; raise "
-            "rho_bar or lower c_bar"
-        )
-
-
-def budget_faults(budget: int, batch: int, what: str, options: str) -> list[str]:
-    """Fault of a budget of fewer env_steps than an iteration has, one sentence at most.
-
-    what: the iteration, with how its size comes about.
-    options: to lower for a smaller one.
-    """
-    if budget >= batch:
-        return []
-    return [
-        f"total_env_steps must be at least one {what}, got {budget}; raise it, or lower {options}"
-    ]
-
-
-class Shared(NamedTuple):
-    """A quantity that several learners divide evenly.
-
-    option: option that sets its size.
-    unit: number of rows that stay together.
-    """
-
-    option: str
-    given: int
-    unit: int = 1
 
 
 def refuse_aux_losses(algo: str, model: ModelConfig, names: tuple[str, ...]) -> None:

@@ -6,7 +6,7 @@ The defaults suit vector observations; presets.yaml in this folder has presets f
 from typing import Annotated, Literal, NamedTuple, final
 
 from quintet.algorithms.parts import options as parts
-from quintet.algorithms.parts.options import Knob, Shared
+from quintet.algorithms.parts.options import Knob
 from quintet.bounds import Below1, Fraction, NotNegative, Positive, Rows, Unroll
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
@@ -168,16 +168,11 @@ class PPOConfig(Options):
         return {name: coef for name, coef in coefs.items() if coef > 0}
 
 
-def check(
-    config: PPOConfig, model: ModelConfig, num_streams: int, total_env_steps: int
-) -> list[str]:
-    """Faults beyond the network, the streams and the budget, one sentence each."""
-    steps, size, chunk = config.unroll_steps, config.minibatch_steps, _chunk(config, model)
+def check(config: PPOConfig, model: ModelConfig, num_streams: int, _budget: int) -> list[str]:
+    """Faults beyond the network and the streams, one sentence each."""
+    steps, size, unit = config.unroll_steps, config.minibatch_steps, chunk(config, model)
     batch = num_streams * steps
-    whole = f"{num_streams} streams x {steps} steps = {batch}"
-    faults = parts.budget_faults(
-        total_env_steps, batch, f"rollout of {whole}", "unroll_steps or env.num_streams"
-    )
+    whole, faults = f"{num_streams} streams x {steps} steps = {batch}", []
     if size is not None and size > batch:
         faults.append(
             f"minibatch_steps must be at most the batch of {whole}, got {size}; lower it or raise "
@@ -189,32 +184,16 @@ def check(
             "set --drop-last true"
         )
     return faults + [
-        f"{name} must be a multiple of bptt_steps={chunk} with a recurrent model.core, got "
+        f"{name} must be a multiple of bptt_steps={unit} with a recurrent model.core, got "
         f"{rows}; change one of them"
         for name, rows in {"unroll_steps": steps, "minibatch_steps": size}.items()
-        if rows is not None and rows % chunk
+        if rows is not None and rows % unit
     ]
 
 
-def _chunk(config: PPOConfig, model: ModelConfig) -> int:
+def chunk(config: PPOConfig, model: ModelConfig) -> int:
     """Rows that stay together."""
     return 1 if model.core == "none" else config.bptt_steps
-
-
-def suited(
-    config: PPOConfig, model: ModelConfig, num_streams: int, learners: int, free: frozenset[str]
-) -> dict[str, int]:
-    """The largest minibatch, at most the default, that divides the batch in whole chunks for each
-    learner; nothing if the default fits, or if none of at least half its size does.
-    """
-    size, batch = config.minibatch_steps, num_streams * config.unroll_steps
-    if size is None or "minibatch_steps" not in free or config.drop_last:
-        return {}
-    unit = learners * _chunk(config, model)
-    most = min(size, batch)
-    fitting = (n for n in range(most, (most - 1) // 2, -1) if batch % n == 0 and n % unit == 0)
-    best = next(fitting, size)
-    return {} if best == size else {"minibatch_steps": best}
 
 
 def planned_updates(config: PPOConfig, num_streams: int, total_env_steps: int) -> int:
@@ -233,12 +212,6 @@ def advice(config: PPOConfig, _: ModelConfig, batch_steps: int) -> UpdateAdvice:
         if size < batch_steps:
             less.append(f"larger minibatches (--minibatch-steps above {size})")
     return UpdateAdvice(work, tuple(less))
-
-
-def shared(config: PPOConfig, model: ModelConfig, num_streams: int) -> Shared:
-    """The quantity that several learners share: the rows of a minibatch, in whole chunks."""
-    rows = config.minibatch_steps or config.unroll_steps * num_streams
-    return Shared("minibatch_steps", rows, _chunk(config, model))
 
 
 def require_learnable(

@@ -348,9 +348,9 @@ def test_refused(algo: str, options: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("device", "gpus", "words"),
     [
-        ("cuda", 1, "num_learners=2 must have a GPU for each learner, got 1: lower it"),
+        ("cuda", 1, "runtime.device=cuda must have 2 CUDA GPUs that PyTorch sees, got 1: use"),
         ("cuda:1", 2, "must have runtime.device=cuda .*got cuda:1"),
-        ("cuda", 0, "must be a CUDA GPU that PyTorch sees, got none"),
+        ("cuda", 0, "must have 2 CUDA GPUs that PyTorch sees, got 0"),
     ],
 )
 def test_a_gpu_for_each(
@@ -376,7 +376,9 @@ def test_a_gpu_that_is_not_there(gpus: int, monkeypatch: pytest.MonkeyPatch) -> 
         if number < gpus:
             assert resolution.resolved(loaded)[0]["runtime.device"] == device
             continue
-        with pytest.raises(ConfigError, match=rf"cuda:0 to cuda:{gpus - 1}, got {device};"):
+        with pytest.raises(
+            ConfigError, match=rf"={device} must have {number + 1} CUDA .*got {gpus}:"
+        ):
             resolution.resolved(loaded)
 
 
