@@ -83,7 +83,7 @@ def _git(*words: str) -> str:
 
 def prepare(task: Task) -> list[str]:
     """Takes out what can't be gone on with; returns the commits that trained what remains."""
-    from quintet.config.run_dir import read_saved
+    from quintet.config.saved import read_saved
     from quintet.errors import ConfigError
 
     _wait_until_free(task.run_dir)
@@ -156,7 +156,7 @@ def _reports(run_dir: Path) -> list[dict[str, float]]:
 def part_of(task: Task, policy: "Policy", commits: Sequence[str], train_s: float) -> dict[str, Any]:
     """What the record holds of the seed."""
     import quintet
-    from quintet.config.run_dir import read_saved
+    from quintet.config.saved import read_saved
     from quintet.system.cpus import usable_cores
 
     scores = quintet.evaluate(policy, episodes=100, seed=10_000)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from quintet.algorithms import registry
 from quintet.algorithms.appo.config import APPOConfig
 from quintet.bounds import LARGEST, Positive
-from quintet.config.facts import early_facts
+from quintet.config.facts import facts
 from quintet.config.layers import Layer
 from quintet.config.resolve import compose
 from quintet.config.run import PARTS, prefix_of
@@ -101,9 +101,9 @@ def test_conditions_of_all_options_name_options() -> None:
     """One that names none would be an AttributeError where it is judged."""
     for algo in registry.LEARNERS.names():
         config = compose(algo, [Layer("call", {"env.id": "CartPole-v1"})]).config
-        idle(config.learner, early_facts(config))
+        idle(config.learner, facts(config))
         for part in PARTS:
-            idle(getattr(config, part), early_facts(config), prefix_of(part))
+            idle(getattr(config, part), facts(config), prefix_of(part))
 
 
 def test_names_of_other_libraries_are_words() -> None:

@@ -106,33 +106,29 @@ def _kind_by_spaces(spaces: Spaces) -> EnvKind:
     return "vector_discrete"
 
 
-def early_facts(config: RunConfig) -> Facts:
-    """Facts that are known before an environment is made."""
-    return Facts(**_parts(config), **facts_of(config.model, None))
-
-
 def facts(
-    config: RunConfig, env: ResolvedEnv, evaluated: ResolvedEnv | None, spaces: Spaces
+    config: RunConfig,
+    env: ResolvedEnv | None = None,
+    evaluated: ResolvedEnv | None = None,
+    spaces: Spaces | None = None,
 ) -> Facts:
-    """Facts of a run after its environment was made.
+    """Facts of a run; without an environment and its spaces those that are known before.
 
     evaluated: the environment of evaluations, if it is another.
     """
+    parts = ("learner", "runtime", "eval", "population", "self_play")
+    known = {name: getattr(config, name) for name in parts} | facts_of(config.model, spaces)
+    known["shared"] = registry.find(config.algo).shared
+    if env is None or spaces is None:
+        return Facts(**known)
     stepped = [env] if config.runtime.kind == "serial" else []
     if config.eval.episodes > 0 and config.eval_env.num_processes is None:
         stepped.append(evaluated or env)
     return Facts(
-        **_parts(config),
-        **facts_of(config.model, spaces),
+        **known,
         env=env,
         evaluated=evaluated or env,
         stepped=stepped,
         pools=" or ".join(n for n in BACKENDS.own if not BACKENDS.find(n).in_python),
         float64=bool(float64_leaves((spaces.own or spaces).observation)),
     )
-
-
-def _parts(config: RunConfig) -> dict[str, object]:
-    names = ("learner", "runtime", "eval", "population", "self_play")
-    shared = registry.find(config.algo).shared
-    return {name: getattr(config, name) for name in names} | {"shared": shared}

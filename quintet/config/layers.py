@@ -109,7 +109,11 @@ def preset_layers(
 
 
 def learner_defaults(algo: str) -> Layer:
-    return Layer(f"default of {algo}", registry.find(algo).defaults)
+    values = registry.find(algo).defaults
+    parts = ("env.", "model.", "runtime.")
+    wrong = values.keys() - {name for name in options(algo) if name.startswith(parts)}
+    assert not wrong, f"defaults of {algo} must be options under {', '.join(parts)}: {wrong}"
+    return Layer(f"default of {algo}", values)
 
 
 def hint(algo: str, name: str) -> str:
@@ -183,22 +187,14 @@ def meant(value: Any, info: FieldInfo) -> Any:
     if Path in kinds(info):
         return str(given_path(value)) if isinstance(value, str | os.PathLike) else value
     words = [w for kind in kinds(info) for w in get_args(kind) if get_origin(kind) is Literal]
-    if {"on", "off"} <= {*words} and str(value).lower() in _TRUTH:
-        return "on" if _TRUTH[str(value).lower()] else "off"
+    if {"on", "off"} <= {*words}:
+        value = {"true": "on", "false": "off"}.get(str(value).lower(), value)
     if "none" in words or info.annotation is str:
         return "none" if value is None else value
     if isinstance(value, str) and value.lower() in NONE:
         value = None
-    if value is None and type(None) not in kinds(info) and get_origin(info.annotation) in _EMPTY:
-        return _EMPTY[get_origin(info.annotation)]()
-    return value
-
-
-_TRUTH = {
-    **dict.fromkeys(("true", "yes", "on"), True),
-    **dict.fromkeys(("false", "no", "off"), False),
-}
-_EMPTY: dict[Any, Any] = {tuple: tuple, dict: dict}
+    kind = get_origin(info.annotation)
+    return kind() if value is None and kind in (tuple, dict) else value
 
 
 def kinds(info: FieldInfo) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from quintet.algorithms import registry
 from quintet.bounds import MOST_STEPS
-from quintet.config.facts import early_facts, facts, spaces_of
+from quintet.config.facts import facts, spaces_of
 from quintet.config.layers import Layer, is_free, listed, merged, with_sources
 from quintet.config.machine import automatic, require_agents, require_networks
 from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME, PARTS, RunConfig, prefix_of
@@ -84,7 +84,7 @@ def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None)
         except ConfigError as error:
             of_env.append(str(error))
     if config is not None:
-        config, idle = judged(config, sources, early_facts(config))
+        config, idle = judged(config, sources, facts(config))
         faults += idle
         if env is not None and not unknown and _SAVED not in sources.values():
             # Whose code is not checked yet.

@@ -110,15 +110,9 @@ class RunConfig(Options):
 
 
 PARTS: dict[str, type[BaseModel]] = {
-    "env": EnvConfig,
-    "runtime": RuntimeConfig,
-    "model": ModelConfig,
-    "checkpoint": CheckpointConfig,
-    "eval": EvalConfig,
-    "eval_env": EvalEnvConfig,
-    "report": ReportConfig,
-    "population": PopulationConfig,
-    "self_play": SelfPlayConfig,
+    name: kind
+    for name, info in RunConfig.model_fields.items()
+    if isinstance(kind := info.annotation, type) and issubclass(kind, Options)
 }
 """The parts of a run whose options have a prefix."""
 

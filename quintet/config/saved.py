@@ -1,5 +1,5 @@
-"""The run that a command refers to: its folder, its saved options, and the changes that a resume
-may make.
+"""The run that a command refers to: its folder and what may be in it, its saved options, and the
+changes that a resume may make.
 """
 
 import operator
@@ -16,20 +16,17 @@ from pydantic import ValidationError
 from quintet.config.facts import KindProbe
 from quintet.config.layers import Layer, learner_defaults, preset_layers
 from quintet.config.resolve import Loaded, compose
-from quintet.config.run import AUTOMATIC, OF_OLDER_RUNS
-from quintet.config.run_dir import (
-    differing,
-    held_in,
-    left_reports,
-    read_saved,
-    require_movable,
-)
+from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME, OF_OLDER_RUNS
 from quintet.config.validate import sound
 from quintet.envs.env_source import EnvSource
-from quintet.errors import ConfigError
-from quintet.system import files
+from quintet.errors import CheckpointError, ConfigError
+from quintet.options import shown
+from quintet.system import files, manifest, run_record, saved_options
 from quintet.system.importing import settle_search_path
 from quintet.system.trust import Origin, calls_of
+
+BEFORE_CONFIG = (".lock", "log.txt", ".config.yaml.tmp", ".tmp-config.yaml")
+"""Files that a run may leave if it is killed right at its start."""
 
 
 @dataclass(frozen=True)
@@ -46,31 +43,27 @@ class _Asked:
     """Options from files and the command line.
 
     source: see `compose`.
+    probe: used only if the preset depends on the kind, since it may make an environment.
     """
 
     algo: str
-    files: Sequence[Layer]
-    command: Layer
+    layers: tuple[Layer, ...]
     source: EnvSource | None
+    probe: KindProbe
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        return asked_for(*self.files, self.command)
+        return asked_for(*self.layers)
 
     @cached_property
     def run_dir(self) -> Path | None:
         return find_run_dir(self.algo, self.values)
 
-    @cached_property
-    def probe(self) -> KindProbe:
-        """Called only if the preset depends on the kind, since it may make an environment."""
-        return KindProbe({**learner_defaults(self.algo).values, **self.values}, self.source)
 
-    def of_seed(self, values: Mapping[str, Any]) -> "_Asked":
-        """The same options with other command-line values, which the kind does not depend on."""
-        own = replace(self, command=Layer(self.command.source, {**self.command.values, **values}))
-        own.__dict__["probe"] = self.probe
-        return own
+def _asked(algo: str, layers: tuple[Layer, ...], source: EnvSource | None) -> _Asked:
+    settle_search_path()
+    values = asked_for(learner_defaults(algo), *layers)
+    return _Asked(algo, layers, source, KindProbe(values, source))
 
 
 def load_config(
@@ -94,8 +87,7 @@ def load_config(
         ConfigError: any fault, or the folder holds a run of another configuration.
         UntrustedError: the folder names code that may not run.
     """
-    settle_search_path()
-    asked = _Asked(algo, files, command, source)
+    asked = _asked(algo, (*files, command), source)
     return _load_anew(asked, overwrite) if overwrite or beside else _load(asked, trust)
 
 
@@ -136,7 +128,7 @@ def _load(asked: _Asked, trusted: bool) -> Loaded:
     # An automatic option keeps the value to which it was resolved when the run began.
     layers = [
         Layer(of.source, {k: v for k, v in of.values.items() if v != AUTOMATIC.get(k, ...)})
-        for of in (*asked.files, asked.command)
+        for of in asked.layers
     ]
     try:
         was = compose(algo, base, source).config.flat()
@@ -173,7 +165,6 @@ def _place(run_dir: Path | None) -> Layer:
 def _compose_new(asked: _Asked) -> Loaded:
     """The configuration of a new run."""
     algo, values, place = asked.algo, asked.values, _place(asked.run_dir)
-    layers = (*asked.files, asked.command)
     name = str(values.get("preset") or "auto")
 
     def kind() -> str | None:
@@ -185,13 +176,13 @@ def _compose_new(asked: _Asked) -> Loaded:
         presets = preset_layers(algo, values.get("env.id"), name, kind)
     except (ConfigError, ValidationError) as error:
         try:
-            compose(algo, [place, *layers], asked.source)
+            compose(algo, [place, *asked.layers], asked.source)
         except ConfigError as others:  # all faults at once
             if isinstance(error, ValidationError) or str(error) in str(others):
                 raise
             raise ConfigError(f"{error}\n{others}") from error
         raise
-    loaded = compose(algo, [place, *presets, *layers], asked.source)
+    loaded = compose(algo, [place, *presets, *asked.layers], asked.source)
     return replace(loaded, spaces=asked.probe.spaces(loaded.env))
 
 
@@ -219,14 +210,13 @@ def load_seeds(
         ConfigError: seeds are missing, repeated, or given together with ``seed``; an option is
             invalid; or no run can continue in its folder.
     """
-    settle_search_path()
     seeds = _whole(seeds)
     if "seed" in command.values:
         raise ConfigError(
             f"seed={command.values['seed']} has no effect with seeds={list(seeds)}; leave one of "
             "them out"
         )
-    asked = _Asked(algo, files, command, source)
+    asked = _asked(algo, (*files, command), source)
     given = asked.values.get("run_dir")
     folder = None if given is None else _folder(given)
     if folder is not None and any((folder / n).exists() for n in ("config.yaml", "checkpoints")):
@@ -237,7 +227,8 @@ def load_seeds(
     loaded: list[Loaded | Unusable] = []
     for seed in seeds:
         mine = {"seed": seed} | ({} if folder is None else {"run_dir": str(folder / f"s{seed}")})
-        own = asked.of_seed(mine)
+        # The kind depends on neither, so the group has one probe.
+        own = replace(asked, layers=(*asked.layers, Layer(command.source, mine)))
         try:
             if own.run_dir is not None and not overwrite:
                 read_saved(own.run_dir)
@@ -296,3 +287,83 @@ def find_run_dir(algo: str, asked: Mapping[str, Any]) -> Path | None:
 
 def _told(differ: Iterable[tuple[str, Any, Any]]) -> list[str]:
     return [f"{name}: the run has {was!r}, asked is {now!r}" for name, was, now in differ]
+
+
+def read_saved(run_dir: Path) -> saved_options.SavedOptions | None:
+    """The options with which the run in a folder was trained; None for a new run: there is no run,
+    or it has no readable checkpoint.
+
+    Raises:
+        ConfigError: the folder holds something else, or can't be read.
+    """
+    try:
+        found = saved_options.read(run_dir)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
+    held = held_in(run_dir)
+    if found is None and held and not held & {saved_options.FILE, "checkpoints"}:
+        raise ConfigError(
+            f"run_dir must be a new or empty folder, or one with a run, got {run_dir} with "
+            f"{', '.join(sorted(held)[:3])} and no {saved_options.FILE}: give another --run-dir"
+        )
+    return found
+
+
+def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Options in both that differ and that no resume may change: name, old value, new value."""
+    return [
+        (name, was[name], now[name])
+        for name in now
+        if name in was
+        and was[name] != now[name]
+        and name not in MAY_CHANGE_ON_RESUME
+        and not name.startswith(("eval.", "report."))
+    ]
+
+
+def require_same(place: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises CheckpointError if the checkpoint at `place`, trained with the options `was`, belongs
+    to another run than one with the options `now`.
+    """
+    others = [
+        f"{name} was {shown(old)} and is {shown(new)}" for name, old, new in differing(was, now)
+    ]
+    if others:
+        raise CheckpointError(
+            f"{place} must be a checkpoint of this run, got one of another ({'; '.join(others)}): "
+            "remove it, or give another --run-dir"
+        )
+
+
+def held_in(run_dir: Path) -> set[str]:
+    """Names in a folder, except those that a run may leave right at its start."""
+    try:
+        names = os.listdir(run_dir) if run_dir.is_dir() else []
+    except OSError as fault:
+        raise ConfigError(str(files.cannot_read(run_dir, fault))) from fault
+    return {*names} - {*BEFORE_CONFIG}
+
+
+def require_movable(run_dir: Path) -> None:
+    """Raises ConfigError for a folder that --overwrite must not rename: one without a run, or the
+    working folder.
+    """
+    held, known = held_in(run_dir), {saved_options.FILE, "checkpoints", "metrics.jsonl"}
+    if not held:
+        return
+    if run_record.FILE not in held or not held & known:
+        raise ConfigError(
+            f"--overwrite must name a folder that a run has made, got {run_dir}, which holds "
+            f"{', '.join(sorted(held)[:3])}: give another --run-dir, or rename it yourself"
+        )
+    if Path.cwd().is_relative_to(run_dir.resolve()):
+        raise ConfigError(
+            f"--overwrite must not name the working folder, got {run_dir}: leave it first"
+        )
+
+
+def left_reports(run_dir: Path) -> bool:
+    """Whether a run in a folder has reported something, but has no checkpoint, whole or not."""
+    reports = run_dir / "metrics.jsonl"
+    begun = manifest.numbered(run_dir / "checkpoints")
+    return not begun and reports.is_file() and reports.stat().st_size > 0

@@ -42,10 +42,10 @@ def build(algo: str, values: dict[str, Any], faults: list[str]) -> tuple[Parts, 
         whole = RunConfig.model_fields[name].default
         parts[name] = _built(model, prefix, mine, faults) if mine or name == "learner" else whole
     top = {name: values[name] for name in TOP if name in values}
-    sound = {name: part for name, part in parts.items() if part is not None}
+    made = {name: part for name, part in parts.items() if part is not None}
     stand_ins = dict.fromkeys(("learner", "env"), _NO_ENV)  # for options of the run alone
-    config = _built(RunConfig, "", stand_ins | sound | top, faults)
-    return parts, config if len(sound) == len(parts) else None
+    config = _built(RunConfig, "", stand_ins | made | top, faults)
+    return parts, config if len(made) == len(parts) else None
 
 
 def sound(algo: str, values: Mapping[str, Any]) -> dict[str, Any] | None:

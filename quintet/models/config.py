@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, Self, final
+from typing import Annotated, Any, Literal, Self, final
 
 from gymnasium.spaces import Box, Discrete
-from pydantic import ValidationError, field_validator, model_validator
+from pydantic import ValidationError, model_validator
 
 from quintet.bounds import MOST_LAYERS, Count, Layers, Positive, Width
 from quintet.errors import ConfigError
@@ -21,7 +21,7 @@ from quintet.models.leaves import (
 from quintet.models.words import is_word, word_hash
 from quintet.options import Facts, Kwargs, Needs, Options, faults, idle, option
 from quintet.spaces import action_leaves, observation_leaves
-from quintet.system.importing import CodeName, is_code_name
+from quintet.system.importing import CodeName, words_or_code
 from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Spaces
 
 WIDE_WEIGHTS = 256 * 256
@@ -121,7 +121,7 @@ class GridOptions(Options):
 class ModelConfig(Options):
     """Options of the network of policy and value function."""
 
-    encoder: CodeName = option(
+    encoder: Annotated[CodeName, words_or_code("auto", *TRAITS)] = option(
         "auto", also="policy encoder_type features_extractor_class policy_class network"
     )
     """network body: mlp, nature_cnn, impala_cnn, film_grid (MiniGrid, BabyAI), or the import string
@@ -209,15 +209,6 @@ class ModelConfig(Options):
     """bounds of Box actions; clip: the sample is clipped; squash: tanh with exact log-probability;
     mean_tanh: tanh of the mean, then the sample is clipped
     """
-
-    @field_validator("encoder")
-    @classmethod
-    def _encoder_is_known(cls, value: str) -> str:
-        if value in ("auto", *TRAITS) or is_code_name(value):
-            return value
-        raise ValueError(
-            f"must be auto, {', '.join(TRAITS)} or an import string 'pkg.module:Class'"
-        )
 
     @property
     def has_hidden(self) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from quintet import checkpoint
 from quintet.checkpoint import Checkpoint
 from quintet.config.run import CHANGE_ROUNDING, RunConfig
-from quintet.config.run_dir import require_same
+from quintet.config.saved import require_same
 from quintet.errors import CheckpointError, ConfigError
 from quintet.policy import LEADER, POLICIES
 from quintet.population.self_play import PastWeights

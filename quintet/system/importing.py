@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, final
 
-from pydantic import WrapValidator
+from pydantic import AfterValidator, WrapValidator
 
 from quintet.errors import ConfigError
 from quintet.system import forks
@@ -41,6 +41,17 @@ class Given(str):
 
 CodeName = Annotated[str, WrapValidator(lambda x, check: x if isinstance(x, Given) else check(x))]
 """An option that may name code: text, or a `Given`, which is kept."""
+
+
+def words_or_code(*words: str) -> AfterValidator:
+    """Validator of one of these words, or of what names code."""
+
+    def check(value: str) -> str:
+        if value in words or is_code_name(value):
+            return value
+        raise ValueError(f"must be {', '.join(words)} or an import string 'pkg.module:name'")
+
+    return AfterValidator(check)
 
 
 def named(argument: str, function: Callable[..., Any]) -> str:

@@ -9,8 +9,7 @@ from quintet.cli import main
 from quintet.config.layers import Layer, flatten, options, preset_layers, read_file
 from quintet.config.resolve import compose
 from quintet.config.run import PARTS, TOP, RunConfig
-from quintet.config.run_dir import read_saved
-from quintet.config.saved import find_run_dir, load_config
+from quintet.config.saved import find_run_dir, load_config, read_saved
 from quintet.envs.toy import EndlessPay
 from quintet.errors import ConfigError
 from quintet.system import files

@@ -177,7 +177,7 @@ def test_games(tmp_path):
     assert set(found) == {3}
     own["eval.env.backend"], own["eval.env.id"] = "auto", Alone
     with pytest.raises(
-        ConfigError, match=r"an agent for each of the 2 policies .*got 1 of .*:Alone:"
+        ConfigError, match=r"an agent for each of the 2 policies, got 1 of .*:Alone:"
     ):
         run(tmp_path / "other", env="quintet.envs.games:parallel_env", **team, **own)
 

@@ -4,7 +4,7 @@ The defaults are those of OpenAI baselines; presets.yaml in this folder has pres
 environments.
 """
 
-from typing import Annotated, Any, Literal, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final
 
 from quintet.algorithms.parts import options as parts
 from quintet.algorithms.parts.options import Knob
@@ -136,12 +136,12 @@ class ACERConfig(Options):
 
     # Optimisation
     learning_rate: parts.LearningRate = 7e-4
-    lr_schedule: Annotated[CodeName, parts.schedule_check(*OF_FRACTION)] = option(
+    lr_schedule: CodeName = parts.schedule(
         "linear",
-        doc="linear: to 0 at the end of the budget; constant; double_linear_con: twice as fast, to "
-        "an eighth; middle_drop: linear for a quarter, then 0.075; double_middle_drop: the same, "
-        f"then 0.125 in the last quarter; {parts.OWN_SCHEDULE}",
-        also=parts.LR_SCHEDULE,
+        (*OF_FRACTION,),
+        "linear: to 0 at the end of the budget; constant; double_linear_con: twice as fast, to an "
+        "eighth; middle_drop: linear for a quarter, then 0.075; double_middle_drop: the same, then "
+        "0.125 in the last quarter",
     )
     rmsprop_decay: Below1 = option(0.99, tune=NEAR_1, also="rprop_alpha")
     """decay of RMSProp's running mean of squares"""

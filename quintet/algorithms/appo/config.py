@@ -4,7 +4,7 @@ The defaults are those of Sample Factory's first version (arXiv 2006.11751); pre
 folder has presets for kinds of environments.
 """
 
-from typing import Annotated, Literal, NamedTuple, final
+from typing import Literal, NamedTuple, final
 
 from pydantic import model_validator
 
@@ -142,13 +142,11 @@ class APPOConfig(Options):
 
     # Optimisation
     learning_rate: parts.LearningRate = 1e-4
-    lr_schedule: Annotated[CodeName, parts.schedule_check("constant", "linear", "kl_adaptive")] = (
-        option(
-            "constant",
-            doc="constant; linear: to 0 at the end of the budget; kl_adaptive: by the mean KL of "
-            f"the updated policy; {parts.OWN_SCHEDULE}",
-            also=parts.LR_SCHEDULE,
-        )
+    lr_schedule: CodeName = parts.schedule(
+        "constant",
+        ("constant", "linear", "kl_adaptive"),
+        "constant; linear: to 0 at the end of the budget; kl_adaptive: by the mean KL of the "
+        "updated policy",
     )
     kl_target: Positive = option(0.008, needs="lr_schedule=kl_adaptive", tune=FACTOR)
     """mean KL(mu, pi) to which kl_adaptive steers, in nats"""

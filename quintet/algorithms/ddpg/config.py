@@ -5,7 +5,7 @@ presets.yaml in this folder has presets for kinds of environments.
 """
 
 import math
-from typing import Annotated, Any, Literal, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final
 
 from pydantic import field_validator, model_validator
 
@@ -147,13 +147,10 @@ class DDPGConfig(Options):
     """Adam's rate for the policy"""
     critic_lr: Positive = option(1e-3, tune=USUAL, also="lr learning_rate")
     """Adam's rate for the critic"""
-    lr_schedule: Annotated[CodeName, parts.schedule_check("constant", "linear")] = option(
+    lr_schedule: CodeName = parts.schedule(
         "constant",
-        doc=(
-            "schedule of both rates; constant; linear: to 0 at the end of the budget; "
-            f"{parts.OWN_SCHEDULE}"
-        ),
-        also=parts.LR_SCHEDULE,
+        ("constant", "linear"),
+        "schedule of both rates; constant; linear: to 0 at the end of the budget",
     )
     adam_epsilon: parts.AdamEpsilon = 1e-8
     tau: Share = option(0.01, tune=USUAL, also="polyak")

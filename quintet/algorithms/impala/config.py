@@ -4,7 +4,7 @@ The defaults are those of RTFM's training script (arXiv 1910.08210), which deriv
 TorchBeast's; presets.yaml in this folder has presets for kinds of environments.
 """
 
-from typing import Annotated, Literal, NamedTuple, final
+from typing import Literal, NamedTuple, final
 
 from quintet.algorithms.parts import options as parts
 from quintet.algorithms.parts.options import Knob
@@ -94,10 +94,8 @@ class ImpalaConfig(Options):
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     """optimizer, without weight decay"""
     learning_rate: parts.LearningRate = 5e-4
-    lr_schedule: Annotated[CodeName, parts.schedule_check("linear", "constant")] = option(
-        "linear",
-        doc=f"linear: to 0 at the end of the budget; constant; {parts.OWN_SCHEDULE}",
-        also=parts.LR_SCHEDULE,
+    lr_schedule: CodeName = parts.schedule(
+        "linear", ("linear", "constant"), "linear: to 0 at the end of the budget; constant"
     )
     rmsprop_decay: Below1 = option(
         0.99, needs="optimizer=rmsprop", tune=NEAR_1, also="rprop_alpha alpha"

@@ -1,14 +1,12 @@
 """Options that several learners have, and common parts of their configurations."""
 
-from typing import TYPE_CHECKING, Annotated, Literal, Union
-
-from pydantic import AfterValidator
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from quintet.bounds import Bounded, Count, Fraction, NotNegative, Positive
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
 from quintet.options import FACTOR, NEAR_1, USUAL, Needs, option
-from quintet.system.importing import is_code_name
+from quintet.system.importing import words_or_code
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,11 +15,6 @@ Knob = Union[float, "Tensor"]
 """A number that may change from step to step: a float for `Trained.step`, a scalar tensor for the
 loss.
 """
-
-
-def reads_values(options: object) -> bool:
-    """Whether a learner looks for numbers that are not finite within an update."""
-    return bool(getattr(options, "check_numerics", False))
 
 
 UNROLL_STEPS = (
@@ -37,16 +30,10 @@ VALUE_COEF = "vf_coef value_loss_coef value_loss_coeff vf_loss_coeff baseline_co
 ENTROPY_COEF = "ent_coef entropy_coeff entropy_cost entropy_weight exploration_loss_coeff"
 CLIP = "clip_ratio clip_range clip_coef cliprange clip_param ppo_clip_ratio eps_clip"
 C_BAR = "vtrace_c clip_c_threshold"
-LR_SCHEDULE = "anneal_lr lr_decay lrschedule"
 MAX_GRAD_NORM = "grad_clip clip_grad grad_norm_clipping clip_norm gradient_clip_norm"
 CAPACITY = "buffer_size replay_size memory_size"
 START = "learning_starts start_steps replay_start warmup_steps"
 """Names in other libraries of options that several learners have."""
-
-OWN_SCHEDULE = (
-    "or an import string of your own function (in Python the argument lr_schedule of "
-    "quintet.train), which maps the fraction of the budget that is done to the factor of the rate"
-)
 
 _OBSERVATIONS = "normalize_observations or normalize_pictures"
 _NORMALIZER = Needs(
@@ -164,15 +151,17 @@ CheckNumerics = Annotated[
 ]
 
 
-def schedule_check(*words: str) -> AfterValidator:
-    """Accepts these words and the names of functions of the user's own."""
-
-    def check(value: str) -> str:
-        if value in words or is_code_name(value):
-            return value
-        raise ValueError(f"must be {', '.join(words)} or an import string 'pkg.module:function'")
-
-    return AfterValidator(check)
+def schedule(default: str, words: tuple[str, ...], doc: str) -> Any:
+    """The field of a schedule of the learning rate: one of these words, or a function of the user's
+    own."""
+    own = (
+        "or an import string of your own function (in Python the argument lr_schedule of "
+        "quintet.train), which maps the fraction of the budget that is done to the factor of the "
+        "rate"
+    )
+    info = option(default, doc=f"{doc}; {own}", also="anneal_lr lr_decay lrschedule")
+    info.metadata.append(words_or_code(*words))
+    return info
 
 
 def refuse_aux_losses(algo: str, model: ModelConfig, names: tuple[str, ...]) -> None:

@@ -3,7 +3,7 @@
 The defaults suit vector observations; presets.yaml in this folder has presets for others.
 """
 
-from typing import Annotated, Literal, NamedTuple, final
+from typing import Literal, NamedTuple, final
 
 from quintet.algorithms.parts import options as parts
 from quintet.algorithms.parts.options import Knob
@@ -140,13 +140,10 @@ class PPOConfig(Options):
 
     # Optimisation
     learning_rate: parts.LearningRate = 3e-4
-    lr_schedule: Annotated[CodeName, parts.schedule_check("constant", "linear", "kl_adaptive")] = (
-        option(
-            "linear",
-            doc="constant; linear: to 0 at the end of the budget; kl_adaptive: by the mean KL; "
-            f"{parts.OWN_SCHEDULE}",
-            also=parts.LR_SCHEDULE,
-        )
+    lr_schedule: CodeName = parts.schedule(
+        "linear",
+        ("constant", "linear", "kl_adaptive"),
+        "constant; linear: to 0 at the end of the budget; kl_adaptive: by the mean KL",
     )
     adam_epsilon: parts.AdamEpsilon = 1e-5
     max_grad_norm: parts.MaxGradNorm = 0.5
