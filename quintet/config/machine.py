@@ -4,6 +4,7 @@ PyTorch is imported only if GPUs or the processor's number formats matter, or a 
 """
 
 from quintet.algorithms import registry
+from quintet.algorithms.parts.options import reads_values
 from quintet.config.run import RunConfig
 from quintet.config.runtime import RuntimeConfig
 from quintet.envs.resolved import ResolvedEnv
@@ -218,7 +219,7 @@ def worth_compiling(config: RunConfig, model: ModelConfig, spaces: Spaces, devic
     """Whether a compiled update saves more time than it takes to compile, with a resolved model.
     Each policy of a run compiles its own.
     """
-    if getattr(config.learner, "check_numerics", False):  # it reads values, which a graph hides
+    if reads_values(config.learner):  # which a graph hides
         return False
     share = config.total_env_steps // config.population.size
     planned = registry.find(config.algo).planned_updates(

@@ -1,17 +1,23 @@
-"""The hyperparameters of a population: their names, bounds and first values."""
+"""The hyperparameters of a population: their names, bounds and first values; and its faults."""
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 
 from pydantic import BaseModel, ValidationError
 
+from quintet.algorithms import registry
 from quintet.config.run import RunConfig
 from quintet.envs.config import EnvConfig
 from quintet.errors import ConfigError
+from quintet.observe.metrics import OF_RUNS
 from quintet.options import Facts, bounds_of, faults, idle, tunable
 from quintet.population.pbt import Bounds, Rules, with_initial
+from quintet.population.scores import MEANS
 
 SHAPING = "reward_shaping."
 """Prefix of the names of tuned values of the environment (`EnvConfig.reward_shaping`)."""
+
+_RETURN = "episode/return_mean"
 
 
 def rules(config: RunConfig) -> Rules:
@@ -116,3 +122,57 @@ def with_values(options: BaseModel, values: Mapping[str, float]) -> BaseModel:
         raise ConfigError(
             f"a policy can't have these values: {'; '.join(faults(error))}"
         ) from error
+
+
+def population_faults(config: RunConfig) -> list[str]:
+    """Faults of a population, one sentence each."""
+    population = config.population
+    if not population.several:
+        return []
+    faults: list[str] = []
+    share = config.total_env_steps // population.size
+    for name in ("start_env_steps", "period_env_steps", "window_env_steps"):
+        steps = getattr(population, name)
+        if steps is not None and steps >= share:
+            faults.append(
+                f"population.{name} must be below the env_steps of each policy, {share:,} of the "
+                f"budget of {config.total_env_steps:,}, got {steps:,}: no policy would be "
+                "considered; lower it or raise total_env_steps, or use population.pbt=false"
+            )
+    try:
+        first_values(config)
+        shaping = tuned_shaping(config)
+    except ConfigError as error:
+        return [*faults, str(error), *_objective_faults(config)]
+    if shaping and population.pbt and population.objective == _RETURN:
+        faults.append(
+            f"population.objective={_RETURN} can't rank policies of which each weighs its "
+            f"rewards in another way ({', '.join(shaping)}); use episode/success_rate with "
+            "env.success, or eval/return_mean with runtime.kind=async: evaluations play by "
+            "env.reward_shaping"
+        )
+    return faults + _objective_faults(config)
+
+
+def _objective_faults(config: RunConfig) -> list[str]:
+    """Faults of the metric by which policies are ranked."""
+    name, kind = config.population.objective, config.runtime.kind
+    own = registry.find(config.algo).reported()
+    evaluated = [x for x in OF_RUNS if x.startswith("eval/")]
+    known = [*MEANS, *evaluated, *own]
+    if not any(name == x or (x.endswith("/") and name.startswith(x)) for x in known):
+        near = get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]}?" if near else "see the names in metrics.jsonl"
+        return [
+            f"population.objective must be a metric of the policies of {config.algo}, got {name}: "
+            f"{hint}"
+        ]
+    if name in evaluated and config.eval.episodes == 0:
+        return [f"population.objective={name} must have eval.episodes > 0, got 0: raise it"]
+    if name not in MEANS and kind != "async":
+        return [
+            f"population.objective={name} must have runtime.kind=async, got {kind}, in which no "
+            f"clock decides anything, and reports follow the clock: use {' or '.join(MEANS)}, or "
+            "--runtime.kind async"
+        ]
+    return []

@@ -6,17 +6,21 @@ GPUs or the processor's number formats matter, or a network is made, so that mos
 spaces rule out are refused before.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from quintet.algorithms import registry
 from quintet.bounds import MOST_STEPS
 from quintet.config.facts import facts, spaces_of
-from quintet.config.layers import Layer, is_free, listed, merged, with_sources
+from quintet.config.layers import Layer, is_free, listed, meant, merged, options, with_sources
 from quintet.config.machine import automatic, require_agents, require_networks
-from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME, PARTS, RunConfig, prefix_of
-from quintet.config.validate import batch_steps, build, combination_faults, size_faults
+from quintet.config.population import population_faults
+from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME, PARTS, TOP, RunConfig, prefix_of
 from quintet.envs.config import EnvConfig
 from quintet.envs.env_source import EnvSource
 from quintet.envs.evaluated import evaluated_env
@@ -24,10 +28,16 @@ from quintet.envs.observation_dtype import with_observation_dtype
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.errors import ConfigError
 from quintet.options import Facts, default_of, idle
+from quintet.options import faults as faults_of
 from quintet.spaces import as_json, in_float64, require_same
 from quintet.types import Spaces
 
 _SAVED = "saved run"
+_NO_ENV = EnvConfig(id="none")
+
+M = TypeVar("M", bound=BaseModel)
+Parts = dict[str, BaseModel | None]
+"""The parts of a configuration by name; None for a part that can't be made."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +115,116 @@ def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None)
     return Loaded(config, told, env, eval_env=eval_env)
 
 
+def build(algo: str, values: dict[str, Any], faults: list[str]) -> tuple[Parts, RunConfig | None]:
+    """The parts of a configuration, each built once from the merged values, and the whole, if all
+    parts can be made; invalid options have their defaults.
+
+    faults: receives every fault of a part, one sentence each.
+    """
+    if "env.id" not in values:
+        faults.append(
+            "env must name an environment, got none: give it by --env ID (quintet envs lists them)"
+        )
+        values = values | {"env.id": "none"}
+    parts: Parts = {}
+    for name, model, prefix, mine in _of_parts(algo, values):
+        whole = RunConfig.model_fields[name].default
+        parts[name] = _built(model, prefix, mine, faults) if mine or name == "learner" else whole
+    top = {name: values[name] for name in TOP if name in values}
+    made = {name: part for name, part in parts.items() if part is not None}
+    stand_ins = dict.fromkeys(("learner", "env"), _NO_ENV)  # for options of the run alone
+    config = _built(RunConfig, "", stand_ins | made | top, faults)
+    return parts, config if len(made) == len(parts) else None
+
+
+def sound(algo: str, values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The values as their options mean them; None if an option is unknown, or a value of the
+    learner or of a part is invalid by itself, whatever the others are.
+    """
+    known = options(algo)
+    if not values.keys() <= known.keys():
+        return None
+    found = {name: meant(value, known[name]) for name, value in values.items()}
+    for _, model, _, mine in _of_parts(algo, found):
+        try:
+            if mine:
+                model(**mine)
+        except ValidationError as error:
+            if any(item["loc"] for item in error.errors()):
+                return None
+    return found
+
+
+def _of_parts(
+    algo: str, values: dict[str, Any]
+) -> Iterator[tuple[str, type[BaseModel], str, dict[str, Any]]]:
+    """Name, model and prefix of each part, and its values by field name."""
+    for name, model in {"learner": registry.find(algo).config, **PARTS}.items():
+        prefix = prefix_of(name) if name in PARTS else ""
+        mine = {n: values[prefix + n] for n in model.model_fields if prefix + n in values}
+        yield name, model, prefix, mine
+
+
+def _built(model: type[M], prefix: str, mine: dict[str, Any], faults: list[str]) -> M | None:
+    """One part of the configuration, with defaults for invalid fields."""
+    try:
+        return model(**mine)
+    except ValidationError as error:
+        faults += faults_of(error, prefix)
+        wrong = {item["loc"][0] for item in error.errors() if item["loc"]}
+    try:
+        return model(**{name: value for name, value in mine.items() if name not in wrong})
+    except ValidationError:
+        return None
+
+
+def combination_faults(config: RunConfig) -> list[str]:
+    """Faults of options of several parts, one sentence each."""
+    faults = []
+    if config.resume == "exact" and config.runtime.kind == "async":
+        faults.append(
+            "resume=exact must have a run that gives the same bytes twice, got runtime.kind=async: "
+            "use --resume latest"
+        )
+    steps, policies = config.total_env_steps, config.population.size
+    found = size_faults(config, steps) or [
+        f"{fault} (of {steps:,} env_steps each of the {policies} policies has its share)"
+        for fault in size_faults(config, steps // policies)
+    ]
+    return [*faults, *population_faults(config), *found]
+
+
+def batch_steps(config: RunConfig) -> int:
+    """Number of env_steps of an iteration; 1 if the learner's options don't set it."""
+    return math.prod(_value(config, name) for name in registry.find(config.algo).batch)
+
+
+def _value(config: RunConfig, name: str) -> Any:
+    return attrgetter(name if "." in name else f"learner.{name}")(config)
+
+
+def size_faults(config: RunConfig, budget: int) -> list[str]:
+    """Faults of the learner's sizes with a budget of one policy, one sentence each."""
+    algorithm, learners = registry.find(config.algo), config.runtime.num_learners
+    steps, option = batch_steps(config), algorithm.shared
+    faults = algorithm.check(config.learner, config.model, config.env.num_streams, budget)
+    if budget < steps:
+        faults = [
+            f"total_env_steps must be at least one batch of {' x '.join(algorithm.batch)} = "
+            f"{steps}, got {budget}; raise it, or lower one of these",
+            *faults,
+        ]
+    if option and learners > 1:
+        rows = _value(config, option) or steps
+        unit = algorithm.chunk(config.learner, config.model) * learners
+        if rows % unit:
+            faults.append(
+                f"runtime.num_learners={learners} must divide {option} evenly, got {rows}: use "
+                f"{option} {-(-rows // unit) * unit}, or another number of learners"
+            )
+    return faults
+
+
 def _with_whole_games(
     config: RunConfig, env: ResolvedEnv, sources: dict[str, str]
 ) -> tuple[RunConfig, ResolvedEnv]:
@@ -165,18 +285,20 @@ def judged(config: RunConfig, sources: dict[str, str], known: Facts) -> tuple[Ru
             }
             by = {n: sources.get(prefix + n, "default") for n in still}
             # A resumed run keeps the options with which it began.
-            resting = [
-                n
+            resting = {
+                n: still[n].rest
                 for n, source in by.items()
                 if is_free(source) or (source == _SAVED and prefix + n in MAY_CHANGE_ON_RESUME)
-            ]
+            }
             if not resting:
                 break
-            for name in resting:
-                default = still[name].rest == default_of(type(options), name)
-                _tell(sources, prefix + name, default)
+            for n, rest in resting.items():
+                if by[n] != "default":
+                    word = "default" if rest == default_of(type(options), n) else "resolved"
+                    who = by[n].removeprefix("default of ")
+                    sources[prefix + n] = f"{word} (that of {who} has no effect here)"
             # Which may give another option an effect.
-            options = options.model_copy(update={name: still[name].rest for name in resting})
+            options = options.model_copy(update=resting)
             config = config.model_copy(update={part: options}) if part else options
         faults += [
             f"{prefix}{n}={getattr(options, n)} has no effect without {one.needs}; leave it out"
@@ -184,14 +306,6 @@ def judged(config: RunConfig, sources: dict[str, str], known: Facts) -> tuple[Ru
             if by[n] != _SAVED
         ]
     return config, faults
-
-
-def _tell(sources: dict[str, str], name: str, default: bool) -> None:
-    """Records that a value, which may be the default, replaces one without effect."""
-    if (source := sources.get(name, "default")) != "default":
-        who = source.removeprefix("default of ")
-        word = "default" if default else "resolved"
-        sources[name] = f"{word} (that of {who} has no effect here)"
 
 
 def resolve(loaded: Loaded, spaces: Spaces) -> Loaded:

@@ -15,9 +15,8 @@ from pydantic import ValidationError
 
 from quintet.config.facts import KindProbe
 from quintet.config.layers import Layer, learner_defaults, preset_layers
-from quintet.config.resolve import Loaded, compose
+from quintet.config.resolve import Loaded, compose, sound
 from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME, OF_OLDER_RUNS
-from quintet.config.validate import sound
 from quintet.envs.env_source import EnvSource
 from quintet.errors import CheckpointError, ConfigError
 from quintet.options import shown

@@ -158,6 +158,7 @@ def test_traces_may_not_be_cut_later_than_errors(rho_bar: float, c_bar: float | 
     ):
         ImpalaConfig(rho_bar=rho_bar, c_bar=c_bar)
     ImpalaConfig(rho_bar=None, c_bar=c_bar)
+    ImpalaConfig(rho_bar=rho_bar, c_bar=rho_bar)
 
 
 def test_check_lists_all_faults():

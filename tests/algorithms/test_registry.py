@@ -106,6 +106,14 @@ def test_a_fault_names_the_learner_that_set_the_option() -> None:
     )
 
 
+def test_learners_that_share_no_batches_are_not_made_several_times() -> None:
+    several = CARTPOLE | {"runtime.num_learners": 2, "minibatch_steps": 64}
+    compose("ppo", [Layer("call", several)])
+    del several["minibatch_steps"]
+    with pytest.raises(ConfigError, match=r"num_learners=2 has no effect without .* can share"):
+        compose("a2c", [Layer("call", several)])
+
+
 def test_a_run_goes_on_with_what_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
     few = {"runtime.kind": "serial", "eval.episodes": 0, "report.progress": False}
     quintet.train("a2c", "CartPole-v1", 32, run_dir="run", config=few)

@@ -17,6 +17,11 @@ loss.
 """
 
 
+def reads_values(options: object) -> bool:
+    """Whether a learner looks for numbers that are not finite within an update."""
+    return bool(getattr(options, "check_numerics", False))
+
+
 UNROLL_STEPS = (
     "num_steps nsteps rollout unroll_length rollout_length n_rollout_steps "
     "rollout_fragment_length train_freq"
