@@ -196,6 +196,6 @@ print("torch" in sys.modules)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    for says in ("must be one of", "here it is 'env.num_streams'", "at least one rollout"):
+    for says in ("must be one of", "here it is 'env.num_streams'", "at least one batch"):
         assert says in done.stderr
     assert done.stdout.split() == ["False"]
