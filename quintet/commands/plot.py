@@ -47,6 +47,9 @@ def main(arguments: list[str]) -> int:
             )
         if kind == "bars" and x is not None:
             raise ConfigError(f"--x {x} has no effect on --kind bars: leave it out")
+        from quintet.algorithms import registry
+
+        registry.declare_all()  # for units, and for the names in headers of progress.csv
         if lineage:
             if len(runs) > 1 or x is not None or metric is not None or kind != "curve":
                 raise ConfigError(
@@ -56,13 +59,8 @@ def main(arguments: list[str]) -> int:
 
             print(shown(plot_lineage(given_path(runs[0]), given_path(out))))
             return
-        from quintet.observe.metrics import describe
         from quintet.observe.plots import plot_runs
 
-        if metric is not None and describe(metric) is None:
-            from quintet.algorithms import registry
-
-            registry.declare_all()  # for its unit
         found = [run for place in runs for run in runs_in(given_path(place))]
         print(shown(plot_runs(found, given_path(out), kind, x or "env_steps", metric)))
 

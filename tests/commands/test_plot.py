@@ -1,0 +1,28 @@
+"""``quintet plot`` as a command; tests/observe/test_plots.py has the pictures."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from quintet.commands import plot
+from quintet.observe import metrics
+
+
+def test_metrics_of_one_learner_are_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a process that has trained nothing."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(metrics, "METRICS", {**metrics.OF_RUNS, **metrics.OF_LEARNERS})
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    config = {"algo": "ppo", "seed": 1, "run_dir": "run", "env": {"id": "CartPole-v1"}}
+    Path("run/config.yaml").write_text(yaml.safe_dump(config))
+    names = ("env_steps", "wall_s", "episode/return_mean", "policy/ratio_max_error")
+    rows = [",".join(names)] + [f"{n * 100},{n}.5,{n}.5,0.1" for n in range(1, 4)]
+    Path("run/progress.csv").write_text("".join(f"{row}\n" for row in rows))
+    assert plot.main(["run", "--out", "curve.svg"]) == 0
+    # metrics.jsonl is lost, so the table alone is read.
+    assert "damaged" not in capsys.readouterr().err
+    assert Path("curve.svg").stat().st_size > 1000
