@@ -129,6 +129,6 @@ def facts(
         env=env,
         evaluated=evaluated or env,
         stepped=stepped,
-        pools=" or ".join(n for n in BACKENDS.own if not BACKENDS.find(n).in_python),
+        pools=" or ".join(n for n in BACKENDS.own if BACKENDS.find(n).cost is not None),
         float64=bool(float64_leaves((spaces.own or spaces).observation)),
     )

@@ -14,7 +14,14 @@ from quintet.envs.make import make_group_env
 from quintet.envs.observation_dtype import with_observation_dtype
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.reward_shaping import declared_by
-from quintet.envs.vector import Array, EnvDescription, VectorEnv, check_finite, coarse
+from quintet.envs.vector import (
+    Array,
+    EnvDescription,
+    StepRow,
+    VectorEnv,
+    check_finite,
+    coarse,
+)
 from quintet.errors import EnvironmentFault
 from quintet.spaces import observation_leaves
 from quintet.system.user_code import no_exit
@@ -91,7 +98,7 @@ def check_env(
                 "its environments share one dict of reward_shaping, so env.reward_shaping can't "
                 "set it (make it in __init__)"
             )
-        statistics = _Statistics(found, one, seed)
+        statistics = _Statistics(found, one, seed, clipped=env.config.reward_clip != "none")
         seen: list[dict[str, int]] = []
         begin = perf_counter()
         for a, b in zip(random_rows(one, steps, seed), random_rows(two, steps, seed), strict=True):
@@ -119,12 +126,34 @@ def _difference(a: dict[str, int], b: dict[str, int], number: int) -> str:
     return next((f"{name} at {where}" for name in a if a[name] != b[name]), "")
 
 
+def _misplaced(row: StepRow, ended: Array, clipped: bool) -> str:
+    """The first departure of a row from the layout of `quintet.envs.vector`, or "".
+
+    ended: streams whose episode ended in the row before.
+    clipped: whether rewards are clipped.
+    """
+    flags = row.terminated | row.truncated
+    rules = {
+        "terminated and truncated must not both be true": row.terminated & row.truncated,
+        "the row after an ending must reset: valid false, no flag, reward 0": ended
+        & (row.valid | flags | (row.raw_reward != 0.0)),
+        "valid must be true in other rows than resets": ~ended & ~row.valid,
+    }
+    if not clipped:
+        rules["reward must be equal to raw_reward"] = row.reward != row.raw_reward
+    return next(
+        (f"{rule}, got another in stream {np.argmax(x)}" for rule, x in rules.items() if x.any()),
+        "",
+    )
+
+
 @final
 class _Statistics:
     """Counts and sums over the rows of both environments, for a check."""
 
-    def __init__(self, found: EnvCheck, env: VectorEnv, seed: int):
-        self.found, self.count = found, env.num_streams
+    def __init__(self, found: EnvCheck, env: VectorEnv, seed: int, *, clipped: bool):
+        self.found, self.count, self.clipped = found, env.num_streams, clipped
+        self.ended = np.zeros(self.count, np.bool_)
         self.agents = len(found.env.agents) or 1  # of each environment
         self.seeds = [seed + i for i in range(self.count)]
         self.leaves = observation_leaves(env.spaces.observation)
@@ -157,6 +186,13 @@ class _Statistics:
                 found.remarks.append("the first observation is the same with two different seeds")
             self.first = {name: x.tobytes() for name, x in row.obs.items()}
             return
+        # In games agents may be absent.
+        rule = "" if found.faults or self.agents > 1 else _misplaced(row, self.ended, self.clipped)
+        if rule:
+            found.faults.append(
+                f"{rule}, step {given.number}: mend the recv of backend {found.env.backend!r}"
+            )
+        self.ended = row.terminated | row.truncated
         for name, x in row.obs.items():
             self.changed[name] = self.changed[name] or x.tobytes() != self.first[name]
         valid = row.valid

@@ -94,7 +94,7 @@ class EnvConfig(Options):
         needs=Needs(
             "env.backend={f.pools}, which step in threads, {f.env.config.id} is of "
             "{f.env.config.backend}",
-            lambda _, f: not f.env.backend.in_python,
+            lambda _, f: f.env.backend.cost is not None,
         ),
     )
     """number of threads of each EnvPool or ALE pool (one per group); none: 1 for cheap

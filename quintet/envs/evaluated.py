@@ -57,7 +57,7 @@ class EvalEnvConfig(Options):
     success: Success | None = option(None, needs=_EVALUATES)
     """env.success of evaluations"""
     num_threads: Threads | None = option(
-        None, needs=(_EVALUATES, _used(lambda _, f: not f.evaluated.backend.in_python))
+        None, needs=(_EVALUATES, _used(lambda _, f: f.evaluated.backend.cost is not None))
     )
     """env.num_threads of evaluations"""
     num_processes: Tasks | None = option(

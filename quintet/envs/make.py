@@ -12,7 +12,7 @@ from quintet.envs.config import EnvConfig, RewardClip
 from quintet.envs.env_source import EnvLike, settle
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.reward_shaping import ShapedRewards
-from quintet.envs.success import read_rule
+from quintet.envs.success import key_of, read_rule
 from quintet.envs.vector import VectorEnv
 from quintet.envs.wrappers import FrameStack, FromRewards, ObserveLast
 from quintet.errors import ConfigError
@@ -127,6 +127,11 @@ def _wrapped(env: ResolvedEnv, base: VectorEnv) -> VectorEnv:
         raise ConfigError(
             f"env.{name} must have agents that act at the same time; those of {config.id} act "
             "in turn: leave it out, and put what is needed into the observations"
+        )
+    if config.success is not None and key_of(config.success) and not base.description.success:
+        raise ConfigError(
+            f"env.success must be a rule about rewards with backend {config.backend!r}, which has "
+            f"no info, got {config.success!r}: use 'reward>NUMBER', or leave it out"
         )
     if config.frame_stack > 1:
         made = FrameStack(made, config.frame_stack)

@@ -59,9 +59,8 @@ class EnvDescription:
     remarks: remarks about its spaces for the user, one sentence each.
     turns: the agents act in turn.  A row is valid for the agent that acts in it.  The outcome of a
         decision is given when it is complete, in that row or a later one whose step gives the
-        agent's next
-        observation: the sum of its rewards since then, and whether its episode ended.  Until then
-            the agent's observation stays the same.
+        agent's next observation: the sum of its rewards since then, and whether its episode ended.
+        Until then the agent's observation stays the same.
     """
 
     id: str

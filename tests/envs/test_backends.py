@@ -7,6 +7,10 @@ import pytest
 from installed import install
 
 import quintet
+from quintet import make_vector_env
+from quintet.config.layers import Layer
+from quintet.config.resolve import resolved
+from quintet.config.saved import load_config
 from quintet.envs.backends import BACKENDS
 from quintet.envs.ids import faster_backend, list_envs, resolve_backend
 from quintet.errors import ConfigError
@@ -41,10 +45,16 @@ def test_no_module_decides_by_the_name_of_a_backend() -> None:
 
 THEIRS = """
 from quintet.envs.backends import Backend
+from quintet.envs.gymnasium import GymnasiumVectorEnv
+from quintet.envs.toy import EndlessPay
+
+def make(env, group):
+    # It knows no rule of success.
+    return GymnasiumVectorEnv(env.with_options({"success": None}), group, EndlessPay)
 
 IDS = ["Theirs-v0", "CartPole-v1"]
 BACKEND = Backend(
-    title="Theirs", make=None, ids=lambda: IDS, knows=IDS.__contains__,
+    title="Theirs", make=make, ids=lambda: IDS, knows=IDS.__contains__,
     install="pip install theirs", is_installed=lambda: True,
 )
 """
@@ -65,3 +75,19 @@ def test_ids_of_a_package_come_after_ours(packages: Path, monkeypatch: pytest.Mo
         resolve_backend("a:b", "theirs")
     with pytest.raises(ConfigError, match="environment backend 'lost' must be importable, import"):
         resolve_backend("CartPole-v1", "lost")
+
+
+def test_options_that_a_backend_does_not_implement_are_refused(
+    packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BACKENDS, "loaded", dict(BACKENDS.loaded))
+    points = "[quintet.environments]\ntheirs = their_envs:BACKEND\n"
+    install(packages, "quintet-theirs", points, {"their_envs.py": THEIRS})
+    assert make_vector_env("Theirs-v0", 2).description.success is None
+    assert make_vector_env("Theirs-v0", 2, success="reward>0").description.success == "reward>0"
+    said = "must be a rule about rewards with backend 'theirs', .* got 'info:won': use 'reward>NUM"
+    with pytest.raises(ConfigError, match=said):
+        make_vector_env("Theirs-v0", 2, success="info:won")
+    given = {"env.id": "Theirs-v0", "env.num_threads": 2, "preset": "none"}
+    with pytest.raises(ConfigError, match=r"env\.num_threads=2 has no effect without env\.backend"):
+        resolved(load_config("ppo", [], Layer("call", given)))

@@ -11,11 +11,14 @@ import pytest
 from gymnasium import spaces
 
 from quintet import cli
+from quintet.envs import check
 from quintet.envs.check import EnvCheck, check_env
 from quintet.envs.config import EnvConfig
 from quintet.envs.resolved import resolve_env
 from quintet.envs.toy import Scripted
+from quintet.envs.vector import EnvDescription, StepRow
 from quintet.errors import EnvironmentFault
+from quintet.types import Spaces
 
 
 class Sound(gymnasium.Env):
@@ -313,3 +316,59 @@ def test_what_float32_loses_of_an_offset_is_said(offset, dtype, step, lost):
     told = [each for each in check_env(env, 60).remarks if "float32, in which" in each]
     assert len(told) == lost
     assert all("observation 'obs'[0] is around" in each for each in told)
+
+
+class Misplaces:
+    """Two streams, whose episodes have two steps; a fault replaces fields of some row."""
+
+    num_streams = 2
+    spaces = Spaces(gymnasium.spaces.Box(0.0, 9.0, (1,), np.float32), gymnasium.spaces.Discrete(2))
+    description = EnvDescription("misplaces", "theirs")
+
+    def __init__(self, **fault: Any) -> None:
+        self.fault = fault
+
+    def restart(self, seeds: Any, out: Any) -> None:
+        self.t, out["obs"][:, 0] = 0, seeds
+
+    def send(self, action: Any) -> None: ...
+
+    def recv(self, out: StepRow) -> None:
+        self.t += 1
+        resets, ends = self.t % 3 == 0, self.t % 3 == 2
+        fields = {
+            "valid": not resets, "terminated": ends, "truncated": False,
+            "raw_reward": 0.0 if resets else 2.0,
+        }  # fmt: skip
+        fields["reward"] = fields["raw_reward"]
+        for name, value in (fields | self.fault).items():
+            getattr(out, name)[:] = value
+        out.obs["obs"] += 0.5 if self.t < 9 else 0.0
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ({}, ""),
+        ({"truncated": True}, "terminated and truncated must not both be true"),
+        ({"valid": True}, "the row after an ending must reset: valid false, no flag, reward 0"),
+        ({"raw_reward": 2.0, "reward": 2.0}, "the row after an ending must reset"),
+        ({"valid": False}, "valid must be true in other rows than resets"),
+        ({"reward": 0.0}, "reward must be equal to raw_reward"),
+    ],
+)
+def test_rows_of_a_backend_have_the_layout(
+    fault: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "make_group_env", lambda *_: Misplaces(**fault))
+    env = resolve_env(EnvConfig(id="misplaces", backend="gymnasium"), Sound)
+    monkeypatch.setattr(type(env), "singles", lambda *_: ())
+    faults = check_env(env, 12).faults
+    if said:
+        assert len(faults) == 1
+        assert faults[0].startswith(said)
+        assert faults[0].endswith(": mend the recv of backend 'theirs'")
+    else:
+        assert faults == []
