@@ -25,7 +25,7 @@ from quintet.algorithms.parts.setup import ALONE, PLAIN, Compute, Setup
 from quintet.envs.make import make_vector_env
 from quintet.models.config import ModelConfig, facts_of, resolve_model
 from quintet.observe.timing import PhaseTimer
-from quintet.options import Facts, Idle, idle
+from quintet.options import Facts, Idle, bounds_of, idle
 from quintet.protocols import Actor, Learner, Ranks
 from quintet.runtime.batch import select
 from quintet.runtime.replay.replay import Replay
@@ -382,13 +382,19 @@ def literals(annotation: Any) -> tuple[Any, ...]:
     return tuple(x for part in get_args(annotation) for x in literals(part))
 
 
-def _others(default: Any, annotation: Any) -> tuple[Any, ...]:
+def _others(options: BaseModel, name: str) -> tuple[Any, ...]:
+    """Other values of an option that is on or off, or one of several; within its bounds."""
+    default = getattr(options, name)
+    annotation = type(options).model_fields[name].annotation
     if isinstance(default, bool):
         return (not default,)
     if literals(annotation):
         return tuple(x for x in literals(annotation) if x != default)
     is_float = float in (annotation, *get_args(annotation))
-    return (0.5,) if is_float and default in (None, 0.0) else ()
+    if not is_float or default not in (None, 0.0):
+        return ()
+    low, high = bounds_of(options, (name,))[name]
+    return (min(max(0.5, 2.0 * low), high),)
 
 
 def options_without_effect(
@@ -403,9 +409,9 @@ def switches(algo: str) -> dict[str, Case]:
     other value, and of `TOGETHER`; what has no effect alone is left out.
     """
     entry, found = LEARNERS[algo], {f"{algo}: defaults": Case(algo)}
-    options: type[BaseModel] = entry.config
-    for name, info in options.model_fields.items():
-        for value in _others(info.default, info.annotation):
+    options = entry.config()
+    for name in entry.config.model_fields:
+        for value in _others(options, name):
             case = Case(algo, options={name: value})
             if case.goes_together:
                 found[f"{algo}: {name}={value}"] = case
