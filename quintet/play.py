@@ -198,8 +198,7 @@ class _Games:
     """The games that are played side by side, each with a share of those to play.
 
     An environment of one agent is a game that ends with its episode.  A game of several agents has
-    ended when
-    it is reset; then no agent has a valid row.
+    ended when it is reset; then no agent has a valid row.
     """
 
     def __init__(self, share: NDArray[np.int64], num_agents: int, own: NDArray[np.bool_]):

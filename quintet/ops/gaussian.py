@@ -201,8 +201,7 @@ class DiagGaussian:
 
     def to_env(self, action: Values) -> Values:
         """See `Family.to_env`.  Converts an action; the environment gets 0 (or the nearest bound)
-        for a number that is not
-        finite, which might break it; the loss then reports that number.
+        for a number that is not finite, which might break it; the loss then reports that number.
         """
         unit = action.tanh() if self.squash == "action" else action
         unit = torch.nan_to_num(unit, nan=0.0, posinf=0.0, neginf=0.0)

@@ -394,7 +394,7 @@ class Trained(Generic[B, K]):
     def fold_when_due(self) -> None:
         """Folds every FOLD_EVERY steps, and at once if a loss or the gradient of the last step
         was not finite: the current batch is then the cause, and the spoilt weights never act.
-            Waits for a GPU, as the next batch's copy does.
+        Waits for a GPU, as the next batch's copy does.
 
         Raises:
             NonFiniteError: as `fold`.
