@@ -1,9 +1,10 @@
-"""Writes the rows of options in docs/LEARNER.md from the fields that declare them.
+"""Writes what documents say of learners' options from the fields that declare them: the rows of
+docs/LEARNER.md, and in docs/populations.md the options that are tuned by default.
 
 python benchmarks/option_tables.py            rewrite them
 python benchmarks/option_tables.py --check    exit with 1 if they are not what the fields say
 
-A row stands where its document has one, else after that of the field before it.
+An option's row stands where its document has one, else after that of the field before it.
 """
 
 import json
@@ -16,7 +17,7 @@ from pydantic import BaseModel
 from records import ROOT, write_whole
 
 from quintet.algorithms import registry
-from quintet.options import about, default_of
+from quintet.options import about, default_of, tunable
 
 
 def row(options: type[BaseModel], name: str) -> str:
@@ -55,22 +56,34 @@ def rendered(text: str, options: type[BaseModel]) -> str:
     return "\n".join(lines)
 
 
-def document(algo: str) -> Path:
-    return ROOT / "docs" / f"{algo}.md"
+def tuned(text: str) -> str:
+    """The document of populations, with the options that each learner's fields say."""
+    for algo in registry.LEARNERS.own:
+        ways = tunable(registry.find(algo).config)
+        names = ", ".join(f"`{name}`" for name, way in ways.items() if way.usual)
+        text = re.sub(rf"(?m)^\| {algo} \| `.*$", f"| {algo} | {names} |", text)
+    return text
+
+
+def documents() -> dict[Path, str]:
+    """The documents as the fields say, by their paths."""
+    docs = ROOT / "docs"
+    found = {docs / "populations.md": tuned((docs / "populations.md").read_text())}
+    for algo in registry.LEARNERS.own:
+        path = docs / f"{algo}.md"
+        found[path] = rendered(path.read_text(), registry.find(algo).config)
+    return found
 
 
 def main() -> int:
     """Writes the documents that differ, or names them."""
-    stale = 0
-    for algo in registry.LEARNERS.names():
-        path, text = document(algo), document(algo).read_text()
-        now = rendered(text, registry.find(algo).config)
-        stale += now != text
-        if now != text and "--check" in sys.argv:
+    stale = {path: now for path, now in documents().items() if now != path.read_text()}
+    for path, now in stale.items():
+        if "--check" in sys.argv:
             print(f"{path} is not what the fields say; run: python benchmarks/option_tables.py")
-        elif now != text:
+        else:
             write_whole(path, now)
-    return int("--check" in sys.argv and stale > 0)
+    return int("--check" in sys.argv and bool(stale))
 
 
 if __name__ == "__main__":

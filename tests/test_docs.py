@@ -31,8 +31,10 @@ from quintet.config.command import parse
 from quintet.config.layers import named_here, options, preset_layers
 from quintet.config.resolve import compose
 from quintet.envs.atari import AtariConfig
+from quintet.envs.backends import BACKENDS
 from quintet.envs.ids import resolve_backend
 from quintet.envs.toy import EndlessPay
+from quintet.options import tunable
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -157,6 +159,7 @@ def test_code_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def evaluates(*args: Any, episodes: int = 3, **given: Any) -> Any:
         return evaluate(*args, episodes=min(episodes, 3), **given)
 
+    monkeypatch.setattr(BACKENDS, "loaded", dict(BACKENDS.loaded))  # one document adds a backend
     monkeypatch.setattr(quintet, "train", trains)
     monkeypatch.setattr(quintet, "evaluate", evaluates)
     monkeypatch.chdir(tmp_path)
@@ -240,6 +243,19 @@ def test_every_option_of_a_learner_is_documented_as_its_field_says(
     assert option_tables.rendered(text.replace(row, "| `gamma` | 0.5 | |"), options_of) == text
     without = option_tables.rendered(text.replace(f"{row}\n", ""), options_of)
     assert without.count(row) == 1
+
+
+def test_the_document_of_populations_says_what_fields_say(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import option_tables
+
+    text = (DOCS / "populations.md").read_text()
+    assert option_tables.tuned(text) == text
+    assert option_tables.tuned(text.replace("| ddpg | `critic_l2_coef`, ", "| ddpg | ")) == text
+    ways = {name: way for _, options in LEARNERS.values() for name, way in tunable(options).items()}
+    line = next(line for line in text.splitlines() if "the distance to 1 changes, by" in line)
+    named = set(re.findall(r"`(\w+)`", line))
+    assert named == {name for name, way in ways.items() if way.by == "distance_to_1"}
 
 
 PRESETS = {
