@@ -12,7 +12,9 @@ are medians of processor time.
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import numpy as np
@@ -34,6 +36,7 @@ from quintet.runtime.slots import RowSpecs
 from quintet.types import Rollout, Spaces, TensorSpec
 
 FLOATS, ACTIONS, ROUND, TOGETHER = 17, 6, 8, 4
+FOLDER = TemporaryDirectory()  # of the replay
 SPACES = Spaces(
     gym_spaces.Box(-np.inf, np.inf, (FLOATS,), np.float32),
     gym_spaces.Box(-1.0, 1.0, (ACTIONS,), np.float32),
@@ -117,7 +120,7 @@ def full_replay(capacity: int, columns: int) -> replays.Replay:
     drawn = ReplayPlan("windows", capacity_steps=capacity, steps=1, columns=columns, draws="owed",
                        rate=1.0, start_steps=1)  # fmt: skip
     specs = RowSpecs(SPACES, TensorSpec((ACTIONS,), torch.float32), {}, {})
-    replay = replays.Replay(DataPlan(ROUND, 1, replay=drawn), specs, 1, 0)
+    replay = replays.Replay(DataPlan(ROUND, 1, replay=drawn), specs, 1, 0, Path(FOLDER.name))
     never, nobody = torch.zeros(ROUND + 1, 1, dtype=torch.bool), torch.zeros(1, dtype=torch.int64)
     for _ in range(capacity // ROUND + 1):
         batch = Rollout(

@@ -29,6 +29,7 @@ from functools import partial
 from itertools import count, cycle
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ from quintet.types import ActOutput, Obs, Publication, Rollout, Spaces, State, T
 EPISODE, FLOATS, ACTIONS = 250, 17, 6
 FRAME, STACK = (84, 84), 4
 ACTION = TensorSpec((ACTIONS,), torch.float32)
+FOLDER = TemporaryDirectory()  # of all replays
 
 
 @dataclass(frozen=True)
@@ -206,11 +208,15 @@ def in_turns(calls: dict[str, Callable[[int], float]], count: int, rounds: int) 
     return {name: median(each) for name, each in found.items()}
 
 
+def new_folder() -> Path:
+    return Path(mkdtemp(dir=FOLDER.name))
+
+
 def drawing(kind: Kind, streams: int, rounds: int) -> dict[str, float]:
     """Draws and stores of a full replay and of a full buffer."""
     plan = DataPlan(kind.unroll_steps, streams, state_every=kind.unroll_steps, replay=kind.plan)
     specs = RowSpecs(Spaces(kind.observation, spaces.Box(-1, 1, (ACTIONS,))), ACTION, {}, {})
-    replay, plain = Replay(plan, specs, streams, 0), Plain(kind)
+    replay, plain = Replay(plan, specs, streams, 0, new_folder()), Plain(kind)
     batches = InTurn(fresh_batches(kind, streams))
     for _ in range(kind.plan.capacity_steps // (streams * kind.unroll_steps) + kind.premade):
         batch = batches.next()
@@ -312,7 +318,7 @@ def steps(streams: int, with_replay: bool) -> Callable[[int], float]:
     learner: Any = ToyLearner(plan)
     sampling = SerialSampling([env], lambda: ToyActor(streams), plan, 0, timer)
     rows = RowSpecs.of(env.spaces, ToyActor(streams))
-    replays = [Replay(plan, rows, streams, 0)] if with_replay else []
+    replays = [Replay(plan, rows, streams, 0, new_folder())] if with_replay else []
     components, counters = loop.Components([learner], sampling, replays), loop.Counters()
 
     def run(count: int) -> float:

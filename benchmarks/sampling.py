@@ -29,7 +29,7 @@ from quintet.envs.make import make_vector_env
 from quintet.envs.vector import VectorEnv
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
-from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
+from quintet.runtime.asynchronous import AsyncSampling
 from quintet.runtime.processes.messages import Place, WorkerSpec
 from quintet.runtime.processes.workers import Workers
 from quintet.types import ActOutput, Obs, Publication, State, TensorSpec
@@ -92,7 +92,7 @@ def through_slots(env: str, backend: str, workers: int, seconds: float) -> float
         num_slots=2,
     )
     nothing = Publication(0, {"none": torch.zeros(1)})
-    sampling = AsyncSampling(Workers(spec, [nothing]), PhaseTimer(), AsyncOptions())
+    sampling = AsyncSampling(Workers(spec, [nothing]), PhaseTimer())
     sampling.publish(nothing)
     sampling.restart(0)
     try:

@@ -12,6 +12,7 @@ array, see `quintet.spaces.action_spec`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -123,6 +124,20 @@ class VectorEnv(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def place_of_frame(frame: FrameType) -> str:
+    """The stream that a running frame steps or resets, with its step and seed; "" if it is of no
+    single stream.
+
+    It asks the frame's `self` by ``place_of(stream)``, a method of vector environments that step
+    one stream or game after another, for the stream that the frame holds as `stream`.
+    """
+    held = frame.f_locals
+    place_of = getattr(type(held.get("self")), "place_of", None)
+    if place_of is None or "stream" not in held:
+        return ""
+    return str(place_of(held["self"], held["stream"]))
 
 
 def allocate_obs(space: Space, leading: tuple[int, ...]) -> ObsArrays:

@@ -64,10 +64,15 @@ class RunFolder:
             checkpoint.clean_temporary(self.path)
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Raises FileFault where the block can't write into the folder."""
+    def _writing(self, name: str = "") -> Iterator[Path]:
+        """The place of a file, from which a folder in its way is set aside; raises FileFault where
+        the block can't write into the run folder.
+        """
+        place = self.path / name
         try:
-            yield
+            if name and place.is_dir():
+                files.set_aside(place)
+            yield place
         except OSError as fault:
             raise FileFault(
                 f"a run folder must be one that can be written, {fault.filename or self.path} "
@@ -91,19 +96,13 @@ class RunFolder:
 
     def open_log(self) -> LogFile:
         """Opens ``log.txt``; new lines follow the lines of earlier starts."""
-        path = self.path / "log.txt"
-        with self._writing():
-            if path.is_dir():
-                files.set_aside(path)
-            self.log = LogFile(path)
+        with self._writing("log.txt") as place:
+            self.log = LogFile(place)
         return self.log
 
     def write_options(self, values: Mapping[str, Any]) -> None:
         """Writes ``config.yaml``."""
-        path = self.path / saved_options.FILE
-        with self._writing():
-            if path.is_dir():
-                files.set_aside(path)
+        with self._writing(saved_options.FILE):
             saved_options.write(self.path, values)
 
     # Checkpoints
@@ -191,9 +190,7 @@ class RunFolder:
         self._record = {"revision": self.revision, "system": dict(system), "sources": sources}
         if evaluated:
             self._record["evaluated_in"] = evaluated
-        with self._writing():
-            if (self.path / run_record.FILE).is_dir():
-                files.set_aside(self.path / run_record.FILE)
+        with self._writing(run_record.FILE):
             self._write_record("running", None, None)
 
     def check_record(self, warn: Callable[[str], None]) -> None:

@@ -12,7 +12,6 @@ from typing import Any, Literal, final
 
 from quintet import checkpoint
 from quintet.algorithms import registry
-from quintet.algorithms.parts.setup import PLAIN
 from quintet.config.machine import require_networks, uncompiled_note
 from quintet.config.resolve import (
     Loaded,
@@ -35,13 +34,22 @@ from quintet.run import making, seed_group
 from quintet.run.callbacks import Callbacks, OnReport, UserCode
 from quintet.run.folder import RunFolder, move_aside
 from quintet.run.learners import make_policies, several
+from quintet.run.policy_folder import RunReplay
 from quintet.run.policy_run import leader
 from quintet.run.population import Population
-from quintet.run.sampling import Source, assignment_of, make_sampling, open_source, require_rows
+from quintet.run.sampling import (
+    Source,
+    assignment_of,
+    make_sampling,
+    open_source,
+    require_rows,
+    row_specs,
+)
 from quintet.run.trainer import Trainer
 from quintet.runtime.loop import Sampling
 from quintet.runtime.parallel.learners import Learners
 from quintet.runtime.processes.process import pickled, prepare
+from quintet.runtime.slots import RowSpecs
 from quintet.runtime.torch_settings import OwnTorch, inexact_told, torch_settings
 from quintet.system import provenance, trust, user_state
 from quintet.system.child import how_ended
@@ -160,8 +168,9 @@ def _run(loaded: Loaded, user: UserCode, here: Path, *, may_go_back: bool) -> Re
         if (note := uncompiled_note(loaded.config, config, source.spaces)) is not None:
             trainer.saving.notes.append(note)
         trainer.warm_start(anew=loaded.overwrite)
-        require_rows(config, source.spaces, policies[0].learner.plan)
-        _make_replays(trainer, source)
+        rows = row_specs(config, source.spaces)
+        require_rows(config, rows, policies[0].plan)
+        _make_replays(trainer, source, rows)
         sampling = make_sampling(
             config, source, policies, trainer.timer, trainer.log.say, trainer.log.waiting
         )
@@ -170,7 +179,7 @@ def _run(loaded: Loaded, user: UserCode, here: Path, *, may_go_back: bool) -> Re
             trainer.saving.notes.append(f"the run that was in {config.run_dir} is kept in {place}")
         with (
             run_lock(config.run_dir),
-            stop_on_signals(trainer),
+            stop_on_signals(trainer.stop),
             save_on_signal(trainer.request_save),
             _ends_told(trainer, sampling, source),
         ):
@@ -298,16 +307,15 @@ def _newest_scores(run_dir: Path) -> dict[str, float]:
 
 
 @OwnTorch()
-def _make_replays(trainer: Trainer, source: Source) -> None:
+def _make_replays(trainer: Trainer, source: Source, rows: RowSpecs) -> None:
     """Makes the policies' replays; raises ConfigError where one can't fit."""
-    config, plan = trainer.config, trainer.policies[0].learner.plan
+    plan = trainer.policies[0].plan
     if plan.replay is None:
         return
-    make_actor = registry.find(config.algo).make_actor
-    assignment = assignment_of(config, source.env, plan, len(trainer.policies))
-    for policy in trainer.policies:
-        actor = make_actor(config.learner, config.model, source.spaces, PLAIN)
-        policy.make_replay(actor, assignment, trainer.saving.interval)
+    assignment = assignment_of(trainer.config, source.env, plan, len(trainer.policies))
+    for each in trainer.policies:
+        interval = trainer.saving.interval
+        each.replay = RunReplay(plan, each.config, assignment, interval, rows, each.folder)
 
 
 @contextmanager
@@ -322,7 +330,7 @@ def _ends_told(trainer: Trainer, sampling: Sampling, source: Source) -> Iterator
         raise
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)
-        if interrupted and trainer.stop_requested:  # the second Ctrl-C, which waits for nobody
+        if interrupted and trainer.stop.made:  # the second Ctrl-C, which waits for nobody
             for each in others:
                 each.kill()
         trainer.ended("stopped" if interrupted else "failed", error)
@@ -364,7 +372,7 @@ def _going_back(trainer: Trainer, may_go_back: bool) -> Iterator[None]:
         # An async run has replaced workers already; a run that was asked to stop starts nothing.
         asynchronous = trainer.config.runtime.kind == "async"
         replaced = asynchronous and not isinstance(error, LearnerFault)
-        if not may_go_back or replaced or trainer.stop_requested:
+        if not may_go_back or replaced or trainer.stop.made:
             raise
         trainer.folder.check()  # a folder that is gone has no checkpoint to go back to
         # Off the uninterrupted run's path the newest checkpoint loses least.

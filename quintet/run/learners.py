@@ -1,7 +1,6 @@
 """Makes the learners and the policies of a run from a resolved configuration."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -15,9 +14,9 @@ from quintet.protocols import Learner, Ranks
 from quintet.run.folder import RunFolder
 from quintet.run.policy_folder import PolicyFolder
 from quintet.run.policy_run import PolicyRun
+from quintet.run.sampling import row_specs
 from quintet.runtime.parallel.learners import Learners, LearnersSpec
 from quintet.runtime.seeds import Role, generator_seed
-from quintet.runtime.slots import RowSpecs
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.types import Spaces
 
@@ -60,12 +59,10 @@ def make_learners(config: RunConfig, spaces: Spaces) -> Learners:
     """The learners of a resolved configuration that share every batch."""
     runtime = config.runtime
     assert runtime.threads is not None
-    compute = replace(runtime.actor_compute, compile=False)  # only to see what it records
-    actor = registry.find(config.algo).make_actor(config.learner, config.model, spaces, compute)
     spec = LearnersSpec(
         make_learner=partial(make_learner, config, spaces),
         devices=_devices(runtime),
-        rows=RowSpecs.of(spaces, actor),
+        rows=row_specs(config, spaces),
         threads=runtime.threads,
         timeout_s=runtime.learner_timeout_s,
         exact=runtime.exact,

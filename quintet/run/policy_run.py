@@ -22,14 +22,12 @@ from quintet.models.config import uses_pictures
 from quintet.observe.metrics import EpisodeStats
 from quintet.policy import LEARNER, POLICY, Policy, describe, misfit
 from quintet.population.scores import MEANS, MOST_WINDOWS, Record, compared
-from quintet.protocols import Actor, DataPlan, Learner
+from quintet.protocols import DataPlan, Learner
 from quintet.run.policy_folder import BEST, PolicyFolder, RunReplay
 from quintet.run.warm_start import donated
 from quintet.runtime.batch import Episode
 from quintet.runtime.delivery import Batch
 from quintet.runtime.loop import Counters
-from quintet.runtime.policies import Assignment
-from quintet.runtime.slots import RowSpecs
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.spaces import other_spaces
 from quintet.system import saved_options, trust
@@ -125,12 +123,6 @@ class PolicyRun:
         weights, note = donated(path, keys, self.learner, self.description)
         self.learner.warm_start(weights)
         return note
-
-    @OwnTorch()
-    def make_replay(self, actor: Actor, assignment: Assignment, interval: int) -> None:
-        """Makes the replay of the learner's plan; `actor` determines the recorded fields."""
-        rows = RowSpecs.of(self.spaces, actor)
-        self.replay = RunReplay(self.plan, self.config, assignment, interval, rows, self.folder)
 
     def add(self, batch: Batch) -> None:
         """Counts a batch that the learner used, and its episodes."""

@@ -2,8 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from collections.abc import Callable, Sequence
+from typing import final
 
 from quintet.config.population import first_values, rules, shaping_of, with_values
 from quintet.config.run import RunConfig
@@ -171,14 +171,6 @@ class Population:
         self.folder.check()
         lines = "".join(json.dumps(event) + "\n" for event in self.controller.events)
         files.write_whole(self.folder.path / EVENTS, lines.encode())
-
-    def save(self) -> dict[str, Any]:
-        """State for a checkpoint's meta."""
-        return self.controller.save()
-
-    def load(self, saved: Mapping[str, Any]) -> None:
-        """Restores the result of `save`; the policies load their options themselves."""
-        self.controller.load(saved)
 
 
 def told(decision: Decision) -> str:

@@ -22,7 +22,7 @@ from quintet.errors import ConfigError
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
 from quintet.runtime import loop
-from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
+from quintet.runtime.asynchronous import AsyncSampling
 from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.policies import Assignment
 from quintet.runtime.processes.messages import Place, ServerOptions, WorkerSpec
@@ -128,12 +128,17 @@ def slots_per_group(runtime: RuntimeConfig, plan: DataPlan, num_streams: int) ->
 
 
 @OwnTorch()
-def require_rows(config: RunConfig, spaces: Spaces, plan: DataPlan) -> None:
+def row_specs(config: RunConfig, spaces: Spaces) -> RowSpecs:
+    """The fields of the rows that the learner's actors make."""
+    actor = registry.find(config.algo).make_actor(config.learner, config.model, spaces, PLAIN)
+    return RowSpecs.of(spaces, actor)
+
+
+def require_rows(config: RunConfig, rows: RowSpecs, plan: DataPlan) -> None:
     """Raises ConfigError if the slots of all groups, or a batch, can't fit into memory."""
     size = config.env.streams_per_group
     assert size is not None
-    actor = registry.find(config.algo).make_actor(config.learner, config.model, spaces, PLAIN)
-    specs = slot_specs(RowSpecs.of(spaces, actor), plan, size).values()
+    specs = slot_specs(rows, plan, size).values()
     of_slot = sum(prod(spec.shape) * spec.dtype.itemsize for spec in specs)
     serial = config.runtime.kind == "serial"
     slots = 1 if serial else slots_per_group(config.runtime, plan, config.env.num_streams)
@@ -146,8 +151,8 @@ def require_rows(config: RunConfig, spaces: Spaces, plan: DataPlan) -> None:
     nbytes = of_slot // size * plan.columns_per_batch
     memory.require(nbytes, batch, "lower what the learner takes for a batch")
     if plan.replay is not None:
-        rows = plan.replay.columns * (plan.replay.steps + 1)
-        nbytes = rows * (of_slot // (plan.unroll_steps * size))
+        drawn = plan.replay.columns * (plan.replay.steps + 1)
+        nbytes = drawn * (of_slot // (plan.unroll_steps * size))
         way_out = "lower its size or the length of its rows"
         memory.require(nbytes, "a batch that is drawn from replay", way_out)
 
@@ -227,8 +232,7 @@ def make_sampling(
         return LockstepSampling(workers, timer, runtime.lag, may_lag)
     # Several learners take batches from shared memory, which is not page-locked.
     pin = runtime.device.startswith("cuda") and runtime.num_learners == 1
-    options = AsyncOptions(runtime.prefetch_batches, runtime.max_restarts, pin)
-    return AsyncSampling(workers, timer, options)
+    return AsyncSampling(workers, timer, runtime.prefetch_batches, runtime.max_restarts, pin)
 
 
 def assignment_of(

@@ -106,10 +106,14 @@ class Saving:
             own, part = policy.save()
             tensors |= own
             parts.append(part)
-        of_past: dict[str, Any] = {}
+        more = parts[0]
+        if len(parts) > 1:
+            more = {POLICIES: parts, LEADER: leader(self.policies).folder.index}
         if self.past is not None:
-            own, of_past["self_play"] = self.past.save()
+            own, more["self_play"] = self.past.save()
             tensors |= own
+        if self.population is not None:
+            more["population"] = self.population.controller.save()
         meta = {
             # Only these can be resumed from with the bytes of the uninterrupted run.
             "exact": exact and self.on_path,
@@ -122,9 +126,7 @@ class Saving:
             provenance.SYSTEM: self.system,
             "discarded_columns": self._columns(),
             **said,
-            **({} if self.population is None else {"population": self.population.save()}),
-            **of_past,
-            **(parts[0] if len(parts) == 1 else self._several(parts)),
+            **more,
         }
         # Named by iterations, which always grow, unlike updates.
         self.folder.check()
@@ -146,9 +148,6 @@ class Saving:
         self._delivery = delivery
         for queue, columns in zip(delivery.queues, self._discarded_columns, strict=False):
             queue.dropped_columns = columns
-
-    def _several(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
-        return {POLICIES: parts, LEADER: leader(self.policies).folder.index}
 
     def restore(self) -> tuple[Checkpoint | None, loop.Counters]:
         """Resumes from the folder's newest checkpoint; None where the run begins.  Raises
@@ -187,7 +186,7 @@ class Saving:
         for policy in self.policies:
             self.warnings += policy.load(found)
         if self.population is not None:
-            self.population.load(meta["population"])
+            self.population.controller.load(meta["population"])
             self.population.shape(self.policies)
         if self.past is not None:
             self.past.load(found.tensors, meta["self_play"])

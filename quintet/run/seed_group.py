@@ -10,18 +10,18 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple, final
+from contextlib import ExitStack, suppress
+from tempfile import TemporaryFile
+from typing import IO, Any, NamedTuple
 
 from quintet.system import entry
 from quintet.system.child import Child
-from quintet.system.signals import stop_on_signals
+from quintet.system.signals import StopRequest, stop_on_signals
 
 ORPHAN_GRACE_S = 60.0
 """Seconds that a member has for an orderly stop after its parent has ended."""
 
 _POLL_S = 0.05
-_READ_BYTES = 65_536
 
 
 class Member(NamedTuple):
@@ -49,91 +49,48 @@ def run_members(
     Ctrl-C and SIGTERM are passed on to the running members, which stop in an orderly way, and no
     others are started.  A second Ctrl-C kills them.  `say` receives every line that they print.
     """
-    group = _Group(say)
+    stop = StopRequest(
+        lambda: say("stopping: waits for the runs' checkpoints; a second Ctrl-C ends them at once")
+    )
     waiting = list(enumerate(members))
-    running: dict[int, _Process] = {}
+    running: dict[int, Child] = {}
     outcomes = [Outcome(None, None)] * len(members)
-    with stop_on_signals(group):
+    asked = False
+    with ExitStack() as ends, stop_on_signals(stop):
+        answers = [ends.enter_context(TemporaryFile()) for _ in members]
         try:
-            while running or (waiting and not group.stop_requested):
-                while waiting and len(running) < jobs and not group.stop_requested:
+            while running or (waiting and not stop.made):
+                while waiting and len(running) < jobs and not stop.made:
                     index, member = waiting.pop(0)
-                    running[index] = _Process(module, member, say)
-                if group.stop_requested:
-                    for process in running.values():
-                        process.ask_to_stop()
-                for index in [i for i, process in running.items() if process.ended]:
-                    outcomes[index] = running.pop(index).outcome()
+                    running[index] = _begun(module, member, answers[index].fileno(), say)
+                if stop.made and not asked:
+                    asked = True
+                    for child in running.values():
+                        child.terminate()
+                for index in [i for i, child in running.items() if child.ended]:
+                    outcomes[index] = Outcome(running.pop(index).wait(), _read(answers[index]))
                 time.sleep(_POLL_S)
         finally:
-            for process in running.values():
-                process.kill()
+            for child in running.values():
+                child.kill()
+                child.wait()
     return outcomes
 
 
-@final
-class _Group:
-    """Records whether the group was asked to stop."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self.stop_requested = False
-        self._say = say
-
-    def request_stop(self) -> None:
-        self.stop_requested = True
-
-    def tell_stopping(self) -> None:
-        self._say("stopping: waits for the runs' checkpoints; a second Ctrl-C ends them at once")
-
-    def abandon(self) -> None:
-        """Does nothing: the members end with this process."""
+def _begun(module: str, member: Member, answer: int, say: Callable[[str], None]) -> Child:
+    """The process of a member, which writes its answer to the file `answer`."""
+    child = Child(member.name, module, lambda line: say(f"[{member.name}] {line}"), [answer])
+    child.give(member.payload)
+    return child
 
 
-@final
-class _Process:
-    """A running member, in the parent process."""
-
-    def __init__(self, module: str, member: Member, say: Callable[[str], None]) -> None:
-        self._asked, self._said = False, b""
-        self._answer, theirs = os.pipe()
-        os.set_blocking(self._answer, False)
-        try:
-            self._child = Child(
-                member.name, module, lambda line: say(f"[{member.name}] {line}"), [theirs]
-            )
-        finally:
-            os.close(theirs)
-        self._child.give(member.payload)
-
-    @property
-    def ended(self) -> bool:
-        self._read()  # a pipe that is full would keep the process from ending
-        return self._child.ended
-
-    def ask_to_stop(self) -> None:
-        if not self._asked:
-            self._asked = True
-            self._child.terminate()
-
-    def kill(self) -> None:
-        self._child.kill()
-        self.outcome()
-
-    def outcome(self) -> Outcome:
-        """Waits for the end of the process; returns its status and answer."""
-        status = self._child.wait()
-        self._read()
-        os.close(self._answer)
-        answer = None
-        with suppress(ValueError):  # what a process that was killed had begun to say
-            answer = json.loads(self._said)
-        return Outcome(status, answer)
-
-    def _read(self) -> None:
-        """Reads the part of the answer that has arrived."""
-        with suppress(BlockingIOError):
-            while part := os.read(self._answer, _READ_BYTES):
-                self._said += part
+def _read(file: IO[bytes]) -> dict[str, Any] | None:
+    """A member's answer; None if it gave none, or was killed while it wrote."""
+    file.seek(0)
+    with suppress(ValueError):
+        answer: dict[str, Any] = json.load(file)
+        return answer
+    return None
 
 
 # The member's side
@@ -150,8 +107,8 @@ def attach() -> bytes:
 
 def answer(content: dict[str, Any]) -> None:
     """Sends the member's answer to the parent, at most once."""
-    with open(int(sys.argv[1]), "w") as pipe:
-        json.dump(content, pipe)
+    with open(int(sys.argv[1]), "w") as file:
+        json.dump(content, file)
 
 
 def _end_in_good_order() -> None:

@@ -40,6 +40,7 @@ from quintet.runtime.delivery import Batch
 from quintet.runtime.processes.watch import Watch
 from quintet.system import forks, provenance, saved_options, signature, trust
 from quintet.system.files import shown
+from quintet.system.signals import StopRequest
 from quintet.system.user_code import no_exit
 from quintet.types import Obs, Publication, Rollout
 
@@ -92,7 +93,8 @@ class Trainer:
         )
         self.live = LiveRun(folder.path, policies, lambda: self.counters.env_steps)
         self.max_cut_frac: float | None = None
-        self.finished = self.stop_requested = self._save_requested = False
+        self.finished = self._save_requested = False
+        self.stop = StopRequest(self._tell_stopping, self._abandon)
         self._saved_at = time.monotonic()  # or begun at
         self._ended, self._telling = False, threading.Lock()  # the loop; what a stop waits for
         self.watch: Watch | None = None
@@ -276,7 +278,7 @@ class Trainer:
 
     def save(self, exact: bool) -> None:
         """Writes a checkpoint, unless it is merely due and costs too much."""
-        wanted = exact or self.stop_requested or self.asks_to_save()
+        wanted = exact or self.stop.made or self.asks_to_save()
         if not (wanted or self.saving.worth_writing(self.counters, self.reports.wall_s)):
             return
         self.folder.check()
@@ -343,15 +345,15 @@ class Trainer:
         steps = self.counters.env_steps
         finished = steps >= self.config.total_env_steps
         evaluated = False
-        if not self.stop_requested and self.evaluations.due(steps, self.reports.wall_s):
+        if not self.stop.made and self.evaluations.due(steps, self.reports.wall_s):
             evaluated = self._evaluate()
-        if finished or evaluated or self.stop_requested or self.reports.due:
+        if finished or evaluated or self.stop.made or self.reports.due:
             self.folder.check()
             self.reports.write(self.counters, self.log)
             self._ask(self.on_report, self.reports.last)
         else:
             self.reports.show(self.counters, self.log)
-        return self.stop_requested
+        return self.stop.made
 
     def _own_metrics(self, report: dict[str, float]) -> dict[str, float]:
         self._ask(self.callbacks.report, self.live, report)
@@ -365,13 +367,13 @@ class Trainer:
             with no_exit(), forks.kept_out("a callback"):
                 answer = function(*given)
         except BaseException as error:  # Ctrl-C as well
-            if isinstance(error, KeyboardInterrupt) and self.stop_requested:
+            if isinstance(error, KeyboardInterrupt) and self.stop.made:
                 raise  # the second Ctrl-C, which ends the run at once
             self._raised = error
-            self.request_stop()
+            self.stop.made = True
             return
         if isinstance(answer, (bool, np.bool_)) and answer:
-            self.request_stop()
+            self.stop.made = True
 
     def _evaluate(self) -> bool:
         """Evaluates all policies; returns whether any evaluation was completed."""
@@ -394,7 +396,7 @@ class Trainer:
         """Called at every step of an evaluation; the timer's switch shows `Watch` that it is not
         stuck."""
         self.timer.switch("evaluation")
-        return self.stop_requested
+        return self.stop.made
 
     def keep_batch(self, batch: Rollout, policy: int) -> str:
         """Writes the batch on which an update failed; returns a sentence that says where."""
@@ -414,12 +416,7 @@ class Trainer:
         late = interval_s is not None and time.monotonic() - self._saved_at >= interval_s
         return late or self._save_requested
 
-    def request_stop(self) -> None:
-        """Requests a stop at the end of the iteration; called by signal handlers."""
-        self.stop_requested = True
-
-    def tell_stopping(self) -> None:
-        """Reports what a stop waits for, from another thread."""
+    def _tell_stopping(self) -> None:
         with self._telling:
             if self._ended:
                 self.log.answer(
@@ -431,8 +428,7 @@ class Trainer:
                     "same command goes on from the last checkpoint"
                 )
 
-    def abandon(self) -> None:
-        """Restores the terminal before the process ends at once."""
+    def _abandon(self) -> None:
         if self.watch is not None:
             self.log.close()
 

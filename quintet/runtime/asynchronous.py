@@ -3,7 +3,6 @@
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import final
 
@@ -11,26 +10,11 @@ from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import ColumnBlock
 from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
-from quintet.runtime.processes.events import SERVER, Died, Event, Filled, Lost
-from quintet.runtime.processes.workers import Workers
+from quintet.runtime.processes.workers import SERVER, Died, Event, Filled, Lost, Workers
 from quintet.types import Publication
 
 _LOOK_AGAIN_S = 0.5
 """Longest wait for a message before the workers are checked, and whether the run is ending."""
-
-
-@dataclass(frozen=True)
-class AsyncOptions:
-    """Options of the asynchronous runtime.
-
-    prefetch_batches: number of joined batches that may wait for the learner.
-    max_restarts: number of replaced workers before the run ends with the last error.
-    pin: whether batches are in page-locked memory, for a GPU.
-    """
-
-    prefetch_batches: int = 2
-    max_restarts: int = 3
-    pin: bool = False
 
 
 @final
@@ -46,11 +30,24 @@ class AsyncSampling:
     restarts = False
     """Whether streams restart at exact checkpoints."""
 
-    def __init__(self, workers: Workers, timer: PhaseTimer, options: AsyncOptions):
+    def __init__(
+        self,
+        workers: Workers,
+        timer: PhaseTimer,
+        prefetch_batches: int = 2,
+        max_restarts: int = 3,
+        pin: bool = False,
+    ):
+        """prefetch_batches: number of joined batches that may wait for the learner.
+
+        max_restarts: number of replaced workers before the run ends with the last error.
+        pin: whether batches are in page-locked memory, for a GPU.
+        """
         spec = workers.spec
-        self.workers, self.timer, self.options = workers, timer, options
+        self.workers, self.timer = workers, timer
+        self.prefetch_batches, self.max_restarts = prefetch_batches, max_restarts
         self.delivery = Delivery(spec.plan, spec.num_streams, spec.assignment, may_lag=True)
-        self.delivery.pin = options.pin
+        self.delivery.pin = pin
         self.trouble: Died | BaseException | None = None  # for the learner's thread to handle
         self.replaced, self.ending = threading.Event(), threading.Event()
         self.handling = threading.RLock()  # guards the delivery and the grants
@@ -163,7 +160,7 @@ class AsyncSampling:
 
     def _count(self, error: QuintetError) -> None:
         """Counts a worker that will be replaced; raises `error` if the limit is reached."""
-        most = self.options.max_restarts
+        most = self.max_restarts
         self.num_restarts += 1
         if self.num_restarts > most:
             error.add_note(f"Workers were replaced {most} times (runtime.max_restarts).")
@@ -192,7 +189,7 @@ class AsyncSampling:
         """Receives filled slots from workers until the run ends, pausing while enough batches wait
         for the learner.
         """
-        most = self.options.prefetch_batches
+        most = self.prefetch_batches
         try:
             while not self.ending.is_set():
                 for event in self.workers.events(_LOOK_AGAIN_S):

@@ -7,9 +7,8 @@ from quintet.errors import WorkerFault
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import Unroll
 from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
-from quintet.runtime.processes.events import Asking, Died, Lost
-from quintet.runtime.processes.wait_notice import WaitNotice
-from quintet.runtime.processes.workers import Workers
+from quintet.runtime.processes.process import WaitNotice
+from quintet.runtime.processes.workers import Asking, Died, Lost, Workers
 from quintet.types import Publication
 
 _LOOK_AGAIN_S = 1.0

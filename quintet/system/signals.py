@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
 from math import inf
 from types import FrameType
-from typing import Protocol, final
+from typing import final
 
 _TOLD_AFTER_S = 1.0  # that a stop may take before it says what it waits for
 _HEEDED_S = 0.4  # that the main thread may take to handle a second Ctrl-C
@@ -35,26 +36,24 @@ sys.exit(), are its own errors.
 """
 
 
-class Stoppable(Protocol):
-    """An object that stops in an orderly way soon after a request."""
+@final
+@dataclass
+class StopRequest:
+    """Whether a run, or a group of runs, was asked to stop in an orderly way.
 
-    stop_requested: bool
+    tell: reports what the stop waits for.
+    abandon: restores the terminal before the process ends at once.  Both are called from another
+        thread.
+    """
 
-    def request_stop(self) -> None: ...
-
-    def tell_stopping(self) -> None:
-        """Reports what the stop waits for; called from another thread."""
-        ...
-
-    def abandon(self) -> None:
-        """Restores the terminal before the process ends at once; called from another thread."""
-        ...
+    tell: Callable[[], object]
+    abandon: Callable[[], object] = lambda: None
+    made: bool = False
 
 
 @contextmanager
-def stop_on_signals(target: Stoppable) -> Iterator[None]:
-    """Makes Ctrl-C, SIGTERM and SIGHUP ask `target` to stop; a second Ctrl-C ends
-    it at once.
+def stop_on_signals(request: StopRequest) -> Iterator[None]:
+    """Makes Ctrl-C, SIGTERM and SIGHUP a request to stop; a second Ctrl-C ends the process at once.
 
     While the main thread is in C code, Python runs no handler.  So a thread also receives the
     signals, reports what the stop waits for, and ends the process at a second Ctrl-C.  If the C
@@ -67,14 +66,14 @@ def stop_on_signals(target: Stoppable) -> Iterator[None]:
         yield
         return
     numbers = [signal.SIGINT, *_ends()]
-    listener = _Listener(target, numbers)
+    listener = _Listener(request, numbers)
 
     def handle(number: int, _: FrameType | None) -> None:
         listener.rearm()
-        if target.stop_requested and number == signal.SIGINT:
+        if request.made and number == signal.SIGINT:
             listener.heeded = True
             raise KeyboardInterrupt
-        target.request_stop()
+        request.made = True
 
     try:
         with _handled(numbers, handle):
@@ -87,12 +86,11 @@ def stop_on_signals(target: Stoppable) -> Iterator[None]:
 @contextmanager
 def save_on_signal(request: Callable[[], None]) -> Iterator[None]:
     """Makes SIGUSR1 request a checkpoint within the block, unless users' code handles it."""
-    number = getattr(signal, "SIGUSR1", None)  # Windows has none
     of_main = threading.current_thread() is threading.main_thread()
-    if number is None or not of_main or signal.getsignal(number) is not signal.SIG_DFL:
+    if not of_main or signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
         yield
         return
-    with _handled([number], lambda *_: request()):
+    with _handled([signal.SIGUSR1], lambda *_: request()):
         yield
 
 
@@ -118,30 +116,16 @@ def interrupts_for_us_alone() -> Iterator[None]:
     Ctrl-C interrupts the block as soon as its thread, the main one, runs Python code; a second one
     ends the process at once.
     """
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
+    told = b"waiting for an environment to be made; a second Ctrl-C ends at once\n"
     with ExitStack() as ends:
         if threading.current_thread() is threading.main_thread():
             # Before the block, so that its thread receives what the main thread blocks.
-            ends.callback(_Listener(_Making(), [signal.SIGINT]).close)
+            request = StopRequest(lambda: os.write(2, told))
+            ends.callback(_Listener(request, [signal.SIGINT]).close)
         # Blocked and not ignored: a signal at the end of the block is handled afterwards.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         ends.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
         yield
-
-
-class _Making:
-    """The making of environments, which KeyboardInterrupt stops."""
-
-    stop_requested = False
-
-    def request_stop(self) -> None: ...
-
-    def tell_stopping(self) -> None:
-        os.write(2, b"waiting for an environment to be made; a second Ctrl-C ends at once\n")
-
-    def abandon(self) -> None: ...
 
 
 @final
@@ -150,10 +134,10 @@ class _Listener:
     the main thread runs a handler.
     """
 
-    def __init__(self, target: Stoppable, numbers: Collection[int]) -> None:
+    def __init__(self, request: StopRequest, numbers: Collection[int]) -> None:
         self.heeded = False  # the main thread is ending after a second Ctrl-C
         self.rearm: Callable[[], object] = lambda: None  # before Python's handler is installed
-        self._target, self._numbers = target, frozenset(numbers)
+        self._request, self._numbers = request, frozenset(numbers)
         self._undone_s = _UNDONE_S.get()
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
@@ -186,7 +170,7 @@ class _Listener:
                 asked = True
             if time.monotonic() >= tell_s:
                 tell_s = inf
-                self._target.tell_stopping()
+                self._request.tell()
             if time.monotonic() >= end_s:
                 if not self.heeded:
                     self._end()
@@ -210,7 +194,7 @@ class _Listener:
         """Ends the process, whatever its main thread is doing."""
 
         def leave() -> None:
-            self._target.abandon()
+            self._request.abandon()
             sys.stdout.flush()
 
         leaving = threading.Thread(target=leave, daemon=True)  # it may wait for a lock
@@ -253,8 +237,8 @@ def _deadly_second(number: int) -> Callable[[], object]:
 
 def _ends() -> list[signal.Signals]:
     """Signals that ask a process to end, except those that it ignores, as under nohup."""
-    found = [getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")]  # Windows has one
-    return [n for n in found if n is not None and signal.getsignal(n) is not signal.SIG_IGN]
+    ends = (signal.SIGTERM, signal.SIGHUP)
+    return [number for number in ends if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextmanager

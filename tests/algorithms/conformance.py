@@ -16,6 +16,7 @@ import gymnasium
 import numpy as np
 import torch
 from a2c import A2C, A2CConfig
+from folders import new_folder
 from gymnasium import spaces as gym
 from pydantic import BaseModel, Field
 from torch import Tensor
@@ -316,7 +317,7 @@ class Run:
         self.replay: Replay | None = None
         if plan.replay is not None:
             rows = RowSpecs.of(case.spaces, self.actors[0])
-            self.replay = Replay(plan, rows, STREAMS, 5)
+            self.replay = Replay(plan, rows, STREAMS, 5, new_folder())
         self.collected = 0
 
     def collect(self) -> list[Rollout]:

@@ -1,6 +1,8 @@
 """Games of several agents as streams."""
 
+import sys
 from functools import partial
+from traceback import walk_stack
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from quintet.envs.config import EnvConfig
 from quintet.envs.make import make_group_env, make_vector_env
 from quintet.envs.pettingzoo import num_agents
 from quintet.envs.resolved import ResolvedEnv, resolve_env
-from quintet.envs.vector import allocate_row, check_finite
+from quintet.envs.vector import allocate_row, check_finite, place_of_frame
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
@@ -52,6 +54,23 @@ def test_games_have_seeds_of_their_own_and_begin_anew_at_a_restart():
     assert first[0, :, 2].tolist() == [1, 1, 1, 4, 4, 4]
     again = record(env, [7, 8, 9, 1, 2, 3], np.zeros((3, 6), np.int64)).obs["obs"]
     assert again[0, :, 1:].tolist() == [[0, 7]] * 3 + [[0, 1]] * 3
+
+
+def test_a_step_that_hangs_is_named_by_its_stream_and_seed():
+    places: list[str] = []
+
+    class Looking(Game):
+        def step(self, actions):
+            frames = (frame for frame, _ in walk_stack(sys._getframe()))
+            places.append(next(filter(None, map(place_of_frame, frames))))
+            return super().step(actions)
+
+    env = game_env(Looking, 6)
+    record(env, list(range(100, 106)), np.zeros((1, 6), np.int64))
+    assert places == [
+        "stream 0 (agent 'ann'), step 1 of its game, seed 100",
+        "stream 3 (agent 'ann'), step 1 of its game, seed 103",
+    ]
 
 
 def test_whoever_has_ended_is_gone_even_if_the_game_keeps_the_agent():

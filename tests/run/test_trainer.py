@@ -63,7 +63,7 @@ def stopped(folder: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def asking(self: trainer.Trainer, episodes: Any) -> bool:
         if self.counters.iteration == at:
-            self.request_stop()
+            self.stop.made = True
         return whole(self, episodes)
 
     with monkeypatch.context() as patched:

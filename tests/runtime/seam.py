@@ -14,6 +14,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from folders import new_folder
 from gymnasium import spaces
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from quintet.envs.vector import VectorEnv
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
 from quintet.runtime import loop
-from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
+from quintet.runtime.asynchronous import AsyncSampling
 from quintet.runtime.delivery import Batch
 from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.policies import Assignment
@@ -362,7 +363,7 @@ def make_sampling(
     workers = Workers(spec, [learner.publication() for learner in learners])
     if kind == "lockstep":
         return LockstepSampling(workers, PhaseTimer(), int(lag))
-    return AsyncSampling(workers, PhaseTimer(), AsyncOptions())
+    return AsyncSampling(workers, PhaseTimer())
 
 
 def drive(
@@ -375,7 +376,9 @@ def drive(
     rows = RowSpecs.of(env.spaces, actor)
     sampling = make_sampling(kind, world, learners, rows)
     kept = learners if plan.replay is not None else []
-    replays = [Replay(plan, rows, ledger.streams, SEED + i) for i, _ in enumerate(kept)]
+    replays = [
+        Replay(plan, rows, ledger.streams, SEED + i, new_folder()) for i, _ in enumerate(kept)
+    ]
     counters = loop.Counters()
     reports: list[dict[str, float]] = []
     played: list[Any] = []

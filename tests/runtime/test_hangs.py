@@ -19,7 +19,7 @@ from processes import runs
 
 from quintet import cli
 from quintet.system import signals
-from quintet.system.signals import stop_on_signals
+from quintet.system.signals import StopRequest, stop_on_signals
 
 HERE = Path(__file__).parent
 WAIT_S = 60.0
@@ -210,26 +210,10 @@ def test_what_a_stop_waits_for_is_told_in_the_order_in_which_it_happens(tmp_path
     assert "stopping after" not in end
 
 
-class Target:
-    """Something that is asked to stop."""
-
-    def __init__(self) -> None:
-        self.stop_requested = False
-        self.told = self.abandoned = 0
-
-    def request_stop(self) -> None:
-        self.stop_requested = True
-
-    def tell_stopping(self) -> None:
-        self.told += 1
-
-    def abandon(self) -> None:
-        self.abandoned += 1
-
-
 def test_signals_of_a_forked_child_are_not_taken_for_ours() -> None:
-    target = Target()
-    with stop_on_signals(target):
+    told: list[str] = []
+    stop = StopRequest(lambda: told.append("stopping"))
+    with stop_on_signals(stop):
         child = os.fork()
         if not child:
             os.kill(os.getpid(), signal.SIGINT)
@@ -237,8 +221,8 @@ def test_signals_of_a_forked_child_are_not_taken_for_ours() -> None:
             os._exit(0)
         os.waitpid(child, 0)
         time.sleep(signals._TOLD_AFTER_S + 0.5)
-        assert not target.stop_requested
-        assert target.told == 0
+        assert not stop.made
+        assert not told
 
 
 def test_signals_reach_who_listened_before_and_everything_is_put_back() -> None:
@@ -246,13 +230,13 @@ def test_signals_reach_who_listened_before_and_everything_is_put_back() -> None:
     os.set_blocking(writer, False)
     before = signal.set_wakeup_fd(writer)
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    target = Target()
+    stop = StopRequest(lambda: None)
     try:
-        with stop_on_signals(target):
+        with stop_on_signals(stop):
             os.kill(os.getpid(), signal.SIGTERM)
             assert select.select([reader], [], [], WAIT_S)[0]
             assert os.read(reader, 1) == bytes([signal.SIGTERM])
-            assert target.stop_requested
+            assert stop.made
     finally:
         assert signal.set_wakeup_fd(before) == writer
         os.close(reader)
@@ -266,10 +250,10 @@ def test_ctrl_c_can_be_pressed_any_number_of_times_where_python_handles_it() -> 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def press_twice() -> None:
-        target = Target()
-        with stop_on_signals(target):
+        stop = StopRequest(lambda: None)
+        with stop_on_signals(stop):
             os.kill(os.getpid(), signal.SIGINT)
-            assert target.stop_requested
+            assert stop.made
             os.kill(os.getpid(), signal.SIGINT)
 
     try:

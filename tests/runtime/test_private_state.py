@@ -30,10 +30,9 @@ from quintet.algorithms import registry
 from quintet.envs.make import make_vector_env
 from quintet.runtime.policies import ONE_POLICY, Assignment
 from quintet.runtime.processes.arena import Arena
-from quintet.runtime.processes.mailbox import Mailbox, mailbox_specs
 from quintet.runtime.processes.messages import Place, ServerOptions, ServerWork, progress_specs
 from quintet.runtime.processes.params import board_specs
-from quintet.runtime.processes.remote import RemoteActor, Request
+from quintet.runtime.processes.remote import Mailbox, RemoteActor, Request, mailbox_specs
 from quintet.runtime.processes.server import Server
 from quintet.types import ActOutput, Publication, TensorSpec
 

@@ -9,14 +9,14 @@ from troubles import SMALL, Drifting
 
 import quintet
 from quintet.observe.progress import LineProgress
-from quintet.runtime.processes import wait_notice
-from quintet.runtime.processes.process import MAKING
-from quintet.runtime.processes.wait_notice import WaitNotice, whereabouts
+from quintet.runtime.processes import process
+from quintet.runtime.processes.process import MAKING, WaitNotice
+from quintet.runtime.processes.workers import whereabouts
 
 
 def test_a_wait_is_told_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(wait_notice.time, "monotonic", lambda: now)
+    monkeypatch.setattr(process.time, "monotonic", lambda: now)
     told: list[tuple[float, str]] = []
     waiting = WaitNotice(lambda text: told.append((now, text)), lambda: f"somebody at {now:g}")
     for _ in range(60):
@@ -64,7 +64,7 @@ def test_a_run_says_what_it_waits_for(
 ) -> None:
     stages: list[str] = []
     waits: list[str] = []
-    monkeypatch.setattr(wait_notice, "_TOLD_EVERY_S", 0.1)
+    monkeypatch.setattr(process, "_TOLD_EVERY_S", 0.1)
     monkeypatch.setattr(LineProgress, "stage", lambda _, text: stages.append(text))
     monkeypatch.setattr(LineProgress, "waiting", lambda _, text: waits.append(text))
     runtime = {f"runtime.{name}": value for name, value in ({"kind": kind} | options).items()}

@@ -32,13 +32,13 @@ from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
 from quintet.run import learners
 from quintet.run.sampling import make_sampling, open_source
-from quintet.runtime.asynchronous import AsyncOptions, AsyncSampling
+from quintet.runtime.asynchronous import AsyncSampling
 from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.policies import ONE_POLICY
-from quintet.runtime.processes.events import Died
 from quintet.runtime.processes.messages import Failed, Place
-from quintet.runtime.processes.wait_notice import WaitNotice
+from quintet.runtime.processes.process import WaitNotice
 from quintet.runtime.processes.worker import report_failure
+from quintet.runtime.processes.workers import Died
 
 SCRIPT = Path(__file__).with_name("troubles.py")
 slow = pytest.mark.slow
@@ -379,7 +379,7 @@ class TwoDieAtOnce:
 
 
 def test_async_ends_where_several_workers_die_at_once() -> None:
-    sampling = AsyncSampling(TwoDieAtOnce(), PhaseTimer(), AsyncOptions(max_restarts=0))  # type: ignore[arg-type]
+    sampling = AsyncSampling(TwoDieAtOnce(), PhaseTimer(), max_restarts=0)  # type: ignore[arg-type]
     sampling.restart(0)
     with pytest.raises(WorkerFault, match="worker 0 is gone"):
         sampling.collect(100)

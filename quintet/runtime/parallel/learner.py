@@ -58,11 +58,11 @@ class LearnerProcess:
         match message:
             case messages.Connect(port):
                 self.ranks.connect(reach_store(port))
-            case messages.Begin(scalars):
+            case messages.Begin(scalars, options):
+                if options is not None:
+                    self.learner.configure(options)
                 tensors = shared_state(self.learner, self.ranks).tensors
                 self.learner.load(LearnerState(tensors, scalars))
-            case messages.Configure(options):
-                self.learner.configure(options)
             case messages.Learn(env_steps, cut, replayed):
                 self.row[0], self.row[1] = time.monotonic_ns(), self.learner.updates + 1
                 self.learner.update(self.memory.read(cut, replayed), env_steps)

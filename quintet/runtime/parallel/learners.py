@@ -289,9 +289,7 @@ class Learners:
         """Gives all learners the first learner's state, unless they already have it."""
         if self._equal:
             return
-        if self._options is not None:
-            self._tell(messages.Configure(self._options))
-        self._tell(messages.Begin(dict(self.learner.save().scalars)))
+        self._tell(messages.Begin(dict(self.learner.save().scalars), self._options))
         shared_state(self.learner, self.ranks)
         self._equal = True
 

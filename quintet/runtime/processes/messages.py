@@ -210,9 +210,13 @@ class Connect(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """Gives a learner the first learner's state: these scalars, and tensors that follow."""
+    """Gives a learner the first learner's state: these scalars, and tensors that follow.
+
+    options: options to take before; None: those with which it was made.
+    """
 
     scalars: dict[str, Any]
+    options: Any
 
 
 class Learn(NamedTuple):
@@ -224,12 +228,6 @@ class Learn(NamedTuple):
     env_steps: int
     cut: bool
     replayed: bool
-
-
-class Configure(NamedTuple):
-    """Gives a learner new options."""
-
-    options: Any
 
 
 class Compare(NamedTuple):

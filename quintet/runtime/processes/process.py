@@ -18,7 +18,6 @@ from quintet import errors
 from quintet.errors import ConfigError, QuintetError, WorkerFault
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.messages import Failed, Ready, Stop
-from quintet.runtime.processes.wait_notice import WaitNotice
 from quintet.system import child, user_state
 from quintet.system.child import Child
 from quintet.system.core_time import Silence
@@ -27,6 +26,9 @@ STOP_GRACE_S = 5.0
 """Seconds for a process to close its environments."""
 
 _LOOK_EVERY_S = 1.0
+
+_TOLD_EVERY_S = 10.0
+"""Seconds between two notices about a wait."""
 
 _START_S = 60.0
 """Seconds for a process before its first row, in addition to its timeout for a
@@ -90,6 +92,23 @@ class ProcessKind:
     making: str = "making or resetting environments"
     slow_start: str = "raise runtime.worker_timeout_s if environments take so long to make"
     fault: type[WorkerFault] = WorkerFault
+
+
+@final
+class WaitNotice:
+    """Prints a notice every ten seconds of a wait."""
+
+    def __init__(self, notice: Callable[[str], None], what: Callable[[], str]):
+        """Begins the wait; `what` returns a few words about the awaited process."""
+        self._notice, self._what = notice, what
+        self._begin_s = self._told_s = time.monotonic()
+
+    def look(self) -> None:
+        """Prints a notice if one is due; called about every second."""
+        now = time.monotonic()
+        if now - self._told_s >= _TOLD_EVERY_S:
+            self._told_s = now
+            self._notice(f"waiting for {now - self._begin_s:.0f} s: {self._what()}")
 
 
 @final

@@ -19,11 +19,10 @@ import torch
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor
 from quintet.runtime.processes.arena import Arena
-from quintet.runtime.processes.mailbox import Mailbox
 from quintet.runtime.processes.messages import Ready, ServerWork, Stop
 from quintet.runtime.processes.params import Board
 from quintet.runtime.processes.process import COMPILING
-from quintet.runtime.processes.remote import BEGINS, Request
+from quintet.runtime.processes.remote import BEGINS, Mailbox, Request
 from quintet.runtime.processes.worker import begin, report_failure
 from quintet.runtime.torch_settings import OwnTorch, configure_torch, inexact_told
 from quintet.types import ActOutput, State

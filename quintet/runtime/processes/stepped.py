@@ -23,9 +23,15 @@ from quintet.envs.vector import (
 from quintet.errors import QuintetError
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.messages import Reset, Step, StepperWork, progress_specs
-from quintet.runtime.processes.process import Process, ProcessKind, await_all, pickled, stop_all
+from quintet.runtime.processes.process import (
+    Process,
+    ProcessKind,
+    WaitNotice,
+    await_all,
+    pickled,
+    stop_all,
+)
 from quintet.runtime.processes.stepper import shared_row, shared_specs
-from quintet.runtime.processes.wait_notice import WaitNotice
 from quintet.runtime.slots import OF_STEP
 
 _LOOK_EVERY_S = 0.5

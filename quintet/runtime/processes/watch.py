@@ -11,8 +11,7 @@ from time import perf_counter
 from types import FrameType
 from typing import final
 
-from quintet.envs.gymnasium import GymnasiumVectorEnv
-from quintet.envs.vector import EnvDescription
+from quintet.envs.vector import EnvDescription, place_of_frame
 from quintet.observe.timing import Phase, PhaseTimer
 from quintet.runtime.sampler import GroupSampler
 from quintet.system.core_time import CoreWaits
@@ -136,14 +135,10 @@ def _compiles(frames: Iterable[FrameType]) -> bool:
 
 def _streams_of(frame: FrameType) -> str:
     """The streams that a frame steps; "" if it is not a step."""
-    code = frame.f_code
     with suppress(KeyError):  # the frame has ended meanwhile
-        if code in (GymnasiumVectorEnv._step.__code__, GymnasiumVectorEnv._reset.__code__):
-            env: GymnasiumVectorEnv = frame.f_locals["self"]
-            return env.place_of(frame.f_locals["stream"])
-        if code in (GroupSampler.receive.__code__, GroupSampler.act.__code__):
+        if frame.f_code in (GroupSampler.receive.__code__, GroupSampler.act.__code__):
             group: GroupSampler = frame.f_locals["self"]
             last = group.first_stream + group.num_streams - 1
             step = group.steps_before + frame.f_locals["row"]
             return f"streams {group.first_stream} to {last}, step {step} since they began"
-    return ""
+    return place_of_frame(frame)

@@ -20,11 +20,10 @@ from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.processes import messages
 from quintet.runtime.processes.arena import Arena
-from quintet.runtime.processes.mailbox import Mailbox
 from quintet.runtime.processes.messages import Work
 from quintet.runtime.processes.params import Board
 from quintet.runtime.processes.process import COMPILING, MAKING
-from quintet.runtime.processes.remote import RemoteActor, ServerGone, ServerLine
+from quintet.runtime.processes.remote import Mailbox, RemoteActor, ServerGone, ServerLine
 from quintet.runtime.sampler import GroupSampler, unroll
 from quintet.runtime.seeds import group_seeds
 from quintet.runtime.slots import RowSpecs, Slot

@@ -7,14 +7,14 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from multiprocessing.connection import wait
 from socket import AF_UNIX, socket
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from numpy.typing import NDArray
@@ -24,13 +24,17 @@ from quintet.observe.timing import PHASES
 from quintet.runtime.batch import Lease, Unroll
 from quintet.runtime.processes import messages
 from quintet.runtime.processes.arena import Arena
-from quintet.runtime.processes.events import SERVER, Asking, Died, Event, Filled, Lost, Sampler
-from quintet.runtime.processes.mailbox import mailbox_specs
-from quintet.runtime.processes.messages import Line, Place, ServerOptions, Work, WorkerSpec
+from quintet.runtime.processes.messages import Fill, Line, Place, Work, WorkerSpec
 from quintet.runtime.processes.params import Board, board_specs
-from quintet.runtime.processes.process import Process, ProcessKind, await_all, pickled, stop_all
-from quintet.runtime.processes.remote import record_specs_of_remote
-from quintet.runtime.processes.wait_notice import WaitNotice, whereabouts
+from quintet.runtime.processes.process import (
+    Process,
+    ProcessKind,
+    WaitNotice,
+    await_all,
+    pickled,
+    stop_all,
+)
+from quintet.runtime.processes.remote import mailbox_specs, record_specs_of_remote
 from quintet.runtime.slots import RowSpecs, Slot
 from quintet.types import Publication, TensorSpec
 
@@ -39,6 +43,74 @@ _LOOK_EVERY_S = 0.5
 
 _LATE_S = 2.0
 """Delay of a check in this process, in seconds, from which workers' silence does not count."""
+
+
+SERVER = -1
+"""Index of the server, in place of a worker's."""
+
+
+class Filled(NamedTuple):
+    """A worker has filled one slot per group.
+
+    granted: largest number of env_steps that could have been executed.
+    """
+
+    worker: int
+    unrolls: list[Unroll]
+    granted: int
+
+
+class Asking(NamedTuple):
+    """A worker has finished its rows, executed this many env_steps, and requests further rows."""
+
+    worker: int
+    executed: int
+
+
+class Lost(NamedTuple):
+    """A worker abandoned its unroll because the server ended; its streams must restart.
+
+    executed: env_steps of the unroll.
+    """
+
+    worker: int
+    executed: int
+
+
+class Died(NamedTuple):
+    """A worker, or the SERVER, ended or was ended because it did not respond; `error` says how.
+
+    executed: env_steps of the worker's unfinished unroll; its current row may or may not count.
+    """
+
+    worker: int
+    error: QuintetError
+    executed: int
+
+
+Event = Filled | Asking | Lost | Died
+
+
+@final
+class Sampler:
+    """A sampler process and its grants."""
+
+    def __init__(self, index: int, places: tuple[Place, ...]):
+        self.index, self.places = index, places
+        self.granted: deque[Fill] = deque()
+        self.busy_since_s = 0.0
+        self.paused = False  # it has done its rows and waits for more
+        self.lost = False  # its streams must begin again before it fills another slot
+        self.process: Process
+
+    @property
+    def num_streams(self) -> int:
+        return sum(place.num_streams for place in self.places)
+
+    @property
+    def what(self) -> str:
+        first, last = self.places[0], self.places[-1]
+        return f"streams {first.first_stream} to {last.first_stream + last.num_streams - 1}"
 
 
 @final
@@ -111,7 +183,9 @@ class Workers:
         self._looked_at_s = self._awake_since_s = 0.0
         self._lock = threading.RLock()
 
-    def _server_kind(self, options: ServerOptions, listener: socket, line: Line) -> ProcessKind:
+    def _server_kind(
+        self, options: messages.ServerOptions, listener: socket, line: Line
+    ) -> ProcessKind:
         most_waiting = sum(max(p.num_streams for p in s.places) for s in self.samplers)
         places, assignment = self.spec.places, self.spec.assignment
         work = _sendable(messages.ServerWork(options, places, assignment, line.token, most_waiting))
@@ -366,6 +440,16 @@ def _hangs_where(sampler: Sampler) -> str:
     if process.doing:
         where, cure = f"while {process.doing}", process.cure
     return f" {where}: an environment hangs, or the process was stopped; {cure}"
+
+
+def whereabouts(rows: Mapping[str, tuple[int, str]], steps: int) -> str:
+    """The progress of the slowest worker in its unroll of `steps` rows, or its activity before."""
+    if not rows:
+        return "no worker has anything to do"
+    name = min(rows, key=lambda name: rows[name])
+    others = f", the slowest of {len(rows)}" if len(rows) > 1 else ""
+    row, doing = rows[name]
+    return f"{name} is {doing or f'at row {row} of {steps}'}{others}"
 
 
 def _sendable(work: Work | messages.ServerWork) -> bytes:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.runtime.replay.memory import Array, Numbers, allocate, require_room, row_bytes
+from quintet.runtime.replay.memory import Array, Numbers, allocate, row_bytes
 from quintet.types import TensorSpec
 
 MOST_FRAMES = 16
@@ -107,7 +107,7 @@ class FrameStacks:
         name: str,
         spec: TensorSpec,
         slices: int,
-        place: Path | None,
+        place: Path,
     ):
         """fields, at: fields and places of the rings that hold the rows; place: the pool's file."""
         self._at, self._spec, self.slices = at, spec, slices
@@ -128,8 +128,7 @@ class FrameStacks:
         return len(self._pool)
 
     def flush(self) -> None:
-        if self._place is not None:
-            self._memory.flush()
+        self._memory.flush()
 
     def begin(self, place: Numbers, rows: Array) -> None:
         """Stores rows ``[B, slices, ...]`` that follow no other row."""
@@ -227,11 +226,7 @@ class FrameStacks:
     def _grow(self, entries: int) -> None:
         held = self._pool
         size = entries * row_bytes(TensorSpec(held.shape[1:], self._spec.dtype))
-        if self._place is None:
-            require_room(None, size)
         self._memory = allocate(self._place, size)
         pool = np.frombuffer(self._memory, np.uint8, size).reshape(entries, *held.shape[1:])
-        if self._place is None:
-            pool[: len(held)] = held
         self._free += range(entries - 1, len(held) - 1, -1)
         self._pool, self.nbytes = pool, size

@@ -13,6 +13,7 @@ from quintet.runtime.replay.frames import may_stack, pool_bytes, possible_slices
 from quintet.runtime.replay.memory import Numbers, array_dtype, require_room, rings_bytes, row_bytes
 from quintet.runtime.slots import RowSpecs
 from quintet.spaces import leaf_spec, observation_leaves
+from quintet.system import memory
 from quintet.types import TensorSpec
 
 _SEGMENT = 1024  # rows under one checksum, at most
@@ -45,7 +46,7 @@ class Layout:
         plan: DataPlan,
         rows: RowSpecs,
         num_streams: int,
-        folder: Path | None,
+        folder: Path,
         slack_steps: int,
         numbers: Sequence[int] | None = None,
     ):
@@ -97,9 +98,8 @@ class Layout:
         assert (self.numbers[rings] == streams).all(), "a stream that has no ring"
         return rings
 
-    def file(self, name: str) -> Path | None:
-        """The file of that name; None for a replay in memory."""
-        return None if self.folder is None else self.folder / f"{name}.bin"
+    def file(self, name: str) -> Path:
+        return self.folder / f"{name}.bin"
 
     def slices_of_stacks(self) -> dict[str, list[int]]:
         """The possible numbers of slices per frame of each leaf that may be a stack."""
@@ -173,12 +173,9 @@ class Layout:
 
     def require_room(self) -> None:
         """Raises ConfigError if the replay does not fit on the disk or in memory."""
-        index = 8 * self.num_streams * self.entries()  # which lies in memory always
-        if self.folder is None:
-            require_room(None, self.nbytes())
-        else:
-            require_room(self.folder, self.nbytes() - index)
-            require_room(None, index, "the index of a replay")
+        index = 8 * self.num_streams * self.entries()  # which lies in memory
+        require_room(self.folder, self.nbytes() - index)
+        memory.require(index, "the index of a replay", "lower the replay capacity")
 
     def nbytes(self) -> int:
         """Bytes of all rings, the index and the pools at their initial size."""

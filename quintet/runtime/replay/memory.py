@@ -1,4 +1,4 @@
-"""Memory of a replay: mapped from files of its folder or anonymous, its sizes and dtypes."""
+"""Memory of a replay, mapped from files of its folder: sizes and dtypes."""
 
 import mmap
 import os
@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 from quintet.errors import CheckpointError, ConfigError
-from quintet.system.memory import free_bytes
 from quintet.types import TensorSpec
 
 Array = NDArray[Any]
@@ -52,21 +51,18 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def require_room(folder: Path | None, nbytes: int, what: str = "replay") -> None:
-    """Raises ConfigError if `nbytes` of a replay don't fit in `folder`, or in memory.
+def require_room(folder: Path, nbytes: int) -> None:
+    """Raises ConfigError if `nbytes` of a replay don't fit in `folder`.
 
     Space used by the folder's existing files counts as free.  No folder is made.
     """
-    if folder is None:
-        available, where = int(free_bytes()), "in memory"
-    else:
-        held = sum(file.stat().st_blocks * 512 for file in files_in(folder))
-        there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
-        available, where = shutil.disk_usage(there).free + held, f"on the disk of {folder}"
+    held = sum(file.stat().st_blocks * 512 for file in files_in(folder))
+    there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    available = shutil.disk_usage(there).free + held
     if nbytes > available:
         raise ConfigError(
-            f"{what} must have room for {nbytes:,} bytes {where}, got {available:,}; lower the "
-            "replay capacity, or make room"
+            f"replay must have room for {nbytes:,} bytes on the disk of {folder}, got "
+            f"{available:,}; lower the replay capacity, or make room"
         )
 
 
@@ -88,13 +84,11 @@ def empty_folder(folder: Path) -> None:
         ) from fault
 
 
-def allocate(place: Path | None, nbytes: int) -> mmap.mmap:
-    """Memory of `nbytes`, at least 1: the file `place`, created or enlarged, or anonymous.  Raises
-    ConfigError if the system refuses.
+def allocate(place: Path, nbytes: int) -> mmap.mmap:
+    """Memory of `nbytes`, at least 1: the file `place`, created or enlarged.  Raises ConfigError if
+    the system refuses.
     """
     try:
-        if place is None:
-            return mmap.mmap(-1, nbytes)
         file = os.open(place, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             os.posix_fallocate(file, 0, nbytes)  # a full disk would be SIGBUS in a later write
@@ -102,9 +96,8 @@ def allocate(place: Path | None, nbytes: int) -> mmap.mmap:
         finally:
             os.close(file)
     except OSError as fault:
-        where = "in memory" if place is None else f"for {place}"
         raise ConfigError(
-            f"replay must have room for {nbytes:,} bytes {where}, got less ({fault.strerror}); "
+            f"replay must have room for {nbytes:,} bytes for {place}, got less ({fault.strerror}); "
             "lower the replay capacity, make room, or give a run folder on another disk"
         ) from fault
 
@@ -122,7 +115,7 @@ def bytes_of(values: Array) -> memoryview:
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
 
-def damaged(place: Path | None, stream: int) -> CheckpointError:
+def damaged(place: Path, stream: int) -> CheckpointError:
     """The error for rows that do not match a checkpoint."""
     return CheckpointError(
         f"{place} must hold the checkpoint's rows of stream {stream}, got others: they were "

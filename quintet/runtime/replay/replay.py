@@ -78,7 +78,7 @@ class Replay:
         rows: RowSpecs,
         num_streams: int,
         seed: int,
-        folder: Path | None = None,
+        folder: Path,
         slack_steps: int = 0,
         numbers: Sequence[int] | None = None,
     ):
@@ -86,7 +86,7 @@ class Replay:
         shows whether observations are stacks of frames.
 
         seed: seed of this replay's draws only.
-        folder: folder for its files only; None: in memory, which can't be saved.
+        folder: folder for its files only.
         slack_steps: number of rows that each stream may store after a `save` without overwriting
             rows of the saved state; every stream takes this additional room.
         numbers: numbers of the streams in the run, ascending; None: 0, 1, 2, ...  Other streams'
@@ -111,7 +111,7 @@ class Replay:
         self.drawn_rows = 0
         self._saved: Numbers | None = None  # the streams' newest rows in the last checkpoint
         # Existing rings keep their length, which may be less than is asked for now.
-        if folder is None or not files_in(folder):
+        if not files_in(folder):
             self._layout.require_room()
 
     @property
@@ -141,7 +141,6 @@ class Replay:
     def describe(self) -> str:
         """One sentence for the user; complete after the first `store`."""
         layout = self._layout
-        where = "in memory" if layout.folder is None else f"in {layout.folder}"
         least = "at least " if self._store is None else ""
         notes = ""
         if self._store is not None and self._store.stacks:
@@ -149,10 +148,10 @@ class Replay:
         if layout.slack:
             notes += f", with room for {layout.slack:,} rows per stream between two checkpoints"
         memory = free_bytes()
-        if layout.folder is not None and self.nbytes > memory:
+        if self.nbytes > memory:
             notes += f"; {memory / 2**20:,.1f} MiB of memory are free, so draws wait for the disk"
         size = f"{self.nbytes / 2**20:,.1f} MiB"
-        return f"replay of {self.capacity:,} rows takes {least}{size} {where}{notes}"
+        return f"replay of {self.capacity:,} rows takes {least}{size} in {layout.folder}{notes}"
 
     def metrics(self) -> dict[str, float]:
         """``replay/*`` by declared name."""
@@ -264,7 +263,6 @@ class Replay:
 
     def save(self) -> dict[str, Any]:
         """The JSON-able state for a checkpoint; the files are then synced to disk."""
-        assert self._layout.folder is not None, "a replay in memory can't be saved"
         counts = {name: getattr(self, name) for name in _COUNTS}
         rows = save_rows(self._store) if self._store is not None else None
         if self._store is not None:
@@ -276,7 +274,6 @@ class Replay:
         """Goes on from the state of `save` and the files; called before any `store`.  Raises what
         `load_rows` raises.
         """
-        assert self._layout.folder is not None, "a replay in memory can't be saved"
         wrong = content_fault(_Saved, state)
         if wrong is not None:
             raise CheckpointError(f"its replay's entry is invalid ({wrong})")

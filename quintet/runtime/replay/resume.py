@@ -105,9 +105,7 @@ def load_rows(layout: Layout, state: Mapping[str, Any]) -> RowStore:
             + "; go on with the old settings, or start again in another run folder"
         )
     for name, nbytes in layout.rings_bytes().items():
-        place = layout.file(name)
-        assert place is not None
-        require_file(place, nbytes)
+        require_file(layout.file(name), nbytes)
     store = RowStore(layout, fresh=False)
     store.size, store.stored = state["size"], state["stored"]
     for name in _COUNTERS:
@@ -158,7 +156,6 @@ def _verify(store: RowStore, state: Mapping[str, Any]) -> None:
     store.rows.restore(_oldest(store), store.head, state["checksums"], store.kept_whole)
     for stream, checksum in enumerate(state["newest_checksums"]):
         if store.head[stream] and _newest_checksum(store, stream) != checksum:
-            assert store.rows.place is not None
             raise damaged(store.rows.place, stream)
     if store.unrolls is not None:
         store.unrolls.restore(store.first, store.last, state["state_checksums"])
@@ -166,7 +163,6 @@ def _verify(store: RowStore, state: Mapping[str, Any]) -> None:
 
 def _rebuild_index(store: RowStore) -> None:
     """Finds the rows where draws may begin, and compares the checkpoint's counts with the rows."""
-    assert store.rows.place is not None
     valid = 0
     for stream, head in enumerate(store.head.tolist()):
         live = np.arange(max(head - store.layout.rows_per_stream, 0), head)

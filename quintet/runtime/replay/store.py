@@ -50,7 +50,7 @@ class Rings:
 
     def __init__(
         self,
-        place: Path | None,
+        place: Path,
         packed: Mapping[str, TensorSpec],
         apart: Mapping[str, TensorSpec],
         num_streams: int,
@@ -132,8 +132,7 @@ class Rings:
         self._records[place] = values.view(np.int64).reshape(*place.shape, -1)
 
     def flush(self) -> None:
-        if self.place is not None:
-            self._memory.flush()
+        self._memory.flush()
 
     def seal(self, heads: Numbers, more: More | None = None) -> None:
         """Computes the checksums of rows written since the last call, up to `heads` (excluded)."""
@@ -209,7 +208,7 @@ class RowStore:
     def __init__(self, layout: Layout, fresh: bool):
         """Allocates the memory; `fresh`: whether existing files belong to an old run."""
         self.layout = layout
-        if fresh and layout.folder is not None:
+        if fresh:
             memory.empty_folder(layout.folder)
         layout.require_room()
         count, length, entries = layout.num_streams, layout.length(), layout.entries()

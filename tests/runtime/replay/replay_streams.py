@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from folders import new_folder
 from gymnasium import spaces
 
 from quintet.protocols import DataPlan, ReplayPlan
@@ -52,6 +53,7 @@ def plan(kind: str, **values: Any) -> DataPlan:
 
 
 def make(data_plan: DataPlan, num_streams: int, seed: int = 0, **options: Any) -> Replay:
+    options.setdefault("folder", new_folder())
     return Replay(data_plan, ROWS, num_streams, seed, **options)
 
 

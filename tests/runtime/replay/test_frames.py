@@ -6,6 +6,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from folders import new_folder
 from gymnasium import spaces
 from replay_streams import SPACES, Chances, Run, check_window, make, plan
 
@@ -255,6 +256,7 @@ def check_pixels(
         specs,
         count,
         0,
+        new_folder(),
     )
     for begin in range(0, len(rows) - steps, steps):
         replay.store(rollout_of(rows, begin, steps))
