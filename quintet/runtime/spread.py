@@ -1,11 +1,9 @@
 """Environments in Python: stepped by this process, or by several if that is faster."""
 
 from collections.abc import Callable, Iterable, Sequence
-from copy import deepcopy
 from time import perf_counter, process_time
 from typing import NamedTuple, Self, final
 
-import numpy as np
 import psutil
 
 from quintet.envs.make import make_group_env
@@ -133,7 +131,7 @@ class SpreadEnv:
         self.recv: Callable[[StepRow], None] = self._recv
         self._seeds: Sequence[int] = ()
         self._actions: list[Array] = []
-        self._seen: list[ObsArrays | StepRow] = []
+        self._seen: list[list[bytes]] = []  # of the first observations, and of rows
         self._say: Callable[[str], None] = lambda _: None
         self._tell: tuple[Callable[[str], None], Callable[[str], None]] = print, self._say
 
@@ -157,7 +155,7 @@ class SpreadEnv:
             self._decided()
         self._env.restart(seeds, out)
         if self._judging:
-            self._seeds, self._actions, self._seen = list(seeds), [], [deepcopy(out)]
+            self._seeds, self._actions, self._seen = list(seeds), [], [_bytes(out)]
 
     def _send(self, action: Array) -> None:
         self._actions.append(action.copy())
@@ -167,7 +165,7 @@ class SpreadEnv:
         begin = _Clocks.now()
         self._env.recv(out)
         took = _Clocks.now()
-        self._seen.append(deepcopy(out))
+        self._seen.append(_row_bytes(out))
         cost = took.cost_since(begin, self.num_streams)
         groups = self._how.num_groups
         count = best_num_processes(
@@ -231,11 +229,11 @@ class SpreadEnv:
         obs = allocate_obs(self.spaces.observation, (self.num_streams,))
         row = allocate_row(self.spaces.observation, self.num_streams)
         stepped.restart(self._seeds, obs)
-        same = _same(obs, self._seen[0])
+        same = _bytes(obs) == self._seen[0]
         for action, seen in zip(self._actions, self._seen[1:], strict=True):
             stepped.send(action)
             stepped.recv(row)
-            same = same and _same(row, seen)
+            same = same and _row_bytes(row) == seen
         return same
 
 
@@ -244,12 +242,9 @@ def spread_envs(envs: Iterable[VectorEnv]) -> list[SpreadEnv]:
     return [env for env in envs if isinstance(env, SpreadEnv)]
 
 
-def _same(a: ObsArrays | StepRow, b: ObsArrays | StepRow) -> bool:
-    """Whether two observations, or two rows, have the same bytes."""
-    if isinstance(a, StepRow) and isinstance(b, StepRow):
-        names = ("raw_reward", "terminated", "truncated", "valid")
-        rest = all(np.array_equal(getattr(a, name), getattr(b, name)) for name in names)
-        return rest and _same(a.obs, b.obs)
-    assert isinstance(a, dict)
-    assert isinstance(b, dict)
-    return all(a[name].tobytes() == x.tobytes() for name, x in b.items())
+def _bytes(obs: ObsArrays, *rest: Array) -> list[bytes]:
+    return [x.tobytes() for x in (*(obs[name] for name in sorted(obs)), *rest)]
+
+
+def _row_bytes(row: StepRow) -> list[bytes]:
+    return _bytes(row.obs, row.raw_reward, row.terminated, row.truncated, row.valid)
