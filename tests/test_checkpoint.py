@@ -174,6 +174,14 @@ def lead_outside(folder: Path) -> str:
     return "must be made of letters"
 
 
+def leave_meta_out(folder: Path) -> str:
+    file = folder / "manifest.json"
+    manifest = json.loads(file.read_text())
+    del manifest["files"]["meta.json"]
+    file.write_text(json.dumps(manifest))
+    return "lists no meta.json"
+
+
 DAMAGES = [
     flip_byte,
     cut_short,
@@ -183,6 +191,7 @@ DAMAGES = [
     change_meta,
     make_newer,
     lead_outside,
+    leave_meta_out,
 ]
 
 
