@@ -431,6 +431,18 @@ def test_saving_removes_no_checkpoint_of_a_run(run, tmp_path):
     assert {path: path.read_bytes() for path in newest.iterdir()} == before
 
 
+def test_saving_takes_the_place_of_nothing_else(run, tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "notes").write_text("mine")
+    for place in ("notes", "folder"):
+        with pytest.raises(
+            CheckpointError, match="holds something else, which saving would remove"
+        ):
+            run.policy.save(tmp_path / place)
+    assert {path.name for path in tmp_path.iterdir()} == {"notes", "folder"}
+
+
 def test_a_place_that_can_not_be_saved_to_is_told_as_such(run, tmp_path):
     with pytest.raises(CheckpointError, match=r"policy's folder must be made of .*'my policy'"):
         run.policy.save(tmp_path / "my policy")

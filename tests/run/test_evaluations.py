@@ -1,5 +1,6 @@
 """Evaluations while training: what is said of their scores, and what is chosen by them."""
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -10,6 +11,7 @@ from gymnasium import spaces
 import quintet
 from quintet.envs.vector import EnvDescription
 from quintet.evaluation import Scores
+from quintet.run import evaluations
 from quintet.run.evaluations import far_apart
 
 SMALL = {
@@ -62,6 +64,20 @@ def test_far_apart(greedy: list[float], sampled: list[float], far: bool) -> None
     assert (told is not None) == far
     if told is not None:
         assert f"{np.mean(sampled):,.4g} in the last {len(sampled)} episodes" in told
+
+
+def test_an_evaluation_that_was_stopped_has_no_scores(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = evaluations.evaluate_in
+
+    def stopped(*given: Any) -> Scores:
+        return replace(whole(*given), complete=False)
+
+    monkeypatch.setattr(evaluations, "evaluate_in", stopped)
+    result = quintet.train("ppo", Variety, 256, 1, tmp_path / "run", SMALL | {"eval.episodes": 5})
+    assert "eval/return_mean" not in result.metrics
+    assert not (result.run_dir / "best").exists()
 
 
 def test_a_greedy_policy_that_is_far_worse_is_told_and_false_decides_by_samples(
