@@ -134,6 +134,7 @@ class About(NamedTuple):
     needs: tuple[Needs, ...] = ()
     tune: Tune | None = None
     at_most: str = ""
+    faster: Literal["", "lower", "higher"] = ""
     also: tuple[str, ...] = ()
 
 
@@ -144,6 +145,7 @@ def option(
     needs: str | Needs | tuple[str | Needs, ...] = (),
     tune: Tune | None = None,
     at_most: str = "",
+    faster: Literal["", "lower", "higher"] = "",
     also: str = "",
     **limits: Any,
 ) -> Any:
@@ -153,6 +155,7 @@ def option(
     needs: conditions under which it has an effect, as texts or `Needs`; all must be met.
     tune: rule by which it may change during a run; None: it may not change.
     at_most: another option that it may not exceed, of the same class; none means infinity.
+    faster: the direction in which it makes updates faster, for advice on speed.
     also: names of the same option in other libraries, separated by blanks.
     limits: other arguments of `pydantic.Field`.
     """
@@ -162,7 +165,7 @@ def option(
         limits["default"] = default
     tune = tune and tune._replace(at_most=at_most)
     info: FieldInfo = Field(description=doc, **limits)
-    info.metadata.append(About(each, tune, at_most, tuple(also.split())))
+    info.metadata.append(About(each, tune, at_most, faster, tuple(also.split())))
     return info
 
 
@@ -249,7 +252,7 @@ def bounds_of(options: BaseModel, tuned: tuple[str, ...]) -> dict[str, tuple[flo
     """Smallest and largest values of tuned options.  If one option may not exceed another and only
     one of them is tuned, the other is its bound.
     """
-    found = {name: _bounds(type(options).model_fields[name]) for name in tuned}
+    found = {name: bounds(type(options).model_fields[name]) for name in tuned}
     for lower, info in type(options).model_fields.items():
         if not (upper := about(info).at_most):
             continue
@@ -261,7 +264,7 @@ def bounds_of(options: BaseModel, tuned: tuple[str, ...]) -> dict[str, tuple[flo
     return found
 
 
-def _bounds(info: FieldInfo) -> tuple[float, float]:
+def bounds(info: FieldInfo) -> tuple[float, float]:
     low, high = -math.inf, math.inf
     parts = get_args(info.annotation)
     within = (limit for part in parts for limit in getattr(part, "__metadata__", ()))

@@ -76,9 +76,8 @@ class DataPlan:
 class UpdateAdvice(NamedTuple):
     """Advice on the speed of a learner's update, in the learner's options.
 
-    work: its work per batch, as in "10 passes in minibatches of 64"; may be "".
-    less_work: ways to a faster update, each with its option, as in "fewer passes than 10
-        (--num-epochs)".
+    work: options that set its work per batch, as in "num_epochs=10, minibatch_steps=64"; may be "".
+    less_work: ways to a faster update, as in "a lower num_epochs than 10 (--num-epochs)".
     larger_batches: ways to fewer and larger updates, for updates whose time hardly depends on their
         rows.
     """

@@ -77,7 +77,6 @@ class Algorithm:
     presets: a YAML file of presets; see `quintet.algorithms.presets.read`.
     defaults: its own defaults of options under ``model.``, ``env.`` and ``runtime.``, by dotted
         name.
-    advice: returns advice on the speed of updates, of (options, resolved model, batch's env_steps).
     warnings: returns warnings about allowed but seldom wise options, of (options, resolved model),
         one sentence each.
     like: similar learners of other libraries, in lower case.
@@ -100,13 +99,30 @@ class Algorithm:
     work: Late | None = None
     presets: Path | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    advice: Callable[[Any, ModelConfig, int], UpdateAdvice] = lambda *_: UpdateAdvice()
     warnings: Callable[[Any, ModelConfig], list[str]] = lambda *_: []
     like: tuple[str, ...] = ()
 
     def reported(self) -> tuple[str, ...]:
         """All names that it may report."""
         return (*self.metrics(), *self.own_metrics)
+
+    def advice(self, options: BaseModel, batch_steps: int) -> UpdateAdvice:
+        """Advice on the speed of updates with batches of so many env_steps."""
+        from quintet.options import Facts, about, bounds, idle
+
+        work, less, larger = list[str](), list[str](), list[str]()
+        still = idle(options, Facts())
+        for name, info in type(options).model_fields.items():
+            way, x = about(info).faster, getattr(options, name)
+            if not way or x is None or name in still:
+                continue
+            work.append(f"{name}={x}")
+            said = f"a {way} {name} than {x} (--{name.replace('_', '-')})"
+            if name in self.batch:
+                larger.append(said)
+            elif x < batch_steps if way == "higher" else x > bounds(info)[0]:
+                less.append(said)
+        return UpdateAdvice(", ".join(work), tuple(less), tuple(larger))
 
     def acts_in(self, space: gym_spaces.Space[Any]) -> bool:
         """Whether it supports an action space."""

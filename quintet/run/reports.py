@@ -212,7 +212,7 @@ def facts_of(
         may_compile=worth,
         compiler=not worth or has_compiler(),  # which takes a moment
         batch_steps=batch_steps,
-        update=registry.find(config.algo).advice(config.learner, config.model, batch_steps),
+        update=registry.find(config.algo).advice(config.learner, batch_steps),
         kind=runtime.kind,
         num_workers=runtime.num_workers or 0,
         num_learners=runtime.num_learners,

@@ -16,16 +16,12 @@ from gymnasium import spaces as gym
 
 import quintet
 from quintet.algorithms import registry
-from quintet.algorithms.impala.config import ImpalaConfig
-from quintet.algorithms.impala.config import advice as impala_advice
 from quintet.algorithms.ppo.config import PPOConfig
-from quintet.algorithms.ppo.config import advice as ppo_advice
 from quintet.cli import main
 from quintet.config.layers import Layer, learner_defaults
 from quintet.config.resolve import Loaded, compose
 from quintet.config.saved import load_config, load_seeds
 from quintet.errors import ConfigError
-from quintet.models.config import ModelConfig
 from quintet.observe.metrics import METRICS
 from quintet.protocols import DataPlan
 
@@ -234,24 +230,52 @@ def test_quintet_config_refuses_what_a_network_can_t_do(
 
 
 def test_ppo_advises_nothing_that_is_done_already() -> None:
-    plain = ModelConfig()
-    assert ppo_advice(PPOConfig(), plain, 2048) == (
-        "10 passes in minibatches of 64",
-        ("fewer passes than 10 (--num-epochs)", "larger minibatches (--minibatch-steps above 64)"),
+    advice = registry.find("ppo").advice
+    assert advice(PPOConfig(), 2048) == (
+        "num_epochs=10, minibatch_steps=64",
+        (
+            "a lower num_epochs than 10 (--num-epochs)",
+            "a higher minibatch_steps than 64 (--minibatch-steps)",
+        ),
         (),
     )
-    assert ppo_advice(PPOConfig(minibatch_steps=2048, num_epochs=1), plain, 2048).less_work == ()
-    whole = PPOConfig(minibatch_steps=None, num_epochs=2)
-    assert ppo_advice(whole, plain, 2048) == (
-        "2 passes",
-        ("fewer passes than 2 (--num-epochs)",),
+    assert advice(PPOConfig(minibatch_steps=2048, num_epochs=1), 2048).less_work == ()
+    assert advice(PPOConfig(minibatch_steps=None, num_epochs=2), 2048) == (
+        "num_epochs=2",
+        ("a lower num_epochs than 2 (--num-epochs)",),
         (),
     )
 
 
-def test_impala_advises_larger_batches() -> None:
-    said = impala_advice(ImpalaConfig(batch_unrolls=24), ModelConfig(), 24 * 80)
-    assert said == ("", (), ("larger batches (--batch-unrolls 48)",))
+@pytest.mark.parametrize(
+    ("algo", "options", "said"),
+    [
+        ("impala", {}, ("batch_unrolls", "a higher batch_unrolls than 24 (--batch-unrolls)")),
+        ("appo", {}, ("minibatch_steps", "a higher minibatch_steps than 1024 (--minibatch-steps)")),
+        (
+            "acer",
+            {"replay_ratio": 0.0},
+            ("unroll_steps", "a higher unroll_steps than 20 (--unroll"),
+        ),
+    ],
+)
+def test_options_that_make_batches_larger(
+    algo: str, options: dict[str, Any], said: tuple[str, str]
+) -> None:
+    entry = registry.find(algo)
+    work, less, (larger,) = entry.advice(entry.config(**options), 1024)
+    assert said[0] in work
+    assert less == ()
+    assert larger.startswith(said[1])
+
+
+def test_options_without_effect_are_not_advised() -> None:
+    entry = registry.find("ddpg")
+    often = "a lower updates_per_env_step than 0.5 (--updates-per-env-step)"
+    assert often in entry.advice(entry.config(), 100).less_work
+    found = entry.advice(entry.config(updates_per_cycle=50), 100)
+    assert found.work == "updates_per_cycle=50, batch_size=64"
+    assert len(found.less_work) == 2
 
 
 # Nobody else names a learner or its options

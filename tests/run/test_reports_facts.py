@@ -276,8 +276,8 @@ def test_learner_and_reports() -> None:
         (
             128,
             (
-                "1 pass in minibatches of 32",
-                ("larger minibatches (--minibatch-steps above 32)",),
+                "num_epochs=1, minibatch_steps=32",
+                ("a higher minibatch_steps than 32 (--minibatch-steps)",),
                 (),
             ),
         )
@@ -296,7 +296,11 @@ def test_learner_and_reports() -> None:
         report__sinks=[],
         report__interval_s=0.5,
     )
-    assert found.update == ("3 passes", ("fewer passes than 3 (--num-epochs)",), ())
+    assert found.update == (
+        "num_epochs=3",
+        ("a lower num_epochs than 3 (--num-epochs)",),
+        (),
+    )
     assert told(found, "sinks", "callback", "report_interval_s") == (False, True, 0.5)
     assert found.eval_episodes == 7
 
@@ -323,7 +327,7 @@ def test_several_learners(gpus: int, enough: bool, monkeypatch: pytest.MonkeyPat
         TOY, algo="impala", batch_unrolls=8, runtime__num_learners=2, runtime__kind="serial"
     )
     assert told(found, "num_learners", "gpu") == (2, enough)
-    assert found.update.larger_batches == ("larger batches (--batch-unrolls 16)",)
+    assert found.update.larger_batches == ("a higher batch_unrolls than 8 (--batch-unrolls)",)
 
 
 def test_workers() -> None:

@@ -36,6 +36,5 @@ ENTRY = Algorithm(
     judged=Late("quintet.algorithms.acer.metrics:judged"),
     needs=config.NEEDS,
     defaults=config.DEFAULTS,
-    advice=config.advice,
     like=("dqn", "qrdqn", "rainbow", "r2d2"),
 )

@@ -23,7 +23,6 @@ from quintet.bounds import (
 from quintet.models.config import ModelConfig
 from quintet.ops.schedules import OF_FRACTION
 from quintet.options import CAP, FACTOR, NEAR_1, USUAL, Needs, Options, option
-from quintet.protocols import UpdateAdvice
 from quintet.system.importing import CodeName
 
 DEFAULTS: dict[str, Any] = {
@@ -64,10 +63,12 @@ class ACERConfig(Options):
     """Options of ACER."""
 
     # Data and replay
-    unroll_steps: Unroll = option(20, at_most=_CAPACITY, also=f"n_steps {parts.UNROLL_STEPS}")
+    unroll_steps: Unroll = option(
+        20, at_most=_CAPACITY, faster="higher", also=f"n_steps {parts.UNROLL_STEPS}"
+    )
     """steps of each stream per fresh batch, T"""
     gamma: parts.Gamma = 0.99
-    replay_ratio: float = option(4.0, ge=0, le=MOST_COUNT)
+    replay_ratio: float = option(4.0, ge=0, le=MOST_COUNT, faster="lower")
     """mean number of updates from replay per fresh update (Poisson); 0: no replay"""
     replay_capacity_steps_per_stream: Steps = option(50_000, needs=_REPLAYS, also=parts.CAPACITY)
     """rows kept of each stream, in whole unrolls, including reset rows of environments"""
@@ -172,13 +173,3 @@ def planned_updates(config: ACERConfig, num_streams: int, total_env_steps: int) 
     start = config.replay_start_steps_per_stream * num_streams
     fresh, after = total_env_steps // batch, max(0, total_env_steps - start) // batch
     return fresh + int(config.replay_ratio * after)
-
-
-def advice(config: ACERConfig, _: ModelConfig, batch_steps: int) -> UpdateAdvice:
-    """Advice on the speed of updates."""
-    ratio = f"fewer updates from replay than {config.replay_ratio:g} (--replay-ratio)"
-    return UpdateAdvice(
-        work=f"by 1 + {config.replay_ratio:g} batches of {batch_steps} rows",
-        less_work=(ratio,) if config.replay_ratio > 0 else (),
-        larger_batches=(f"longer unrolls (--unroll-steps {2 * config.unroll_steps})",),
-    )

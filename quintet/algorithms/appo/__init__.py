@@ -37,5 +37,4 @@ ENTRY = Algorithm(
     own_metrics=OWN_METRICS,
     judged=Late("quintet.algorithms.appo.metrics:judged"),
     defaults=config.DEFAULTS,
-    advice=config.advice,
 )

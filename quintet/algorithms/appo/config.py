@@ -12,7 +12,6 @@ from quintet.algorithms.parts import options as parts
 from quintet.algorithms.parts.options import Knob
 from quintet.bounds import Below1, Bounded, Count, Fraction, NotNegative, Positive, Rows, Unroll
 from quintet.options import CAP, FACTOR, NEAR_1, USUAL, Needs, Options, option
-from quintet.protocols import UpdateAdvice
 from quintet.system.importing import CodeName
 
 DEFAULTS = {"runtime.kind": "async"}
@@ -55,7 +54,7 @@ class APPOConfig(Options):
     """steps of a stream in an unroll"""
     bptt_steps: Unroll | None = option(None, also="recurrence seq_length")
     """rows of a chunk, at whose ends traces and recurrent gradients stop; none: the whole unroll"""
-    minibatch_steps: Rows = option(1024, also=parts.MINIBATCH_STEPS)
+    minibatch_steps: Rows = option(1024, faster="higher", also=parts.MINIBATCH_STEPS)
     """rows per optimizer step, in whole chunks"""
     minibatches_per_iteration: Count = 1
     """minibatches collected before each iteration"""
@@ -216,10 +215,3 @@ def check(config: APPOConfig, *_: object) -> list[str]:
 def planned_updates(config: APPOConfig, _num_streams: int, total_env_steps: int) -> int:
     """All optimizer steps, as if every row were valid."""
     return total_env_steps * config.num_epochs // config.minibatch_steps
-
-
-def advice(config: APPOConfig, *_: object) -> UpdateAdvice:
-    """Fewer passes and larger minibatches save time."""
-    less = [f"fewer passes than {config.num_epochs} (--num-epochs)"] * (config.num_epochs > 1)
-    larger = f"larger minibatches (--minibatch-steps {2 * config.minibatch_steps})"
-    return UpdateAdvice(less_work=tuple(less), larger_batches=(larger,))

@@ -63,7 +63,6 @@ ENTRY = Algorithm(
     actions=(gym_spaces.Box,),
     needs=config.NEEDS,
     defaults=config.DEFAULTS,
-    advice=config.advice,
     warnings=config.warnings,
     like=("td3", "sac", "tqc", "d4pg"),
 )

@@ -28,7 +28,6 @@ from quintet.bounds import (
 )
 from quintet.models.config import ModelConfig
 from quintet.options import FACTOR, USUAL, Needs, Options, option
-from quintet.protocols import UpdateAdvice
 from quintet.system.importing import CodeName
 
 DEFAULTS: dict[str, Any] = {
@@ -72,11 +71,12 @@ class DDPGConfig(Options):
         0.5,
         gt=0,
         le=MOST_COUNT,
+        faster="lower",
         needs=Needs("updates_per_cycle none", lambda o, _: o.updates_per_cycle is None),
         also="gradient_steps utd_ratio update_to_data_ratio",
     )
     """updates per env_step of all streams together"""
-    updates_per_cycle: Count | None = None
+    updates_per_cycle: Count | None = option(None, faster="lower")
     """updates after unroll_steps of every stream, in place of updates_per_env_step"""
     replay_capacity_steps: Steps = option(1_000_000, also=parts.CAPACITY)
     """env_steps kept in replay"""
@@ -84,7 +84,7 @@ class DDPGConfig(Options):
     """env_steps before the first update, at least batch_size"""
     warmup_policy: Literal["noise", "uniform"] = option("noise", needs="replay_start_steps > 0")
     """actions until replay_start_steps; noise: the policy's, with noise; uniform: random"""
-    batch_size: Rows = option(64, also="train_batch_size")
+    batch_size: Rows = option(64, faster="lower", also="train_batch_size")
     """transitions per update"""
     gamma: parts.Gamma = 0.99
     n_step: Unroll = option(1, also="n_steps")
@@ -232,16 +232,3 @@ def planned_updates(config: DDPGConfig, num_streams: int, total_env_steps: int) 
     if config.updates_per_cycle is not None:
         return config.updates_per_cycle * (steps // (config.unroll_steps * num_streams))
     return int(config.updates_per_env_step * steps)
-
-
-def advice(config: DDPGConfig, *_: object) -> UpdateAdvice:
-    """Advice on the speed of updates."""
-    if config.updates_per_cycle is not None:
-        option = f"fewer updates than {config.updates_per_cycle} per cycle (--updates-per-cycle)"
-    else:
-        owed = f"{config.updates_per_env_step:g}"
-        option = f"fewer updates than {owed} per env_step (--updates-per-env-step)"
-    return UpdateAdvice(
-        work=f"by batches of {config.batch_size} transitions",
-        less_work=(option, f"smaller batches than {config.batch_size} (--batch-size)"),
-    )

@@ -22,6 +22,5 @@ ENTRY = Algorithm(
     own_metrics=OWN_METRICS,
     judged=Late("quintet.algorithms.impala.metrics:judged"),
     defaults={"runtime.kind": "async"},
-    advice=config.advice,
     like=("a3c", "vtrace"),
 )

@@ -12,7 +12,6 @@ from quintet.bounds import Below1, Count, Fraction, NotNegative, Positive, Unrol
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
 from quintet.options import CAP, FACTOR, NEAR_1, USUAL, Needs, Options, option
-from quintet.protocols import UpdateAdvice
 from quintet.system.importing import CodeName
 
 
@@ -35,7 +34,7 @@ class ImpalaConfig(Options):
     # Targets and data
     unroll_steps: Unroll = option(80, also=f"n_steps {parts.UNROLL_STEPS}")
     """steps of a stream in an unroll, T; the paper has 20 for Atari, 100 for DMLab"""
-    batch_unrolls: Count = option(24, also="batch_size train_batch_size")
+    batch_unrolls: Count = option(24, faster="higher", also="batch_size train_batch_size")
     """unrolls per update, B, for any number of streams; the paper has 32"""
     gamma: parts.Gamma = 0.99
     rho_bar: Positive | None = option(
@@ -117,12 +116,6 @@ class ImpalaConfig(Options):
 def planned_updates(config: ImpalaConfig, _num_streams: int, total_env_steps: int) -> int:
     """All optimizer steps, as if every row were valid."""
     return total_env_steps // (config.batch_unrolls * config.unroll_steps)
-
-
-def advice(config: ImpalaConfig, *_: object) -> UpdateAdvice:
-    """Every row is learned from once, so only fewer and larger updates save time."""
-    larger = f"larger batches (--batch-unrolls {2 * config.batch_unrolls})"
-    return UpdateAdvice(larger_batches=(larger,))
 
 
 def aux_weights(

@@ -75,6 +75,7 @@ NumEpochs = Annotated[
     option(
         doc="passes over the rows of an iteration",
         tune=FACTOR,
+        faster="lower",
         also="n_epochs update_epochs noptepochs ppo_epochs num_sgd_iter",
     ),
 ]

@@ -36,6 +36,5 @@ ENTRY = Algorithm(
     metrics=Late("quintet.algorithms.ppo.metrics:METRICS").get,
     own_metrics=OWN_METRICS,
     judged=Late("quintet.algorithms.ppo.metrics:judged"),
-    advice=config.advice,
     like=("ppo2", "a2c", "trpo", "reinforce", "recurrentppo", "maskableppo"),
 )
