@@ -259,7 +259,7 @@ def test_options_that_were_replaced_are_the_policys_from_then_on(tmp_path, monke
 def test_several_learners_share_batches_of_one_policy_alone(tmp_path):
     given = {"algo": "impala", "env.id": ENV, "runtime.num_learners": 2, "run_dir": str(tmp_path)}
     given |= {"runtime.kind": "serial", "population.size": 2}
-    says = r"population\.size=2 must have runtime\.num_learners=1, got 2"
+    says = r"runtime\.num_learners=2 has no effect without population\.size=1"
     with pytest.raises(ConfigError, match=says):
         load_config("impala", [], Layer("call", given))
 
