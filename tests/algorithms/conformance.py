@@ -216,6 +216,7 @@ class Noise(gymnasium.Env[Any, Any]):
 
 NUMBERS = gym.Box(-np.inf, np.inf, (3,), np.float32)
 CONTINUOUS = Task(NUMBERS, gym.Box(-2.0, 1.0, (2,), np.float32))
+CHOICE = Task(NUMBERS, gym.Discrete(3))
 MASKED = Task(NUMBERS, gym.MultiDiscrete([2, 3]), masked=True)
 
 
@@ -223,15 +224,21 @@ MASKED = Task(NUMBERS, gym.MultiDiscrete([2, 3]), masked=True)
 class Case:
     """A learner with some options in an environment.
 
+    task: by default with continuous actions, for a learner that has no others with discrete ones.
     options: beside `SIZES`; model: beside a small network.
     """
 
     algo: str
-    task: Task = CONTINUOUS
+    task: Task = None  # type: ignore[assignment]
     options: Mapping[str, Any] = field(default_factory=dict)
     core: str = "none"
     network: Mapping[str, Any] = field(default_factory=dict)
     env: type[Noise] = Noise
+
+    def __post_init__(self) -> None:
+        if self.task is None:
+            able = self.algorithm.acts_in(CONTINUOUS.action)
+            object.__setattr__(self, "task", CONTINUOUS if able else CHOICE)
 
     @property
     def algorithm(self) -> registry.Algorithm:

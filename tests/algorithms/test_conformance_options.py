@@ -1,12 +1,15 @@
 """Every wrong value of an option, of learners and of networks, is refused by name and rule."""
 
+from dataclasses import replace
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import annotated_types
 import pytest
-from conformance import LEARNERS, Case, literals
-from pydantic import BaseModel, ValidationError
+from a2c import A2C, A2CConfig
+from conformance import CHOICE, CONTINUOUS, LEARNERS, Case, literals, switches
+from gymnasium.spaces import Discrete
+from pydantic import BaseModel, Field, ValidationError
 
 from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import Compute
@@ -134,3 +137,19 @@ def test_unknown_names_are_refused_and_nothing_changes(config: type[BaseModel]) 
 def test_check_numerics_refuses_to_be_compiled(algo: str) -> None:
     with pytest.raises(ConfigError, match="check_numerics"):
         Case(algo, options={"check_numerics": True}).learner(Compute(compile=True))
+
+
+class Capped(A2CConfig):
+    """Options with one that is off, and above 1 where it is on."""
+
+    cap: float | None = Field(None, gt=1)
+
+
+def test_learners_of_the_future_fit_into_the_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    future = replace(A2C, config=Capped, actions=(Discrete,))
+    monkeypatch.setitem(LEARNERS, "future", future)
+    assert Case("future").task == CHOICE
+    assert Case("ppo").task == Case("ddpg").task == CONTINUOUS
+    cases = [case.config.cap for case in switches("future").values()]
+    assert cases[0] is None
+    assert max(cap for cap in cases if cap is not None) > 1
