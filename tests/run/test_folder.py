@@ -1,5 +1,6 @@
 """The folder of a run: made good where it can be, refused where it can't, never another's."""
 
+import errno
 import json
 import os
 import re
@@ -13,11 +14,12 @@ import pytest
 import quintet
 from quintet import checkpoint
 from quintet.checkpoint import tensor_hashes
-from quintet.errors import CheckpointError, ConfigError
+from quintet.errors import CheckpointError, ConfigError, FileFault
 from quintet.observe.plots import plot_runs
 from quintet.observe.report_files import read_metrics
+from quintet.run.folder import RunFolder
 from quintet.run.launch import Result
-from quintet.system import provenance
+from quintet.system import files, provenance
 
 SMALL = {
     "env.num_streams": 4,
@@ -468,3 +470,14 @@ def test_a_finished_run_misses_its_newest_checkpoint(whole, copy, capsys):
     assert f"{gone}, and the newest one is of {steps:,}" in said.out + said.err
     quintet.load(folder)
     assert "gone" not in capsys.readouterr().err
+
+
+def test_a_full_disk_is_told_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+    monkeypatch.setattr(files, "make_folder", full)
+    with pytest.raises(FileFault, match=r"run .*No space left.*: make room there, or give another"):
+        RunFolder(tmp_path / "run", signed=False).open()

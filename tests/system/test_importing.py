@@ -1,0 +1,31 @@
+"""Modules of import strings: where they are looked for, and what is left of that."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from quintet.errors import ConfigError
+from quintet.system.importing import import_module
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder that is not searched, as by a console script."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", ".")])
+    return tmp_path
+
+
+def test_a_module_in_the_working_folder_is_found(here: Path) -> None:
+    (here / "one_of_my_own.py").write_text("WHO = 'me'\n")
+    assert import_module("one_of_my_own", "one_of_my_own:WHO").WHO == "me"
+    assert sys.path[-1] == str(here)  # it may import its neighbours later
+    del sys.modules["one_of_my_own"]
+
+
+def test_a_module_that_is_nowhere_leaves_the_search_path_as_it_was(here: Path) -> None:
+    before = list(sys.path)
+    with pytest.raises(ConfigError, match=r"'nowhere:make' needs module 'nowhere', which can't be"):
+        import_module("nowhere", "nowhere:make")
+    assert sys.path == before
