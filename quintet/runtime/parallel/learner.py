@@ -58,9 +58,7 @@ class LearnerProcess:
         match message:
             case messages.Connect(port):
                 self.ranks.connect(reach_store(port))
-            case messages.Begin(scalars, options):
-                if options is not None:
-                    self.learner.configure(options)
+            case messages.Begin(scalars):
                 tensors = shared_state(self.learner, self.ranks).tensors
                 self.learner.load(LearnerState(tensors, scalars))
             case messages.Learn(env_steps, cut, replayed):

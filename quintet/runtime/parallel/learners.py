@@ -180,7 +180,6 @@ class Learners:
         self._waited_s, self._waited_for = 0.0, (0, 0)
         self._waits = [CoreWaits() for _ in self.processes]  # of one wait
         self._batches = self._compared = 0
-        self._options: Any = None  # set by `configure`, which the others were not made with
         self._fault: QuintetError | None = None
 
     def _process(self, rank: int, work: bytes) -> Process:
@@ -225,9 +224,8 @@ class Learners:
         self._equal = False
         self.learner.warm_start(weights)
 
-    def configure(self, options: Any) -> None:
-        self.learner.configure(options)
-        self._options, self._equal = options, False
+    def configure(self, options: Any) -> None:  # noqa: ARG002
+        raise AssertionError("a population changes options, and its policies have one learner each")
 
     def update(self, batch: Rollout, env_steps: int) -> None:
         """One update of all learners, which take their columns of the batch from the CPU; raises
@@ -289,7 +287,7 @@ class Learners:
         """Gives all learners the first learner's state, unless they already have it."""
         if self._equal:
             return
-        self._tell(messages.Begin(dict(self.learner.save().scalars), self._options))
+        self._tell(messages.Begin(dict(self.learner.save().scalars)))
         shared_state(self.learner, self.ranks)
         self._equal = True
 

@@ -210,13 +210,9 @@ class Connect(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """Gives a learner the first learner's state: these scalars, and tensors that follow.
-
-    options: options to take before; None: those with which it was made.
-    """
+    """Gives a learner the first learner's state: these scalars, and tensors that follow."""
 
     scalars: dict[str, Any]
-    options: Any
 
 
 class Learn(NamedTuple):
