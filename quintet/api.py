@@ -129,7 +129,7 @@ def train(
     if others:
         raise ConfigError("; ".join(_argument_fault(algo, name, x) for name, x in others.items()))
     if config is not None and not isinstance(config, Mapping):
-        raise ConfigError(f"config requires a mapping of options, got {config!r}")
+        raise ConfigError(f"config must be a mapping of options, got {config!r}")
     if on_report is not None:
         _check_call("on_report", on_report, "one report")
     if callbacks is not None:
@@ -214,7 +214,7 @@ def _check_callbacks(callbacks: "Callbacks") -> None:
 
     if not isinstance(callbacks, Callbacks):
         raise ConfigError(
-            f"callbacks requires quintet.Callbacks(evaluation=..., ...), got {callbacks!r}"
+            f"callbacks must be quintet.Callbacks(evaluation=..., ...), got {callbacks!r}"
         )
     given = {
         "begin": "the run",
@@ -239,7 +239,7 @@ def _check_call(name: str, function: object, what: str) -> None:
             return
         except TypeError:
             pass
-    raise ConfigError(f"{name} requires a function of {what}, got {function!r}")
+    raise ConfigError(f"{name} must be a function of {what}, got {function!r}")
 
 
 def _settle_env(env: EnvLike, values: dict[str, Any]) -> EnvSource | None:
@@ -247,9 +247,9 @@ def _settle_env(env: EnvLike, values: dict[str, Any]) -> EnvSource | None:
     says, source = settle(env)
     if source is not None and ":<" in says["id"] and "run_dir" not in values:
         raise ConfigError(
-            "run_dir is required with an environment that has no name of its own (a lambda, a "
-            "partial, a vector environment): two of them would share one folder; give run_dir or a "
-            "named function"
+            "run_dir must be given with an environment that has no name of its own (a lambda, a "
+            "partial, a vector environment), got none: two of them would share one folder; give "
+            "run_dir or a named function"
         )
     _settle("env", values, {f"env.{name}": value for name, value in says.items()})
     own = values.get("eval.env.id") not in (None, says["id"])

@@ -191,7 +191,7 @@ def none_at(path: Path) -> CheckpointError:
     if runs:
         holds = f"holds several runs; give one of them: {', '.join(runs)}"
     return CheckpointError(
-        f"a run folder, a checkpoint or a policy folder is required, {path} {holds}"
+        f"a path must be a run folder, a checkpoint or a policy folder, got {path}, which {holds}"
     )
 
 
@@ -450,13 +450,13 @@ def require_finite(path: Path, tensors: Mapping[str, Tensor], encoder: str) -> N
     fault = not_finite(tensors, encoder, f" of {path}")
     if fault is not None:
         raise CheckpointError(
-            f"weights and statistics must be finite, {fault}: the training diverged, or the file "
-            "was changed; give an earlier checkpoint, or train again"
+            f"weights and statistics must be finite, got {fault}: the training diverged, or the "
+            "file was changed; give an earlier checkpoint, or train again"
         )
 
 
 def not_finite(tensors: Mapping[str, Tensor], encoder: str, where: str = "") -> str | None:
-    """Name of a tensor with a NaN or an infinity, see `require_finite`; None if all are finite."""
+    """Number and tensor of NaN or infinities, see `require_finite`; None if all are finite."""
     for name, x in tensors.items():
         if not x.is_floating_point() or bool(x.isfinite().all()):
             continue
@@ -464,5 +464,5 @@ def not_finite(tensors: Mapping[str, Tensor], encoder: str, where: str = "") -> 
         if not nans and ":" in encoder and "encoder" in name:
             continue
         what = f"{nans:,} NaN" if nans else f"{int(x.isinf().sum()):,} infinite values"
-        return f"{name}{where} holds {what} in {x.numel():,}"
+        return f"{what} in {x.numel():,} of {name}{where}"
     return None

@@ -190,7 +190,9 @@ def evaluate(
     """
     for given in (policy, *([] if against in (None, "random") else [against])):
         if not isinstance(given, Policy):
-            raise ConfigError(f"a policy is required, got {given!r}; quintet.load(path) gives one")
+            raise ConfigError(
+                f"a policy must be a quintet.Policy, got {given!r}; give quintet.load(path)"
+            )
     episodes, seed = _checked(episodes, seed)
     if max_steps not in (None, "auto") and (
         isinstance(max_steps, bool) or not isinstance(max_steps, int | np.integer) or max_steps < 1
@@ -397,8 +399,8 @@ def _film(policy: Policy, env: ResolvedEnv, how: How, path: Path) -> Film | None
                 writer.discard()
                 if played.complete:  # of a game, whose first agent is filmed
                     raise ConfigError(
-                        f"a video requires an episode of the first agent, but {env.config.id} "
-                        f"had none in its game of seed {how.seed}; choose another seed"
+                        f"a video must show an episode of the first agent, got none in the game of "
+                        f"{env.config.id} with seed {how.seed}; choose another seed"
                     )
         return shown
     finally:

@@ -256,9 +256,9 @@ class Policy:
         if sorted(given) != required:
             how = ""
             if any(path.split("/")[-1] == "count" for path in required):
-                how = "; sequences are given as quintet.envs.fixed_shape.FixedShape makes them"
+                how = "; give sequences as quintet.envs.fixed_shape.FixedShape makes them"
             raise QuintetError(
-                f"an observation with the leaves {required} is required, got {sorted(given)}{how}"
+                f"an observation must have the leaves {required}, got {sorted(given)}{how}"
             )
         arrays = {leaf.path: leaf_array(given[leaf.path], leaf) for leaf in self._leaves}
         extra = {leaf.path: arrays[leaf.path].ndim - len(leaf.shape) for leaf in self._leaves}
@@ -327,8 +327,8 @@ class Policy:
             other = "holds something else, which saving would remove"
         if other:
             raise CheckpointError(
-                "a new or empty folder, or one with a saved policy, is required; "
-                f"{folder} {other}; give another folder"
+                "folder must be new or empty, or have a saved policy, got "
+                f"{folder}: it {other}; give another folder"
             )
         try:
             files.make_folder(folder.parent)
@@ -354,7 +354,7 @@ def misfit(encoder: str, error: Exception) -> CheckpointError:
     """The error for stored weights that do not fit the network; `error` has the details."""
     made = f"the class that model.encoder={encoder} names" if ":" in encoder else "quintet"
     return CheckpointError(
-        f"the network of the training is required, {made} makes another one: "
+        f"the network must be that of the training, got another one from {made}: "
         f"{' '.join(str(error).split())}; use the version with which it was trained, or train again"
     )
 
@@ -388,7 +388,7 @@ def load(
     if threads is not None and (isinstance(threads, bool) or threads not in range(1, 1025)):
         raise ConfigError(f"threads must be a whole number from 1 to 1024, got {threads!r}")
     if not isinstance(path, (str, Path)):
-        raise CheckpointError(f"the path of a run or a policy is required, got {path!r}")
+        raise CheckpointError(f"path must be that of a run or a policy, got {path!r}")
     found = _find(files.given_path(path), which)
     try:
         description, publication, _ = _parts(found)
@@ -435,7 +435,7 @@ def _parts(found: checkpoint.Checkpoint) -> tuple[dict[str, Any], Publication, s
 
 def _no_policy(found: checkpoint.Checkpoint, error: Exception) -> CheckpointError:
     return CheckpointError(
-        f"a policy of this version of quintet is required, {found.path} holds none ({error}); "
+        f"{found.path} must hold a policy of this version of quintet, got none ({error}); "
         "give a run folder, a checkpoint or a saved policy"
     )
 

@@ -473,8 +473,8 @@ def test_a_group_of_seeds_and_its_picture(quintet, folder):
     ("arguments", "says"),
     [
         (["trian"], r"one of train, .*got 'trian'; did you mean 'train'\?"),
-        (["train"], "requires an algorithm first, one of ppo"),
-        (["train", "--env", "CartPole-v1"], "requires an algorithm first"),
+        (["train"], "must have an algorithm first, got none; give one of ppo"),
+        (["train", "--env", "CartPole-v1"], "must have an algorithm first"),
         (["train", "pppo", "--env", "CartPole-v1"], r"got 'pppo'; did you mean 'ppo'\?"),
         (["train", "ppo"], "must name an environment, got none: give it by --env ID"),
         (["config", "ppo"], "must name an environment"),
@@ -488,18 +488,18 @@ def test_a_group_of_seeds_and_its_picture(quintet, folder):
         ),
         (train(env="CartPol-v1"), "got 'CartPol-v1'; nearest are CartPole-v1, "),
         (train("--seeds", "1,2", "--seed", "3"), r"seed=3 has no effect with seeds=\[1, 2\]"),
-        (train("--seeds", "1,x"), r"--seeds requires whole numbers, as in 1,2,3; got '1 x'"),
+        (train("--seeds", "1,x"), r"--seeds must be whole numbers, as in 1,2,3, got '1 x'"),
         (train("--seeds", "1,1"), r"none twice, got \[1, 1\]"),
-        (train("--seeds", "1", "--jobs", "0"), "jobs requires a whole number of at least 1, got 0"),
-        (train("--seeds", "1", "--jobs", "many"), "--jobs requires a number; got 'many'"),
+        (train("--seeds", "1", "--jobs", "0"), "jobs must be a whole number of at least 1, got 0"),
+        (train("--seeds", "1", "--jobs", "many"), "--jobs must be a number, got 'many'"),
         (train("--jobs", "2"), "--jobs 2 has no effect without --seeds"),
         (train("--seeds", "1,2", "--gamma", "2"), "gamma: .*got 2"),
         (train("--env.success", "reward"), "env.success: .*must be 'reward>NUMBER'.*got 'reward'"),
-        (train("--init-from", "absent"), "init_from requires a trained policy: .*absent"),
+        (train("--init-from", "absent"), "init_from must be a trained policy, got none: .*absent"),
         (train("--init-from-keys", "a"), "init_from_keys=.* has no effect without init_from"),
         (["config", "ppo", "--env", TOY, "--seeds", "1"], "--seeds belongs to quintet train"),
         (["config", "ppo", "--env", TOY, "--jobs", "1"], "--jobs belongs to quintet train"),
-        (["config", "ppo", "--env", TOY, "--init-from", "absent"], "init_from requires a trained"),
+        (["config", "ppo", "--env", TOY, "--init-from", "absent"], "init_from must be a trained"),
         (train("--learnin-rate", "1"), r"'learnin_rate'.*did you mean 'learning_rate'\?"),
         (train("--gamma", "2", "--env.num-stream", "1", "word"), "3 faults:"),
         (train(steps="63"), "one batch of env.num_streams x unroll_steps = 64, got 63"),
@@ -507,7 +507,7 @@ def test_a_group_of_seeds_and_its_picture(quintet, folder):
         (train("--minibatch-steps", "30"), "minibatch_steps must divide the batch .* = 64, got 30"),
         (train("--preset", "klip"), r"preset must be auto, none or one of .*; got 'klip'"),
         (train("--preset", "klip", "--gamma", "2"), r"(?s)got 'klip'.*\ngamma: .*got 2"),
-        (train("--config", "absent.yaml"), r"readable YAML file, got \S+/absent.yaml can"),
+        (train("--config", "absent.yaml"), r"readable YAML file, got none: \S+/absent.yaml can"),
         (train("--runtime.kind", "parallel"), "runtime.kind: input should be 'serial'"),
         (train("--runtime.device", "gpu"), r"runtime.device: .*\(auto\|cpu\|cuda.*got 'gpu'"),
         (train("--env.kwargs", "[1]"), "env.kwargs: .*dictionary"),
@@ -515,7 +515,7 @@ def test_a_group_of_seeds_and_its_picture(quintet, folder):
         (train(env="test_cli:make_space"), r"has neither; did you mean \['make_spaces'"),
         (train(env="test_cli:not_an_env"), "must make one gymnasium.Env .*got builtins.int"),
         (train("--env.kwargs", '{"colour": 1}'), "raised TypeError: .*'colour'"),
-        (train("--model.encoder", "nature_cnn"), "requires a uint8 picture"),
+        (train("--model.encoder", "nature_cnn"), "must have a uint8 picture"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_written(refused, arguments, says):
@@ -541,7 +541,7 @@ def test_observation_spaces_that_can_not_be(refused, name):
 
 def test_squash_needs_bounds(refused):
     given = ("--model.action-bounds", "squash")
-    says = r"squash requires finite action bounds.*Box\(-inf, inf.*--model.action-bounds clip"
+    says = r"squash must have finite action bounds.*Box\(-inf, inf.*--model.action-bounds clip"
     refused(*train(*given, env="test_cli:make_infinite"), says=says)
 
 
@@ -599,8 +599,8 @@ def test_a_folder_of_something_else_or_of_another_run(refused, quintet, folder):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["eval", "absent"], r"policy folder is required, \S+/absent does not exist"),
-        (["eval", "empty"], r"policy folder is required, \S+/empty holds no checkpoint yet"),
+        (["eval", "absent"], r"policy folder, got \S+/absent, which does not exist"),
+        (["eval", "empty"], r"policy folder, got \S+/empty, which holds no checkpoint yet"),
         (["eval", "empty", "--checkpoint", "best"], "empty/best does not exist.*--checkpoint lat"),
         (
             ["eval", "empty", "--checkpoint", "000000007"],
@@ -636,7 +636,7 @@ def test_what_eval_can_not_do(refused, quintet):
     refused("eval", "r", "--env", "CartPol", says="nearest are CartPole")
     refused("eval", "r", "--env", "CartPole-v1", says="policy's observation space .*CartPole-v1")
     refused("eval", "r", "--checkpoint", "best", says="r/best does not exist", status=1)
-    refused("eval", "r", "--video", "v.mp4", says="a video requires .*Contextual")
+    refused("eval", "r", "--video", "v.mp4", says="a filmed environment must .*Contextual")
     refused("eval", "r", "--video", "v.gif", says=r"as \.mp4, not '\.gif'", status=1)
     for arguments in (("eval", "r", "--bogus"), ("eval", "r", "s"), ("eval", "r", "--seed", "x")):
         status, out, _ = quintet(*arguments)

@@ -180,7 +180,9 @@ def test_numbers_out_of_range_are_refused(bandit, given):
     with pytest.raises(ConfigError, match=r"episodes must be in 1 \.\. \d+ and seed in 0 \.\. \d+"):
         quintet.evaluate(bandit, **given)
     quintet.evaluate(bandit, episodes=np.int64(1), seed=np.int64(2**31 - MAX_STREAMS - 1))
-    with pytest.raises(ConfigError, match=r"a policy is required, got 'runs/a'; quintet\.load"):
+    with pytest.raises(
+        ConfigError, match=r"a policy must be a quintet\.Policy, got 'runs/a'; give quintet\.load"
+    ):
         quintet.evaluate("runs/a")
 
 
@@ -267,14 +269,16 @@ def test_a_video_is_one_more_episode_and_changes_no_score(policy, tmp_path):
 def test_a_film_needs_no_info(policy, tmp_path):
     """What is filmed may be a twin with another info; its one episode isn't counted."""
     asked = replace_env(policy, success="info:absent", id="test_evaluation:Shown")
-    with pytest.raises(ConfigError, match="'info:absent' requires"):
+    with pytest.raises(ConfigError, match="'info:absent' must have"):
         quintet.evaluate(asked, Shown, 2, seed=10_003, video=tmp_path / "v.mp4")
     filmed = list(imageio_ffmpeg.read_frames(str(tmp_path / "v.mp4")))[1:]
     assert len(filmed) == 1 + 4 + 30
 
 
 def test_what_can_not_be_filmed_is_refused_before_anything_is_played(policy, tmp_path):
-    with pytest.raises(ConfigError, match=r"a video requires .*Numbered \(gymnasium\) can't be dr"):
+    with pytest.raises(
+        ConfigError, match=r"a filmed environment must .*Numbered \(gymnasium\) can't be dr"
+    ):
         quintet.evaluate(policy, Numbered, 4, video=tmp_path / "v.mp4")
     assert all(env.closed and not env.ended for env in Numbered.made)
     Numbered.made.clear()

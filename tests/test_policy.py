@@ -97,11 +97,11 @@ def test_load_finds_run_checkpoint_best_and_policy_folder(run):
 
 
 def test_load_says_what_is_missing(run, tmp_path):
-    with pytest.raises(CheckpointError, match=r"policy folder is required, .*does not exist"):
+    with pytest.raises(CheckpointError, match=r"policy folder, got .*does not exist"):
         quintet.load(tmp_path / "absent")
     with pytest.raises(CheckpointError, match="holds no checkpoint yet"):
         quintet.load(tmp_path)
-    with pytest.raises(CheckpointError, match="path of a run or a policy is required, got None"):
+    with pytest.raises(CheckpointError, match="path must be that of a run or a policy, got None"):
         quintet.load(None)
     with pytest.raises(CheckpointError, match=r"best does not exist; .*eval\.episodes 0"):
         quintet.load(tmp_path, "best")
@@ -167,9 +167,7 @@ def test_nested_observations(mixed):
     with pytest.raises(QuintetError, match=r"must be of shape .*, or \[B, \.\.\.\] of it"):
         policy.act(mixed_batch)
     obs["inner"]["kind"] = 1
-    with pytest.raises(
-        QuintetError, match=r"in Discrete\(4, start=2\) is required, got values from 1"
-    ):
+    with pytest.raises(QuintetError, match=r"in Discrete\(4, start=2\), got values from 1"):
         policy.act(obs)
 
 
@@ -310,7 +308,7 @@ def test_what_means_the_same_is_taken(parts, given):
     ],
 )
 def test_observations_of_wrong_numbers_are_refused(parts, leaf, wrong, says):
-    with pytest.raises(QuintetError, match=rf"leaf '{leaf}' of .* is required, .*{says}"):
+    with pytest.raises(QuintetError, match=rf"leaf '{leaf}' must be of .*, .*{says}"):
         parts.act(GOOD | {leaf: wrong})
 
 
@@ -374,7 +372,7 @@ class Mine(torch.nn.Module):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (ENCODER.replace("LAYER", "other"), "model.encoder=changed:Mine names makes another .*"
+        (ENCODER.replace("LAYER", "other"), "the class that model.encoder=changed:Mine names: .*"
          r"Missing key\(s\).*other\.weight.*Unexpected key\(s\).*first\.weight"),
         ("class Mine(:", "importing it raised SyntaxError"),
         ("raise RuntimeError('licence')", "importing it raised RuntimeError: licence"),
@@ -541,5 +539,5 @@ def test_a_sequence_is_said_to_be_given_in_a_fixed_shape():
         policy = object.__new__(quintet.Policy)
         policy._own = policy.spaces = Spaces(space, spaces.Discrete(3))
         policy._leaves = [leaf_of(path, *found) for path, found in leaf_keys(space).items()]
-        with pytest.raises(QuintetError, match=r"sequences are given as .*FixedShape makes them"):
+        with pytest.raises(QuintetError, match=r"give sequences as .*FixedShape makes them"):
             policy.act(given)

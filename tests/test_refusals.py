@@ -74,7 +74,7 @@ def answers(commands: Sequence[str], root: Path) -> dict[str, Answer]:
 
 CARTPOLE = "train ppo --env CartPole-v1"
 REFUSED: list[tuple[str, int, str]] = [
-    ("train", 2, "requires an algorithm first"),
+    ("train", 2, "must have an algorithm first"),
     ("train pppo --env CartPole-v1", 2, "did you mean 'ppo'?"),
     ("train ppo", 2, "must name an environment"),
     (f"{CARTPOLE} --n-envs 3", 2, "here it is 'env.num_streams'"),
@@ -88,7 +88,7 @@ REFUSED: list[tuple[str, int, str]] = [
     (f"{CARTPOLE} --seeds 1,1", 2, "none twice"),
     ("train ddpg --env Pendulum-v1 --exploration ou", 2, "exploration"),
     ("config acer --env CartPole-v1 --replay-ratio -1", 2, "replay_ratio"),
-    ("eval runs/nothing", 1, "runs/nothing does not exist"),
+    ("eval runs/nothing", 1, "runs/nothing, which does not exist"),
     ("plot runs/nothing --out a.png", 1, "has no metrics.jsonl"),
     ("train impala --help all", 0, "--batch-unrolls"),
     ("train impala --help", 0, "--learning-rate"),
@@ -124,17 +124,17 @@ OF_SPACES = [
         ("nearest are CartPole", "unknown option 'nope'"),
         marks=RECORDED_ENVPOOL,
     ),
-    pytest.param(f"train ddpg --env {TOY}:EndlessPay", [], ("ddpg requires Box actions",)),
+    pytest.param(f"train ddpg --env {TOY}:EndlessPay", [], ("ddpg must have Box actions",)),
     pytest.param(
         "train ddpg --env CartPole-v1",
         ["envpool"],
-        ("ddpg requires Box actions",),
+        ("ddpg must have Box actions",),
         marks=WITH_ENVPOOL,
     ),
     pytest.param(
         f"train ppo --env {TOY}:Target --model.encoder impala_cnn",
         [],
-        ("requires a uint8 picture",),
+        ("must have a uint8 picture",),
     ),
     pytest.param(
         f"train ppo --env {TOY}:Target --model.encoder film_grid", [], ("the leaves direction",)

@@ -188,7 +188,7 @@ def require_actions(name: str, space: gym_spaces.Space[Any]) -> None:
         return
     able = [other for other, one in LEARNERS.usable() if one.acts_in(space)]
     raise ConfigError(
-        f"{name} requires {' or '.join(kind.__name__ for kind in learner.actions)} actions, the "
-        f"action space is {space}; use another environment"
+        f"{name} must have {' or '.join(kind.__name__ for kind in learner.actions)} actions, got "
+        f"the action space {space}; use another environment"
         + (f" or algorithm ({', '.join(able)})" * bool(able))
     )

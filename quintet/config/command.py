@@ -79,8 +79,8 @@ def parse(command: str, arguments: list[str]) -> Parsed:
         arguments = [names[0], "--help"]
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError(
-            f"quintet {command} requires an algorithm first, one of {', '.join(names)}: quintet "
-            f"{command} {names[0]} --env CartPole-v1"
+            f"quintet {command} must have an algorithm first, got none; give one of "
+            f"{', '.join(names)}: quintet {command} {names[0]} --env CartPole-v1"
         )
     algo, rest = registry.canonical(arguments[0]), arguments[1:]
     if {"-h", "--help"} & {*rest}:
@@ -148,7 +148,7 @@ def _whole(name: str, words: list[str]) -> list[int]:
         return [int(word) for word in (given.split() if name == "seeds" else [given])]
     except ValueError:
         raise ConfigError(
-            f"--{name} requires {'whole numbers, as in 1,2,3' if name == 'seeds' else 'a number'}; "
+            f"--{name} must be {'whole numbers, as in 1,2,3' if name == 'seeds' else 'a number'}, "
             f"got {given!r}"
         ) from None
 

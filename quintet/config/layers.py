@@ -65,10 +65,10 @@ def read_file(path: Path) -> dict[str, Any]:
     try:
         values = read_yaml(path, pipe=True)
     except FileFault as error:
-        raise ConfigError(f"--config requires a readable YAML file, got {error}") from error
+        raise ConfigError(f"--config must be a readable YAML file, got none: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(
-            f"--config requires a YAML file of 'option: value' lines, {path} holds "
+            f"--config must be a YAML file of 'option: value' lines, got {path} with "
             f"{type(values).__name__}"
         )
     return values

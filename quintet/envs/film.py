@@ -83,8 +83,8 @@ class FilmedEnv:
         except BaseException as error:
             about = self.env.description
             raise EnvironmentFault(
-                f"a video requires a picture after every step; {about.id} ({about.backend}): "
-                f"{_why(error)}; mend its render(), or leave the video out"
+                f"{about.id} ({about.backend}) must give a video a picture after every step, got "
+                f"none: {_why(error)}; mend its render(), or leave the video out"
             ) from error
 
 
@@ -117,9 +117,9 @@ def make_filmed_env(env: ResolvedEnv, seed: int, check: Check) -> FilmedEnv:
         return filmed
     opengl = f"; {_OPENGL}" if _SAYS_OPENGL.search("; ".join(faults)) else ""
     raise ConfigError(
-        f"a video requires an environment that can draw itself, or a uint8 picture in its "
-        f"observation; {'; '.join(faults)}{opengl}; give it a render() that returns [H, W, 3] "
-        f"uint8 with render_mode 'rgb_array', or leave the video out"
+        "a filmed environment must draw itself or have a uint8 picture in its observation, got "
+        f"neither: {'; '.join(faults)}{opengl}; give it a render() that returns [H, W, 3] uint8 "
+        "with render_mode 'rgb_array', or leave the video out"
     )
 
 

@@ -124,11 +124,11 @@ def _fixed_sequence(space: spaces.Sequence, feature: _Fixed, room: int) -> _Fixe
         try:
             found = list(iterate(space.stacked_feature_space, obs) if space.stack else obs)
         except TypeError as error:
-            wrong = f"a sequence of {space.feature_space} is required, got {obs!r}"
+            wrong = f"an observation must be a sequence of {space.feature_space}, got {obs!r}"
             raise ValueError(wrong) from error
         if len(found) > room:
             raise ValueError(
-                f"a sequence of at most {room} items is required, got {len(found)}; for more "
+                f"a sequence must have at most {room} items, got {len(found)}; for more "
                 "room make the environment as quintet.envs.fixed_shape.FixedShape(env, "
                 "max_items=...)"
             )
@@ -161,7 +161,7 @@ def _in_rows(space: Space, rows: list[Any], room: int) -> Any:
         try:
             found = {k: _in_rows(child, [row[k] for row in rows], room) for k, child in children}
         except (KeyError, IndexError, TypeError) as error:
-            wrong = f"items of {space} are required in a sequence, got {rows!r}"
+            wrong = f"items of a sequence must be of {space}, got {rows!r}"
             raise ValueError(wrong) from error
         return found if isinstance(space, spaces.Dict) else tuple(found.values())
     discrete = isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
@@ -175,6 +175,6 @@ def _in_rows(space: Space, rows: list[Any], room: int) -> Any:
         elif isinstance(space, spaces.MultiBinary):
             fits = fits and bool(((value == 0) | (value == 1)).all())
         if not fits:  # bounds of a Box are not forced on observations
-            raise ValueError(f"an item of {space} is required in a sequence, got {row!r}")
+            raise ValueError(f"an item of a sequence must be of {space}, got {row!r}")
         out[index] = value
     return out

@@ -118,7 +118,7 @@ def _wrapped(env: ResolvedEnv, base: VectorEnv) -> VectorEnv:
     for name, lacking in (("mask_from_info", not masked), ("reward_shaping", False)):
         if getattr(config, name) and (lacking or not singles()):
             raise ConfigError(
-                f"env.{name} requires single Gymnasium environments, {config.id} is of another "
+                f"env.{name} must have single Gymnasium environments, got {config.id} of another "
                 f"kind ({env.kind}, {env.config.backend}); leave it out, or give what makes single "
                 "environments, with backend 'gymnasium'"
             )

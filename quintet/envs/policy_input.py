@@ -19,7 +19,7 @@ def leaf_array(value: Any, leaf: Leaf) -> NDArray[Any]:
 
     def refuse(got: str, cause: Exception | None = None) -> NoReturn:
         raise QuintetError(
-            f"observation leaf {leaf.path!r} of {leaf.dtype} in {leaf.space} is required, got {got}"
+            f"observation leaf {leaf.path!r} must be of {leaf.dtype} in {leaf.space}, got {got}"
         ) from cause
 
     try:

@@ -26,7 +26,7 @@ def make_shaped(make_one: Callable[[], Any], values: Mapping[str, float], env_id
         if unknown := sorted(values.keys() - declared.keys()):
             env.close()
             raise ConfigError(
-                f"env.reward_shaping requires values that {env_id} declares in its attribute "
+                f"env.reward_shaping must name values that {env_id} declares in its attribute "
                 f"{ATTRIBUTE} ({', '.join(sorted(declared)) or 'there are none'}), got "
                 f"{', '.join(unknown)}; correct the names, or declare them"
             )

@@ -84,8 +84,8 @@ def _truth(value: Any, key: str, who: str) -> bool:
     array = np.asarray(value)
     if array.size != 1 or array.dtype.kind not in "biuf" or np.isnan(array).any():
         raise ConfigError(
-            f"env.success 'info:{key}' requires one number or truth value in info[{key!r}] at every"
-            f" ending; {who} gave {value!r:.80}; name another key, or leave env.success out"
+            f"env.success 'info:{key}' must have one number or truth value in info[{key!r}] at "
+            f"each ending, got {value!r:.80} from {who}; name another key, or leave env.success out"
         )
     return bool(array.item())
 
@@ -93,7 +93,6 @@ def _truth(value: Any, key: str, who: str) -> bool:
 def _refuse_key(key: str, known: Iterable[str], who: str) -> NoReturn:
     names = sorted(str(name) for name in known)
     raise ConfigError(
-        f"env.success 'info:{key}' requires info[{key!r}] at every ending; {who} has "
-        f"{names or 'nothing'} there; name what is there, give 'reward>NUMBER', or leave "
-        "env.success out"
+        f"env.success 'info:{key}' must have info[{key!r}] at every ending, got info of {who} with "
+        f"{names or 'nothing'}; name what is there, give 'reward>NUMBER', or leave env.success out"
     )

@@ -81,9 +81,9 @@ class Graph(Generic[P, R]):
                 raise
             first = described(error).strip().splitlines()[0][:_MOST_CHARACTERS]
             fault = QuintetError(
-                "runtime.compile=on requires that PyTorch can compile acts and updates, "
-                f"{self._function.__qualname__} failed with {first}; mend the compiler, or begin "
-                "another run with --runtime.compile off"
+                "runtime.compile=on must have acts and updates that PyTorch can compile, got "
+                f"{first} in {self._function.__qualname__}; mend the compiler, or begin another "
+                "run with --runtime.compile off"
             )
             raise traced(fault, error) from error
         graph.disable_guard_check()

@@ -65,7 +65,7 @@ def encoder_name(maker: Maker) -> str:
     """
     if _makes_none(maker):
         raise ConfigError(
-            f"model requires a class of torch.nn.Module, or a function that makes one, got "
+            f"model must be a class of torch.nn.Module, or a function that makes one, got "
             f"{maker!r}; give it itself, and its arguments in model.encoder_kwargs"
         )
     return named("model", maker)
@@ -83,8 +83,8 @@ def find_encoder(name: str) -> Maker:
     found = code_of("model.encoder", name, "model= of quintet.train, encoder= of quintet.load")
     if _makes_none(found):
         raise ConfigError(
-            f"model.encoder={name} requires a class of torch.nn.Module or a function that makes "
-            f"one, it names {found!r}; correct the name, or inherit from torch.nn.Module"
+            f"model.encoder={name} must name a class of torch.nn.Module or a function that makes "
+            f"one, got {found!r}; correct the name, or inherit from torch.nn.Module"
         )
     maker: Maker = found
     return maker
@@ -202,42 +202,40 @@ def _check(module: nn.Module, name: str, leaves: Leaves) -> tuple[int, tuple[str
     its losses.  Raises ConfigError if it breaks the contract.
     """
 
-    def refuse(required: str, given: str) -> NoReturn:
-        raise ConfigError(f"model.encoder={name} requires {required}, {given}; correct the class")
+    def refuse(rule: str, given: str) -> NoReturn:
+        raise ConfigError(f"model.encoder={name} must {rule}, got {given}; correct the class")
 
     size: Any = getattr(module, "feature_size", None)
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        refuse("an attribute feature_size, a positive int", f"it is {size!r}")
+        refuse("have an attribute feature_size, a positive int", repr(size))
     before = {path: buffer.clone() for path, buffer in module.named_buffers()}
     random_before = torch.default_generator.get_state()
     features, losses = _trial(module, name, leaves)
     if not isinstance(features, Tensor) or features.shape != (TRIAL_ROWS, size):
         what = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        refuse(
-            f"features of shape [N, feature_size], ({TRIAL_ROWS}, {size}) here", f"it gave {what}"
-        )
+        refuse(f"give features of shape [N, feature_size], ({TRIAL_ROWS}, {size}) here", str(what))
     if features.dtype != torch.float32:
-        refuse("features of torch.float32", f"it gave {features.dtype}")
+        refuse("give features of torch.float32", str(features.dtype))
     _check_losses(losses, refuse)
     if not torch.equal(torch.default_generator.get_state(), random_before):
-        refuse("a forward without random numbers", "it draws some (Dropout does)")
+        refuse("draw no random numbers in forward", "some (Dropout draws them)")
     for path, buffer in module.named_buffers():
         if path in before and not torch.equal(before[path], buffer):
             refuse(
-                "buffers that forward leaves as they are",
-                f"it changed {path!r} (BatchNorm does; LayerNorm and GroupNorm do not)",
+                "leave its buffers as they are in forward",
+                f"a changed {path!r} (BatchNorm does that; LayerNorm and GroupNorm do not)",
             )
     kept = {path for path, _ in module.named_parameters(remove_duplicate=False)}
     kept |= {path for path, _ in module.named_buffers(remove_duplicate=False)}
     if others := [path for path in module.state_dict() if path not in kept]:
-        refuse("a state of parameters and buffers alone", f"it has {others} too")
+        refuse("have a state of parameters and buffers alone", f"{others} too")
     parameters = dict(module.named_parameters())
     for path, parameter in parameters.items():
         if parameter.dtype != torch.float32 or not parameter.requires_grad:
             state = "trainable" if parameter.requires_grad else "frozen"
             refuse(
-                "trainable parameters of torch.float32, and buffers for what is frozen",
-                f"{path!r} is {parameter.dtype} and {state}",
+                "have trainable parameters of torch.float32, and buffers for what is frozen",
+                f"{path!r}, {state} and of {parameter.dtype}",
             )
     unused = list(parameters)
     used = [x.sum() for x in (features, *losses.values()) if x.requires_grad]
@@ -246,7 +244,7 @@ def _check(module: nn.Module, name: str, leaves: Leaves) -> tuple[int, tuple[str
         gradients = torch.autograd.grad(total, [*parameters.values()], allow_unused=True)
         unused = [path for path, g in zip(parameters, gradients, strict=True) if g is None]
     if unused:
-        refuse("that every parameter takes part in forward", f"unused are {unused}")
+        refuse("use every parameter in forward", f"unused {unused}")
     return size, tuple(sorted(losses))
 
 
@@ -254,13 +252,13 @@ def _check_losses(losses: Mapping[Any, Any], refuse: Callable[[str, str], NoRetu
     """Checks the auxiliary losses of the test call."""
     for name, loss in losses.items():
         if not isinstance(name, str) or not name:
-            refuse("auxiliary losses by name", f"one is called {name!r}")
+            refuse("give auxiliary losses by name", f"one called {name!r}")
         if not isinstance(loss, Tensor) or loss.shape not in ((), (TRIAL_ROWS,)):
             what = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            refuse(f"auxiliary losses () or [N], ({TRIAL_ROWS},) here", f"{name!r} is {what}")
+            refuse(f"give auxiliary losses () or [N], ({TRIAL_ROWS},) here", f"{what} for {name!r}")
         if loss.dtype != torch.float32 or not loss.requires_grad:
             state = "depends on parameters" if loss.requires_grad else "depends on no parameter"
             refuse(
-                "auxiliary losses of torch.float32 that depend on parameters",
-                f"{name!r} is {loss.dtype} and {state}",
+                "give auxiliary losses of torch.float32 that depend on parameters",
+                f"{name!r} of {loss.dtype}, which {state}",
             )

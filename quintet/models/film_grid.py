@@ -41,13 +41,13 @@ def check_ids(image: Tensor, direction: Tensor) -> None:
     most = [*image.amax((0, 1, 2)).long().unbind(), low.long(), high.long()]
     *ids, low_id, high_id = torch.stack(most).tolist()
     seen = (
-        ("'image' requires object ids", OBJECTS, ids[0]),
-        ("'image' requires colour ids", COLOURS, ids[1]),
-        ("'image' requires state ids", STATES, ids[2]),
-        ("'direction' requires values", DIRECTIONS, low_id if low_id < 0 else high_id),
+        ("'image' must have object ids", OBJECTS, ids[0]),
+        ("'image' must have colour ids", COLOURS, ids[1]),
+        ("'image' must have state ids", STATES, ids[2]),
+        ("'direction' must have values", DIRECTIONS, low_id if low_id < 0 else high_id),
     )
     faults = [
-        f"observation leaf {what} of 0 to {size - 1}, as in MiniGrid, it holds {value}"
+        f"observation leaf {what} of 0 to {size - 1}, as in MiniGrid, got {value}"
         for what, size, value in seen
         if not 0 <= value < size
     ]

@@ -59,7 +59,7 @@ def _leaf_family(
         finite = np.isfinite(space.low).all() and np.isfinite(space.high).all()
         if bounds != "clip" and not finite:
             raise ConfigError(
-                f"model.action_bounds={bounds} requires finite action bounds, got {space}; use "
+                f"model.action_bounds={bounds} must have finite action bounds, got {space}; use "
                 "--model.action-bounds clip"
             )
         squash: Literal["none", "mean", "action"] = "none"
@@ -67,9 +67,8 @@ def _leaf_family(
             squash = "action" if bounds == "squash" else "mean"
         return DiagGaussian(len(low), low, high, squash)
     raise ConfigError(
-        "an action space of Box (floats), Discrete, MultiDiscrete or MultiBinary, or a Tuple or "
-        f"Dict of these, is required, the environment has {space}; wrap the environment so that "
-        "it has one"
+        "an action space must be Box (floats), Discrete, MultiDiscrete or MultiBinary, or a Tuple "
+        f"or Dict of these, got {space}; wrap the environment so that it has one"
     )
 
 

@@ -31,8 +31,8 @@ def pictures(encoder: str, leaves: Leaves) -> dict[str, tuple[int, ...]]:
     found = {name: tuple(x.shape or ()) for name, x in leaves.items() if is_image(x, smallest)}
     if not found:
         raise ConfigError(
-            f"{encoder} requires a uint8 picture of at least {smallest} x {smallest} in the "
-            f"observation, but the leaves are { {k: str(v) for k, v in leaves.items()} }; use "
+            f"{encoder} must have a uint8 picture of at least {smallest} x {smallest} in the "
+            f"observation, got the leaves { {k: str(v) for k, v in leaves.items()} }; use "
             "--model.encoder mlp"
         )
     return found
@@ -92,8 +92,8 @@ def require_grid(leaves: Leaves) -> None:
     """Raises ConfigError if film_grid can't read the leaves."""
     if not is_grid_with_mission(leaves):
         raise ConfigError(
-            "film_grid requires the leaves direction (Discrete(4) or one integer), image "
-            "(uint8, H x W x 3 ids) and mission (uint8, a text in bytes), but the leaves are "
+            "film_grid must have the leaves direction (Discrete(4) or one integer), image "
+            "(uint8, H x W x 3 ids) and mission (uint8, a text in bytes), got the leaves "
             f"{ {k: str(v) for k, v in leaves.items()} }; use another --model.encoder"
         )
 

@@ -167,8 +167,8 @@ class TextEncoder(nn.Module):
         super().__init__()
         if (pooling == "attention") != (query_size is not None):
             raise ValueError(
-                f"pooling attention and query_size require each other, got pooling={pooling!r} and "
-                f"query_size={query_size}"
+                "pooling attention and query_size must be given together, got "
+                f"pooling={pooling!r} and query_size={query_size}"
             )
         self.tokens: ByteTokens | WordTokens = (
             WordTokens(vocabulary, hash_buckets, length) if tokenizer == "words" else ByteTokens()

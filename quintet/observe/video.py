@@ -31,7 +31,7 @@ def check_video(path: Path) -> None:
             "it a name with that ending"
         )
     if path.is_dir():
-        raise QuintetError(f"a file is required for the video, {path} is a folder: name a file")
+        raise QuintetError(f"a video must be a file, got the folder {path}; name a file")
     try:
         from imageio_ffmpeg import get_ffmpeg_exe
         from PIL import ImageFont
@@ -87,9 +87,8 @@ class VideoWriter:
         size = picture.shape[:2]
         if size != (self._size or size):
             raise QuintetError(
-                f"a video requires pictures of one size; the first was {self._size[1]} x "
-                f"{self._size[0]}, then came {size[1]} x {size[0]}: let the environment draw "
-                "itself in one size"
+                f"pictures of a video must have one size, got {self._size[1]} x {self._size[0]}, "
+                f"then {size[1]} x {size[0]}; let the environment draw itself in one size"
             )
         self._size = size
         frame = _captioned(_enlarged(picture), caption)
@@ -163,7 +162,7 @@ class VideoWriter:
         except OSError as error:
             why = error.strerror or str(error).partition("\n")[0]
             raise QuintetError(
-                f"a video requires a file that can be written; {self._path}: {why}; free space, or "
+                f"the file of a video must be writable, got {self._path} ({why}); free space, or "
                 "give another folder"
             ) from error
 

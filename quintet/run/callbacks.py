@@ -48,13 +48,13 @@ class LiveRun:
         """
         if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", name):
             raise ConfigError(
-                f"log requires a name of letters, digits and _ - . /, as in 'solved_frac', got "
+                f"log must have a name of letters, digits and _ - . /, as in 'solved_frac', got "
                 f"{name!r}"
             )
         try:
             self._logged[OWN + name] = float(value)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"log requires a number for {name!r}, got {value!r}") from error
+            raise ConfigError(f"log must have a number for {name!r}, got {value!r}") from error
 
     def take_logged(self) -> dict[str, float]:
         """Metrics logged since the last call, for the report."""

@@ -210,7 +210,7 @@ def run_seeds(loaded: Sequence[Loaded | Unusable], jobs: int | None = None) -> l
     Raises ConfigError for a fault that all runs share, or an environment that can't be sent.
     """
     if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
-        raise ConfigError(f"jobs requires a whole number of at least 1, got {jobs!r}")
+        raise ConfigError(f"jobs must be a whole number of at least 1, got {jobs!r}")
     sound = [each for each in loaded if isinstance(each, Loaded)]
     values = resolved(sound[0])[0]
     if jobs is None:
@@ -268,12 +268,12 @@ def _payload(loaded: Loaded) -> bytes:
     code += [config.eval_env.id] if config.eval_env.id else []
     if any(name.startswith("__main__:") and not isinstance(name, Given) for name in code):
         raise ConfigError(
-            "seeds requires environments, models and schedules that other processes can import, "
+            "seeds must have environments, models and schedules that other processes can import, "
             "got one of __main__; give it in Python, or move it to a module of its own"
         )
     work = pickled(
         replace(loaded, spaces=None),  # which may hold what can't be sent
-        "seeds requires an environment, a model and a schedule that can be sent to other "
+        "seeds must have an environment, a model and a schedule that can be sent to other "
         f"processes, got {config.env.id} and {config.model.encoder}",
         "give functions that make them and hold nothing of this process",
     )

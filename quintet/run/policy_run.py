@@ -180,7 +180,7 @@ class PolicyRun:
         if found is None:
             return None
         updates = self.learner.updates
-        return f"finite weights and statistics are required, {found} after update {updates}"
+        return f"weights and statistics must be finite, got {found} after update {updates}"
 
     def score(self, policy: Policy, scores: Scores) -> None:
         """Stores the scores of an evaluation; writes `policy` to ``best/`` if it is the best."""

@@ -79,7 +79,7 @@ def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
             return _settled(env, lambda env: _make_groups(config, env, timeout_s))
         if not can_be_made_again(env.source):
             raise ConfigError(
-                f"runtime.kind={config.runtime.kind} requires environments that worker processes "
+                f"runtime.kind={config.runtime.kind} must have environments that worker processes "
                 f"can make, got {env.source}; give an id or a function that makes it, or use "
                 "--runtime.kind serial"
             )
@@ -144,7 +144,7 @@ def require_rows(config: RunConfig, rows: RowSpecs, plan: DataPlan) -> None:
     slots = 1 if serial else slots_per_group(config.runtime, plan, config.env.num_streams)
     memory.require(
         of_slot * slots * config.env.num_groups,
-        f"memory for unrolls of {plan.unroll_steps} steps in {config.env.num_streams} streams",
+        f"unrolls of {plan.unroll_steps} steps in {config.env.num_streams} streams",
         "lower env.num_streams, shorten unrolls, or give smaller observations",
     )
     batch = f"a batch of {plan.columns_per_batch} unrolls of {plan.unroll_steps} steps"

@@ -168,7 +168,7 @@ class Saving:
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             lacks = "it lacks " * isinstance(error, KeyError)
             raise CheckpointError(
-                f"a run's own checkpoint is required, {found.path} holds none ({lacks}"
+                f"{found.path} must hold a run's own checkpoint, got none ({lacks}"
                 f"{' '.join(str(error).split())}); remove it to go on from the one before, or give "
                 "another --run-dir"
             ) from error
@@ -225,8 +225,8 @@ class Saving:
         ]
         if changed and self.config.resume == "exact":
             raise ConfigError(
-                f"resume=exact requires the options of {found.path}, but {'; '.join(changed)}; "
-                "leave it out, or use --resume latest"
+                f"resume=exact must have the options of {found.path}, got others "
+                f"({'; '.join(changed)}); leave it out, or use --resume latest"
             )
         if changed:
             self.notes.append(f"{'; '.join(changed)}: the run goes on with other rounding")

@@ -26,8 +26,8 @@ def find_donor(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tenso
         return find_policy(path)
     except CheckpointError as error:
         raise ConfigError(
-            f"init_from requires a trained policy: {error}; give another run, or a checkpoint or "
-            "policy folder that is whole"
+            f"init_from must be a trained policy, got none: {error}; give another run, or a "
+            "checkpoint or policy folder that is whole"
         ) from error
 
 
@@ -68,7 +68,7 @@ def donated(
     if faults:
         names = "" if not keys else "; its tensors are " + ", ".join(known)
         raise ConfigError(
-            f"init_from={path} requires a policy of the same form:\n"
+            f"init_from={path} must be a policy of the same form, got another:\n"
             + "\n".join(f"  - {fault}" for fault in faults)
             + "\ngive another one, the options that it was trained with, or init_from_keys that "
             + f"take a part of it{names}"

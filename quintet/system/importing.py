@@ -69,7 +69,7 @@ def named(argument: str, function: Callable[..., Any]) -> str:
         found = vars(found).get(part) if hasattr(found, "__dict__") else None
     if found is not function:
         raise ConfigError(
-            f"{argument} requires the function or class that its name stands for, but {name} "
+            f"{argument} must be the function or class that its name stands for, got {name}, which "
             f"names {('nothing' if found is None else 'another one')}; give the other one, or "
             "a lambda that calls this one"
         )
@@ -79,7 +79,7 @@ def named(argument: str, function: Callable[..., Any]) -> str:
 def nameless(option: str, name: str, argument: str) -> ConfigError:
     """The error for a function that was `Given`, whose name alone is in a file."""
     return ConfigError(
-        f"{option}={name} requires a function that was given in Python, files keep only its name; "
+        f"{option}={name} must be a function given in Python, got only the name that files keep; "
         f"give the same function again as {argument}, or train with one at the top level of a "
         "module, whose name suffices"
     )
@@ -110,8 +110,8 @@ def code_of(option: str, name: str, argument: str) -> Any:
                     "train again with the class or function in a module that can be imported"
                 )
             raise ConfigError(
-                f"{option}={name} requires a class or function {path!r} in module "
-                f"{module_name!r}, there is no {part!r} in {origin_of(module)}; {advice}"
+                f"{option}={name} must name a class or function {path!r} in module "
+                f"{module_name!r}, got no {part!r} in {origin_of(module)}; {advice}"
             )
         found = vars(found)[part]
     return found

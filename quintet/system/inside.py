@@ -150,6 +150,7 @@ def _said_in(file: int) -> Holder:
 
 def _refused(folder: Path, fault: OSError) -> CheckpointError:
     return CheckpointError(
-        f"a run_dir is required in which files can be made and locked, {fault.filename or folder} "
-        f"can't be: {files.reason(fault)}; {files.advice(fault)}, or give another run_dir"
+        "run_dir must be a folder in which files can be made and locked, got "
+        f"{fault.filename or folder} ({files.reason(fault)}); {files.advice(fault)}, or give "
+        "another run_dir"
     )

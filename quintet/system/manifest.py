@@ -203,7 +203,7 @@ _MOST_SHOWN = 60  # characters of a wrong value
 def _number(value: object) -> object:
     ours = isinstance(value, int | float) and not isinstance(value, bool)
     if not ours or value != value or (isinstance(value, int) and abs(value) > _MOST):
-        raise ValueError("a number is required")
+        raise ValueError("must be a number")
     return value
 
 

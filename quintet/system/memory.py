@@ -23,8 +23,8 @@ def check_address_space() -> None:
     most = _most_bytes()
     if most is not None and most < LEAST_BYTES:
         raise ConfigError(
-            f"an address space of at least {LEAST_BYTES / 2**30:.1f} GiB is required for PyTorch, "
-            f"the limit of memory is {most / 2**30:.1f} GiB; raise it (ulimit -v unlimited)"
+            f"PyTorch must have an address space of at least {LEAST_BYTES / 2**30:.1f} GiB, got a "
+            f"limit of {most / 2**30:.1f} GiB; raise it (ulimit -v unlimited)"
         )
 
 
@@ -54,8 +54,8 @@ def require(nbytes: int, what: str, way_out: str) -> None:
     free = free_bytes()
     if nbytes > free:
         raise ConfigError(
-            f"{what} requires {nbytes:,} bytes of memory, {free:,.0f} are free{limit_told()}; make "
-            f"room, or {way_out}"
+            f"{what} must have {nbytes:,} bytes of memory, got {free:,.0f} free{limit_told()}; "
+            f"make room, or {way_out}"
         )
 
 

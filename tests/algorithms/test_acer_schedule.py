@@ -62,7 +62,7 @@ def test_it_runs_and_is_the_users_own(capsys: pytest.CaptureFixture[str]) -> Non
     ("name", "said"),
     [
         ("linaer", "must be constant, linear, double_linear_con"),
-        ("own_rates:missing", "requires a class or function 'missing' in module 'own_rates'"),
+        ("own_rates:missing", "must name a class or function 'missing' in module 'own_rates'"),
         ("own_rates:number", "must name a function, got 3"),
         ("own_rates:negative", "at least 0, got -0.5 at 1"),
         ("own_rates:raises", "at 0 it raised RuntimeError: no rate"),

@@ -171,12 +171,12 @@ def test_ppo_refuses_them():
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("shape", "'per_row' is (1,)"),
-        ("column", "'per_row' is (2, 1)"),
-        ("number", "'scalar' is float"),
-        ("name", "one is called 3"),
+        ("shape", "got (1,) for 'per_row'"),
+        ("column", "got (2, 1) for 'per_row'"),
+        ("number", "got float for 'scalar'"),
+        ("name", "by name, got one called 3"),
         ("detached", "depends on no parameter"),
-        ("float64", "'scalar' is torch.float64"),
+        ("float64", "got 'scalar' of torch.float64"),
     ],
 )
 def test_a_broken_contract_is_told(fault: str, words: str):

@@ -180,14 +180,14 @@ class WholeNumbers(gymnasium.Env[Any, Any]):
         (
             (gym.Discrete,),
             "Pendulum-v1",
-            "a2c requires Discrete actions, the action space is Box(-2.0, 2.0, (1,), float32); use "
-            "another environment or algorithm (ppo, impala, appo, ddpg, acer)",
+            "a2c must have Discrete actions, got the action space Box(-2.0, 2.0, (1,), float32); "
+            "use another environment or algorithm (ppo, impala, appo, ddpg, acer)",
         ),
         (
             (gym.Box, gym.MultiBinary),
             "CartPole-v1",
-            "a2c requires Box or MultiBinary actions, the action space is Discrete(2); use another "
-            "environment or algorithm (ppo, impala, appo, acer)",
+            "a2c must have Box or MultiBinary actions, got the action space Discrete(2); use "
+            "another environment or algorithm (ppo, impala, appo, acer)",
         ),
     ],
 )
@@ -206,7 +206,7 @@ def test_actions_that_a_learner_can_t_choose_are_refused_at_once(
         assert main(arguments) == 2
         assert capsys.readouterr().err == f"error: {said}\n"
     assert not Path("runs").exists()
-    with pytest.raises(ConfigError, match="a2c requires"):
+    with pytest.raises(ConfigError, match="a2c must have"):
         quintet.train("a2c", env, seeds=[1, 2])
     assert main(["config", "ppo", "--env", env]) == 0
 
@@ -221,7 +221,7 @@ def test_quintet_config_refuses_what_a_network_can_t_do(
         for command in ("config", "train"):
             assert main([command, algo, "--env", "tests_registry_env:WholeNumbers"]) == 2
             said.append(capsys.readouterr().err)
-        assert "an action space of Box (floats), Discrete" in said[0]
+        assert "an action space must be Box (floats), Discrete" in said[0]
         assert said[0] == said[1]
     assert not Path("runs").exists()
 

@@ -137,5 +137,7 @@ def test_files_come_in_their_order(tmp_path):
 
 @pytest.mark.parametrize("arguments", [[], ["--env", "CartPole-v1"]])
 def test_the_algorithm_comes_first(arguments):
-    with pytest.raises(ConfigError, match="quintet train requires an algorithm first, one of ppo"):
+    with pytest.raises(
+        ConfigError, match="quintet train must have an algorithm first, got none; give one of ppo"
+    ):
         parse("train", arguments)

@@ -253,10 +253,10 @@ def test_an_unknown_algorithm():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (None, "readable YAML file, got .*No such file"),
-        ("a: [1", "readable YAML file, got "),
-        ("- 1\n- 2\n", "holds list"),
-        ("just words", "holds str"),
+        (None, "readable YAML file, got none: .*No such file"),
+        ("a: [1", "readable YAML file, got none: "),
+        ("- 1\n- 2\n", "yaml with list"),
+        ("just words", "yaml with str"),
     ],
 )
 def test_a_file_that_is_no_configuration(tmp_path, text, says):
@@ -266,7 +266,7 @@ def test_a_file_that_is_no_configuration(tmp_path, text, says):
     with pytest.raises(ConfigError, match=says) as raised:
         read_file(path)
     assert str(path) in str(raised.value)
-    with pytest.raises(ConfigError, match="--config requires"):
+    with pytest.raises(ConfigError, match="--config must be"):
         read_file(tmp_path)
 
 

@@ -369,7 +369,7 @@ def test_names_of_what_makes_environments():
 
 def test_a_partial_is_named_in_its_run(tmp_path):
     make = partial(Target, size=1)
-    with pytest.raises(ConfigError, match="run_dir is required"):
+    with pytest.raises(ConfigError, match="run_dir must be given"):
         quintet.train("ppo", make, 64, config=SMALL)
     config = SMALL | {"eval.episodes": 0}
     quintet.train("ppo", make, 64, run_dir=tmp_path, config=config)
@@ -474,7 +474,7 @@ def test_training_and_evaluating_with_a_vector_environment(tmp_path):
 def test_what_training_can_not_do_with_a_vector_environment(tmp_path):
     given = VectorWrapper(make_cartpoles(3))
     run_dir = tmp_path / "x"
-    with pytest.raises(ConfigError, match="run_dir is required"):
+    with pytest.raises(ConfigError, match="run_dir must be given"):
         quintet.train("ppo", given, 240, config=SMALL)
     with pytest.raises(ConfigError, match=r"eval.episodes must be 0 .* num_envs"):
         quintet.train("ppo", given, 240, run_dir=run_dir, config=SMALL | {"eval.episodes": 5})

@@ -164,7 +164,7 @@ def test_grey_and_transparent_pictures(given, shape):
 def test_what_can_not_be_filmed_is_told(picture, says):
     with pytest.raises(ConfigError, match=says) as caught:
         filmed(partial(Always, picture))
-    assert "a video requires an environment that can draw itself, or a uint8" in str(caught.value)
+    assert "a filmed environment must draw itself or have a uint8" in str(caught.value)
     assert "give it a render() that returns [H, W, 3] uint8" in str(caught.value)
     assert "OpenGL" not in str(caught.value)
 
@@ -182,7 +182,7 @@ def test_an_environment_that_stops_drawing_is_a_fault():
             return self.picture if self.count < 2 else None
 
     with pytest.raises(
-        EnvironmentFault, match=r"picture after every step; .*gave None, not an array"
+        EnvironmentFault, match=r"picture after every step, got none: .*gave None, not an array"
     ):
         play(filmed(Stops), 3)
 
@@ -218,7 +218,7 @@ def test_tiny_tables_are_no_pictures():
         def render(self):
             return None
 
-    with pytest.raises(ConfigError, match="a video requires"):
+    with pytest.raises(ConfigError, match="a filmed environment must"):
         filmed(partial(Table, space=spaces.Box(0, 255, (3, 3), np.uint8)))
 
 

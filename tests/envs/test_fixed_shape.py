@@ -171,10 +171,10 @@ def test_a_stack_of_dicts():
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ([np.zeros(2)] * 33, r"at most 32 items .*got 33; .*FixedShape\(env, max_items"),
-        ([np.zeros(3)], "an item of Box.* is required in a sequence"),
-        ([np.array(["a", "b"])], "an item of Box.* is required in a sequence"),
-        (7, "a sequence of Box.* is required, got 7"),
+        ([np.zeros(2)] * 33, r"at most 32 items, got 33; .*FixedShape\(env, max_items"),
+        ([np.zeros(3)], "an item of a sequence must be of Box"),
+        ([np.array(["a", "b"])], "an item of a sequence must be of Box"),
+        (7, "an observation must be a sequence of Box.*, got 7"),
     ],
 )
 def test_what_does_not_fit_a_sequence_ends_the_run(wrong, says):
@@ -202,7 +202,7 @@ PAIR = spaces.Dict({"x": spaces.Discrete(3), "y": spaces.MultiBinary(2)})
     ],
 )
 def test_items_that_are_not_as_declared_are_refused(item, wrong):
-    with pytest.raises(ValueError, match=r"(is|are) required in a sequence, got"):
+    with pytest.raises(ValueError, match=r"of a sequence must be of .*, got"):
         FixedShape(Custom(spaces.Sequence(item), (wrong,))).reset()
 
 

@@ -114,7 +114,7 @@ def test_what_would_have_no_effect_is_refused() -> None:
         make_vector_env(lambda: Told(action=BOX), 1, mask_from_info=True)
     with pytest.raises(ConfigError, match="this observation has one"):
         make_vector_env(MaskedDoors, 1, mask_from_info=True)
-    says = "requires single Gymnasium environments"
+    says = "must have single Gymnasium environments"
     with pytest.raises(ConfigError, match=f"{says}.*envpool.*single .* 'gymnasium'$"):
         make_vector_env("CartPole-v1", 1, backend="envpool", mask_from_info=True)
     given = VectorWrapper(SyncVectorEnv([Told]))

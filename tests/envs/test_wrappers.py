@@ -107,5 +107,5 @@ def test_clipping_leaves_the_raw_reward():
 
 def test_stacks_that_memory_has_no_room_for_are_refused(monkeypatch):
     monkeypatch.setattr("quintet.system.memory.free_bytes", lambda: 10_000.0)
-    with pytest.raises(ConfigError, match=r"env.frame_stack=1000 of 4 streams requires"):
+    with pytest.raises(ConfigError, match=r"env.frame_stack=1000 of 4 streams must have"):
         make_vector_env("quintet.envs.toy:Target", 4, frame_stack=1000)

@@ -142,14 +142,14 @@ def test_action_family(space: spaces.Space, bounds: str, expected):
     ],
 )
 def test_other_action_spaces_are_refused(space: spaces.Space):
-    with pytest.raises(ConfigError, match="an action space of Box"):
+    with pytest.raises(ConfigError, match="an action space must be Box"):
         action_family(space, "clip")
 
 
 @pytest.mark.parametrize("bounds", ["squash", "mean_tanh"])
 def test_squashing_needs_finite_bounds(bounds):
     space = spaces.Box(-np.inf, np.inf, (2,))
-    with pytest.raises(ConfigError, match=rf"model\.action_bounds={bounds} requires finite"):
+    with pytest.raises(ConfigError, match=rf"model\.action_bounds={bounds} must have finite"):
         action_family(space, bounds)
     assert isinstance(action_family(space, "clip"), DiagGaussian)
 

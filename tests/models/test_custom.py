@@ -257,20 +257,26 @@ def test_no_parameters_are_needed():
     [
         ("raises", r"leaves \['place', 'room'\].*ZeroDivisionError: a mistake in the class"),
         ("forward raises", r"torch.float32 \(2, 3\).*ZeroDivisionError: a mistake in forward"),
-        ("no size", "an attribute feature_size, a positive int, it is None"),
-        ("true", "a positive int, it is True"),
-        ("text", "a positive int, it is '3'"),
-        ("zero", "a positive int, it is 0"),
-        ("shape", r"of shape \[N, feature_size\], \(2, 3\) here, it gave \(2, 2\)"),
-        ("tuple", "it gave tuple"),
-        ("float64", "features of torch.float32, it gave torch.float64"),
-        ("frozen", "buffers for what is frozen, 'linear.bias' is torch.float32 and frozen"),
-        ("double", "'linear.weight' is torch.float64 and trainable"),
-        ("unused", r"unused are \['spare.weight', 'spare.bias'\]"),
-        ("detached", r"unused are \['linear.weight', 'linear.bias'\]"),
-        ("dropout", "a forward without random numbers, it draws some"),
-        ("other state", r"parameters and buffers alone, it has \['linear._extra_state'\] too"),
-        ("batch norm", "buffers that forward leaves as they are, it changed 'norm.running_mean'"),
+        ("no size", "an attribute feature_size, a positive int, got None"),
+        ("true", "a positive int, got True"),
+        ("text", "a positive int, got '3'"),
+        ("zero", "a positive int, got 0"),
+        ("shape", r"of shape \[N, feature_size\], \(2, 3\) here, got \(2, 2\)"),
+        ("tuple", "here, got tuple"),
+        ("float64", "features of torch.float32, got torch.float64"),
+        ("frozen", "buffers for what is frozen, got 'linear.bias', frozen and of torch.float32"),
+        ("double", "got 'linear.weight', trainable and of torch.float64"),
+        (
+            "unused",
+            r"must use every parameter in forward, got unused \['spare.weight', 'spare.bias'\]",
+        ),
+        ("detached", r"got unused \['linear.weight', 'linear.bias'\]"),
+        ("dropout", "must draw no random numbers in forward, got some"),
+        ("other state", r"parameters and buffers alone, got \['linear._extra_state'\] too"),
+        (
+            "batch norm",
+            "leave its buffers as they are in forward, got a changed 'norm.running_mean'",
+        ),
     ],
 )
 def test_breaches_of_the_contract(fault: str, says: str):
@@ -288,14 +294,14 @@ def test_keywords_that_it_does_not_take():
     ("name", "says"),
     [
         ("no_such_module:Net", "needs module 'no_such_module', which can't be imported"),
-        ("test_custom:Missing", "requires a class or function 'Missing' in module 'test_custom'"),
-        ("test_custom:Good.Missing", "there is no 'Missing' in .*; define it at the top level"),
+        ("test_custom:Missing", "must name a class or function 'Missing' in module 'test_custom'"),
+        ("test_custom:Good.Missing", "got no 'Missing' in .*; define it at the top level"),
         (
             "__main__:Missing",
             "load the policy in that script, or train again with the class or function in a",
         ),
-        ("test_custom:SPACES", "requires a class of torch.nn.Module or a .*, it names Spaces"),
-        ("collections:OrderedDict", "requires a class of torch.nn.Module"),
+        ("test_custom:SPACES", "must name a class of torch.nn.Module or a .*, got Spaces"),
+        ("collections:OrderedDict", "must name a class of torch.nn.Module"),
     ],
 )
 def test_names_that_lead_nowhere(name: str, says: str):
@@ -355,7 +361,7 @@ def test_what_has_no_import_string_is_kept_beside_its_name(given: Any, name: str
         assert same.encoder == name
         assert callable(find_encoder(same.encoder))
     assert type(config.model_dump(mode="json")["encoder"]) is str
-    with pytest.raises(ConfigError, match="requires a function that was given in Python"):
+    with pytest.raises(ConfigError, match="must be a function given in Python"):
         find_encoder(str(name))
 
 

@@ -115,7 +115,7 @@ def test_pictures(kind: str, shape: tuple[int, ...], hidden: tuple[int, ...]):
 def test_a_cnn_needs_a_picture(kind: str):
     small = picture(7, 7, 3)
     for leaves in ({"obs": spaces.Box(0.0, 1.0, (84, 84))}, {"a": small, "b": spaces.Discrete(3)}):
-        with pytest.raises(ConfigError, match=f"{kind} requires a uint8 picture of at least"):
+        with pytest.raises(ConfigError, match=f"{kind} must have a uint8 picture of at least"):
             Cnn(kind, leaves, (8,))
 
 

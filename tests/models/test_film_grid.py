@@ -271,15 +271,15 @@ def test_every_weight_takes_part(options: dict[str, Any]):
 @pytest.mark.parametrize(
     ("leaf", "place", "value", "says"),
     [
-        ("image", (2, 1, 3, 0), 11, "'image' requires object ids of 0 to 10.* holds 11"),
-        ("image", (0, 0, 0, 1), 6, "'image' requires colour ids of 0 to 5.* holds 6"),
-        ("image", (5, 2, 0, 2), 255, "'image' requires state ids of 0 to 3.* holds 255"),
-        ("direction", (3,), 4, "'direction' requires values of 0 to 3, as in MiniGrid, it holds 4"),
+        ("image", (2, 1, 3, 0), 11, "'image' must have object ids of 0 to 10.* got 11"),
+        ("image", (0, 0, 0, 1), 6, "'image' must have colour ids of 0 to 5.* got 6"),
+        ("image", (5, 2, 0, 2), 255, "'image' must have state ids of 0 to 3.* got 255"),
+        ("direction", (3,), 4, "'direction' must have values of 0 to 3, as in MiniGrid, got 4"),
         (
             "direction",
             (3,),
             -1,
-            "'direction' requires values of 0 to 3, as in MiniGrid, it holds -1",
+            "'direction' must have values of 0 to 3, as in MiniGrid, got -1",
         ),
     ],
 )
@@ -345,7 +345,7 @@ def test_when_it_is_chosen(change: dict[str, spaces.Space | None], form: bool):
         assert resolve_model(model, of) == model
         assert not model.traits.one_graph
     else:
-        with pytest.raises(ConfigError, match="film_grid requires the leaves direction"):
+        with pytest.raises(ConfigError, match="film_grid must have the leaves direction"):
             build({"encoder": "film_grid"}, of)
 
 

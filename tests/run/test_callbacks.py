@@ -161,15 +161,15 @@ def test_callbacks_do_not_change_the_bytes(tmp_path):
     [
         (
             {"callbacks": print},
-            r"callbacks requires quintet.Callbacks\(.*\), got",
+            r"callbacks must be quintet.Callbacks\(.*\), got",
         ),
         (
             {"callbacks": quintet.Callbacks(evaluation=lambda scores: None)},
-            "callbacks.evaluation requires a function of the run and the scores, got",
+            "callbacks.evaluation must be a function of the run and the scores, got",
         ),
         (
             {"callbacks": quintet.Callbacks(begin=3)},
-            "callbacks.begin requires a function of the run",
+            "callbacks.begin must be a function of the run",
         ),
         (
             {"callbacks": quintet.Callbacks(), "seeds": [1, 2]},
@@ -187,5 +187,5 @@ def test_what_can_not_be_called_is_refused_before_anything_begins(tmp_path, give
     ("name", "value"), [("", 1), ("a b", 1), (3, 1), ("a//b", 1), ("a", "x"), ("a", None)]
 )
 def test_what_can_not_be_logged_is_refused(tmp_path, name, value):
-    with pytest.raises(ConfigError, match="log requires a n"):
+    with pytest.raises(ConfigError, match="log must have a n"):
         LiveRun(tmp_path, [], lambda: 0).log(name, value)

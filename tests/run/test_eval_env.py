@@ -129,7 +129,7 @@ def test_the_command_line_and_a_resumed_run(tmp_path, capsys, monkeypatch):
             {"eval.env.id": gymnasium.make_vec("CartPole-v1", 2)},
             r"eval\.env\.id must be .*, got a vector environment: give",
         ),
-        ({"eval.env.id": "x:<lambda>"}, r"eval\.env\.id=x:<lambda> requires a function that was"),
+        ({"eval.env.id": "x:<lambda>"}, r"eval\.env\.id=x:<lambda> must be a function given"),
     ],
 )
 def test_what_can_not_be_is_refused_before_the_run_begins(given, told, tmp_path):

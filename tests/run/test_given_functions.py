@@ -103,8 +103,8 @@ def test_names_that_can_be_imported_need_not_be_given_again(tmp_path):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"lr_schedule": "linear"}, "lr_schedule requires a function of the share of the budget"),
-        ({"lr_schedule": lambda: 1.0}, "lr_schedule requires a function of the share"),
+        ({"lr_schedule": "linear"}, "lr_schedule must be a function of the share of the budget"),
+        ({"lr_schedule": lambda: 1.0}, "lr_schedule must be a function of the share"),
         ({"lr_schedule": lambda done: -1.0}, "finite number of at least 0, got -1"),
         (
             {"lr_schedule": quarter, "config": {"lr_schedule": "linear"}},

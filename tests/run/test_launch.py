@@ -160,7 +160,7 @@ def test_a_model_of_ones_own_is_short_for_its_import_string(tmp_path):
     assert saved["model.encoder"] == f"{__name__}:Halves"
     with pytest.raises(ConfigError, match=r"model.encoder must be left to the model that is given"):
         quintet.train("ppo", TOY, 128, 0, tmp_path, config | {"model.encoder": "mlp"}, model=Halves)
-    with pytest.raises(ConfigError, match="requires a class of torch"):
+    with pytest.raises(ConfigError, match="must be a class of torch"):
         quintet.train("ppo", TOY, 128, 0, tmp_path, config, model=Halves({}))
 
 

@@ -22,7 +22,7 @@ def test_an_environment_made_for_its_kind_is_not_made_again(tmp_path: Path) -> N
 
     given = {"env.id": "mine", "run_dir": str(tmp_path / "run"), "model.encoder": "nature_cnn"}
     loaded = load_config("ppo", [], Layer("call", given), maker)
-    with pytest.raises(ConfigError, match="nature_cnn requires"):
+    with pytest.raises(ConfigError, match="nature_cnn must have"):
         check_spaces(loaded)
     assert len(made) == 1
 

@@ -124,7 +124,7 @@ def test_a_dict_that_environments_share_is_refused() -> None:
 def test_other_kinds_of_environments_are_refused() -> None:
     vector = gymnasium.vector.AsyncVectorEnv([Weighed] * 2)
     for env in ("CartPole-v1", vector):
-        with pytest.raises(ConfigError, match=r"reward_shaping requires single Gymnasium env"):
+        with pytest.raises(ConfigError, match=r"reward_shaping must have single Gymnasium env"):
             quintet.make_vector_env(env, 2, reward_shaping={"each": 3.0})
     vector.close()
 

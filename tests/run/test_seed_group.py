@@ -374,7 +374,7 @@ def test_ctrl_c_stops_the_group_and_the_same_command_goes_on(tmp_path):
         ({"run_dir": 5, "seeds": [1]}, "run_dir must be the path of a folder, got 5"),
         ({"seeds": [-1]}, "seed: .*greater than or equal to 0"),
         ({"seeds": [1], "seed": 3}, r"seed=3 has no effect with seeds=\[1\]"),
-        ({"seeds": [1], "jobs": 0}, "jobs requires a whole number of at least 1, got 0"),
+        ({"seeds": [1], "jobs": 0}, "jobs must be a whole number of at least 1, got 0"),
         ({"jobs": 2}, "jobs=2 has no effect without seeds"),
         ({"seeds": [1], "on_report": print}, "on_report is not possible with seeds"),
         ({"seeds": [1], "config": {"runtime.kind": "x"}}, "runtime.kind"),

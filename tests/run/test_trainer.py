@@ -148,7 +148,7 @@ def test_other_threads_are_another_path(tmp_path, monkeypatch):
     """As the machine's load changes; a resume that must be exact is refused them."""
     stopped(tmp_path, 7, monkeypatch)
     with pytest.raises(
-        ConfigError, match=r"resume=exact requires .*runtime.threads was 1 and is 2"
+        ConfigError, match=r"resume=exact must have .*runtime.threads was 1 and is 2"
     ):
         run(tmp_path, runtime__threads=2, resume="exact")
     threads: set[int] = set()
@@ -273,7 +273,7 @@ def test_a_second_ctrl_c_in_on_report_ends_the_run_at_once(tmp_path):
 
 @pytest.mark.parametrize("wrong", [5, lambda: None, lambda report, more: None])
 def test_on_report_is_checked_before_anything_is_trained(tmp_path, wrong):
-    with pytest.raises(ConfigError, match="on_report requires a function of one report, got"):
+    with pytest.raises(ConfigError, match="on_report must be a function of one report, got"):
         run(tmp_path / "run", on_report=wrong)
     assert not (tmp_path / "run").exists()
 

@@ -218,7 +218,10 @@ def test_a_part_by_the_names_of_its_tensors(donor, tmp_path, begun):
         ({"model__shared_torso": True}, r"value_encoder.*: the run has none, init_from shape"),
         ({"model__activation": "relu"}, "model.activation: the run has relu, init_from tanh"),
         ({"normalize_observations": False}, "normalizer/moments.0.mean: the run has none"),
-        ({"init_from": "absent"}, "init_from requires a trained policy: .*absent does not exist"),
+        (
+            {"init_from": "absent"},
+            "init_from must be a trained policy, got none: .*absent, which does not exist",
+        ),
         ({"init_from_keys": ["core.*", "network/*"]}, r"'core\.\*' matches none of its tensors"),
         ({"init_from_keys": ["core.*"]}, "its tensors are network/encoder"),
         (

@@ -101,7 +101,7 @@ def test_a_small_address_space_is_refused_before_pytorch_ends_the_process(
 ) -> None:
     ended = limited_run(tmp_path, mib, "--runtime.kind", kind)
     assert ended.returncode == 2
-    assert ended.stderr.startswith("error: an address space of at least 1.5 GiB is required")
+    assert ended.stderr.startswith("error: PyTorch must have an address space of at least 1.5 GiB")
     assert ended.stderr.count("\n") == 1
 
 

@@ -24,7 +24,7 @@ def action_box(spaces: Spaces) -> DiagGaussian:
     """
     family = action_family(spaces.action, "clip")
     if not isinstance(family, DiagGaussian):
-        raise ConfigError(f"ddpg requires one Box of floats as actions, got {spaces.action}")
+        raise ConfigError(f"ddpg must have one Box of floats as actions, got {spaces.action}")
     low, high = torch.tensor((family.low, family.high))
     if not (high - low).isfinite().all():  # the widest bounds of float32 are too wide as well
         raise ConfigError(

@@ -73,6 +73,6 @@ def _locked() -> None:
 
 def _refusal(machine: str, why: str) -> ConfigError:
     return ConfigError(
-        f"worker processes require a memory barrier between processes, this machine ({machine}) "
-        f"has none ({why}); use --runtime.kind serial"
+        f"worker processes must have a memory barrier between processes, got none on this machine "
+        f"({machine}: {why}); use --runtime.kind serial"
     )

@@ -117,7 +117,7 @@ def test_without_a_barrier_workers_are_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(platform, "machine", lambda: "alpha")
     fence.cache_clear()
     arena = Arena.create(board_specs(0, publication(0)))
-    with pytest.raises(ConfigError, match="require a memory barrier between processes"):
+    with pytest.raises(ConfigError, match="must have a memory barrier between processes"):
         Board(arena, 0)
     arena.close()
     monkeypatch.undo()
