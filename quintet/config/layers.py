@@ -179,6 +179,11 @@ NONE = ("none", "null")
 """Words that mean the absence of a value."""
 
 
+_SWITCHES = dict.fromkeys(("true", "yes", "on"), "on") | dict.fromkeys(
+    ("false", "no", "off"), "off"
+)
+
+
 def meant(value: Any, info: FieldInfo) -> Any:
     """A value as the option means it: ``none`` is a word if that is one of its choices, a path if
     it takes one, an empty list or mapping, else None; a truth value becomes ``on`` or ``off`` where
@@ -188,7 +193,7 @@ def meant(value: Any, info: FieldInfo) -> Any:
         return str(given_path(value)) if isinstance(value, str | os.PathLike) else value
     words = [w for kind in kinds(info) for w in get_args(kind) if get_origin(kind) is Literal]
     if {"on", "off"} <= {*words}:
-        value = {"true": "on", "false": "off"}.get(str(value).lower(), value)
+        value = _SWITCHES.get(str(value).lower(), value)
     if "none" in words or info.annotation is str:
         return "none" if value is None else value
     if isinstance(value, str) and value.lower() in NONE:

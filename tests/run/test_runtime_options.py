@@ -91,7 +91,7 @@ def _slots(where: Where) -> None:
 
 def _prefetch_batches(where: Where) -> None:
     made = sampling_of(runtime__kind="async", runtime__prefetch_batches=3)
-    assert made.options.prefetch_batches == 3
+    assert made.prefetch_batches == 3
 
 
 def _publish_interval(where: Where) -> None:
@@ -149,7 +149,7 @@ def _worker_timeout_s(where: Where) -> None:
 
 
 def _max_restarts(where: Where) -> None:
-    assert sampling_of(runtime__kind="async", runtime__max_restarts=0).options.max_restarts == 0
+    assert sampling_of(runtime__kind="async", runtime__max_restarts=0).max_restarts == 0
 
 
 def learners_of(**options: Any) -> Learners:

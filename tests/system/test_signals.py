@@ -11,10 +11,9 @@ from contextlib import contextmanager
 import pytest
 
 BLOCK = """
-import signal, time
+import signal, threading, time
 from quintet.system.signals import interrupts_for_us_alone
 with interrupts_for_us_alone():
-    print("in", flush=True)
     {doing}
 print("after", flush=True)
 """
@@ -39,7 +38,7 @@ def in_block(doing: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_ctrl_c_interrupts_a_constructor_in_python() -> None:
-    with in_block("while True: time.sleep(0.01)") as process:
+    with in_block("print('in', flush=True)\n    while True: time.sleep(0.01)") as process:
         process.send_signal(signal.SIGINT)
         out, said = process.communicate()
     assert (process.returncode, out) == (-signal.SIGINT, "")
@@ -47,7 +46,9 @@ def test_ctrl_c_interrupts_a_constructor_in_python() -> None:
 
 
 def test_a_second_ctrl_c_ends_a_constructor_that_hangs_in_c() -> None:
-    with in_block("time.sleep(600)") as process:
+    # The main thread is in C code by then; in Python it would be interrupted.
+    say = "threading.Timer(1.0, print, ['in'], {'flush': True})"
+    with in_block(f"{say}.start(); time.sleep(600)") as process:
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
         said = process.stderr.readline()
@@ -59,7 +60,9 @@ def test_a_second_ctrl_c_ends_a_constructor_that_hangs_in_c() -> None:
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc")
 def test_processes_that_begin_in_the_block_do_not_hear_ctrl_c() -> None:
-    with in_block("import subprocess; subprocess.run(['cat', '/proc/self/status'])") as process:
+    with in_block(
+        "import subprocess; print('in', flush=True); subprocess.run(['cat', '/proc/self/status'])"
+    ) as process:
         out, _ = process.communicate()
     blocked = next(line for line in out.splitlines() if line.startswith("SigBlk"))
     assert int(blocked.split()[1], 16) >> (signal.SIGINT - 1) & 1

@@ -505,7 +505,7 @@ def test_memory_is_bounded_also_where_the_kernel_does_not_say_what_is_free(monke
 
     monkeypatch.setattr(Path, "read_text", missing)
     make(plan("windows"), 1)
-    with pytest.raises(ConfigError, match=r"bytes of memory, [\d,]+ are free.*lower"):
+    with pytest.raises(ConfigError, match=r"bytes of memory, got [\d,]+ free.*lower"):
         memory.require(10**15, "the index of a replay", "lower the replay capacity")
 
 

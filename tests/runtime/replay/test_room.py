@@ -11,7 +11,7 @@ from quintet.system import cpus, memory
 def test_an_index_that_does_not_fit_in_memory_is_refused_at_once(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda: 80_000)
     make(plan("windows", capacity_steps=9_000), 1, folder=tmp_path / "replay")
-    with pytest.raises(ConfigError, match=r"index of .* 80,040 bytes of memory, 80,000 are free"):
+    with pytest.raises(ConfigError, match=r"index of .* 80,040 bytes of memory, got 80,000 free"):
         make(plan("windows", capacity_steps=10_000), 1, folder=tmp_path / "replay")
 
 
@@ -28,6 +28,6 @@ def test_the_limit_of_a_container_counts(monkeypatch, tmp_path):
     monkeypatch.setattr(cpus, "ROOT", tmp_path)
     for name, text in (("max", "100000"), ("current", "20000"), ("stat", "anon 20000")):
         (tmp_path / f"memory.{name}").write_text(text)
-    with pytest.raises(ConfigError, match="80,000 are free"):
+    with pytest.raises(ConfigError, match="got 80,000 free"):
         memory.require(80_001, "a replay", "lower it")
     memory.require(80_000, "a replay", "lower it")
