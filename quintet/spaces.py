@@ -393,8 +393,16 @@ def other_spaces(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str
         a, b = mine[name], theirs[name]
         compared = (a, b) if name == "action_space" else (for_networks(a), for_networks(b))
         if compared[0] != compared[1]:
-            differ[name.replace("_", " ")] = (from_json(a), from_json(b))
+            differ[name.replace("_", " ")] = (_or_fault(a), _or_fault(b))
     return differ
+
+
+def _or_fault(data: Any) -> Any:
+    """The space of a description, or what is wrong with the description."""
+    try:
+        return from_json(data)
+    except ValueError as fault:
+        return f"none ({fault})"
 
 
 def as_json(of: Spaces) -> dict[str, Any]:

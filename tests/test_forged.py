@@ -166,6 +166,16 @@ def test_what_a_checkpoint_says_is_checked(runs, tmp_path, capsys, what):
     assert what in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["observation_space", "action_space"])
+def test_a_forged_space_is_no_donors(runs, tmp_path, capsys, name):
+    folder = forged(runs, tmp_path, lambda meta: meta["policy"].update({name: {"kind": "box"}}))
+    shutil.rmtree(min((folder / "checkpoints").iterdir()))
+    assert cli.main(words("init", "one", folder)) == 2
+    said = capsys.readouterr().err
+    assert said.count("error: ") == 1
+    assert "none (" in said
+
+
 def test_a_forged_checkpoint_is_passed_over_for_the_one_before(runs, tmp_path, capsys):
     folder = tmp_path / "forged"
     shutil.copytree(runs / "one", folder)
