@@ -26,6 +26,7 @@ ENV = "quintet.envs.toy:Contextual"
 TOTAL, STOP_AT = 64 * 6, 3
 OPTIONS = {
     "env.num_streams": "4",
+    "env.num_processes": "1",  # a busy machine would choose more, and reports tell how many
     "unroll_steps": "16",
     "minibatch_steps": "32",
     "num_epochs": "1",

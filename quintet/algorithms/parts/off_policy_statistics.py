@@ -115,7 +115,7 @@ def with_spreads(metrics: Mapping[str, float]) -> dict[str, float]:
 def fit(value: Tensor, target: Tensor, count: int) -> dict[str, Tensor]:
     """The means that `with_fit` reads, from values and targets ``[N]``; `count`: rows of all
     ranks."""
-    # One by one: stacked, they made a compiled step of DDPG 1.4% slower.
+    # One by one: stacked, they made a compiled step slower.
     each = {_TARGET: target.double(), _ERROR: (target - value).double()}
     squares = {f"{name}{_SQUARED}": x.square() for name, x in each.items()}
     return {name: x.sum() / count for name, x in (each | squares).items()}
