@@ -40,6 +40,7 @@ def train(
     callbacks: "Callbacks | None" = None,
     model: "Maker | None" = None,
     lr_schedule: Callable[[float], float] | None = None,
+    cluster: str | None = None,
     trust: bool = False,
     overwrite: bool = False,
 ) -> "Result": ...
@@ -58,6 +59,7 @@ def train(
     callbacks: None = None,
     model: "Maker | None" = None,
     lr_schedule: Callable[[float], float] | None = None,
+    cluster: str | None = None,
     trust: bool = False,
     overwrite: bool = False,
     seeds: Sequence[int],
@@ -77,6 +79,7 @@ def train(
     callbacks: "Callbacks | None" = None,
     model: "Maker | None" = None,
     lr_schedule: Callable[[float], float] | None = None,
+    cluster: str | None = None,
     trust: bool = False,
     overwrite: bool = False,
     seeds: Sequence[int] | None = None,
@@ -107,6 +110,7 @@ def train(
         lr_schedule: a function of the fraction of the budget that is done, which returns the factor
             of the learning rate.  Its import string is stored in ``lr_schedule``; a function
             without one has to be given again to resume the run.
+        cluster: ``auto`` or the address of a Ray cluster, on whose nodes the workers run.
         trust: whether any code that the run in `run_dir` names may be imported and called. False:
             only code that is also given here, or any if this user made the run on this machine.
         overwrite: starts a new run if `run_dir` holds a run, whose folder is kept as
@@ -134,7 +138,12 @@ def train(
         _check_call("on_report", on_report, "one report")
     if callbacks is not None:
         _check_callbacks(callbacks)
-    given = {"total_env_steps": total_steps, "seed": seed, "run_dir": run_dir}
+    given = {
+        "total_env_steps": total_steps,
+        "seed": seed,
+        "run_dir": run_dir,
+        "cluster.address": cluster,
+    }
     values = {name: value for name, value in given.items() if value is not None}
     values |= flatten(config or {}, options(algo))
     if model is not None:

@@ -116,7 +116,7 @@ def facts(
 
     evaluated: the environment of evaluations, if it is another.
     """
-    parts = ("learner", "runtime", "eval", "population", "self_play")
+    parts = ("learner", "runtime", "eval", "population", "self_play", "cluster")
     known = {name: getattr(config, name) for name in parts} | facts_of(config.model, spaces)
     known["shared"] = registry.find(config.algo).shared
     if env is None or spaces is None:

@@ -5,6 +5,7 @@ PyTorch is imported only if GPUs or the processor's number formats matter, or a 
 
 from quintet.algorithms import registry
 from quintet.algorithms.parts.options import reads_values
+from quintet.bounds import MOST_TASKS
 from quintet.config.run import RunConfig
 from quintet.config.runtime import RuntimeConfig
 from quintet.envs.resolved import ResolvedEnv
@@ -175,7 +176,7 @@ def streams_per_group(config: RunConfig, env: ResolvedEnv) -> int:
     if config.runtime.kind == "serial":
         wanted = streams // env.group_size
     else:
-        wanted = config.runtime.num_workers or usable_cores()
+        wanted = config.runtime.num_workers or _most_workers(config)
         if config.runtime.inference == "server" and not env.backend.in_python:
             wanted *= 2  # one group steps while the other waits for its actions
     # The fewest groups that give each worker one; the games must be divided evenly.
@@ -197,7 +198,14 @@ def num_workers(config: RunConfig, group_size: int) -> int:
             f"{group_size} streams, got {asked}; lower it, or raise "
             "env.num_streams, or lower env.streams_per_group"
         )
-    return asked or min(usable_cores(), groups)
+    return asked or min(_most_workers(config), groups)
+
+
+def _most_workers(config: RunConfig) -> int:
+    """One worker per core; nodes of a cluster count as machines like this one."""
+    cluster = config.cluster
+    nodes = (cluster.nodes_max or cluster.nodes_min) if cluster.address is not None else 1
+    return min(usable_cores() * nodes, MOST_TASKS)
 
 
 def has_compiler() -> bool:

@@ -186,6 +186,11 @@ def combination_faults(config: RunConfig) -> list[str]:
             "resume=exact must have a run that gives the same bytes twice, got runtime.kind=async: "
             "use --resume latest"
         )
+    if config.cluster.address is not None and config.runtime.inference == "server":
+        faults.append(
+            "runtime.inference must be local where workers run on a cluster, got server: use "
+            "--runtime.inference local"
+        )
     steps, policies = config.total_env_steps, config.population.size
     found = size_faults(config, steps) or [
         f"{fault} (of {steps:,} env_steps each of the {policies} policies has its share)"

@@ -7,6 +7,7 @@ from pydantic import BaseModel, SerializeAsAny, field_validator
 
 from quintet.bounds import CountFrom0, Steps
 from quintet.checkpoint import CheckpointConfig
+from quintet.cluster.config import ClusterConfig
 from quintet.config.runtime import RuntimeConfig
 from quintet.envs.config import EnvConfig
 from quintet.envs.evaluated import EvalEnvConfig
@@ -82,6 +83,7 @@ class RunConfig(Options):
     report: ReportConfig = ReportConfig()
     population: PopulationConfig = PopulationConfig()
     self_play: SelfPlayConfig = SelfPlayConfig()
+    cluster: ClusterConfig = ClusterConfig()
 
     @field_validator("seed", "total_env_steps", mode="before")
     @classmethod
@@ -130,6 +132,7 @@ ALIASES = {
     "env": "env.id",
     "eval.env": "eval.env.id",
     "population": "population.size",
+    "cluster": "cluster.address",
 }
 """Short names that users may use."""
 
@@ -170,6 +173,11 @@ MAY_CHANGE_ON_RESUME = (
     "runtime.num_learners",
     "runtime.learner_timeout_s",
     "checkpoint.interval_s",
+    "cluster.address",
+    "cluster.nodes_min",
+    "cluster.nodes_max",
+    "cluster.wait_s",
+    "cluster.node_timeout_s",
 )
 """Options that a resumed run may change, besides those of eval and report."""
 

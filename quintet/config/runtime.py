@@ -39,8 +39,9 @@ class RuntimeConfig(Options):
         needs="runtime.kind=lockstep or runtime.kind=async",
         also="num_actors num_rollout_workers num_env_runners n_workers",
     )
-    """number of worker processes, at most one per group of streams; none: the number of cores;
-    changes the result's bytes only through the default of env.streams_per_group
+    """number of worker processes, at most one per group of streams; none: the number of cores, on
+    a cluster times cluster.nodes_max (else nodes_min); changes the result's bytes only through
+    the default of env.streams_per_group
     """
     inference: Literal["local", "server"] = option(
         "local", needs="runtime.kind=lockstep or runtime.kind=async"
@@ -69,8 +70,10 @@ class RuntimeConfig(Options):
     more where it makes them or compiles; time without a core does not count); in serial a notice
     says where it hangs
     """
-    max_restarts: CountFrom0 = option(3, needs="runtime.kind=async")
-    """async: number of workers that are replaced before the run ends with an error"""
+    max_restarts: CountFrom0 = option(3, needs="runtime.kind=async or cluster.address")
+    """async: number of workers and nodes that may be lost before the run ends with an error; on a
+    cluster, lockstep: number of times that the run goes back to its last exact checkpoint
+    """
     num_learners: Tasks = option(
         1,
         needs=(

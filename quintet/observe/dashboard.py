@@ -15,7 +15,7 @@ from rich.text import Text
 
 from quintet.observe import health
 from quintet.observe.limits import limit
-from quintet.observe.metrics import by_policy
+from quintet.observe.metrics import by_node, by_policy
 from quintet.observe.pace import NO_SCORE, Score, clock, percent
 from quintet.observe.shares import SERVER, Load, Shares, mean
 from quintet.observe.stream import QuietStream, is_terminal
@@ -28,7 +28,8 @@ _SHORTEST_S = 0.1  # between two drawings: the eye sees no more
 
 _NAMES_WIDTH = 11  # a longer name has a space behind it all the same
 _CURVE_HEIGHT = 3
-_MOST_WORKERS = 4  # that have a line each
+_MOST_WORKERS = 4  # that have a line each; also of nodes
+_UNEVEN = 0.2  # difference between shares of nodes' waiting from which one is waited for
 
 # Sign and colour: told apart without colour.
 _SIGNS: dict[Phase, tuple[str, str]] = {
@@ -184,6 +185,7 @@ def layout(view: View, console: Console, height: int) -> SegmentLines:
         *_policies(view),
         *_curve(view, console.width - _NAMES_WIDTH),
         *_time(view),
+        *_nodes(view),
         *_health(view),
         *_numbers(view),
     ]
@@ -295,6 +297,44 @@ def _processes(load: Load) -> Iterator[_Block]:
                 yield 4, _of_process(name.replace("/", " "), shares, workers)
     if load.server:
         yield 4, _of_process(SERVER, load.server, load.server)
+
+
+def _nodes(view: View) -> Iterator[_Block]:
+    """A line for each node of a cluster; of many nodes a line for all, and the one that is waited
+    for.
+    """
+    nodes = by_node(view.report)
+    waits = {index: own["waiting_frac"] for index, own in nodes.items() if "waiting_frac" in own}
+    if len(nodes) > _MOST_WORKERS:
+        sums = {
+            name: sum(own.get(name, 0.0) for own in nodes.values())
+            for name in ("workers", "env_steps_per_s", "in_bytes_per_s", "out_bytes_per_s")
+        }
+        ages = [own["weights_age_s"] for own in nodes.values() if "weights_age_s" in own]
+        means = {"weights_age_s": sum(ages) / len(ages)} if ages else {}
+        if waits:
+            means["waiting_frac"] = sum(waits.values()) / len(waits)
+        yield 4, _row(f"{len(nodes)} nodes", _Items(_of_node(sums | means)))
+    else:
+        for index, own in nodes.items():
+            yield 4, _row(f"node {index}", _Items(_of_node(own)))
+    if len(waits) > 1 and max(waits.values()) - min(waits.values()) > _UNEVEN:
+        least = min(waits, key=lambda index: waits[index])
+        told = f"node {least} is waited for: its workers wait {percent(waits[least])} of their time"
+        yield 4, _row("", f"{told}, others up to {percent(max(waits.values()))}")
+
+
+def _of_node(own: Mapping[str, float]) -> list[Text | str]:
+    """The metrics of a node, or of several, in words."""
+    parts: list[Text | str] = [f"{own['workers']:.0f} workers"]
+    parts.append(f"{own['env_steps_per_s']:,.0f} steps/s")
+    for way, name in (("in", "in_bytes_per_s"), ("out", "out_bytes_per_s")):
+        parts.append(f"{own[name] / 1e6:.3g} MB/s {way}")
+    if "waiting_frac" in own:
+        parts.append(f"waits {percent(own['waiting_frac'])}")
+    if "weights_age_s" in own:
+        parts.append(f"weights {own['weights_age_s']:.2g} s old")
+    return parts
 
 
 def _of_process(name: str, shares: Shares, order: Shares) -> Table:

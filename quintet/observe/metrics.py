@@ -83,6 +83,8 @@ OF_RUNS: Mapping[str, Metric] = {
     "population/objective": Metric("1", "by which the policies of a population are ranked"),
     "population/copies": Metric("copies", "times that the policy became a copy of another"),
     "data/waiting_batches": Metric("batches", "assembled and waiting for the learner"),
+    "data/nodes": Metric("nodes", "nodes of the cluster that take part"),
+    "data/lost_nodes": Metric("nodes", "nodes that were lost since the start"),
     "replay/size": Metric("transitions", "transitions held in replay"),
     "replay/draws_per_env_step": Metric("1", "transitions trained on per env_step so far"),
 }
@@ -155,12 +157,20 @@ METRICS: dict[str, Metric] = {**OF_RUNS, **OF_LEARNERS}
 HISTOGRAM = "histogram/"
 """Prefix of histograms, which only some sinks can show."""
 
+NODE = "node/"
+"""Prefix of a cluster's nodes, before their number."""
+
 PREFIXES: dict[str, Metric] = {
     HISTOGRAM: Metric("1", "distribution of a value over rows or parameters, never a number"),
     "health/": Metric("1", "a part of the learner: 1 sound, -1 doubtful, 0 not known yet"),
     "hyperparameter/": Metric("1", "value of an option that a population tunes"),
     "user/": Metric("1", "what callbacks have logged, in units of their own"),
     "server/": Metric("1", "share of the inference server's time by phase; streams of an act"),
+    NODE: Metric(
+        "1",
+        "of a node of a cluster, by its number: workers, env_steps_per_s, in_bytes_per_s and "
+        "out_bytes_per_s of the learner, waiting_frac of its workers, weights_age_s of unrolls",
+    ),
     "worker/": Metric("1", "share of a sampler process's time, by its number and by phase"),
 }
 """Families of metrics: any name with this prefix is declared."""
@@ -179,6 +189,16 @@ def declare(metrics: Mapping[str, Metric], whose: str) -> None:
                 f"metric {name} of {whose} must have the meaning of the existing metric of "
                 f"that name ({known[name].meaning}), got {metric.meaning}: rename it there"
             )
+
+
+def by_node(report: Mapping[str, float]) -> dict[int, dict[str, float]]:
+    """The metrics of each node of a cluster under plain names; empty without a cluster."""
+    own: dict[int, dict[str, float]] = {}
+    for name, x in report.items():
+        if name.startswith(NODE):
+            index, _, rest = name.removeprefix(NODE).partition("/")
+            own.setdefault(int(index), {})[rest] = x
+    return dict(sorted(own.items()))
 
 
 def policy_prefix(policy: int, num_policies: int) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from quintet.observe.advice import RunFacts
 from quintet.observe.health import Finding, findings
+from quintet.observe.metrics import NODE
 from quintet.observe.pace import NO_SCORE, Pace, Score
 from quintet.observe.shares import TimeShares
 from quintet.observe.text_curve import TextCurve
@@ -55,6 +56,8 @@ class View:
         self.pace.advance(int(report.get("env_steps", self.pace.done)))
         if "policy_0/env_steps" in report:  # a policy without an objective now is not ranked
             self.report = {k: x for k, x in self.report.items() if not k.endswith(OBJECTIVE)}
+        if "data/nodes" in report:  # a node that is gone is not shown
+            self.report = {k: x for k, x in self.report.items() if not k.startswith(NODE)}
         self.report |= report
         self.shares.add(report)
         self.stage = ""

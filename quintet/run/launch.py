@@ -99,17 +99,19 @@ def run(
     user = UserCode(on_report, callbacks or Callbacks())
     here = Path.cwd()  # before environments may change it
     try:
-        try:
-            return _run(loaded, user, here, may_go_back=True)
-        except _GoesBack as back:
-            resume, restart_env_steps = back.args
-        gc.collect()  # frees the shared memory that the traceback held
-        # Once only: a fault that always occurs would occur again.
-        checkpoints = loaded.config.checkpoint.model_copy(
-            update={"restart_env_steps": restart_env_steps}
-        )
-        again = loaded.config.model_copy(update={"resume": resume, "checkpoint": checkpoints})
-        loaded = replace(loaded, config=again, overwrite=False)
+        # Once on one machine, where a fault that always occurs would occur again.
+        clustered = loaded.config.cluster.address is not None
+        for _ in range(loaded.config.runtime.max_restarts if clustered else 1):
+            try:
+                return _run(loaded, user, here, may_go_back=True)
+            except _GoesBack as back:
+                resume, restart_env_steps = back.args
+            gc.collect()  # frees the shared memory that the traceback held
+            checkpoints = loaded.config.checkpoint.model_copy(
+                update={"restart_env_steps": restart_env_steps}
+            )
+            again = loaded.config.model_copy(update={"resume": resume, "checkpoint": checkpoints})
+            loaded = replace(loaded, config=again, overwrite=False)
         return _run(loaded, user, here, may_go_back=False)
     except (MemoryError, RuntimeError, OSError) as error:
         fault = memory_fault(error)

@@ -1,5 +1,6 @@
 """Makes the runtime kind of a resolved configuration."""
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -26,12 +27,13 @@ from quintet.runtime.asynchronous import AsyncSampling
 from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.policies import Assignment
 from quintet.runtime.processes.messages import Place, ServerOptions, WorkerSpec
+from quintet.runtime.processes.pool import Pool
 from quintet.runtime.processes.workers import Workers
 from quintet.runtime.sampler import SerialOptions, SerialSampling
 from quintet.runtime.slots import RowSpecs, slot_specs
 from quintet.runtime.spread import Spreading, make_streams, spread_envs
 from quintet.runtime.torch_settings import OwnTorch
-from quintet.system import memory
+from quintet.system import memory, provenance
 from quintet.system.files import same_folder
 from quintet.system.signals import interrupts_for_us_alone
 from quintet.system.user_code import slow_notice
@@ -226,13 +228,42 @@ def make_sampling(
     )
     first = [learner.publication() for learner in learners]
     opponents = assignment.num_policies - len(learners)  # with weights of the same form
-    workers = Workers(spec, first + first[:1] * opponents, say, notice)
+    publications = first + first[:1] * opponents
+    workers: Pool
+    if config.cluster.address is None:
+        workers = Workers(spec, publications, say, notice)
+    else:
+        workers = _nodes(config, source, spec, publications, say, notice)
     if runtime.kind == "lockstep":
         may_lag = runtime.publish_interval_iterations > 1
         return LockstepSampling(workers, timer, runtime.lag, may_lag)
     # Several learners take batches from shared memory, which is not page-locked.
     pin = runtime.device.startswith("cuda") and runtime.num_learners == 1
     return AsyncSampling(workers, timer, runtime.prefetch_batches, runtime.max_restarts, pin)
+
+
+def _nodes(
+    config: RunConfig,
+    source: Source,
+    spec: WorkerSpec,
+    publications: Sequence[Publication],
+    say: Callable[[str], None],
+    notice: Callable[[str], None],
+) -> Pool:
+    """The workers on the nodes of a cluster; raises ConfigError if Ray is not installed."""
+    try:
+        from quintet.cluster.nodes import Nodes, Site
+    except ImportError as error:
+        raise ConfigError(
+            f"cluster.address={config.cluster.address} must have Ray, got none ({error}): "
+            "pip install 'quintet[cluster]', or leave it out"
+        ) from error
+    packages = source.env.backend.packages
+    simulators = {module: name for module, name in packages.items() if module in sys.modules}
+    backend = source.envs[0].description.backend
+    facts = provenance.system(backend, "cpu", simulators)
+    site = Site(config.runtime.exact, facts, simulators)
+    return Nodes(spec, publications, config.cluster, site, say, notice)
 
 
 def assignment_of(

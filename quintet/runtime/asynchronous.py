@@ -10,7 +10,8 @@ from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import ColumnBlock
 from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
-from quintet.runtime.processes.workers import SERVER, Died, Event, Filled, Lost, Workers
+from quintet.runtime.processes.grants import SERVER, Died, Event, Filled, Lost
+from quintet.runtime.processes.pool import Pool
 from quintet.types import Publication
 
 _LOOK_AGAIN_S = 0.5
@@ -32,7 +33,7 @@ class AsyncSampling:
 
     def __init__(
         self,
-        workers: Workers,
+        workers: Pool,
         timer: PhaseTimer,
         prefetch_batches: int = 2,
         max_restarts: int = 3,
@@ -56,7 +57,7 @@ class AsyncSampling:
         self.granted = [0] * len(workers.samplers)  # unfinished env_steps, by worker
         self.assembler = threading.Thread(target=self._assemble, daemon=True)
         self.iteration = self.num_restarts = self.begun = 0
-        workers.on_free = self._grant
+        workers.grants.on_free = self._grant
 
     def publish(self, publication: Publication) -> None:
         """Publishes the weights with which all later unrolls act."""

@@ -7,8 +7,9 @@ from quintet.errors import WorkerFault
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import Unroll
 from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
+from quintet.runtime.processes.grants import Asking, Died, Lost
+from quintet.runtime.processes.pool import Pool
 from quintet.runtime.processes.process import WaitNotice
-from quintet.runtime.processes.workers import Asking, Died, Lost, Workers
 from quintet.types import Publication
 
 _LOOK_AGAIN_S = 1.0
@@ -31,7 +32,7 @@ class LockstepSampling:
     restarts = True
     """Whether streams restart at exact checkpoints."""
 
-    def __init__(self, workers: Workers, timer: PhaseTimer, lag: int, may_lag: bool = False):
+    def __init__(self, workers: Pool, timer: PhaseTimer, lag: int, may_lag: bool = False):
         """may_lag: whether weights may be older than `lag`, as some versions are not published."""
         spec = workers.spec
         self.workers, self.timer, self.lag = workers, timer, lag
@@ -84,7 +85,7 @@ class LockstepSampling:
         rows = min(rows_for(wanted, self.delivery.num_streams), self.workers.spec.plan.unroll_steps)
         for sampler in self.workers.samplers:
             granted = self.workers.grant(sampler.index, versions, rows, asks=True)
-            assert granted, f"{sampler.process.name} has no free slot"
+            assert granted, f"worker {sampler.index} has no free slot"
         self.flying, self.rows = True, rows
 
     def _end_round(self, wanted: int, notice: WaitNotice) -> list[Unroll]:

@@ -473,3 +473,49 @@ def test_closed_terminal_does_not_stop_training() -> None:
         shown.stage("evaluating")
         shown.say("nobody listens")
         shown.close()
+
+
+def a_node(waits: float) -> dict[str, float]:
+    return {
+        "workers": 4.0,
+        "env_steps_per_s": 1_234.0,
+        "in_bytes_per_s": 2.5e6,
+        "out_bytes_per_s": 4e5,
+        "waiting_frac": waits,
+        "weights_age_s": 0.25,
+    }
+
+
+def a_cluster(waits: list[float], first: int = 0) -> dict[str, float]:
+    own = {
+        f"node/{first + k}/{name}": x
+        for k, wait in enumerate(waits)
+        for name, x in a_node(wait).items()
+    }
+    return {"data/nodes": float(len(waits)), **own}
+
+
+def test_each_node_of_a_cluster_has_a_line_and_one_that_is_lost_has_none() -> None:
+    view = a_view()
+    view.add(a_cluster([0.5, 0.05]), Score(300.0))
+    lines = lines_of(view)
+    (line,) = [line for line in lines if line.startswith("node 1 ")]
+    for part in ("4 workers", "1,234 steps/s", "2.5 MB/s in", "0.4 MB/s out", "waits 5%"):
+        assert part in line
+    assert "weights 0.25 s old" in line
+    told = "node 1 is waited for: its workers wait 5% of their time, others up to 50%"
+    assert any(told in line for line in lines)
+    view.add(a_cluster([0.5], first=1), Score(300.0))
+    assert sum(line.startswith("node ") for line in lines_of(view)) == 1
+    assert not any("is waited for" in line for line in lines_of(view))
+
+
+def test_many_nodes_of_a_cluster_have_one_line() -> None:
+    view = a_view()
+    view.add(a_cluster([0.1] * 5 + [0.7]), Score(300.0))
+    lines = lines_of(view)
+    (line,) = [line for line in lines if line.startswith("6 nodes")]
+    for part in ("24 workers", "7,404 steps/s", "15 MB/s in", "2.4 MB/s out", "waits 20%"):
+        assert part in line
+    assert not any(line.startswith("node 0") for line in lines)
+    assert any("node 0 is waited for" in line for line in lines)

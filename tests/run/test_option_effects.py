@@ -438,12 +438,12 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "env.observation_dtype": _observation_dtype,
 }
 """A check of each option's effect; the runtime's are in test_runtime_options, those of the learner,
-the network and a population beside them.
+the network and a population beside them, those of a cluster in tests/cluster.
 """
 
 
 def test_no_option_is_without_a_check():
-    elsewhere = ("model", "population", "self_play", "runtime")
+    elsewhere = ("model", "population", "self_play", "runtime", "cluster")
     parts: dict[str, type[BaseModel]] = {k: v for k, v in PARTS.items() if k not in elsewhere}
     fields = {
         prefix_of(part) + name for part, model in parts.items() for name in model.model_fields

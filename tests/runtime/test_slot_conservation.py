@@ -38,7 +38,7 @@ LOCKSTEP = {"runtime.kind": "lockstep", "runtime.lag": 1, "runtime.slots": None}
 
 def free_slots(workers: Workers) -> dict[int, list[int]]:
     """By group."""
-    return {group: sorted(free) for group, free in workers._free.items()}
+    return {group: sorted(free) for group, free in workers.grants.free.items()}
 
 
 @pytest.mark.parametrize(

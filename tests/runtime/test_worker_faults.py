@@ -35,10 +35,10 @@ from quintet.run.sampling import make_sampling, open_source
 from quintet.runtime.asynchronous import AsyncSampling
 from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.policies import ONE_POLICY
+from quintet.runtime.processes.grants import Died
 from quintet.runtime.processes.messages import Failed, Place
 from quintet.runtime.processes.process import WaitNotice
 from quintet.runtime.processes.worker import report_failure
-from quintet.runtime.processes.workers import Died
 
 SCRIPT = Path(__file__).with_name("troubles.py")
 slow = pytest.mark.slow
@@ -365,7 +365,7 @@ class TwoDieAtOnce:
         plan = DataPlan(unroll_steps=4, columns_per_batch=2)
         places = [Place(0, 0, 2)]
         self.spec = SimpleNamespace(plan=plan, places=places, num_streams=2, assignment=ONE_POLICY)
-        self.say = print
+        self.say, self.grants = print, SimpleNamespace()
 
     def start(self) -> None: ...
 

@@ -66,6 +66,11 @@ class Arena:
         """Views of the tensors whose names begin with `prefix`, by the rest of the name."""
         return {k[len(prefix) :]: self.tensor(k) for k in self.specs if k.startswith(prefix)}
 
+    def span(self, first: str, last: str) -> memoryview:
+        """All bytes from one tensor to another; the same specs have the same layout anywhere."""
+        end = self._offsets[last] + _bytes_of(self.specs[last])
+        return self._bytes[self._offsets[first] : end].numpy().data
+
     def close(self) -> None:
         """Closes the file; the memory is freed with the last tensor that uses it."""
         os.close(self.file)

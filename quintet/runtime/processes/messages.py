@@ -156,6 +156,7 @@ class WorkerSpec:
     timeout_s: longest time of a worker for one row, and, in addition to 60 s, for its start.
     threads: number of PyTorch's threads in each worker.
     server: the inference server's options; None: workers compute actions.
+    first_worker: number of the first worker in the run, for messages.
     """
 
     make_env: Callable[[Place], VectorEnv]
@@ -170,6 +171,7 @@ class WorkerSpec:
     timeout_s: float = 60.0
     threads: int = 1
     server: ServerOptions | None = None
+    first_worker: int = 0
 
     @property
     def num_streams(self) -> int:
@@ -258,6 +260,13 @@ def slots_in_arena(spec: WorkerSpec, rows: RowSpecs, place: Place) -> dict[str, 
     for k in range(spec.num_slots):
         specs |= prefixed(f"slot/{place.group}/{k}/", of_slot)
     return specs
+
+
+def slot_bytes(arena: Arena, group: int, k: int, slot: Slot) -> memoryview:
+    """The memory of a group's slot, with the same layout in any arena."""
+    names = list(slot.memory)
+    prefix = f"slot/{group}/{k}/"
+    return arena.span(prefix + names[0], prefix + names[-1])
 
 
 def open_slots(arena: Arena, spec: WorkerSpec, rows: RowSpecs, place: Place) -> list[Slot]:

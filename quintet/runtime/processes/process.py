@@ -188,21 +188,8 @@ class Process:
         except (EOFError, OSError):
             return self.lost()
         if isinstance(message, Failed):
-            return self.failed(self._error_of(message))
+            return self.failed(error_of(message, self.name, self.kind.fault))
         return message
-
-    def _error_of(self, message: Failed) -> QuintetError:
-        """Rebuilds the process's exception from its `Failed` message."""
-        kind = getattr(errors, message.kind, None)
-        error: QuintetError
-        if isinstance(kind, type) and issubclass(kind, QuintetError) and kind is not WorkerFault:
-            error = kind(message.text)
-        else:
-            error = self.kind.fault(f"{self.name} failed: {message.text}")
-        error.detail = message.detail
-        if message.detail:  # for who calls from Python, and would see this process's frames alone
-            error.add_note(f"In {self.name}:\n{message.detail}")
-        return error
 
     def lost(self) -> QuintetError:
         """The error of a process that ended without a message."""
@@ -303,6 +290,20 @@ class Process:
         self.child.wait()
         self.channel.close()
         self.child = None
+
+
+def error_of(message: Failed, name: str, fault: type[WorkerFault] = WorkerFault) -> QuintetError:
+    """Rebuilds the exception of a process of this name from its `Failed` message."""
+    kind = getattr(errors, message.kind, None)
+    error: QuintetError
+    if isinstance(kind, type) and issubclass(kind, QuintetError) and kind is not WorkerFault:
+        error = kind(message.text)
+    else:
+        error = fault(f"{name} failed: {message.text}")
+    error.detail = message.detail
+    if message.detail:  # for who calls from Python, and would see this process's frames alone
+        error.add_note(f"In {name}:\n{message.detail}")
+    return error
 
 
 def await_all(processes: Sequence[Process], notice: Callable[[str], None]) -> None:

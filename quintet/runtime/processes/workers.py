@@ -4,27 +4,32 @@ import os
 import secrets
 import sys
 import tempfile
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from multiprocessing.connection import wait
 from socket import AF_UNIX, socket
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from numpy.typing import NDArray
 
 from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PHASES
-from quintet.runtime.batch import Lease, Unroll
 from quintet.runtime.processes import messages
 from quintet.runtime.processes.arena import Arena
-from quintet.runtime.processes.messages import Fill, Line, Place, Work, WorkerSpec
+from quintet.runtime.processes.grants import (
+    SERVER,
+    Asking,
+    Died,
+    Event,
+    Grants,
+    Lost,
+    Sampler,
+)
+from quintet.runtime.processes.messages import Line, Place, Work, WorkerSpec
 from quintet.runtime.processes.params import Board, board_specs
 from quintet.runtime.processes.process import (
     Process,
@@ -35,7 +40,7 @@ from quintet.runtime.processes.process import (
     stop_all,
 )
 from quintet.runtime.processes.remote import mailbox_specs, record_specs_of_remote
-from quintet.runtime.slots import RowSpecs, Slot
+from quintet.runtime.slots import RowSpecs
 from quintet.types import Publication, TensorSpec
 
 _LOOK_EVERY_S = 0.5
@@ -43,74 +48,6 @@ _LOOK_EVERY_S = 0.5
 
 _LATE_S = 2.0
 """Delay of a check in this process, in seconds, from which workers' silence does not count."""
-
-
-SERVER = -1
-"""Index of the server, in place of a worker's."""
-
-
-class Filled(NamedTuple):
-    """A worker has filled one slot per group.
-
-    granted: largest number of env_steps that could have been executed.
-    """
-
-    worker: int
-    unrolls: list[Unroll]
-    granted: int
-
-
-class Asking(NamedTuple):
-    """A worker has finished its rows, executed this many env_steps, and requests further rows."""
-
-    worker: int
-    executed: int
-
-
-class Lost(NamedTuple):
-    """A worker abandoned its unroll because the server ended; its streams must restart.
-
-    executed: env_steps of the unroll.
-    """
-
-    worker: int
-    executed: int
-
-
-class Died(NamedTuple):
-    """A worker, or the SERVER, ended or was ended because it did not respond; `error` says how.
-
-    executed: env_steps of the worker's unfinished unroll; its current row may or may not count.
-    """
-
-    worker: int
-    error: QuintetError
-    executed: int
-
-
-Event = Filled | Asking | Lost | Died
-
-
-@final
-class Sampler:
-    """A sampler process and its grants."""
-
-    def __init__(self, index: int, places: tuple[Place, ...]):
-        self.index, self.places = index, places
-        self.granted: deque[Fill] = deque()
-        self.busy_since_s = 0.0
-        self.paused = False  # it has done its rows and waits for more
-        self.lost = False  # its streams must begin again before it fills another slot
-        self.process: Process
-
-    @property
-    def num_streams(self) -> int:
-        return sum(place.num_streams for place in self.places)
-
-    @property
-    def what(self) -> str:
-        first, last = self.places[0], self.places[-1]
-        return f"streams {first.first_stream} to {last.first_stream + last.num_streams - 1}"
 
 
 @final
@@ -135,15 +72,13 @@ class Workers:
         Raises ConfigError if what workers are made of can't be sent, or there is too little memory.
         """
         self.spec, self.say, self.notice = spec, say, notice
-        # Called with a worker when one of its slots may be granted again, in any thread.
-        self.on_free: Callable[[int], object] = lambda _: None
         actor = spec.assignment.make_actor(spec.make_actor)
         rows = RowSpecs.of(spec.spaces, actor)
         if spec.server is not None:
             rows = replace(rows, record=record_specs_of_remote(actor))
         self.samplers = [
             Sampler(index, places)
-            for index, places in enumerate(_shares(spec.places, spec.num_workers))
+            for index, places in enumerate(shares(spec.places, spec.num_workers))
         ]
         self._listener: socket | None = None
         line: Line | None = None
@@ -152,9 +87,10 @@ class Workers:
             self._listener, line = _listen(spec.num_workers)
             kinds = [self._server_kind(spec.server, self._listener, line)]
         for each in self.samplers:
-            work = _sendable(Work(each.index, each.places, spec, line))
+            number = spec.first_worker + each.index
+            work = sendable(Work(number, each.places, spec, line))
             module = "quintet.runtime.processes.worker"
-            kinds.append(ProcessKind(f"worker {each.index}", each.what, module, work))
+            kinds.append(ProcessKind(f"worker {number}", each.what, module, work))
         specs: dict[str, TensorSpec] = {}
         for kind in kinds:
             specs |= messages.progress_specs(kind.name)
@@ -167,28 +103,27 @@ class Workers:
         specs["inference server/served"] = TensorSpec((2,), torch.float64)
         self._arena = arena = Arena.create(specs)
         self.boards = [Board(arena, policy) for policy in range(len(publications))]
-        self._free = {place.group: deque(range(spec.num_slots)) for place in spec.places}
-        self._slots: dict[int, list[Slot]] = {}
+        self._slots = {
+            place.group: messages.open_slots(arena, spec, rows, place) for place in spec.places
+        }
         for place in spec.places:
-            self._slots[place.group] = messages.open_slots(arena, spec, rows, place)
             for slot in self._slots[place.group]:
                 slot.belongs_to(*place[:2], spec.assignment.of(place.group)[0])
+        self.grants = Grants(self._slots)
         processes = [Process(kind, arena, say, spec.timeout_s) for kind in kinds]
         for sampler, process in zip(self.samplers, processes[-spec.num_workers :], strict=True):
             sampler.process = process
         self.server = processes[0] if spec.server is not None else None
         self._reported: dict[str, NDArray[Any]] = {}  # seconds by phase, by process
-        self._grants = 0
         self._closed = False
         self._looked_at_s = self._awake_since_s = 0.0
-        self._lock = threading.RLock()
 
     def _server_kind(
         self, options: messages.ServerOptions, listener: socket, line: Line
     ) -> ProcessKind:
         most_waiting = sum(max(p.num_streams for p in s.places) for s in self.samplers)
         places, assignment = self.spec.places, self.spec.assignment
-        work = _sendable(messages.ServerWork(options, places, assignment, line.token, most_waiting))
+        work = sendable(messages.ServerWork(options, places, assignment, line.token, most_waiting))
         module, files = "quintet.runtime.processes.server", [listener.fileno()]
         return ProcessKind("inference server", options.device, module, work, files)
 
@@ -222,7 +157,7 @@ class Workers:
     def restart(self, index: int, iteration: int) -> None:
         """Restarts a worker's streams with its next grant."""
         sampler = self.samplers[index]
-        with self._lock:
+        with self.grants.lock:
             sampler.lost = False
             sampler.process.send(messages.Restart(iteration))
 
@@ -233,30 +168,20 @@ class Workers:
         `Fill`; who `asks` waits for `extend`.
         """
         sampler = self.samplers[index]
-        with self._lock:
-            free = [self._free[place.group] for place in sampler.places]
-            if not all(free) or not sampler.process.ready or sampler.lost:
+        with self.grants.lock:
+            if not sampler.process.ready or sampler.lost:
                 return False
-            slots = tuple(mine.popleft() for mine in free)
-            self._grants += 1
-            for place, k in zip(sampler.places, slots, strict=True):
-                slot = self._slots[place.group][k]
-                slot.header[:] = self._grants, 0
-                slot.valid[:] = False  # so that `executed` counts the rows written from now on
-            if not sampler.granted:
-                sampler.busy_since_s = time.monotonic()
-            fill = messages.Fill(slots, self._grants, versions, rows, asks)
-            sampler.granted.append(fill)
+            fill = self.grants.take(sampler, versions, rows, asks)
+            if fill is None:
+                return False
             sampler.process.send(fill)
         return True
 
     def extend(self, index: int, rows: int) -> None:
         """Answers a worker's request for rows: the number of further rows, 0 to end its unroll."""
         sampler = self.samplers[index]
-        with self._lock:
-            grant = sampler.granted[0]
-            sampler.granted[0] = grant._replace(rows=grant.rows + rows)
-            sampler.paused, sampler.busy_since_s = False, time.monotonic()
+        with self.grants.lock:
+            self.grants.extend(sampler, rows)
             sampler.process.send(messages.More(rows))
 
     def events(self, timeout_s: float) -> list[Event]:
@@ -283,57 +208,30 @@ class Workers:
         sampler = self.samplers[index]
         message = sampler.process.hear()
         if isinstance(message, QuintetError):
-            return Died(index, message, self._take_back(sampler))
+            return Died(index, message, self.grants.take_back(sampler))
         if isinstance(message, messages.Discarded):
-            with self._lock:
+            with self.grants.lock:
                 sampler.lost = True
-                return Lost(index, self._take_back(sampler))
+                return Lost(index, self.grants.take_back(sampler))
         if isinstance(message, messages.Paused):
             sampler.paused = True
             return Asking(index, message.executed)
         assert isinstance(message, messages.Full)
         return self._filled(sampler, message.slots)
 
-    def _filled(self, sampler: Sampler, slots: tuple[int, ...]) -> Filled | Died:
+    def _filled(self, sampler: Sampler, slots: tuple[int, ...]) -> Event:
         grant = sampler.granted[0]
-        steps = grant.rows
-        unrolls: list[Unroll] = []
         for place, k in zip(sampler.places, slots, strict=True):
-            slot = self._slots[place.group][k]
-            number, rows = slot.header.tolist()
-            if (slots, number, rows) != (grant.slots, grant.number, steps):
+            number, rows = self._slots[place.group][k].header.tolist()
+            if (slots, number, rows) != (grant.slots, grant.number, grant.rows):
                 fault = (
                     f"{sampler.process.name} must give slots {grant.slots} of grant "
-                    f"{grant.number} with {steps} rows, it gave {slots} of grant {number} "
+                    f"{grant.number} with {grant.rows} rows, it gave {slots} of grant {number} "
                     f"with {rows}"
                 )
                 error = sampler.process.failed(WorkerFault(fault))
-                return Died(sampler.index, error, self._take_back(sampler))
-            lease = Lease(partial(self._freed, sampler.index, place.group, k))
-            unrolls.append(slot.unroll(lease))
-        with self._lock:
-            sampler.granted.popleft()
-            sampler.busy_since_s = time.monotonic()
-        return Filled(sampler.index, unrolls, steps * sampler.num_streams)
-
-    def _freed(self, index: int, group: int, slot: int) -> None:
-        with self._lock:
-            self._free[group].append(slot)
-        self.on_free(index)
-
-    def _take_back(self, sampler: Sampler) -> int:
-        """Frees the slots that were granted to a worker but not filled; returns the env_steps
-        executed for them.
-        """
-        executed = 0
-        with self._lock:
-            sampler.paused = False
-            while sampler.granted:
-                grant = sampler.granted.popleft()
-                for place, k in zip(sampler.places, grant.slots, strict=True):
-                    executed += self._slots[place.group][k].executed
-                    self._free[place.group].append(k)
-        return executed
+                return Died(sampler.index, error, self.grants.take_back(sampler))
+        return self.grants.filled(sampler)
 
     def _silent(self) -> list[Died]:
         """Processes that have work and have not responded for too long."""
@@ -353,7 +251,7 @@ class Workers:
                 since_s = max(sampler.busy_since_s, self._awake_since_s)
                 error = process.overdue(since_s, "do a row", _hangs_where(sampler))
             if error is not None:
-                dead.append(Died(sampler.index, error, self._take_back(sampler)))
+                dead.append(Died(sampler.index, error, self.grants.take_back(sampler)))
         if self.server is not None:
             cure = "; raise runtime.worker_timeout_s if a forward may take so long"
             error = self.server.overdue(self._awake_since_s, "serve", cure)
@@ -361,15 +259,21 @@ class Workers:
                 dead.append(Died(SERVER, error, 0))
         return dead
 
+    def bytes_of(self, group: int, slot: int) -> memoryview:
+        """The memory of a slot, which does not change until its unroll is released."""
+        return messages.slot_bytes(self._arena, group, slot, self._slots[group][slot])
+
     def wait_notice(self) -> WaitNotice:
         """Notices about a wait for samples that begins now."""
+        steps = self.spec.plan.unroll_steps
+        return WaitNotice(self.notice, lambda: whereabouts(self.progress(), steps))
 
-        def what() -> str:
-            busy = [sampler.process for sampler in self.samplers if sampler.granted]
-            rows = {process.kind.name: (int(process.row[1]), process.doing) for process in busy}
-            return whereabouts(rows, self.spec.plan.unroll_steps)
-
-        return WaitNotice(self.notice, what)
+    def progress(self) -> dict[str, tuple[int, str]]:
+        """The row of each worker with a grant in its unroll, and its activity before row 0, by
+        name.
+        """
+        busy = [sampler.process for sampler in self.samplers if sampler.granted]
+        return {process.kind.name: (int(process.row[1]), process.doing) for process in busy}
 
     def report(self) -> dict[str, float]:
         """Shares of every process's time since the last report, ``worker/INDEX/PHASE_frac`` and
@@ -404,7 +308,7 @@ class Workers:
         if self._closed:
             return
         self._closed = True
-        self.on_free = lambda _: None
+        self.grants.on_free = lambda _: None
         try:
             for process in self._processes:
                 process.row[2] = 1  # in the middle of an unroll, which nobody waits for
@@ -452,7 +356,8 @@ def whereabouts(rows: Mapping[str, tuple[int, str]], steps: int) -> str:
     return f"{name} is {doing or f'at row {row} of {steps}'}{others}"
 
 
-def _sendable(work: Work | messages.ServerWork) -> bytes:
+def sendable(work: object) -> bytes:
+    """Pickles the work of sampler processes; raises ConfigError if it can't be sent."""
     return pickled(
         work,
         "worker processes must have an environment, a model and a schedule that can be sent to "
@@ -474,7 +379,7 @@ def _listen(num_workers: int) -> tuple[socket, Line]:
     return listener, Line(address, secrets.token_bytes(16))
 
 
-def _shares(places: Sequence[Place], num_workers: int) -> list[tuple[Place, ...]]:
+def shares(places: Sequence[Place], num_workers: int) -> list[tuple[Place, ...]]:
     """The groups of each worker, divided as evenly as possible, neighbours together."""
     count = len(places)
     ends = [count * k // num_workers for k in range(num_workers + 1)]

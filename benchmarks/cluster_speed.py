@@ -1,0 +1,188 @@
+"""A run on the nodes of a Ray cluster, all of them on this machine: how does it scale?
+
+    python benchmarks/cluster_speed.py scaling [--algo appo] [--nodes 1,2,4] [--seconds 30]
+    python benchmarks/cluster_speed.py unrolls [--unrolls 2000]
+
+`scaling`: env_steps per second of an asynchronous run whose environments sleep 5 ms in each step,
+with 4 workers of 4 streams on every node, as a share of as many times the speed of one node.
+`unrolls`: processor time of the learner's process for each unroll of 20 x 4 x 84 x 84 bytes, from
+workers of this machine and from those of a node; nobody learns meanwhile.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+import quintet
+from quintet.config.layers import Layer
+from quintet.config.resolve import compose, resolve
+from quintet.observe.report_files import read_metrics
+from quintet.observe.timing import PhaseTimer
+from quintet.run.learners import make_learner
+from quintet.run.sampling import make_sampling, open_source
+from quintet.runtime.processes.grants import Died, Filled
+
+WORKERS, STREAMS = 4, 16
+"""Of each node."""
+
+SLEEP_S, UNROLL = 0.005, 20
+
+
+class Sleeper(gymnasium.Env):
+    """Sleeps in every step, as an environment does that waits for its simulator."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, **_: Any) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.observation_space.low, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        time.sleep(SLEEP_S)
+        self.steps += 1
+        return self.observation_space.low, float(action), self.steps == 200, False, {}
+
+
+class Pixels(Sleeper):
+    """Four grey frames, at no cost."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        return self.observation_space.low, float(action), self.steps == 200, False, {}
+
+
+@contextmanager
+def cluster_of(nodes: int, cores: int) -> Iterator[str]:
+    """The address of a cluster of so many nodes of this machine."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    try:
+        for _ in range(nodes):
+            cluster.add_node(num_cpus=cores, include_dashboard=False)
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def steps_per_s(algo: str, nodes: int, seconds: float, folder: Path) -> float:
+    """Of the last two thirds of a run."""
+    total = int(nodes * WORKERS / SLEEP_S * seconds)
+    config = {
+        "env.num_streams": nodes * STREAMS,
+        "env.streams_per_group": STREAMS // WORKERS,
+        "unroll_steps": UNROLL,
+        "runtime.kind": "async",
+        "runtime.num_workers": nodes * WORKERS,
+        "runtime.compile": "off",
+        "cluster.nodes_min": nodes,
+        "preset": "none",
+        "eval.episodes": 0,
+        "report.interval_s": 1.0,
+        "report.progress": False,
+    }
+    with cluster_of(nodes, WORKERS) as address:
+        quintet.train(algo, Sleeper, total, 0, folder, config, cluster=address, overwrite=True)
+    rows = read_metrics(folder, print)
+    rows = [row for row in rows if row["env_steps"] > total / 3]
+    first, last = rows[0], rows[-1]
+    return float((last["env_steps"] - first["env_steps"]) / (last["wall_s"] - first["wall_s"]))
+
+
+def scaling(algo: str, counts: list[int], seconds: float) -> list[dict[str, float]]:
+    found: list[dict[str, float]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for nodes in counts:
+            speed = steps_per_s(algo, nodes, seconds, Path(folder) / str(nodes))
+            one = found[0]["env_steps_per_s"] / found[0]["nodes"] if found else speed / nodes
+            found.append(
+                {"nodes": nodes, "env_steps_per_s": speed, "of_ideal": speed / nodes / one}
+            )
+            print(json.dumps(found[-1]), flush=True)
+    return found
+
+
+def core_ms(count: int, address: str | None) -> float:
+    """Processor time in milliseconds of this process for an unroll of one stream, over `count`."""
+    options = {
+        "env.num_streams": 2,
+        "env.streams_per_group": 1,
+        "unroll_steps": UNROLL,
+        "model.encoder": "mlp",
+        "model.policy_hidden": [8],
+        "runtime.kind": "async",
+        "runtime.num_workers": 1,
+        "runtime.compile": "off",
+        "cluster.address": address,
+        "preset": "none",
+        "eval.episodes": 0,
+    }
+    loaded = compose("appo", [Layer("here", {"env.id": "pixels", **options})], Pixels)
+    source = open_source(loaded.config, loaded.env)
+    config = resolve(loaded, source.spaces).config
+    learner = make_learner(config, source.spaces)
+    sampling = make_sampling(config, source, [learner], PhaseTimer(), print, print)
+    pool: Any = sampling.workers  # type: ignore[attr-defined]
+    pool.grants.on_free = lambda _: None
+    try:
+        pool.publish(learner.publication())
+        pool.start()
+        pool.restart(0, 0)
+        took = partial(_take, pool)
+        took(count // 10)
+        begin_s = time.process_time()
+        took(count)
+        return 1e3 * (time.process_time() - begin_s) / (2 * count)
+    finally:
+        sampling.close()
+        source.close()
+
+
+def _take(pool: Any, count: int) -> None:
+    """Receives so many unrolls of each of the worker's two groups, and frees their slots."""
+    taken = 0
+    while taken < count:
+        while pool.grant(0, None, UNROLL):
+            pass
+        for event in pool.events(1.0):
+            assert not isinstance(event, Died), event
+            if isinstance(event, Filled):
+                taken += 1
+                for unroll in event.unrolls:
+                    unroll.block.release()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("scaling", "unrolls"))
+    parser.add_argument("--algo", default="appo")
+    parser.add_argument("--nodes", default="1,2,4")
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--unrolls", type=int, default=2_000)
+    args = parser.parse_args()
+    if args.what == "scaling":
+        scaling(args.algo, [int(count) for count in args.nodes.split(",")], args.seconds)
+        return 0
+    local = core_ms(args.unrolls, None)
+    with cluster_of(1, 1) as address:
+        remote = core_ms(args.unrolls, address)
+    print(json.dumps({"local_ms": local, "node_ms": remote, "more_ms": remote - local}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""Options of a run on a cluster."""
+
+from typing import final
+
+from quintet.bounds import LongWait, Tasks
+from quintet.options import Options, option
+
+
+@final
+class ClusterConfig(Options):
+    """Options of the nodes on which workers run."""
+
+    address: str | None = option(
+        None,
+        pattern=r"^(auto|[^\s:/]+:\d{1,5})$",
+        needs="runtime.kind=lockstep or runtime.kind=async",
+    )
+    """Ray cluster on whose nodes the workers run; auto: the one that this machine is part of;
+    HOST:PORT: the one with this address, of which this machine must be part; none: workers run on
+    this machine
+    """
+    nodes_min: Tasks = option(1, needs="cluster.address", at_most="nodes_max")
+    """least number of nodes with which the run begins and goes on"""
+    nodes_max: Tasks | None = option(None, needs="cluster.address")
+    """largest number of nodes that the run uses; none: all of the cluster; sets, times the cores of
+    this machine, the default of runtime.num_workers
+    """
+    wait_s: LongWait = option(60.0, needs="cluster.address")
+    """seconds that a run waits for cluster.nodes_min nodes before it ends with an error"""
+    node_timeout_s: LongWait = option(30.0, needs="cluster.address")
+    """seconds after which a node that sends nothing counts as lost; nodes send something every
+    second
+    """

@@ -1,0 +1,483 @@
+"""The nodes of a cluster with the face of `quintet.runtime.processes.workers.Workers`.
+
+The groups of a worker are fixed by the configuration; a node is where it lives, and each worker's
+seat says where that is.  A worker moves by ending on one node and starting on another, where its
+streams begin again.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, final
+
+from quintet.cluster import on_ray
+from quintet.cluster.config import ClusterConfig
+from quintet.cluster.gate import Entry, Gate, Visitor
+from quintet.cluster.messages import Beat, Ended, Of, Published, Said, Start
+from quintet.cluster.node import Weights, Work
+from quintet.cluster.peer import Peer
+from quintet.errors import ConfigError, WorkerFault
+from quintet.runtime.processes import messages
+from quintet.runtime.processes.arena import Arena
+from quintet.runtime.processes.grants import Asking, Died, Event, Grants, Lost, Sampler
+from quintet.runtime.processes.messages import WorkerSpec
+from quintet.runtime.processes.process import WaitNotice, error_of
+from quintet.runtime.processes.workers import sendable, shares, whereabouts
+from quintet.runtime.slots import RowSpecs
+from quintet.system import user_state
+from quintet.system.link import Link, Views, no_block
+from quintet.types import Publication, TensorSpec
+
+_LOOK_EVERY_S = 0.5
+
+_OTHERS_S = 15.0
+"""Seconds that a run waits for further nodes once it has the least number."""
+
+_END_S = 10.0
+"""Seconds for nodes to end their workers."""
+
+
+class Site(NamedTuple):
+    """The run's own system, with which nodes are compared.
+
+    exact: whether it must give the same bytes twice.
+    facts: of this machine, see `quintet.system.provenance`; simulators: packages of the
+        environment's backend, by module.
+    """
+
+    exact: bool
+    facts: Mapping[str, str]
+    simulators: Mapping[str, str]
+
+
+class _Joined(NamedTuple):
+    """A node may be given workers."""
+
+
+class _Gone(NamedTuple):
+    """A node's connection ended."""
+
+    why: str
+
+
+@final
+class Seat:
+    """The place of a worker: none while a node is awaited.
+
+    leaving: it was told to end there, to live elsewhere.
+    restart_at: iteration at which its streams restart as soon as it is ready.
+    received: number of its unrolls that are in their slots and not told as events yet.
+    """
+
+    def __init__(self) -> None:
+        self.peer: Peer | None = None
+        self.ready = self.leaving = False
+        self.restart_at: int | None = None
+        self.received = 0
+
+
+@final
+class Nodes:
+    """Gives workers to nodes, grants them slots of this machine and reports their events.
+
+    One thread at a time may call `start`, `replace`, `events` and `close`; other methods, and
+    leases of its unrolls, may be used by any thread.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        publications: Sequence[Publication],
+        config: ClusterConfig,
+        site: Site,
+        say: Callable[[str], None] = print,
+        notice: Callable[[str], None] = lambda _: None,
+    ):
+        """See `Workers`.  Raises ConfigError if there is no cluster, there are too few nodes, one
+        of them may not take part, or nodes can't be sent their work.
+        """
+        assert config.address is not None
+        assert spec.server is None
+        self.spec, self.config, self.say, self.notice = spec, config, say, notice
+        self._moves = not site.exact  # whether workers may move while they have grants
+        groups = shares(spec.places, spec.num_workers)
+        self.samplers = [Sampler(index, places) for index, places in enumerate(groups)]
+        forms = [
+            {k: TensorSpec(tuple(x.shape), x.dtype) for k, x in each.tensors.items()}
+            for each in publications
+        ]
+        state, folder, backend = user_state.capture(), str(Path.cwd()), site.facts["backend"]
+        work = Work(sendable(spec), groups, forms, state, folder, backend, site.simulators)
+        rows = RowSpecs.of(spec.spaces, spec.assignment.make_actor(spec.make_actor))
+        specs: dict[str, TensorSpec] = {}
+        for place in spec.places:
+            specs |= messages.slots_in_arena(spec, rows, place)
+        self._arena = arena = Arena.create(specs)
+        self._slots = {p.group: messages.open_slots(arena, spec, rows, p) for p in spec.places}
+        self._bytes = {
+            (group, k): messages.slot_bytes(arena, group, k, slot)
+            for group, slots in self._slots.items()
+            for k, slot in enumerate(slots)
+        }
+        self.grants = Grants(self._slots)
+        self._lock = self.grants.lock
+        self._seats = [Seat() for _ in self.samplers]
+        self._peers: list[Peer] = []
+        self._count = self._lost = 0  # nodes that joined, and that were lost
+        self._weights = [Weights(policy, form) for policy, form in enumerate(forms)]
+        self._published: dict[int, tuple[Published, Views]] = {}
+        self._published_s: dict[tuple[int, int], float] = {}
+        self._heard: SimpleQueue[tuple[Peer, Any]] = SimpleQueue()
+        self._refused: list[str] = []
+        self._free: list[int] = []  # workers that became ready
+        self._started = self._uneven = self._connected = self._closed = False
+        self._enough_s = time.monotonic()  # when there were enough nodes, last
+        self._gate: Gate | None = None
+        try:
+            self._connected = on_ray.connect(config.address)
+            cores = -(-spec.num_workers // max(1, len(on_ray.machines())))
+            entry = Entry(work, site.facts, site.exact, config, cores)
+            self._gate = Gate(entry, self._joins, self._refuses, say)
+            self._await_first(self._gate)
+        except BaseException:
+            self.close()
+            raise
+
+    def _await_first(self, gate: Gate) -> None:
+        """Waits for the nodes that there are, at least for the least number."""
+        begin_s, least = time.monotonic(), self.config.nodes_min
+        notice = self.wait_notice()
+        while len(self._peers) < least or (
+            gate.awaited and time.monotonic() - self._enough_s < _OTHERS_S
+        ):
+            self.events(_LOOK_EVERY_S)
+            notice.look()
+            if self._refused:
+                raise ConfigError(self._refused[0])
+            if len(self._peers) < least:
+                self._enough_s = time.monotonic()
+                if self._enough_s - begin_s > self.config.wait_s:
+                    raise ConfigError(
+                        f"cluster.nodes_min={least} must be met within {self.config.wait_s:g} s "
+                        f"(cluster.wait_s), got {self._whereabouts()}: add nodes by `ray start "
+                        "--address=HOST:PORT`, or lower it (nodes with --num-cpus=0 don't count)"
+                    )
+
+    def _joins(self, visitor: Visitor, link: Link) -> None:
+        with self._lock:
+            peer = Peer(self._count, visitor, link)
+            self._count += 1
+        self._heard.put((peer, _Joined()))
+
+    def _refuses(self, sentence: str) -> None:
+        self._refused.append(sentence)
+        if self._published:
+            self.say(sentence)
+
+    def start(self) -> None:
+        """Gives every worker a node and waits until all are ready.  Raises QuintetError if one of
+        them failed, or took too long; the others go on starting.
+        """
+        with self._lock:
+            self._started = True
+            self._settle(even=True)
+        notice = self.wait_notice()
+        while not all(seat.ready for seat in self._seats):
+            notice.look()
+            for event in self.events(_LOOK_EVERY_S):
+                if isinstance(event, Died):
+                    raise event.error
+
+    def replace(self, index: int) -> None:  # noqa: ARG002 (all that have no seat)
+        """A worker that died starts again, on any node, as soon as there is one."""
+        with self._lock:
+            self._settle(even=False)
+
+    def publish(self, publication: Publication) -> None:
+        """Publishes weights to all nodes."""
+        policy = publication.policy
+        weights = self._weights[policy]
+        with self._lock:
+            for name, x in weights.publication.tensors.items():
+                x.copy_(publication.tensors[name])
+            posted = (
+                Published(policy, publication.version),
+                [memoryview(weights.bytes.tobytes())],
+            )
+            self._published[policy] = posted
+            self._published_s[policy, publication.version] = time.monotonic()
+            while len(self._published_s) > 1_000:
+                del self._published_s[next(iter(self._published_s))]
+            for peer in self._peers:
+                peer.link.post(*posted)
+
+    def restart(self, index: int, iteration: int) -> None:
+        """Restarts a worker's streams with its next grant."""
+        with self._lock:
+            self.samplers[index].lost = False
+            self._seats[index].restart_at = iteration
+            self._restart_if_ready(index)
+
+    def _restart_if_ready(self, index: int) -> None:
+        seat = self._seats[index]
+        if seat.ready and seat.restart_at is not None:
+            self._post(index, messages.Restart(seat.restart_at))
+            seat.restart_at = None
+
+    def _post(self, index: int, message: tuple[Any, ...]) -> None:
+        peer = self._seats[index].peer
+        if peer is not None:
+            peer.link.post(Of(index, message))
+
+    def grant(
+        self, index: int, versions: tuple[int, ...] | None, rows: int, asks: bool = False
+    ) -> bool:
+        """Has a worker fill one slot of each of its groups; False if none is free.  See `Fill`; who
+        `asks` waits for `extend`.
+        """
+        sampler = self.samplers[index]
+        with self._lock:
+            if not self._seats[index].ready or sampler.lost:
+                return False
+            fill = self.grants.take(sampler, versions, rows, asks)
+            if fill is None:
+                return False
+            self._post(index, fill)
+        return True
+
+    def extend(self, index: int, rows: int) -> None:
+        """Answers a worker's request for rows: the number of further rows, 0 to end its unroll."""
+        with self._lock:
+            self.grants.extend(self.samplers[index], rows)
+            self._post(index, messages.More(rows))
+
+    def events(self, timeout_s: float) -> list[Event]:
+        """Events since the last call, oldest first; waits for one as long as `timeout_s`.  Raises
+        WorkerFault if there were too few nodes for too long.
+        """
+        found: list[Event] = []
+        with self._lock:
+            self._settle(even=self._moves)
+        try:
+            heard = [self._heard.get(timeout=timeout_s)]
+            while not self._heard.empty():
+                heard.append(self._heard.get())
+        except Empty:
+            heard = []
+        for peer, message in heard:
+            with self._lock:
+                found += self._take_in(peer, message)
+        while self._free:  # without the lock, which whoever is called may wait for
+            self.grants.on_free(self._free.pop())
+        self._require_nodes()
+        return found
+
+    def _take_in(self, peer: Peer, message: Any) -> list[Event]:
+        if isinstance(message, Of):
+            return self._take_in_of(peer, *message)
+        if isinstance(message, _Gone):
+            return self._lose(peer, message.why)
+        if isinstance(message, _Joined):
+            self._welcome(peer)
+        elif isinstance(message, Beat):
+            peer.rows = message.rows
+            peer.add(message.shares)
+        else:
+            self.say(f"[{peer.name}] {message.line}")
+        return []
+
+    def _take_in_of(self, peer: Peer, worker: int, message: Any) -> list[Event]:
+        seat, sampler = self._seats[worker], self.samplers[worker]
+        if isinstance(message, messages.Full):
+            seat.received -= 1
+            filled = self.grants.filled(sampler)
+            for unroll in filled.unrolls:
+                rollout = unroll.block.rollout
+                acted = int(rollout.policy_id[0, 0]), int(rollout.version[0, 0])
+                peer.unroll(unroll.executed, self._published_s.get(acted))
+            return [filled]
+        if isinstance(message, messages.Paused):
+            sampler.paused = True
+            return [Asking(worker, message.executed)]
+        if isinstance(message, Ended):
+            leaving = seat.leaving
+            executed = self._vacate(worker) + message.executed
+            if leaving:
+                return [Lost(worker, executed)]
+            error = error_of(message.failed, f"worker {worker}")
+            error.args = (f"on {peer.name}: {error}",)
+            return [Died(worker, error, executed)]
+        if not seat.leaving:  # it is ready
+            seat.ready = True
+            self._restart_if_ready(worker)
+            self._free.append(worker)
+        return []
+
+    def _welcome(self, peer: Peer) -> None:
+        for posted in self._published.values():
+            peer.link.post(*posted)
+        self._peers.append(peer)
+        self._uneven = True
+        if self._published:
+            self.say(f"{peer.name} joins, with {peer.visitor.machine.cores} cores")
+        threading.Thread(target=self._read, args=(peer,), daemon=True).start()
+
+    def _read(self, peer: Peer) -> None:
+        """Receives what a node sends, unrolls straight into their slots, until it is gone."""
+        try:
+            while True:
+                self._heard.put((peer, peer.link.receive(partial(self._place, peer))))
+        except TimeoutError:
+            silent = f"it sent nothing for {self.config.node_timeout_s:g} s"
+            why = "its machine, its process or the network was stopped"
+            self._heard.put((peer, _Gone(f"{silent} (cluster.node_timeout_s): {why}")))
+        except Exception as error:  # whatever it is, the connection can't be used any more
+            self._heard.put((peer, _Gone(str(error) or type(error).__name__)))
+        finally:
+            peer.read.set()
+
+    def _place(self, peer: Peer, message: Any) -> Views:
+        """The memory of the slots that a worker has filled."""
+        if not isinstance(message, Of) or not isinstance(message.message, messages.Full):
+            return no_block(message)
+        worker, slots = message.worker, message.message.slots
+        with self._lock:
+            sampler, seat = self.samplers[worker], self._seats[worker]
+            granted = [fill.slots for fill in sampler.granted][seat.received :]
+            if seat.peer is not peer or slots not in granted[:1]:
+                raise ConnectionError(f"worker {worker} filled {slots} there, not {granted[:1]}")
+            seat.received += 1
+            held = zip(sampler.places, slots, strict=True)
+            return [self._bytes[place.group, k] for place, k in held]
+
+    def _lose(self, peer: Peer, why: str) -> list[Event]:
+        """Gives up the workers of a node.  The first one's death has the error, which counts once;
+        the rows of unfinished unrolls are not known and are not counted.
+        """
+        if peer not in self._peers:
+            return []
+        self._peers.remove(peer)
+        self._lost += 1
+        peer.link.free()
+        why = peer.visitor.actor.failure() or why
+        peer.visitor.actor.kill()
+        assert self._gate is not None
+        self._gate.forget(peer.visitor)
+        workers = sorted(peer.workers)
+        for worker in workers:
+            self._vacate(worker)
+        error = WorkerFault(f"{peer.name} was lost: {why}")
+        if not workers:
+            self.say(str(error))
+            return []
+        return [Died(workers[0], error, 0), *(Lost(worker, 0) for worker in workers[1:])]
+
+    def _vacate(self, worker: int) -> int:
+        """Takes a worker's seat and grants; returns the env_steps that those executed."""
+        peer = self._seats[worker].peer
+        assert peer is not None
+        peer.workers.discard(worker)
+        self._seats[worker] = Seat()
+        self.samplers[worker].lost = True
+        return self.grants.take_back(self.samplers[worker])
+
+    def _settle(self, even: bool) -> None:
+        """Gives seats to workers that have none; `even`: also moves workers to emptier nodes."""
+        if not self._peers or not self._started or self._closed:
+            return
+        for worker, seat in enumerate(self._seats):
+            if seat.peer is None:
+                seat.peer = min(self._peers, key=lambda peer: peer.load(len(peer.workers) + 1))
+                seat.peer.workers.add(worker)
+                self._post(worker, Start())
+        if not (even and self._uneven):
+            return
+        self._uneven = False
+        staying = {peer: sorted(peer.workers) for peer in self._peers}
+        while True:
+            full = max(staying, key=lambda peer: peer.load(len(staying[peer])))
+            empty = min(staying, key=lambda peer: peer.load(len(staying[peer]) + 1))
+            if empty.load(len(staying[empty]) + 1) >= full.load(len(staying[full])):
+                return
+            worker = staying[full].pop()
+            staying[empty].append(worker)
+            seat = self._seats[worker]
+            if seat.peer is full:
+                seat.ready, seat.leaving = False, True
+                self._post(worker, messages.Stop())
+
+    def _require_nodes(self) -> None:
+        now, least, there = time.monotonic(), self.config.nodes_min, len(self._peers)
+        if there >= least or not self._published:
+            self._enough_s = now
+        elif now - self._enough_s > self.config.wait_s:
+            raise WorkerFault(
+                f"cluster.nodes_min={least} nodes must be there, there were {there} for "
+                f"{now - self._enough_s:.0f} s (cluster.wait_s): add nodes, and give the same "
+                "command again"
+            )
+
+    def wait_notice(self) -> WaitNotice:
+        """Notices about a wait for samples that begins now."""
+        return WaitNotice(self.notice, self._whereabouts)
+
+    def _whereabouts(self) -> str:
+        if len(self._peers) < self.config.nodes_min:
+            awaited = ", ".join([] if self._gate is None else self._gate.awaited)
+            starting = f"; {awaited} is starting" if awaited else ""
+            return f"{len(self._peers)} of at least {self.config.nodes_min} nodes{starting}"
+        rows: dict[str, tuple[int, str]] = {}
+        for peer in list(self._peers):
+            rows |= {f"{worker} on {peer.name}": row for worker, row in peer.rows.items()}
+        for worker, seat in enumerate(self._seats):
+            if not seat.ready:
+                where = "a node that is awaited" if seat.peer is None else seat.peer.name
+                return f"worker {worker} on {where} is starting"
+        return whereabouts(rows, self.spec.plan.unroll_steps)
+
+    def report(self) -> dict[str, float]:
+        """Shares of every worker's time, and metrics of each node, ``node/INDEX/...``."""
+        report = {"data/nodes": float(len(self._peers)), "data/lost_nodes": float(self._lost)}
+        with self._lock:
+            for peer in self._peers:
+                report |= peer.report()
+        return report
+
+    def kill(self) -> None:
+        """Ends all nodes at once; from any thread, before `close`."""
+        for peer in list(self._peers):
+            peer.visitor.actor.kill()
+            peer.link.close()
+
+    def close(self) -> None:
+        """Ends all workers and nodes and gives memory back.  A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self.grants.on_free = lambda _: None
+        try:
+            deadline = time.monotonic() + _END_S
+            for peer in self._peers:
+                peer.link.post(messages.Stop())
+            for peer in self._peers:
+                peer.read.wait(max(0.0, deadline - time.monotonic()))
+            while not self._heard.empty():  # what environments said at their ends
+                peer, message = self._heard.get()
+                if isinstance(message, Said):
+                    self._take_in(peer, message)
+        finally:
+            if self._gate is not None:
+                self._gate.close()
+            for peer in self._peers:
+                peer.link.free()
+                peer.read.wait()  # it writes to the memory
+            if self._connected:
+                on_ray.disconnect()
+            self._arena.close()
+            self._bytes.clear()
+            self._slots.clear()  # its memory goes with the last view of it
+            self.samplers.clear()
+            del self._arena

@@ -1,0 +1,108 @@
+"""The Ray cluster: its nodes, and an actor on each.  The only module that imports ray."""
+
+import signal
+import socket
+import threading
+from contextlib import suppress
+from typing import Any, NamedTuple, final
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from quintet.errors import ConfigError
+
+_ANSWER_S = 5.0
+"""Seconds within which the address of a cluster must answer."""
+
+
+class Machine(NamedTuple):
+    """A node of the cluster: its id, its address and its number of cores."""
+
+    id: str
+    address: str
+    cores: int
+
+
+class _Served:
+    """A node's process, which Ray starts there."""
+
+    def serve(self, address: tuple[str, int], token: bytes) -> None:
+        from quintet.cluster.node import serve
+
+        serve(address, token)
+
+
+@final
+class Actor:
+    """The actor of one node; it is never restarted."""
+
+    def __init__(self, machine: Machine, cores: int, *given: Any):
+        """cores: number that it takes from those that Ray has to give; given: to `serve`."""
+        where = NodeAffinitySchedulingStrategy(machine.id, soft=False)
+        kind = ray.remote(_Served).options(
+            num_cpus=cores, max_restarts=0, max_task_retries=0, scheduling_strategy=where
+        )
+        self._actor = kind.remote()
+        self._served = self._actor.serve.remote(*given)
+
+    def failure(self) -> str | None:
+        """Describes how it ended; None while it runs or waits for its cores."""
+        if not ray.wait([self._served], timeout=0)[0]:
+            return None
+        try:
+            ray.get(self._served)
+        except RayError as error:
+            return _last_line(error)
+        return "it ended"
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        with suppress(RayError, ValueError):
+            ray.kill(self._actor)
+
+
+def connect(address: str) -> bool:
+    """Connects to a running cluster; False if this process is connected already.  Raises
+    ConfigError if there is none of which this machine is part.
+    """
+    if ray.is_initialized():
+        return False
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        if address != "auto":
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), _ANSWER_S).close()
+        ray.init(address, log_to_driver=False, logging_level="error", configure_logging=False)
+    except (RayError, OSError, RuntimeError, ValueError, OverflowError) as error:
+        raise ConfigError(
+            "cluster.address must name a running Ray cluster that this machine is part of, got "
+            f"{address} ({_last_line(error)}): start one by `ray start --head`, or join one by "
+            "`ray start --address=HOST:PORT`"
+        ) from error
+    finally:  # Ray ends the process where a run stops with a checkpoint
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+    return True
+
+
+def here() -> str:
+    """This machine's address in the cluster."""
+    return str(ray.util.get_node_ip_address())
+
+
+def machines() -> list[Machine]:
+    """The nodes that are alive and give cores."""
+    found = ((node, int(node["Resources"].get("CPU", 0))) for node in ray.nodes() if node["Alive"])
+    return [
+        Machine(node["NodeID"], node["NodeManagerAddress"], cores) for node, cores in found if cores
+    ]
+
+
+def disconnect() -> None:
+    ray.shutdown()
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,1 +1,0 @@
-"""Policies outside of quintet: exports to ONNX, torch.export and NumPy, with a proof of each."""

@@ -1,0 +1,65 @@
+"""A Ray cluster of several nodes on this machine, and their processes, for tests."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psutil
+from ray.cluster_utils import Cluster
+
+
+@contextmanager
+def cluster_of(nodes: int, **of_node: Any) -> Iterator[Cluster]:
+    """A cluster of this many nodes of one core each; the first is the head."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    cluster = Cluster()
+    try:
+        for _ in range(nodes):
+            cluster.add_node(**{"num_cpus": 1, "include_dashboard": False} | of_node)
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+def actors() -> list[psutil.Process]:
+    """The processes of nodes that take part in runs of this machine."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.cmdline()[:1] == ["ray::_Served.serve"]:
+                found.append(process)
+    return sorted(found, key=lambda process: process.pid)
+
+
+def workers_of(actor: psutil.Process) -> list[psutil.Process]:
+    """The sampler processes of a node."""
+    found = []
+    for child in actor.children(recursive=True):
+        with suppress(psutil.Error):
+            if child.name().split()[:1] == ["worker"]:
+                found.append(child)
+    return found
+
+
+def raylet_of(actor: psutil.Process) -> psutil.Process:
+    """The process of Ray that manages an actor's node."""
+    parent = actor.parent()
+    assert parent is not None
+    return parent
+
+
+def nothing_is_left(within_s: float = 10.0) -> bool:
+    """Whether all actors have ended."""
+    deadline = time.monotonic() + within_s
+    while actors():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def stop(process: psutil.Process) -> None:
+    process.send_signal(signal.SIGSTOP)

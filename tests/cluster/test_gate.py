@@ -1,0 +1,62 @@
+"""Who may take part in a run on a cluster."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray, the extra `cluster`, is not installed")
+
+from quintet.cluster.config import ClusterConfig
+from quintet.cluster.gate import Entry, Gate
+from quintet.cluster.on_ray import Machine
+from quintet.config.layers import Layer
+from quintet.config.resolve import compose, resolved
+
+HERE = {"quintet": "0.3", "python": "3.11.2", "torch": "2.13", "numpy": "2.1", "processor": "A"}
+
+
+def fault(there: Any, exact: bool) -> tuple[str | None, list[str]]:
+    gate, said = Gate.__new__(Gate), []
+    gate._entry, gate._say = Entry(None, HERE, exact, ClusterConfig(), 1), said.append
+    return gate._fault(there, Machine("id", "10.0.0.2", 4)), said
+
+
+def test_equal_nodes_take_part() -> None:
+    assert fault(HERE, exact=True) == (None, [])
+
+
+@pytest.mark.parametrize("name", [*HERE, "simulator"])
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_node_that_differs_is_refused_or_told(name: str, exact: bool) -> None:
+    found, said = fault({**HERE, name: "other"}, exact)
+    if exact or name in ("quintet", "python", "torch"):
+        assert f"got {name} other, here {HERE.get(name)}" in str(found)
+        assert said == []
+    else:
+        assert found is None
+        assert f"{name} other" in said[0]
+
+
+def test_a_node_says_itself_why_it_can_not() -> None:
+    assert fault("must have the package x", exact=False) == ("must have the package x", [])
+
+
+@pytest.mark.parametrize(
+    ("options", "workers"),
+    [
+        ({}, 1),
+        ({"cluster.address": "auto"}, 1),
+        ({"cluster.address": "auto", "cluster.nodes_min": 3}, 3),
+        ({"cluster.address": "auto", "cluster.nodes_min": 3, "cluster.nodes_max": 5}, 5),
+        ({"cluster.address": "auto", "cluster.nodes_max": 5, "runtime.num_workers": 2}, 2),
+        ({"cluster.address": "auto", "cluster.nodes_max": 500}, 20),  # there are no more streams
+    ],
+)
+def test_the_number_of_workers_follows_from_options(
+    options: dict[str, Any], workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quintet.config.machine.usable_cores", lambda: 1)
+    given = {"env.id": "CartPole-v1", "env.num_streams": 20, "runtime.kind": "async"} | options
+    values, _ = resolved(compose("appo", [Layer("test", given)]))
+    assert values["runtime.num_workers"] == workers
+    assert 20 // values["env.streams_per_group"] >= workers

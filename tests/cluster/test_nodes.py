@@ -1,0 +1,145 @@
+"""Runs whose workers live on the nodes of a cluster."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ray = pytest.importorskip("ray", reason="Ray, the extra `cluster`, is not installed")
+
+from clusters import actors, cluster_of, nothing_is_left, workers_of  # noqa: E402
+from exact_run import COMMON, SMALL, Drifting  # noqa: E402
+
+import quintet  # noqa: E402
+from quintet import checkpoint  # noqa: E402
+from quintet.errors import ConfigError  # noqa: E402
+
+STEPS = 3_200
+CONFIG: dict[str, Any] = COMMON | SMALL | {
+    "report.progress": False,
+    "checkpoint.interval_iterations": 5,
+    "checkpoint.max_cut_frac": 1.0,
+    "env.num_streams": 8,
+    "env.streams_per_group": 2,
+    "runtime.actor_threads": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with cluster_of(2) as cluster:
+        yield cluster.address
+
+
+@pytest.fixture(autouse=True)
+def all_ended() -> Iterator[None]:
+    yield
+    assert nothing_is_left()
+
+
+def train(folder: Path, address: str | None, on_report: Any = None, **options: Any) -> Any:
+    named = {name.replace("__", "."): value for name, value in options.items()}
+    return quintet.train(
+        "ppo",
+        Drifting,
+        total_steps=STEPS,
+        seed=7,
+        run_dir=folder,
+        config=CONFIG | named,
+        cluster=address,
+        on_report=on_report,
+    )
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    found = checkpoint.latest(folder / "checkpoints", warn=print)
+    assert found is not None
+    return checkpoint.tensor_hashes(found)
+
+
+class Once:
+    """Does something at the third report."""
+
+    def __init__(self, what: Callable[[], None]) -> None:
+        self.what, self.reports = what, 0
+
+    def __call__(self, _: Any) -> None:
+        self.reports += 1
+        if self.reports == 3:
+            self.what()
+
+
+def test_lockstep_has_the_bytes_of_one_process_also_after_a_node_died(
+    address: str, tmp_path: Path
+) -> None:
+    train(tmp_path / "serial", None)
+    lockstep = {"runtime__kind": "lockstep", "runtime__lag": 0, "runtime__num_workers": 3}
+    kill = Once(lambda: actors()[0].kill())
+    result = train(tmp_path / "nodes", address, on_report=kill, **lockstep)
+    assert kill.reports > 3
+    assert result.metrics["data/nodes"] == 2
+    assert result.metrics["node/0/in_bytes_per_s"] > 0
+    assert hashes(tmp_path / "nodes") == hashes(tmp_path / "serial")
+    said = (tmp_path / "nodes" / "log.txt").read_text()
+    assert said.count("going back to the last exact checkpoint") == 1
+    assert " was lost: " in said
+
+
+def test_async_gives_up_the_streams_of_a_lost_node_and_goes_on(
+    address: str, tmp_path: Path
+) -> None:
+    lost: list[int] = []
+
+    def kill_all_workers_but_one() -> None:
+        first, second = actors()
+        lost.append(len(workers_of(second)))
+        workers_of(first)[0].kill()
+        second.kill()
+
+    kill = Once(kill_all_workers_but_one)
+    options = {"runtime__kind": "async", "runtime__num_workers": 4, "runtime__max_restarts": 2}
+    result = train(tmp_path, address, on_report=kill, **options)
+    metrics = result.metrics
+    assert lost == [2]
+    assert metrics["env_steps"] == STEPS
+    assert metrics["data/worker_restarts"] == 2
+    assert metrics["data/lost_nodes"] == 1
+    assert metrics["data/executed_env_steps"] == STEPS + metrics["data/discarded_env_steps"]
+    said = (tmp_path / "log.txt").read_text()
+    assert "on node 0 (" in said or "on node 1 (" in said
+    assert said.count("(replaced, ") == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"cluster.nodes_min": 3, "cluster.wait_s": 1}, r"nodes_min=3 must be met within 1 s"),
+        ({"runtime.inference": "server"}, r"runtime\.inference must be local"),
+        ({"runtime.kind": "serial"}, r"cluster\.address=.* has no effect without runtime\.kind="),
+        ({"cluster.nodes_min": 3, "cluster.nodes_max": 2}, r"nodes_min must be at most nodes_max"),
+    ],
+)
+def test_what_a_cluster_can_not_do_is_refused(
+    options: dict[str, Any], words: str, address: str, tmp_path: Path
+) -> None:
+    given = {"runtime.kind": "async"} | options
+    with pytest.raises(ConfigError, match=words):
+        train(tmp_path / "run", address, **given)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("bad", ["127.0.0.1:1", "nobody.invalid:6379"])
+def test_an_address_without_a_cluster_is_refused(bad: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"must name a running Ray cluster .* got " + bad):
+        train(tmp_path / "run", bad, runtime__kind="async")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_cluster_needs_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("quintet.cluster.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"must have Ray.*pip install 'quintet\[cluster\]'"):
+        train(tmp_path / "run", "auto", runtime__kind="async")
