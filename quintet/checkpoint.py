@@ -50,6 +50,7 @@ from quintet.system.manifest import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+CARD = "README.md"
 _SUFFIX = ".safetensors"
 _AUTO_PARTS = 20  # checkpoints over a run with `interval_iterations = "auto"`
 RESTARTS_FRAC = 0.05
@@ -134,6 +135,7 @@ def write(
     meta: Mapping[str, Any],
     *,
     signed: bool = False,
+    card: str | None = None,
 ) -> Path:
     """Writes the checkpoint ``root/name``, replacing one of that name, and returns its path.
 
@@ -142,12 +144,15 @@ def write(
     value.  `meta` must be JSON-able.
 
     signed: whether it gets this user's signature, if there is a key.
+    card: a text for people, ``README.md``, which may be changed later; nothing reads it.
 
     Raises CheckpointError if it can't be written (full disk, no permission, no folder); nothing of
     it is left behind and older checkpoints are untouched.
     """
     check_file_name(name, "the name of a checkpoint's or policy's folder")
     contents = _serialise(tensors, meta, signed)
+    if card is not None:
+        contents[CARD] = card.encode()
     temporary = root / f"{files.TEMPORARY}{name}-{os.getpid()}-{os.urandom(4).hex()}"
     try:
         if not root.is_dir():
@@ -314,7 +319,7 @@ def _removable(folder: Path) -> bool:
         with os.scandir(folder) as listed:
             return all(
                 entry.is_file(follow_symlinks=False)
-                and (entry.name in (MANIFEST, META) or entry.name.endswith(_SUFFIX))
+                and (entry.name in (MANIFEST, META, CARD) or entry.name.endswith(_SUFFIX))
                 for entry in listed
             )
     except OSError:

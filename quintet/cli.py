@@ -26,6 +26,8 @@ commands:
                         --seeds 1,2,3 trains a group of runs
   eval RUN              play episodes with the policy of a run
   save RUN              make a running run write a checkpoint
+  export RUN --out DIR  take the policy out: ONNX, torch.export or NumPy, with a proof
+  verify DIR            repeat the proof of an export
   plot RUN... --out F   draw learning curves, or bars of final scores
   bench [WORKLOAD]      measure the speed of fixed work, and the limit of this machine
   envs [PATTERN]        list the environments that can be trained on
@@ -309,6 +311,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "eval": partial(_later, "evaluate"),
     "save": partial(_later, "save"),
+    "export": partial(_later, "export"),
+    "verify": partial(_later, "verify"),
     "plot": partial(_later, "plot"),
     "bench": _bench,
     "envs": _envs,

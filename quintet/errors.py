@@ -31,6 +31,10 @@ class CheckpointError(QuintetError):
     """A checkpoint can't be written, or none of the stored ones can be read."""
 
 
+class ExportError(QuintetError):
+    """A policy can't be exported, or an export is damaged or does not answer as its policy."""
+
+
 class FileFault(QuintetError):
     """A file can't be read or written, or has invalid contents."""
 

@@ -356,6 +356,25 @@ def _require_effect(env: ResolvedEnv, own: Mapping[str, Any], says: Mapping[str,
         )
 
 
+def environment_of(policy: Policy, env: EnvLike | None, num_streams: int) -> VectorEnv:
+    """The policy's environment, or `env`, see `evaluate`: at least so many streams of it, to be
+    closed by the caller.
+
+    Raises:
+        ConfigError: the environment's spaces are not the policy's.
+        UntrustedError: the policy's folder names code for it that may not run.
+    """
+    settle_search_path()
+    chosen, count = _choose_env(policy, env, num_streams, {})
+    vector = _streams(chosen, count, How(policy.actor, 1, 0, True, None))
+    try:
+        _check_spaces(policy, vector)
+    except BaseException:
+        vector.close()
+        raise
+    return vector
+
+
 def _streams(env: ResolvedEnv, num_streams: int, how: How) -> VectorEnv:
     made = make_streams(env, num_streams, Spreading(timeout_s=how.timeout_s))
     for each in spread_envs([made]):

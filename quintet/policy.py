@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NoReturn, final
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import numpy as np
 import torch
@@ -17,30 +17,27 @@ from torch import Tensor
 
 from quintet import checkpoint, spaces
 from quintet.algorithms import registry
-from quintet.algorithms.parts.setup import Compute
+from quintet.algorithms.parts.setup import Compute, Recorded
 from quintet.envs.config import EnvConfig
-from quintet.envs.gymnasium import leaf_of
+from quintet.envs.gymnasium import Leaf, leaf_of
 from quintet.envs.policy_input import flat_observation, leaf_array
 from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.models.build import weights_bytes
 from quintet.models.config import ModelConfig, uses_pictures
 from quintet.models.custom import Maker, encoder_name
+from quintet.policy_place import LEADER, LEARNER, POLICIES, POLICY, find
 from quintet.protocols import Actor
 from quintet.runtime.torch_settings import OwnTorch
-from quintet.system import files, memory, run_record
+from quintet.system import files, memory
 from quintet.system.cpus import usable_cores
-from quintet.system.inside import require_own
 from quintet.system.trust import UNKNOWN, Call, Origin, calls_of
 from quintet.system.user_code import no_exit
 from quintet.types import ACTION_MASK, Obs, Publication, Spaces, State
 
-POLICY, LEARNER = "policy", "learner"
-"""Keys of a checkpoint's tensors: the publication's, and the tensors only for learning."""
-
-POLICIES, LEADER = "policies", "leader"
-"""Keys in the meta of a checkpoint of several policies: the policies' entries, and the index of the
-policy with the highest objective.
-"""
+if TYPE_CHECKING:
+    from quintet.export.interface import Format
+    from quintet.export.make import Observations
+    from quintet.export.verify import Verified
 
 _UNFIT = (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError, AssertionError)
 """Errors of an invalid description, including those of Gymnasium's checks."""
@@ -87,6 +84,8 @@ class Policy:
         environment's own spaces.
     origin: origin of the description, which decides whether its code may be imported.
     threads: threads of PyTorch's CPU kernels in its computations; None: the process's setting.
+    leaves: the leaves of the environment's own observations, in the dtypes in which they are
+        stored.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class Policy:
         )
         self.actor: Actor = self._loaded(Compute(records=()))
         stored = spaces.observation_leaves(self.spaces.observation)
-        self._leaves = [
+        self.leaves: list[Leaf] = [
             replace(leaf_of(path, *found), dtype=spaces.leaf_dtype(stored[path]))
             for path, found in spaces.leaf_keys(self._own.observation).items()
         ]
@@ -219,6 +218,10 @@ class Policy:
     def _valuer(self) -> Actor:
         return self._loaded(Compute(records=("value",)))
 
+    def recorder(self, *records: Recorded) -> Actor:
+        """A new actor with the policy's weights that records these, where its learner has them."""
+        return self._loaded(Compute(records=records))
+
     def _loaded(self, compute: Compute) -> Actor:
         """An actor with the policy's weights."""
         try:
@@ -244,7 +247,7 @@ class Policy:
 
     def _observe(self, obs: Any) -> tuple[Obs, bool]:
         """The leaves as tensors ``[B, ...]``, and whether a single observation was passed."""
-        leaf = self._leaves[0]
+        leaf = self.leaves[0]
         if leaf.is_plain and type(obs) is np.ndarray and obs.dtype == leaf.dtype:  # the usual case
             single = obs.shape == leaf.shape
             fits = single or (obs.shape[1:] == leaf.shape and len(obs) > 0)
@@ -252,7 +255,7 @@ class Policy:
                 own = (obs[None] if single else obs).copy()
                 return {leaf.path: torch.from_numpy(own)}, single
         given = flat_observation(obs)
-        required = sorted(leaf.path for leaf in self._leaves)
+        required = sorted(leaf.path for leaf in self.leaves)
         if sorted(given) != required:
             how = ""
             if any(path.split("/")[-1] == "count" for path in required):
@@ -260,9 +263,9 @@ class Policy:
             raise QuintetError(
                 f"an observation must have the leaves {required}, got {sorted(given)}{how}"
             )
-        arrays = {leaf.path: leaf_array(given[leaf.path], leaf) for leaf in self._leaves}
-        extra = {leaf.path: arrays[leaf.path].ndim - len(leaf.shape) for leaf in self._leaves}
-        for leaf in self._leaves:
+        arrays = {leaf.path: leaf_array(given[leaf.path], leaf) for leaf in self.leaves}
+        extra = {leaf.path: arrays[leaf.path].ndim - len(leaf.shape) for leaf in self.leaves}
+        for leaf in self.leaves:
             x, more = arrays[leaf.path], extra[leaf.path]
             if more not in (0, 1) or x.shape[more:] != leaf.shape or len({*extra.values()}) > 1:
                 raise QuintetError(
@@ -339,6 +342,17 @@ class Policy:
             ) from fault
         return checkpoint.write(folder.parent, folder.name, *self.contents(), signed=self.signed)
 
+    def export(
+        self, folder: str | Path, format: "Format" = "onnx", *, steps: int = 10_000,
+        observations: "Observations" = "environment", env: Any = None, seed: int = 10_000,
+    ) -> "Verified":  # fmt: skip
+        """Writes the policy for use without quintet; see `quintet.export.make.export`."""
+        from quintet.export import make  # which stands above this module
+
+        return make.export(
+            self, folder, format, steps=steps, observations=observations, env=env, seed=seed
+        )
+
     def contents(self) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
         """Tensors and meta of the policy's folder."""
         meta = {"policy": self.description, "version": self.publication.version}
@@ -389,7 +403,7 @@ def load(
         raise ConfigError(f"threads must be a whole number from 1 to 1024, got {threads!r}")
     if not isinstance(path, (str, Path)):
         raise CheckpointError(f"path must be that of a run or a policy, got {path!r}")
-    found = _find(files.given_path(path), which)
+    found = find(files.given_path(path), which)
     try:
         description, publication, _ = _parts(found)
         named = description["model"]["encoder"]
@@ -413,7 +427,7 @@ def find_policy(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tens
     """The description and the publication that `load` would load, without a network, and a
     checkpoint's tensors that are only for learning; raises CheckpointError if there is none.
     """
-    found = _find(path, "latest")
+    found = find(path, "latest")
     try:
         description, publication, number = _parts(found)
         return description, publication, found.tensors.get(f"{LEARNER}{number}", {})
@@ -438,48 +452,3 @@ def _no_policy(found: checkpoint.Checkpoint, error: Exception) -> CheckpointErro
         f"{found.path} must hold a policy of this version of quintet, got none ({error}); "
         "give a run folder, a checkpoint or a saved policy"
     )
-
-
-def _of_best(path: Path) -> Path:
-    """The folder that holds ``best/``: the run's, or the folder of the policy with the best
-    score."""
-    newest = None
-    if not (path / "best").exists():
-        newest = checkpoint.latest(path / "checkpoints", warn=files.warn_on_stderr)
-    parts = () if newest is None else newest.meta.get(POLICIES, ())
-    scores = {k: part["best"] for k, part in enumerate(parts) if part["best"] is not None}
-    if not scores:
-        return path
-    return path / f"{POLICY}_{max(scores, key=lambda k: float(scores[k]))}"
-
-
-def _find(path: Path, which: str) -> checkpoint.Checkpoint:
-    require_own(path)
-    if (path / "manifest.json").exists():
-        if which != "latest":
-            raise CheckpointError(
-                f"--checkpoint {which!r} must have a run folder, got {path}, a single "
-                "checkpoint or policy: leave --checkpoint out"
-            )
-        return checkpoint.read(path)
-    if which == "best":
-        path = _of_best(path)
-        if not (path / "best").exists():
-            raise CheckpointError(
-                f"the run must have a best policy, but {path / 'best'} does not exist; "
-                "evaluation may be off (--eval.episodes 0): use --checkpoint latest"
-            )
-        return checkpoint.read(path / "best")
-    if which != "latest":
-        inside, given = path / "checkpoints" / which, files.given_path(which)
-        if not inside.exists() and given.exists():
-            require_own(given)
-            inside = given
-        return checkpoint.read(inside)
-    found = checkpoint.latest(path / "checkpoints", warn=files.warn_on_stderr)
-    if found is None:
-        raise checkpoint.none_at(path)
-    steps = found.meta.get("env_steps")
-    if steps is not None and (lost := run_record.lost(path, steps)) is not None:
-        files.warn_on_stderr(lost)
-    return found

@@ -9,6 +9,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 from typing import Any
 
+import torch
 from beartype import beartype
 from jaxtyping import jaxtyped
 from torch import Tensor
@@ -47,6 +48,8 @@ def checked_once(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_exporting():  # sizes are symbols, which are equal to nothing
+            return function(*args, **kwargs)
         given = kind(args), kind(kwargs)
         if given not in passed:
             checked[:] = checked or [jaxtyped(function, typechecker=beartype)]

@@ -479,7 +479,7 @@ def test_a_saved_policy_holds_no_code(run, monkeypatch):
         if path.is_file()
     ]
     assert len(files) > 9
-    assert {path.suffix for path in files} == {".safetensors", ".json"}
+    assert {path.suffix for path in files} == {".safetensors", ".json", ".md"}
     for path in files:
         data = path.read_bytes()
         if path.suffix == ".json":
@@ -538,6 +538,6 @@ def test_a_sequence_is_said_to_be_given_in_a_fixed_shape():
     ):
         policy = object.__new__(quintet.Policy)
         policy._own = policy.spaces = Spaces(space, spaces.Discrete(3))
-        policy._leaves = [leaf_of(path, *found) for path, found in leaf_keys(space).items()]
+        policy.leaves = [leaf_of(path, *found) for path, found in leaf_keys(space).items()]
         with pytest.raises(QuintetError, match=r"give sequences as .*FixedShape makes them"):
             policy.act(given)

@@ -121,9 +121,12 @@ class Trunk:
         if state is None or is_first is None:
             raise AssertionError("a recurrent network requires state and is_first")
         before = strip_prefix(state, self.name)
-        streams = before["h0"].shape[0]
-        steps = features.view(-1, streams, features.shape[-1])
-        y, after = self.core(steps, before, is_first.view(-1, streams))
+        if torch.compiler.is_exporting():  # of acting: one step, of as many streams as will come
+            y, after = self.core(features.unsqueeze(0), before, is_first.unsqueeze(0))
+        else:
+            streams = before["h0"].shape[0]
+            steps = features.view(-1, streams, features.shape[-1])
+            y, after = self.core(steps, before, is_first.view(-1, streams))
         return y.flatten(0, 1), {f"{self.name}/{leaf}": x for leaf, x in after.items()}
 
     def _encode(self, obs: Obs, losses: dict[str, Tensor] | None) -> Tensor:

@@ -155,13 +155,20 @@ def flatten_leaf(x: Tensor, form: LeafForm) -> Tensor:
     if form.sizes:
         digits = x.reshape(x.shape[0], -1).unbind(1)
         parts = [
-            functional.one_hot(digit.long() - start, size).float()
+            _one_hot(digit.long() - start, size)
             for digit, start, size in zip(digits, form.starts, form.sizes, strict=True)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
     if form.scaled and x.dtype == torch.uint8:
         return x.flatten(1).float() / 255.0
     return x.reshape(x.shape[0], -1).float()
+
+
+def _one_hot(x: Tensor, size: int) -> Tensor:
+    """``[N, size]``, float32, from values ``[N]`` of 0 to size - 1."""
+    if torch.compiler.is_exporting():  # `one_hot` looks at the values
+        return (x.unsqueeze(-1) == torch.arange(size)).float()
+    return functional.one_hot(x, size).float()
 
 
 def nature_trunk(channels: int) -> nn.Sequential:

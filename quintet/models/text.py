@@ -52,6 +52,11 @@ def distinct_rows(rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     return rows[example], which
 
 
+def _before_end(texts: Tensor) -> Tensor:
+    """Mask ``[N, L]`` of the bytes before the first zero byte."""
+    return (texts == 0).long().cumsum(1) == 0
+
+
 @final
 class ByteTokens(nn.Module):
     """Every byte is a token."""
@@ -60,8 +65,8 @@ class ByteTokens(nn.Module):
 
     def forward(self, texts: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens ``[U, M]``, 0 after the end, and their counts ``[U]``, from texts ``[U, M]``."""
-        inside = (texts != 0).cumprod(1)
-        return texts * inside, inside.sum(1)
+        inside = _before_end(texts)
+        return texts * inside.long(), inside.sum(1)
 
 
 @final
@@ -103,24 +108,34 @@ class WordTokens(nn.Module):
         if self.buckets:
             tokens = 1 + hashes % self.buckets
         else:
-            nearest = torch.searchsorted(self.known, hashes).clamp_max(len(self.known) - 1)
+            nearest = self._place(hashes).clamp_max(len(self.known) - 1)
             tokens = torch.where(self.known[nearest] == hashes, self.tokens[nearest], 1)
         exists = torch.arange(tokens.shape[1], device=texts.device) < lengths[:, None]
-        return tokens * exists, lengths
+        return tokens * exists.long(), lengths
+
+    def _place(self, hashes: Tensor) -> Tensor:
+        """Number of known words with a smaller hash."""
+        if torch.compiler.is_exporting():  # other formats have no such search
+            return (self.known < hashes.unsqueeze(-1)).sum(-1)
+        return torch.searchsorted(self.known, hashes)
 
     def hashes(self, texts: Tensor) -> tuple[Tensor, Tensor]:
         """`word_hash` of each word ``[U, W]`` and the counts of words ``[U]``."""
         codes = texts.long()
-        inside = self.word[codes] & (codes != 0).cumprod(1).bool()
-        begins = inside & ~functional.pad(inside, (1, 0))[:, :-1]
+        inside = self.word[codes] & _before_end(codes)
+        begins = (inside & ~functional.pad(inside, (1, 0))[:, :-1]).long()
         number = begins.cumsum(1)  # of the word, from 1
         lengths = number[:, -1]
         place = torch.arange(texts.shape[1], device=texts.device)
-        since = place - (place * begins).cummax(1).values  # the word began
-        terms = self.lower[codes] * self.powers[since] % PRIME
+        first = codes.new_zeros(len(texts), texts.shape[1] + 1)  # place of a word's first byte
+        first = first.scatter(1, number * begins, place * begins)
+        terms = self.lower[codes] * self.powers[place - first.gather(1, number)] % PRIME
+        # A graph for other programs has no shapes that depend on values.
+        exporting = torch.compiler.is_exporting()
+        most = (texts.shape[1] + 1) // 2 if exporting else max(int(lengths.max()), 1)
         # Place 0 sums the bytes outside of words.
-        sums = terms.new_zeros(len(texts), max(int(lengths.max()), 1) + 1)
-        sums.scatter_add_(1, number * inside, terms)
+        sums = terms.new_zeros(len(texts), most + 1)
+        sums.scatter_add_(1, number * inside.long(), terms)
         return sums[:, 1:] % PRIME, lengths
 
 
@@ -193,11 +208,15 @@ class TextEncoder(nn.Module):
     def distinct(self, texts: Tensor, view: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Vectors ``[K, H]``, and the index of each row's vector ``[N]``; None: each row has its
         own."""
-        texts, which = trimmed(texts), None
-        if self.deduplicate:
-            texts, which = distinct_rows(texts, self.weights)
+        which = None
+        fixed = torch.compiler.is_exporting()  # no shapes that depend on values
+        if not fixed:
+            texts = trimmed(texts)
+            if self.deduplicate:
+                texts, which = distinct_rows(texts, self.weights)
         tokens, lengths = self.tokens(texts)
-        tokens = tokens[:, : max(int(lengths.max()), 1)]
+        if not fixed:
+            tokens = tokens[:, : max(int(lengths.max()), 1)]
         states = self._read(tokens)
         if self.query is None:
             last = states[lengths.clamp_min(1) - 1, torch.arange(len(tokens), device=tokens.device)]

@@ -17,7 +17,8 @@ from quintet import checkpoint
 from quintet.config.run import RunConfig
 from quintet.errors import CheckpointError, FileFault
 from quintet.observe.metrics import policy_prefix
-from quintet.policy import LEARNER, POLICIES, POLICY, Policy
+from quintet.policy import Policy
+from quintet.policy_place import LEARNER, POLICIES, POLICY
 from quintet.protocols import DataPlan
 from quintet.run.folder import RunFolder
 from quintet.runtime.policies import Assignment
@@ -72,10 +73,12 @@ class PolicyFolder:
 
     # policy/ and best/
 
-    def write(self, name: str, policy: Policy) -> None:
-        """Writes ``policy/`` or ``best/``; raises CheckpointError if it can't be written."""
+    def write(self, name: str, policy: Policy, card: str | None = None) -> None:
+        """Writes ``policy/`` or ``best/``, perhaps with a card; raises CheckpointError if it can't
+        be written.
+        """
         self.run.check()
-        checkpoint.write(self.path, name, *policy.contents(), signed=policy.signed)
+        checkpoint.write(self.path, name, *policy.contents(), signed=policy.signed, card=card)
 
     def best_mark(self) -> str | None:
         """A hash that identifies ``best/``; None if it can't be read."""

@@ -20,7 +20,8 @@ from quintet.errors import CheckpointError, NonFiniteError
 from quintet.evaluation import LEAST_BOUND, Scores
 from quintet.models.config import uses_pictures
 from quintet.observe.metrics import EpisodeStats
-from quintet.policy import LEARNER, POLICY, Policy, describe, misfit
+from quintet.policy import Policy, describe, misfit
+from quintet.policy_place import LEARNER, POLICY
 from quintet.population.scores import MEANS, MOST_WINDOWS, Record, compared
 from quintet.protocols import DataPlan, Learner
 from quintet.run.policy_folder import BEST, PolicyFolder, RunReplay

@@ -13,7 +13,7 @@ from quintet.checkpoint import Checkpoint
 from quintet.config.run import CHANGE_ROUNDING, RunConfig
 from quintet.config.saved import require_same
 from quintet.errors import CheckpointError, ConfigError
-from quintet.policy import LEADER, POLICIES
+from quintet.policy_place import LEADER, POLICIES
 from quintet.population.self_play import PastWeights
 from quintet.run.folder import RunFolder
 from quintet.run.policy_folder import RunReplay

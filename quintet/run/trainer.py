@@ -19,14 +19,16 @@ from quintet.envs.vector import EnvDescription, coarse
 from quintet.errors import ConfigError, NonFiniteError
 from quintet.models.leaves import normalized_leaves
 from quintet.observe.log import RunLog
+from quintet.observe.metrics import policy_prefix
 from quintet.observe.pace import Pace
 from quintet.observe.progress import Progress, first_stage, make_progress, stage_of
 from quintet.observe.report_files import MARK
 from quintet.observe.timing import Phase, PhaseTimer
 from quintet.observe.view import View
-from quintet.policy import POLICY
+from quintet.policy_place import POLICY
 from quintet.population.self_play import PastWeights
 from quintet.run.callbacks import LiveRun, UserCode
+from quintet.run.card import card
 from quintet.run.evaluations import Evaluations
 from quintet.run.folder import RunFolder
 from quintet.run.making import restarts_told
@@ -269,10 +271,14 @@ class Trainer:
 
     def save_policy(self) -> None:
         """Writes the final policies, and the best of several as the run's own."""
+        count, last = len(self.policies), self.reports.last
         for policy in self.policies:
-            policy.folder.write(POLICY, policy.policy())
-        if len(self.policies) > 1:
-            PolicyFolder(self.folder).write(POLICY, leader(self.policies).policy())
+            text = card(policy.config, last, policy_prefix(policy.folder.index, count))
+            policy.folder.write(POLICY, policy.policy(), text)
+        if count > 1:
+            first = leader(self.policies)
+            text = card(first.config, last, policy_prefix(first.folder.index, count))
+            PolicyFolder(self.folder).write(POLICY, first.policy(), text)
         if self.population is not None:
             self.log.say(self.population.winner(self.policies))
 

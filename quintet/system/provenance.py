@@ -26,12 +26,12 @@ def system(backend: str, device: str, simulators: Mapping[str, str]) -> dict[str
     simulators: packages that compute observations, by module; only imported ones count.
     """
     found = {
-        "quintet": _version("quintet"),
+        "quintet": version_of("quintet"),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "numpy": _version("numpy"),
-        "gymnasium": _version("gymnasium"),
-        **{name: _version(name) for module, name in simulators.items() if module in sys.modules},
+        "numpy": version_of("numpy"),
+        "gymnasium": version_of("gymnasium"),
+        **{name: version_of(name) for module, name in simulators.items() if module in sys.modules},
         "backend": backend,
         "machine": platform.machine(),
         "processor": _processor(),
@@ -86,7 +86,7 @@ def _git(folder: Path, *words: str) -> str | None:
     return done.stdout.strip()
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:  # not installed by pip, or a variant of another name

@@ -1,0 +1,145 @@
+"""The inputs and outputs of an exported policy, as ``policy.json`` tells them.
+
+This module, and all that `verify` needs, imports no PyTorch.
+"""
+
+from typing import Annotated, Any, Literal, Self, final
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+FORMAT_VERSION: Literal[1] = 1
+
+Format = Literal["onnx", "torch", "numpy"]
+
+PROGRAMS: dict[Format, str] = {
+    "onnx": "policy.onnx",
+    "torch": "policy.pt2",
+    "numpy": "policy.npz",
+}
+"""The file of the program, by format."""
+
+Role = Literal[
+    "observation", "action_mask", "is_first", "state", "noise",
+    "action", "next_state", "params", "value",
+]  # fmt: skip
+
+INPUTS: tuple[Role, ...] = ("observation", "action_mask", "is_first", "state", "noise")
+
+Text = Annotated[str, Field(max_length=1000)]
+Size = Annotated[int, Field(ge=0, le=2**40)]
+DType = Literal[
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "float32", "float64",
+]  # fmt: skip
+
+
+class Strict(BaseModel):
+    """Base class of what an export's files hold: nothing is converted, nothing else is allowed."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+@final
+class Port(Strict):
+    """An input or output of the program, an array ``[batch, *shape]``.
+
+    space: of an observation or action, the environment's own space, as `quintet.spaces.to_json`
+        describes it.
+    """
+
+    name: Text
+    role: Role
+    shape: list[Size]
+    dtype: DType
+    meaning: Text
+    space: dict[str, Any] | None = None
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return int(np.prod([1, *self.shape])) * np.dtype(self.dtype).itemsize
+
+    def zeros(self, *leading: int) -> np.ndarray[Any, Any]:
+        """Zeros ``[*leading, *shape]``."""
+        return np.zeros((*leading, *self.shape), self.dtype)
+
+
+@final
+class Choice(Strict):
+    """Places of one discrete choice, by which a tie is told.
+
+    kind: categorical: the largest of `size` parameters wins; bit: a parameter above 0 is a 1.
+    action: name of the output; place: index in its flattened row.
+    params: its first parameter (and its first number of the noise is `noise`).
+    """
+
+    kind: Literal["categorical", "bit"]
+    action: Text
+    place: Size
+    params: Size
+    noise: Size
+    size: Annotated[int, Field(ge=1, le=2**30)]
+
+
+@final
+class Interface(Strict):
+    """The content of ``policy.json``.
+
+    state: the inputs that are fed back, by name, with the outputs that give their next values.
+    versions: of the packages that made the export.
+    sha256: of the program and its code, by the files' names.
+    """
+
+    format_version: Literal[1]
+    format: Format
+    algo: Text
+    env: dict[str, Any]
+    observation_space: dict[str, Any]
+    action_space: dict[str, Any]
+    inputs: list[Port]
+    outputs: list[Port]
+    state: dict[Text, Text]
+    choices: list[Choice]
+    versions: dict[Text, Text]
+    sha256: dict[Text, Text]
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        names = [port.name for port in (*self.inputs, *self.outputs)]
+        if len({*names}) < len(names):
+            raise ValueError("names of inputs and outputs must differ")
+        if any((p.role in INPUTS) != (p in self.inputs) for p in (*self.inputs, *self.outputs)):
+            raise ValueError("an input must have the role of one, and an output too")
+        fed = {port.name: port for port in self.inputs if port.role == "state"}
+        given = {port.name: port for port in self.outputs if port.role == "next_state"}
+        if {*self.state} != {*fed} or {*self.state.values()} != {*given}:
+            raise ValueError("state must name every state and its next value")
+        pairs = [(fed[a], given[b]) for a, b in self.state.items()]
+        if any((a.shape, a.dtype) != (b.shape, b.dtype) for a, b in pairs):
+            raise ValueError("a state and its next value must have one form")
+        self._check_choices()
+        return self
+
+    def _check_choices(self) -> None:
+        sizes = {
+            port.name: int(np.prod([1, *port.shape])) for port in (*self.inputs, *self.outputs)
+        }
+        actions = {port.name for port in self.of("action")}
+        for choice in self.choices:
+            if not (
+                choice.action in actions
+                and choice.place < sizes[choice.action]
+                and choice.params + choice.size <= sizes.get("params", 0)
+                and choice.noise + choice.size <= sizes.get("noise", 0)
+            ):
+                raise ValueError("choices must lie within the actions, parameters and noise")
+
+    def of(self, *roles: Role) -> list[Port]:
+        """The inputs and outputs of these roles, in order."""
+        return [port for port in (*self.inputs, *self.outputs) if port.role in roles]
+
+    @property
+    def samples(self) -> bool:
+        """Whether it has an input of noise, by which actions are sampled."""
+        return bool(self.of("noise"))

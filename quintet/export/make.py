@@ -1,0 +1,194 @@
+"""Makes an export of a policy: program, description, example, recorded steps and certificate."""
+
+import os
+import platform
+import shutil
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from quintet import spaces
+from quintet.errors import ConfigError, ExportError
+from quintet.export import compare, programs, recording
+from quintet.export.certificate import CERTIFICATE, DESCRIPTION, Entry, as_bytes, sealed
+from quintet.export.interface import FORMAT_VERSION, PROGRAMS, Format, Interface
+from quintet.export.players import player_of
+from quintet.export.steps import STEPS, Steps
+from quintet.export.verify import Verified, verify
+from quintet.export.whole import WholePolicy
+from quintet.policy import Policy
+from quintet.runtime.torch_settings import OwnTorch
+from quintet.system import files, provenance
+
+Observations = Literal["environment", "space"]
+
+LEAST_STEPS, MOST_STEPS = 100, 10**6
+
+NUMPY_CODE = "numpy_policy.py"
+"""The file that plays a program of the format numpy."""
+
+_SEED = 10_000
+_PACKAGES: dict[Format, tuple[str, ...]] = {
+    "onnx": ("torch", "onnx", "onnxscript", "onnxruntime", "numpy"),
+    "torch": ("torch", "numpy"),
+    "numpy": ("torch", "onnx", "onnxscript", "numpy"),
+}
+
+
+def export(
+    policy: Policy,
+    folder: str | Path,
+    format: Format = "onnx",
+    *,
+    steps: int = 10_000,
+    observations: Observations = "environment",
+    env: Any = None,
+    seed: int = _SEED,
+) -> Verified:
+    """Writes the policy's export to a new or empty folder, after it has answered as the policy.
+
+    Args:
+        format: onnx; torch (`torch.export`); numpy (an .npz and a file that plays it).
+        steps: env_steps that are recorded and compared, 100 or more.
+        observations: environment: the policy plays; space: samples of the observation space.
+        env: an environment other than training's, as for `evaluate`.
+        seed: of the environments, the noise and the samples.
+
+    Raises:
+        ConfigError: an argument is wrong, or the environment does not fit.
+        ExportError: the policy can't be exported, its export answers otherwise, or the folder
+            holds something; nothing is written then.
+    """
+    _check(format, steps, observations, env, seed)
+    place = files.given_path(folder)
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise ExportError(
+            f"DIR must be new or empty, got {place}, which holds something: give another folder, "
+            "or remove it"
+        )
+    with OwnTorch():
+        whole = WholePolicy(policy)
+        content = _program(whole, format)
+    if observations == "space":
+        seen = recording.of_space(policy, steps, seed)
+    else:
+        seen = recording.in_environment(policy, env, steps, seed)
+    with OwnTorch():
+        recorded = recording.answered(policy, whole, seen, seed)
+    interface = _interface(policy, whole, format, content)
+    compared = compare.compare(player_of(content[PROGRAMS[format]], interface), recorded, interface)
+    compared.require(f"the {format} program", "nothing was written; report it with the run")
+    content |= _rest(interface, recorded)
+    certificate = {
+        "format_version": FORMAT_VERSION,
+        "rows": recorded.rows,
+        "streams": recorded.streams,
+        "episodes": int(seen.is_first.sum()),
+        "observations": seen.whence,
+        "seed": seed,
+        "compared": compared.model_dump(mode="json"),
+        "tolerance": compare.TOLERANCE,
+        "tie": compare.TIE,
+        "versions": {**interface.versions, "machine": platform.machine()},
+        "files": {name: Entry.of(data).model_dump() for name, data in content.items()},
+    }
+    content[CERTIFICATE] = sealed(certificate)
+    _write(place, content)
+    return verify(place)
+
+
+def _check(format: str, steps: int, observations: str, env: Any, seed: int) -> None:
+    if format not in PROGRAMS:
+        raise ConfigError(f"format must be one of {', '.join(PROGRAMS)}, got {format!r}")
+    if observations not in get_args(Observations):
+        raise ConfigError(f"observations must be environment or space, got {observations!r}")
+    if observations == "space" and env is not None:
+        raise ConfigError(f"env must go with observations=environment, got {env!r}: leave it out")
+    whole = [isinstance(x, int) and not isinstance(x, bool) for x in (steps, seed)]
+    if not all(whole) or not LEAST_STEPS <= steps <= MOST_STEPS or not 0 <= seed < 2**30:
+        raise ConfigError(
+            f"steps must be in {LEAST_STEPS} .. {MOST_STEPS:,} and seed in 0 .. {2**30 - 1:,}, got "
+            f"steps={steps!r}, seed={seed!r}"
+        )
+
+
+def _program(whole: WholePolicy, format: Format) -> dict[str, bytes]:
+    """The program's files by name."""
+    program = programs.traced(whole)
+    if format == "torch":
+        return {PROGRAMS[format]: programs.torch_program(program)}
+    model = programs.onnx_program(program, whole)
+    if format == "onnx":
+        return {PROGRAMS[format]: model}
+    code = _resource(NUMPY_CODE)
+    return {PROGRAMS[format]: programs.numpy_program(model), NUMPY_CODE: code}
+
+
+def _interface(
+    policy: Policy, whole: WholePolicy, format: Format, content: dict[str, bytes]
+) -> Interface:
+    own = policy.spaces.own or policy.spaces
+    env = policy.env
+    return Interface(
+        format_version=FORMAT_VERSION,
+        format=format,
+        algo=policy.description["algo"],
+        env={
+            "id": env.id, "backend": env.backend, "frame_stack": env.frame_stack,
+            "observe_last": env.observe_last,
+        },
+        observation_space=spaces.to_json(own.observation),
+        action_space=spaces.to_json(own.action),
+        inputs=whole.inputs,
+        outputs=whole.outputs,
+        state=whole.state,
+        choices=whole.choices,
+        versions=_versions(format),
+        sha256={name: Entry.of(data).sha256 for name, data in content.items()},
+    )  # fmt: skip
+
+
+def _versions(format: Format) -> dict[str, str]:
+    packages = ("quintet", *_PACKAGES[format])
+    found = {name: provenance.version_of(name) for name in packages}
+    return {**found, "python": platform.python_version()}
+
+
+def _rest(interface: Interface, recorded: Steps) -> dict[str, bytes]:
+    """The files beside the program."""
+    return {
+        DESCRIPTION: as_bytes(interface.model_dump(mode="json")),
+        "example.py": _example(interface.format),
+        STEPS: recorded.packed(interface),
+    }
+
+
+def _example(format: Format) -> bytes:
+    """The content of ``example.py``: how this format is loaded, and how any is played."""
+    own, whole = (_resource(f"example_{name}.py") for name in (format, "onnx"))
+    _, player, rest = whole.partition(b"\n\nclass Policy:")
+    return own.partition(player)[0] + player + rest
+
+
+def _resource(name: str) -> bytes:
+    """A file that stands beside this module."""
+    return resources("quintet.export").joinpath(name).read_bytes()
+
+
+def _write(place: Path, content: dict[str, bytes]) -> None:
+    """Writes all files beside the folder, and puts them in its place at once."""
+    temporary = place.with_name(f"{files.TEMPORARY}{place.name}-{os.getpid()}")
+    try:
+        files.make_folder(place.parent)
+        temporary.mkdir()
+        for name, data in content.items():
+            files.write_whole(temporary / name, data)
+        os.rename(temporary, place)
+        files.sync_folder(place.parent)
+    except OSError as fault:
+        raise ExportError(
+            f"can't write the export to {place}: {files.reason(fault)}; {files.advice(fault)}, or "
+            "give another folder"
+        ) from fault
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,193 @@
+"""Programs of a whole policy in the formats of exports."""
+
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import torch
+
+from quintet.errors import ExportError
+from quintet.export.numpy_policy import OPERATORS
+from quintet.export.whole import WholePolicy
+
+OPSET = 20
+"""Version of ONNX's operators; onnxruntime plays it from 1.17 on."""
+
+_BATCH = "batch"
+_SAMPLES = 3
+"""Rows of the observations with which a policy is traced: not 1, which PyTorch takes for fixed."""
+
+
+def traced(whole: WholePolicy) -> torch.export.ExportedProgram:
+    """The policy as a graph of PyTorch's operators; raises ExportError where it can't be one."""
+    inputs = tuple(
+        torch.from_numpy(port.zeros(_SAMPLES)).fill_(port.role == "action_mask")
+        for port in whole.inputs
+    )
+    batch = torch.export.Dim(_BATCH, min=1)
+    try:
+        with _quiet(), torch.no_grad():
+            return torch.export.export(
+                whole, (inputs,), dynamic_shapes=(tuple({0: batch} for _ in inputs),), strict=False
+            )
+    except Exception as fault:  # of the exporter, or of a user's module
+        raise _cannot("torch.export", fault) from fault
+
+
+def onnx_program(program: torch.export.ExportedProgram, whole: WholePolicy) -> bytes:
+    """A model of ONNX with its weights; raises ExportError where there is none."""
+    _require("onnx", "onnxscript")
+    try:
+        with _quiet():
+            made = torch.onnx.export(
+                program,
+                input_names=[port.name for port in whole.inputs],
+                output_names=[port.name for port in whole.outputs],
+                opset_version=OPSET,
+                dynamo=True,
+                verbose=False,
+                external_data=False,
+            )
+    except Exception as fault:
+        raise _cannot("torch.onnx", fault) from fault
+    assert made is not None
+    model = made.model_proto
+    _tidy(model)
+    _noise_by_default(model, whole)
+    data: bytes = model.SerializeToString()
+    return data
+
+
+def _tidy(model: Any) -> None:
+    """Removes what names places on this machine."""
+    model.doc_string = model.graph.doc_string = ""
+    del model.metadata_props[:], model.graph.metadata_props[:], model.graph.value_info[:]
+    for node in model.graph.node:
+        node.doc_string = ""
+        del node.metadata_props[:]
+    for value in (*model.graph.input, *model.graph.output):
+        del value.metadata_props[:]
+
+
+def _noise_by_default(model: Any, whole: WholePolicy) -> None:
+    """Gives the noise its default value, a row of zeros that stands for any number of rows: whoever
+    leaves it out gets greedy actions.
+    """
+    from onnx import helper, numpy_helper
+
+    port = next((port for port in whole.inputs if port.role == "noise"), None)
+    if port is None:
+        return
+    graph, rows = model.graph, f"{port.name}/rows"
+    graph.initializer.append(numpy_helper.from_array(port.zeros(1), port.name))
+    graph.initializer.append(numpy_helper.from_array(np.array(port.shape), f"{rows}/size"))
+    for node in graph.node:
+        for k, name in enumerate(node.input):
+            if name == port.name:
+                node.input[k] = rows
+    spread = [
+        helper.make_node("Shape", [whole.inputs[0].name], [f"{rows}/batch"], start=0, end=1),
+        helper.make_node("Concat", [f"{rows}/batch", f"{rows}/size"], [f"{rows}/shape"], axis=0),
+        helper.make_node("Expand", [port.name, f"{rows}/shape"], [rows]),
+    ]
+    graph.node.extend(spread)
+    graph.node.sort(key=lambda node: not node.output[0].startswith(rows))
+
+
+def torch_program(program: torch.export.ExportedProgram) -> bytes:
+    """The content of a ``.pt2`` file, which `torch.export.load` reads."""
+    file = io.BytesIO()
+    with _quiet():
+        torch.export.save(program, file)
+    return file.getvalue()
+
+
+def _require(*packages: str) -> None:
+    for package in packages:
+        try:
+            version(package)
+        except PackageNotFoundError as fault:
+            raise ExportError(
+                f"an export to ONNX must have the package {package}, got none: pip install "
+                '"quintet[export]"'
+            ) from fault
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporters' remarks about themselves."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _cannot(what: str, fault: Exception) -> ExportError:
+    said = " ".join(str(fault).split())
+    error = ExportError(
+        f"a policy must be one that {what} can turn into a graph, got {type(fault).__name__}: "
+        f"{said[:400]}; an encoder of your own must use plain tensor operations, without Python "
+        "decisions on values"
+    )
+    error.detail = str(fault)
+    return error
+
+
+_OF_NO_EFFECT = ("saturate", "stash_type", "select_last_index", "fmod")
+"""Attributes of ONNX's operators that mean nothing here, or have one value in these programs."""
+
+
+def numpy_program(onnx_model: bytes) -> bytes:
+    """The content of an .npz that `quintet.export.numpy_policy` plays, from a model of ONNX; raises
+    ExportError if it has operators that only larger networks need.
+    """
+    import onnx
+    from onnx import numpy_helper
+
+    graph = onnx.load_from_string(onnx_model).graph
+    arrays = {f"c/{each.name}": numpy_helper.to_array(each) for each in graph.initializer}
+    nodes = []
+    for node in graph.node:
+        options = {x.name: _option(x) for x in node.attribute if x.name not in _OF_NO_EFFECT}
+        if node.op_type == "Constant":
+            arrays[f"c/{node.output[0]}"] = np.asarray(*options.values())
+            continue
+        if node.domain not in ("", "ai.onnx") or node.op_type not in OPERATORS:
+            raise ExportError(
+                "the numpy format must have an MLP, perhaps with an LSTM or GRU, got a policy with "
+                f"the operator {node.op_type}: use --format onnx"
+            )
+        if node.op_type == "Cast":
+            options["to"] = str(onnx.helper.tensor_dtype_to_np_dtype(options["to"]))
+        if node.op_type == "ConstantOfShape":
+            value = options.get("value", np.zeros(1, np.float32))
+            options["value"] = [value.item(), str(value.dtype)]
+        nodes.append([node.op_type, [*node.input], [*node.output], options])
+    names = {"inputs": graph.input, "outputs": graph.output}
+    program = {kind: [each.name for each in found] for kind, found in names.items()}
+    text = json.dumps({**program, "nodes": nodes}).encode()
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, program=np.frombuffer(text, np.uint8), **arrays)
+    return file.getvalue()
+
+
+def _option(attribute: Any) -> Any:
+    """An attribute's value as JSON has it, or an array."""
+    from onnx import helper, numpy_helper
+
+    value = helper.get_attribute_value(attribute)
+    if attribute.type == attribute.TENSOR:
+        return numpy_helper.to_array(value)
+    if isinstance(value, bytes):
+        return value.decode()
+    return [*value] if not isinstance(value, int | float) else value

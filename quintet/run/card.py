@@ -1,0 +1,105 @@
+"""The card of a trained policy, ``policy/README.md``: its environment, score, use and options, with
+a header of YAML that model hubs read.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from quintet.config.run import RunConfig
+from quintet.run.evaluations import EVALUATION_SEED
+from quintet.system import files, provenance
+
+_OWN = ("run_dir", "init_from", "resume")
+"""Options that name places on this machine, or the way to a run."""
+
+
+def card(config: RunConfig, report: Mapping[str, float], prefix: str = "") -> str:
+    """The card's text.
+
+    config: the resolved configuration; report: the run's last report; prefix: of the policy's
+    metrics in it.
+    """
+    own = {k.removeprefix(prefix): x for k, x in report.items() if k.startswith(prefix)}
+    env_id, told = config.env.id, _score(config, own)
+    options = {k: x for k, x in sorted(config.flat().items()) if k not in _OWN}
+    rows = {
+        "learner": config.algo,
+        "environment": f"`{env_id}` (backend {config.env.backend})",
+        "env_steps": f"{report.get('env_steps', 0.0):,.0f} of {config.total_env_steps:,}",
+        "score": told or "not evaluated (`eval.episodes 0`)",
+        "seed": str(config.seed),
+        "quintet": provenance.version_of("quintet"),
+    }
+    table = "\n".join(f"| {name} | {text} |" for name, text in rows.items())
+    return f"""---
+{files.dump_yaml(_header(config, own), sort_keys=False)}---
+
+# {config.algo} on {env_id}
+
+| | |
+|---|---|
+{table}
+
+## Use
+
+```python
+import quintet
+
+policy = quintet.load("policy")  # this folder
+action, state = policy.act(observation)
+```
+
+`quintet eval policy --episodes 100` plays it, `quintet export policy --out DIR` takes it out of
+quintet, as ONNX for instance.
+
+## Configuration
+
+```yaml
+{files.dump_yaml(options, sort_keys=False)}```
+"""
+
+
+def _header(config: RunConfig, own: Mapping[str, float]) -> dict[str, Any]:
+    env_id = config.env.id
+    header: dict[str, Any] = {
+        "library_name": "quintet",
+        "tags": ["reinforcement-learning", "deep-reinforcement-learning", config.algo, env_id],
+    }
+    if "eval/return_mean" not in own:
+        return header
+    played = config.eval_env.id or env_id
+    value = f"{own['eval/return_mean']:.2f} +/- {own.get('eval/return_std', 0.0):.2f}"
+    result = {
+        "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
+        "dataset": {"name": played, "type": played},
+        "metrics": [
+            {"type": "mean_reward", "value": value, "name": "mean_reward", "verified": False}
+        ],
+    }
+    header["model-index"] = [{"name": f"{config.algo}-{env_id}", "results": [result]}]
+    return header
+
+
+def _score(config: RunConfig, own: Mapping[str, float]) -> str:
+    """The score of the run's last evaluation, and how it was measured; "" without one."""
+    if "eval/return_mean" not in own:
+        return ""
+    mean, std, count = (
+        own.get(f"eval/{name}", 0.0) for name in ("return_mean", "return_std", "episodes")
+    )
+    text = f"mean return {mean:,.2f}"
+    if count > 1:
+        half = 1.96 * std / (count - 1) ** 0.5
+        text += f" (95% interval {mean - half:,.2f} to {mean + half:,.2f})"
+    if "eval/success_rate" in own:
+        text += f", {100 * own['eval/success_rate']:.0f}% won"
+    how = "greedy" if config.eval.greedy else "sampled"
+    text += (
+        f" over {count:,.0f} whole episodes of {how} actions, raw rewards, seeds from "
+        f"{EVALUATION_SEED:,} on, at the end of the training"
+    )
+    if config.eval_env.id:
+        text += f", in `{config.eval_env.id}`"
+    if own.get("eval/cut_episodes", 0.0) > 0:
+        text += f"; {own['eval/cut_episodes']:,.0f} were cut at the step limit"
+    return text

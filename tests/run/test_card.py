@@ -1,0 +1,57 @@
+"""``policy/README.md``: what a model hub and a person read about a policy."""
+
+import os
+import re
+
+import small_run
+import yaml
+from small_run import TOY
+
+import quintet
+from quintet.system import files
+
+
+def test_the_card_of_a_run(tmp_path):
+    config = small_run.SMALL | {"eval.episodes": 4}
+    result = quintet.train("ppo", TOY, 256, run_dir=tmp_path / "run", config=config)
+    place = tmp_path / "run" / "policy" / "README.md"
+    text = place.read_text()
+    _, header, rest = text.split("---\n", 2)
+    about = yaml.safe_load(header)
+    assert about["library_name"] == "quintet"
+    assert about["tags"] == ["reinforcement-learning", "deep-reinforcement-learning", "ppo", TOY]
+    (model,) = about["model-index"]
+    (found,) = model["results"]
+    mean, std = (result.metrics[f"eval/return_{name}"] for name in ("mean", "std"))
+    assert found["metrics"][0]["value"] == f"{mean:.2f} +/- {std:.2f}"
+    assert found["dataset"]["name"] == TOY
+    half = 1.96 * std / 3**0.5
+    assert (
+        f"mean return {mean:,.2f} (95% interval {mean - half:,.2f} to {mean + half:,.2f})" in rest
+    )
+    assert "over 4 whole episodes of greedy actions" in rest
+    assert "| env_steps | 256 of 256 |" in rest
+    options = files.parse_yaml(re.search(r"```yaml\n(.*)```", rest, re.S)[1])
+    assert options["algo"] == "ppo"
+    assert options["unroll_steps"] == 16
+    assert str(tmp_path) not in text
+    assert not (tmp_path / "run" / "best" / "README.md").exists()
+
+    # It may be changed and removed; the same command writes it again.
+    place.write_text("mine")
+    quintet.load(tmp_path / "run" / "policy")
+    again = quintet.train("ppo", TOY, 256, run_dir=tmp_path / "run", config=config)
+    assert again.status == "finished"
+    assert place.read_text() == text
+    os.remove(place)
+    quintet.load(tmp_path / "run" / "policy").save(tmp_path / "run" / "policy")
+    assert sorted(path.name for path in place.parent.iterdir()) == [
+        "manifest.json", "meta.json", "policy.safetensors"
+    ]  # fmt: skip
+
+
+def test_without_evaluation_the_card_says_so(tmp_path):
+    quintet.train("ppo", TOY, 256, run_dir=tmp_path / "run", config=small_run.SMALL)
+    text = (tmp_path / "run" / "policy" / "README.md").read_text()
+    assert "| score | not evaluated (`eval.episodes 0`) |" in text
+    assert "model-index" not in text
