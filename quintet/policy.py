@@ -344,13 +344,19 @@ class Policy:
 
     def export(
         self, folder: str | Path, format: "Format" = "onnx", *, steps: int = 10_000,
-        observations: "Observations" = "environment", env: Any = None, seed: int = 10_000,
+        observations: "Observations" = "environment", env: Any = None, tolerance: float = 1e-5,
     ) -> "Verified":  # fmt: skip
         """Writes the policy for use without quintet; see `quintet.export.make.export`."""
         from quintet.export import make  # which stands above this module
 
         return make.export(
-            self, folder, format, steps=steps, observations=observations, env=env, seed=seed
+            self,
+            folder,
+            format,
+            steps=steps,
+            observations=observations,
+            env=env,
+            tolerance=tolerance,
         )
 
     def contents(self) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:

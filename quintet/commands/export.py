@@ -1,6 +1,6 @@
 """``quintet export``: takes a policy out of quintet, with a proof."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from tyro.conf import Positional, arg
@@ -9,6 +9,9 @@ from quintet.errors import ConfigError
 from quintet.export.interface import Format
 from quintet.system.files import given_path, shown
 from quintet.system.trust import TRUST_HELP
+
+if TYPE_CHECKING:
+    from quintet.export.make import Observations
 
 
 def main(arguments: list[str]) -> int:
@@ -36,6 +39,10 @@ def _export(
     env: Annotated[
         str | None, arg(help="environment to play in, if not the one of training")
     ] = None,
+    tolerance: Annotated[
+        float,
+        arg(help="largest difference of numbers, relative to those above 1; at most 1e-3"),
+    ] = 1e-5,
     encoder: Annotated[
         str | None,
         arg(name="model.encoder", help="import string of the policy's encoder, if it is your own"),
@@ -53,7 +60,6 @@ def _export(
     from quintet.policy import load
 
     policy = load(run, checkpoint, trust=trust, encoder=encoder)
-    made = policy.export(
-        out, format, steps=steps, observations="space" if samples else "environment", env=env
-    )
+    seen: "Observations" = "space" if samples else "environment"
+    made = policy.export(out, format, steps=steps, observations=seen, env=env, tolerance=tolerance)
     print(f"{shown(given_path(out))}: {made.told()}")

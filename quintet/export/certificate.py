@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, final
 from pydantic import Field
 
 from quintet.errors import ExportError, FileFault
-from quintet.export.compare import Comparison
+from quintet.export.compare import MOST_TOLERANCE, TIE, Comparison
 from quintet.export.interface import Interface, Size, Strict, Text
 from quintet.system import files, signature
 from quintet.system.manifest import content_fault
@@ -57,8 +57,8 @@ class Certificate(Strict):
     observations: Text
     seed: Size
     compared: Comparison
-    tolerance: float
-    tie: float
+    tolerance: Annotated[float, Field(ge=0, le=MOST_TOLERANCE)]
+    tie: Annotated[float, Field(ge=TIE, le=TIE)]
     versions: dict[Text, Text]
     files: dict[Text, Entry]
     signature: Text | None

@@ -10,8 +10,10 @@ from quintet.export.interface import Choice, Interface, Port, Size, Strict, Text
 from quintet.export.players import Player, play
 from quintet.export.steps import STATE_EVERY, Arrays, Steps
 
-TOLERANCE = 1e-5
-"""Largest difference of an output of floats, relative to numbers above 1."""
+TOLERANCE, MOST_TOLERANCE = 1e-5, 1e-3
+"""Largest difference of an output of floats, relative to numbers above 1: unless a user gives
+another, and the largest that may be given.
+"""
 
 TIE = 1e-6
 """Difference of two choices' scores, relative to numbers above 1, up to which rounding decides
@@ -52,7 +54,7 @@ class Comparison(Strict):
     single: Actions
     largest: dict[Text, float]
 
-    def require(self, what: str, way_out: str) -> None:
+    def require(self, what: str, way_out: str, tolerance: float = TOLERANCE) -> None:
         """Raises ExportError if an action or output differs; `way_out`: what to do then."""
         faults = [
             f"{actions.unequal:,} of {actions.compared:,} {name} actions differ"
@@ -62,9 +64,9 @@ class Comparison(Strict):
             if actions is not None and actions.unequal
         ]  # fmt: skip
         faults += [
-            f"{name!r} differs by {x:.1e}, more than {TOLERANCE:g}"
+            f"{name!r} differs by {x:.1e}, more than {tolerance:g}"
             for name, x in self.largest.items()
-            if not x <= TOLERANCE
+            if not x <= tolerance
         ]
         if faults:
             raise ExportError(
@@ -85,9 +87,13 @@ def _told(actions: Actions) -> str:
     return f"{actions.equal:,} of {actions.compared:,}{ties}"
 
 
-def compare(player: Player, steps: Steps, interface: Interface) -> Comparison:
+def compare(
+    player: Player, steps: Steps, interface: Interface, tolerance: float = TOLERANCE
+) -> Comparison:
     """Plays all steps and compares; the stored states of `steps` may be all rows or every
     `STATE_EVERY`-th.
+
+    tolerance: largest difference of the numbers of an action.
     """
     quiet = steps.inputs
     if interface.samples:
@@ -100,18 +106,18 @@ def compare(player: Player, steps: Steps, interface: Interface) -> Comparison:
             if len(wanted) < len(got):
                 got = got[::STATE_EVERY]
             largest[port.name] = float(_difference(wanted, got).max(initial=0.0))
-    greedy = _actions(interface, steps.greedy, found, steps.greedy.get("params"), None)
+    greedy = _actions(interface, steps.greedy, found, (steps.greedy.get("params"), None), tolerance)
     sampled = None
     if interface.samples:
         noisy = play(player, steps.inputs, interface)
         params, noise = steps.greedy.get("params"), steps.inputs["noise"]
-        sampled = _actions(interface, steps.sampled, noisy, params, noise)
+        sampled = _actions(interface, steps.sampled, noisy, (params, noise), tolerance)
     few = {name: x[:SINGLE_ROWS, :1] for name, x in quiet.items()}
     alone = play(player, few, interface)
     first = {
         p.name: steps.greedy[p.name][:SINGLE_ROWS, :1] for p in interface.of("action", "params")
     }
-    single = _actions(interface, first, alone, first.get("params"), None)
+    single = _actions(interface, first, alone, (first.get("params"), None), tolerance)
     return Comparison(greedy=greedy, sampled=sampled, single=single, largest=largest)
 
 
@@ -127,13 +133,16 @@ def _actions(
     interface: Interface,
     wanted: Arrays,
     got: Arrays,
-    params: NDArray[Any] | None,
-    noise: NDArray[Any] | None,
+    scored: tuple[NDArray[Any] | None, NDArray[Any] | None],
+    tolerance: float,
 ) -> Actions:
-    """Compares the actions of all rows ``[T, B]``."""
+    """Compares the actions of all rows ``[T, B]``; scored: parameters and noise, if there are."""
+    params, noise = scored
     leaves = interface.of("action")
     rows = wanted[leaves[0].name].shape[:2]
-    differs = {leaf.name: _unequal(leaf, wanted[leaf.name], got[leaf.name]) for leaf in leaves}
+    differs = {
+        leaf.name: _unequal(leaf, wanted[leaf.name], got[leaf.name], tolerance) for leaf in leaves
+    }
     wrong = np.zeros(rows, np.bool_)
     for x in differs.values():
         wrong |= x.any(-1)
@@ -153,11 +162,13 @@ def _actions(
     return Actions(compared=count, equal=count - int(wrong.sum()), ties=ties)
 
 
-def _unequal(leaf: Port, wanted: NDArray[Any], got: NDArray[Any]) -> NDArray[np.bool_]:
+def _unequal(
+    leaf: Port, wanted: NDArray[Any], got: NDArray[Any], tolerance: float
+) -> NDArray[np.bool_]:
     """Whether each number of an action differs ``[T, B, n]``."""
     shape = (*wanted.shape[:2], -1)
     if np.dtype(leaf.dtype).kind == "f":
-        return (_difference(wanted, got) > TOLERANCE).reshape(shape)
+        return (_difference(wanted, got) > tolerance).reshape(shape)
     return np.asarray(wanted != got).reshape(shape)
 
 

@@ -27,7 +27,9 @@ LEAST_STEPS, MOST_STEPS = 100, 10**6
 NUMPY_CODE = "numpy_policy.py"
 """The file that plays a program of the format numpy."""
 
-_SEED = 10_000
+SEED = 10_000
+"""Seed of the environments, of the noise and of samples."""
+
 _PACKAGES: dict[Format, tuple[str, ...]] = {
     "onnx": ("torch", "onnx", "onnxscript", "onnxruntime", "numpy"),
     "torch": ("torch", "numpy"),
@@ -43,7 +45,7 @@ def export(
     steps: int = 10_000,
     observations: Observations = "environment",
     env: Any = None,
-    seed: int = _SEED,
+    tolerance: float = compare.TOLERANCE,
 ) -> Verified:
     """Writes the policy's export to a new or empty folder, after it has answered as the policy.
 
@@ -52,14 +54,15 @@ def export(
         steps: env_steps that are recorded and compared, 100 or more.
         observations: environment: the policy plays; space: samples of the observation space.
         env: an environment other than training's, as for `evaluate`.
-        seed: of the environments, the noise and the samples.
+        tolerance: largest difference of outputs that are floats, relative to numbers above 1; at
+            most 1e-3.  Networks with large activations, such as deep convolutions, round more.
 
     Raises:
         ConfigError: an argument is wrong, or the environment does not fit.
         ExportError: the policy can't be exported, its export answers otherwise, or the folder
             holds something; nothing is written then.
     """
-    _check(format, steps, observations, env, seed)
+    _check(format, steps, observations, env, tolerance)
     place = files.given_path(folder)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise ExportError(
@@ -70,12 +73,12 @@ def export(
         whole = WholePolicy(policy)
         content = _program(whole, format)
     if observations == "space":
-        seen = recording.of_space(policy, steps, seed)
+        seen = recording.of_space(policy, steps, SEED)
     else:
-        seen = recording.in_environment(policy, env, steps, seed)
+        seen = recording.in_environment(policy, env, steps, SEED)
     with OwnTorch():
-        recorded = recording.answered(policy, whole, seen, seed)
-    interface = _interface(policy, whole, format, content)
+        recorded = recording.answered(policy, whole, seen, SEED)
+    interface = describe(policy, whole, format, content)
     compared = compare.compare(player_of(content[PROGRAMS[format]], interface), recorded, interface)
     compared.require(f"the {format} program", "nothing was written; report it with the run")
     content |= _rest(interface, recorded)
@@ -85,9 +88,9 @@ def export(
         "streams": recorded.streams,
         "episodes": int(seen.is_first.sum()),
         "observations": seen.whence,
-        "seed": seed,
+        "seed": SEED,
         "compared": compared.model_dump(mode="json"),
-        "tolerance": compare.TOLERANCE,
+        "tolerance": tolerance,
         "tie": compare.TIE,
         "versions": {**interface.versions, "machine": platform.machine()},
         "files": {name: Entry.of(data).model_dump() for name, data in content.items()},
@@ -97,18 +100,19 @@ def export(
     return verify(place)
 
 
-def _check(format: str, steps: int, observations: str, env: Any, seed: int) -> None:
+def _check(format: str, steps: int, observations: str, env: Any, tolerance: float) -> None:
     if format not in PROGRAMS:
         raise ConfigError(f"format must be one of {', '.join(PROGRAMS)}, got {format!r}")
     if observations not in get_args(Observations):
         raise ConfigError(f"observations must be environment or space, got {observations!r}")
     if observations == "space" and env is not None:
         raise ConfigError(f"env must go with observations=environment, got {env!r}: leave it out")
-    whole = [isinstance(x, int) and not isinstance(x, bool) for x in (steps, seed)]
-    if not all(whole) or not LEAST_STEPS <= steps <= MOST_STEPS or not 0 <= seed < 2**30:
+    whole = isinstance(steps, int) and not isinstance(steps, bool)
+    if not whole or not LEAST_STEPS <= steps <= MOST_STEPS:
+        raise ConfigError(f"steps must be in {LEAST_STEPS} .. {MOST_STEPS:,}, got {steps!r}")
+    if not isinstance(tolerance, float) or not 0.0 <= tolerance <= compare.MOST_TOLERANCE:
         raise ConfigError(
-            f"steps must be in {LEAST_STEPS} .. {MOST_STEPS:,} and seed in 0 .. {2**30 - 1:,}, got "
-            f"steps={steps!r}, seed={seed!r}"
+            f"tolerance must be in 0 .. {compare.MOST_TOLERANCE:g}, got {tolerance!r}"
         )
 
 
@@ -124,9 +128,10 @@ def _program(whole: WholePolicy, format: Format) -> dict[str, bytes]:
     return {PROGRAMS[format]: programs.numpy_program(model), NUMPY_CODE: code}
 
 
-def _interface(
+def describe(
     policy: Policy, whole: WholePolicy, format: Format, content: dict[str, bytes]
 ) -> Interface:
+    """The content of ``policy.json``; content: the program's files by name."""
     own = policy.spaces.own or policy.spaces
     env = policy.env
     return Interface(

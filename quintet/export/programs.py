@@ -137,7 +137,7 @@ def _cannot(what: str, fault: Exception) -> ExportError:
     error = ExportError(
         f"a policy must be one that {what} can turn into a graph, got {type(fault).__name__}: "
         f"{said[:400]}; an encoder of your own must use plain tensor operations, without Python "
-        "decisions on values"
+        "decisions on values, and x.shape[0] in place of len(x)"
     )
     error.detail = str(fault)
     return error

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any, final
 
-from quintet.errors import ExportError, UntrustedError
+from quintet.errors import UntrustedError
 from quintet.export.certificate import Certificate, Read
-from quintet.export.compare import TIE, TOLERANCE, Comparison, compare
+from quintet.export.compare import TOLERANCE, Comparison, compare
 from quintet.export.interface import PROGRAMS, Interface
 from quintet.export.players import player_of
 from quintet.export.steps import STEPS, unpacked
@@ -35,16 +35,18 @@ class Verified:
             "episodes": made.episodes,
             "observations": made.observations,
             "compared": self.compared.model_dump(mode="json"),
+            "tolerance": made.tolerance,
             "played_by": self.version,
         }
 
     def told(self) -> str:
         """The result in a sentence."""
         made, of = self.certificate, self.interface
+        wide = "" if made.tolerance <= TOLERANCE else f" (up to {made.tolerance:g} were allowed)"
         return (
             f"{of.algo} on {of.env.get('id')}, {made.rows * made.streams:,} steps and "
-            f"{made.episodes:,} episodes from {made.observations}: {self.compared.told()}; played "
-            f"by {self.version}"
+            f"{made.episodes:,} episodes from {made.observations}: {self.compared.told()}{wide}; "
+            f"played by {self.version}"
         )
 
 
@@ -60,11 +62,6 @@ def verify(folder: Path, *, trust: bool = False) -> Verified:
     """
     read = Read(folder)
     made, interface = read.certificate, read.interface
-    if (made.tolerance, made.tie) != (TOLERANCE, TIE):
-        raise ExportError(
-            f"the certificate must have a tolerance of {TOLERANCE:g} and ties within {TIE:g}, got "
-            f"{made.tolerance:g} and {made.tie:g}: use the version of quintet that wrote it"
-        )
     program = read.file(PROGRAMS[interface.format])
     if interface.format == "torch" and not trust and read.not_own is not None:
         raise UntrustedError(
@@ -73,6 +70,6 @@ def verify(folder: Path, *, trust: bool = False) -> Verified:
         )
     steps = unpacked(read.file(STEPS), interface, made.rows, made.streams)
     player = player_of(program, interface)
-    compared = compare(player, steps, interface)
-    compared.require(str(folder), "do not use it; export the policy again")
+    compared = compare(player, steps, interface, made.tolerance)
+    compared.require(str(folder), "do not use it; export the policy again", made.tolerance)
     return Verified(made, interface, compared, player.version)

@@ -127,14 +127,14 @@ class WordTokens(nn.Module):
         number = begins.cumsum(1)  # of the word, from 1
         lengths = number[:, -1]
         place = torch.arange(texts.shape[1], device=texts.device)
-        first = codes.new_zeros(len(texts), texts.shape[1] + 1)  # place of a word's first byte
+        first = codes.new_zeros(texts.shape[0], texts.shape[1] + 1)  # place of a word's first byte
         first = first.scatter(1, number * begins, place * begins)
         terms = self.lower[codes] * self.powers[place - first.gather(1, number)] % PRIME
         # A graph for other programs has no shapes that depend on values.
         exporting = torch.compiler.is_exporting()
         most = (texts.shape[1] + 1) // 2 if exporting else max(int(lengths.max()), 1)
         # Place 0 sums the bytes outside of words.
-        sums = terms.new_zeros(len(texts), most + 1)
+        sums = terms.new_zeros(texts.shape[0], most + 1)
         sums.scatter_add_(1, number * inside.long(), terms)
         return sums[:, 1:] % PRIME, lengths
 
@@ -219,14 +219,16 @@ class TextEncoder(nn.Module):
             tokens = tokens[:, : max(int(lengths.max()), 1)]
         states = self._read(tokens)
         if self.query is None:
-            last = states[lengths.clamp_min(1) - 1, torch.arange(len(tokens), device=tokens.device)]
+            last = states[
+                lengths.clamp_min(1) - 1, torch.arange(tokens.shape[0], device=tokens.device)
+            ]
             return last * (lengths > 0)[:, None], which
         return _attend(self.query(view), states, lengths, which), None
 
     def _read(self, tokens: Tensor) -> Tensor:
         """States of the GRU after each token ``[M, U, H]``, from ``[U, M]``."""
         steps = self.embedding(tokens.t().int())
-        state = {"h0": steps.new_zeros(len(tokens), self.feature_size)}
+        state = {"h0": steps.new_zeros(tokens.shape[0], self.feature_size)}
         is_first = torch.zeros(steps.shape[:2], dtype=torch.bool, device=tokens.device)
         states: Tensor = self.gru(steps, state, is_first)[0]
         return states

@@ -59,9 +59,9 @@ def test_the_best_policy_on_samples_for_numpy(run, tmp_path, capsys) -> None:
         (["{run}x", "--out", "{out}"], 1, "which does not exist"),
         (["{run}", "--out", "{out}", "--steps", "1"], 2, "steps must be in 100"),
         (
-            ["{run}", "--out", "{out}", "--env", "CartPole-v1"],
+            ["{run}", "--out", "{out}", "--env", "quintet.envs.toy:Target"],
             2,
-            "observation space is Box.*, but CartPole-v1 has",
+            r"policy's \w+ space is .*, but quintet\.envs\.toy:Target has",
         ),
     ],
 )

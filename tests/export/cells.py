@@ -148,6 +148,11 @@ class Cell:
         return Policy(about, Publication(1, tensors), trust.OWN)
 
 
+def _is_picture(x: Tensor) -> bool:
+    """Whether statistics are those of bytes."""
+    return x.dtype == torch.float64 and x.numel() > 80
+
+
 def _decide(tensors: dict[str, Tensor]) -> None:
     """Draws what an untrained policy lacks: statistics, biases, and outputs that differ."""
     generator = torch.Generator().manual_seed(7)
@@ -155,8 +160,10 @@ def _decide(tensors: dict[str, Tensor]) -> None:
         if name.endswith("count"):
             x.fill_(50.0)
         elif name.endswith((".mean", "bias")):
-            x.copy_(0.3 * torch.randn(x.shape, generator=generator, dtype=x.dtype))
+            x.copy_(0.1 * torch.randn(x.shape, generator=generator, dtype=x.dtype))
+            x.add_(127.0 * _is_picture(x))
         elif name.endswith(".m2"):
             x.copy_(50.0 * (0.2 + torch.rand(x.shape, generator=generator, dtype=x.dtype)))
+            x.mul_(80.0**2 if _is_picture(x) else 1.0)
         elif "policy_head" in name and x.ndim == 2:
             x.copy_(0.3 * torch.randn(x.shape, generator=generator))

@@ -69,11 +69,18 @@ def _grid(number: int) -> dict[str, Any]:
 
 DAILY = {
     "ppo": Cell("ppo", "nested", "nested", network("nested", 1), NORMALIZED),
-    "impala": Cell("impala", "doubles", "discrete", {"core": "lstm"}, NORMALIZED, masked=True),
+    "impala": Cell(
+        "impala",
+        "doubles",
+        "discrete",
+        {"core": "lstm", "shared_torso": True},
+        NORMALIZED,
+        masked=True,
+    ),
     "appo": Cell(
         "appo", "box", "tuple", {"core": "gru", "shared_torso": True, **network("tuple", 0)}
     ),
     "ddpg": Cell("ddpg", "discrete", "doubles"),
-    "acer": Cell("acer", "small_picture", "multi_discrete", {"encoder": "impala_cnn"}),
+    "acer": Cell("acer", "picture", "multi_discrete", {"encoder": "nature_cnn"}),
 }
 """One of each learner, with other kinds of the rest."""
