@@ -8,13 +8,14 @@ from torch import Tensor, nn
 
 from quintet.errors import ConfigError
 from quintet.models import cores
-from quintet.models.config import Init, ModelConfig, encoded_leaves
+from quintet.models.config import Init, ModelConfig, encoded_leaves, picture_options
 from quintet.models.custom import CustomEncoder
 from quintet.models.encoders import Cnn, Encoder, Mlp, encoded_parts
 from quintet.models.film_grid import FilmGrid
 from quintet.models.flat import strip_prefix
 from quintet.models.heads import PolicyHead, action_family
 from quintet.models.precision import Precision, autocast
+from quintet.models.small_cnn import SmallCnn
 from quintet.models.weights import Role, draw_layers, kernels
 from quintet.ops.distributions import Family
 from quintet.spaces import observation_leaves
@@ -65,6 +66,8 @@ def make_encoder(
     assert hidden is not None
     if config.encoder == "film_grid":
         return FilmGrid(leaves, hidden, config)
+    if config.encoder == "small_cnn":
+        return SmallCnn(leaves, hidden, picture_options(config).layout, config.layer_norm)
     if config.encoder == "mlp":
         assert config.activation is not None
         return Mlp(leaves, hidden, config.activation, config.layer_norm)

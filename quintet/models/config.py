@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self, final
+from typing import Annotated, Any, Literal, Self, TypeVar, final, get_args
 
 from gymnasium.spaces import Box, Discrete
 from pydantic import ValidationError, model_validator
@@ -11,18 +11,22 @@ from quintet.bounds import MOST_LAYERS, Count, Layers, Positive, Width
 from quintet.errors import ConfigError
 from quintet.models.leaves import (
     SMALLEST,
+    Layout,
     Leaves,
+    is_added,
     is_grid_with_mission,
     is_image,
     normalized_leaves,
     pictures,
     require_grid,
+    require_small,
+    small_pictures,
 )
 from quintet.models.words import is_word, word_hash
 from quintet.options import Facts, Kwargs, Needs, Options, faults, idle, option
 from quintet.spaces import action_leaves, observation_leaves
 from quintet.system.importing import CodeName, words_or_code
-from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Spaces
+from quintet.types import ACTION_MASK, Spaces
 
 WIDE_WEIGHTS = 256 * 256
 """Number of weights of a layer from which a second thread makes a batch of 64 rows 1.5 times as
@@ -45,8 +49,9 @@ class Traits:
     smallest: least height and width of a uint8 array that it reads as a picture; None: it reads
         uint8 unscaled.
     reads_ids: whether it reads a grid's `image` of any size as ids.
+    arguments: whether it has arguments, in ``model.encoder_kwargs``.
     large: whether threads, a GPU and bfloat16 pay off (measured: docs/performance.md); None: only
-        if it reads a picture.
+        if it reads a picture of at least 36 x 36.
     one_graph: whether it does the same work for every batch, so that it can be compiled.
     """
 
@@ -55,6 +60,7 @@ class Traits:
     only_hidden: bool = False
     smallest: int | None = SMALLEST["nature_cnn"]
     reads_ids: bool = False
+    arguments: bool = False
     large: bool | None = True
     one_graph: bool = True
 
@@ -63,12 +69,13 @@ TRAITS: dict[str, Traits] = {
     "mlp": Traits((64, 64), ("tanh", "relu"), only_hidden=True, large=False),
     "nature_cnn": Traits((512,)),
     "impala_cnn": Traits((256,), smallest=SMALLEST["impala_cnn"]),
+    "small_cnn": Traits((128,), smallest=None, arguments=True, large=None),
     # The number and the length of different missions change from batch to batch.
-    "film_grid": Traits((256,), reads_ids=True, one_graph=False),
+    "film_grid": Traits((256,), reads_ids=True, arguments=True, one_graph=False),
 }
 """Quintet's own encoders."""
 
-CUSTOM = Traits(None, smallest=None, large=None)
+CUSTOM = Traits(None, smallest=None, arguments=True, large=None)
 """The traits of every user's module."""
 
 
@@ -118,30 +125,40 @@ class GridOptions(Options):
 
 
 @final
+class PictureOptions(Options):
+    """Keyword arguments of small_cnn, in ``model.encoder_kwargs``."""
+
+    layout: Layout = "auto"  # of pictures with channels; auto: see `small_picture`
+
+
+@final
 class ModelConfig(Options):
     """Options of the network of policy and value function."""
 
     encoder: Annotated[CodeName, words_or_code("auto", *TRAITS)] = option(
         "auto", also="policy encoder_type features_extractor_class policy_class network"
     )
-    """network body: mlp, nature_cnn, impala_cnn, film_grid (MiniGrid, BabyAI), or the import string
-    of your own module (pkg.module:Class) or its maker; auto: film_grid for grids with a mission,
-    nature_cnn for uint8 pictures, else mlp
+    """network body: mlp, nature_cnn, impala_cnn, small_cnn (any picture from 5 x 5 on), film_grid
+    (MiniGrid, BabyAI), or the import string of your own module (pkg.module:Class) or its maker;
+    auto: film_grid for grids with a mission, nature_cnn for uint8 pictures from 36 x 36 on,
+    small_cnn for other pictures with channels, else mlp
     """
     encoder_kwargs: Kwargs = option(
         default_factory=dict,
         needs=Needs(
-            "film_grid or an encoder of your own, model.encoder is {f.encoder}",
-            lambda _, f: f.traits.reads_ids or f.traits.hidden is None,
+            "film_grid, small_cnn or an encoder of your own, model.encoder is {f.encoder}",
+            lambda _, f: f.traits.arguments,
         ),
         also=" ".join(GridOptions.model_fields),
     )
-    """keyword arguments of film_grid (docs/ppo.md) or of an encoder of your own, as JSON"""
+    """keyword arguments of film_grid or small_cnn (docs/ppo.md) or of an encoder of your own, as
+    JSON
+    """
     policy_hidden: tuple[Width, ...] | None = option(
         None, max_length=MOST_LAYERS, needs=_LAYERS_OF_OURS, also=_HIDDEN
     )
     """widths of the policy's (or the shared) hidden layers; none: 64 64 for mlp, 512 for
-    nature_cnn, 256 for impala_cnn and film_grid
+    nature_cnn, 256 for impala_cnn and film_grid, 128 for small_cnn
     """
     value_hidden: tuple[Width, ...] | None = option(
         None,
@@ -238,6 +255,10 @@ def uses_pictures(model: ModelConfig, spaces: Spaces) -> bool:
     """Whether a resolved network is large enough for threads, a GPU and bfloat16 to pay off."""
     if model.traits.large is not None:
         return model.traits.large
+    if model.encoder == "small_cnn":
+        least = SMALLEST["nature_cnn"]
+        found = small_pictures(encoded_leaves(spaces), picture_options(model).layout)
+        return any(min(x.height, x.width) >= least for x in found.values())
     return any(is_image(space) for space in encoded_leaves(spaces).values())
 
 
@@ -255,20 +276,26 @@ def picture_leaves(model: ModelConfig, spaces: Spaces) -> dict[str, tuple[int, .
     nature_cnn and the network reads it as a picture.
     """
     leaves, traits = encoded_leaves(spaces), model.traits
+    if model.encoder == "small_cnn":
+        read = small_pictures(leaves, picture_options(model).layout)
+        return {name: tuple(leaves[name].shape or ()) for name in read if _is_uint8(leaves[name])}
     if traits.smallest is None:
         return {}
     grid, found = is_grid_with_mission(leaves), {}
     for name, leaf in leaves.items():
         of_ids = grid and name == "image" and (traits.reads_ids or not is_image(leaf))
-        own = name.split("/")[0] in (LAST_ACTION, LAST_REWARD)
         if (
             not of_ids
-            and not own
+            and not is_added(name)
             and len(leaf.shape or ()) <= 4
             and is_image(leaf, traits.smallest)
         ):
             found[name] = tuple(leaf.shape or ())
     return found
+
+
+def _is_uint8(leaf: Any) -> bool:
+    return bool(leaf.dtype == "uint8")
 
 
 def resolve_model(config: ModelConfig, spaces: Spaces) -> ModelConfig:
@@ -278,6 +305,8 @@ def resolve_model(config: ModelConfig, spaces: Spaces) -> ModelConfig:
     config = _with_encoder(config, spaces)
     if config.encoder in SMALLEST:
         pictures(config.encoder, encoded_leaves(spaces))
+    elif config.encoder == "small_cnn":
+        require_small(encoded_leaves(spaces), picture_options(config).layout)
     elif config.encoder == "film_grid":
         require_grid(encoded_leaves(spaces))
         grid_options(config)
@@ -300,11 +329,24 @@ def resolve_model(config: ModelConfig, spaces: Spaces) -> ModelConfig:
 
 def grid_options(config: ModelConfig) -> GridOptions:
     """The keyword arguments of film_grid; raises ConfigError if they are wrong."""
+    return _arguments(config, GridOptions)
+
+
+def picture_options(config: ModelConfig) -> PictureOptions:
+    """The keyword arguments of small_cnn; raises ConfigError if they are wrong."""
+    return _arguments(config, PictureOptions)
+
+
+Given = TypeVar("Given", bound=Options)
+
+
+def _arguments(config: ModelConfig, kind: type[Given]) -> Given:
     try:
-        return GridOptions(**config.encoder_kwargs)
+        return kind(**config.encoder_kwargs)
     except ValidationError as error:
         raise ConfigError(
-            f"model.encoder_kwargs must be arguments of film_grid: {'; '.join(faults(error))}"
+            f"model.encoder_kwargs must be arguments of {config.encoder}: "
+            f"{'; '.join(faults(error))}"
         ) from error
 
 
@@ -317,7 +359,16 @@ def _with_encoder(config: ModelConfig, spaces: Spaces) -> ModelConfig:
     encoder = "film_grid" if len(leaves) == 3 and is_grid_with_mission(leaves) else "mlp"
     if any(is_image(space) for space in leaves.values()):
         encoder = "nature_cnn"
+    elif not is_grid_with_mission(leaves) and _with_channels(leaves, config):
+        encoder = "small_cnn"
     return config.model_copy(update={"encoder": encoder})
+
+
+def _with_channels(leaves: Leaves, config: ModelConfig) -> bool:
+    """Whether small_cnn finds a picture with channels: a table of numbers has two dimensions."""
+    layout = config.encoder_kwargs.get("layout", "auto")
+    found = small_pictures(leaves, layout if layout in get_args(Layout) else "auto")
+    return any(len(leaves[name].shape or ()) > 2 for name in found)
 
 
 def facts_of(config: ModelConfig, spaces: Spaces | None) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Roles of an observation's leaves in a network: pictures, grids, numbers to normalise."""
 
+from typing import Literal, NamedTuple, final
+
 import numpy as np
 from gymnasium import spaces as gym_spaces
 
@@ -30,10 +32,11 @@ def pictures(encoder: str, leaves: Leaves) -> dict[str, tuple[int, ...]]:
     smallest = SMALLEST[encoder]
     found = {name: tuple(x.shape or ()) for name, x in leaves.items() if is_image(x, smallest)}
     if not found:
+        other = "small_cnn, which reads pictures of other types and sizes"
         raise ConfigError(
             f"{encoder} must have a uint8 picture of at least {smallest} x {smallest} in the "
             f"observation, got the leaves { {k: str(v) for k, v in leaves.items()} }; use "
-            "--model.encoder mlp"
+            f"--model.encoder {other if small_pictures(leaves) else 'mlp'}"
         )
     return found
 
@@ -57,6 +60,93 @@ def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
         f"a picture must have 2 to 4 dimensions, got shape {shape}: flatten it or use "
         "--model.encoder mlp"
     )
+
+
+SMALL = 5
+"""Least height and width of what small_cnn reads as a picture."""
+
+Layout = Literal["auto", "hwc", "chw"]
+
+
+@final
+class SmallPicture(NamedTuple):
+    """A leaf that small_cnn reads as a picture.
+
+    frames: of a stack; 1 without one.
+    channels_last: whether a frame is ``[H, W, C]``, not ``[C, H, W]``.
+    doubtful: whether the other layout is possible too.
+    most: largest value of integers, which become 1.
+    """
+
+    frames: int
+    channels: int
+    height: int
+    width: int
+    channels_last: bool
+    doubtful: bool
+    most: float
+
+
+def small_picture(space: gym_spaces.Space, layout: Layout = "auto") -> SmallPicture | None:  # type: ignore[type-arg]
+    """A leaf as small_cnn reads it; None if it is no picture: not bool, uint8 or float, not of 2 to
+    4 dimensions (the first of 4 are frames of a stack), or below 5 x 5.
+
+    layout: of frames with channels.  auto: the only one with at least 5 x 5 pixels, else the only
+        square one, else that with fewer channels, else ``[H, W, C]``.
+    """
+    shape = space.shape or ()
+    if isinstance(space, gym_spaces.MultiBinary):
+        most = 1.0
+    elif isinstance(space, gym_spaces.Box) and (
+        space.dtype == np.uint8 or space.dtype.kind in "bf"
+    ):
+        most = float(space.high.max(initial=1)) if space.dtype == np.uint8 else 1.0
+    else:
+        return None
+    if not 2 <= len(shape) <= 4:
+        return None
+    frames, (first, middle, last) = 1, (*shape[-3:], 1)[:3]
+    if len(shape) == 4:
+        frames = shape[0]
+    readings = {True: (last, first, middle), False: (first, middle, last)}
+    if len(shape) == 2 or layout == "hwc":
+        del readings[False]
+    elif layout == "chw":
+        del readings[True]
+    large = {key: x for key, x in readings.items() if min(x[1:]) >= SMALL}
+    if not large:
+        return None
+    square = {key: x for key, x in large.items() if x[1] == x[2]}
+    left = square if len(square) == 1 else large
+    channels_last = min(left, key=lambda key: left[key][0])
+    return SmallPicture(frames, *left[channels_last], channels_last, len(left) > 1, most)
+
+
+def small_pictures(leaves: Leaves, layout: Layout = "auto") -> dict[str, SmallPicture]:
+    """The leaves that small_cnn reads as pictures, without the last action and reward.  Leaves of
+    two dimensions, which may be tables, are pictures only if no picture has channels.
+    """
+    found = {name: small_picture(x, layout) for name, x in leaves.items() if not is_added(name)}
+    there = {name: picture for name, picture in found.items() if picture is not None}
+    with_channels = {k: x for k, x in there.items() if len(leaves[k].shape or ()) > 2}
+    return with_channels or there
+
+
+def require_small(leaves: Leaves, layout: Layout) -> dict[str, SmallPicture]:
+    """See `small_pictures`; raises ConfigError if there are none."""
+    found = small_pictures(leaves, layout)
+    if not found:
+        raise ConfigError(
+            f"small_cnn must have a picture in the observation (bool, uint8 or float, at least "
+            f"{SMALL} x {SMALL}, with or without channels), got the leaves "
+            f"{ {k: str(v) for k, v in leaves.items()} }; use --model.encoder mlp"
+        )
+    return found
+
+
+def is_added(name: str) -> bool:
+    """Whether a leaf is the last action or reward, which quintet adds."""
+    return name.split("/")[0] in (LAST_ACTION, LAST_REWARD)
 
 
 DIRECTIONS = 4
@@ -107,7 +197,7 @@ def normalized_leaves(space: gym_spaces.Space) -> dict[str, tuple[int, ...]]:  #
         name: tuple(leaf.shape or ())
         for name, leaf in observation_leaves(space).items()
         if name != ACTION_MASK
-        and name.split("/")[0] not in (LAST_ACTION, LAST_REWARD)
+        and not is_added(name)
         and leaf.dtype is not None
         and leaf.dtype.kind == "f"
     }

@@ -34,7 +34,7 @@ CONFIGS: dict[str, type[BaseModel]] = {
 OTHER_RULES = {
     "encoder": (
         "no identifier",
-        "must be auto, mlp, nature_cnn, impala_cnn, film_grid or an",
+        "must be auto, mlp, nature_cnn, impala_cnn, small_cnn, film_grid or an",
     ),
     "exploration": ("normal_0", "must be a list of none, normal_S, ou_S, adaptive-param_S"),
     "encoder_kwargs": ({"a": float("inf")}, "must be of what JSON can hold"),

@@ -174,7 +174,7 @@ def test_a_preset_leaves_nothing_idle_behind_where_the_network_is_the_user_s(
 
 
 def test_arguments_of_an_encoder_that_takes_none_are_refused():
-    says = r"encoder_kwargs=.* without film_grid or an encoder of your own, model.encoder is mlp"
+    says = r"encoder_kwargs=.* without film_grid, small_cnn or an encoder of your own, model.enc"
     with pytest.raises(ConfigError, match=says):
         resolved(model__encoder="mlp", model__encoder_kwargs={"film_blocks": 3})
 

@@ -34,6 +34,10 @@ MASK = spaces.Box(0, 255, (40, 40), np.uint8)
 BOX = spaces.Box(-2.0, 2.0, (2,), np.float32)
 
 
+BOARD = spaces.Box(0, 1, (10, 10, 7), np.bool_)
+"""As of MinAtar."""
+
+
 def build(config: ModelConfig, of: Spaces | None = None, seed: int = 0) -> ActorCritic:
     of = of or Spaces(VECTOR, BOX)
     family = action_family(of.action, config.action_bounds)
@@ -56,6 +60,10 @@ def build(config: ModelConfig, of: Spaces | None = None, seed: int = 0) -> Actor
         ({}, spaces.Dict({"x": PICTURE}), ("nature_cnn", (512,), (512,), "relu")),
         ({}, spaces.Dict({"x": VECTOR, "y": PICTURE}), ("nature_cnn", (512,), (512,), "relu")),
         ({"encoder": "impala_cnn"}, PICTURE, ("impala_cnn", (256,), (256,), "relu")),
+        ({}, BOARD, ("small_cnn", (128,), (128,), "relu")),
+        ({}, spaces.Dict({"x": VECTOR, "y": BOARD}), ("small_cnn", (128,), (128,), "relu")),
+        ({}, spaces.Dict({"x": BOARD, "y": PICTURE}), ("nature_cnn", (512,), (512,), "relu")),
+        ({}, spaces.Box(0.0, 1.0, (10, 10)), ("mlp", (64, 64), (64, 64), "tanh")),
         ({"encoder": "a.b:C"}, PICTURE, ("a.b:C", None, None, None)),
     ],
 )
@@ -111,6 +119,8 @@ EYES = spaces.Dict(
         ("impala_cnn", grid(8), {}),
         ("mlp", grid(7), {}),
         ("nature_cnn", grid(56), {"image": (56, 56, 3)}),
+        ("small_cnn", spaces.Box(0, 9, (10, 10, 7), np.uint8), {"obs": (10, 10, 7)}),
+        ("small_cnn", BOARD, {}),
     ],
 )
 def test_what_is_normalised_by_pixel(encoder: str, observation: spaces.Space, expected: dict):
@@ -320,7 +330,7 @@ def test_the_mask_is_no_input_of_the_network():
             "shared_torso=True .* without layers that can be shared",
         ),
         ({"core_layers": 2}, Spaces(VECTOR, BOX), "core_layers=2 .* without a recurrent core"),
-        ({"encoder_kwargs": {"a": 1}}, Spaces(VECTOR, BOX), ".* without film_grid or"),
+        ({"encoder_kwargs": {"a": 1}}, Spaces(VECTOR, BOX), ".* without film_grid, small_cnn or"),
         ({"layer_norm": True, "policy_hidden": ()}, Spaces(VECTOR, BOX), "a hidden layer"),
         *(
             ({"encoder": "a:B", **given}, Spaces(VECTOR, BOX), ".* without an encoder with layers")
@@ -389,6 +399,8 @@ def test_encoder_kwargs_must_be_storable():
         ("auto", PICTURE, True),
         ("impala_cnn", PICTURE, True),
         ("mlp", PICTURE, False),
+        ("auto", BOARD, False),
+        ("auto", spaces.Box(0.0, 1.0, (84, 84, 3)), True),
         ("a.b:C", PICTURE, True),
         ("a.b:C", spaces.Dict({"x": VECTOR, ACTION_MASK: MASK}), False),
     ],

@@ -21,6 +21,7 @@ from quintet.models.config import TRAITS, ModelConfig, resolve_model
 from quintet.models.encoders import Cnn, Mlp, layers
 from quintet.models.film_grid import FilmGrid
 from quintet.models.heads import PolicyHead, action_family
+from quintet.models.small_cnn import SmallCnn
 from quintet.models.weights import kernels
 from quintet.ops.discrete import Categorical
 from quintet.types import Spaces
@@ -135,6 +136,7 @@ def test_a_policy_and_values_of_actions(shared: bool):
         (VECTOR, {}),
         (PICTURE, {}),
         (PICTURE, {"encoder": "impala_cnn"}),
+        (PICTURE, {"encoder": "small_cnn"}),
         (
             spaces.Dict(GRID),
             {"encoder_kwargs": {"text_pooling": "attention", "bidirectional_film": True}},
@@ -142,7 +144,7 @@ def test_a_policy_and_values_of_actions(shared: bool):
         (VECTOR, {"core": "lstm"}),
         (VECTOR, {"layer_norm": True}),
     ],
-    ids=["mlp", "nature", "impala", "grid", "lstm", "norm"],
+    ids=["mlp", "nature", "impala", "small", "grid", "lstm", "norm"],
 )
 def test_all_weights_follow_from_the_generator_alone(observation: spaces.Space, options: dict):
     """Nothing is left as PyTorch's own generator drew it."""
@@ -163,7 +165,7 @@ def test_every_encoder_is_made():
         of = Spaces(spaces.Dict(seen), spaces.Discrete(2))
         model = resolve_model(ModelConfig(encoder=name), of)
         made = make_encoder(of, model, model.policy_hidden, None)
-        expected = {"mlp": Mlp, "film_grid": FilmGrid}.get(name, Cnn)
+        expected = {"mlp": Mlp, "film_grid": FilmGrid, "small_cnn": SmallCnn}.get(name, Cnn)
         assert type(made) is expected
         assert made.feature_size == (traits.hidden or ())[-1]
 

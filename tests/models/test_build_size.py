@@ -28,6 +28,7 @@ GRID = spaces.Dict(
         (VECTOR, {"core": "gru", "shared_torso": True}),
         (PICTURE, {}),
         (PICTURE, {"encoder": "impala_cnn", "layer_norm": True}),
+        (PICTURE, {"encoder": "small_cnn"}),
         (GRID, {}),
         (GRID, {"encoder_kwargs": {"tokenizer": "bytes", "text_pooling": "attention"}}),
     ],

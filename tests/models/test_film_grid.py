@@ -14,7 +14,7 @@ from quintet.models.build import ActorCritic
 from quintet.models.config import GridOptions, ModelConfig, facts_of, resolve_model, uses_pictures
 from quintet.models.film_grid import FilmBlock, FilmGrid
 from quintet.models.heads import action_family
-from quintet.models.leaves import is_grid_with_mission, normalized_leaves
+from quintet.models.leaves import is_grid_with_mission, normalized_leaves, small_picture
 from quintet.models.precision import Precision
 from quintet.models.text import TextEncoder
 from quintet.options import Facts, idle
@@ -334,7 +334,10 @@ def test_when_it_is_chosen(change: dict[str, spaces.Space | None], form: bool):
     assert is_grid_with_mission(leaves) == form
     of = Spaces(spaces.Dict(leaves), spaces.Discrete(2))
     model = resolve_model(ModelConfig(), of)
-    assert model.encoder == ("film_grid" if form else "mlp")
+    image = leaves.get("image")
+    board = image is not None and len(image.shape) == 3 and small_picture(image) is not None
+    other = "small_cnn" if board else "mlp"
+    assert model.encoder == ("film_grid" if form else other)
     assert uses_pictures(model, of) == form
     if form:
         assert (model.policy_hidden, model.value_hidden, model.activation) == (

@@ -29,6 +29,7 @@ def make_network(
 CASES = [
     pytest.param(PICTURE, ModelConfig(shared_torso=True, policy_hidden=(8,)), 0.02, id="picture"),
     pytest.param(PICTURE, ModelConfig(encoder="impala_cnn", policy_hidden=(8,)), 0.07, id="impala"),
+    pytest.param(PICTURE, ModelConfig(encoder="small_cnn", policy_hidden=(8,)), 0.02, id="small"),
     pytest.param(VECTOR, ModelConfig(layer_norm=True, policy_hidden=(8,)), 0.007, id="vector"),
     pytest.param(
         VECTOR, ModelConfig(core="gru", core_size=4, policy_hidden=(8,)), 0.006, id="core"
