@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 from gymnasium.vector import VectorEnv as GymVectorEnv
 
 from quintet.algorithms import registry
+from quintet.config.command import require_minutes
 from quintet.config.layers import Layer, flatten, hint, options
 from quintet.config.resolve import Loaded
 from quintet.config.saved import Unusable, load_config, load_seeds
@@ -43,6 +44,7 @@ def train(
     cluster: str | None = None,
     trust: bool = False,
     overwrite: bool = False,
+    minutes: float | None = None,
 ) -> "Result": ...
 
 
@@ -62,6 +64,7 @@ def train(
     cluster: str | None = None,
     trust: bool = False,
     overwrite: bool = False,
+    minutes: float | None = None,
     seeds: Sequence[int],
     jobs: int | None = None,
 ) -> "list[Result]": ...
@@ -82,6 +85,7 @@ def train(
     cluster: str | None = None,
     trust: bool = False,
     overwrite: bool = False,
+    minutes: float | None = None,
     seeds: Sequence[int] | None = None,
     jobs: int | None = None,
     **others: object,
@@ -115,6 +119,8 @@ def train(
             only code that is also given here, or any if this user made the run on this machine.
         overwrite: starts a new run if `run_dir` holds a run, whose folder is kept as
             ``RUN_DIR.old-1``, ``-2``, ...
+        minutes: time of a new run, in place of `total_steps`: the speed is measured when it begins,
+            and the number of env_steps that fits is stored; of a seed group, the time of each run.
         seeds: trains a seed group: runs that differ in their seed, each in its own process.
         jobs: number of runs at the same time, which share the cores; None: cores divided by
             ``runtime.threads``.
@@ -146,6 +152,7 @@ def train(
     }
     values = {name: value for name, value in given.items() if value is not None}
     values |= flatten(config or {}, options(algo))
+    require_minutes(minutes, values)
     if model is not None:
         from quintet.models.custom import encoder_name
 
@@ -165,7 +172,7 @@ def train(
         check_spaces(loaded)
         from quintet.run.launch import run
 
-        return run(loaded, on_report, callbacks=callbacks)
+        return run(loaded, on_report, callbacks, minutes)
     alone = {
         "on_report": on_report is not None,
         "callbacks": callbacks is not None,
@@ -180,7 +187,7 @@ def train(
     group = load_seeds(algo, [], command, seeds, source, trust=trust, overwrite=overwrite)
     from quintet.run.launch import Result, run_seeds
 
-    outcomes = run_seeds(group, jobs)
+    outcomes = run_seeds(group, jobs, minutes)
     failed = [f"seed {each.seed}: {each.error}" for each in outcomes if each.status == "failed"]
     if failed:
         raise GroupFault(f"{len(failed)} of {len(outcomes)} runs failed\n" + "\n".join(failed))

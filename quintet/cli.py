@@ -23,12 +23,15 @@ HELP = """usage: quintet COMMAND ...
 
 commands:
   train ALGO --env ID   train a policy; the same command again resumes the run;
-                        --seeds 1,2,3 trains a group of runs
+                        --seeds 1,2,3 trains a group of runs, --minutes 10 for ten minutes
   eval RUN              play episodes with the policy of a run
   save RUN              make a running run write a checkpoint
   export RUN --out DIR  take the policy out: ONNX, torch.export or NumPy, with a proof
   verify DIR            repeat the proof of an export
   plot RUN... --out F   draw learning curves, or bars of final scores
+  runs [DIR]            list runs with their state and score
+  diff A B              show what differs between two runs
+  report RUN... --out F write a page about runs
   bench [WORKLOAD]      measure the speed of fixed work, and the limit of this machine
   envs [PATTERN]        list the environments that can be trained on
   check-env ID          check an environment: its spaces, its speed, whether a seed fixes it
@@ -156,7 +159,7 @@ def _train(arguments: list[str]) -> int:
     from quintet.run.launch import run  # PyTorch, not before all that can be refused without it
     from quintet.system.files import shown
 
-    result = run(loaded)
+    result = run(loaded, minutes=asked.minutes)
     print(f"run:    {shown(result.run_dir)}")
     if result.status == "finished":
         print(f"policy: {shown(result.run_dir / 'policy')}")
@@ -175,7 +178,7 @@ def _train_seeds(asked: "Parsed") -> int:
     )  # fmt: skip
     from quintet.run.launch import run_seeds
 
-    outcomes = run_seeds(loaded, asked.jobs)
+    outcomes = run_seeds(loaded, asked.jobs, asked.minutes)
     print(_summary(outcomes))
     failed = [each for each in outcomes if each.status == "failed"]
     for each in failed:
@@ -314,6 +317,9 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "export": partial(_later, "export"),
     "verify": partial(_later, "verify"),
     "plot": partial(_later, "plot"),
+    "runs": partial(_later, "runs"),
+    "diff": partial(_later, "diff"),
+    "report": partial(_later, "report"),
     "bench": _bench,
     "envs": _envs,
     "check-env": partial(_later, "check_env"),

@@ -193,7 +193,7 @@ def test_all_help_lists_every_option(quintet, monkeypatch):
     assert wanted - flags == set()
     assert {"--env", "--total-steps", "--config"} <= flags
     assert "(default: 0.99)" in out
-    for command in ("eval", "plot", "envs"):
+    for command in ("eval", "plot", "runs", "diff", "report", "envs"):
         status, out, _ = quintet(command, "--help")
         assert status == 0
         assert f"quintet {command}" in out

@@ -77,6 +77,8 @@ class Algorithm:
     presets: a YAML file of presets; see `quintet.algorithms.presets.read`.
     defaults: its own defaults of options under ``model.``, ``env.`` and ``runtime.``, by dotted
         name.
+    reward_scaling: returns the option that scales rewards, in words, of (options); "" if they are
+        scaled already.
     warnings: returns warnings about allowed but seldom wise options, of (options, resolved model),
         one sentence each.
     like: similar learners of other libraries, in lower case.
@@ -99,6 +101,7 @@ class Algorithm:
     work: Late | None = None
     presets: Path | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    reward_scaling: Callable[[Any], str] = lambda _: ""
     warnings: Callable[[Any, ModelConfig], list[str]] = lambda *_: []
     like: tuple[str, ...] = ()
 

@@ -13,6 +13,7 @@ from quintet.envs.config import BackendName
 from quintet.errors import ConfigError
 
 if TYPE_CHECKING:
+    from quintet.config.choices import Doubt
     from quintet.envs.check import EnvCheck
 
 
@@ -63,7 +64,8 @@ def main(arguments: list[str]) -> int:
         from quintet.envs.check import check_env  # PyTorch
 
         found = check_env(resolved, steps, seed, most_s)
-        print(json.dumps(_as_json(found)) if as_json else _in_words(found))
+        doubts = _doubts(found)
+        print(json.dumps(_as_json(found, doubts)) if as_json else _in_words(found, doubts))
         status = 1 if found.faults else 0
 
     description = (
@@ -74,7 +76,18 @@ def main(arguments: list[str]) -> int:
     return status
 
 
-def _as_json(found: "EnvCheck") -> dict[str, Any]:
+def _doubts(found: "EnvCheck") -> "list[Doubt]":
+    """Choices of quintet that are doubtful in this environment, whatever the learner."""
+    from quintet.config import choices
+    from quintet.models.config import ModelConfig, resolve_model
+
+    model, spaces = ModelConfig(), found.spaces
+    usual = choices.Learning(0.99, True, "--reward-normalizer return_std scales them")
+    seen = choices.during(resolve_model(model, spaces), spaces, usual, found.evidence)
+    return choices.before(model, spaces, None) + seen
+
+
+def _as_json(found: "EnvCheck", doubts: "list[Doubt]") -> dict[str, Any]:
     from quintet import spaces
 
     names = (
@@ -90,10 +103,11 @@ def _as_json(found: "EnvCheck") -> dict[str, Any]:
         "reward_min": _finite(found.reward_min),
         "reward_max": _finite(found.reward_max),
         **{name: getattr(found, name) for name in names.split()},
+        "choices": [each._asdict() for each in doubts],
     }
 
 
-def _in_words(found: "EnvCheck") -> str:
+def _in_words(found: "EnvCheck", doubts: "list[Doubt]") -> str:
     ended = len(found.lengths)
     if ended:
         episodes = (
@@ -118,6 +132,7 @@ def _in_words(found: "EnvCheck") -> str:
         f"  seeds        {_seeds(found)}",
     ]
     lines += [f"remark: {each}" for each in found.remarks]
+    lines += [f"choice: {each}" for each in doubts]
     lines += [f"fault: {each}" for each in found.faults]
     if not found.faults:
         lines.append(f"no fault found in {found.steps:,} steps")

@@ -3,6 +3,7 @@ validation.
 """
 
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any, Literal, NamedTuple, get_args, get_origin
@@ -39,10 +40,15 @@ OF_COMMANDS = {
     "overwrite": "start again if the folder holds a run, which is kept as FOLDER.old-1",
     "seeds 1,2,3": "quintet train: seeds of a group of runs, each with its own process and its own "
     "folder (runs/ALGO-ENV-sSEED, or DIR/sSEED with --run-dir DIR)",
+    "minutes NUMBER": "quintet train: time of a new run, in place of --total-steps; the speed is "
+    "measured when it begins, and the number of env_steps that fits is stored",
     "jobs INT": "quintet train: number of runs of --seeds at the same time (default: cores divided "
     "by runtime.threads, at least 1)",
 }
 """Options of commands beyond those of a run, with their meaning."""
+
+
+MOST_MINUTES = 10_000_000
 
 
 class Parsed(NamedTuple):
@@ -51,6 +57,7 @@ class Parsed(NamedTuple):
     files: layers from the ``--config`` files.
     options: layer of the typed options.
     seeds, jobs: options of a seed group; None if not given.
+    minutes: time of a new run; None if not given.
     trust: whether code that the run's folder names may be imported and called.
     overwrite: whether an existing run in the folder is moved aside.
     """
@@ -60,6 +67,7 @@ class Parsed(NamedTuple):
     options: Layer
     seeds: list[int] | None
     jobs: int | None
+    minutes: float | None
     trust: bool
     overwrite: bool
 
@@ -91,6 +99,7 @@ def parse(command: str, arguments: list[str]) -> Parsed:
     bare: set[str] = set()
     paths: list[str] = []
     group: dict[str, list[int]] = {}
+    minutes: float | None = None
     for name, words in _by_option(rest):
         if name in ("trust", "overwrite"):
             if words:
@@ -98,13 +107,16 @@ def parse(command: str, arguments: list[str]) -> Parsed:
             bare.add(name)
         elif name == "config":
             paths += words
-        elif name in ("seeds", "jobs"):
+        elif name in ("seeds", "jobs", "minutes"):
             if command != "train":
-                raise ConfigError(
-                    f"--{name} belongs to quintet train, quintet {command} shows one run of a "
-                    "group; leave it out, or give one --seed"
-                )
-            group[name] = _whole(name, words)
+                why = "shows one run of a group; leave it out, or give one --seed"
+                if name == "minutes":
+                    why = "measures no speed; leave it out, or give --total-steps"
+                raise ConfigError(f"--{name} belongs to quintet train, quintet {command} {why}")
+            if name == "minutes":
+                minutes = _minutes(words)
+            else:
+                group[name] = _whole(name, words)
         elif name in known and _takes_several(known[name]):
             values[name] = _several(words, known[name])
         else:
@@ -113,15 +125,47 @@ def parse(command: str, arguments: list[str]) -> Parsed:
             value = words[0] if words else ""
             values[name] = _value(value, known[name]) if name in known else value
             values |= dict.fromkeys(words[1:])  # words that belong to no option
+    require_minutes(minutes, values)
     return Parsed(
         algo,
         [Layer(f"file {p}", flatten(read_file(files.given_path(p)), known)) for p in paths],
         Layer("command line", values),
         group.get("seeds"),
         group["jobs"][0] if "jobs" in group else None,
+        minutes,
         "trust" in bare,
         "overwrite" in bare,
     )
+
+
+def require_minutes(minutes: float | None, values: Mapping[str, Any]) -> None:
+    """Raises ConfigError if the time of a run is not a number above 0, or a number of env_steps is
+    given too."""
+    if minutes is None:
+        return
+    number = isinstance(minutes, int | float) and not isinstance(minutes, bool)
+    if not number or not 0.0 < minutes <= MOST_MINUTES:
+        raise ConfigError(
+            f"minutes must be a number above 0 and at most {MOST_MINUTES:,}, got {minutes!r}: give "
+            "10 for ten minutes"
+        )
+    if "total_env_steps" in values:
+        raise ConfigError(
+            f"minutes must be given without total_env_steps, which follows from it, got "
+            f"minutes={minutes:g} and total_env_steps={values['total_env_steps']}: leave one out"
+        )
+
+
+def _minutes(words: list[str]) -> float:
+    """The number of ``--minutes``; whether it is above 0 is checked later."""
+    try:
+        (word,) = words
+        return float(word)
+    except ValueError:
+        raise ConfigError(
+            f"--minutes must be a number, got {' '.join(words) or '--minutes alone'!r}: give "
+            "--minutes 10"
+        ) from None
 
 
 def _by_option(words: list[str]) -> list[tuple[str, list[str]]]:
@@ -232,7 +276,7 @@ def _help(command: str, algo: str, *, everything: bool) -> str:
         rows = {f"--{name}": text for name, text in OF_COMMANDS.items()} | rows
         end = f"`quintet config {algo} --env ID` shows their values and where these come from."
     else:
-        others = ", --seeds 1,2,3, --overwrite, --trust" if command == "train" else ""
+        others = ", --minutes 10, --seeds 1,2,3, --overwrite, --trust" if command == "train" else ""
         end = (
             f"Also --config FILE.yaml{others}.\n"
             f"`quintet {command} {algo} --help all` explains all {len(known)} options."

@@ -10,6 +10,7 @@ from typing import final
 import numpy as np
 from gymnasium import spaces
 
+from quintet.envs.evidence import Evidence
 from quintet.envs.make import make_group_env
 from quintet.envs.observation_dtype import with_observation_dtype
 from quintet.envs.resolved import ResolvedEnv
@@ -41,6 +42,7 @@ class EnvCheck:
     reward_shaping: the values that the environment declares as tunable.
     steps: of both environments together, without resets.
     faults: problems that stop a run or make it learn wrongly; remarks: other useful facts.
+    evidence: sums over all rows, for doubts about choices.
     same_seeds: first difference of two copies with the same seeds and actions; "" if they are
         equal.
     same_again: the same for copies that are made after the first ones were used.
@@ -48,6 +50,7 @@ class EnvCheck:
 
     env: EnvDescription
     spaces: Spaces
+    evidence: Evidence
     reward_shaping: dict[str, float] = field(default_factory=dict)
     steps: int = 0
     step_s: float = 0.0
@@ -90,7 +93,8 @@ def check_env(
         env = with_observation_dtype(env, first.spaces)
     with closing(make_group_env(env, streams)) as one, closing(make_group_env(env, streams)) as two:
         remarks = [*env.warnings, *one.description.remarks]
-        found = EnvCheck(one.description, one.spaces, remarks=remarks)
+        evidence = Evidence(one.spaces.observation)
+        found = EnvCheck(one.description, one.spaces, evidence, remarks=remarks)
         declared = [declared_by(single) for single in env.singles(one)]
         found.reward_shaping = dict(declared[0]) if declared else {}
         if any(each is declared[0] for each in declared[1:]) and declared[0]:
@@ -199,6 +203,7 @@ class _Statistics:
         if valid.reshape(-1, self.agents).any(1).all():  # no environment was reset
             self.seconds.append(given.seconds * self.agents / self.count)
         found.steps += int(valid.sum())
+        found.evidence.add(row.obs, row.raw_reward, valid)
         # In games in turn a reward may come while others act.
         reward = row.raw_reward[valid | (row.raw_reward != 0.0)]
         if reward.size:
@@ -212,6 +217,7 @@ class _Statistics:
         for i in np.nonzero(row.terminated | row.truncated)[0]:
             found.lengths.append(int(self.lengths[i]))
             found.returns.append(float(self.returns[i]))
+            found.evidence.ended(found.lengths[-1], found.returns[-1], bool(row.terminated[i]))
             self.lengths[i], self.returns[i] = 0, 0.0
 
     def end(self) -> None:

@@ -64,7 +64,11 @@ def plot_lineage(run_dir: Path, out: Path) -> Path:
     Raises:
         QuintetError: the run has no population, or the picture can't be written.
     """
-    events = read_events(files.given_path(run_dir))
+    return save(lineage_figure(read_events(files.given_path(run_dir))), files.given_path(out))
+
+
+def lineage_figure(events: Sequence[Event]) -> Any:
+    """The picture of the decisions of a run, see `plot_lineage`."""
     begins = [event for event in events if event["event"] == "begins"]
     names = sorted({name for event in begins for name in event["known"]})
     end = max(event.get("env_steps", 0) for event in events) or 1
@@ -82,7 +86,7 @@ def plot_lineage(run_dir: Path, out: Path) -> Path:
         style_axes(place)
     axes[-1].set_xlabel("env_steps of all policies", fontsize=9)
     axes[-1].xaxis.set_major_formatter(formatter())
-    return save(figure, files.given_path(out))
+    return figure
 
 
 def _line(policy: int) -> dict[str, Any]:

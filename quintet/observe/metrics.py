@@ -206,7 +206,7 @@ def policy_prefix(policy: int, num_policies: int) -> str:
     return "" if num_policies == 1 else f"policy_{policy}/"
 
 
-_POLICY_PREFIX = re.compile(r"^policy_(\d+)/")
+_POLICY_PREFIX = re.compile(r"^policy_(\d{1,9})/")
 
 
 def by_policy(report: Mapping[str, float]) -> dict[int, dict[str, float]]:

@@ -25,7 +25,7 @@ Kind = Literal["curve", "bars"]
 
 _FORMATS = (".png", ".svg", ".pdf")
 _SCORES = ("success_rate", "return_mean")  # default metrics, the preferred one first
-_EVALUATED = {
+EVALUATED = {
     "episode/return_mean": "eval/return_mean",
     "episode/return_min": "eval/return_mean",
     "episode/return_max": "eval/return_mean",
@@ -101,7 +101,7 @@ def plot_runs(
     runs = []
     for folder in reports:
         with _leaving_out(left_out):
-            for own, of_one in _policies(reports[folder], metric):
+            for own, of_one in policies_of(reports[folder], metric):
                 runs.append(_load(folder, of_one, x, metric, own))
     if not runs:
         raise left_out[0]
@@ -114,7 +114,7 @@ def plot_runs(
         return save(_bars(metric, list(groups.values())), out)
     labels = group_labels([members[0].config for members in groups.values()])
     named = list(zip(map(plain, labels), groups.values(), strict=True))
-    return save(_curves(x, metric, named), out)
+    return save(curves(x, metric, named), out)
 
 
 def _reports(
@@ -176,7 +176,7 @@ def _leaving_out(left_out: list[QuintetError]) -> Iterator[None]:
 def _default_metric(kind: Kind, reports: Mapping[Path, Sequence[Mapping[str, float]]]) -> str:
     """A score that all runs have; prints a line on standard error if bars are not from
     evaluations."""
-    runs = [own for run in reports.values() for _, own in _policies(run, None)]
+    runs = [own for run in reports.values() for _, own in policies_of(run, None)]
     sources = ("episode", "eval") if kind == "curve" else ("eval", "episode")
     names = [f"{source}/{score}" for score in _SCORES for source in sources]
     told = [{name for report in run for name in report} for run in runs]
@@ -204,7 +204,7 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _policies(
+def policies_of(
     reports: Sequence[Mapping[str, float]], metric: str | None
 ) -> list[tuple[dict[str, int], Sequence[Mapping[str, float]]]]:
     """The reports of each policy of a run under plain names, with its distinguishing values; the
@@ -231,8 +231,8 @@ def _load(
     own: Mapping[str, Any],
 ) -> Run:
     """own: entries added to the run's configuration."""
-    curve = _extract(reports, x, metric)
-    evaluations = _extract(reports, x, _EVALUATED.get(metric, ""))
+    curve = extract(reports, x, metric)
+    evaluations = extract(reports, x, EVALUATED.get(metric, ""))
     if len(curve.x) == 0:
         have = sorted({name for report in reports for name in report} - {"env_steps", "wall_s"})
         near = difflib.get_close_matches(metric, have, n=1)
@@ -261,7 +261,7 @@ def _options(folder: Path) -> dict[str, Any]:
     return _flatten(values)
 
 
-def _extract(reports: Sequence[Mapping[str, float]], x: Axis, metric: str) -> Curve:
+def extract(reports: Sequence[Mapping[str, float]], x: Axis, metric: str) -> Curve:
     points = [(report[x], report[metric]) for report in reports if x in report and metric in report]
     ordered = np.array(sorted(points, key=lambda point: point[0]), dtype=np.float64).reshape(-1, 2)
     return Curve(ordered[:, 0], ordered[:, 1])
@@ -347,7 +347,8 @@ def _draw_bars(
     axes.axvline(0, color="0.5", lw=0.8)
 
 
-def _curves(x: Axis, metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
+def curves(x: Axis, metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
+    """A figure of the curves of groups of runs, by name."""
     figure_class, formatter_class = figure_classes()
     evaluated = any(len(run.evaluations.x) for _, members in groups for run in members)
     entries = len(groups) + evaluated

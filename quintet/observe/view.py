@@ -1,6 +1,6 @@
 """The state of a run that is shown in a dashboard or in plain lines."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from quintet.observe.advice import RunFacts
@@ -24,6 +24,7 @@ class View:
     parts: parts of the learner, with their evidence.
     stage: the current activity until the next report, or "".
     evaluated: the environment of evaluations, if it is another than training's.
+    choices: sentences about choices that are doubtful.
     """
 
     title: str
@@ -39,6 +40,7 @@ class View:
     recent: Score = NO_SCORE
     evaluation: Score = NO_SCORE
     evaluated: str = ""
+    choices: Sequence[str] = ()
 
     @property
     def evaluation_name(self) -> str:

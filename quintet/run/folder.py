@@ -8,9 +8,10 @@ policy.
 import dataclasses
 import json
 import os
+import shutil
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, final
@@ -19,10 +20,11 @@ import torch
 from torch import Tensor
 
 from quintet import checkpoint
+from quintet.config.choices import Doubt
 from quintet.errors import CheckpointError, FileFault, QuintetError
 from quintet.observe.stream import LogFile
 from quintet.system import files, manifest, run_record, saved_options
-from quintet.system.inside import run_lock
+from quintet.system.inside import is_ours, run_lock
 from quintet.types import Rollout
 
 OLD = "old"
@@ -37,6 +39,18 @@ def move_aside(run_dir: Path) -> Path | None:
         return None
     with run_lock(run_dir):
         return files.set_aside(run_dir, OLD)
+
+
+def clear(run_dir: Path) -> None:
+    """Removes what a run of this process has just made in its folder, so that it begins again."""
+    with run_lock(run_dir):
+        for entry in list(os.scandir(run_dir)):
+            if not is_ours(entry.name) or entry.name == ".lock":
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            else:
+                os.unlink(entry.path)
 
 
 @final
@@ -188,10 +202,24 @@ class RunFolder:
         """
         sources = run_record.first_sources(self.path, self.sources)
         self._record = {"revision": self.revision, "system": dict(system), "sources": sources}
+        self._record["choices"] = [each.model_dump() for each in self.choices]
         if evaluated:
             self._record["evaluated_in"] = evaluated
         with self._writing(run_record.FILE):
             self._write_record("running", None, None)
+
+    def add_choices(self, doubts: Sequence[Doubt], env_steps: int) -> None:
+        """Adds doubtful choices to ``run.json``."""
+        if doubts and self._record:
+            told = [{**each._asdict(), "env_steps": env_steps} for each in doubts]
+            self._record["choices"] += told
+            self._write_record("running", None, None)
+
+    @property
+    def choices(self) -> list[run_record.Choice]:
+        """Doubtful choices that ``run.json`` has."""
+        record = run_record.read(self.path)
+        return [] if record is None else record.choices
 
     def check_record(self, warn: Callable[[str], None]) -> None:
         """Sets aside the ``run.json`` of a finished run if it can't be read."""

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -30,7 +31,7 @@ from quintet.observe.report_files import read_metrics
 from quintet.observe.stream import QuietStream
 from quintet.observe.wandb_sink import require_wandb
 from quintet.policy import Policy
-from quintet.run import making, seed_group
+from quintet.run import making, seed_group, time_budget
 from quintet.run.callbacks import Callbacks, OnReport, UserCode
 from quintet.run.folder import RunFolder, move_aside
 from quintet.run.learners import make_policies, several
@@ -45,6 +46,7 @@ from quintet.run.sampling import (
     require_rows,
     row_specs,
 )
+from quintet.run.time_budget import BeginsAnew, TimeBudget
 from quintet.run.trainer import Trainer
 from quintet.runtime.loop import Sampling
 from quintet.runtime.parallel.learners import Learners
@@ -91,28 +93,44 @@ class SeedOutcome:
 
 @no_exit()
 def run(
-    loaded: Loaded, on_report: OnReport | None = None, callbacks: Callbacks | None = None
+    loaded: Loaded,
+    on_report: OnReport | None = None,
+    callbacks: Callbacks | None = None,
+    minutes: float | None = None,
 ) -> Result:
     """Trains by a loaded configuration, from the newest checkpoint in its folder if there is one.
     Every refusal precedes any change of the folder.
+
+    minutes: time of a new run, from which its number of env_steps follows; None: as configured.
     """
     user = UserCode(on_report, callbacks or Callbacks())
     here = Path.cwd()  # before environments may change it
     try:
+        budget = None if minutes is None else TimeBudget(minutes)
+        if budget is not None:
+            loaded = time_budget.timed(loaded, budget, partial(_trial, here))
         # Once on one machine, where a fault that always occurs would occur again.
         clustered = loaded.config.cluster.address is not None
-        for _ in range(loaded.config.runtime.max_restarts if clustered else 1):
+        left = loaded.config.runtime.max_restarts if clustered else 1
+        while True:
             try:
-                return _run(loaded, user, here, may_go_back=True)
+                return _run(loaded, user, here, may_go_back=left > 0, budget=budget)
             except _GoesBack as back:
                 resume, restart_env_steps = back.args
+                checkpoints = loaded.config.checkpoint.model_copy(
+                    update={"restart_env_steps": restart_env_steps}
+                )
+                again = loaded.config.model_copy(
+                    update={"resume": resume, "checkpoint": checkpoints}
+                )
+                loaded = replace(loaded, config=again)
+                left, budget = left - 1, None
+            except BeginsAnew as anew:
+                (total,) = anew.args
+                assert budget is not None
+                loaded = time_budget.begun_anew(loaded, total, budget.minutes)
+            loaded = replace(loaded, overwrite=False)
             gc.collect()  # frees the shared memory that the traceback held
-            checkpoints = loaded.config.checkpoint.model_copy(
-                update={"restart_env_steps": restart_env_steps}
-            )
-            again = loaded.config.model_copy(update={"resume": resume, "checkpoint": checkpoints})
-            loaded = replace(loaded, config=again, overwrite=False)
-        return _run(loaded, user, here, may_go_back=False)
     except (MemoryError, RuntimeError, OSError) as error:
         fault = memory_fault(error)
         if fault is None:
@@ -120,13 +138,34 @@ def run(
         raise traced(fault, error) from error
 
 
+def _trial(here: Path, loaded: Loaded, on_report: OnReport) -> Literal["finished", "stopped"]:
+    """Trains to measure the speed."""
+    return _run(loaded, UserCode(on_report), here, may_go_back=False).status
+
+
+@no_exit()
+def measured_steps(loaded: Loaded, minutes: float) -> int:
+    """The env_steps of a new run that fit the minutes; see `quintet.run.time_budget`."""
+    train = partial(_trial, Path.cwd())
+    return time_budget.timed(loaded, TimeBudget(minutes), train).config.total_env_steps
+
+
 class _GoesBack(Exception):
     """A process of an exact run died.  Arguments: `resume`, and `restart_env_steps` as resolved."""
 
 
-def _run(loaded: Loaded, user: UserCode, here: Path, *, may_go_back: bool) -> Result:
+def _run(
+    loaded: Loaded,
+    user: UserCode,
+    here: Path,
+    *,
+    may_go_back: bool,
+    budget: TimeBudget | None = None,
+) -> Result:
     """here: the folder of the user's code."""
     with ExitStack() as ends:
+        if budget is not None:
+            budget.run_begins()
         begin = making.unhindered_s()
         source = open_source(loaded.config, loaded.env)
         opened_s = making.unhindered_s() - begin
@@ -157,6 +196,9 @@ def _run(loaded: Loaded, user: UserCode, here: Path, *, may_go_back: bool) -> Re
         for each in several(policies):
             ends.callback(each.close)
         trainer = Trainer(config, folder, policies, env, user, loaded, population)
+        if budget is not None:
+            trainer.budget = budget
+            trainer.saving.notes += budget.notes
         trainer.saving.warnings += [*loaded.env.warnings, *env.remarks]
         if loaded.eval_env is not None:
             trainer.saving.warnings += loaded.eval_env.warnings
@@ -201,13 +243,19 @@ def _run(loaded: Loaded, user: UserCode, here: Path, *, may_go_back: bool) -> Re
         return Result(trainer.folder.path, first.policy(), last, status)
 
 
-def run_seeds(loaded: Sequence[Loaded | Unusable], jobs: int | None = None) -> list[SeedOutcome]:
+def run_seeds(
+    loaded: Sequence[Loaded | Unusable],
+    jobs: int | None = None,
+    minutes: float | None = None,
+) -> list[SeedOutcome]:
     """Trains by several configurations that differ in their seed, each in a separate process.
 
     A failed run does not stop the others.  Ctrl-C and SIGTERM stop all of them with a checkpoint.
 
     jobs: number of runs at the same time; None: cores divided by ``runtime.threads`` and workers,
         at least 1. If it is given, runs without a given number of threads share the cores.
+    minutes: time of each run; all get the number of env_steps that fits the slowest of `jobs`
+        runs, measured at the same time, or that of a run of the group that has begun.
 
     Raises ConfigError for a fault that all runs share, or an environment that can't be sent.
     """
@@ -221,13 +269,18 @@ def run_seeds(loaded: Sequence[Loaded | Unusable], jobs: int | None = None) -> l
         jobs = max(1, usable_cores() // busy)
     else:
         sound = [_sharing(each, values, min(jobs, len(sound))) for each in sound]
-    members = [seed_group.Member(f"s{each.config.seed}", _payload(each)) for each in sound]
     out = QuietStream(sys.stdout)
 
     def say(line: str) -> None:
         out.write(f"{line}\n")
         out.flush()
 
+    if minutes is not None:
+        given = {"minutes": minutes}
+        trials = [seed_group.Member(f"s{x.config.seed}", _payload(x, given)) for x in sound[:jobs]]
+        measure = partial(seed_group.run_members, "quintet.run.member", trials, jobs, say)
+        sound = time_budget.timed_group(sound, minutes, measure, say)
+    members = [seed_group.Member(f"s{each.config.seed}", _payload(each)) for each in sound]
     ended = iter(seed_group.run_members("quintet.run.member", members, jobs, say))
     return [
         SeedOutcome(each.seed, each.run_dir, "failed", {}, each.error)
@@ -263,7 +316,8 @@ def _sharing(loaded: Loaded, values: Mapping[str, Any], runs: int) -> Loaded:
     )
 
 
-def _payload(loaded: Loaded) -> bytes:
+def _payload(loaded: Loaded, more: Mapping[str, Any] | None = None) -> bytes:
+    """The payload of a process of a group; `more`: further entries."""
     config = loaded.config
     code = [config.model.encoder, *(x for _, x in config.learner if isinstance(x, str))]
     code += [config.env.id] if loaded.env.source is None else []
@@ -279,7 +333,7 @@ def _payload(loaded: Loaded) -> bytes:
         f"processes, got {config.env.id} and {config.model.encoder}",
         "give functions that make them and hold nothing of this process",
     )
-    return pickle.dumps({"state": user_state.capture(), "run": work})
+    return pickle.dumps({"state": user_state.capture(), "run": work, **(more or {})})
 
 
 def _seed_outcome(config: RunConfig, how: seed_group.Outcome) -> SeedOutcome:
@@ -328,7 +382,7 @@ def _ends_told(trainer: Trainer, sampling: Sampling, source: Source) -> Iterator
         trainer.open()
         with no_exit():
             yield
-    except _GoesBack:
+    except (_GoesBack, BeginsAnew):
         raise
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)

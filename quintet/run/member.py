@@ -1,4 +1,5 @@
-"""One run of a seed group: the process that `launch.run_seeds` starts for each seed."""
+"""One run of a seed group, or the measurement of its speed: the process that `launch.run_seeds`
+starts for each."""
 
 import pickle
 import sys
@@ -17,10 +18,14 @@ def main() -> int:
 
     user_state.restore(payload["state"])
     from quintet.errors import ConfigError, QuintetError
-    from quintet.run.launch import run
+    from quintet.run.launch import measured_steps, run
 
     try:
-        result = run(pickle.loads(payload["run"]))
+        loaded = pickle.loads(payload["run"])
+        if "minutes" in payload:
+            seed_group.answer({"total": measured_steps(loaded, payload["minutes"])})
+            return 0
+        result = run(loaded)
     except KeyboardInterrupt:
         return 130
     except QuintetError as error:

@@ -13,6 +13,7 @@ import numpy as np
 
 from quintet import checkpoint
 from quintet.algorithms import registry
+from quintet.config.choices import Doubt
 from quintet.config.resolve import Loaded
 from quintet.config.run import RunConfig
 from quintet.envs.vector import EnvDescription, coarse
@@ -29,6 +30,7 @@ from quintet.policy_place import POLICY
 from quintet.population.self_play import PastWeights
 from quintet.run.callbacks import LiveRun, UserCode
 from quintet.run.card import card
+from quintet.run.doubts import Doubts
 from quintet.run.evaluations import Evaluations
 from quintet.run.folder import RunFolder
 from quintet.run.making import restarts_told
@@ -37,6 +39,7 @@ from quintet.run.policy_run import PolicyRun, leader
 from quintet.run.population import Population
 from quintet.run.reports import Reports, facts_of
 from quintet.run.saving import LongEpisodes, Saving
+from quintet.run.time_budget import BeginsAnew, TimeBudget
 from quintet.runtime import loop
 from quintet.runtime.delivery import Batch
 from quintet.runtime.processes.watch import Watch
@@ -46,6 +49,8 @@ from quintet.system.signals import StopRequest
 from quintet.system.user_code import no_exit
 from quintet.types import Obs, Publication, Rollout
 
+_NOT_TRAINING: tuple[Phase, ...] = ("evaluation", "checkpoint")
+
 
 @final
 class Trainer:
@@ -53,6 +58,7 @@ class Trainer:
 
     max_cut_frac: see `loop.Budget`; set by `open`.
     finished: whether the budget was spent when the run was opened.
+    budget: its time, from which its env_steps follow; None: they were given.
     """
 
     def __init__(
@@ -93,9 +99,11 @@ class Trainer:
             loaded.env,
             user != UserCode(),
         )
+        self.choices = Doubts(config, loaded.config.model, policies[0].spaces)
         self.live = LiveRun(folder.path, policies, lambda: self.counters.env_steps)
         self.max_cut_frac: float | None = None
         self.finished = self._save_requested = False
+        self.budget: TimeBudget | None = None
         self.stop = StopRequest(self._tell_stopping, self._abandon)
         self._saved_at = time.monotonic()  # or begun at
         self._ended, self._telling = False, threading.Lock()  # the loop; what a stop waits for
@@ -149,6 +157,8 @@ class Trainer:
             self.log.warn(warning)
         for note in saving.notes:
             self.log.say(note)
+        if not self.finished:
+            self._say_choices(self.choices.begin())
         if self.population is not None:
             self.population.write()
         if self.finished:
@@ -166,6 +176,8 @@ class Trainer:
                 self.saving.notes.append(
                     f"the run can't be signed as this user's: {reason}; {trust.UNSIGNED}"
                 )
+        for choice in self.folder.choices:
+            self.choices.knows(choice.choice, f"{choice.said}: {choice.option}")
         if self.finished:
             self.folder.check_record(self.saving.warnings.append)
         else:
@@ -184,6 +196,7 @@ class Trainer:
                 max(scores, default=None),
                 self.reports.parts,
                 evaluated=self.evaluations.elsewhere,
+                choices=self.choices.said,
             )
             return make_progress(view, stream)
 
@@ -302,6 +315,7 @@ class Trainer:
         weights."""
         if not self._seen:
             self._look_at(batch.rollout.obs)
+        self._say_choices(self.choices.look(batch))
         self.policies[batch.policy].add(batch)
         for index, episodes in batch.others.items():
             self.policies[index].add_episodes(episodes)
@@ -312,6 +326,11 @@ class Trainer:
             self.population.replace(batch.policy, fault, self.policies, steps, self.log.warn)
             return True
         return self.population.consider(batch, self.policies, steps, self.log.say)
+
+    def _say_choices(self, doubts: Sequence[Doubt]) -> None:
+        for doubt in doubts:
+            self.log.say(f"choice: {doubt}")
+        self.folder.add_choices(doubts, self.counters.env_steps)
 
     def diverged(self, policy: int, error: NonFiniteError) -> None:
         """Replaces a policy whose update became NaN, if the population can."""
@@ -350,6 +369,8 @@ class Trainer:
             self.log.say(notice)
         steps = self.counters.env_steps
         finished = steps >= self.config.total_env_steps
+        if self.budget is not None and not (finished or self.stop.made):
+            self._look_at_the_clock(self.budget, steps)
         evaluated = False
         if not self.stop.made and self.evaluations.due(steps, self.reports.wall_s):
             evaluated = self._evaluate()
@@ -360,6 +381,16 @@ class Trainer:
         else:
             self.reports.show(self.counters, self.log)
         return self.stop.made
+
+    def _look_at_the_clock(self, budget: TimeBudget, steps: int) -> None:
+        """Raises BeginsAnew, at most once, if the run is far too fast or too slow for its time."""
+        if not budget.checks:
+            return
+        seconds = self.timer.seconds()
+        training = sum(x for phase, x in seconds.items() if phase not in _NOT_TRAINING)
+        fits = budget.correction(steps, self.config.total_env_steps, training)
+        if fits is not None:
+            raise BeginsAnew(fits)
 
     def _own_metrics(self, report: dict[str, float]) -> dict[str, float]:
         self._ask(self.callbacks.report, self.live, report)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -12,16 +12,28 @@ from quintet.system.manifest import Checked, Count, Word, content_fault
 
 FILE = "run.json"
 
+Sentence = Annotated[str, Field(max_length=2_000)]
+
+
+class Choice(Checked):
+    """A doubtful choice, see `quintet.config.choices.Doubt`; env_steps: when it was said."""
+
+    choice: Word
+    said: Sentence
+    option: Sentence
+    env_steps: Count = 0
+
 
 class Record(Checked):
     """env_steps: trained at its end; None: it runs, or was killed. error: error that ended it.
-    sources: source of each option's value when it was set.
+    sources: source of each option's value when it was set.  choices: those that are doubtful.
     """
 
     state: Literal["running", "finished", "stopped", "failed"]
     env_steps: Count | None = None
     error: str | None = None
     sources: dict[str, Word] = Field(default={})
+    choices: list[Choice] = Field(default=[], max_length=1_000)
 
 
 SAVED = "saved run"

@@ -10,8 +10,8 @@ from quintet.errors import ConfigError
 
 
 def values(*arguments: str) -> dict:
-    algo, files, layer, seeds, jobs, trust, overwrite = parse("train", ["ppo", *arguments])
-    assert (seeds, jobs, trust, overwrite) == (None, None, False, False)
+    algo, files, layer, seeds, jobs, minutes, trust, overwrite = parse("train", ["ppo", *arguments])
+    assert (seeds, jobs, minutes, trust, overwrite) == (None, None, None, False, False)
     assert algo == "ppo"
     assert files == []
     assert layer.source == "command line"

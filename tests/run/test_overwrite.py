@@ -109,7 +109,7 @@ def test_a_run_that_goes_back_does_not_move_its_own_folder(folder, monkeypatch):
     """The second attempt, after the death of a worker, goes on in the folder of the first."""
     attempts = []
 
-    def attempt(loaded, *_, may_go_back):
+    def attempt(loaded, *_, may_go_back, **__):
         attempts.append(loaded.overwrite)
         if may_go_back:
             raise launch._GoesBack("exact", 0)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from quintet.algorithms.acer import config
+from quintet.algorithms.parts.options import reward_scaling
 from quintet.algorithms.registry import Algorithm, Late
 from quintet.observe.metrics import Metric
 
@@ -36,5 +37,6 @@ ENTRY = Algorithm(
     judged=Late("quintet.algorithms.acer.metrics:judged"),
     needs=config.NEEDS,
     defaults=config.DEFAULTS,
+    reward_scaling=reward_scaling,
     like=("dqn", "qrdqn", "rainbow", "r2d2"),
 )

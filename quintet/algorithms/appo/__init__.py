@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from quintet.algorithms.appo import config
+from quintet.algorithms.parts.options import reward_scaling
 from quintet.algorithms.registry import Algorithm, Late
 from quintet.observe.metrics import Metric
 
@@ -37,4 +38,5 @@ ENTRY = Algorithm(
     own_metrics=OWN_METRICS,
     judged=Late("quintet.algorithms.appo.metrics:judged"),
     defaults=config.DEFAULTS,
+    reward_scaling=reward_scaling,
 )

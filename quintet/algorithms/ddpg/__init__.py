@@ -63,6 +63,7 @@ ENTRY = Algorithm(
     actions=(gym_spaces.Box,),
     needs=config.NEEDS,
     defaults=config.DEFAULTS,
+    reward_scaling=config.reward_scaling,
     warnings=config.warnings,
     like=("td3", "sac", "tqc", "d4pg"),
 )

@@ -215,6 +215,13 @@ def check(
     return faults
 
 
+def reward_scaling(config: DDPGConfig) -> str:
+    """The way to scale rewards; "" if they are scaled already."""
+    if config.normalize_returns or config.reward_scale != 1.0:
+        return ""
+    return "--normalize-returns true or --reward-scale scales them"
+
+
 def warnings(config: DDPGConfig, model: ModelConfig) -> list[str]:
     """Warnings about options that are allowed but seldom wise."""
     if not config.noise.param or model.layer_norm:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from quintet.algorithms.impala import config
+from quintet.algorithms.parts.options import reward_scaling
 from quintet.algorithms.registry import Algorithm, Late
 from quintet.observe.metrics import Metric
 
@@ -22,5 +23,6 @@ ENTRY = Algorithm(
     own_metrics=OWN_METRICS,
     judged=Late("quintet.algorithms.impala.metrics:judged"),
     defaults={"runtime.kind": "async"},
+    reward_scaling=reward_scaling,
     like=("a3c", "vtrace"),
 )

@@ -170,6 +170,12 @@ def schedule(default: str, words: tuple[str, ...], doc: str) -> Any:
     return info
 
 
+def reward_scaling(config: Any) -> str:
+    """The way to scale rewards with the option `RewardNormalizer`; "" if it is on."""
+    off = config.reward_normalizer == "none"
+    return "--reward-normalizer return_std scales them" if off else ""
+
+
 def refuse_aux_losses(algo: str, model: ModelConfig, names: tuple[str, ...]) -> None:
     """Refuses an encoder's auxiliary losses of these names, for learners that don't use them.
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from quintet.algorithms.parts.options import reward_scaling
 from quintet.algorithms.ppo import config
 from quintet.algorithms.registry import Algorithm, Late
 from quintet.observe.metrics import Metric
@@ -36,5 +37,6 @@ ENTRY = Algorithm(
     metrics=Late("quintet.algorithms.ppo.metrics:METRICS").get,
     own_metrics=OWN_METRICS,
     judged=Late("quintet.algorithms.ppo.metrics:judged"),
+    reward_scaling=reward_scaling,
     like=("ppo2", "a2c", "trpo", "reinforce", "recurrentppo", "maskableppo"),
 )

@@ -1,0 +1,144 @@
+"""``quintet diff``: what differs between two runs."""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import tyro
+from tyro.conf import Positional, arg
+
+from quintet.errors import ConfigError, QuintetError
+from quintet.observe.run_summary import SCORES, RunSummary, number, read_summary, text
+from quintet.system.files import given_path
+
+_NOT_COMPARED = ("run_dir", "resume")
+_MOST_METRICS = 8
+_OF_TIME = ("wall_s", "throughput/", "time/", "machine/", "worker", "server/")
+
+
+def main(arguments: list[str]) -> int:
+    """Prints the differences; returns 0."""
+
+    def show(
+        runs: Annotated[Positional[tuple[str, ...]], arg(help="two runs", metavar="A B")] = (),
+        as_json: Annotated[bool, arg(name="json", help="print one JSON object")] = False,
+    ) -> None:
+        if len(runs) != 2:
+            raise ConfigError(
+                f"quintet diff must get two runs, got {len(runs)}: quintet diff runs/A runs/B"
+            )
+        from quintet.algorithms import registry
+
+        registry.declare_all()
+        a, b = (_readable(read_summary(given_path(run))) for run in runs)
+        found = compared(a, b)
+        print(json.dumps(found, default=str) if as_json else in_words(found, a, b))
+
+    description = "Compares two runs: options and their sources, versions, environment, curves."
+    tyro.cli(show, prog="quintet diff", description=description, args=arguments)
+    return 0
+
+
+def _readable(run: RunSummary) -> RunSummary:
+    if not run.options:
+        said = run.faults[0] if run.faults else "it has neither options nor checkpoints"
+        raise QuintetError(f"a run must have options, got {run.folder}: {said}")
+    return run
+
+
+def compared(a: RunSummary, b: RunSummary) -> dict[str, Any]:
+    """The differences of two runs; everything as JSON can hold it."""
+    return {
+        "runs": [str(a.folder), str(b.folder)],
+        "states": [a.state, b.state],
+        "options": {
+            name: {"values": list(values), "sources": [a.sources.get(name), b.sources.get(name)]}
+            for name, values in _differing(a.options, b.options).items()
+            if name not in _NOT_COMPARED
+        },
+        "versions": {k: list(x) for k, x in _differing(a.system, b.system).items()},
+        "environment": {k: list(x) for k, x in _differing(a.spaces, b.spaces).items()},
+        "reports": _reports(a, b),
+        "scores": {
+            name: [_newest(run, name) for run in (a, b)]
+            for name in SCORES
+            if any(_newest(run, name) is not None for run in (a, b))
+        },
+        "env_steps": [a.env_steps, b.env_steps],
+        "wall_s": [a.wall_s, b.wall_s],
+    }
+
+
+def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    names = [*a, *(name for name in b if name not in a)]
+    return {name: (a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)}
+
+
+def _newest(run: RunSummary, name: str) -> float | None:
+    return next((each[name] for each in reversed(run.reports) if name in each), None)
+
+
+def _reports(a: RunSummary, b: RunSummary) -> dict[str, Any] | None:
+    """Place where the curves part: the number of reports at the same env_steps, how many of them
+    are equal in all common numbers but those of time, and what differs first; None if nothing does.
+    """
+    of = [
+        {each["env_steps"]: each for each in run.reports if "env_steps" in each} for run in (a, b)
+    ]
+    common = sorted(of[0].keys() & of[1].keys())
+    for equal, steps in enumerate(common):
+        one, two = of[0][steps], of[1][steps]
+        names = [
+            name
+            for name in one.keys() & two.keys()
+            if one[name] != two[name] and not name.startswith(_OF_TIME)
+        ]
+        if names:
+            return {
+                "common": len(common),
+                "equal": equal,
+                "at": int(steps),
+                "metrics": sorted(names),
+            }
+    return None
+
+
+def in_words(found: Mapping[str, Any], a: RunSummary, b: RunSummary) -> str:
+    """The differences as lines."""
+    lines = [f"{x}  {text(run.folder)} ({run.state})" for x, run in (("A", a), ("B", b))]
+    lines += ["", "options"]
+    rows = [
+        (name, *(_with_source(x, by) for x, by in zip(*own.values(), strict=True)))
+        for name, own in found["options"].items()
+    ]
+    lines += _table(rows)
+    for part in ("versions", "environment"):
+        lines += ["", part]
+        lines += _table([(name, *map(text, own)) for name, own in found[part].items()])
+    lines += ["", "curves"]
+    parts = found["reports"]
+    if parts is None:
+        lines.append("  no difference in the reports of the same env_steps")
+    else:
+        names = ", ".join(map(text, parts["metrics"][:_MOST_METRICS]))
+        more = len(parts["metrics"]) - _MOST_METRICS
+        lines.append(
+            f"  of {parts['common']:,} reports at the same env_steps the first {parts['equal']:,} "
+            f"are equal; at {parts['at']:,} these differ: {names}"
+            + (f" and {more} more" if more > 0 else "")
+        )
+    rows = [(name, *map(number, own)) for name, own in found["scores"].items()]
+    rows += [(name, *map(number, found[name])) for name in ("env_steps", "wall_s")]
+    return "\n".join([*lines, *_table(rows)])
+
+
+def _with_source(value: Any, source: str | None) -> str:
+    shown = "-" if value is None else text(value)
+    return f"{shown} ({source})" if source else shown
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    if not rows:
+        return ["  no difference"]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

@@ -1,0 +1,44 @@
+"""``quintet report``: one page about runs."""
+
+from typing import Annotated
+
+import tyro
+from tyro.conf import Positional, arg
+
+from quintet.errors import ConfigError, QuintetError
+from quintet.observe.run_summary import find_runs, read_summary
+from quintet.system.files import given_path, shown
+
+
+def main(arguments: list[str]) -> int:
+    def write(
+        runs: Annotated[
+            Positional[tuple[str, ...]],
+            arg(help="run folders, or folders that hold run folders", metavar="RUN..."),
+        ] = (),
+        out: Annotated[str | None, arg(help="file of the page: .html")] = None,
+        title: Annotated[str, arg(help="title of the page")] = "Runs",
+    ) -> None:
+        if not runs or out is None:
+            raise ConfigError(
+                "quintet report must get at least one run and a file: quintet report RUN... --out "
+                "FILE.html"
+            )
+        page = given_path(out)
+        if page.suffix.lower() not in (".html", ".htm"):
+            raise ConfigError(f"--out must end in .html, got {out}: give such a name")
+        # One run under two names is listed once.
+        places = {each.resolve(): each for run in runs for each in find_runs(given_path(run))}
+        if not places:
+            raise QuintetError(f"RUN must be a folder with runs, got {', '.join(runs)} with none")
+        from quintet.algorithms import registry
+
+        registry.declare_all()  # for units, and for the names in headers of progress.csv
+        from quintet.observe.report_page import write_page
+
+        found = [read_summary(each) for each in places.values()]
+        print(shown(write_page(found, title, page)))
+
+    description = "Writes one HTML file about runs, without scripts and outside resources."
+    tyro.cli(write, prog="quintet report", description=description, args=arguments)
+    return 0

@@ -1,0 +1,100 @@
+"""``quintet runs``: a table of the runs in a folder."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from tyro.conf import Positional, arg
+
+from quintet.errors import QuintetError
+from quintet.observe.pace import clock
+from quintet.observe.run_summary import RunSummary, find_runs, number, read_summary, text
+from quintet.system.files import given_path, shown
+
+_COLUMNS = ("run", "learner", "environment", "seed", "state", "env_steps", "score", "time", "when")
+
+
+def main(arguments: list[str]) -> int:
+    """Prints a table; returns 0."""
+
+    def show(
+        folder: Annotated[
+            Positional[str], arg(help="folder of runs, or of one run", metavar="DIR")
+        ] = "runs",
+        as_json: Annotated[bool, arg(name="json", help="print one JSON array")] = False,
+    ) -> None:
+        place = given_path(folder)
+        if not place.is_dir():
+            raise QuintetError(
+                f"DIR must be a folder, got {folder}: give the folder that holds your runs"
+            )
+        from quintet.algorithms import registry
+
+        registry.declare_all()  # for the names in headers of progress.csv
+        found = [read_summary(each) for each in find_runs(place)]
+        if as_json:
+            print(json.dumps([as_entry(each) for each in found]))
+        elif not found:
+            print(f"no runs in {shown(place)}")
+        else:
+            print(table(found, place))
+
+    description = "Lists runs: their learner, environment, seed, state, score and time."
+    tyro.cli(show, prog="quintet runs", description=description, args=arguments)
+    return 0
+
+
+def as_entry(run: RunSummary) -> dict[str, Any]:
+    """A run for programs."""
+    name, value = run.score or (None, None)
+    return {
+        "run": str(run.folder),
+        "learner": run.learner,
+        "environment": run.environment,
+        "seed": run.options.get("seed"),
+        "state": run.state,
+        "env_steps": run.env_steps,
+        "total_env_steps": run.total_env_steps,
+        "score": value,
+        "score_metric": name,
+        "wall_s": run.wall_s,
+        "at": run.at,
+        "choices": [each.model_dump() for each in run.choices],
+        "error": run.error or None,
+        "faults": list(run.faults),
+    }
+
+
+def cells(run: RunSummary, place: Path) -> tuple[str, ...]:
+    """The row of a run, named within `place`."""
+    try:
+        name = str(run.folder.relative_to(place))
+    except ValueError:
+        name = str(run.folder)
+    score = "-" if run.score is None else f"{number(run.score[1])} ({run.score[0].split('/')[0]})"
+    return (
+        text(run.folder.name if name == "." else name),
+        run.learner or "-",
+        run.environment or "-",
+        run.seed or "-",
+        run.state,
+        run.steps,
+        score,
+        "-" if run.wall_s is None else clock(run.wall_s),
+        run.at[:16].replace("T", " ") or "-",
+    )
+
+
+def table(runs: list[RunSummary], place: Path) -> str:
+    """A line per run, and the faults of damaged and failed ones."""
+    rows = [_COLUMNS, *(cells(each, place) for each in runs)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    for run, row in zip(runs, rows[1:], strict=True):
+        said = run.error if run.state == "failed" else ""
+        if run.state == "damaged":
+            said = run.faults[0] if run.faults else "its options can't be read"
+        if said:
+            lines.append(f"{row[0]}: {said}")
+    return "\n".join(lines)

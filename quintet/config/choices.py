@@ -1,0 +1,271 @@
+"""Doubtful automatic choices: a sentence with the numbers that show it, and the option that makes
+another choice.
+
+Nothing is doubted without evidence: each function returns a doubt, or None where the numbers do not
+show one, or are too few.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
+
+import numpy as np
+from gymnasium import spaces as gym_spaces
+
+from quintet.envs.evidence import Evidence
+from quintet.models.config import ModelConfig, encoded_leaves, picture_options, resolve_model
+from quintet.models.leaves import SMALL, is_grid_with_mission, normalized_leaves, small_pictures
+from quintet.spaces import mask_sizes
+from quintet.types import Spaces
+
+_LEAST_ROWS = 256
+_LEAST_EPISODES = 10
+_LARGE = 100.0  # numbers of an observation
+_LARGE_REWARD, _SMALL_REWARD = 1e3, 1e-3
+_LEAST_REWARDS = 10
+_WORTH = 0.01  # what an episode's only reward is worth at its begin, below which gamma is short
+_LEAST_LIMIT = 20  # steps: shorter tasks often have a fixed length that belongs to them
+_SAME_FRAC = 0.9  # of the episodes
+_LEAST_CHOICES, _USED_FRAC = 20, 0.25
+_TRIES = 100  # of each action in the whole budget
+
+
+class Doubt(NamedTuple):
+    """A doubtful choice.
+
+    choice: which one, a word for programs.
+    said: a sentence with its evidence.
+    option: the way to make another choice.
+    """
+
+    choice: str
+    said: str
+    option: str
+
+    def __str__(self) -> str:
+        return f"{self.said}: {self.option}"
+
+
+@final
+@dataclass(frozen=True)
+class Learning:
+    """The effect of a learner's options on the data.
+
+    gamma: discount of a step.
+    normalizes: whether floats in observations are normalised.
+    scaling: how rewards are scaled if they are not; "": they are, or there is no such option.
+    """
+
+    gamma: float | None = None
+    normalizes: bool = True
+    scaling: str = ""
+
+
+def before(model: ModelConfig, spaces: Spaces, total_env_steps: int | None) -> list[Doubt]:
+    """Doubts that the spaces show.
+
+    model: as configured, not resolved.
+    total_env_steps: budget of a policy; None: unknown.
+    """
+    found: Iterable[Doubt | None] = (
+        *flat_pictures(model, spaces),
+        *layouts(model, spaces),
+        few_tries(spaces.action, total_env_steps),
+    )
+    return [each for each in found if each is not None]
+
+
+def during(model: ModelConfig, spaces: Spaces, learning: Learning, seen: Evidence) -> list[Doubt]:
+    """Doubts that the data show.
+
+    model: resolved.
+    """
+    found = (
+        scales(model, spaces, learning, seen),
+        reward_scale(learning, seen),
+        short_horizon(learning, seen),
+        time_limit(seen),
+        unused_actions(seen),
+    )
+    return [each for each in found if each is not None]
+
+
+def flat_pictures(model: ModelConfig, spaces: Spaces) -> Iterator[Doubt]:
+    """Leaves that may be pictures, and are read by an MLP because they have two dimensions, or
+    integers."""
+    leaves = encoded_leaves(spaces)
+    if model.encoder != "auto" or resolve_model(model, spaces).encoder != "mlp":
+        return
+    for name, leaf in leaves.items():
+        shape = leaf.shape or ()
+        if not isinstance(leaf, gym_spaces.Box | gym_spaces.MultiBinary) or len(shape) < 2:
+            continue
+        if is_grid_with_mission(leaves) and name != "image":
+            continue
+        kind = leaf.dtype.kind if leaf.dtype is not None else ""
+        board = len(shape) == 2 and min(shape) >= SMALL and max(shape) < 36 and kind != "f"
+        # Of three dimensions, all others are read by small_cnn.
+        volume = len(shape) == 3 and sorted(shape)[1] >= SMALL and kind in "iu"
+        if not board and not volume:
+            continue
+        readable = bool(small_pictures({name: leaf}))
+        way = "--model.encoder small_cnn reads it as one"
+        if not readable:
+            way = "give it as bool, uint8 or float32, so that small_cnn reads it as one"
+        yield Doubt(
+            "encoder",
+            f"observation {name!r} ({_times(shape)}, {leaf.dtype}) may be a picture, and an MLP "
+            f"reads it as {math.prod(shape):,} numbers without places",
+            way,
+        )
+
+
+def layouts(model: ModelConfig, spaces: Spaces) -> Iterator[Doubt]:
+    """Pictures whose layout the shape does not tell."""
+    resolved = resolve_model(model, spaces)
+    if resolved.encoder != "small_cnn" or picture_options(resolved).layout != "auto":
+        return
+    for name, picture in small_pictures(encoded_leaves(spaces)).items():
+        if picture.doubtful:
+            ways = [("height x width x channels", "hwc"), ("channels x height x width", "chw")]
+            (read, _), (other, word) = ways if picture.channels_last else ways[::-1]
+            shape = _times(encoded_leaves(spaces)[name].shape or ())
+            yield Doubt(
+                "layout",
+                f"observation {name!r} of {shape} is read as {read}",
+                f'if it is {other}, --model.encoder-kwargs \'{{"layout": "{word}"}}\'',
+            )
+
+
+def scales(model: ModelConfig, spaces: Spaces, learning: Learning, seen: Evidence) -> Doubt | None:
+    """Numbers that reach the network unscaled and are large."""
+    if seen.observed < _LEAST_ROWS or model.custom or model.encoder == "film_grid":
+        return None
+    leaves = encoded_leaves(spaces)
+    normalized = normalized_leaves(spaces.observation) if learning.normalizes else {}
+    read = small_pictures(leaves, picture_options(model).layout) if _small(model) else {}
+    sizes = {
+        name: seen.sizes(name)
+        for name in seen.squares
+        if name not in normalized and not (name in read and _is_uint8(leaves[name]))
+    }
+    if not sizes:
+        return None
+    name = max(sizes, key=lambda name: float(sizes[name].max()))
+    largest = float(sizes[name].max())
+    if largest < _LARGE:
+        return None
+    others = np.concatenate([[1.0] * bool(normalized), *sizes.values()])
+    least = float(others[others > 0.0].min())
+    beside = f", others of size {least:.2g}" if least < largest / 10 else ""
+    floats = leaves[name].dtype is not None and leaves[name].dtype.kind == "f"  # type: ignore[union-attr]
+    way = "--normalize-observations true scales floats"
+    if not floats:
+        way = "give it as float32, which --normalize-observations true scales"
+    return Doubt(
+        "observation_scale",
+        f"observation {name!r} reaches the network in numbers of size {_size(largest)}{beside} "
+        f"(root mean squares over {seen.observed:,} steps)",
+        way,
+    )
+
+
+def _small(model: ModelConfig) -> bool:
+    return model.encoder == "small_cnn"
+
+
+def _is_uint8(leaf: Any) -> bool:
+    return bool(leaf.dtype == np.uint8)
+
+
+def reward_scale(learning: Learning, seen: Evidence) -> Doubt | None:
+    """Rewards that are learned from as they are, and are very large or very small."""
+    if not learning.scaling or seen.rewards < _LEAST_REWARDS:
+        return None
+    size = seen.reward_size
+    if _SMALL_REWARD <= size <= _LARGE_REWARD:
+        return None
+    return Doubt(
+        "reward_scale",
+        f"rewards have a size of {_size(size)} (root mean square of {seen.rewards:,} that were not "
+        "0) and are not scaled",
+        learning.scaling,
+    )
+
+
+def short_horizon(learning: Learning, seen: Evidence) -> Doubt | None:
+    """An episode's only reward, so late that gamma makes next to nothing of it."""
+    gamma, count = learning.gamma, len(seen.paid_lengths)
+    if gamma is None or not 0.0 < gamma < 1.0 or count < _LEAST_EPISODES:
+        return None
+    if seen.rewards > 1.1 * count:
+        return None
+    length = sum(seen.paid_lengths) / count
+    worth = gamma**length
+    if worth >= _WORTH:
+        return None
+    better = 1.0 - 1.0 / length
+    digits = 1 + math.ceil(math.log10(length))
+    return Doubt(
+        "gamma",
+        f"the only reward of an episode comes at its end, after {length:,.0f} steps ({count} "
+        f"episodes), and gamma={gamma:g} makes it worth {worth:.1g} at the beginning",
+        f"--gamma {round(better, digits):g}",
+    )
+
+
+def time_limit(seen: Evidence) -> Doubt | None:
+    """Episodes that all end after the same number of steps, by termination."""
+    count = len(seen.lengths)
+    if count < _LEAST_EPISODES:
+        return None
+    longest = max(seen.lengths)
+    same = sum(
+        terminated and length == longest
+        for length, terminated in zip(seen.lengths, seen.terminated, strict=True)
+    )
+    if longest < _LEAST_LIMIT or same < _SAME_FRAC * count:
+        return None
+    return Doubt(
+        "time_limit",
+        f"{same} of {count} episodes were terminated after exactly {longest:,} steps, so nothing "
+        "that comes later counts",
+        "if that is a time limit, the environment must return truncated=True there, not "
+        "terminated=True",
+    )
+
+
+def unused_actions(seen: Evidence) -> Doubt | None:
+    """Actions that the mask never allows."""
+    if seen.allowed is None or seen.rows < 4 * _LEAST_ROWS:
+        return None
+    most, used = len(seen.allowed), int(seen.allowed.sum())
+    if most < _LEAST_CHOICES or used >= _USED_FRAC * most:
+        return None
+    return Doubt(
+        "actions",
+        f"the action mask allowed only {used:,} of {most:,} actions in {seen.rows:,} steps",
+        "a smaller action space is learned faster",
+    )
+
+
+def few_tries(space: gym_spaces.Space[Any], total_env_steps: int | None) -> Doubt | None:
+    """More actions than the budget can try."""
+    most = max(mask_sizes(space), default=0)
+    if total_env_steps is None or most < _LEAST_CHOICES or total_env_steps >= _TRIES * most:
+        return None
+    return Doubt(
+        "actions",
+        f"{total_env_steps:,} env_steps try each of {most:,} actions about "
+        f"{total_env_steps / most:,.0f} times",
+        "a larger --total-steps, or a smaller action space (MultiDiscrete, or Box)",
+    )
+
+
+def _size(number: float) -> str:
+    return f"{number:,.0f}" if 1e3 <= number < 1e7 else f"{number:.3g}"
+
+
+def _times(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))

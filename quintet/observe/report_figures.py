@@ -1,0 +1,120 @@
+"""The pictures of a report's page, as SVG without outside resources."""
+
+import io
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quintet.observe.health import NUMBERS, State
+from quintet.observe.plot_groups import group_key, group_labels, plain
+from quintet.observe.plots import (
+    EVALUATED,
+    Axis,
+    Run,
+    curves,
+    extract,
+    figure_classes,
+    policies_of,
+    style_axes,
+)
+from quintet.observe.run_summary import RunSummary
+
+_HEALTH = re.compile(r"((?:policy_\d+/)?)health/([a-z_]+)")
+_MOST_PARTS = 16
+
+WIDTH_IN = 5.6
+"""Width of a picture, so that its texts can be read on a page of 420 pixels."""
+
+_COLOURS: dict[State, str] = {
+    "sound": "#009E73",
+    "not known yet": "#D9D9D9",
+    "doubtful": "#E69F00",
+}
+
+
+def svg(figure: Any) -> bytes:
+    """The figure as an SVG document, in which texts are shapes."""
+    import matplotlib
+
+    out = io.BytesIO()
+    with (
+        warnings.catch_warnings(),  # a letter that the font lacks
+        matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "quintet"}),
+    ):
+        warnings.simplefilter("ignore")
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    return out.getvalue()
+
+
+def curves_of(runs: Sequence[RunSummary], x: Axis, metric: str) -> bytes | None:
+    """Curves of a metric with bands over seeds; None if no run has it."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        for own, reports in policies_of(run.reports, metric):
+            curve = extract(reports, x, metric)
+            if not len(curve.x):
+                continue
+            options = {**run.options, **own}
+            evaluations = extract(reports, x, EVALUATED.get(metric, ""))
+            drawn = Run(run.folder, options, curve, evaluations)
+            groups.setdefault(group_key(options), []).append(drawn)
+    if not groups:
+        return None
+    labels = group_labels([members[0].config for members in groups.values()])
+    named = list(zip(map(plain, labels), groups.values(), strict=True))
+    figure = curves(x, metric, named)
+    figure.set_size_inches(WIDTH_IN, figure.get_figheight())
+    return svg(figure)
+
+
+def health_over_time(reports: Sequence[Mapping[str, float]]) -> bytes | None:
+    """A strip for each part of the learner: its state over env_steps; None without any."""
+    parts = sorted({name for report in reports for name in report if _HEALTH.fullmatch(name)})
+    parts = parts[:_MOST_PARTS]
+    if not parts:
+        return None
+    figure_class, formatter = figure_classes()
+    figure = figure_class(figsize=(WIDTH_IN, 0.9 + 0.32 * len(parts)), dpi=150)
+    figure.set_layout_engine("constrained")
+    axes = figure.add_subplot()
+    for place, name in enumerate(parts):
+        for state, colour in _COLOURS.items():
+            spans = _spans(reports, name, state)
+            if spans:
+                axes.broken_barh(spans, (place - 0.4, 0.8), color=colour, lw=0)
+    axes.set_yticks(range(len(parts)), [plain(_name(name)) for name in parts])
+    axes.set_ylim(len(parts) - 0.5, -0.5)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("env steps")
+    axes.xaxis.set_major_formatter(formatter(sep=""))
+    style_axes(axes, "x")
+    from matplotlib.patches import Patch
+
+    signs = [Patch(color=colour, label=state) for state, colour in _COLOURS.items()]
+    figure.legend(handles=signs, loc="outside upper left", ncols=3, frameon=False)
+    return svg(figure)
+
+
+def _name(metric: str) -> str:
+    policy, part = _HEALTH.fullmatch(metric).groups()  # type: ignore[union-attr]
+    whose = f" of {policy.rstrip('/').replace('_', ' ')}" if policy else ""
+    return f"{part.replace('_', ' ')}{whose}"
+
+
+def _spans(
+    reports: Sequence[Mapping[str, float]], name: str, state: State
+) -> list[tuple[float, float]]:
+    """The begin and the width of each stretch of env_steps in a state; a report tells the state of
+    the steps before it."""
+    spans: list[tuple[float, float]] = []
+    before = 0.0
+    for report in reports:
+        now = report.get("env_steps", before)
+        if name in report and report[name] == NUMBERS[state] and now > before:
+            if spans and sum(spans[-1]) == before:
+                spans[-1] = spans[-1][0], now - spans[-1][0]
+            else:
+                spans.append((before, now - before))
+        before = max(now, before)
+    return spans

@@ -1,0 +1,173 @@
+"""One HTML page about runs, without scripts and outside resources.
+
+What a run folder says is text that the template escapes; pictures and films are data of the page.
+"""
+
+import os
+import stat
+from base64 import b64encode
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from quintet.errors import FileFault, QuintetError
+from quintet.observe.health import NUMBERS
+from quintet.observe.lineage import EVENTS, lineage_figure, read_events
+from quintet.observe.pace import clock
+from quintet.observe.report_figures import WIDTH_IN, curves_of, health_over_time, svg
+from quintet.observe.run_summary import SCORES, RunSummary, number, text
+from quintet.system import files
+
+_FILM_BYTES, _MOST_FILMS = 16 * 2**20, 3
+_CURVES = {
+    "policy/entropy": "Entropy of the policy",
+    "value/explained_variance": "Explained variance of values",
+    "throughput/env_steps_per_s": "Speed",
+}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of the page: a title, and its content as a data address."""
+
+    title: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """The runs of one environment, and their curves."""
+
+    environment: str
+    pictures: Sequence[Picture]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run on the page."""
+
+    run: RunSummary
+    name: str
+    score: str
+    time: str
+    steps: str
+    health: Picture | None
+    lineage: Picture | None
+    films: Sequence[Picture]
+    given: Sequence[tuple[str, str, str]]
+    others: Sequence[tuple[str, str, str]]
+    doubtful: Sequence[str]
+
+
+def page(runs: Sequence[RunSummary], title: str) -> str:
+    """The page; raises QuintetError if a package that it needs is missing."""
+    try:
+        from jinja2 import Environment, StrictUndefined
+    except ImportError as fault:
+        raise QuintetError(
+            'a report needs jinja2, which is not installed: pip install "quintet[plot]"'
+        ) from fault
+    source = resources.files("quintet.observe").joinpath("report.html.jinja").read_text("utf-8")
+    template = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    ).from_string(source)
+    by_env: dict[str, list[RunSummary]] = {}
+    for run in runs:
+        by_env.setdefault(run.environment, []).append(run)
+    sections = [Section(env or "no environment", _pictures(own)) for env, own in by_env.items()]
+    entries = [_entry(run) for run in runs]
+    return template.render(title=text(title), sections=sections, entries=entries)
+
+
+def write_page(runs: Sequence[RunSummary], title: str, out: Path) -> Path:
+    """Writes the page and returns its path; raises QuintetError if it can't be written."""
+    content = page(runs, title)
+    try:
+        files.make_folder(out.parent)
+        files.write_whole(out, content.encode())
+    except OSError as fault:
+        raise QuintetError(
+            f"can't write {out}: {files.reason(fault)}; {files.advice(fault)}, or give another "
+            "--out"
+        ) from fault
+    return out
+
+
+def _pictures(runs: Sequence[RunSummary]) -> list[Picture]:
+    """Curves of the runs of one environment: the score over steps and over time, and others."""
+    names = {name.partition("/")[0] for run in runs for report in run.reports for name in report}
+    there = {name for run in runs for report in run.reports for name in report}
+    if any(name.startswith("policy_") for name in names):
+        there |= {name.partition("/")[2] for name in there}
+    training = [name for name in SCORES if name.startswith("episode/") and name in there]
+    score = next(iter(training or [name for name in SCORES if name in there]), None)
+    wanted: list[tuple[str, Any, str]] = []
+    if score is not None:
+        wanted = [("Score", "env_steps", score), ("Score over time", "wall_s", score)]
+    wanted += [(title, "env_steps", name) for name, title in _CURVES.items() if name in there]
+    found = ((title, curves_of(runs, x, name)) for title, x, name in wanted)
+    return [Picture(title, _address(data)) for title, data in found if data is not None]
+
+
+def _entry(run: RunSummary) -> Entry:
+    health = health_over_time(run.reports)
+    rows = [(name, text(value), run.sources.get(name, "")) for name, value in run.options.items()]
+    given = [row for row in rows if row[2] and not row[2].startswith("default")]
+    score = "-" if run.score is None else f"{number(run.score[1])} ({run.score[0]})"
+    last = run.reports[-1] if run.reports else {}
+    doubtful = [
+        text(name)
+        for name, value in last.items()
+        if "health/" in name and value == NUMBERS["doubtful"]
+    ]
+    return Entry(
+        run=run,
+        name=text(run.folder.name),
+        score=score,
+        time="-" if run.wall_s is None else clock(run.wall_s),
+        steps=run.steps,
+        health=None if health is None else Picture("Health over time", _address(health)),
+        lineage=_lineage(run.folder),
+        films=_films(run.folder),
+        given=given,
+        others=[row for row in rows if row not in given],
+        doubtful=doubtful,
+    )
+
+
+def _lineage(folder: Path) -> Picture | None:
+    """The decisions of a population; None without one, or if it can't be read."""
+    if not (folder / EVENTS).exists():
+        return None
+    with suppress(QuintetError):
+        figure = lineage_figure(read_events(folder))
+        figure.set_size_inches(WIDTH_IN, figure.get_figheight())
+        drawn = svg(figure)
+        return Picture("Copies and tuned options of the population", _address(drawn))
+    return None
+
+
+def _films(folder: Path) -> list[Picture]:
+    """The films in a run folder and in its folder ``videos``: ordinary files of at most 16 MiB."""
+    found: list[Picture] = []
+    for place in (folder, folder / "videos"):
+        with suppress(OSError, FileFault):
+            if not stat.S_ISDIR(os.lstat(place).st_mode) and place != folder:
+                continue
+            for name in sorted(os.listdir(place)):
+                path = place / name
+                held = os.lstat(path)
+                small = stat.S_ISREG(held.st_mode) and held.st_size <= _FILM_BYTES
+                if name.lower().endswith(".mp4") and small and len(found) < _MOST_FILMS:
+                    data = files.read_bytes(path)
+                    if data[4:8] == b"ftyp":
+                        found.append(Picture(text(name), _address(data, "video/mp4")))
+    return found
+
+
+def _address(data: bytes, kind: str = "image/svg+xml") -> str:
+    """The data as an address that needs no other resource."""
+    return f"data:{kind};base64,{b64encode(data).decode()}"

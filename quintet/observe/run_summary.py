@@ -1,0 +1,256 @@
+"""A run folder in a few facts, for tables, comparisons and pages.
+
+A folder may come from another person, be damaged, or be written to meanwhile: everything is checked
+where it is read, nothing is opened through a link, and nothing that it names is imported.
+"""
+
+import math
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, final
+
+from quintet.bounds import LARGEST, MOST_STEPS
+from quintet.errors import CheckpointError, FileFault, QuintetError
+from quintet.observe.metrics import by_policy
+from quintet.observe.report_files import CSV_FILE, JSONL_FILE, read_metrics
+from quintet.system import files, manifest, run_record, saved_options
+from quintet.system.inside import holder_of, require_own
+
+State = Literal["running", "finished", "interrupted", "failed", "damaged"]
+
+SCORES = (
+    "eval/success_rate",
+    "eval/return_mean",
+    "episode/success_rate",
+    "episode/return_mean",
+)
+"""Metrics of which the first that a run has is its score."""
+
+_RUN_FILES = ("config.yaml", JSONL_FILE, CSV_FILE, "checkpoints")
+_DEPTH = 3  # of folders in which runs are looked for
+_MOST_TEXT = 400  # characters of a text that is shown
+
+
+@final
+@dataclass(frozen=True)
+class RunSummary:
+    """The facts in a run folder.
+
+    faults: why it is damaged, and what else is wrong with its files.
+    options: by dotted name; sources: their sources, as far as known.
+    system: versions and the machine; empty if unknown.
+    spaces: the observation and action space as JSON, of the newest checkpoint.
+    at: when the run began, ended or was last written to, as text.
+    """
+
+    folder: Path
+    state: State
+    faults: tuple[str, ...] = ()
+    error: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    system: Mapping[str, str] = field(default_factory=dict)
+    spaces: Mapping[str, Any] = field(default_factory=dict)
+    choices: Sequence[run_record.Choice] = ()
+    reports: Sequence[Mapping[str, float]] = ()
+    at: str = ""
+
+    @property
+    def learner(self) -> str:
+        return text(self.options.get("algo", ""))
+
+    @property
+    def environment(self) -> str:
+        return text(self.options.get("env.id", ""))
+
+    @property
+    def seed(self) -> str:
+        return text(self.options.get("seed", ""))
+
+    @property
+    def env_steps(self) -> int:
+        return int(self._last("env_steps") or 0)
+
+    @property
+    def total_env_steps(self) -> int | None:
+        given = self.options.get("total_env_steps")
+        return given if isinstance(given, int) and not isinstance(given, bool) else None
+
+    @property
+    def steps(self) -> str:
+        """The env_steps so far, and of how many if some are left."""
+        whole = self.total_env_steps
+        left = f" of {whole:,}" if whole is not None and self.env_steps < whole else ""
+        return f"{self.env_steps:,}{left}"
+
+    @property
+    def wall_s(self) -> float | None:
+        return self._last("wall_s")
+
+    @property
+    def score(self) -> tuple[str, float] | None:
+        """Name and newest value of the run's score; of several policies the highest."""
+        for name in SCORES:
+            for report in reversed(self.reports):
+                found = [own[name] for own in by_policy(report).values() if name in own]
+                found += [report[name]] if name in report else []
+                if found:
+                    return name, max(found)
+        return None
+
+    def _last(self, name: str) -> float | None:
+        return next((each[name] for each in reversed(self.reports) if name in each), None)
+
+
+def text(value: object) -> str:
+    """A value of a file as one line of printable characters of bounded length."""
+    shown = str(value)
+    shown = shown if len(shown) <= _MOST_TEXT else f"{shown[: _MOST_TEXT - 3]}..."
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
+
+
+def find_runs(place: Path) -> list[Path]:
+    """The folder itself if it holds a run, else all runs in it, up to three levels deep, without
+    those that were moved aside."""
+    if _is_run(place):
+        return [place]
+    found: list[Path] = []
+    left = [(place, 0)]
+    while left:
+        folder, depth = left.pop()
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                path = Path(entry.path)
+                if not entry.is_dir() or re.search(r"\.old-\d+$", entry.name):
+                    continue
+                if _is_run(path):
+                    found.append(path)
+                elif depth + 1 < _DEPTH:
+                    left.append((path, depth + 1))
+    return sorted(found)
+
+
+def _is_run(folder: Path) -> bool:
+    return any(os.path.lexists(folder / name) for name in _RUN_FILES)
+
+
+def read_summary(folder: Path) -> RunSummary:
+    """The facts in the folder of a run; a folder that can't be read is a damaged run."""
+    at = _changed_at(folder)
+    try:
+        require_own(folder)
+        running = holder_of(folder) is not None
+    except CheckpointError as fault:
+        return RunSummary(folder, "damaged", (text(fault),), at=at)
+    faults: list[str] = []
+    broken = False
+    meta = _newest_meta(folder, faults)
+    options = dict(meta.get("config", {}))
+    if not options:
+        broken = _has_checkpoints(folder)
+        try:
+            held = files.read_yaml(folder / saved_options.FILE)
+            options = dict(_flat(held)) if isinstance(held, Mapping) else {}
+        except FileFault as fault:
+            faults.append(text(fault))
+        broken = broken or not options
+    reports: list[dict[str, float]] = []
+    notices: list[str] = []
+    with suppress(QuintetError):  # it reports to neither file
+        reports = [_bounded(each) for each in read_metrics(folder, notices.append)]
+    faults += map(text, notices)
+    broken = broken or any("damaged" in each for each in notices)
+    record = run_record.read(folder)
+    error, system, at_end = "", dict(meta.get("system", {})), ""
+    if record is not None:
+        error = text(record.error or "")
+        extra = record.model_extra or {}
+        at_end = text(extra.get("at", ""))
+        own = extra.get("system")
+        if not system and isinstance(own, Mapping):
+            system = {str(k): str(x) for k, x in own.items()}
+    policy = meta.get("policy") or (meta.get("policies") or [{}])[0].get("policy") or {}
+    spaces = {
+        name: policy[name] for name in ("observation_space", "action_space") if name in policy
+    }
+    return RunSummary(
+        folder,
+        _state(record, running=running, broken=broken),
+        tuple(faults),
+        error,
+        {text(name): value for name, value in options.items()},
+        {} if record is None else {text(k): text(x) for k, x in record.sources.items()},
+        {text(k): text(x) for k, x in system.items()},
+        spaces,
+        () if record is None else record.choices,
+        reports,
+        at_end or at,
+    )
+
+
+def _state(record: run_record.Record | None, *, running: bool, broken: bool) -> State:
+    if running:
+        return "running"
+    if broken:
+        return "damaged"
+    if record is not None and record.state in ("finished", "failed"):
+        return "finished" if record.state == "finished" else "failed"
+    return "interrupted"  # stopped, or killed
+
+
+def _newest_meta(folder: Path, faults: list[str]) -> Mapping[str, Any]:
+    try:
+        newest = manifest.newest(folder / "checkpoints")
+    except CheckpointError as fault:
+        faults.append(text(fault))
+        return {}
+    if newest is None and _has_checkpoints(folder):
+        faults.append("none of its checkpoints can be read")
+    return {} if newest is None else newest.meta
+
+
+def _has_checkpoints(folder: Path) -> bool:
+    with suppress(CheckpointError):
+        return bool(manifest.numbered(folder / "checkpoints"))
+    return True
+
+
+def _bounded(report: Mapping[str, float]) -> dict[str, float]:
+    """A report without numbers beyond all use, which no picture can show."""
+    most = {"env_steps": float(MOST_STEPS), "wall_s": float(MOST_STEPS)}
+    return {
+        name: x
+        for name, x in report.items()
+        if (0.0 <= x <= most[name] if name in most else abs(x) <= LARGEST)
+    }
+
+
+def _flat(values: Mapping[Any, Any], prefix: str = "") -> Mapping[str, Any]:
+    """Nested options by dotted name; mappings that are values (``env.kwargs``) stay."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        whole = f"{prefix}{name}"
+        if isinstance(value, Mapping) and not prefix and "." not in whole and value:
+            flat |= _flat(value, f"{whole}.")
+        else:
+            flat[whole] = value
+    return flat
+
+
+def _changed_at(folder: Path) -> str:
+    """Time of the folder's last change; "" if it is unknown."""
+    with suppress(OSError):
+        return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(os.stat(folder).st_mtime))
+    return ""
+
+
+def number(value: float | None) -> str:
+    """A number for a table, "-" without one."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"

@@ -1,0 +1,78 @@
+"""The doubtful choices of a run, each of which is said once, when there is evidence."""
+
+from typing import final
+
+from quintet.algorithms import registry
+from quintet.config import choices
+from quintet.config.choices import Doubt, Learning
+from quintet.config.run import RunConfig
+from quintet.envs.evidence import Evidence
+from quintet.models.config import ModelConfig
+from quintet.runtime.delivery import Batch
+from quintet.types import Spaces
+
+_FIRST_ROWS = 512  # after which the data are judged for the first time; then twice as many each
+_LEAST_ROWS, _FRAC = 20_000, 0.1  # of the budget, in which the data are looked at
+
+
+@final
+class Doubts:
+    """Looks at a run's options and at its first data.
+
+    said: the doubts so far, as sentences; a list that others may keep.
+    """
+
+    def __init__(self, config: RunConfig, asked: ModelConfig, spaces: Spaces):
+        """config: resolved; asked: the network's options as they were given."""
+        self.config, self.asked, self.spaces = config, asked, spaces
+        self.said: list[str] = []
+        learner = config.learner
+        self._learning = Learning(
+            gamma=getattr(learner, "gamma", None),
+            normalizes=getattr(learner, "normalize_observations", False),
+            scaling=registry.find(config.algo).reward_scaling(learner),
+        )
+        self._seen: Evidence | None = Evidence(spaces.observation)
+        self._next = _FIRST_ROWS
+        self._last = max(_LEAST_ROWS, int(_FRAC * config.total_env_steps))
+        self._known: set[str] = set()
+
+    def knows(self, choice: str, said: str) -> None:
+        """Takes a doubt that an earlier start has said."""
+        self._known.add(choice)
+        self.said.append(said)
+
+    def begin(self) -> list[Doubt]:
+        """Doubts that the spaces show."""
+        share = self.config.total_env_steps // self.config.population.size
+        return self._new(choices.before(self.asked, self.spaces, share))
+
+    def look(self, batch: Batch) -> list[Doubt]:
+        """Doubts that the batches so far show, at a few moments of the run's first tenth."""
+        seen, rollout = self._seen, batch.rollout
+        if seen is None:
+            return []
+        rows = rollout.valid.numel()
+        obs = {name: x[:-1].reshape(rows, *x.shape[2:]) for name, x in rollout.obs.items()}
+        seen.add(
+            {name: x.numpy(force=True) for name, x in obs.items()},
+            rollout.reward.reshape(rows).numpy(force=True),
+            rollout.valid.reshape(rows).numpy(force=True),
+        )
+        for each in batch.episodes:
+            if each.row >= 0:
+                terminated = bool(rollout.terminated[each.row, each.column])
+                seen.ended(each.length, each.return_, terminated)
+        if seen.rows < self._next:
+            return []
+        self._next = max(2 * self._next, seen.rows)
+        if seen.rows >= self._last:
+            self._seen = None
+        return self._new(choices.during(self.config.model, self.spaces, self._learning, seen))
+
+    def _new(self, doubts: list[Doubt]) -> list[Doubt]:
+        """The doubts about choices that were not doubted before."""
+        new = [each for each in doubts if each.choice not in self._known]
+        self._known |= {each.choice for each in new}
+        self.said += map(str, new)
+        return new

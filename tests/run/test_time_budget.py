@@ -1,0 +1,230 @@
+"""A budget in minutes: the number of env_steps that it becomes, and runs that have it."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+import yaml
+from run_helpers import SMALL, TOY
+
+import quintet
+from quintet import cli
+from quintet.errors import ConfigError
+from quintet.run import launch, time_budget
+from quintet.run.time_budget import TimeBudget, rounded
+from quintet.system import run_record
+
+QUIET = {**SMALL, "report.progress": False}
+
+
+def train(folder: Path, minutes: float | None = 10.0, total: int | None = None, **more: Any):
+    config = {**QUIET, **{name.replace("__", "."): x for name, x in more.items()}}
+    return quintet.train("ppo", TOY, total, 3, folder, config, minutes=minutes)
+
+
+def options(folder: Path) -> dict[str, Any]:
+    return yaml.safe_load((folder / "config.yaml").read_text())
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "policy" / "policy.safetensors").read_bytes()
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The speeds of the next measurements, in place of measuring."""
+    speeds: list[float] = []
+
+    def measure(_: Any, budget: TimeBudget, train: Any) -> None:
+        budget.speed, budget.start_s, budget.begin = speeds.pop(0), 0.0, time.monotonic()
+
+    monkeypatch.setattr(time_budget, "_measured", measure)
+    return speeds
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"), [(0.2, 1), (7.9, 7), (99.9, 99), (129.0, 120), (98_765.0, 98_000)]
+)
+def test_round_numbers(steps: float, expected: int):
+    assert rounded(steps) == expected
+
+
+def test_the_number_is_stored_and_has_the_bytes_of_the_same_number_given(
+    tmp_path: Path, measured: list[float]
+):
+    measured.append(0.5)
+    result = train(tmp_path / "timed")
+    total = options(tmp_path / "timed")["total_env_steps"]
+    assert result.metrics["env_steps"] == total == 280  # 0.5 * 600 * 0.94, rounded down
+    assert "minutes" not in options(tmp_path / "timed")
+    record = run_record.read(tmp_path / "timed")
+    assert record is not None
+    assert record.sources["total_env_steps"] == "measured (minutes=10)"
+    log = (tmp_path / "timed" / "log.txt").read_text()
+    assert "minutes=10: at 0 env_steps/s the run has 280 env_steps" in log
+    train(tmp_path / "given", None, total)
+    assert weights(tmp_path / "timed") == weights(tmp_path / "given")
+
+
+def test_a_resume_never_measures_again(tmp_path: Path, measured: list[float]):
+    measured.append(0.5)
+
+    def stop(report: dict[str, float]) -> bool:
+        return report["env_steps"] >= 128
+
+    config = {**QUIET}
+    first = quintet.train("ppo", TOY, None, 3, tmp_path, config, stop, minutes=10.0)
+    assert first.status == "stopped"
+    assert train(tmp_path).metrics["env_steps"] == 280
+    assert "no effect" not in (tmp_path / "log.txt").read_text()
+    assert train(tmp_path, 20.0).metrics["env_steps"] == 280
+    said = "minutes=20 has no effect on a run that has begun: it has 280 env_steps"
+    assert said in (tmp_path / "log.txt").read_text()
+    assert train(tmp_path, None, 320).metrics["env_steps"] == 320
+
+
+def test_it_begins_again_once_if_the_speed_was_far_off(
+    tmp_path: Path, measured: list[float], monkeypatch: pytest.MonkeyPatch
+):
+    measured.append(0.5)
+    looked: list[int] = []
+
+    def correction(self: TimeBudget, env_steps: int, total: int, seconds: float) -> int | None:
+        looked.append(total)
+        assert seconds > 0
+        if env_steps < 128:
+            return None
+        self.checks, self.notes = False, ["it was far off"]
+        return 400
+
+    monkeypatch.setattr(TimeBudget, "correction", correction)
+    result = train(tmp_path / "timed")
+    assert set(looked) == {280}
+    assert result.metrics["env_steps"] == 400 == options(tmp_path / "timed")["total_env_steps"]
+    assert "it was far off" in (tmp_path / "timed" / "log.txt").read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["timed"]
+    train(tmp_path / "given", None, 400)
+    assert weights(tmp_path / "timed") == weights(tmp_path / "given")
+    reports = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("timed", "given")]
+    assert len({len(text.splitlines()) for text in reports}) == 1
+
+
+@pytest.mark.parametrize(
+    ("speed", "expected"),
+    [(1_000.0, None), (1_250.0, None), (800.0, None), (3_000.0, 1_500_000), (300.0, 150_000)],
+)
+def test_when_it_is_far_off(speed: float, expected: int | None, monkeypatch: pytest.MonkeyPatch):
+    """At 1,000 env_steps per second ten minutes have 560,000; after 5% of the time it is looked
+    at once."""
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    budget = TimeBudget(10.0, 0.0, speed=1_000.0)
+    budget.run_begins()
+    now = 2.0
+    assert budget.correction(0, 560_000, 1.0) is None
+    now = 20.0
+    assert budget.correction(int(18 * speed), 560_000, 19.0) is None  # too early
+    assert budget.checks
+    now = 40.0
+    found = budget.correction(int(38 * speed), 560_000, 39.0)
+    assert found == expected
+    assert not budget.checks
+    assert budget.correction(int(38 * speed), 560_000, 390.0) is None
+    if expected is not None:
+        assert f"{speed:,.0f} env_steps/s, not 1,000, so it begins again" in budget.notes[0]
+
+
+def test_a_compiled_run_is_measured_compiled(
+    tmp_path: Path, measured: list[float], monkeypatch: pytest.MonkeyPatch
+):
+    """Only if so many env_steps fit that compiling pays off."""
+    compiled: list[str] = []
+    own = time_budget._measured
+
+    def measure(loaded: Any, budget: TimeBudget, train: Any) -> None:
+        compiled.append(loaded.config.runtime.compile)
+        own(loaded, budget, train)
+
+    monkeypatch.setattr(time_budget, "_measured", measure)
+    monkeypatch.setattr(time_budget, "resolved", lambda loaded: ({
+        "runtime.compile": "on" if loaded.config.total_env_steps > 1_000 else "off"
+    }, {}))  # fmt: skip
+    measured += [0.5]
+    train(tmp_path / "short", runtime__compile="auto")
+    assert compiled == ["off"]
+    monkeypatch.setattr(launch, "_run", lambda loaded, *_, **__: loaded)
+    measured += [100.0, 300.0]
+    found = train(tmp_path / "long", runtime__compile="auto")
+    assert compiled == ["off", "off", "on"]
+    assert found.config.total_env_steps == 160_000  # 300 * 600 * 0.94
+    assert found.config.runtime.compile == "auto"
+
+
+def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str], measured: list[float]):
+    with pytest.raises(ConfigError, match="minutes must be given without total_env_steps"):
+        train(tmp_path, 10.0, 1_000)
+    for wrong in (0, -1.0, float("nan"), True, "10"):
+        with pytest.raises(ConfigError, match="minutes must be a number above 0"):
+            train(tmp_path, wrong)  # type: ignore[arg-type]
+    vector = gymnasium.make_vec("CartPole-v1", 2)
+    with pytest.raises(ConfigError, match="minutes must have environments that can be made again"):
+        quintet.train("ppo", vector, run_dir=tmp_path, config={"eval.episodes": 0}, minutes=1.0)
+    assert cli.main(["config", "ppo", "--env", TOY, "--minutes", "5"]) == 2
+    assert "--minutes belongs to quintet train" in capsys.readouterr().err
+    assert cli.main(["train", "ppo", "--env", TOY, "--minutes", "soon"]) == 2
+    assert "--minutes must be a number, got 'soon'" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+def test_there_is_at_least_one_iteration(tmp_path: Path, measured: list[float]):
+    measured.append(1e-3)
+    assert train(tmp_path, 0.001).metrics["env_steps"] == 64
+
+
+def test_a_group_has_the_number_of_a_run_that_has_begun(tmp_path: Path, measured: list[float]):
+    quintet.train("ppo", TOY, 256, 1, tmp_path / "s1", QUIET)
+    found = quintet.train(
+        "ppo", TOY, run_dir=tmp_path, config=QUIET, seeds=[1, 2], jobs=1, minutes=5.0
+    )
+    assert [each.metrics["env_steps"] for each in found] == [256, 256]
+
+
+def test_a_short_run_is_measured(tmp_path: Path):
+    """With no number given by the test; a busy machine makes it no faster."""
+    result = train(tmp_path, 0.05)
+    record = run_record.read(tmp_path)
+    assert record is not None
+    assert record.sources["total_env_steps"] == "measured (minutes=0.05)"
+    assert result.status == "finished"
+    assert result.metrics["env_steps"] == options(tmp_path)["total_env_steps"] > 128
+    assert 0.3 < result.metrics["wall_s"] < 30.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"runtime.kind": "lockstep", "runtime.num_workers": 2},
+        {"runtime.kind": "async", "runtime.num_workers": 2},
+        {"population.size": 2},
+    ],
+    ids=["lockstep", "async", "population"],
+)
+def test_every_kind_of_run_is_measured(tmp_path: Path, more: dict[str, Any]):
+    algo = "appo" if more.get("runtime.kind") == "async" or "population.size" in more else "ppo"
+    config = {"report.progress": False, "eval.episodes": 0, **more}
+    result = quintet.train(algo, "CartPole-v1", None, 1, tmp_path, config, minutes=0.5)
+    assert result.status == "finished"
+    assert 10.0 < result.metrics["wall_s"] < 60.0
+
+
+@pytest.mark.slow
+def test_seeds_have_one_number(tmp_path: Path):
+    found = quintet.train(
+        "ppo", "CartPole-v1", run_dir=tmp_path, seeds=[1, 2], jobs=2, minutes=0.4,
+        config={"eval.episodes": 0},
+    )  # fmt: skip
+    assert len({each.metrics["env_steps"] for each in found}) == 1
+    assert all(each.status == "finished" for each in found)
