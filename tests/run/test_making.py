@@ -183,7 +183,7 @@ def test_no_clock_decides_after_the_start(
 def test_a_run_that_goes_back_does_not_measure_again(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
-    def _run(loaded: Any, *_: Any, may_go_back: bool) -> str:
+    def _run(loaded: Any, *_: Any, may_go_back: bool, **__: Any) -> str:
         seen.append(loaded.config.checkpoint.restart_env_steps)
         if may_go_back:
             raise launch._GoesBack("exact", 64)
