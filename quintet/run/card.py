@@ -60,14 +60,14 @@ quintet, as ONNX for instance.
 
 
 def _header(config: RunConfig, own: Mapping[str, float]) -> dict[str, Any]:
-    env_id = config.env.id
+    env_id = str(config.env.id)  # exactly, since YAML takes no subclass
     header: dict[str, Any] = {
         "library_name": "quintet",
         "tags": ["reinforcement-learning", "deep-reinforcement-learning", config.algo, env_id],
     }
     if "eval/return_mean" not in own:
         return header
-    played = config.eval_env.id or env_id
+    played = str(config.eval_env.id or env_id)
     value = f"{own['eval/return_mean']:.2f} +/- {own.get('eval/return_std', 0.0):.2f}"
     result = {
         "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
