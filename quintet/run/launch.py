@@ -278,7 +278,7 @@ def run_seeds(
     if minutes is not None:
         given = {"minutes": minutes}
         trials = [seed_group.Member(f"s{x.config.seed}", _payload(x, given)) for x in sound[:jobs]]
-        measure = partial(seed_group.run_members, "quintet.run.member", trials, jobs, say)
+        measure = partial(_answers, trials, jobs, say)
         sound = time_budget.timed_group(sound, minutes, measure, say)
     members = [seed_group.Member(f"s{each.config.seed}", _payload(each)) for each in sound]
     ended = iter(seed_group.run_members("quintet.run.member", members, jobs, say))
@@ -288,6 +288,14 @@ def run_seeds(
         else _seed_outcome(each.config, next(ended))
         for each in loaded
     ]
+
+
+def _answers(
+    members: Sequence[seed_group.Member], jobs: int, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """The answers of processes; empty for one that gave none."""
+    ended = seed_group.run_members("quintet.run.member", members, jobs, say)
+    return [each.answer or {} for each in ended]
 
 
 def _sharing(loaded: Loaded, values: Mapping[str, Any], runs: int) -> Loaded:

@@ -7,12 +7,12 @@ resume never measures again.
 
 import io
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, final
+from typing import Any, Literal, final
 
 from quintet.bounds import MOST_STEPS
 from quintet.config.resolve import Loaded, batch_steps, resolved, size_faults
@@ -20,7 +20,6 @@ from quintet.envs.env_source import can_be_made_again
 from quintet.errors import ConfigError, QuintetError
 from quintet.run.callbacks import OnReport
 from quintet.run.folder import clear
-from quintet.run.seed_group import Outcome
 from quintet.system import run_record
 
 _SHARE, _LEAST_S, _MOST_S = 0.02, 3.0, 30.0  # of the time, that a measurement takes
@@ -56,19 +55,19 @@ def timed(loaded: Loaded, budget: "TimeBudget", train: TrainOnce) -> Loaded:
 def timed_group(
     group: Sequence[Loaded],
     minutes: float,
-    measure: Callable[[], Sequence[Outcome]],
+    measure: Callable[[], Sequence[Mapping[str, Any]]],
     say: Callable[[str], None],
 ) -> list[Loaded]:
     """The runs of a seed group with the same number of env_steps: that of a run that has begun,
     else one that fits the time of each.
 
-    measure: measures several runs at the same time.
+    measure: measures several runs at the same time; returns the answers of their processes.
     """
     known = {each.config.total_env_steps for each in group if has_begun(each)}
     if all(map(has_begun, group)):
         return list(group)
     if not known:
-        answers = [each.answer or {} for each in measure()]
+        answers = measure()
         if any("total" not in answer for answer in answers):
             told = next((answer["error"] for answer in answers if "error" in answer), None)
             if told is None:
