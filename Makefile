@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo format lint check test test-slow clean
+.PHONY: setup demo format lint check test test-slow site clean
 
 setup: $(STAMP)
 
@@ -48,6 +48,10 @@ test: lint
 # One at a time: exactness tests burn every core beside the run that they watch.
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+# The documents as pages with search and an API reference, in build/site.
+site: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -70,7 +70,7 @@ ROWS = (
     Row("ppo", "Walker2d-v4", 2800, 3500, "Tianshou 3589, CleanRL 2288"),
     Row("ppo", "InvertedPendulum-v4", 950),
     Row("ppo", "BipedalWalker-v3", 250),
-    Row("ppo", "Pong-v5", 17, 19, "asked: 17 at 3M, 19 at 5M", seen=(1,)),
+    Row("ppo", "Pong-v5", 17, 19, seen=(1,)),
     Row(
         "ppo", "Pong-v5", title="the same in float32, ended early", label="fp32", until=1_000_000,
         options=("runtime.precision=fp32", "runtime.threads=1"), beside="ppo-Pong-v5", seen=(1,),
@@ -122,15 +122,15 @@ ROWS = (
         options=("total_env_steps=10000000",), label="10M",
     ),
     Row(
-        "appo", "Pong-v5", 18, 20, "asked: 18 after 5M, 20 after 10M", seeds=(11,),
+        "appo", "Pong-v5", 18, 20, seeds=(11,),
         options=("total_env_steps=10000000",), label="10M",
     ),
     Row(
-        "appo", DOOM.format("Basic"), 75, None, "asked: solved", seeds=(11,),
+        "appo", DOOM.format("Basic"), 75, None, seeds=(11,),
         title="ViZDoom Basic",
     ),
     Row(
-        "appo", DOOM.format("HealthGathering"), None, None, "asked: clearly above random",
+        "appo", DOOM.format("HealthGathering"), None, None,
         seeds=(11,), title="ViZDoom HealthGathering",
     ),
     Row("ddpg", "Pendulum-v1", -175, -160, "SB3 zoo -152 (1 run)", seeds=FIVE),
@@ -144,7 +144,7 @@ ROWS = (
         "ddpg", "Pendulum-v1", title="the same, rewards times 1,000", label="x1000",
         options=("reward_scale=1000",), beside="ddpg-Pendulum-v1",
     ),
-    Row("ddpg", CAR, 90, None, "SB3 zoo 93.5; asked: on each", seeds=OTHERS, seen=FIVE[:2]),
+    Row("ddpg", CAR, 90, None, "SB3 zoo 93.5", seeds=OTHERS, seen=FIVE[:2]),
     Row(
         "ddpg", CAR, title="the same, Gaussian noise", label="gaussian",
         options=("exploration=normal_0.2",), beside=f"ddpg-{CAR}", seeds=OTHERS,

@@ -21,42 +21,46 @@ from quintet.envs import envpool_library
 
 DOCUMENTS = (
     ROOT / "docs" / "benchmarks.md",
-    ROOT / "docs" / "multi-agent.md",
-    ROOT / "docs" / "performance.md",
     ROOT / "benchmarks" / "tuning.md",
     ROOT / "benchmarks" / "parts.md",
     ROOT / "README.md",
 )
 
 
+HEADLINES = (
+    *("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "LunarLander-v3", "HalfCheetah-v4"),
+    *("Hopper-v4", "Walker2d-v4", "Pong-v5", "Breakout-v5"),
+)
+"""Environments of the README's table."""
+
+
 class Ratio(NamedTuple):
     """Goals of a speed ratio and of the fraction of the limit."""
 
     must: float
-    aim: float | None
     of_limit: float
 
 
 SPEED_PPO = {
-    "cartpole-ppo": Ratio(2.5, 3.5, 0.75),
-    "halfcheetah-ppo": Ratio(2.3, 3.0, 0.75),
-    "pong-ppo": Ratio(2.2, 2.6, 0.8),
-    "pong-ppo-fp32": Ratio(1.5, None, 0.8),
+    "cartpole-ppo": Ratio(2.5, 0.75),
+    "halfcheetah-ppo": Ratio(2.3, 0.75),
+    "pong-ppo": Ratio(2.2, 0.8),
+    "pong-ppo-fp32": Ratio(1.5, 0.8),
 }
 SPEED_APPO = {
-    "cartpole-appo": Ratio(5.0, 8.0, 0.75),
-    "pong-appo": Ratio(2.3, 3.0, 0.75),
-    "pong-appo-fp32": Ratio(1.6, None, 0.75),
+    "cartpole-appo": Ratio(5.0, 0.75),
+    "pong-appo": Ratio(2.3, 0.75),
+    "pong-appo-fp32": Ratio(1.6, 0.75),
 }
 SPEED_DDPG = {
-    "halfcheetah-ddpg": Ratio(1.45, 1.8, 0.75),
-    "halfcheetah-ddpg-bf16": Ratio(2.0, 2.4, 0.75),
+    "halfcheetah-ddpg": Ratio(1.45, 0.75),
+    "halfcheetah-ddpg-bf16": Ratio(2.0, 0.75),
 }
 """Keys are names of records of `compare`."""
 
 SPEED_ACER = ("cartpole-acer", "pong-acer")
-OF_LIMIT_ACER = (0.75, 0.85)
-"""Must and aim."""
+OF_LIMIT_ACER = 0.75
+"""Fraction of the limit that was asked for."""
 
 SHARE_OF_TRUST_REGION = 0.15
 """Largest fraction of an update."""
@@ -97,38 +101,61 @@ def result(name: str) -> dict[str, Any] | None:
 
 def learning_table(algo: str) -> str:
     lines = [
-        "| environment (backend) | env_steps | seeds | of each seed | mean | random actions "
-        "| must / aim | met | reference |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| environment | env_steps | seeds | of each seed | mean | random | reference |",
+        "|---|---|---|---|---|---|---|",
     ]
-    rows = [row for row in ROWS if row.algo == algo]
+    rows, short = [row for row in ROWS if row.algo == algo], []
     for row in rows:
-        record, asked = record_of(row), asked_of(row.must, row.aim)
+        record = record_of(row)
         if record is None:
-            lines.append(f"| {row.told} | | | not yet recorded | | | {asked} | | {row.reference} |")
+            lines.append(f"| {row.told} | | | not yet recorded | | | {row.reference} |")
             continue
         runs = record["runs"]
-        score = mean(run[row.score] for run in runs)
+        score, backend = mean(run[row.score] for run in runs), record["config"]["env.backend"]
         chance = rounded(record["random"][row.score], row.score) if "random" in record else ""
         cells = (
-            f"{row.told} ({record['config']['env.backend']})",
+            row.told + ("" if backend == "envpool" else f" ({backend})"),
             f"{record.get('until') or record['config']['total_env_steps']:,}",
             " ".join([listed(run["seed"] for run in runs), *notes(row)]),
             ", ".join(told(run, row.score) for run in runs),
             f"**{rounded(score, row.score)}**",
             chance,
-            asked,
-            met_by(score, row.must, row.aim),
             row.reference,
         )
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *footnotes(rows)])
+        if row.must is not None and score < row.must:
+            short.append(f"{row.told} ({row.must})")
+    return "\n".join([*lines, "", *footnotes(rows, short)])
 
 
-def footnotes(rows: list[Row]) -> list[str]:
-    """Explanations of the marks next to the seeds, as far as the rows have them."""
+def headline_table() -> str:
+    """One line for each environment: every learner's mean score and its budget."""
+    learners = tuple(dict.fromkeys(row.algo for row in ROWS))
+    lines = [f"| | {' | '.join(algo.upper() for algo in learners)} | random |"]
+    lines.append("|---|" + "---|" * (len(learners) + 1))
+    for env in HEADLINES:
+        cells, chance = {}, ""
+        for row in ROWS:
+            record = record_of(row)
+            if row.env != env or row.title or record is None:
+                continue
+            score = mean(run[row.score] for run in record["runs"])
+            budget = record["config"]["total_env_steps"] / 1e6
+            few = "" if len(record["runs"]) >= 3 and not {"¹", "²", "³"} & {*notes(row)} else "*"
+            cells[row.algo] = f"{score:,.0f}{few} ({budget:g}M)"
+            if "random" in record:
+                chance = f"{record['random'][row.score]:,.0f}"
+        told = (env, *(cells.get(algo, "") for algo in learners), chance)
+        lines.append(f"| {' | '.join(told)} |")
+    return "\n".join(lines)
+
+
+def footnotes(rows: list[Row], short: list[str]) -> list[str]:
+    """Explanations of the marks next to the seeds, as far as the rows have them, and the rows whose
+    score is below the one that was asked for.
+    """
     used = {sign for row in rows for sign in notes(row)}
-    lines = []
+    lines = [f"Below the score that was asked for: {', '.join(short)}."] if short else []
     if "¹" in used:
         by_seeds: dict[tuple[int, ...], list[str]] = {}
         for row in rows:
@@ -172,36 +199,22 @@ def rounded(value: float, score: str) -> str:
 
 
 def told(run: dict[str, Any], score: str) -> str:
-    """Score of one seed; returns with their standard deviation over episodes."""
-    value = rounded(run[score], score)
-    return value if score == "success_rate" else f"{value} ± {run['return_std']:.1f}"
-
-
-def asked_of(must: float | None, aim: float | None) -> str:
-    if must is None:
-        return "" if aim is None else f"- / {aim}"
-    return str(must) if aim is None else f"{must} / {aim}"
-
-
-def met_by(score: float, must: float | None, aim: float | None) -> str:
-    if must is aim is None:
-        return ""
-    if aim is not None and score >= aim:
-        return "aim"
-    return "must" if must is not None and score >= must else "no"
+    """Score of one seed."""
+    return rounded(run[score], score)
 
 
 def speed_table(peer: str, goals: dict[str, Ratio]) -> str:
     """Newest comparison of each workload, from the records of `compare --record`."""
     lines = [
-        f"| workload | quintet | {PEERS[peer]} | ratio | must / aim | met | of its limit "
-        "| asked | precision | compiled in | commit |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        f"| workload | quintet | {PEERS[peer]} | ratio | of its limit | precision | compiled in "
+        "| commit |",
+        "|---|---|---|---|---|---|---|---|",
     ]
+    short = []
     for name, goal in goals.items():
         path = ROOT / "benchmarks" / "results" / f"speed-{name}.jsonl"
         if not path.exists():
-            lines.append(f"| {name} | not yet recorded |" + " |" * 9)
+            lines.append(f"| {name} | not yet recorded |" + " |" * 6)
             continue
         runs = json.loads(path.read_text().splitlines()[-1])["runs"]
         ours, theirs = runs["quintet"], runs[peer]
@@ -212,35 +225,45 @@ def speed_table(peer: str, goals: dict[str, Ratio]) -> str:
         lines.append(
             f"| {name} | {median(speeds[0]):,.0f} | {median(speeds[1]):,.0f} "
             f"| **{median(ratios):.2f}x** ({min(ratios):.2f} to {max(ratios):.2f}) "
-            f"| {asked_of(goal.must, goal.aim)} | {met_by(median(ratios), goal.must, goal.aim)} "
-            f"| {limit:.2f} | {goal.of_limit} | {ours[-1]['precision']} "
+            f"| {limit:.2f} | {ours[-1]['precision']} "
             f"| {max(run['compile_s'] for run in ours):.0f} s | {commit[:7]}{dirty and '-dirty'} |"
         )
-    return "\n".join(lines)
+        if median(ratios) < goal.must:
+            short.append(f"{name} ({goal.must}x)")
+        if limit < goal.of_limit:
+            short.append(f"{name} ({goal.of_limit} of its limit)")
+    return "\n".join([*lines, *below(short)])
 
 
-def limit_table(names: Iterable[str], goal: tuple[float, float], newest: int = 3) -> str:
+def below(short: list[str]) -> list[str]:
+    """The paragraph that names what is below its goal."""
+    return ["", f"Below what was asked for: {', '.join(short)}."] if short else []
+
+
+def limit_table(names: Iterable[str], goal: float, newest: int = 3) -> str:
     """Newest runs of ``quintet bench WORKLOAD --json``, from one line per run."""
     lines = [
-        "| workload | env_steps/s | of its limit | must / aim | met | precision | compiled in "
-        "| commit |",
-        "|---|---|---|---|---|---|---|---|",
+        "| workload | env_steps/s | of its limit | precision | compiled in | commit |",
+        "|---|---|---|---|---|---|",
     ]
+    short = []
     for name in names:
         path = ROOT / "benchmarks" / "results" / f"speed-{name}.jsonl"
         if not path.exists():
-            lines.append(f"| {name} | not yet recorded |" + " |" * 6)
+            lines.append(f"| {name} | not yet recorded |" + " |" * 4)
             continue
         runs = [json.loads(line) for line in path.read_text().splitlines()[-newest:]]
         shares = [run["env_steps_per_s"] / run["limit_env_steps_per_s"] for run in runs]
         share, commit = median(shares), unique(run["commit"] for run in runs)
         lines.append(
             f"| {name} | {median(run['env_steps_per_s'] for run in runs):,.0f} "
-            f"| **{share:.2f}** ({min(shares):.2f} to {max(shares):.2f}) | {asked_of(*goal)} "
-            f"| {met_by(share, *goal)} | {', '.join(unique(run['precision'] for run in runs))} "
+            f"| **{share:.2f}** ({min(shares):.2f} to {max(shares):.2f}) "
+            f"| {', '.join(unique(run['precision'] for run in runs))} "
             f"| {max(run['compile_s'] for run in runs):.0f} s | {', '.join(commit)} |"
         )
-    return "\n".join(lines)
+        if share < goal:
+            short.append(f"{name} ({goal} of its limit)")
+    return "\n".join([*lines, *below(short)])
 
 
 def acer_step_table() -> str:
@@ -497,6 +520,7 @@ def stepping_table() -> str:
 
 
 TABLES = {
+    "headline": headline_table,
     "ppo-learning": lambda: learning_table("ppo"),
     "ppo-cost": lambda: cost_table("ppo"),
     "impala-learning": lambda: learning_table("impala"),

@@ -173,6 +173,14 @@ def test_code_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         torch.set_num_threads(threads)
 
 
+def test_documents_for_users_are_short():
+    """35,000 words, counted as `wc -w` does."""
+    paths = [ROOT / x for x in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+    words = {path.name: len(path.read_text().split()) for path in [*paths, *DOCS.rglob("*.md")]}
+    assert sum(words.values()) <= 35_000, words
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
 def test_every_block_is_of_a_known_language():
     for path in DOCUMENTS:
         known = {"", "python", "toml", "yaml"}
@@ -230,21 +238,6 @@ def defaults_of(text: str) -> dict[str, Any]:
     return {name: None if default == "none" else yaml.safe_load(default) for name, default in rows}
 
 
-@pytest.mark.parametrize("algo", LEARNERS)
-def test_every_option_of_a_learner_is_documented_as_its_field_says(
-    algo: str, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import option_tables
-
-    text, options_of = (DOCS / f"{algo}.md").read_text(), LEARNERS[algo][1]
-    assert option_tables.rendered(text, options_of) == text
-    row = option_tables.row(options_of, "gamma")
-    assert option_tables.rendered(text.replace(row, "| `gamma` | 0.5 | |"), options_of) == text
-    without = option_tables.rendered(text.replace(f"{row}\n", ""), options_of)
-    assert without.count(row) == 1
-
-
 def test_the_document_of_populations_says_what_fields_say(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import option_tables
@@ -262,16 +255,16 @@ PRESETS = {
     "ppo": (9, ("clip", "kl_penalty", "tf_agents_base", "vector_discrete", "pixels", "atari")),
     "impala": (5, ("vector_discrete", "vector_continuous", "pixels", "atari")),
     "appo": (6, ("vector_discrete", "vector_continuous", "pixels", "atari", "grid")),
-    "ddpg": (7, ("vector_continuous", "pixels")),
-    "acer": (7, ("vector_discrete", "vector_continuous", "pixels", "atari")),
+    "ddpg": (10, ("vector_continuous", "pixels")),
+    "acer": (11, ("vector_discrete", "vector_continuous", "pixels", "atari")),
 }
 
 
 @pytest.mark.parametrize("algo", LEARNERS)
 def test_every_departure_and_preset_of_a_learner_is_documented(algo: str):
     text, (departures, presets) = (DOCS / f"{algo}.md").read_text(), PRESETS[algo]
-    listed = re.findall(r"^ (\d)\. (\w+ \w+)", LEARNERS[algo][0].__doc__ or "", re.M)
-    headings = re.findall(r"^### (\d)\. (\w+ \w+)", text, re.M)
+    listed = re.findall(r"^ ?(\d+)\. (\w+ \w+)", LEARNERS[algo][0].__doc__ or "", re.M)
+    headings = re.findall(r"^### (\d+)\. (\w+ \w+)", text, re.M)
     assert len(listed) == departures
     assert [number for number, _ in headings] == [number for number, _ in listed]
     for preset in presets:
@@ -308,7 +301,7 @@ def test_tables_are_what_the_records_say(
     assert tables.main() == 0, capsys.readouterr().out
     text = (DOCS / "benchmarks.md").read_text()
     other = tmp_path / "benchmarks.md"
-    other.write_text(text.replace("| Acrobot-v1 (envpool) |", "| Nowhere |"))
+    other.write_text(text.replace("| Acrobot-v1 |", "| Nowhere |"))
     monkeypatch.setattr(tables, "DOCUMENTS", (other,))
     assert tables.main() == 1
     assert f"{other} is not what records and presets say" in capsys.readouterr().out

@@ -1,5 +1,6 @@
 """The examples do what they say, in a small way."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -76,3 +77,23 @@ def test_text_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         for colour in text_encoder.COLOURS[:3]
     ]
     assert said == [0, 1, 2]
+
+
+def test_custom_backend_has_the_layout_of_backends(monkeypatch: pytest.MonkeyPatch):
+    from quintet.cli import main
+    from quintet.envs.backends import BACKENDS
+
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import custom_backend
+
+    monkeypatch.setattr(BACKENDS, "loaded", dict(BACKENDS.loaded))
+    BACKENDS.register("mine", custom_backend.BACKEND)
+    assert main(["check-env", "Walk-v0", "--steps", "200"]) == 0
+
+
+@pytest.mark.slow
+def test_custom_backend_trains(tmp_path: Path):
+    words = [sys.executable, str(EXAMPLES / "custom_backend.py")]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1]) > 0.8, done.stdout  # 1 is the optimum

@@ -27,6 +27,7 @@ REST = RMSPropRates(0.0, decay=1.0, one_minus_decay=0.0, momentum=0.0, epsilon=1
 
 
 def rates(learning_rate: float, decay: float, momentum: float, epsilon: float) -> RMSPropRates:
+    """The numbers of a step."""
     return RMSPropRates(learning_rate, decay, 1.0 - decay, momentum, epsilon)
 
 

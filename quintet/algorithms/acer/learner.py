@@ -28,6 +28,12 @@ Departures from the paper, each with the switch that turns it off, if there is o
     for MultiDiscrete, MultiBinary and Tuples, which the paper does not mention.
  7. Continuous actions are learned from fresh unrolls too; the paper learns them from replay alone,
     in unrolls of 50 (``unroll_steps=50``).
+ 8. The critic's errors count half, as in baselines (``value_coef=1`` is the paper's).
+ 9. The gradient is clipped (``max_grad_norm=none``); the paper does not mention it.
+10. All streams make one step together, on the mean over their rows; the paper's threads make steps
+    of their own, on sums.
+11. The critic reads the actions that were executed, clipped or squashed to their bounds, of which
+    the paper has none.
 """
 
 from collections.abc import Mapping

@@ -20,6 +20,10 @@ Departures from the paper, each with the switch that turns it off:
     standard deviation (``normalize_returns=false``, the default), and large errors may be linear in
     the loss (``critic_huber_delta=none``, the default).
  7. Learning rates may fall to 0 (``lr_schedule=constant``, the default, is the paper's).
+ 8. Updates come in blocks, half an update for a step (``updates_per_env_step=1`` and
+    ``unroll_steps=1`` are the paper's).
+ 9. The critic's last layer has no L2.
+10. First weights of hidden layers are orthogonal (the paper's are uniform).
 """
 
 import math

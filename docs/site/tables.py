@@ -1,0 +1,122 @@
+"""A hook of MkDocs: tables of all options and metrics, from where they are declared."""
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from mkdocs.structure.pages import Page
+from pydantic import BaseModel
+
+from quintet.algorithms import registry
+from quintet.config.run import PARTS, TOP, RunConfig, prefix_of
+from quintet.observe.metrics import OF_LEARNERS, OF_RUNS, PREFIXES, Metric
+from quintet.options import about, default_of
+
+SEVERAL = "Several learners"
+METRICS = "| metric | unit | meaning |\n|---|---|---|\n"
+TABLE = "| option | default | meaning |\n|---|---|---|\n"
+
+
+def meaning(options: type[BaseModel], name: str) -> str:
+    """An option's meaning, with what it needs."""
+    info = options.model_fields[name]
+    needs = [re.sub(r",[^,{]*{.*", "", need.what) for need in about(info).needs]
+    only = "; ".join(f"only with {_grouped(need)}" for need in needs if "{" not in need)
+    return "; ".join(part for part in (info.description or "", only) if part)
+
+
+def _grouped(need: str) -> str:
+    """A condition with parentheses around every `and` next to an `or`."""
+    parts = need.split(" or ")
+    return need if len(parts) == 1 else " or ".join(f"({x})" if " and " in x else x for x in parts)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def of_run() -> Iterable[str]:
+    """Sections of the options that all learners have: the run's own, and those of its parts."""
+    yield _section("A run", [(name, RunConfig, name) for name in TOP])
+    for part, kind in PARTS.items():
+        rows = [(prefix_of(part) + name, kind, name) for name in kind.model_fields]
+        yield _section(f"`{prefix_of(part)}*`", rows)
+
+
+def _section(title: str, rows: Iterable[tuple[str, type[BaseModel], str]]) -> str:
+    lines = [
+        f"| `{told}` | {_default(options, name)} | {meaning(options, name)} |\n"
+        for told, options, name in rows
+    ]
+    return f"\n## {title}\n\n{TABLE}{''.join(lines)}"
+
+
+def _default(options: type[BaseModel], name: str) -> str:
+    required = options.model_fields[name].is_required()
+    return "required" if required else _shown(default_of(options, name))
+
+
+def of_learners(configs: dict[str, type[BaseModel]]) -> str:
+    """Sections of learners' options: first those that several share, then each learner's own."""
+    defaults: dict[tuple[str, str], dict[str, str]] = {}
+    for algo, options in configs.items():
+        for name in options.model_fields:
+            given = defaults.setdefault((name, meaning(options, name)), {})
+            given[algo] = _shown(default_of(options, name))
+    sections = {SEVERAL: "", **{algo.upper(): "" for algo in configs}}
+    for (name, meant), by_algo in defaults.items():
+        section = next(iter(by_algo)).upper() if len(by_algo) == 1 else SEVERAL
+        told = _defaults(by_algo, len(configs))
+        sections[section] += f"| `{name}` | {told} | {meant} |\n"
+    return "".join(f"\n## {title}\n\n{TABLE}{rows}" for title, rows in sections.items())
+
+
+def _defaults(by_algo: dict[str, str], learners: int) -> str:
+    """Defaults, with the learners that have them unless all have the same."""
+    learners_of: dict[str, list[str]] = {}
+    for algo, value in by_algo.items():
+        learners_of.setdefault(value, []).append(algo)
+    if len(by_algo) == 1 or (len(by_algo) == learners and len(learners_of) == 1):
+        return next(iter(learners_of))
+    return "; ".join(f"{', '.join(of)}: {value}" for value, of in learners_of.items())
+
+
+def rendered() -> str:
+    """All sections."""
+    configs = {algo: registry.find(algo).config for algo in registry.LEARNERS.own}
+    return of_learners(configs) + "".join(of_run())
+
+
+def of_metrics() -> str:
+    """Sections of metrics: by the beginning of their names, and each learner's own."""
+    sections: dict[str, str] = {}
+    for name, metric in {**OF_RUNS, **OF_LEARNERS, **PREFIXES}.items():
+        title = f"`{name.partition('/')[0]}/*`" if "/" in name else "Counters"
+        sections[title] = sections.get(title, "") + _metric(name, metric)
+    for algo in registry.LEARNERS.own:
+        for name, metric in registry.find(algo).own_metrics.items():
+            title = algo.upper()
+            sections[title] = sections.get(title, "") + _metric(name, metric)
+    return "".join(f"\n## {title}\n\n{METRICS}{rows}" for title, rows in sections.items())
+
+
+def _metric(name: str, metric: Metric) -> str:
+    told = f"{name}*" if name.endswith("/") else name
+    return f"| `{told}` | {metric.unit} | {metric.meaning} |\n"
+
+
+MADE = {
+    "options.md": ("<!-- options -->", rendered),
+    "metrics.md": ("<!-- metrics -->", of_metrics),
+}
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Puts the tables in the place of their mark."""
+    if page.file.src_uri not in MADE:
+        return markdown
+    mark, make = MADE[page.file.src_uri]
+    return markdown.replace(mark, make())
