@@ -55,6 +55,7 @@ OBSERVATIONS: dict[str, spaces.Space[Any]] = {
             "mission": spaces.Box(0, 127, (12,), np.uint8),
         }
     ),
+    "bools": spaces.Box(0, 1, (5, 6, 3), np.bool_),
 }
 
 ACTIONS: dict[str, spaces.Space[Any]] = {

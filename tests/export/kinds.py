@@ -8,7 +8,12 @@ LEARNERS = ("ppo", "impala", "appo", "ddpg", "acer")
 CORES = ("none", "lstm", "gru")
 BOUNDS = ("clip", "squash", "mean_tanh")
 STDS = ("state_independent", "softplus", "state_dependent")
-PICTURES = {"picture": "nature_cnn", "small_picture": "impala_cnn", "grid": "film_grid"}
+PICTURES = {
+    "picture": "nature_cnn",
+    "small_picture": "impala_cnn",
+    "grid": "film_grid",
+    "bools": "small_cnn",
+}
 
 NORMALIZED = {"normalize_observations": True}
 
