@@ -117,9 +117,9 @@ class Gate:
                 self._visitors[token] = Visitor(machine, actor)
 
     def _refuse(self, visitor: Visitor, why: str) -> None:
+        self._refused(f"the node {visitor.machine.address} {why}")
         visitor.unfit = True
         visitor.actor.kill()
-        self._refused(f"the node {visitor.machine.address} {why}")
 
     def _watch(self) -> None:
         looked_s = time.monotonic()

@@ -43,7 +43,7 @@ _END_S = 10.0
 class Site(NamedTuple):
     """The run's own system, with which nodes are compared.
 
-    exact: whether it must give the same bytes twice.
+    exact: whether it must give the same bytes twice; otherwise workers act with the newest weights.
     facts: of this machine, see `quintet.system.provenance`; simulators: packages of the
         environment's backend, by module.
     """
@@ -156,7 +156,7 @@ class Nodes:
             self.events(_LOOK_EVERY_S)
             notice.look()
             if self._refused:
-                raise ConfigError(self._refused[0])
+                break
             if len(self._peers) < least:
                 self._enough_s = time.monotonic()
                 if self._enough_s - begin_s > self.config.wait_s:
@@ -165,6 +165,8 @@ class Nodes:
                         f"(cluster.wait_s), got {self._whereabouts()}: add nodes by `ray start "
                         "--address=HOST:PORT`, or lower it (nodes with --num-cpus=0 don't count)"
                     )
+        if self._refused:
+            raise ConfigError(self._refused[0])
 
     def _joins(self, visitor: Visitor, link: Link) -> None:
         with self._lock:
@@ -211,8 +213,11 @@ class Nodes:
             self._published_s[policy, publication.version] = time.monotonic()
             while len(self._published_s) > 1_000:
                 del self._published_s[next(iter(self._published_s))]
+            # Where workers act with the newest weights, those that a slow node never gets are left
+            # out.
+            key = policy if self._moves else None
             for peer in self._peers:
-                peer.link.post(*posted)
+                peer.link.post(*posted, key=key)
 
     def restart(self, index: int, iteration: int) -> None:
         """Restarts a worker's streams with its next grant."""

@@ -47,8 +47,9 @@ class Link:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self._socket = connection
         self.bytes_in = self.bytes_out = 0
-        self._sending = threading.Lock()
-        self._outbox: SimpleQueue[tuple[Any, Views] | None] = SimpleQueue()
+        self._sending, self._choosing = threading.Lock(), threading.Lock()
+        self._outbox: SimpleQueue[tuple[Any, Views] | int | None] = SimpleQueue()
+        self._latest: dict[int, tuple[Any, Views]] = {}  # by key, of those that wait
         self._poster: threading.Thread | None = None
 
     def send(self, message: object, blocks: Views = ()) -> None:
@@ -60,16 +61,28 @@ class Link:
                 self._socket.sendall(block)
             self.bytes_out += _HEAD.size + len(data) + size
 
-    def post(self, message: object, blocks: Views = ()) -> None:
-        """Sends a message in another thread, in order; nothing happens if the other end is gone."""
+    def post(self, message: object, blocks: Views = (), key: int | None = None) -> None:
+        """Sends a message in another thread, in order; nothing happens if the other end is gone.
+
+        key: the message takes the place of one with the same key that has not been sent yet.
+        """
         if self._poster is None:
             self._poster = threading.Thread(target=self._send_posted, daemon=True)
             self._poster.start()
-        self._outbox.put((message, blocks))
+        if key is None:
+            self._outbox.put((message, blocks))
+            return
+        with self._choosing:
+            if key not in self._latest:
+                self._outbox.put(key)
+            self._latest[key] = message, blocks
 
     def _send_posted(self) -> None:
         with suppress(OSError):  # whoever receives from it will hear
             while (posted := self._outbox.get()) is not None:
+                if isinstance(posted, int):
+                    with self._choosing:
+                        posted = self._latest.pop(posted)
                 self.send(*posted)
 
     def receive(self, place: Callable[[Any], Views] = no_block) -> Any:

@@ -44,13 +44,6 @@ def workers_of(actor: psutil.Process) -> list[psutil.Process]:
     return found
 
 
-def raylet_of(actor: psutil.Process) -> psutil.Process:
-    """The process of Ray that manages an actor's node."""
-    parent = actor.parent()
-    assert parent is not None
-    return parent
-
-
 def nothing_is_left(within_s: float = 10.0) -> bool:
     """Whether all actors have ended."""
     deadline = time.monotonic() + within_s

@@ -69,6 +69,25 @@ def test_an_end_that_reads_nothing_stops_nobody_who_posts(ends: Any) -> None:
     assert not poster.is_alive()
 
 
+def test_what_is_outdated_before_it_is_sent_is_left_out(ends: Any) -> None:
+    one, other = ends
+    full = memoryview(bytes(1 << 24))  # more than sockets hold: the rest waits
+    one.post("first", [full])
+    for number in range(3):
+        one.post(("weights", number), key=0)
+        one.post(("other weights", number), key=1)
+        one.post(("order", number))
+    received = [other.receive(lambda _: [memoryview(bytearray(1 << 24))]) for _ in range(6)]
+    assert received == [
+        "first",
+        ("weights", 2),
+        ("other weights", 2),
+        *(("order", number) for number in range(3)),
+    ]
+    one.post(("weights", 3), key=0)
+    assert other.receive() == ("weights", 3)
+
+
 def test_a_silent_end_is_noticed_and_a_slow_one_is_not() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     slow = socket.create_connection(listener.getsockname())
