@@ -1,19 +1,25 @@
-# `make demo` and `make test` need only Python 3.11 to 3.13; both make .venv first.
+# `make demo` and `make test` need only Python 3.11 to 3.14; both make .venv first.
+# UV=1 installs with uv, which must be on the path, and takes PyTorch's build for CPUs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+ifdef UV
+installs_into = uv pip install --quiet --torch-backend cpu --python $(1)/bin/python
+else
+installs_into = $(1)/bin/python -m pip install --quiet --disable-pip-version-check
+endif
 
-.PHONY: setup demo format lint check test test-slow site clean
+.PHONY: setup demo format lint check test test-slow test-lowest test-newest test-refused site clean
 
 setup: $(STAMP)
 
 # torch first and by itself: its tested version, before anything else can ask for another.
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "quintet needs Python 3.11 to 3.13, this is %s; set PYTHON=..." % sys.version.split()[0])'
+	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 14) else "quintet needs Python 3.11 to 3.14, this is %s; set PYTHON=..." % sys.version.split()[0])'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(call installs_into,$(VENV)) -c constraints.txt torch
+	$(call installs_into,$(VENV)) -c constraints.txt -e '.[dev]'
 	touch $@
 
 demo: $(STAMP)
@@ -53,5 +59,23 @@ test-slow: $(STAMP)
 site: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# The fast tests with the oldest versions that pyproject.toml admits, and with the newest ones of
+# today, each in a virtual environment of its own: hours on few cores, and gigabytes without UV=1.
+test-lowest:
+	$(PYTHON) -m venv --clear $(VENV)-lowest
+	$(call installs_into,$(VENV)-lowest) -c constraints-lowest.txt torch
+	$(call installs_into,$(VENV)-lowest) -c constraints-lowest.txt -e '.[dev]'
+	$(VENV)-lowest/bin/python -m pytest -n 2 --dist worksteal
+
+test-newest:
+	$(PYTHON) -m venv --clear $(VENV)-newest
+	$(call installs_into,$(VENV)-newest) torch
+	$(call installs_into,$(VENV)-newest) -e '.[dev]'
+	$(VENV)-newest/bin/python -m pytest -n 2 --dist worksteal
+
+# On Windows: one sentence, also where nothing else is installed.
+test-refused:
+	$(PYTHON) -m quintet --help 2>&1 | grep '^error: quintet must run on Linux or macOS, got Windows:'
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-lowest $(VENV)-newest build dist *.egg-info

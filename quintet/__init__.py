@@ -49,6 +49,9 @@ def __getattr__(name: str) -> "Any":
         raise AttributeError(f"module 'quintet' has no attribute {name!r}")
     from importlib import import_module
 
+    from quintet.system.supported import require_system
+
+    require_system()
     value = getattr(import_module(_HOME[name]), name)
     globals()[name] = value
     return value

@@ -37,7 +37,8 @@ commands:
   check-env ID          check an environment: its spaces, its speed, whether a seed fixes it
   config ALGO --env ID  show every option, its value, and where the value comes from
 
-`quintet COMMAND --help` lists the options of a command.  Algorithms: {algorithms}.
+`quintet COMMAND --help` lists the options of a command, `quintet --version` shows the versions of
+quintet, PyTorch and the backends.  Algorithms: {algorithms}.
 """
 
 BENCH_HELP = """usage: quintet bench [WORKLOAD] [--json] [--runtime.OPTION ...] [--env.OPTION ...]
@@ -65,6 +66,14 @@ def main(arguments: list[str] | None = None, leave: Callable[[int], object] | No
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  for good
         elif isinstance(stream, io.TextIOWrapper):  # names of folders may not fit its encoding
             stream.reconfigure(errors="backslashreplace")
+    from quintet.errors import ConfigError
+    from quintet.system.supported import require_system
+
+    try:
+        require_system()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     return _guarded(lambda: _run(arguments), leave)
 
 
@@ -77,9 +86,9 @@ def _run(arguments: list[str]) -> int:
             print(f"warning: {fault}", file=sys.stderr)
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
-        from quintet import __version__
+        from quintet.commands.version import report
 
-        print(f"quintet {__version__}")
+        print(report())
         return 0
     command = COMMANDS.get(arguments[0])
     if command is None:

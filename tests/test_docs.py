@@ -10,6 +10,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 import torch
 import yaml
@@ -74,6 +75,8 @@ def commands(text: str) -> list[list[str]]:
 def check_command(words: list[str]) -> None:
     """Parses a command as the command line does; nothing is trained, played or drawn."""
     command, *rest = words
+    if words == ["--version"]:
+        return
     assert command in COMMANDS, words
     if command in ("train", "config"):
         if "--help" in rest:
@@ -117,6 +120,8 @@ def test_commands_and_their_options_exist(
     monkeypatch.chdir(tmp_path)
     text = path.read_text()
     written_files(text, tmp_path)
+    if "Taxi-v4" in text and "Taxi-v4" not in gymnasium.registry:
+        pytest.skip(f"Gymnasium {gymnasium.__version__} has no Taxi-v4")
     for words in commands(text):
         check_command(words)
 
@@ -127,7 +132,7 @@ def test_commands_and_their_options_exist(
         "train ppo --env CartPole-v1 --learning-rat 1",
         "train ppo --env CartPole-v1 --minibatch-steps 100",
         "train dqn --env CartPole-v1",
-        "train ppo --env Taxi-v3 --env.backend gymnasium",
+        "train ppo --env Taxi-v2 --env.backend gymnasium",
         "eval runs/x --episode 3",
         "plot runs/x --out a.png --kind pies",
         "bench chess",

@@ -3,6 +3,8 @@
 PyTorch is imported only if GPUs or the processor's number formats matter, or a network is made.
 """
 
+from typing import Any
+
 from quintet.algorithms import registry
 from quintet.algorithms.parts.options import reads_values
 from quintet.bounds import MOST_TASKS
@@ -43,8 +45,9 @@ def automatic(config: RunConfig, env: ResolvedEnv, spaces: Spaces) -> RunConfig:
         compile_ = "on" if worth and has_compiler() else "off"
     elif compile_ == "on" and not has_compiler():
         raise ConfigError(
-            f"runtime.compile=on must have a C++ compiler, got none: {compiler_fault()}, or begin "
-            "another run with --runtime.compile off (a run that began compiled stays so)"
+            "runtime.compile=on must have a PyTorch and a C++ compiler that compile acts and "
+            f"updates, got others: {compiler_fault()}, or begin another run with "
+            "--runtime.compile off (a run that began compiled stays so)"
         )
     if compile_ == "on" and not model.traits.one_graph:
         raise ConfigError(
@@ -105,9 +108,22 @@ def _resolve_device(runtime: RuntimeConfig, pictures: bool) -> str:
     device, learners = runtime.device, runtime.num_learners
     if device == "auto" and not pictures:
         return "cpu"
-    if device != "auto" and not device.startswith("cuda"):
+    if device == "mps":
+        raise ConfigError(
+            "runtime.device must compute in float64, in which running statistics are kept, got "
+            "mps, which can't: use --runtime.device cpu"
+        )
+    if device == "cpu":
         return device
     import torch
+
+    if device.startswith("xpu"):
+        if learners > 1:
+            raise ConfigError(
+                f"runtime.num_learners={learners} must have runtime.device=cuda or cpu, got "
+                f"{device}: leave one of them out"
+            )
+        return _present(device, torch.xpu, 1, "Intel GPU")
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -118,11 +134,17 @@ def _resolve_device(runtime: RuntimeConfig, pictures: bool) -> str:
             f"runtime.num_learners={learners} must have runtime.device=cuda (one GPU per "
             f"learner, from cuda:0 on), got {device}: choose GPUs by CUDA_VISIBLE_DEVICES"
         )
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    wanted = learners if device == "cuda" else int(device.removeprefix("cuda:")) + 1
+    return _present(device, torch.cuda, learners, "CUDA GPU")
+
+
+def _present(device: str, module: Any, learners: int, what: str) -> str:
+    """The device; raises ConfigError if PyTorch, whose module that is, sees too few of its kind."""
+    count = module.device_count() if module.is_available() else 0
+    _, _, index = device.partition(":")
+    wanted = int(index) + 1 if index else learners
     if wanted > count:
         raise ConfigError(
-            f"runtime.device={device} must have {wanted} CUDA GPU{'s' * (wanted > 1)} that PyTorch "
+            f"runtime.device={device} must have {wanted} {what}{'s' * (wanted > 1)} that PyTorch "
             f"sees, got {count}: use --runtime.device cpu, or fewer learners"
         )
     return device

@@ -90,10 +90,13 @@ class RuntimeConfig(Options):
     counts as hung
     """
     device: str = option(
-        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", also="cuda use_cuda gpu use_gpu num_gpus"
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?|xpu(:\d+)?|mps)$",
+        also="cuda use_cuda gpu use_gpu num_gpus",
     )
-    """device of the learner: cpu, cuda, cuda:1; auto: a GPU for pictures and grids if there is one,
-    else the CPU; cuda divides the policies of a population among all GPUs
+    """device of the learner: cpu, cuda, cuda:1, or xpu (Intel's GPUs, not tried); auto: a
+    CUDA GPU for pictures and grids if there is one, else the CPU; cuda divides the policies of a
+    population among all GPUs
     """
     threads: Threads | None = None
     """number of PyTorch's CPU threads; none: 1 for small networks, all cores (at most 8) for

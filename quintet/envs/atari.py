@@ -36,7 +36,7 @@ FAMILY = "atari"
 FRAMES_PER_S = 60
 """Frames per second of the console."""
 
-INSTALL_LINE = 'pip install "quintet[atari]"'
+INSTALL_LINE = 'pip install "quintet-rl[atari]"'
 
 _OLD_NAMES = re.compile(r"(?:ALE/)?([A-Za-z]+?)(?:NoFrameskip|Deterministic)?-v[0-5]")
 

@@ -138,8 +138,8 @@ def _install_line(env_id: str) -> str:
         return atari.INSTALL_LINE
     spec = gymnasium.registry.get(env_id.partition(":")[2] or env_id)
     packages = {
-        "mujoco": "quintet[mujoco]",
-        "box2d": "quintet[box2d]",
+        "mujoco": "quintet-rl[mujoco]",
+        "box2d": "quintet-rl[box2d]",
         "classic_control": "gymnasium[classic-control]",
         "toy_text": "gymnasium[toy-text]",
     }

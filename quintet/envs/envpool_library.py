@@ -10,7 +10,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 
-INSTALL_LINE = 'pip install "quintet[envpool]"'
+INSTALL_LINE = 'pip install "quintet-rl[envpool]"'
 
 RECORDED = {"envpool": "1.2.5", "envpool-assets": "0.3.0"}
 """The versions whose ids on Linux are in ``envpool_ids.txt``; games are read from the assets."""

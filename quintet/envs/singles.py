@@ -121,8 +121,9 @@ def _adapt(
                 f"{config.id} must make vector environments that can be given seeds; "
                 f"{backend.title}'s can't; give the pool itself, or its id with backend {name!r}"
             )
-    if is_plain_sync(made):
-        makers = itertools.cycle(made.env_fns)  # type: ignore[attr-defined]
+    # Gymnasium 1.1 keeps an iterator of makers as it was given, used up.
+    if is_plain_sync(made) and (given := [*made.env_fns]):  # type: ignore[attr-defined]
+        makers = itertools.cycle(given)
         return _step_singles(env, lambda: next(makers)(), group._replace(num_streams=made.num_envs))
     return AdaptedVectorEnv(env, group, made, make)
 

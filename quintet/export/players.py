@@ -36,7 +36,7 @@ class OnnxPlayer:
         except ImportError as fault:
             raise ExportError(
                 "an ONNX program must have the package onnxruntime to be played, got none: "
-                'pip install onnxruntime, or "quintet[export]"'
+                'pip install onnxruntime, or "quintet-rl[export]"'
             ) from fault
         self.version = f"onnxruntime {onnxruntime.__version__}"
         options: Any = onnxruntime.SessionOptions()

@@ -115,7 +115,7 @@ def _require(*packages: str) -> None:
         except PackageNotFoundError as fault:
             raise ExportError(
                 f"an export to ONNX must have the package {package}, got none: pip install "
-                '"quintet[export]"'
+                '"quintet-rl[export]"'
             ) from fault
 
 

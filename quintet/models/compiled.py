@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quintet.errors import QuintetError
+from quintet.system.compiler import too_old
 from quintet.system.memory import memory_fault
 from quintet.system.user_code import described, traced
 
@@ -65,6 +66,8 @@ class Graph(Generic[P, R]):
         return self._graphs[layout](self._object, *args)
 
     def _compiled(self, args: tuple[Any, ...]) -> Callable[..., R]:
+        if lacking := too_old():
+            raise QuintetError(lacking)
         method: Any = torch.compile(
             self._function,
             fullgraph=True,

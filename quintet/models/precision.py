@@ -35,7 +35,12 @@ def fast_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         with torch.cuda.device(device):
             return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    able = torch.cpu.get_capabilities()
+    if device.type == "xpu":
+        return bool(torch.xpu.is_bf16_supported())
+    ask = vars(torch.cpu).get("get_capabilities")
+    if ask is None:  # PyTorch 2.10 and older don't say
+        return False
+    able = ask()
     # Only AMD's processors have SSE4a; the name that a virtual machine shows may be any.
     amd = able.get("sse4a", False)
     return bool(able.get("amx_bf16") or (amd and able.get("avx512_bf16")))

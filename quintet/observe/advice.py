@@ -177,7 +177,7 @@ def _compiling(f: RunFacts) -> str:
     if not f.may_compile or f.compiles:
         return ""
     if not f.compiler:
-        return "a C++ compiler (g++), which --runtime.compile needs,"
+        return "PyTorch 2.13 and a C++ compiler (g++), which --runtime.compile needs,"
     return "compiling it (--runtime.compile on)"
 
 

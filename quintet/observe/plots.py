@@ -478,6 +478,6 @@ def figure_classes() -> tuple[Any, Any]:
         from matplotlib.ticker import EngFormatter
     except ImportError as fault:
         raise QuintetError(
-            'plotting needs matplotlib, which is not installed: pip install "quintet[plot]"'
+            'plotting needs matplotlib, which is not installed: pip install "quintet-rl[plot]"'
         ) from fault
     return Figure, EngFormatter

@@ -68,7 +68,7 @@ def page(runs: Sequence[RunSummary], title: str) -> str:
         from jinja2 import Environment, StrictUndefined
     except ImportError as fault:
         raise QuintetError(
-            'a report needs jinja2, which is not installed: pip install "quintet[plot]"'
+            'a report needs jinja2, which is not installed: pip install "quintet-rl[plot]"'
         ) from fault
     source = resources.files("quintet.observe").joinpath("report.html.jinja").read_text("utf-8")
     template = Environment(

@@ -175,7 +175,7 @@ def open_sinks(
             except ImportError:
                 notice(
                     "tensorboard is not installed, so no event files are written "
-                    '(pip install "quintet[tensorboard]")'
+                    '(pip install "quintet-rl[tensorboard]")'
                 )
     for sink in sinks:
         sink.begin(Kept(kept, upto))

@@ -41,7 +41,7 @@ def check_video(path: Path) -> None:
     except ImportError as error:
         package = "Pillow" if "PIL" in str(error) else "imageio-ffmpeg"
         raise QuintetError(
-            f'a video needs {package}, which is not installed: pip install "quintet[video]"'
+            f'a video needs {package}, which is not installed: pip install "quintet-rl[video]"'
         ) from error
     except RuntimeError as error:
         raise QuintetError(

@@ -28,7 +28,7 @@ def card(config: RunConfig, report: Mapping[str, float], prefix: str = "") -> st
         "env_steps": f"{report.get('env_steps', 0.0):,.0f} of {config.total_env_steps:,}",
         "score": told or "not evaluated (`eval.episodes 0`)",
         "seed": str(config.seed),
-        "quintet": provenance.version_of("quintet"),
+        "quintet": provenance.own_version(),
     }
     table = "\n".join(f"| {name} | {text} |" for name, text in rows.items())
     return f"""---

@@ -256,7 +256,7 @@ def _nodes(
     except ImportError as error:
         raise ConfigError(
             f"cluster.address={config.cluster.address} must have Ray, got none ({error}): "
-            "pip install 'quintet[cluster]', or leave it out"
+            "pip install 'quintet-rl[cluster]', or leave it out"
         ) from error
     packages = source.env.backend.packages
     simulators = {module: name for module, name in packages.items() if module in sys.modules}

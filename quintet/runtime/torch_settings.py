@@ -178,7 +178,8 @@ def _make_plain(ends: ExitStack) -> None:
         torch.set_default_dtype(torch.float32)
         ends.callback(torch.set_default_dtype, dtype)
     _leave_modes(ends)
-    if torch.get_default_device().type != "cpu":
+    # As tensors are made: PyTorch 2.7's `get_default_device` knows nothing of blocks.
+    if torch.empty(0).device.type != "cpu":
         ends.enter_context(torch.device("cpu"))
 
 

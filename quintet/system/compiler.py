@@ -2,13 +2,18 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
 from functools import cache
+from importlib import metadata
 from pathlib import Path
+
+_OLDEST = (2, 13)
+"""The oldest PyTorch that was seen to compile a method ahead (`models.compiled`); 2.10 can't."""
 
 _MOST_S = 60.0
 
@@ -17,10 +22,23 @@ _OPTIONS = ["-shared", "-fPIC", "-fopenmp"]
 
 
 def compiler_fault() -> str | None:
-    """Reason why acts and updates can't be compiled here, and what to install; None if the C++
-    compiler makes a small library, which takes a fraction of a second.
+    """Reason why acts and updates can't be compiled here, and what to install; None if PyTorch is
+    new enough and the C++ compiler makes a small library, which takes a fraction of a second.
     """
-    return _fault(os.environ.get("CXX", "g++"), os.environ.get("PATH"))
+    return too_old() or _fault(os.environ.get("CXX", "g++"), os.environ.get("PATH"))
+
+
+def too_old() -> str | None:
+    """Reason why the installed PyTorch can't compile acts and updates, and what to install."""
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:  # made from its sources: of today, most likely
+        return None
+    digits = re.match(r"(\d+)\.(\d+)", version)
+    if digits is None or (int(digits[1]), int(digits[2])) >= _OLDEST:
+        return None
+    oldest = ".".join(map(str, _OLDEST))
+    return f"PyTorch {version} can't compile them ahead; install PyTorch {oldest} or later"
 
 
 @cache

@@ -28,6 +28,8 @@ MAX_DEPTH = 100  # of nested lists and mappings
 MAX_YAML_BYTES = 500_000  # for which PyYAML takes seconds
 MAX_NODES = 1_000_000  # values in a document; aliased ones count at each occurrence
 
+_BLOCK_BYTES = 2**20  # of zeros that are written at once
+
 _CONTAINERS = (Mapping, list, tuple, set)
 
 _ADVICE = {
@@ -285,6 +287,19 @@ def write_all(handle: int, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(handle, rest) :]
+
+
+def reserve(handle: int, nbytes: int) -> None:
+    """Enlarges an open file to `nbytes` that the disk holds, since a full disk would end the
+    process at a later write to a mapping of the file.  Raises OSError if there is no room.
+    """
+    if sys.platform == "linux":
+        os.posix_fallocate(handle, 0, nbytes)
+        return
+    # Other systems may have no such call, and may not keep room for bytes that nobody wrote.
+    held = os.lseek(handle, 0, os.SEEK_END)
+    for at in range(held, nbytes, _BLOCK_BYTES):
+        write_all(handle, bytes(min(_BLOCK_BYTES, nbytes - at)))
 
 
 def set_aside(path: Path, what: str = "damaged") -> Path:

@@ -26,7 +26,7 @@ def system(backend: str, device: str, simulators: Mapping[str, str]) -> dict[str
     simulators: packages that compute observations, by module; only imported ones count.
     """
     found = {
-        "quintet": version_of("quintet"),
+        "quintet": own_version(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": version_of("numpy"),
@@ -84,6 +84,11 @@ def _git(folder: Path, *words: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+def own_version() -> str:
+    """quintet's version, whatever name or metadata it was installed with."""
+    return str(sys.modules["quintet"].__version__)  # an import would be one of the layers above
 
 
 def version_of(package: str) -> str:

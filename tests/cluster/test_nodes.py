@@ -141,5 +141,5 @@ def test_a_cluster_needs_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for name in [name for name in sys.modules if name.startswith("quintet.cluster.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"must have Ray.*pip install 'quintet\[cluster\]'"):
+    with pytest.raises(ConfigError, match=r"must have Ray.*pip install 'quintet-rl\[cluster\]'"):
         train(tmp_path / "run", "auto", runtime__kind="async")

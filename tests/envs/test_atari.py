@@ -180,7 +180,7 @@ def test_wrong_options_are_told(backend):
 
 def test_opencv_is_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "cv2", None)
-    with pytest.raises(ConfigError, match=r'opencv.*run: pip install "quintet\[atari\]"'):
+    with pytest.raises(ConfigError, match=r'opencv.*run: pip install "quintet-rl\[atari\]"'):
         make_vector_env("Pong-v5", 1, backend="gymnasium")
 
 

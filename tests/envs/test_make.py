@@ -101,9 +101,9 @@ def test_an_argument_that_only_gymnasium_has_is_told_with_the_backend():
 @pytest.mark.usefixtures("without_envpool")
 def test_without_envpool_gymnasium_is_taken_and_the_install_line_told():
     assert resolve_backend("CartPole-v1") == "gymnasium"
-    with pytest.raises(ConfigError, match=r'pip install "quintet\[envpool\]"'):
+    with pytest.raises(ConfigError, match=r'pip install "quintet-rl\[envpool\]"'):
         make_vector_env("CartPole-v1", backend="envpool")
-    with pytest.raises(ConfigError, match=r"EnvPool, not installed, .*quintet\[envpool\]"):
+    with pytest.raises(ConfigError, match=r"EnvPool, not installed, .*quintet-rl\[envpool\]"):
         make_vector_env("PickCube-v7")
     assert {backend for _, backend in list_envs("CartPole")} == {"gymnasium"}
 
@@ -118,7 +118,7 @@ def test_atari_games_go_to_the_fastest_backend_that_is_there(hide):
     assert ("ALE/Pong-v5", "ale") in list_envs("pong")
     hide(["ale_py"])
     assert "ale" not in {backend for _, backend in list_envs("pong")}
-    with pytest.raises(ConfigError, match=r"not installed; run: pip install .quintet\[atari\]"):
+    with pytest.raises(ConfigError, match=r"not installed; run: pip install .quintet-rl\[atari\]"):
         resolve_backend("ALE/Pong-v5", "ale")
     with pytest.raises(ConfigError, match=r"EnvPool, not installed"):
         resolve_backend("Pong-v5")
@@ -133,9 +133,9 @@ def test_a_missing_package_of_gymnasium_is_told_with_its_install_line(monkeypatc
         raise gymnasium.error.DependencyNotInstalled("MuJoCo is not installed")
 
     monkeypatch.setattr(gymnasium, "make", missing)
-    with pytest.raises(ConfigError, match=r'needs a package .* pip install "quintet\[mujoco\]"'):
+    with pytest.raises(ConfigError, match=r'needs a package .* pip install "quintet-rl\[mujoco\]"'):
         make_vector_env("HalfCheetah-v5", backend="gymnasium")
-    with pytest.raises(ConfigError, match=r'pip install "quintet\[box2d\]"'):
+    with pytest.raises(ConfigError, match=r'pip install "quintet-rl\[box2d\]"'):
         make_vector_env("LunarLander-v3", backend="gymnasium")
     with pytest.raises(ConfigError, match=r'pip install "gymnasium\[toy-text\]"'):
         make_vector_env("FrozenLake-v1", backend="gymnasium")

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from quintet.models.cores import Core, CoreKind, draw_weights, gru_steps, lstm_steps
+from quintet.system.compiler import too_old
 
 KINDS: tuple[CoreKind, ...] = ("lstm", "gru")
 SIZE_IN, SIZE = 5, 7
@@ -125,6 +126,7 @@ def test_gradients_by_hand_against_finite_differences(kind: CoreKind):
     assert torch.autograd.gradcheck(run, leaves, atol=2e-9, rtol=0.0)
 
 
+@pytest.mark.skipif(too_old() is not None, reason=str(too_old()))
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_by_hand_are_those_of_autograd(kind: CoreKind):
     """With resets, under torch.func, and as the compiler sees the steps."""

@@ -84,5 +84,10 @@ def test_gradients_arrive_in_float32():
 def test_bf16_is_fast_with_amx_and_with_the_dot_products_of_amd(
     able: dict[str, bool], fast: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able, raising=False)
     assert fast_bf16(torch.device("cpu")) is fast
+
+
+def test_bf16_counts_as_slow_where_pytorch_does_not_say(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    assert fast_bf16(torch.device("cpu")) is False

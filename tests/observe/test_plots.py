@@ -227,7 +227,7 @@ def test_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(QuintetError, match=r"nowhere has no metrics\.jsonl"):
         plot_runs([tmp_path / "nowhere"], tmp_path / "x.png")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(QuintetError, match=r'pip install "quintet\[plot\]"'):
+    with pytest.raises(QuintetError, match=r'pip install "quintet-rl\[plot\]"'):
         plot_runs([run], tmp_path / "x.png")
     assert not (tmp_path / "x.png").exists()
 

@@ -243,7 +243,7 @@ def test_missing_tensorboard_is_told_once(tmp_path: Path, monkeypatch: pytest.Mo
     reporter.write({"env_steps": 2})
     reporter.close()
     assert len(notices) == 1
-    assert "quintet[tensorboard]" in notices[0]
+    assert "quintet-rl[tensorboard]" in notices[0]
     assert len(read_metrics(tmp_path)) == 2
     assert not (tmp_path / "tensorboard").exists()
 

@@ -169,5 +169,5 @@ def test_what_can_be_no_file(tmp_path):
 )
 def test_missing_packages_are_named(monkeypatch, module, package):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(QuintetError, match=rf'needs {package}.*pip install "quintet\[video\]"'):
+    with pytest.raises(QuintetError, match=rf'needs {package}.*pip install "quintet-rl\[video\]"'):
         check_video(Path("v.mp4"))

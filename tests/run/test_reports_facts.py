@@ -30,6 +30,7 @@ from quintet.models.config import resolve_model
 from quintet.observe.advice import RunFacts
 from quintet.protocols import DataPlan
 from quintet.run import reports
+from quintet.system import compiler
 from quintet.system.compiler import compiler_fault
 from quintet.types import Spaces
 
@@ -116,6 +117,20 @@ def test_the_compiler_is_what_cxx_names(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", "/nowhere")
     assert not machine.has_compiler()
+
+
+def test_an_old_pytorch_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, able in (
+        ("2.7.1+cu126", False),
+        ("2.12.1", False),
+        ("2.13.0+cpu", True),
+        ("3.0", True),
+    ):
+        monkeypatch.setattr(compiler.metadata, "version", lambda _, version=version: version)
+        fault = compiler.too_old()
+        assert (fault is None) == able
+        assert able or f"PyTorch {version} can't compile them ahead" in str(fault)
+        assert able or not machine.has_compiler()
 
 
 def test_auto_goes_on_uncompiled_and_says_why(tmp_path, monkeypatch, capsys) -> None:

@@ -155,16 +155,24 @@ def _make_group(store: Any, index: int, size: int, device: torch.device) -> Any:
     options._timeout = _CONNECT
     made = group(store, index, size, options)
     made._set_default_timeout(_NEVER)
+    options._timeout = _NEVER  # where PyTorch 2.7's gloo reads it
     return made
 
 
 def host_store() -> tuple[Any, int]:
     """A store in which ranks find each other's addresses, and its port."""
+    try:
+        return _store_of({})
+    except NotImplementedError:  # of PyTorch 2.7, whose newer store takes no socket
+        return _store_of({"use_libuv": False})
+
+
+def _store_of(more: dict[str, bool]) -> tuple[Any, int]:
     listener = socket.create_server((_HERE, 0))  # the store's own listens to other machines too
     port = listener.getsockname()[1]
     made: Any = dist.TCPStore(  # type: ignore[attr-defined]
         _HERE, port, is_master=True, timeout=_CONNECT, wait_for_workers=False,
-        master_listen_fd=listener.detach(),
+        master_listen_fd=listener.detach(), **more,
     )  # fmt: skip
     return made, port
 

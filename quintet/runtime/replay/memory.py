@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from quintet.errors import CheckpointError, ConfigError
+from quintet.system import files
 from quintet.types import TensorSpec
 
 Array = NDArray[Any]
@@ -91,7 +92,7 @@ def allocate(place: Path, nbytes: int) -> mmap.mmap:
     try:
         file = os.open(place, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            os.posix_fallocate(file, 0, nbytes)  # a full disk would be SIGBUS in a later write
+            files.reserve(file, nbytes)
             return mmap.mmap(file, nbytes)
         finally:
             os.close(file)
