@@ -4,13 +4,15 @@
     python benchmarks/cluster_speed.py unrolls [--unrolls 2000]
 
 `scaling`: env_steps per second of an asynchronous run whose environments sleep 5 ms in each step,
-with 4 workers of 4 streams on every node, as a share of as many times the speed of one node.
+with 4 workers of 4 streams on every node, as a share of as many times the speed of one node, and of
+the speed of as many workers without a cluster.
 `unrolls`: processor time of the learner's process for each unroll of 20 x 4 x 84 x 84 bytes, from
 workers of this machine and from those of a node; nobody learns meanwhile.
 """
 
 import argparse
 import json
+import re
 import sys
 import tempfile
 import time
@@ -78,8 +80,12 @@ def cluster_of(nodes: int, cores: int) -> Iterator[str]:
         cluster.shutdown()
 
 
-def steps_per_s(algo: str, nodes: int, seconds: float, folder: Path) -> float:
-    """Of the last two thirds of a run."""
+def measured(
+    algo: str, nodes: int, seconds: float, folder: Path, here: bool
+) -> tuple[float, float]:
+    """env_steps per second in the last two thirds of a run, and the mean share of their time that
+    workers waited for the learner; `here`: with the workers of as many nodes on this machine.
+    """
     total = int(nodes * WORKERS / SLEEP_S * seconds)
     config = {
         "env.num_streams": nodes * STREAMS,
@@ -88,28 +94,43 @@ def steps_per_s(algo: str, nodes: int, seconds: float, folder: Path) -> float:
         "runtime.kind": "async",
         "runtime.num_workers": nodes * WORKERS,
         "runtime.compile": "off",
-        "cluster.nodes_min": nodes,
         "preset": "none",
         "eval.episodes": 0,
         "report.interval_s": 1.0,
         "report.progress": False,
     }
-    with cluster_of(nodes, WORKERS) as address:
-        quintet.train(algo, Sleeper, total, 0, folder, config, cluster=address, overwrite=True)
+    if here:
+        quintet.train(algo, Sleeper, total, 0, folder, config)
+    else:
+        with cluster_of(nodes, WORKERS) as address:
+            more = {"cluster.nodes_min": nodes}
+            quintet.train(algo, Sleeper, total, 0, folder, config | more, cluster=address)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rows = [row for row in rows if row["env_steps"] > total / 3]
     first, last = rows[0], rows[-1]
-    return float((last["env_steps"] - first["env_steps"]) / (last["wall_s"] - first["wall_s"]))
+    name = re.compile(r"worker/\d+/waiting_frac")
+    waits = [share for row in rows for key, share in row.items() if name.fullmatch(key)]
+    speed = (last["env_steps"] - first["env_steps"]) / (last["wall_s"] - first["wall_s"])
+    return float(speed), sum(waits) / max(1, len(waits))
 
 
 def scaling(algo: str, counts: list[int], seconds: float) -> list[dict[str, float]]:
     found: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         for nodes in counts:
-            speed = steps_per_s(algo, nodes, seconds, Path(folder) / str(nodes))
+            place = Path(folder) / str(nodes)
+            speed, waits = measured(algo, nodes, seconds, place, here=False)
+            local, _ = measured(algo, nodes, seconds, place.with_suffix(".here"), here=True)
             one = found[0]["env_steps_per_s"] / found[0]["nodes"] if found else speed / nodes
             found.append(
-                {"nodes": nodes, "env_steps_per_s": speed, "of_ideal": speed / nodes / one}
+                {
+                    "nodes": nodes,
+                    "env_steps_per_s": speed,
+                    "of_ideal": speed / nodes / one,
+                    "waiting_frac": waits,
+                    "here_env_steps_per_s": local,
+                    "of_here": speed / local,
+                }
             )
             print(json.dumps(found[-1]), flush=True)
     return found
