@@ -347,8 +347,7 @@ class _PoolArrays:
 
 def _make_spec(env_id: str, kwargs: Mapping[str, Any]) -> Any:
     """EnvPool's own description of an environment, after a check of the arguments."""
-    load_opengl()
-    import envpool
+    envpool = envpool_library.imported()
 
     if reserved := sorted(_OURS & kwargs.keys()):
         raise ConfigError(
@@ -450,8 +449,7 @@ def _hint(_: str) -> str:
 
 def _bare_step(env_id: str, num_envs: int, cores: int) -> Callable[[], object]:
     """A step of a pool with as many threads as cores."""
-    load_opengl()
-    import envpool
+    envpool = envpool_library.imported()
 
     pool = envpool.make_gymnasium(env_id, num_envs=num_envs, num_threads=cores)
     actions = np.array([pool.action_space.sample() for _ in range(num_envs)])

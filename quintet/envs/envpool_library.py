@@ -9,6 +9,9 @@ import sys
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
+from typing import Any
+
+from quintet.errors import ConfigError
 
 INSTALL_LINE = 'pip install "quintet-rl[envpool]"'
 
@@ -30,10 +33,9 @@ def families() -> dict[str, str]:
     load_opengl()
     if is_recorded():
         return recorded_families()
-    import envpool
+    ids = imported().list_all_envs()
     from envpool.registration import registry
 
-    ids = envpool.list_all_envs()
     return {name: registry.specs[name][0].removeprefix("envpool.").split(".")[0] for name in ids}
 
 
@@ -67,6 +69,19 @@ def recorded_families() -> dict[str, str]:
         else:
             family = line
     return found
+
+
+def imported() -> Any:
+    """EnvPool; raises ConfigError where the system lacks a library that it needs."""
+    load_opengl()
+    try:
+        import envpool
+    except ImportError as fault:
+        raise ConfigError(
+            f"EnvPool must find the system's libraries, got an ImportError ({fault}): install the "
+            "library (on Debian and Ubuntu libegl1 and libgl1), or give --env.backend gymnasium"
+        ) from fault
+    return envpool
 
 
 @cache

@@ -10,6 +10,7 @@ from textwrap import TextWrapper
 import pytest
 
 from quintet.envs import envpool_library
+from quintet.errors import ConfigError
 
 pytest.importorskip("envpool")
 
@@ -76,3 +77,9 @@ def test_of_another_envpool_its_own_ids_are_known(how: str, monkeypatch: pytest.
 
 if __name__ == "__main__":
     RECORD.write_text(record())
+
+
+def test_a_library_that_the_system_lacks_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "envpool", None)  # importing it raises ImportError
+    with pytest.raises(ConfigError, match=r"EnvPool must find the system's libraries, .*libegl1"):
+        envpool_library.imported()
