@@ -1,5 +1,6 @@
 """Exchanges between learners that share every batch, by torch.distributed."""
 
+import os
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -169,11 +170,15 @@ def host_store() -> tuple[Any, int]:
 
 def _store_of(more: dict[str, bool]) -> tuple[Any, int]:
     listener = socket.create_server((_HERE, 0))  # the store's own listens to other machines too
-    port = listener.getsockname()[1]
-    made: Any = dist.TCPStore(  # type: ignore[attr-defined]
-        _HERE, port, is_master=True, timeout=_CONNECT, wait_for_workers=False,
-        master_listen_fd=listener.detach(), **more,
-    )  # fmt: skip
+    port, file = listener.getsockname()[1], listener.detach()
+    try:
+        made: Any = dist.TCPStore(  # type: ignore[attr-defined]
+            _HERE, port, is_master=True, timeout=_CONNECT, wait_for_workers=False,
+            master_listen_fd=file, **more,
+        )  # fmt: skip
+    except NotImplementedError:
+        os.close(file)  # which the store has not taken
+        raise
     return made, port
 
 
