@@ -156,7 +156,6 @@ def _make_group(store: Any, index: int, size: int, device: torch.device) -> Any:
     options._timeout = _CONNECT
     made = group(store, index, size, options)
     made._set_default_timeout(_NEVER)
-    options._timeout = _NEVER  # where PyTorch 2.7's gloo reads it
     return made
 
 
