@@ -45,4 +45,5 @@ policy, equal = Policy(count), 0
 for row in range(rows):
     outputs = policy.act({name: x[row] for name, x in seen.items()})
     equal += all(np.allclose(outputs[name], x[row], 1e-5, 1e-5) for name, x in acted.items())
-print(f"{equal} of {rows} rows of {count} actions are as recorded; the last: {outputs}")
+last = {name: outputs[name].tolist() for name in acted}
+print(f"{equal} of {rows} rows of {count} actions are as recorded; the last: {last}")
