@@ -149,10 +149,7 @@ def save(figure: Any, out: Path) -> Path:
             warnings.simplefilter("ignore")
             figure.savefig(out)
     except OSError as fault:
-        raise QuintetError(
-            f"can't write {out}: {files.reason(fault)}; {files.advice(fault)}, or give another "
-            "--out"
-        ) from fault
+        raise files.cannot_write(out, fault) from fault
     return out
 
 

@@ -89,10 +89,7 @@ def write_page(runs: Sequence[RunSummary], title: str, out: Path) -> Path:
         files.make_folder(out.parent)
         files.write_whole(out, content.encode())
     except OSError as fault:
-        raise QuintetError(
-            f"can't write {out}: {files.reason(fault)}; {files.advice(fault)}, or give another "
-            "--out"
-        ) from fault
+        raise files.cannot_write(out, fault) from fault
     return out
 
 

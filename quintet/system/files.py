@@ -262,6 +262,11 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def cannot_write(out: Path, fault: OSError) -> FileFault:
+    """The error for a result that can't be written to ``--out``."""
+    return FileFault(f"can't write {out}: {reason(fault)}; {advice(fault)}, or give another --out")
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Replaces a file's content all at once; when it returns, that survives a power cut.  Raises
     OSError if it can't; the file is then unchanged.
