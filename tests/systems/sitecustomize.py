@@ -18,7 +18,7 @@ import torch
 LINUX_ONLY = {
     os: "memfd_create MFD_CLOEXEC sched_getaffinity sched_setaffinity sched_setscheduler "
     "sched_param SCHED_BATCH pidfd_open eventfd posix_fallocate posix_fadvise copy_file_range "
-    "splice O_TMPFILE",
+    "splice",
     resource: "RUSAGE_THREAD prlimit",
     select: "epoll",
     signal: "pidfd_send_signal sigtimedwait sigwaitinfo",
