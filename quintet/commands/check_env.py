@@ -78,11 +78,14 @@ def main(arguments: list[str]) -> int:
 
 def _doubts(found: "EnvCheck") -> "list[Doubt]":
     """Choices of quintet that are doubtful in this environment, whatever the learner."""
+    from quintet.algorithms import registry
     from quintet.config import choices
     from quintet.models.config import ModelConfig, resolve_model
 
     model, spaces = ModelConfig(), found.spaces
-    usual = choices.Learning(0.99, True, "--reward-normalizer return_std scales them")
+    records = map(registry.find, registry.LEARNERS.names())
+    ways = (record.reward_scaling(record.config()) for record in records)
+    usual = choices.Learning(0.99, True, next(filter(None, ways), ""))
     seen = choices.during(resolve_model(model, spaces), spaces, usual, found.evidence)
     return choices.before(model, spaces, None) + seen
 

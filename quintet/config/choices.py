@@ -187,7 +187,7 @@ def reward_scale(learning: Learning, seen: Evidence) -> Doubt | None:
     if _SMALL_REWARD <= size <= _LARGE_REWARD:
         return None
     return Doubt(
-        "reward_scale",
+        "reward_size",
         f"rewards have a size of {_size(size)} (root mean square of {seen.rewards:,} that were not "
         "0) and are not scaled",
         learning.scaling,

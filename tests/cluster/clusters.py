@@ -25,9 +25,9 @@ def cluster_of(nodes: int, **of_node: Any) -> Iterator[Cluster]:
 
 
 def actors() -> list[psutil.Process]:
-    """The processes of nodes that take part in runs of this machine."""
+    """The processes of nodes that take part in runs, in clusters that this process has begun."""
     found = []
-    for process in psutil.process_iter():
+    for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             if process.cmdline()[:1] == ["ray::_Served.serve"]:
                 found.append(process)

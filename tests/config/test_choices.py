@@ -128,7 +128,7 @@ def test_observations_of_a_usual_scale():
 
 @pytest.mark.parametrize(("size", "shown"), [(2e4, "20,000"), (1e-5, "1e-05")])
 def test_rewards_that_are_not_scaled(size: float, shown: str):
-    told = one(during(seen(reward=size), Learning(scaling="do this")), "reward_scale")
+    told = one(during(seen(reward=size), Learning(scaling="do this")), "reward_size")
     assert f"a size of {shown} (root mean square of 2,000" in told
     assert told.endswith(": do this")
     assert during(seen(reward=size), Learning()) == []  # they are scaled

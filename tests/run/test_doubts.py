@@ -73,7 +73,7 @@ def test_each_is_said_once_and_kept(tmp_path: Path):
     assert record.state == "finished"
     assert [f"{each.said}: {each.option}" for each in record.choices] == said
     assert [each.choice for each in record.choices] == [
-        "encoder", "observation_scale", "reward_scale", "time_limit"
+        "encoder", "observation_scale", "reward_size", "time_limit"
     ]  # fmt: skip
     assert record.choices[0].env_steps == 0 < record.choices[1].env_steps
 

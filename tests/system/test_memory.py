@@ -81,8 +81,9 @@ def test_a_run_that_finds_no_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr("quintet.run.launch._run", fails)
+    loaded = SimpleNamespace(config=SimpleNamespace(cluster=SimpleNamespace(address=None)))
     with pytest.raises(QuintetError, match="memory ran out") as caught:
-        run(None)  # type: ignore[arg-type]
+        run(loaded)  # type: ignore[arg-type]
     assert "Traceback" in caught.value.detail
 
 
