@@ -56,8 +56,8 @@ def compared(a: RunSummary, b: RunSummary) -> dict[str, Any]:
             for name, values in _differing(a.options, b.options).items()
             if name not in _NOT_COMPARED
         },
-        "versions": {k: list(x) for k, x in _differing(a.system, b.system).items()},
-        "environment": {k: list(x) for k, x in _differing(a.spaces, b.spaces).items()},
+        "versions": _known(a.system, b.system),
+        "environment": _known(a.spaces, b.spaces),
         "reports": _reports(a, b),
         "scores": {
             name: [_newest(run, name) for run in (a, b)]
@@ -72,6 +72,11 @@ def compared(a: RunSummary, b: RunSummary) -> dict[str, Any]:
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     names = [*a, *(name for name in b if name not in a)]
     return {name: (a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)}
+
+
+def _known(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]] | None:
+    """What differs; None if nothing is known of one of the two."""
+    return {k: list(x) for k, x in _differing(a, b).items()} if a and b else None
 
 
 def _newest(run: RunSummary, name: str) -> float | None:
@@ -114,7 +119,10 @@ def in_words(found: Mapping[str, Any], a: RunSummary, b: RunSummary) -> str:
     lines += _table(rows)
     for part in ("versions", "environment"):
         lines += ["", part]
-        lines += _table([(name, *map(text, own)) for name, own in found[part].items()])
+        if found[part] is None:
+            lines.append("  not known of both")
+        else:
+            lines += _table([(name, *map(text, own)) for name, own in found[part].items()])
     lines += ["", "curves"]
     parts = found["reports"]
     if parts is None:

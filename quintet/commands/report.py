@@ -1,5 +1,6 @@
 """``quintet report``: one page about runs."""
 
+from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -28,16 +29,22 @@ def main(arguments: list[str]) -> int:
         if page.suffix.lower() not in (".html", ".htm"):
             raise ConfigError(f"--out must end in .html, got {out}: give such a name")
         # One run under two names is listed once.
-        places = {each.resolve(): each for run in runs for each in find_runs(given_path(run))}
-        if not places:
-            raise QuintetError(f"RUN must be a folder with runs, got {', '.join(runs)} with none")
+        places: dict[Path, Path] = {}
+        for run in runs:
+            found = find_runs(given_path(run))
+            if not found:
+                raise QuintetError(
+                    f"RUN must be a run folder, or a folder with runs, got {run} with none: leave "
+                    "it out, or correct its name"
+                )
+            places |= {each.resolve(): each for each in found}
         from quintet.algorithms import registry
 
         registry.declare_all()  # for units, and for the names in headers of progress.csv
         from quintet.observe.report_page import write_page
 
-        found = [read_summary(each) for each in places.values()]
-        print(shown(write_page(found, title, page)))
+        summaries = [read_summary(each) for each in places.values()]
+        print(shown(write_page(summaries, title, page)))
 
     description = "Writes one HTML file about runs, without scripts and outside resources."
     tyro.cli(write, prog="quintet report", description=description, args=arguments)

@@ -66,9 +66,12 @@ class Evidence:
             self.allowed = allowed if self.allowed is None else self.allowed | allowed
         if self.observed >= _OBSERVED or not count:
             return
-        self.observed += count
+        looked = np.flatnonzero(valid)[: _OBSERVED - self.observed]
+        self.observed += len(looked)
         for name in self._numbers:
-            found = np.square(obs[name][valid].astype(np.float64)).sum(0).ravel()
+            rows = obs[name][looked].reshape(len(looked), -1)
+            # In blocks, since a float64 copy of large leaves would fill the memory.
+            found = np.einsum("ij,ij->j", rows, rows, dtype=np.float64, casting="unsafe")
             self.squares[name] = self.squares.get(name, 0.0) + found
 
     def ended(self, length: int, return_: float, terminated: bool) -> None:

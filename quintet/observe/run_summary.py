@@ -31,7 +31,9 @@ SCORES = (
 )
 """Metrics of which the first that a run has is its score."""
 
-_RUN_FILES = ("config.yaml", JSONL_FILE, CSV_FILE, "checkpoints")
+_RUN_FILES = (run_record.FILE, JSONL_FILE, CSV_FILE)
+_BESIDE = (".lock", "log.txt")  # beside config.yaml: others have files of this name
+_MOST_BYTES = 2**30  # of a file that is read whole
 _DEPTH = 3  # of folders in which runs are looked for
 _MOST_TEXT = 400  # characters of a text that is shown
 
@@ -116,7 +118,7 @@ def text(value: object) -> str:
 
 def find_runs(place: Path) -> list[Path]:
     """The folder itself if it holds a run, else all runs in it, up to three levels deep, without
-    those that were moved aside."""
+    those that were moved aside, and without links to others of them."""
     if _is_run(place):
         return [place]
     found: list[Path] = []
@@ -132,11 +134,21 @@ def find_runs(place: Path) -> list[Path]:
                     found.append(path)
                 elif depth + 1 < _DEPTH:
                     left.append((path, depth + 1))
-    return sorted(found)
+    # A run that has several names is listed by one that is no link.
+    links = {path: path.resolve() != place.resolve() / path.relative_to(place) for path in found}
+    named = {path.resolve(): path for path in sorted(found, key=lambda x: (links[x], x))[::-1]}
+    return sorted(named.values())
 
 
 def _is_run(folder: Path) -> bool:
-    return any(os.path.lexists(folder / name) for name in _RUN_FILES)
+    there = {name for name in (*_RUN_FILES, *_BESIDE) if os.path.lexists(folder / name)}
+    if there & {*_RUN_FILES}:
+        return True
+    if os.path.lexists(folder / saved_options.FILE):
+        return bool(there)
+    with suppress(CheckpointError):
+        return bool(manifest.numbered(folder / "checkpoints"))
+    return False
 
 
 def read_summary(folder: Path) -> RunSummary:
@@ -145,6 +157,7 @@ def read_summary(folder: Path) -> RunSummary:
     try:
         require_own(folder)
         running = holder_of(folder) is not None
+        _require_readable(folder)
     except CheckpointError as fault:
         return RunSummary(folder, "damaged", (text(fault),), at=at)
     faults: list[str] = []
@@ -187,10 +200,27 @@ def read_summary(folder: Path) -> RunSummary:
         {} if record is None else {text(k): text(x) for k, x in record.sources.items()},
         {text(k): text(x) for k, x in system.items()},
         spaces,
-        () if record is None else record.choices,
+        () if record is None else [_printable(each) for each in record.choices],
         reports,
         at_end or at,
     )
+
+
+def _require_readable(folder: Path) -> None:
+    """Raises CheckpointError for a file that would fill the memory."""
+    for name in (saved_options.FILE, "population.jsonl", *_RUN_FILES):
+        with suppress(OSError):
+            size = os.lstat(folder / name).st_size
+            if size > _MOST_BYTES:
+                raise CheckpointError(
+                    f"{folder / name} must have at most {_MOST_BYTES:,} bytes to be read, got "
+                    f"{size:,}: shorten it, or move it away"
+                )
+
+
+def _printable(choice: run_record.Choice) -> run_record.Choice:
+    said, option = text(choice.said), text(choice.option)
+    return choice.model_copy(update={"choice": text(choice.choice), "said": said, "option": option})
 
 
 def _state(record: run_record.Record | None, *, running: bool, broken: bool) -> State:

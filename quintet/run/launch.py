@@ -139,8 +139,8 @@ def run(
 
 
 def _trial(here: Path, loaded: Loaded, on_report: OnReport) -> Literal["finished", "stopped"]:
-    """Trains to measure the speed."""
-    return _run(loaded, UserCode(on_report), here, may_go_back=False).status
+    """Trains to measure the speed; raises KeyboardInterrupt if a signal stopped it."""
+    return _run(loaded, UserCode(on_report), here, may_go_back=False, is_trial=True).status
 
 
 @no_exit()
@@ -161,8 +161,9 @@ def _run(
     *,
     may_go_back: bool,
     budget: TimeBudget | None = None,
+    is_trial: bool = False,
 ) -> Result:
-    """here: the folder of the user's code."""
+    """here: the folder of the user's code; is_trial: whether a stop by a signal is a Ctrl-C."""
     with ExitStack() as ends:
         if budget is not None:
             budget.run_begins()
@@ -234,6 +235,8 @@ def _run(
                 with _going_back(trainer, may_go_back):
                     status = trainer.train(sampling)
             trainer.ended(status)
+            if is_trial and trainer.stop.signalled:
+                raise KeyboardInterrupt
         first = leader(trainer.policies)
         last = trainer.reports.last
         if not first.alone:  # the leader's metrics under plain names too

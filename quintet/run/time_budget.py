@@ -6,32 +6,36 @@ resume never measures again.
 """
 
 import io
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, final
+from typing import Any, final
 
 from quintet.bounds import MOST_STEPS
 from quintet.config.resolve import Loaded, batch_steps, resolved, size_faults
 from quintet.envs.env_source import can_be_made_again
-from quintet.errors import ConfigError, QuintetError
+from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.run.callbacks import OnReport
 from quintet.run.folder import clear
-from quintet.system import run_record
+from quintet.system import manifest, run_record, saved_options
+from quintet.system.inside import holder_of, in_use, is_ours
 
 _SHARE, _LEAST_S, _MOST_S = 0.02, 3.0, 30.0  # of the time, that a measurement takes
+_STEPS = 10_000_000  # that a measurement has at least, so that its time ends it
 _LARGEST_SHARE = 0.2  # of the time, after which a slow measurement ends
 _OF_TRAINING = 0.94  # of the time left; the rest is for evaluations and checkpoints
 _CHECK_SHARE = 0.05  # of the time, after which the speed is looked at again
 _FAR_OFF = 1.3  # factor
+_LATE = 0.5  # of the time that must be left, so that a run begins again
 _REPORTS_S = 0.25
 _DIGITS = 2
 
-TrainOnce = Callable[[Loaded, OnReport], Literal["finished", "stopped"]]
-"""Trains by a configuration, with a function of reports; returns how it ended."""
+TrainOnce = Callable[[Loaded, OnReport], object]
+"""Trains with a function that gets the reports; raises KeyboardInterrupt after a signal."""
 
 
 class BeginsAnew(Exception):
@@ -41,6 +45,8 @@ class BeginsAnew(Exception):
 def timed(loaded: Loaded, budget: "TimeBudget", train: TrainOnce) -> Loaded:
     """The configuration with the env_steps that fit the time; unchanged for a run that has begun.
     See `measure`.
+
+    Raises CheckpointError if a process trains in its folder, or began to while this one measured.
     """
     if has_begun(loaded):
         budget.checks = False
@@ -49,7 +55,51 @@ def timed(loaded: Loaded, budget: "TimeBudget", train: TrainOnce) -> Loaded:
         return loaded
     if loaded.config.report.progress:
         print(f"minutes={budget.minutes:g}: measuring the speed of training", flush=True)
-    return measure(loaded, budget, train)
+    assert loaded.config.run_dir is not None
+    place = Place.of(loaded.config.run_dir)
+    found = measure(loaded, budget, train)
+    place.require_same()
+    # What was there before can't be told from what the run makes, and is kept.
+    budget.checks = loaded.overwrite or not place.holds_ours
+    return found
+
+
+@final
+@dataclass(frozen=True)
+class Place:
+    """The folder of a new run while its speed is measured.
+
+    runs: its files of a run, as far as there are any.
+    holds_ours: whether it holds anything that a run may make.
+    """
+
+    folder: Path
+    runs: tuple[str, ...]
+    holds_ours: bool
+
+    @classmethod
+    def of(cls, folder: Path) -> "Place":
+        """The folder as it is now; raises CheckpointError if a process trains in it."""
+        if (holder := holder_of(folder)) is not None:
+            raise in_use(folder, holder)
+        try:
+            names = os.listdir(folder)
+        except OSError:  # which the run itself tells
+            names = []
+        config = [saved_options.FILE] * (saved_options.FILE in names)
+        return cls(
+            folder,
+            (*config, *manifest.numbered(folder / "checkpoints")),
+            any(is_ours(name) and name != ".lock" for name in names),
+        )
+
+    def require_same(self) -> None:
+        """Raises CheckpointError if another process trains or has trained in it since."""
+        if Place.of(self.folder).runs != self.runs:
+            raise CheckpointError(
+                f"another process began a run in {self.folder} while this one measured its speed: "
+                "the same command resumes that run, another run_dir begins a new one"
+            )
 
 
 def timed_group(
@@ -150,7 +200,7 @@ class _Probe:
 class TimeBudget:
     """A run's time, from `begin` on by `time.monotonic`.
 
-    notes: what was measured, for the user.
+    notes: what was measured, for the user; said: what was seen too late, "" without it.
     checks: whether the number of env_steps may still be corrected.
     speed: env_steps per second; start_s: seconds until the first update, once the run begins.
     """
@@ -158,6 +208,7 @@ class TimeBudget:
     minutes: float
     begin: float = field(default_factory=time.monotonic)
     notes: list[str] = field(default_factory=list)
+    said: str = ""
     checks: bool = True
     speed: float = 0.0
     start_s: float = 0.0
@@ -196,6 +247,13 @@ class TimeBudget:
         left_s = self.total_s - (time.monotonic() - self.begin)
         needed_s = (total - env_steps) / max(speed, 1e-9) / _OF_TRAINING
         if left_s / _FAR_OFF <= needed_s <= _FAR_OFF * left_s:
+            return None
+        if left_s < _LATE * self.total_s:
+            self.said = (
+                f"minutes={self.minutes:g}: the run makes {speed:,.0f} env_steps/s, not "
+                f"{self.speed:,.0f}, and will end in about {needed_s / 60:,.2g} minutes; this was "
+                "seen too late to begin again"
+            )
             return None
         before, self.speed = self.speed, speed
         fits = rounded(self.steps_left())
@@ -270,6 +328,7 @@ def _measured(loaded: Loaded, budget: TimeBudget, train: TrainOnce) -> None:
             update={"interval_s": _REPORTS_S, "sinks": (), "progress": False}
         )
         update = {
+            "total_env_steps": max(config.total_env_steps, _STEPS),
             "run_dir": Path(folder) / "run",
             "report": report,
             "eval": config.eval.model_copy(update={"episodes": 0}),
@@ -277,7 +336,5 @@ def _measured(loaded: Loaded, budget: TimeBudget, train: TrainOnce) -> None:
         trial = replace(loaded, config=config.model_copy(update=update), overwrite=False)
         # The run itself will say it again.
         with redirect_stderr(io.StringIO()):
-            status = train(trial, probe)
-    if status == "stopped" and not probe.done:
-        raise KeyboardInterrupt
+            train(trial, probe)
     budget.speed, budget.start_s = max(probe.speed, 1e-6), probe.start_s

@@ -384,11 +384,14 @@ class Trainer:
 
     def _look_at_the_clock(self, budget: TimeBudget, steps: int) -> None:
         """Raises BeginsAnew, at most once, if the run is far too fast or too slow for its time."""
-        if not budget.checks:
+        # Before its first update a run is faster than it will be.
+        if not (budget.checks and any(each.learner.updates for each in self.policies)):
             return
         seconds = self.timer.seconds()
         training = sum(x for phase, x in seconds.items() if phase not in _NOT_TRAINING)
         fits = budget.correction(steps, self.config.total_env_steps, training)
+        if budget.said:
+            self.log.say(budget.said)
         if fits is not None:
             raise BeginsAnew(fits)
 

@@ -111,13 +111,16 @@ def run_lock(folder: Path) -> Iterator[None]:
         except OSError as fault:
             if fault.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise _refused(folder, fault) from fault
-            holder = _said_in(file)
-            pid = holder.pid if holder.pid else "unknown"
-            raise CheckpointError(
-                f"{folder} is in use by the process with pid {pid}. Wait for it, stop it, or "
-                "give another run_dir"
-            ) from fault
+            raise in_use(folder, _said_in(file)) from fault
         yield
+
+
+def in_use(folder: Path, holder: "Holder") -> CheckpointError:
+    """The error for a folder in which another process trains."""
+    return CheckpointError(
+        f"{folder} is in use by the process with pid {holder.pid or 'unknown'}. Wait for it, "
+        "stop it, or give another run_dir"
+    )
 
 
 class Holder(NamedTuple):

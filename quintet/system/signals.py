@@ -44,11 +44,13 @@ class StopRequest:
     tell: reports what the stop waits for.
     abandon: restores the terminal before the process ends at once.  Both are called from another
         thread.
+    signalled: whether a signal asked for it.
     """
 
     tell: Callable[[], object]
     abandon: Callable[[], object] = lambda: None
     made: bool = False
+    signalled: bool = False
 
 
 @contextmanager
@@ -70,6 +72,7 @@ def stop_on_signals(request: StopRequest) -> Iterator[None]:
 
     def handle(number: int, _: FrameType | None) -> None:
         listener.rearm()
+        request.signalled = True
         if request.made and number == signal.SIGINT:
             listener.heeded = True
             raise KeyboardInterrupt

@@ -152,6 +152,24 @@ def test_a_damaged_run_is_told(damage: Any, runs: Path, capsys: pytest.CaptureFi
     assert written.stat().st_size > 10_000
 
 
+def test_projects_and_links_are_no_runs(runs: Path, capsys: pytest.CaptureFixture[str]):
+    (runs / "config.yaml").write_text("learning_rate: 0.001\n")
+    (runs / "checkpoints").mkdir()
+    (runs / "latest").symlink_to("other")
+    (runs / "circle").symlink_to(".")
+    assert [*listed(capsys, runs)] == ["group/s1", "group/s2", "other"]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "run.json"])
+def test_a_file_that_would_fill_the_memory(
+    name: str, runs: Path, capsys: pytest.CaptureFixture[str]
+):
+    os.truncate(runs / "other" / name, 2**40)
+    found = listed(capsys, runs)["other"]
+    assert found["state"] == "damaged"
+    assert f"{name} must have at most 1,073,741,824 bytes" in found["faults"][0]
+
+
 # diff
 
 
@@ -188,7 +206,15 @@ def test_versions_and_spaces(runs: Path, capsys: pytest.CaptureFixture[str]):
     assert found["versions"]["numpy"][1] == "1.0"
     assert found["options"] == {}
     assert found["reports"] is None
-    assert set(found["environment"]) == {"observation_space", "action_space"}
+    assert found["environment"] is None  # which only checkpoints tell
+
+
+def test_what_is_not_known_does_not_differ(runs: Path, capsys: pytest.CaptureFixture[str]):
+    """Spaces are in checkpoints, which a run that has just begun lacks."""
+    shutil.rmtree(runs / "group" / "s2" / "checkpoints")
+    pair = runs / "group" / "s1", runs / "group" / "s2"
+    assert "environment\n  not known of both\n" in said(capsys, "diff", *pair)
+    assert json.loads(said(capsys, "diff", *pair, "--json"))["environment"] is None
 
 
 def test_what_is_no_run(tmp_path: Path, place: Path, capsys: pytest.CaptureFixture[str]):
@@ -315,12 +341,15 @@ def test_a_strangers_folder_does_nothing(runs: Path, tmp_path: Path):
 def test_control_characters_reach_no_terminal(runs: Path, capsys: pytest.CaptureFixture[str]):
     run = runs / "other"
     record = json.loads((run / "run.json").read_text())
-    record |= {"error": "a\x1b[31mred\nb", "state": "failed"}
+    choice = {"choice": "x", "said": "a\u202eb\x00", "option": "c\x1bd"}
+    record |= {"error": "a\x1b[31mred\nb", "state": "failed", "choices": [choice]}
     (run / "run.json").write_text(json.dumps(record))
     run.rename(runs / "o\x1b[31mther")
     out = said(capsys, "runs", runs)
     assert "\x1b" not in out
     assert "\\x1b[31mred\\nb" in out
+    (told,) = read_summary(runs / "o\x1b[31mther").choices
+    assert (told.said, told.option) == ("a\\u202eb\\x00", "c\\x1bd")
 
 
 def test_refusals(tmp_path: Path, place: Path, capsys: pytest.CaptureFixture[str]):
@@ -331,7 +360,10 @@ def test_refusals(tmp_path: Path, place: Path, capsys: pytest.CaptureFixture[str
         assert cli.main(words) == 2
         assert told in capsys.readouterr().err
     assert cli.main(["report", str(tmp_path), "--out", str(tmp_path / "a.html")]) == 1
-    assert "RUN must be a folder with runs" in capsys.readouterr().err
+    assert "RUN must be a run folder, or a folder with runs" in capsys.readouterr().err
+    typo = [str(place / "other"), str(place / "typo"), "--out", str(tmp_path / "x.html")]
+    assert cli.main(["report", *typo]) == 1
+    assert f"got {place / 'typo'} with none" in capsys.readouterr().err
 
 
 def test_health_is_drawn_by_state():

@@ -1,5 +1,6 @@
 """Doubts about automatic choices: each where it is planted, and not where it is absent."""
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -213,6 +214,28 @@ def test_rows_that_were_not_executed_do_not_count():
     assert (evidence.rows, evidence.observed, evidence.rewards) == (4, 4, 4)
     assert evidence.sizes("obs").tolist() == [2.0] * 3
     assert evidence.reward_size == 3.0
+
+
+def test_so_many_rows_are_looked_at_and_no_more():
+    evidence = Evidence(FLOATS)
+    rows = {"obs": np.repeat([[1.0], [9.0]], [4_096, 4_000], 0) * np.ones(3)}
+    evidence.add(rows, np.zeros(8_096), np.ones(8_096, bool))
+    assert (evidence.rows, evidence.observed) == (8_096, 4_096)
+    assert evidence.sizes("obs").tolist() == [1.0] * 3
+
+
+def test_large_leaves_are_not_copied():
+    """A float64 copy of a batch of pictures would be twice as large as the batch."""
+    space = spaces.Box(-1.0, 1.0, (100_000,), np.float32)
+    evidence, rows = Evidence(space), {"obs": np.ones((200, 100_000), np.float32)}
+    tracemalloc.start()
+    try:
+        evidence.add(rows, np.zeros(200), np.ones(200, bool))
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 1.5 * rows["obs"].nbytes  # one copy of the rows that were executed
+    assert evidence.sizes("obs").max() == 1.0
 
 
 def patterns() -> list[tuple[str, str]]:

@@ -1,5 +1,7 @@
 """A budget in minutes: the number of env_steps that it becomes, and runs that have it."""
 
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,11 @@ from run_helpers import SMALL, TOY
 
 import quintet
 from quintet import cli
-from quintet.errors import ConfigError
+from quintet.errors import CheckpointError, ConfigError
 from quintet.run import launch, time_budget
 from quintet.run.time_budget import TimeBudget, rounded
 from quintet.system import run_record
+from quintet.system.inside import run_lock
 
 QUIET = {**SMALL, "report.progress": False}
 
@@ -178,6 +181,99 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str], measured: 
     assert not any(tmp_path.iterdir())
 
 
+def test_a_folder_in_which_another_process_trains(tmp_path: Path, measured: list[float]):
+    measured += [0.5]
+    with run_lock(tmp_path), pytest.raises(CheckpointError, match="is in use by the process"):
+        train(tmp_path)
+    assert measured == [0.5]  # it was refused before
+
+
+def test_a_run_that_began_during_the_measurement_is_not_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def measure(_: Any, budget: TimeBudget, __: Any) -> None:
+        quintet.train("ppo", TOY, 128, 4, tmp_path, QUIET)
+        budget.speed = 0.5
+
+    monkeypatch.setattr(time_budget, "_measured", measure)
+    with pytest.raises(CheckpointError, match="another process began a run in"):
+        train(tmp_path)
+    assert options(tmp_path)["total_env_steps"] == 128
+
+
+def test_a_run_beside_other_files_of_the_same_names_never_begins_again(
+    tmp_path: Path, measured: list[float], monkeypatch: pytest.MonkeyPatch
+):
+    """What would be removed may be the user's."""
+    monkeypatch.setattr(TimeBudget, "correction", lambda *_: pytest.fail("it looked at the clock"))
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "mine.txt").write_text("a note")
+    measured.append(0.5)
+    budgets: list[TimeBudget] = []
+    own = time_budget.timed
+
+    def timed(loaded: Any, budget: TimeBudget, train: Any) -> Any:
+        budgets.append(budget)
+        return own(loaded, budget, train)
+
+    monkeypatch.setattr(time_budget, "timed", timed)
+    monkeypatch.setattr(launch, "_run", lambda loaded, *_, **__: loaded)
+    train(tmp_path)
+    assert not budgets[0].checks
+
+
+def test_a_signal_at_the_end_of_the_measurement_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The measurement is done by the same report."""
+    own = time_budget._Probe.__call__
+
+    def call(self: Any, report: dict[str, float]) -> bool:
+        if own(self, report):
+            os.kill(os.getpid(), signal.SIGINT)
+        return self.done
+
+    monkeypatch.setattr(time_budget._Probe, "__call__", call)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, 0.05)
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_clock_is_looked_at_from_the_first_update_on(
+    tmp_path: Path, measured: list[float], monkeypatch: pytest.MonkeyPatch
+):
+    looked: list[int] = []
+
+    def correction(self: TimeBudget, env_steps: int, *_: Any) -> None:
+        looked.append(env_steps)
+        self.said = "seen too late" if len(looked) == 1 else ""
+
+    monkeypatch.setattr(TimeBudget, "correction", correction)
+    measured.append(0.5)
+    config: dict[str, Any] = {
+        "env.num_streams": 4, "unroll_steps": 8, "batch_size": 16, "replay_start_steps": 150,
+        "replay_capacity_steps": 1_000, "preset": "none", "model.policy_hidden": (8, 8),
+        "eval.episodes": 0, "report.progress": False, "runtime.compile": "off",
+    }  # fmt: skip
+    quintet.train("ddpg", "Pendulum-v1", None, 3, tmp_path, config, minutes=10.0)
+    assert looked
+    assert min(looked) >= 150
+    assert (tmp_path / "log.txt").read_text().count("seen too late") == 1
+
+
+def test_what_is_seen_late_is_said(monkeypatch: pytest.MonkeyPatch):
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    budget = TimeBudget(10.0, 0.0, speed=1_000.0)
+    budget.run_begins()
+    now = 310.0
+    assert budget.correction(0, 560_000, 309.0) is None
+    now = 350.0
+    assert budget.correction(4_000, 560_000, 349.0) is None
+    assert "makes 100 env_steps/s, not 1,000, and will end in about 99 minutes" in budget.said
+    assert not budget.checks
+
+
 def test_there_is_at_least_one_iteration(tmp_path: Path, measured: list[float]):
     measured.append(1e-3)
     assert train(tmp_path, 0.001).metrics["env_steps"] == 64
@@ -200,6 +296,15 @@ def test_a_short_run_is_measured(tmp_path: Path):
     assert result.status == "finished"
     assert result.metrics["env_steps"] == options(tmp_path)["total_env_steps"] > 128
     assert 0.3 < result.metrics["wall_s"] < 30.0
+
+
+def test_a_small_budget_in_a_file_does_not_end_the_measurement(tmp_path: Path):
+    """A file that another run has left, for example."""
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({**SMALL, "total_env_steps": 64, "report.sinks": ["jsonl"]}))
+    words = ["--env", TOY, "--config", str(file), "--run-dir", str(tmp_path / "run")]
+    assert cli.main(["train", "ppo", *words, "--minutes", "0.05"]) == 0
+    assert options(tmp_path / "run")["total_env_steps"] > 128
 
 
 @pytest.mark.slow
