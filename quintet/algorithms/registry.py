@@ -79,6 +79,8 @@ class Algorithm:
         name.
     reward_scaling: returns the option that scales rewards, in words, of (options); "" if they are
         scaled already.
+    reward_divisor: returns the least number by which these options divide rewards that are scaled;
+        0: there is none.
     warnings: returns warnings about allowed but seldom wise options, of (options, resolved model),
         one sentence each.
     like: similar learners of other libraries, in lower case.
@@ -102,6 +104,7 @@ class Algorithm:
     presets: Path | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     reward_scaling: Callable[[Any], str] = lambda _: ""
+    reward_divisor: Callable[[Any], float] = lambda _: 0.0
     warnings: Callable[[Any, ModelConfig], list[str]] = lambda *_: []
     like: tuple[str, ...] = ()
 

@@ -24,6 +24,7 @@ _LEAST_EPISODES = 10
 _LARGE = 100.0  # numbers of an observation
 _LARGE_REWARD, _SMALL_REWARD = 1e3, 1e-3
 _LEAST_REWARDS = 10
+_SMALL_SHARE = 100.0  # rewards of a return that are scaled together
 _WORTH = 0.01  # what an episode's only reward is worth at its begin, below which gamma is short
 _LEAST_LIMIT = 20  # steps: shorter tasks often have a fixed length that belongs to them
 _SAME_FRAC = 0.9  # of the episodes
@@ -55,11 +56,13 @@ class Learning:
     gamma: discount of a step.
     normalizes: whether floats in observations are normalised.
     scaling: how rewards are scaled if they are not; "": they are, or there is no such option.
+    divisor: least number by which rewards that are scaled are divided; 0: none.
     """
 
     gamma: float | None = None
     normalizes: bool = True
     scaling: str = ""
+    divisor: float = 0.0
 
 
 def before(model: ModelConfig, spaces: Spaces, total_env_steps: int | None) -> list[Doubt]:
@@ -180,10 +183,20 @@ def _is_uint8(leaf: Any) -> bool:
 
 
 def reward_scale(learning: Learning, seen: Evidence) -> Doubt | None:
-    """Rewards that are learned from as they are, and are very large or very small."""
-    if not learning.scaling or seen.rewards < _LEAST_REWARDS:
-        return None
+    """Rewards that are learned from as they are, and are very large or very small; or so small that
+    normalising leaves them small."""
     size = seen.reward_size
+    if seen.rewards < _LEAST_REWARDS:
+        return None
+    if not learning.scaling:
+        if size * _SMALL_SHARE >= learning.divisor:
+            return None
+        return Doubt(
+            "reward_size",
+            f"rewards have a size of {_size(size)} (root mean square of {seen.rewards:,} that were "
+            f"not 0), and normalising divides them by no less than {_size(learning.divisor)}",
+            f"multiply them by about {1 / max(size, 1e-30):.0e} in the environment",
+        )
     if _SMALL_REWARD <= size <= _LARGE_REWARD:
         return None
     return Doubt(
@@ -244,7 +257,7 @@ def unused_actions(seen: Evidence) -> Doubt | None:
     if most < _LEAST_CHOICES or used >= _USED_FRAC * most:
         return None
     return Doubt(
-        "actions",
+        "action_mask",
         f"the action mask allowed only {used:,} of {most:,} actions in {seen.rows:,} steps",
         "a smaller action space is learned faster",
     )

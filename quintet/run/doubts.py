@@ -27,10 +27,12 @@ class Doubts:
         self.config, self.asked, self.spaces = config, asked, spaces
         self.said: list[str] = []
         learner = config.learner
+        record = registry.find(config.algo)
         self._learning = Learning(
             gamma=getattr(learner, "gamma", None),
             normalizes=getattr(learner, "normalize_observations", False),
-            scaling=registry.find(config.algo).reward_scaling(learner),
+            scaling=record.reward_scaling(learner),
+            divisor=record.reward_divisor(learner),
         )
         self._seen: Evidence | None = Evidence(spaces.observation)
         self._next = _FIRST_ROWS

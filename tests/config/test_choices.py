@@ -135,6 +135,24 @@ def test_rewards_that_are_not_scaled(size: float, shown: str):
     assert during(seen(reward=size), Learning()) == []  # they are scaled
 
 
+def test_rewards_that_normalising_leaves_small():
+    learning = Learning(divisor=0.03)
+    told = one(during(seen(reward=2e-6), learning), "reward_size")
+    assert "normalising divides them by no less than 0.03" in told
+    assert "multiply them by about 5e+05" in told
+    for size in (1e-3, 1.0, 1e6):
+        assert during(seen(reward=size), learning) == []
+    assert during(seen(reward=2e-6, rows=300, every=100), learning) == []
+
+
+@pytest.mark.parametrize("algo", ["ppo", "impala", "appo", "acer"])
+def test_learners_tell_by_what_they_divide_rewards(algo: str):
+    record = registry.find(algo)
+    on = record.config(reward_normalizer="return_std", normalizer_variance_epsilon=1e-4)
+    assert record.reward_divisor(on) == pytest.approx(1e-2)
+    assert record.reward_divisor(record.config(reward_normalizer="none")) == 0.0
+
+
 @pytest.mark.parametrize("size", [900.0, 1.0, 2e-3, 0.0])
 def test_rewards_of_a_usual_size(size: float):
     assert during(seen(reward=size), Learning(scaling="do this")) == []
@@ -193,7 +211,7 @@ def masked(allowed: int, size: int, rows: int = 2_000) -> Evidence:
 
 
 def test_actions_that_are_never_allowed():
-    told = one(during(masked(9, 100)), "actions")
+    told = one(during(masked(9, 100)), "action_mask")
     assert "allowed only 9 of 100 actions in 2,000 steps" in told
     for evidence in (masked(30, 100), masked(2, 9), masked(9, 100, rows=500), seen()):
         assert during(evidence) == []
@@ -282,6 +300,7 @@ def test_no_choice_for_an_environment_with_a_preset_is_doubtful(
             getattr(learner, "gamma", None),
             getattr(learner, "normalize_observations", False),
             registry.find(algo).reward_scaling(learner),
+            registry.find(algo).reward_divisor(learner),
         )
         assert choices.before(config.model, of, config.total_env_steps) == []
         model = resolve_model(config.model, of)

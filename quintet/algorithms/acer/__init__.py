@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from quintet.algorithms.acer import config
-from quintet.algorithms.parts.options import reward_scaling
+from quintet.algorithms.parts.options import reward_divisor, reward_scaling
 from quintet.algorithms.registry import Algorithm, Late
 from quintet.observe.metrics import Metric
 
@@ -38,5 +38,6 @@ ENTRY = Algorithm(
     needs=config.NEEDS,
     defaults=config.DEFAULTS,
     reward_scaling=reward_scaling,
+    reward_divisor=reward_divisor,
     like=("dqn", "qrdqn", "rainbow", "r2d2"),
 )

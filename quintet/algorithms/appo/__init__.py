@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from quintet.algorithms.appo import config
-from quintet.algorithms.parts.options import reward_scaling
+from quintet.algorithms.parts.options import reward_divisor, reward_scaling
 from quintet.algorithms.registry import Algorithm, Late
 from quintet.observe.metrics import Metric
 
@@ -39,4 +39,5 @@ ENTRY = Algorithm(
     judged=Late("quintet.algorithms.appo.metrics:judged"),
     defaults=config.DEFAULTS,
     reward_scaling=reward_scaling,
+    reward_divisor=reward_divisor,
 )

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from quintet.algorithms.impala import config
-from quintet.algorithms.parts.options import reward_scaling
+from quintet.algorithms.parts.options import reward_divisor, reward_scaling
 from quintet.algorithms.registry import Algorithm, Late
 from quintet.observe.metrics import Metric
 
@@ -24,5 +24,6 @@ ENTRY = Algorithm(
     judged=Late("quintet.algorithms.impala.metrics:judged"),
     defaults={"runtime.kind": "async"},
     reward_scaling=reward_scaling,
+    reward_divisor=reward_divisor,
     like=("a3c", "vtrace"),
 )

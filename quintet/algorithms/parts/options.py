@@ -176,6 +176,12 @@ def reward_scaling(config: Any) -> str:
     return "--reward-normalizer return_std scales them" if off else ""
 
 
+def reward_divisor(config: Any) -> float:
+    """The least number by which `RewardNormalizer` divides; 0 if it is off."""
+    off = config.reward_normalizer == "none"
+    return 0.0 if off else float(config.normalizer_variance_epsilon**0.5)
+
+
 def refuse_aux_losses(algo: str, model: ModelConfig, names: tuple[str, ...]) -> None:
     """Refuses an encoder's auxiliary losses of these names, for learners that don't use them.
 

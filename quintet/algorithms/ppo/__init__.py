@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from quintet.algorithms.parts.options import reward_scaling
+from quintet.algorithms.parts.options import reward_divisor, reward_scaling
 from quintet.algorithms.ppo import config
 from quintet.algorithms.registry import Algorithm, Late
 from quintet.observe.metrics import Metric
@@ -38,5 +38,6 @@ ENTRY = Algorithm(
     own_metrics=OWN_METRICS,
     judged=Late("quintet.algorithms.ppo.metrics:judged"),
     reward_scaling=reward_scaling,
+    reward_divisor=reward_divisor,
     like=("ppo2", "a2c", "trpo", "reinforce", "recurrentppo", "maskableppo"),
 )
