@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quintet.bounds import LARGEST, MOST_STEPS
 from quintet.errors import QuintetError
 from quintet.observe.plot_groups import plain
 from quintet.observe.plots import LINES, figure_classes, line_colour, save, style_axes
@@ -36,7 +37,7 @@ def read_events(run_dir: Path) -> list[Event]:
         if not whole or not all(event["policy"] in begun for event in events):
             raise ValueError("it lacks the first values of a policy")
         return events
-    except (ValueError, KeyError, TypeError, RecursionError) as fault:
+    except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as fault:
         raise QuintetError(
             f"{path} is damaged ({fault}); resuming the run writes it again"
         ) from None
@@ -46,12 +47,18 @@ def _checked(event: Any) -> Event:
     """The event, checked for the picture."""
     begins = event["event"] == "begins"
     known = event["values"] if begins else event["after"]
-    at = (0, event["policy"]) if begins else (event["env_steps"], event["policy"], event["donor"])
+    steps = event.get("env_steps", 0) if begins else event["env_steps"]
+    at = (steps, event["policy"]) if begins else (steps, event["policy"], event["donor"])
     if not (isinstance(known, dict) and all(isinstance(x, int) for x in at)):
-        raise TypeError(f"no event of a population: {event}")
-    objectives = [None if x is None else float(x) for x in event.get("objectives", ())]
+        raise TypeError("it has something else than events of a population")
+    objectives = (
+        [] if begins else [None if x is None else float(x) for x in event.get("objectives", ())]
+    )
     known = {str(name): float(x) for name, x in known.items()}
-    return {**event, "known": known, "objectives": objectives}
+    numbers = [*known.values(), *(x for x in objectives if x is not None)]
+    if not 0 <= min(at) <= max(at) <= MOST_STEPS or not all(abs(x) <= LARGEST for x in numbers):
+        raise ValueError("it has numbers beyond all use")
+    return {**event, "env_steps": steps, "known": known, "objectives": objectives}
 
 
 def plot_lineage(run_dir: Path, out: Path) -> Path:

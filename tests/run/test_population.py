@@ -408,7 +408,21 @@ def test_pictures(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "the run must have a population" in capsys.readouterr().err
     begins = '{"event": "begins", "policy": 0, "values": {"a": 1.0}}'
     copied = '{"event": "copied", "policy": 0, "after": {"a": 1.0}}'
-    for damaged in ("", '{"event": "begins", "policy": 0}', copied, f"{begins}\n{copied}", "[[["):
+    huge = f"1{'0' * 400}"
+    unusual = (
+        begins.replace("1.0", huge),
+        begins.replace('"policy"', f'"env_steps": {huge}, "policy"'),
+    )
+    text = begins.replace('"policy"', '"env_steps": "x", "policy"')
+    for damaged in (
+        "",
+        '{"event": "begins", "policy": 0}',
+        copied,
+        f"{begins}\n{copied}",
+        "[[[",
+        *unusual,
+        text,
+    ):
         (tmp_path / EVENTS).write_text(damaged)
         with pytest.raises(QuintetError, match="is damaged"):
             plot_lineage(tmp_path, Path(out))
