@@ -12,6 +12,7 @@ import pytest
 
 BLOCK = """
 import signal, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
 from quintet.system.signals import interrupts_for_us_alone
 with interrupts_for_us_alone():
     {doing}
