@@ -84,15 +84,13 @@ def _newest(run: RunSummary, name: str) -> float | None:
 
 
 def _reports(a: RunSummary, b: RunSummary) -> dict[str, Any] | None:
-    """Place where the curves part: the number of reports at the same env_steps, how many of them
+    """Place where the curves part: the number of reports of the same env_steps, how many of them
     are equal in all common numbers but those of time, and what differs first; None if nothing does.
     """
-    of = [
-        {each["env_steps"]: each for each in run.reports if "env_steps" in each} for run in (a, b)
-    ]
+    of = [_spans(run) for run in (a, b)]
     common = sorted(of[0].keys() & of[1].keys())
-    for equal, steps in enumerate(common):
-        one, two = of[0][steps], of[1][steps]
+    for equal, (before, steps) in enumerate(common):
+        one, two = of[0][before, steps], of[1][before, steps]
         names = [
             name
             for name in one.keys() & two.keys()
@@ -106,6 +104,13 @@ def _reports(a: RunSummary, b: RunSummary) -> dict[str, Any] | None:
                 "metrics": sorted(names),
             }
     return None
+
+
+def _spans(run: RunSummary) -> dict[tuple[float, float], Mapping[str, float]]:
+    """Reports by the env_steps before and at each, since they hold means over the steps between."""
+    found = [each for each in run.reports if "env_steps" in each]
+    ends = [each["env_steps"] for each in found]
+    return dict(zip(zip([0.0, *ends], ends, strict=False), found, strict=True))
 
 
 def in_words(found: Mapping[str, Any], a: RunSummary, b: RunSummary) -> str:

@@ -209,6 +209,20 @@ def test_versions_and_spaces(runs: Path, capsys: pytest.CaptureFixture[str]):
     assert found["environment"] is None  # which only checkpoints tell
 
 
+def test_means_over_other_steps_are_not_compared(runs: Path, capsys: pytest.CaptureFixture[str]):
+    """As of runs that report by the clock."""
+    run = runs / "group" / "s1"
+    shutil.copytree(run, runs / "twin")
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    last = {**json.loads(lines[-1]), "loss/policy": 9.0}
+    for name, kept in (("group/s1", lines[:-1]), ("twin", lines[:-2])):
+        shutil.rmtree(runs / name / "checkpoints")  # which hold a mark of the reports
+        (runs / name / "progress.csv").unlink()
+        text = "\n".join([*kept, lines[-1] if name == "group/s1" else json.dumps(last), ""])
+        (runs / name / "metrics.jsonl").write_text(text)
+    assert json.loads(said(capsys, "diff", run, runs / "twin", "--json"))["reports"] is None
+
+
 def test_what_is_not_known_does_not_differ(runs: Path, capsys: pytest.CaptureFixture[str]):
     """Spaces are in checkpoints, which a run that has just begun lacks."""
     shutil.rmtree(runs / "group" / "s2" / "checkpoints")
