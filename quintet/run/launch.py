@@ -200,18 +200,7 @@ def _run(
         if budget is not None:
             trainer.budget = budget
             trainer.saving.notes += budget.notes
-        trainer.saving.warnings += [*loaded.env.warnings, *env.remarks]
-        if loaded.eval_env is not None:
-            trainer.saving.warnings += loaded.eval_env.warnings
-        trainer.saving.warnings += registry.find(config.algo).warnings(config.learner, config.model)
-        trainer.saving.warnings += [*registry.LEARNERS.faults(), *BACKENDS.faults()]
-        if runtime.actor_precision != runtime.precision:
-            trainer.saving.notes.append(
-                f"the learner computes in {runtime.precision} on {runtime.device}, actors in "
-                f"{runtime.actor_precision} (runtime.actor_precision)"
-            )
-        if (note := uncompiled_note(loaded.config, config, source.spaces)) is not None:
-            trainer.saving.notes.append(note)
+        _doubtful(trainer, loaded, source)
         trainer.warm_start(anew=loaded.overwrite)
         rows = row_specs(config, source.spaces)
         require_rows(config, rows, policies[0].plan)
@@ -237,13 +226,35 @@ def _run(
             trainer.ended(status)
             if is_trial and trainer.stop.signalled:
                 raise KeyboardInterrupt
-        first = leader(trainer.policies)
-        last = trainer.reports.last
-        if not first.alone:  # the leader's metrics under plain names too
-            prefix = policy_prefix(first.folder.index, len(trainer.policies))
-            own = {k.removeprefix(prefix): x for k, x in last.items() if k.startswith(prefix)}
-            last = {**own, **last}
-        return Result(trainer.folder.path, first.policy(), last, status)
+        return _result(trainer, status)
+
+
+def _doubtful(trainer: Trainer, loaded: Loaded, source: Source) -> None:
+    """Adds what the user should know of a run before it begins to its warnings and notes."""
+    saving, config = trainer.saving, trainer.config
+    runtime = config.runtime
+    saving.warnings += [*loaded.env.warnings, *source.envs[0].description.remarks]
+    if loaded.eval_env is not None:
+        saving.warnings += loaded.eval_env.warnings
+    saving.warnings += registry.find(config.algo).warnings(config.learner, config.model)
+    saving.warnings += [*registry.LEARNERS.faults(), *BACKENDS.faults()]
+    if runtime.actor_precision != runtime.precision:
+        saving.notes.append(
+            f"the learner computes in {runtime.precision} on {runtime.device}, actors in "
+            f"{runtime.actor_precision} (runtime.actor_precision)"
+        )
+    if (note := uncompiled_note(loaded.config, config, source.spaces)) is not None:
+        saving.notes.append(note)
+
+
+def _result(trainer: Trainer, status: Literal["finished", "stopped"]) -> Result:
+    first = leader(trainer.policies)
+    last = trainer.reports.last
+    if not first.alone:  # the leader's metrics under plain names too
+        prefix = policy_prefix(first.folder.index, len(trainer.policies))
+        own = {k.removeprefix(prefix): x for k, x in last.items() if k.startswith(prefix)}
+        last = {**own, **last}
+    return Result(trainer.folder.path, first.policy(), last, status)
 
 
 def run_seeds(
