@@ -75,7 +75,7 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[An
 
 
 def _known(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]] | None:
-    """What differs; None if nothing is known of one of the two."""
+    """The differences; None if nothing is known of one of the two."""
     return {k: list(x) for k, x in _differing(a, b).items()} if a and b else None
 
 

@@ -76,6 +76,7 @@ def test_lockstep_has_the_bytes_of_one_process_also_after_a_node_died(
 ) -> None:
     train(tmp_path / "serial", None)
     lockstep = {"runtime__kind": "lockstep", "runtime__lag": 0, "runtime__num_workers": 3}
+    lockstep["cluster__nodes_min"] = 2  # else the second start may not wait for the other node
     kill = Once(lambda: actors()[0].kill())
     result = train(tmp_path / "nodes", address, on_report=kill, **lockstep)
     assert kill.reports > 3
@@ -100,6 +101,7 @@ def test_async_gives_up_the_streams_of_a_lost_node_and_goes_on(
 
     kill = Once(kill_all_workers_but_one)
     options = {"runtime__kind": "async", "runtime__num_workers": 4, "runtime__max_restarts": 2}
+    options["cluster__nodes_min"] = 2
     result = train(tmp_path, address, on_report=kill, **options)
     metrics = result.metrics
     assert lost == [2]
