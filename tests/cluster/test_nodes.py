@@ -26,6 +26,9 @@ CONFIG: dict[str, Any] = COMMON | SMALL | {
     "runtime.actor_threads": 1,
 }  # fmt: skip
 
+# Both nodes are waited for, at each start, on a busy machine too.
+BOTH = {"cluster__nodes_min": 2, "cluster__wait_s": 300.0}
+
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
@@ -76,7 +79,7 @@ def test_lockstep_has_the_bytes_of_one_process_also_after_a_node_died(
 ) -> None:
     train(tmp_path / "serial", None)
     lockstep = {"runtime__kind": "lockstep", "runtime__lag": 0, "runtime__num_workers": 3}
-    lockstep["cluster__nodes_min"] = 2  # else the second start may not wait for the other node
+    lockstep |= BOTH
     kill = Once(lambda: actors()[0].kill())
     result = train(tmp_path / "nodes", address, on_report=kill, **lockstep)
     assert kill.reports > 3
@@ -101,7 +104,7 @@ def test_async_gives_up_the_streams_of_a_lost_node_and_goes_on(
 
     kill = Once(kill_all_workers_but_one)
     options = {"runtime__kind": "async", "runtime__num_workers": 4, "runtime__max_restarts": 2}
-    options["cluster__nodes_min"] = 2
+    options |= BOTH
     result = train(tmp_path, address, on_report=kill, **options)
     metrics = result.metrics
     assert lost == [2]
