@@ -144,12 +144,8 @@ def train(
         _check_call("on_report", on_report, "one report")
     if callbacks is not None:
         _check_callbacks(callbacks)
-    given = {
-        "total_env_steps": total_steps,
-        "seed": seed,
-        "run_dir": run_dir,
-        "cluster.address": cluster,
-    }
+    given = {"total_env_steps": total_steps, "seed": seed, "run_dir": run_dir}
+    given["cluster.address"] = cluster
     values = {name: value for name, value in given.items() if value is not None}
     values |= flatten(config or {}, options(algo))
     require_minutes(minutes, values)
