@@ -32,6 +32,9 @@ from quintet.options import faults as faults_of
 from quintet.spaces import as_json, in_float64, require_same
 from quintet.types import Spaces
 
+FOR_CLUSTER = "resolved (a cluster needs workers, and serial has none)"
+"""Source of a `runtime.kind` that was chosen because the run uses a cluster."""
+
 _SAVED = "saved run"
 _NO_ENV = EnvConfig(id="none")
 
@@ -94,6 +97,7 @@ def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None)
         except ConfigError as error:
             of_env.append(str(error))
     if config is not None:
+        config = _with_workers(config, sources)
         config, idle = judged(config, sources, facts(config))
         faults += idle
         if env is not None and not unknown and _SAVED not in sources.values():
@@ -228,6 +232,16 @@ def size_faults(config: RunConfig, budget: int) -> list[str]:
                 f"{option} {-(-rows // unit) * unit}, or another number of learners"
             )
     return faults
+
+
+def _with_workers(config: RunConfig, sources: dict[str, str]) -> RunConfig:
+    """Chooses lockstep for a run on a cluster that would be serial only by default."""
+    by = sources.get("runtime.kind", "default")
+    if config.cluster.address is None or config.runtime.kind != "serial" or not is_free(by):
+        return config
+    sources["runtime.kind"] = FOR_CLUSTER
+    runtime = config.runtime.model_copy(update={"kind": "lockstep"})
+    return config.model_copy(update={"runtime": runtime})
 
 
 def _with_whole_games(

@@ -15,6 +15,7 @@ from quintet import checkpoint
 from quintet.algorithms import registry
 from quintet.config.machine import require_networks, uncompiled_note
 from quintet.config.resolve import (
+    FOR_CLUSTER,
     Loaded,
     require_evaluated,
     resolve,
@@ -242,6 +243,11 @@ def _doubtful(trainer: Trainer, loaded: Loaded, source: Source) -> None:
         saving.notes.append(
             f"the learner computes in {runtime.precision} on {runtime.device}, actors in "
             f"{runtime.actor_precision} (runtime.actor_precision)"
+        )
+    if loaded.sources["runtime.kind"] == FOR_CLUSTER:
+        saving.notes.append(
+            f"runtime.kind={runtime.kind} was chosen, since workers on a cluster need it; "
+            "--runtime.kind async chooses otherwise"
         )
     if (note := uncompiled_note(loaded.config, config, source.spaces)) is not None:
         saving.notes.append(note)
