@@ -32,7 +32,10 @@ from quintet import checkpoint
 
 STEPS = 6_400
 FAULTS = ("actor", "stopped actor", "raylet", "worker", "learner", "head")
-WEIGHTS = (4, 2, 3, 4, 3, 1)
+WEIGHTS = (4, 2, 3, 4, 3, 2)
+MARK = "CLUSTER_FAULTS"
+"""In the environment of processes that this one has begun, with its number."""
+
 COMMON: dict[str, Any] = {
     "preset": "none",
     "env.num_streams": 8,
@@ -98,6 +101,8 @@ class Nodes:
         """The address of a cluster of two nodes."""
         from ray.cluster_utils import Cluster
 
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ[MARK] = str(os.getpid())
         if self.cluster is None or not lives(self.cluster.head_node, "gcs_server"):
             self.end()
             self.cluster = Cluster()
@@ -123,10 +128,12 @@ def lives(node: Any, kind: str) -> bool:
 
 
 def actors() -> list[psutil.Process]:
+    """The processes of nodes in the clusters of this process."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.cmdline()[:1] == ["ray::_Served.serve"]:
+            ours = process.environ().get(MARK) == str(os.getpid())
+            if ours and process.cmdline()[:1] == ["ray::_Served.serve"]:
                 found.append(process)
     return found
 
@@ -220,7 +227,6 @@ def main() -> int:
     if args.train:
         train(*args.train)
         return 0
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     draw, nodes, failed = random.Random(args.seed), Nodes(), 0
     with tempfile.TemporaryDirectory() as place:
         whole = Path(place) / "serial"

@@ -12,7 +12,6 @@ from the second quarter to the last, or something was left.
 
 import argparse
 import json
-import os
 import random
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from cluster_faults import COMMON, Drifting, Nodes, actors, lives, wait, wait_for_actors
+from cluster_faults import COMMON, Drifting, Nodes, actors, wait, wait_for_actors
 
 import quintet
 
@@ -105,7 +104,10 @@ def soak(minutes: float, every: float, draw: random.Random, record: Any) -> bool
             print(Path(f"{folder}.txt").read_text()[-5_000:])
         size, left = len(rows) // 4, left_over(nodes)
         quarters = [
-            {name: sum(row[name] for row in part) / size for name in ("memory_mb", "files", "threads")}
+            {
+                name: sum(row[name] for row in part) / size
+                for name in ("memory_mb", "files", "threads")
+            }
             for part in (rows[k * size : (k + 1) * size] for k in range(4))
         ]
         growth = quarters[3]["memory_mb"] / quarters[1]["memory_mb"] - 1.0
@@ -126,7 +128,6 @@ def main() -> int:
         folder, address = args.train
         quintet.train("appo", Slow, 10**9, 7, folder, OPTIONS, cluster=address, trust=True)
         return 0
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     return 0 if soak(args.minutes, args.every, random.Random(args.seed), args.record) else 1
 
 

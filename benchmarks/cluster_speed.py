@@ -1,13 +1,13 @@
 """A run on the nodes of a Ray cluster, all of them on this machine: how does it scale?
 
-    python benchmarks/cluster_speed.py scaling [--algo appo] [--nodes 1,2,4] [--seconds 30]
+    python benchmarks/cluster_speed.py scaling [--algo appo] [--nodes 1,2,4,8] [--seconds 30]
     python benchmarks/cluster_speed.py unrolls [--unrolls 2000]
 
 `scaling`: env_steps per second of an asynchronous run whose environments sleep 5 ms in each step,
 with 4 workers of 4 streams on every node, as a share of as many times the speed of one node, and of
 the speed of as many workers without a cluster.
-`unrolls`: processor time of the learner's process for each unroll of 20 x 4 x 84 x 84 bytes, from
-workers of this machine and from those of a node; nobody learns meanwhile.
+`unrolls`: processor time of the learner's process for each unroll of 20 rows of 4 numbers, and of 4
+x 84 x 84 bytes, from workers of this machine and from those of a node; nobody learns meanwhile.
 """
 
 import argparse
@@ -42,7 +42,7 @@ SLEEP_S, UNROLL = 0.005, 20
 class Sleeper(gymnasium.Env):
     """Sleeps in every step, as an environment does that waits for its simulator."""
 
-    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
+    observation_space: Any = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
     def reset(self, *, seed: int | None = None, **_: Any) -> tuple[Any, dict[str, Any]]:
@@ -56,14 +56,18 @@ class Sleeper(gymnasium.Env):
         return self.observation_space.low, float(action), self.steps == 200, False, {}
 
 
-class Pixels(Sleeper):
-    """Four grey frames, at no cost."""
-
-    observation_space = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+class Sleepless(Sleeper):
+    """Four numbers, at no cost."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.steps += 1
         return self.observation_space.low, float(action), self.steps == 200, False, {}
+
+
+class Pixels(Sleepless):
+    """Four grey frames, at no cost."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
 
 
 @contextmanager
@@ -80,11 +84,11 @@ def cluster_of(nodes: int, cores: int) -> Iterator[str]:
         cluster.shutdown()
 
 
-def measured(
-    algo: str, nodes: int, seconds: float, folder: Path, here: bool
-) -> tuple[float, float]:
-    """env_steps per second in the last two thirds of a run, and the mean share of their time that
-    workers waited for the learner; `here`: with the workers of as many nodes on this machine.
+def measured(algo: str, nodes: int, seconds: float, folder: Path, here: bool) -> dict[str, float]:
+    """Means over the last two thirds of a run: env_steps per second, seconds of learning per
+    iteration, iterations per second, and shares of their time in which workers waited for the
+    learner and acted, and bytes per second; `here`: with the workers of as many nodes on this
+    machine.
     """
     total = int(nodes * WORKERS / SLEEP_S * seconds)
     config = {
@@ -108,10 +112,23 @@ def measured(
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rows = [row for row in rows if row["env_steps"] > total / 3]
     first, last = rows[0], rows[-1]
-    name = re.compile(r"worker/\d+/waiting_frac")
-    waits = [share for row in rows for key, share in row.items() if name.fullmatch(key)]
-    speed = (last["env_steps"] - first["env_steps"]) / (last["wall_s"] - first["wall_s"])
-    return float(speed), sum(waits) / max(1, len(waits))
+    passed_s = last["wall_s"] - first["wall_s"]
+    iterations = last["iterations"] - first["iterations"]
+
+    def mean(pattern: str) -> float:
+        name = re.compile(pattern)
+        found = [share for row in rows for key, share in row.items() if name.fullmatch(key)]
+        return sum(found) / max(1, len(found))
+
+    return {
+        "env_steps_per_s": (last["env_steps"] - first["env_steps"]) / passed_s,
+        "iterations_per_s": iterations / passed_s,
+        "learning_s": mean("time/learning_frac") * passed_s / iterations,
+        "waiting_frac": mean(r"worker/\d+/waiting_frac"),
+        "acting_frac": mean(r"worker/\d+/acting_frac"),
+        "in_bytes_per_s": mean(r"node/\d+/in_bytes_per_s"),
+        "out_bytes_per_s": mean(r"node/\d+/out_bytes_per_s"),
+    }
 
 
 def scaling(algo: str, counts: list[int], seconds: float) -> list[dict[str, float]]:
@@ -119,24 +136,17 @@ def scaling(algo: str, counts: list[int], seconds: float) -> list[dict[str, floa
     with tempfile.TemporaryDirectory() as folder:
         for nodes in counts:
             place = Path(folder) / str(nodes)
-            speed, waits = measured(algo, nodes, seconds, place, here=False)
-            local, _ = measured(algo, nodes, seconds, place.with_suffix(".here"), here=True)
-            one = found[0]["env_steps_per_s"] / found[0]["nodes"] if found else speed / nodes
-            found.append(
-                {
-                    "nodes": nodes,
-                    "env_steps_per_s": speed,
-                    "of_ideal": speed / nodes / one,
-                    "waiting_frac": waits,
-                    "here_env_steps_per_s": local,
-                    "of_here": speed / local,
-                }
-            )
-            print(json.dumps(found[-1]), flush=True)
+            row = {"nodes": nodes} | measured(algo, nodes, seconds, place, here=False)
+            local = measured(algo, nodes, seconds, place.with_suffix(".here"), here=True)
+            speed, one = row["env_steps_per_s"] / nodes, found[0] if found else row
+            row["of_ideal"] = speed * one["nodes"] / one["env_steps_per_s"]
+            row["of_here"] = row["env_steps_per_s"] / local["env_steps_per_s"]
+            found.append(row)
+            print(json.dumps({"algo": algo} | row), flush=True)
     return found
 
 
-def core_ms(count: int, address: str | None) -> float:
+def core_ms(count: int, address: str | None, env: Any) -> float:
     """Processor time in milliseconds of this process for an unroll of one stream, over `count`."""
     options = {
         "env.num_streams": 2,
@@ -151,7 +161,7 @@ def core_ms(count: int, address: str | None) -> float:
         "preset": "none",
         "eval.episodes": 0,
     }
-    loaded = compose("appo", [Layer("here", {"env.id": "pixels", **options})], Pixels)
+    loaded = compose("appo", [Layer("here", {"env.id": "own", **options})], env)
     source = open_source(loaded.config, loaded.env)
     config = resolve(loaded, source.spaces).config
     learner = make_learner(config, source.spaces)
@@ -190,17 +200,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("scaling", "unrolls"))
     parser.add_argument("--algo", default="appo")
-    parser.add_argument("--nodes", default="1,2,4")
+    parser.add_argument("--nodes", default="1,2,4,8")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--unrolls", type=int, default=2_000)
     args = parser.parse_args()
     if args.what == "scaling":
         scaling(args.algo, [int(count) for count in args.nodes.split(",")], args.seconds)
         return 0
-    local = core_ms(args.unrolls, None)
-    with cluster_of(1, 1) as address:
-        remote = core_ms(args.unrolls, address)
-    print(json.dumps({"local_ms": local, "node_ms": remote, "more_ms": remote - local}))
+    for env in (Sleepless, Pixels):
+        local = core_ms(args.unrolls, None, env)
+        with cluster_of(1, 1) as address:
+            remote = core_ms(args.unrolls, address, env)
+        told = {"env": env.__name__, "local_ms": local, "node_ms": remote}
+        print(json.dumps(told | {"more_ms": remote - local}), flush=True)
     return 0
 
 

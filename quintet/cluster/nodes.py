@@ -432,7 +432,7 @@ class Nodes:
     def _whereabouts(self) -> str:
         if len(self._peers) < self.config.nodes_min:
             awaited = ", ".join([] if self._gate is None else self._gate.awaited)
-            starting = f"; {awaited} is starting" if awaited else ""
+            starting = f"; starting: {awaited}" if awaited else ""
             return f"{len(self._peers)} of at least {self.config.nodes_min} nodes{starting}"
         rows: dict[str, tuple[int, str]] = {}
         for peer in list(self._peers):
