@@ -181,7 +181,8 @@ def train(
             "leave one of them out, or call train for each seed"
         )
     group = load_seeds(algo, [], command, seeds, source, trust=trust, overwrite=overwrite)
-    from quintet.run.launch import Result, run_seeds
+    from quintet.run.launch import Result
+    from quintet.run.seeds import run_seeds
 
     outcomes = run_seeds(group, jobs, minutes)
     failed = [f"seed {each.seed}: {each.error}" for each in outcomes if each.status == "failed"]

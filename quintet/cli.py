@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quintet.config.command import Parsed
-    from quintet.run.launch import SeedOutcome
+    from quintet.run.seeds import SeedOutcome
 
 HELP = """usage: quintet COMMAND ...
 
@@ -185,7 +185,7 @@ def _train_seeds(asked: "Parsed") -> int:
         asked.algo, asked.files, asked.options, asked.seeds,
         trust=asked.trust, overwrite=asked.overwrite,
     )  # fmt: skip
-    from quintet.run.launch import run_seeds
+    from quintet.run.seeds import run_seeds
 
     outcomes = run_seeds(loaded, asked.jobs, asked.minutes)
     print(_summary(outcomes))

@@ -3,7 +3,16 @@
 from typing import final
 
 from quintet.bounds import LongWait, Tasks
+from quintet.errors import ConfigError
 from quintet.options import Options, option
+
+
+def no_ray(address: str | None, error: ImportError) -> ConfigError:
+    """The error for a machine without Ray."""
+    return ConfigError(
+        f"cluster.address={address} must have Ray, got none ({error}): "
+        "pip install 'quintet-rl[cluster]', or leave it out"
+    )
 
 
 @final
@@ -17,7 +26,7 @@ class ClusterConfig(Options):
     )
     """Ray cluster on whose nodes the workers run; auto: the one that this machine is part of;
     HOST:PORT: the one with this address, of which this machine must be part; none: workers run on
-    this machine
+    this machine; of a group of runs (--seeds), the one on whose nodes the runs are placed
     """
     nodes_min: Tasks = option(1, needs="cluster.address", at_most="nodes_max")
     """least number of nodes with which the run begins and goes on"""

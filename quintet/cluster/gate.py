@@ -24,6 +24,24 @@ _ALWAYS = {"quintet", "python", "torch"}
 """Versions that must be equal in any kind of run."""
 
 
+def compared(
+    there: Mapping[str, str] | str, ours: Mapping[str, str], exact: bool
+) -> tuple[str | None, str | None]:
+    """Reason why a node may not take part, and how it differs if it may; see `Entry`.
+
+    there: its versions and processor, or why it can't do the work.
+    """
+    if isinstance(there, str):
+        return there, None
+    differ = [name for name in {**ours, **there} if ours.get(name) != there.get(name)]
+    told = ", ".join(f"{name} {there.get(name)}, here {ours.get(name)}" for name in differ)
+    if differ and (exact or _ALWAYS & {*differ}):
+        must = "versions and processor" if exact else "versions of quintet, Python and PyTorch"
+        fault = f"must have the learner's {must}, got {told}: make them equal, or leave it out"
+        return fault, None
+    return None, f"differs from this machine: {told}" if differ else None
+
+
 class Entry(NamedTuple):
     """Conditions of taking part.
 
@@ -158,17 +176,10 @@ class Gate:
 
     def _fault(self, there: Mapping[str, str] | str, machine: Machine) -> str | None:
         """Returns why a node may not take part; says how it differs if it may."""
-        if isinstance(there, str):
-            return there
-        ours, exact = self._entry.facts, self._entry.exact
-        differ = [name for name in {**ours, **there} if ours.get(name) != there.get(name)]
-        told = ", ".join(f"{name} {there.get(name)}, here {ours.get(name)}" for name in differ)
-        if differ and (exact or _ALWAYS & {*differ}):
-            must = "versions and processor" if exact else "versions of quintet, Python and PyTorch"
-            return f"must have the learner's {must}, got {told}: make them equal, or leave it out"
-        if differ:
-            self._say(f"the node {machine.address} differs from this machine: {told}")
-        return None
+        fault, told = compared(there, self._entry.facts, self._entry.exact)
+        if told:
+            self._say(f"the node {machine.address} {told}")
+        return fault
 
     def close(self) -> None:
         """Lets nobody in any more, and ends all actors."""

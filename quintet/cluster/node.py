@@ -4,10 +4,8 @@ Every worker is `Workers` as on the learner's machine, with one process, and a t
 """
 
 import importlib
-import os
 import pickle
 import socket
-import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -83,14 +81,15 @@ def serve(address: tuple[str, int], token: bytes) -> None:
         try:
             node = Node(link, work)
         except Exception as error:  # of users' code, which is unpickled
-            link.send(_refusal(error))
+            link.send(refusal(error))
             return
         node.run()
     finally:
         link.free()
 
 
-def _refusal(error: Exception) -> str:
+def refusal(error: Exception) -> str:
+    """Reason why a node can't take part, as the end of a sentence about it."""
     if isinstance(error, ModuleNotFoundError):
         return f"must have the package {error.name}, which this run imports: install it there"
     if isinstance(error, ConfigError):
@@ -105,11 +104,7 @@ class Node:
     def __init__(self, link: Link, work: Work):
         """Raises whatever the user's code raises when it is unpickled."""
         torch.set_num_threads(1)
-        own = list(sys.path)
-        more = [place for place in work.state["path"] if place not in own]
-        user_state.restore({**work.state, "path": [*own, *more]})
-        if os.path.isdir(work.folder):
-            os.chdir(work.folder)
+        user_state.restore(user_state.moved(work.state, work.folder))
         for module in work.simulators:
             importlib.import_module(module)
         self.link, self.work = link, work

@@ -10,18 +10,19 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from quintet.errors import ConfigError
+from quintet.errors import ConfigError, WorkerFault
 
 _ANSWER_S = 5.0
 """Seconds within which the address of a cluster must answer."""
 
 
 class Machine(NamedTuple):
-    """A node of the cluster: its id, its address and its number of cores."""
+    """A node of the cluster: its id, its address and its numbers of cores and GPUs."""
 
     id: str
     address: str
     cores: int
+    gpus: int = 0
 
 
 class _Served:
@@ -62,6 +63,52 @@ class Actor:
             ray.kill(self._actor)
 
 
+@final
+class Hosted:
+    """An object of a class in a process of its own on a node, which is never restarted.  It answers
+    one question at a time.
+    """
+
+    def __init__(self, machine: Machine, kind: type, cores: int, gpus: int = 0):
+        """cores, gpus: numbers that it takes from those that Ray has to give, and waits for."""
+        self._actor = (
+            ray.remote(kind)
+            .options(
+                num_cpus=cores,
+                num_gpus=gpus,
+                max_restarts=0,
+                max_task_retries=0,
+                max_concurrency=4,  # it is told to stop while it answers
+                scheduling_strategy=NodeAffinitySchedulingStrategy(machine.id, soft=False),
+            )
+            .remote()
+        )
+
+    def ask(self, method: str, *given: Any) -> None:
+        """Calls a method, whose result `answer` returns."""
+        self._asked = self.tell(method, *given)
+
+    def tell(self, method: str, *given: Any) -> Any:
+        """Calls a method whose result nobody waits for."""
+        return getattr(self._actor, method).remote(*given)
+
+    def answer(self) -> Any:
+        """The result of the method that was asked for last; None: not yet.  Raises WorkerFault if
+        the process, or the method, has failed.
+        """
+        if not ray.wait([self._asked], timeout=0)[0]:
+            return None
+        try:
+            return ray.get(self._asked)
+        except RayError as error:
+            raise WorkerFault(_last_line(error)) from error
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+        with suppress(RayError, ValueError):
+            ray.kill(self._actor)
+
+
 def connect(address: str) -> bool:
     """Connects to a running cluster; False if this process is connected already.  Raises
     ConfigError if there is none of which this machine is part.
@@ -93,9 +140,10 @@ def here() -> str:
 
 def machines() -> list[Machine]:
     """The nodes that are alive and give cores."""
-    found = ((node, int(node["Resources"].get("CPU", 0))) for node in ray.nodes() if node["Alive"])
     return [
-        Machine(node["NodeID"], node["NodeManagerAddress"], cores) for node, cores in found if cores
+        Machine(node["NodeID"], node["NodeManagerAddress"], cores, int(gives.get("GPU", 0)))
+        for node in ray.nodes()
+        if node["Alive"] and (cores := int((gives := node["Resources"]).get("CPU", 0)))
     ]
 
 

@@ -39,11 +39,11 @@ OF_COMMANDS = {
     "trust": TRUST_HELP,
     "overwrite": "start again if the folder holds a run, which is kept as FOLDER.old-1",
     "seeds 1,2,3": "quintet train: seeds of a group of runs, each with its own process and its own "
-    "folder (runs/ALGO-ENV-sSEED, or DIR/sSEED with --run-dir DIR)",
+    "folder (runs/ALGO-ENV-sSEED, or DIR/sSEED with --run-dir DIR); with --cluster on its nodes",
     "minutes NUMBER": "quintet train: time of a new run, in place of --total-steps; the speed is "
     "measured when it begins, and the number of env_steps that fits is stored",
     "jobs INT": "quintet train: number of runs of --seeds at the same time (default: cores divided "
-    "by runtime.threads, at least 1)",
+    "by runtime.threads, at least 1; on a cluster all that its nodes have cores for)",
 }
 """Options of commands beyond those of a run, with their meaning."""
 

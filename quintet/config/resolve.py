@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from quintet.algorithms import registry
 from quintet.bounds import MOST_STEPS
 from quintet.config.facts import facts, spaces_of
+from quintet.config.group import Placing
 from quintet.config.layers import Layer, is_free, listed, meant, merged, options, with_sources
 from quintet.config.machine import automatic, require_agents, require_networks
 from quintet.config.population import population_faults
@@ -49,6 +50,7 @@ class Loaded:
 
     env: its environment, resolved.
     eval_env: the environment of evaluations, if it is another.
+    placing: the cluster on one of whose nodes the whole run is placed.
     spaces: spaces of the environment, if one with the same options was made to find its kind.
     overwrite: whether an existing run in its folder is moved aside.
     """
@@ -59,6 +61,7 @@ class Loaded:
     spaces: Spaces | None = None
     overwrite: bool = False
     eval_env: ResolvedEnv | None = None
+    placing: Placing | None = None
 
     @property
     def evaluated(self) -> ResolvedEnv:

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from quintet.config.facts import KindProbe
+from quintet.config.group import RESTARTS, Placing, placing_of
 from quintet.config.layers import Layer, learner_defaults, preset_layers
 from quintet.config.resolve import Loaded, compose, sound
 from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME, OF_OLDER_RUNS
@@ -201,7 +202,7 @@ def load_seeds(
     overwrite: bool = False,
 ) -> list[Loaded | Unusable]:
     """The configurations of a seed group, each with its own folder: ``DIR/sSEED`` if a folder is
-    given.  A damaged folder stops only its own run.
+    given.  A damaged folder stops only its own run.  A cluster is the group's, not its runs'.
 
     trust, overwrite: see `load_config`.
 
@@ -215,7 +216,8 @@ def load_seeds(
             f"seed={command.values['seed']} has no effect with seeds={list(seeds)}; leave one of "
             "them out"
         )
-    asked = _asked(algo, (*files, command), source)
+    layers, placing = placing_of((*files, command))
+    asked = _asked(algo, layers, source)
     given = asked.values.get("run_dir")
     folder = None if given is None else _folder(given)
     if folder is not None and any((folder / n).exists() for n in ("config.yaml", "checkpoints")):
@@ -229,17 +231,34 @@ def load_seeds(
         # The kind depends on neither, so the group has one probe.
         own = replace(asked, layers=(*asked.layers, Layer(command.source, mine)))
         try:
-            if own.run_dir is not None and not overwrite:
-                read_saved(own.run_dir)
+            saved = None if own.run_dir is None or overwrite else read_saved(own.run_dir)
         except ConfigError as error:
             assert own.run_dir is not None
             loaded.append(Unusable(seed, own.run_dir, str(error)))
         else:
-            loaded.append(_load_anew(own, overwrite) if overwrite else _load(own, trust))
+            if placing is not None and saved is not None and saved.values.get("cluster.address"):
+                alone = Layer(command.source, {"cluster.address": None})  # not over several nodes
+                own = replace(own, layers=(*own.layers, alone))
+            one = _load_anew(own, overwrite) if overwrite else _load(own, trust)
+            loaded.append(one if placing is None else _placed(one, placing, command.source))
     faults = [each.error for each in loaded if isinstance(each, Unusable)]
     if len(faults) == len(loaded):
         raise ConfigError("\n".join(faults))
     return loaded
+
+
+def _placed(loaded: Loaded, placing: Placing, source: str) -> Loaded:
+    """A run of a group on a cluster; if it has workers that may be replaced, as often as that."""
+    config, most, sources = loaded.config, placing.max_restarts, loaded.sources
+    if most is None:
+        placing = replace(placing, max_restarts=config.runtime.max_restarts)
+    elif config.runtime.kind == "async":
+        runtime = config.runtime.model_copy(update={"max_restarts": most})
+        config, sources = (
+            config.model_copy(update={"runtime": runtime}),
+            {**sources, RESTARTS: source},
+        )
+    return replace(loaded, config=config, sources=sources, placing=placing)
 
 
 def _whole(seeds: Sequence[int]) -> list[int]:

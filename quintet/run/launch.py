@@ -1,15 +1,12 @@
 """Composition root: puts together all parts of a run and trains by its configuration."""
 
 import gc
-import pickle
-import signal
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Literal, final
 
 from quintet import checkpoint
 from quintet.algorithms import registry
@@ -19,20 +16,15 @@ from quintet.config.resolve import (
     Loaded,
     require_evaluated,
     resolve,
-    resolved,
     sources_of,
     stored_alike,
 )
-from quintet.config.run import RunConfig
-from quintet.config.saved import Unusable
 from quintet.envs.backends import BACKENDS
-from quintet.errors import ConfigError, LearnerFault, QuintetError, WorkerFault
+from quintet.errors import LearnerFault, WorkerFault
 from quintet.observe.metrics import policy_prefix
-from quintet.observe.report_files import read_metrics
-from quintet.observe.stream import QuietStream
 from quintet.observe.wandb_sink import require_wandb
 from quintet.policy import Policy
-from quintet.run import making, seed_group, time_budget
+from quintet.run import making, time_budget
 from quintet.run.callbacks import Callbacks, OnReport, UserCode
 from quintet.run.folder import RunFolder, move_aside
 from quintet.run.learners import make_policies, several
@@ -51,13 +43,10 @@ from quintet.run.time_budget import BeginsAnew, TimeBudget
 from quintet.run.trainer import Trainer
 from quintet.runtime.loop import Sampling
 from quintet.runtime.parallel.learners import Learners
-from quintet.runtime.processes.process import pickled, prepare
+from quintet.runtime.processes.process import prepare
 from quintet.runtime.slots import RowSpecs
 from quintet.runtime.torch_settings import OwnTorch, inexact_told, torch_settings
-from quintet.system import provenance, trust, user_state
-from quintet.system.child import how_ended
-from quintet.system.cpus import usable_cores
-from quintet.system.importing import Given
+from quintet.system import provenance, trust
 from quintet.system.inside import run_lock
 from quintet.system.memory import memory_fault
 from quintet.system.signals import save_on_signal, stop_on_signals
@@ -75,21 +64,6 @@ class Result:
     policy: Policy
     metrics: dict[str, float]
     status: Literal["finished", "stopped"]
-
-
-@final
-@dataclass(frozen=True)
-class SeedOutcome:
-    """End of one run of a seed group; waiting: the group was stopped before it began.
-
-    metrics: the run's last report, with the newest scores of training; empty without one.
-    """
-
-    seed: int
-    run_dir: Path
-    status: Literal["finished", "stopped", "waiting", "failed"]
-    metrics: dict[str, float]
-    error: str | None = None
 
 
 @no_exit()
@@ -261,133 +235,6 @@ def _result(trainer: Trainer, status: Literal["finished", "stopped"]) -> Result:
         own = {k.removeprefix(prefix): x for k, x in last.items() if k.startswith(prefix)}
         last = {**own, **last}
     return Result(trainer.folder.path, first.policy(), last, status)
-
-
-def run_seeds(
-    loaded: Sequence[Loaded | Unusable],
-    jobs: int | None = None,
-    minutes: float | None = None,
-) -> list[SeedOutcome]:
-    """Trains by several configurations that differ in their seed, each in a separate process.
-
-    A failed run does not stop the others.  Ctrl-C and SIGTERM stop all of them with a checkpoint.
-
-    jobs: number of runs at the same time; None: cores divided by ``runtime.threads`` and workers,
-        at least 1. If it is given, runs without a given number of threads share the cores.
-    minutes: time of each run; all get the number of env_steps that fits the slowest of `jobs`
-        runs, measured at the same time, or that of a run of the group that has begun.
-
-    Raises ConfigError for a fault that all runs share, or an environment that can't be sent.
-    """
-    if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
-        raise ConfigError(f"jobs must be a whole number of at least 1, got {jobs!r}")
-    sound = [each for each in loaded if isinstance(each, Loaded)]
-    values = resolved(sound[0])[0]
-    if jobs is None:
-        busy = values["runtime.threads"] * values["runtime.num_learners"]
-        busy += values["runtime.num_workers"] or 0
-        jobs = max(1, usable_cores() // busy)
-    else:
-        sound = [_sharing(each, values, min(jobs, len(sound))) for each in sound]
-    out = QuietStream(sys.stdout)
-
-    def say(line: str) -> None:
-        out.write(f"{line}\n")
-        out.flush()
-
-    if minutes is not None:
-        given = {"minutes": minutes}
-        trials = [seed_group.Member(f"s{x.config.seed}", _payload(x, given)) for x in sound[:jobs]]
-        measure = partial(_answers, trials, jobs, say)
-        sound = time_budget.timed_group(sound, minutes, measure, say)
-    members = [seed_group.Member(f"s{each.config.seed}", _payload(each)) for each in sound]
-    ended = iter(seed_group.run_members("quintet.run.member", members, jobs, say))
-    return [
-        SeedOutcome(each.seed, each.run_dir, "failed", {}, each.error)
-        if isinstance(each, Unusable)
-        else _seed_outcome(each.config, next(ended))
-        for each in loaded
-    ]
-
-
-def _answers(
-    members: Sequence[seed_group.Member], jobs: int, say: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    """The answers of processes; empty for one that gave none."""
-    ended = seed_group.run_members("quintet.run.member", members, jobs, say)
-    return [each.answer or {} for each in ended]
-
-
-def _sharing(loaded: Loaded, values: Mapping[str, Any], runs: int) -> Loaded:
-    """The same with at most the threads of its share of the cores, where it leaves them open: two
-    threads each of two runs on two cores are a quarter as fast as with one each.
-
-    values: the configuration resolved for a single run.
-    """
-    most = {
-        "threads": max(1, usable_cores() // (runs * values["runtime.num_learners"])),
-        "actor_threads": max(1, usable_cores() // runs),
-    }
-    fewer = {
-        name: count
-        for name, count in most.items()
-        if getattr(loaded.config.runtime, name) is None and values[f"runtime.{name}"] > count
-    }
-    if not fewer:
-        return loaded
-    runtime = loaded.config.runtime.model_copy(update=fewer)
-    sources = {f"runtime.{name}": f"resolved ({runs} runs share the cores)" for name in fewer}
-    return replace(
-        loaded,
-        config=loaded.config.model_copy(update={"runtime": runtime}),
-        sources={**loaded.sources, **sources},
-    )
-
-
-def _payload(loaded: Loaded, more: Mapping[str, Any] | None = None) -> bytes:
-    """The payload of a process of a group; `more`: further entries."""
-    config = loaded.config
-    code = [config.model.encoder, *(x for _, x in config.learner if isinstance(x, str))]
-    code += [config.env.id] if loaded.env.source is None else []
-    code += [config.eval_env.id] if config.eval_env.id else []
-    if any(name.startswith("__main__:") and not isinstance(name, Given) for name in code):
-        raise ConfigError(
-            "seeds must have environments, models and schedules that other processes can import, "
-            "got one of __main__; give it in Python, or move it to a module of its own"
-        )
-    work = pickled(
-        replace(loaded, spaces=None),  # which may hold what can't be sent
-        "seeds must have an environment, a model and a schedule that can be sent to other "
-        f"processes, got {config.env.id} and {config.model.encoder}",
-        "give functions that make them and hold nothing of this process",
-    )
-    return pickle.dumps({"state": user_state.capture(), "run": work, **(more or {})})
-
-
-def _seed_outcome(config: RunConfig, how: seed_group.Outcome) -> SeedOutcome:
-    assert config.run_dir is not None
-    said = how.answer or {}
-    if "status" in said:
-        metrics = _newest_scores(config.run_dir) | said["metrics"]
-        return SeedOutcome(config.seed, config.run_dir, said["status"], metrics)
-    error: str | None = said.get("error")
-    # Ended by the group's own signal before the run began, or not started.
-    if error is None and how.status in (None, 130, -signal.SIGTERM):
-        return SeedOutcome(config.seed, config.run_dir, "waiting", {})
-    if error is None:
-        assert how.status is not None  # of a process that was not started, above
-        error = f"its process {how_ended(how.status)}"
-    return SeedOutcome(config.seed, config.run_dir, "failed", {}, error)
-
-
-def _newest_scores(run_dir: Path) -> dict[str, float]:
-    """Scores of training in the newest report that has some."""
-    try:
-        reports = read_metrics(run_dir, lambda _: None)
-    except QuintetError:  # it reports to neither file
-        return {}
-    scored = (report for report in reversed(reports) if "episode/return_mean" in report)
-    return {k: x for k, x in next(scored, {}).items() if k.startswith("episode/")}
 
 
 @OwnTorch()

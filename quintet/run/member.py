@@ -1,14 +1,30 @@
-"""One run of a seed group, or the measurement of its speed: the process that `launch.run_seeds`
+"""One run of a seed group, or the measurement of its speed: the process that `seeds.run_seeds`
 starts for each."""
 
 import pickle
 import sys
 import traceback
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from quintet.run import seed_group
 
+if TYPE_CHECKING:
+    from quintet.config.resolve import Loaded
+
 _MAX_ERROR_CHARACTERS = 2_000
+
+
+def overwriting_once(loaded: "Loaded", inode: int | None) -> "Loaded":
+    """The configuration for a process that may not be the first of its run: what an earlier one has
+    moved aside is not moved again.
+
+    inode: of the run's folder before the first one.
+    """
+    from quintet.system import files
+
+    moved = loaded.overwrite and files.inode(loaded.config.run_dir) != inode
+    return replace(loaded, overwrite=False) if moved else loaded
 
 
 def main() -> int:
@@ -25,7 +41,7 @@ def main() -> int:
         if "minutes" in payload:
             seed_group.answer({"total": measured_steps(loaded, payload["minutes"])})
             return 0
-        result = run(loaded)
+        result = run(overwriting_once(loaded, payload["inode"]))
     except KeyboardInterrupt:
         return 130
     except QuintetError as error:

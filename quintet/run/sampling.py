@@ -10,6 +10,7 @@ from typing import Protocol, final
 
 from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import PLAIN
+from quintet.cluster.config import no_ray
 from quintet.config.machine import streams_per_group
 from quintet.config.population import tuned_shaping
 from quintet.config.run import RunConfig
@@ -254,10 +255,7 @@ def _nodes(
     try:
         from quintet.cluster.nodes import Nodes, Site
     except ImportError as error:
-        raise ConfigError(
-            f"cluster.address={config.cluster.address} must have Ray, got none ({error}): "
-            "pip install 'quintet-rl[cluster]', or leave it out"
-        ) from error
+        raise no_ray(config.cluster.address, error) from error
     packages = source.env.backend.packages
     simulators = {module: name for module, name in packages.items() if module in sys.modules}
     backend = source.envs[0].description.backend

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, NamedTuple
 
@@ -25,10 +26,13 @@ _POLL_S = 0.05
 
 
 class Member(NamedTuple):
-    """A process to start: the name in front of its lines, and its payload."""
+    """A process to start: the name in front of its lines, its payload, and the folder in which it
+    trains.
+    """
 
     name: str
     payload: bytes
+    folder: Path | None = None
 
 
 class Outcome(NamedTuple):
@@ -49,9 +53,7 @@ def run_members(
     Ctrl-C and SIGTERM are passed on to the running members, which stop in an orderly way, and no
     others are started.  A second Ctrl-C kills them.  `say` receives every line that they print.
     """
-    stop = StopRequest(
-        lambda: say("stopping: waits for the runs' checkpoints; a second Ctrl-C ends them at once")
-    )
+    stop = stop_request(say)
     waiting = list(enumerate(members))
     running: dict[int, Child] = {}
     outcomes = [Outcome(None, None)] * len(members)
@@ -62,13 +64,13 @@ def run_members(
             while running or (waiting and not stop.made):
                 while waiting and len(running) < jobs and not stop.made:
                     index, member = waiting.pop(0)
-                    running[index] = _begun(module, member, answers[index].fileno(), say)
+                    running[index] = begun(module, member, answers[index].fileno(), say)
                 if stop.made and not asked:
                     asked = True
                     for child in running.values():
                         child.terminate()
                 for index in [i for i, child in running.items() if child.ended]:
-                    outcomes[index] = Outcome(running.pop(index).wait(), _read(answers[index]))
+                    outcomes[index] = Outcome(running.pop(index).wait(), answer_in(answers[index]))
                 time.sleep(_POLL_S)
         finally:
             for child in running.values():
@@ -77,14 +79,21 @@ def run_members(
     return outcomes
 
 
-def _begun(module: str, member: Member, answer: int, say: Callable[[str], None]) -> Child:
+def stop_request(say: Callable[[str], None]) -> StopRequest:
+    """The request to stop a group."""
+    return StopRequest(
+        lambda: say("stopping: waits for the runs' checkpoints; a second Ctrl-C ends them at once")
+    )
+
+
+def begun(module: str, member: Member, answer: int, say: Callable[[str], None]) -> Child:
     """The process of a member, which writes its answer to the file `answer`."""
     child = Child(member.name, module, lambda line: say(f"[{member.name}] {line}"), [answer])
     child.give(member.payload)
     return child
 
 
-def _read(file: IO[bytes]) -> dict[str, Any] | None:
+def answer_in(file: IO[bytes]) -> dict[str, Any] | None:
     """A member's answer; None if it gave none, or was killed while it wrote."""
     file.seek(0)
     with suppress(ValueError):

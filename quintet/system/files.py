@@ -245,6 +245,15 @@ def same_folder() -> Iterator[None]:
         os.close(before)
 
 
+def inode(path: Path | None) -> int | None:
+    """The number of a file or folder in its file system, which a renamed one keeps; None: there is
+    none.
+    """
+    with suppress(OSError):
+        return None if path is None else path.stat().st_ino
+    return None
+
+
 def make_folder(folder: Path) -> None:
     """Makes a folder and its missing parents; when it returns, they survive a power cut."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]

@@ -6,6 +6,7 @@ docs/environments.md, "Other processes", lists what reaches them and what doesn'
 
 import locale
 import logging
+import os
 import pickle
 import sys
 import warnings
@@ -71,6 +72,16 @@ def restore(given: Mapping[str, Any]) -> None:
         with suppress(locale.Error):
             locale.setlocale(locale.LC_ALL, given["locale"])
     sys.setrecursionlimit(given["recursion_limit"])
+
+
+def moved(given: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """The state for a process of another machine: its own places of modules come first.  `folder`
+    becomes its working folder, if there is one of this name.
+    """
+    if os.path.isdir(folder):
+        os.chdir(folder)
+    more = [place for place in given["path"] if place not in sys.path]
+    return {**given, "path": [*sys.path, *more]}
 
 
 def _holds_code(spec: Any) -> bool:

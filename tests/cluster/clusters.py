@@ -24,12 +24,14 @@ def cluster_of(nodes: int, **of_node: Any) -> Iterator[Cluster]:
         cluster.shutdown()
 
 
-def actors() -> list[psutil.Process]:
-    """The processes of nodes that take part in runs, in clusters that this process has begun."""
+def actors(kind: str = "_Served") -> list[psutil.Process]:
+    """The processes of nodes that take part in runs, in clusters that this process has begun; those
+    of the kind `Host` have one run each.
+    """
     found = []
     for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            if process.cmdline()[:1] == ["ray::_Served.serve"]:
+        with suppress(psutil.Error, IndexError):
+            if process.cmdline()[0].startswith(f"ray::{kind}"):
                 found.append(process)
     return sorted(found, key=lambda process: process.pid)
 
@@ -47,7 +49,7 @@ def workers_of(actor: psutil.Process) -> list[psutil.Process]:
 def nothing_is_left(within_s: float = 10.0) -> bool:
     """Whether all actors have ended."""
     deadline = time.monotonic() + within_s
-    while actors():
+    while actors("_Served") + actors("Host"):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.1)

@@ -9,7 +9,7 @@ import pytest
 
 ray = pytest.importorskip("ray", reason="Ray, the extra `cluster`, is not installed")
 
-from clusters import actors, cluster_of, nothing_is_left, workers_of  # noqa: E402
+from clusters import actors, nothing_is_left, workers_of  # noqa: E402
 from exact_run import COMMON, SMALL, Drifting  # noqa: E402
 
 import quintet  # noqa: E402
@@ -28,12 +28,6 @@ CONFIG: dict[str, Any] = COMMON | SMALL | {
 
 # Both nodes are waited for, at each start, on a busy machine too.
 BOTH = {"cluster__nodes_min": 2, "cluster__wait_s": 300.0}
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with cluster_of(2) as cluster:
-        yield cluster.address
 
 
 @pytest.fixture(autouse=True)

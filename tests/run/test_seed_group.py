@@ -27,7 +27,8 @@ from quintet.config.run import RunConfig
 from quintet.config.saved import load_seeds
 from quintet.errors import ConfigError, GroupFault
 from quintet.observe.report_files import read_metrics
-from quintet.run import launch, seed_group
+from quintet.run import seed_group, seeds
+from quintet.run.member import overwriting_once
 from quintet.run.seed_group import Member, run_members
 from quintet.system import entry
 from quintet.system.inside import run_lock
@@ -258,7 +259,7 @@ def test_runs_at_once_share_the_cores(
         return [seed_group.Outcome(None, None)] * len(members)
 
     monkeypatch.setattr(seed_group, "run_members", run_members)
-    for module in (launch, machine):
+    for module in (seeds, machine):
         monkeypatch.setattr(module, "usable_cores", lambda: 4)
     quintet.train("ppo", env, 10**5, None, tmp_path, dict(options), seeds=[1, 2, 3], jobs=jobs)
     assert len(sent) == 3
@@ -325,7 +326,7 @@ def test_a_group_is_single_runs_side_by_side(tmp_path, capsys, monkeypatch):
 def test_what_became_of_a_run_follows_from_its_process(tmp_path, status, answer, wanted, says):
     asked = Layer("call", {"env.id": ENV, "run_dir": str(tmp_path)})
     (loaded,) = load_seeds("ppo", [], asked, [7])
-    outcome = launch._seed_outcome(loaded.config, seed_group.Outcome(status, answer))
+    outcome = seeds._seed_outcome(loaded.config, seed_group.Outcome(status, answer))
     assert (outcome.seed, outcome.run_dir, outcome.status) == (7, tmp_path / "s7", wanted)
     assert outcome.metrics == (answer or {}).get("metrics", {})
     assert (outcome.error or "").endswith(says) if says else outcome.error is None
@@ -412,6 +413,21 @@ def test_an_environment_that_can_not_travel_is_refused(tmp_path):
     assert not (tmp_path / "g").exists()
 
 
+def test_a_run_that_starts_again_moves_nothing_aside_twice(tmp_path):
+    """As on a cluster, where a run whose node is lost starts again by the same configuration."""
+    quintet.train("ppo", ENV, 64, 1, tmp_path / "s1", SMALL)
+    asked = Layer("call", {"env.id": ENV, "run_dir": str(tmp_path)})
+    first, new = load_seeds("ppo", [], asked, [1, 2], overwrite=True)
+    inode = (tmp_path / "s1").stat().st_ino
+    assert overwriting_once(first, inode).overwrite  # it died before it had moved anything
+    (tmp_path / "s1").rename(tmp_path / "s1.old-1")
+    (tmp_path / "s1").mkdir()
+    assert not overwriting_once(first, inode).overwrite
+    assert overwriting_once(new, None).overwrite
+    (tmp_path / "s2").mkdir()
+    assert not overwriting_once(new, None).overwrite
+
+
 def test_a_run_is_no_group(tmp_path):
     (tmp_path / "config.yaml").write_text("algo: ppo\n")
     with pytest.raises(ConfigError, match="a run by itself: give another --run-dir"):
@@ -422,12 +438,12 @@ def test_training_scores_are_those_of_the_newest_report_with_an_episode(tmp_path
     """In the last report of a short run often no episode has ended."""
     config = RunConfig(algo="ppo", env={"id": "CartPole-v1"}, run_dir=tmp_path, learner=PPOConfig())
     ended = seed_group.Outcome(0, {"status": "finished", "metrics": {"env_steps": 3.0}})
-    assert launch._seed_outcome(config, ended).metrics == {"env_steps": 3.0}
+    assert seeds._seed_outcome(config, ended).metrics == {"env_steps": 3.0}
     reports = [
         {"env_steps": 1.0, "episode/return_mean": 5.0},
         {"env_steps": 2.0, "episode/return_mean": 7.0, "loss/total": 9.0},
         {"env_steps": 3.0},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in reports))
-    found = launch._seed_outcome(config, ended).metrics
+    found = seeds._seed_outcome(config, ended).metrics
     assert found == {"env_steps": 3.0, "episode/return_mean": 7.0}

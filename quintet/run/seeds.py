@@ -1,0 +1,249 @@
+"""Groups of runs that differ in their seed, each in a process of its own."""
+
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, final
+
+from quintet.cluster.config import no_ray
+from quintet.config.group import Placing
+from quintet.config.resolve import Loaded, resolved
+from quintet.config.run import AUTOMATIC, RunConfig
+from quintet.config.saved import Unusable
+from quintet.errors import ConfigError, QuintetError
+from quintet.observe.report_files import read_metrics
+from quintet.observe.stream import QuietStream
+from quintet.run import seed_group, time_budget
+from quintet.run.seed_group import Member, Outcome
+from quintet.runtime.processes.process import pickled
+from quintet.system import files, provenance, user_state
+from quintet.system.child import how_ended
+from quintet.system.cpus import usable_cores
+from quintet.system.importing import Given
+
+if TYPE_CHECKING:
+    from quintet.run.placing import Placed
+
+
+@final
+@dataclass(frozen=True)
+class SeedOutcome:
+    """End of one run of a seed group; waiting: the group was stopped before it began.
+
+    metrics: the run's last report, with the newest scores of training; empty without one.
+    """
+
+    seed: int
+    run_dir: Path
+    status: Literal["finished", "stopped", "waiting", "failed"]
+    metrics: dict[str, float]
+    error: str | None = None
+
+
+def run_seeds(
+    loaded: Sequence[Loaded | Unusable],
+    jobs: int | None = None,
+    minutes: float | None = None,
+) -> list[SeedOutcome]:
+    """Trains by several configurations that differ in their seed, each in a separate process, on
+    this machine or on the nodes of a cluster.
+
+    A failed run does not stop the others.  Ctrl-C and SIGTERM stop all of them with a checkpoint.
+
+    jobs: number of runs at the same time; None: cores divided by ``runtime.threads`` and workers,
+        at least 1, on a cluster as many as its nodes have cores for. If it is given, runs on this
+        machine without a given number of threads share the cores.
+    minutes: time of each run; all get the number of env_steps that fits the slowest of `jobs`
+        runs, measured at the same time, or that of a run of the group that has begun.
+
+    Raises ConfigError for a fault that all runs share, or an environment that can't be sent.
+    """
+    if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
+        raise ConfigError(f"jobs must be a whole number of at least 1, got {jobs!r}")
+    sound = [each for each in loaded if isinstance(each, Loaded)]
+    values = resolved(sound[0])[0]
+    placing = sound[0].placing
+    if placing is not None:
+        sound, jobs = [_as_here(each, values) for each in sound], jobs or len(sound)
+    elif jobs is None:
+        jobs = max(1, usable_cores() // _cores(values))
+    else:
+        sound = [_sharing(each, values, min(jobs, len(sound))) for each in sound]
+    out = QuietStream(sys.stdout)
+
+    def say(line: str) -> None:
+        out.write(f"{line}\n")
+        out.flush()
+
+    with ExitStack() as ends:
+        run: RunMembers = seed_group.run_members
+        if placing is not None:
+            run = ends.enter_context(_on_nodes(sound, placing, values, say)).run
+        if minutes is not None:
+            trials = [_member(each, {"minutes": minutes}) for each in sound[:jobs]]
+            measure = partial(_answers, run, trials, jobs, say)
+            sound = time_budget.timed_group(sound, minutes, measure, say)
+        members = [_member(each) for each in sound]
+        ended = iter(run("quintet.run.member", members, jobs, say))
+    return [
+        SeedOutcome(each.seed, each.run_dir, "failed", {}, each.error)
+        if isinstance(each, Unusable)
+        else _seed_outcome(each.config, next(ended))
+        for each in loaded
+    ]
+
+
+RunMembers = Callable[[str, Sequence[Member], int, Callable[[str], None]], list[Outcome]]
+
+
+def _member(loaded: Loaded, more: Mapping[str, Any] | None = None) -> Member:
+    """A process of a group; `more`: of its payload.  Only a run itself, without more, is in its
+    folder.
+    """
+    folder = None if more else loaded.config.run_dir
+    return Member(f"s{loaded.config.seed}", _payload(loaded, more), folder)
+
+
+def _answers(
+    run: RunMembers, members: Sequence[Member], jobs: int, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """The answers of processes; empty for one that gave none."""
+    return [each.answer or {} for each in run("quintet.run.member", members, jobs, say)]
+
+
+def _on_nodes(
+    runs: Sequence[Loaded], placing: Placing, values: Mapping[str, Any], say: Callable[[str], None]
+) -> "Placed":
+    """The nodes of a cluster that have been checked for these runs; raises ConfigError.
+
+    values: the configuration of one of them, resolved.
+    """
+    try:
+        from quintet.run.placing import Placed
+    except ImportError as error:
+        raise no_ray(placing.cluster.address, error) from error
+    from quintet.run.checked_nodes import Demand
+    from quintet.run.host import Check
+
+    env = runs[0].env
+    packages = env.backend.packages.items()
+    simulators = {module: name for module, name in packages if module in sys.modules}
+    learners = values["runtime.num_learners"]
+    demand = Demand(
+        cores=_cores(values),
+        gpus=learners if values["runtime.device"].startswith("cuda") else 0,
+        check=Check(_payload(runs[0]), os.getcwd(), env.config.backend, simulators, ()),
+        folders=sorted({x.config.run_dir.resolve().parent for x in runs if x.config.run_dir}),
+        facts=provenance.system(env.config.backend, "cpu", simulators),
+        exact=values["runtime.kind"] != "async",
+    )
+    return Placed(placing, demand, say)
+
+
+def _as_here(loaded: Loaded, values: Mapping[str, Any]) -> Loaded:
+    """The same with what would follow from the machine on which the run is placed, as it is here.
+
+    values: the configuration resolved on this machine.
+    """
+    config = loaded.config
+    left = {
+        name: values[f"runtime.{name}"]
+        for name in ("threads", "actor_threads", "num_workers", "device")
+        if getattr(config.runtime, name) == AUTOMATIC[f"runtime.{name}"]
+    }
+    sources = {
+        f"runtime.{name}": f"resolved ({loaded.sources[f'runtime.{name}']})"
+        for name, value in left.items()
+        if value is not None
+    }
+    runtime = config.runtime.model_copy(update=left)
+    return replace(
+        loaded,
+        config=config.model_copy(update={"runtime": runtime}),
+        sources={**loaded.sources, **sources},
+    )
+
+
+def _cores(values: Mapping[str, Any]) -> int:
+    """Number of cores that a run keeps busy, from its resolved options."""
+    learning: int = values["runtime.threads"] * values["runtime.num_learners"]
+    return learning + (values["runtime.num_workers"] or 0)
+
+
+def _sharing(loaded: Loaded, values: Mapping[str, Any], runs: int) -> Loaded:
+    """The same with at most the threads of its share of the cores, where it leaves them open: two
+    threads each of two runs on two cores are a quarter as fast as with one each.
+
+    values: the configuration resolved for a single run.
+    """
+    most = {
+        "threads": max(1, usable_cores() // (runs * values["runtime.num_learners"])),
+        "actor_threads": max(1, usable_cores() // runs),
+    }
+    fewer = {
+        name: count
+        for name, count in most.items()
+        if getattr(loaded.config.runtime, name) is None and values[f"runtime.{name}"] > count
+    }
+    if not fewer:
+        return loaded
+    runtime = loaded.config.runtime.model_copy(update=fewer)
+    sources = {f"runtime.{name}": f"resolved ({runs} runs share the cores)" for name in fewer}
+    return replace(
+        loaded,
+        config=loaded.config.model_copy(update={"runtime": runtime}),
+        sources={**loaded.sources, **sources},
+    )
+
+
+def _payload(loaded: Loaded, more: Mapping[str, Any] | None = None) -> bytes:
+    """The payload of a process of a group; `more`: further entries."""
+    config = loaded.config
+    code = [config.model.encoder, *(x for _, x in config.learner if isinstance(x, str))]
+    code += [config.env.id] if loaded.env.source is None else []
+    code += [config.eval_env.id] if config.eval_env.id else []
+    if any(name.startswith("__main__:") and not isinstance(name, Given) for name in code):
+        raise ConfigError(
+            "seeds must have environments, models and schedules that other processes can import, "
+            "got one of __main__; give it in Python, or move it to a module of its own"
+        )
+    work = pickled(
+        replace(loaded, spaces=None, placing=None),  # which may hold what can't be sent
+        "seeds must have an environment, a model and a schedule that can be sent to other "
+        f"processes, got {config.env.id} and {config.model.encoder}",
+        "give functions that make them and hold nothing of this process",
+    )
+    given = {"state": user_state.capture(), "run": work, "inode": files.inode(config.run_dir)}
+    return pickle.dumps({**given, **(more or {})})
+
+
+def _seed_outcome(config: RunConfig, how: Outcome) -> SeedOutcome:
+    assert config.run_dir is not None
+    said = how.answer or {}
+    if "status" in said:
+        metrics = _newest_scores(config.run_dir) | said["metrics"]
+        return SeedOutcome(config.seed, config.run_dir, said["status"], metrics)
+    error: str | None = said.get("error")
+    # Ended by the group's own signal before the run began, or not started.
+    if error is None and how.status in (None, 130, -signal.SIGTERM):
+        return SeedOutcome(config.seed, config.run_dir, "waiting", {})
+    if error is None:
+        assert how.status is not None  # of a process that was not started, above
+        error = f"its process {how_ended(how.status)}"
+    return SeedOutcome(config.seed, config.run_dir, "failed", {}, error)
+
+
+def _newest_scores(run_dir: Path) -> dict[str, float]:
+    """Scores of training in the newest report that has some."""
+    try:
+        reports = read_metrics(run_dir, lambda _: None)
+    except QuintetError:  # it reports to neither file
+        return {}
+    scored = (report for report in reversed(reports) if "episode/return_mean" in report)
+    return {k: x for k, x in next(scored, {}).items() if k.startswith("episode/")}
