@@ -35,6 +35,7 @@ commands:
   bench [WORKLOAD]      measure the speed of fixed work, and the limit of this machine
   envs [PATTERN]        list the environments that can be trained on
   check-env ID          check an environment: its spaces, its speed, whether a seed fixes it
+  doctor ENV|RUN        say why an environment or a run may not learn, and what to do
   config ALGO --env ID  show every option, its value, and where the value comes from
 
 `quintet COMMAND --help` lists the options of a command, `quintet --version` shows the versions of
@@ -332,6 +333,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "bench": _bench,
     "envs": _envs,
     "check-env": partial(_later, "check_env"),
+    "doctor": partial(_later, "doctor"),
     "config": _config,
 }
 

@@ -1,6 +1,6 @@
 """Uniformly random actions, for the score that a trained policy must beat."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from time import perf_counter
@@ -86,22 +86,40 @@ class Row:
         return {name: hash(x.tobytes()) for name, x in arrays.items()}
 
 
+Chooser = Callable[[Obs], NDArray[Any]]
+"""Returns the packed actions ``[B, ...]`` of a step from the observations before it."""
+
+
 def random_rows(env: VectorEnv, steps: int, seed: int) -> Iterator[Row]:
     """The rows of a restart and `steps` random steps; each is overwritten by the next."""
+    return chosen_rows(
+        env, steps, [seed + i for i in range(env.num_streams)], uniform_chooser(env, seed)
+    )
+
+
+def uniform_chooser(env: VectorEnv, seed: int) -> Chooser:
+    """Chooses uniformly random actions."""
     actor = UniformActor(env.spaces.action, seed)
+    anew = torch.zeros(env.num_streams, dtype=torch.bool)
+    return lambda leaves: actor.act(leaves, {}, anew, None).env_action.numpy()
+
+
+def chosen_rows(env: VectorEnv, steps: int, seeds: Sequence[int], choose: Chooser) -> Iterator[Row]:
+    """The rows of a restart with these seeds and of `steps` chosen steps; each is overwritten by
+    the next.
+    """
     count = env.num_streams
     obs = allocate_obs(env.spaces.observation, (count,))
     row = allocate_row(env.spaces.observation, count)
     begin = perf_counter()
-    env.restart([seed + i for i in range(count)], obs)
+    env.restart(seeds, obs)
     seconds = perf_counter() - begin
     for name, x in obs.items():
         row.obs[name][...] = x
     leaves = {name: torch.from_numpy(x) for name, x in row.obs.items()}
     yield Row(0, row, seconds)
-    anew = torch.zeros(count, dtype=torch.bool)
     for number in range(1, steps + 1):
-        action = actor.act(leaves, {}, anew, None).env_action.numpy()
+        action = choose(leaves)
         begin = perf_counter()
         env.send(action)
         env.recv(row)

@@ -28,6 +28,7 @@ from quintet.algorithms.ppo import config as ppo_config
 from quintet.algorithms.ppo import learner as ppo
 from quintet.bench import workloads
 from quintet.cli import COMMANDS, main
+from quintet.commands import doctor
 from quintet.config.command import parse
 from quintet.config.layers import named_here, options, preset_layers
 from quintet.config.resolve import compose
@@ -98,6 +99,10 @@ def check_command(words: list[str]) -> None:
         workloads.scheduling([word for word in rest if word != "--json"])
     elif command == "envs":
         assert len(rest) <= 1, words
+    elif command == "doctor":
+        given_words = doctor.asked(rest)
+        others = ["--env", given_words.targets[0], *given_words.others]
+        assert parse("config", [given_words.algo, *others]).algo == given_words.algo
     elif command == "check-env":  # of an environment that is there
         resolve_backend(rest[0], "auto")
         assert main([command, "quintet.envs.toy:Contextual", *rest[1:]]) == 0, words

@@ -70,6 +70,7 @@ class Algorithm:
         with this prefix.
     judged: returns the parts of a learner, of (options, spaces), each with the metrics that are
         evidence for its state in reports.
+    symptoms: returns further parts with evidence that only `quintet doctor` looks at.
     actions: classes of action spaces that it supports; none: all.
     needs: conditions under which options of other parts have an effect with this learner, by dotted
         name.
@@ -98,6 +99,7 @@ class Algorithm:
     metrics: Callable[[], tuple[str, ...]] = tuple
     own_metrics: Mapping[str, Metric] = field(default_factory=dict)
     judged: Callable[[Any, Spaces], tuple[Part, ...]] = lambda *_: ()
+    symptoms: Callable[[Any, Spaces], tuple[Part, ...]] = lambda *_: ()
     actions: tuple[ActionKind, ...] = ()
     needs: Mapping[str, Needs] = field(default_factory=dict)
     work: Late | None = None

@@ -7,7 +7,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from quintet.errors import ConfigError, QuintetError
-from quintet.observe.run_summary import find_runs, read_summary
+from quintet.observe.run_summary import find_runs, read_summary, text
 from quintet.system.files import given_path, shown
 
 
@@ -41,10 +41,15 @@ def main(arguments: list[str]) -> int:
         from quintet.algorithms import registry
 
         registry.declare_all()  # for units, and for the names in headers of progress.csv
-        from quintet.observe.report_page import write_page
+        from quintet.doctor.run import examine_runs
+        from quintet.observe.report_page import Mark, write_page
 
         summaries = [read_summary(each) for each in places.values()]
-        print(shown(write_page(summaries, title, page)))
+        marks = {
+            folder: [Mark(x.name, x.degree, text(x.said), text(x.advice)) for x in found]
+            for folder, found in examine_runs(summaries).items()
+        }
+        print(shown(write_page(summaries, title, page, marks)))
 
     description = "Writes one HTML file about runs, without scripts and outside resources."
     tyro.cli(write, prog="quintet report", description=description, args=arguments)

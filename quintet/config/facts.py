@@ -67,9 +67,9 @@ class KindProbe:
         if isinstance(source, GymVectorEnv):
             other_apis.require_spaces(source, env.config.id, "single_")
             action = action_space_of(source.single_action_space, env.config.id)
-            return _kind_by_spaces(Spaces(source.single_observation_space, action))
+            return kind_by_spaces(Spaces(source.single_observation_space, action))
         self._made = env, spaces_of(env)
-        return _kind_by_spaces(self._made[1])
+        return kind_by_spaces(self._made[1])
 
     def spaces(self, env: ResolvedEnv) -> Spaces | None:
         """The spaces of `env`, if an environment with its options was made to find the kind."""
@@ -95,7 +95,7 @@ def spaces_of(env: ResolvedEnv) -> Spaces:
             probe.close()
 
 
-def _kind_by_spaces(spaces: Spaces) -> EnvKind:
+def kind_by_spaces(spaces: Spaces) -> EnvKind:
     leaves = observation_leaves(spaces.observation)
     if any(is_image(leaf) for leaf in leaves.values()):
         return "pixels"

@@ -365,6 +365,7 @@ def _legend(shares: Shares, order: Shares) -> _Items:
 def _health(view: View) -> Iterator[_Block]:
     lines = [Text(said, style=_STYLES[state]) for state, said in health.sentences(view.findings)]
     lines += [Text(f"choice: {said}", style=_STYLES["doubtful"]) for said in view.choices]
+    lines += [Text(f"doctor: {said}", style=_STYLES["doubtful"]) for said in view.marks]
     if lines:
         yield 3, _row("health", Group(*lines))
 

@@ -6,7 +6,7 @@ What a run folder says is text that the template escapes; pictures and films are
 import os
 import stat
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
@@ -46,6 +46,20 @@ class Section:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """A possible cause of a run that learns too little."""
+
+    name: str
+    degree: str
+    said: str
+    advice: str
+
+
+Marks = Mapping[str, Sequence[Mark]]
+"""The marks of runs, by their folders."""
+
+
+@dataclass(frozen=True)
 class Entry:
     """A run on the page."""
 
@@ -60,10 +74,14 @@ class Entry:
     given: Sequence[tuple[str, str, str]]
     others: Sequence[tuple[str, str, str]]
     doubtful: Sequence[str]
+    marks: Sequence[Mark] | None
 
 
-def page(runs: Sequence[RunSummary], title: str) -> str:
-    """The page; raises QuintetError if a package that it needs is missing."""
+def page(runs: Sequence[RunSummary], title: str, marks: Marks | None = None) -> str:
+    """The page; raises QuintetError if a package that it needs is missing.
+
+    marks: None: the runs were not examined.
+    """
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError as fault:
@@ -78,13 +96,15 @@ def page(runs: Sequence[RunSummary], title: str) -> str:
     for run in runs:
         by_env.setdefault(run.environment, []).append(run)
     sections = [Section(env or "no environment", _pictures(own)) for env, own in by_env.items()]
-    entries = [_entry(run) for run in runs]
+    entries = [_entry(run, None if marks is None else marks[str(run.folder)]) for run in runs]
     return template.render(title=text(title), sections=sections, entries=entries)
 
 
-def write_page(runs: Sequence[RunSummary], title: str, out: Path) -> Path:
+def write_page(
+    runs: Sequence[RunSummary], title: str, out: Path, marks: Marks | None = None
+) -> Path:
     """Writes the page and returns its path; raises QuintetError if it can't be written."""
-    content = page(runs, title)
+    content = page(runs, title, marks)
     try:
         files.make_folder(out.parent)
         files.write_whole(out, content.encode())
@@ -109,7 +129,7 @@ def _pictures(runs: Sequence[RunSummary]) -> list[Picture]:
     return [Picture(title, _address(data)) for title, data in found if data is not None]
 
 
-def _entry(run: RunSummary) -> Entry:
+def _entry(run: RunSummary, marks: Sequence[Mark] | None) -> Entry:
     health = health_over_time(run.reports)
     rows = [(name, text(value), run.sources.get(name, "")) for name, value in run.options.items()]
     given = [row for row in rows if row[2] and not row[2].startswith("default")]
@@ -132,6 +152,7 @@ def _entry(run: RunSummary) -> Entry:
         given=given,
         others=[row for row in rows if row not in given],
         doubtful=doubtful,
+        marks=marks,
     )
 
 

@@ -25,6 +25,7 @@ class View:
     stage: the current activity until the next report, or "".
     evaluated: the environment of evaluations, if it is another than training's.
     choices: sentences about choices that are doubtful.
+    marks: sentences about likely causes of a failure.
     """
 
     title: str
@@ -41,6 +42,7 @@ class View:
     evaluation: Score = NO_SCORE
     evaluated: str = ""
     choices: Sequence[str] = ()
+    marks: Sequence[str] = ()
 
     @property
     def evaluation_name(self) -> str:

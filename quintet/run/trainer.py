@@ -34,6 +34,7 @@ from quintet.run.doubts import Doubts
 from quintet.run.evaluations import Evaluations
 from quintet.run.folder import RunFolder
 from quintet.run.making import restarts_told
+from quintet.run.marks import Marks
 from quintet.run.policy_folder import PolicyFolder
 from quintet.run.policy_run import PolicyRun, leader
 from quintet.run.population import Population
@@ -100,6 +101,7 @@ class Trainer:
             user != UserCode(),
         )
         self.choices = Doubts(config, loaded.config.model, policies[0].spaces)
+        self.marks = Marks(config, policies[0].spaces, folder)
         self.live = LiveRun(folder.path, policies, lambda: self.counters.env_steps)
         self.max_cut_frac: float | None = None
         self.finished = self._save_requested = False
@@ -197,6 +199,7 @@ class Trainer:
                 self.reports.parts,
                 evaluated=self.evaluations.elsewhere,
                 choices=self.choices.said,
+                marks=self.marks.said,
             )
             return make_progress(view, stream)
 
@@ -377,6 +380,8 @@ class Trainer:
         if finished or evaluated or self.stop.made or self.reports.due:
             self.folder.check()
             self.reports.write(self.counters, self.log)
+            for line in self.marks.look(self.reports.last, steps):
+                self.log.say(line)
             self._ask(self.on_report, self.reports.last)
         else:
             self.reports.show(self.counters, self.log)

@@ -60,6 +60,7 @@ ENTRY = Algorithm(
     metrics=Late("quintet.algorithms.ddpg.metrics:METRICS").get,
     own_metrics=OWN_METRICS,
     judged=Late("quintet.algorithms.ddpg.metrics:judged"),
+    symptoms=Late("quintet.algorithms.ddpg.metrics:symptoms"),
     actions=(gym_spaces.Box,),
     needs=config.NEEDS,
     defaults=config.DEFAULTS,

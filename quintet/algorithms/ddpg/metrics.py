@@ -63,6 +63,23 @@ def judged(config: DDPGConfig, spaces: Spaces) -> tuple[Part, ...]:
     return judgements.parts((*_POLICY, *gradient), config, spaces, values=_VALUES)
 
 
+def symptoms(config: DDPGConfig, _spaces: Spaces) -> tuple[Part, ...]:
+    """Parts that only `quintet doctor` looks at."""
+    wanted = config.noise.param
+    if not wanted:
+        return ()
+    evidence = Evidence(
+        "exploration/param_noise_distance",
+        "distance of actions by parameter noise",
+        Range(wanted / 3, 3 * wanted),
+        Range(wanted / 10, 10 * wanted),
+        below="the noise hardly changes what is done",
+        above="the noise drowns the policy, and adapts too slowly",
+        after_updates=20 * config.adapt_interval_updates,
+    )
+    return (Part("exploration", (evidence,)),)
+
+
 class Outputs(NamedTuple):
     """Values of the loss of B transitions.
 

@@ -1,0 +1,344 @@
+"""How often `quintet doctor` names a planted fault, and how often it raises a false alarm.
+
+    python benchmarks/doctor.py environments|sound|settings|healthy|mends [--most 20] [--shard 0/2]
+    python benchmarks/doctor.py summary
+
+Faults of environments are planted in the tasks of doctor_faults.py, faults of settings by options
+beside three harmless ones.  A fault is named if one of its findings is the first, or one of the
+first three; an alarm is a likely finding in a sound environment or a healthy run.  A fault of
+settings counts where it does harm: the run ends more than 20% of the healthy run's rise below it.
+It is mended if the finding's own command ends within 20%.
+
+Thresholds were chosen on the tasks and seeds of the first half (TUNED); `summary` gives both
+halves.  Every case is written to benchmarks/results/doctor.json when it is done, and is skipped
+when it is there.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import io
+import json
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from doctor_faults import FAULTS, TASKS
+
+from quintet.cli import main as quintet
+from quintet.doctor import environment
+from quintet.doctor.apart import failure
+from quintet.doctor.finding import Finding
+from quintet.errors import QuintetError
+
+HERE = Path(__file__).parent
+OUT = HERE / "results" / "doctor.json"
+
+TUNED = {"CartPole-v1", "Pendulum-v1", "toy:Reach", "toy:Contextual", "MountainCar-v0"}
+"""Tasks by which thresholds were chosen; the others only report."""
+TUNED_SEEDS = {0}
+
+RUNS: dict[str, list[str]] = {
+    # Learner, environment, options of a quick healthy run.
+    "ppo CartPole": ["ppo", "--env", "CartPole-v1", "--total-steps", "40000"],
+    "ppo Reach": ["ppo", "--env", "doctor_faults:Reach", "--total-steps", "40000"],
+    "ppo Track": ["ppo", "--env", "doctor_faults:Track", "--total-steps", "40000"],
+    "ppo noV": ["ppo", "--env", "quintet.envs.toy:cartpole_without_velocities", "--total-steps",
+        "60000"],
+    "ddpg Reach": ["ddpg", "--env", "doctor_faults:Reach", "--total-steps", "6000"],
+    "ddpg Pendulum": ["ddpg", "--env", "Pendulum-v1", "--total-steps", "8000"],
+}  # fmt: skip
+TUNED_RUNS = {"ppo CartPole", "ppo Reach", "ddpg Reach"}
+
+SETTINGS: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
+    # Learner, options, and the findings or subjects that name it.
+    "rate_high": ("ppo", {"learning-rate": "0.1"}, ("learning_rate",)),
+    "rate_low": ("ppo", {"learning-rate": "3e-6"}, ("learning_rate", "policy-still")),
+    "gamma_low": ("ppo", {"gamma": "0.1"}, ("gamma",)),
+    "entropy_high": ("ppo", {"entropy-coef": "3.0"}, ("entropy_coef",)),
+    "clip_tiny": ("ppo", {"clip-epsilon": "0.001"}, ("clip_epsilon",)),
+    "clip_none": (
+        "ppo", {"clip-epsilon": "none", "num-epochs": "60"}, ("clip_epsilon", "num_epochs")),
+    "normalizer_frozen": ("ppo", {"update-normalizers": "false"},
+        ("update_normalizers", "health-normalizers")),
+    "unroll_short": ("ppo", {"unroll-steps": "4", "minibatch-steps": "none"}, ("unroll_steps",)),
+    "gradient_tiny": ("ppo", {"max-grad-norm": "1e-7"}, ("max_grad_norm", "gradient-clipped")),
+    "values_tiny": ("ppo", {"value-coef": "1e-5"}, ("value_coef", "values-scale")),
+    "one_batch": ("ppo", {"num-epochs": "1", "minibatch-steps": "none"},
+        ("num_epochs", "minibatch_steps", "few-updates")),
+    "network_tiny": ("ppo", {"model.policy-hidden": "1 1"}, ("model.policy_hidden",)),
+    "memory_missing": ("ppo", {"model.core": "none"}, ("model.core",)),
+    "budget": ("ppo", {"total-steps": "2000"}, ("budget-short", "few-updates")),
+    "adam": ("ppo", {"adam-epsilon": "10"}, ("adam_epsilon",)),
+    "ddpg_rate_high": ("ddpg", {"actor-lr": "0.1", "critic-lr": "0.1"},
+        ("actor_lr", "critic_lr")),
+    "ddpg_rate_low": ("ddpg", {"actor-lr": "1e-7"}, ("actor_lr",)),
+    "replay_tiny": ("ddpg", {"replay-capacity-steps": "256", "replay-start-steps": "256"},
+        ("replay_capacity_steps", "replay-small")),
+    "replay_late": ("ddpg", {"replay-start-steps": "5900"},
+        ("replay_start_steps", "few-updates")),
+    "targets_frozen": ("ddpg", {"tau": "1e-6"}, ("tau",)),
+}  # fmt: skip
+
+HARMLESS = {
+    "ppo": {"gae-lambda": "0.92", "num-epochs": "7", "adam-epsilon": "1e-8",
+        "observation-clip": "10", "max-grad-norm": "1.0", "clip-epsilon": "0.25",
+        "model.value-hidden": "48 48", "value-coef": "0.7"},
+    "ddpg": {"batch-size": "192", "adam-epsilon": "1e-7", "max-grad-norm": "40",
+        "unroll-steps": "10", "model.policy-hidden": "192 192", "tau": "0.008"},
+}  # fmt: skip
+"""Options that are no faults, of which three are typed beside each fault."""
+
+
+def decoys(algo: str, fault: str, options: dict[str, str], seed: int) -> dict[str, str]:
+    """Three harmless options beside the fault's own."""
+    names = [x for x in HARMLESS[algo] if x not in options]
+    drawn = np.random.default_rng([seed, *fault.encode()]).permutation(names)[:3]
+    return {str(name): HARMLESS[algo][str(name)] for name in drawn}
+
+
+def called(*words: str) -> tuple[int, str]:
+    """Status and output of a command."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            status = quintet(list(words))
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+    return status, said.getvalue()
+
+
+def examined(*words: str) -> list[dict[str, Any]]:
+    status, said = called("doctor", *words, "--json")
+    if status > 1:
+        raise RuntimeError(f"quintet doctor {shlex.join(words)}: status {status}: {said}")
+    found: list[dict[str, Any]] = json.loads(said.splitlines()[-1])["findings"]
+    return found
+
+
+def brief(found: list[dict[str, Any]]) -> list[list[Any]]:
+    keys = "name", "subject", "weight", "command"
+    return [[each[key] for key in keys] for each in found[:6]]
+
+
+def of_environment(task: str, fault: str) -> dict[str, Any]:
+    """In this process, which saves the seconds that another takes to begin."""
+    kwargs = json.dumps({"task": task, "fault": fault})
+    words = ["--env", "doctor_faults:make", "--env.kwargs", kwargs]
+    loaded = environment.load("ppo", words)
+    options = environment.options_of(loaded, "")
+    found: list[Finding] = []
+    try:
+        for _, those in environment.examine(loaded, options, 0, 120.0, lambda _: None):
+            found = those
+    except QuintetError as error:
+        found = [failure(str(error), "it was examined"), *found]
+    return {"found": brief([each.as_json() for each in found])}
+
+
+FAST = {
+    "eval.episodes": "0",
+    "report.interval-s": "0.0",
+    "report.progress": "false",
+    "report.sinks": "jsonl",
+    "runtime.compile": "off",
+    "runtime.threads": "1",
+    "checkpoint.interval-iterations": "100000",
+}
+
+
+def words_of(options: dict[str, str]) -> list[str]:
+    return [word for name, value in options.items() for word in (f"--{name}", *value.split())]
+
+
+def trained(run: str, options: dict[str, str], seed: int, folder: Path) -> None:
+    algo, *base = RUNS[run]
+    words = [*base, *words_of(FAST | options), "--seed", str(seed), "--run-dir", str(folder)]
+    status, said = called("train", algo, *words)
+    if status and not (folder / "run.json").exists():
+        raise RuntimeError(f"quintet train {shlex.join(words)}: {said}")
+
+
+def score(folder: Path) -> tuple[float, float]:
+    """Mean return of the first tenth of the reports and of the last fifth, weighted by episodes."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    reports = [x for x in map(json.loads, lines) if x.get("episode/count")]
+
+    def mean(some: list[dict[str, float]]) -> float:
+        weights = [x["episode/count"] for x in some]
+        return float(np.average([x["episode/return_mean"] for x in some], weights=weights))
+
+    if not reports:
+        return float("nan"), float("nan")
+    return mean(reports[: max(1, len(reports) // 10)]), mean(reports[-max(1, len(reports) // 5) :])
+
+
+def of_run(run: str, fault: str, seed: int) -> dict[str, Any]:
+    """A run with a fault, or a healthy one."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "run"
+        options: dict[str, str] = {}
+        if fault:
+            algo, options, _ = SETTINGS[fault]
+            options = options | decoys(algo, fault, options, seed)
+        trained(run, options, seed, folder)
+        first, last = score(folder)
+        record: dict[str, Any] = {"first": first, "last": last}
+        record["found"] = brief(examined(str(folder)))
+        if fault:
+            record["mended"] = mended(record["found"], fault, Path(place))
+        return record
+
+
+def mended(found: list[list[Any]], fault: str, place: Path) -> float | None:
+    """The score of a run by the command of the finding that names the fault; None without one."""
+    named = next((x for x in found[:3] if names(x, SETTINGS[fault][2]) and x[3]), None)
+    if named is None or not named[3].startswith("quintet train"):
+        return None
+    called(*shlex.split(named[3])[1:])
+    folder = place / "run-mended"
+    return score(folder)[1] if (folder / "metrics.jsonl").exists() else None
+
+
+def names(found: list[Any], accepted: tuple[str, ...]) -> bool:
+    return found[0] in accepted or found[1] in accepted
+
+
+def cases(part: str) -> Iterator[tuple[str, Any]]:
+    """Key and function of each case of a part."""
+    if part == "sound":
+        for task in TASKS:
+            yield f"sound/{task}", lambda task=task: of_environment(task, "")
+    elif part == "environments":
+        for fault, (_, without) in FAULTS.items():
+            for task in TASKS:
+                if task not in without:
+                    yield (
+                        f"environments/{fault}/{task}",
+                        lambda task=task, fault=fault: of_environment(task, fault),
+                    )
+    elif part == "healthy":
+        for seed in range(17):
+            for run in RUNS:
+                yield f"healthy/{run}/{seed}", lambda run=run, seed=seed: of_run(run, "", seed)
+    elif part == "settings":
+        for seed in (0, 1):
+            for fault, (algo, *_) in SETTINGS.items():
+                for run in RUNS:
+                    if not run.startswith(f"{algo} ") or (
+                        (fault == "memory_missing") != (run == "ppo noV")
+                    ):
+                        continue
+                    yield (
+                        f"settings/{fault}/{run}/{seed}",
+                        lambda run=run, fault=fault, seed=seed: of_run(run, fault, seed),
+                    )
+
+
+def save(key: str, record: dict[str, Any]) -> None:
+    """Adds a record to the results, which other shards write too."""
+    OUT.parent.mkdir(exist_ok=True)
+    with open(Path(tempfile.gettempdir()) / "quintet-doctor.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        held = read()
+        held[key] = record
+        OUT.write_text(json.dumps(held, indent=1, sort_keys=True) + "\n")
+
+
+def read() -> dict[str, Any]:
+    return json.loads(OUT.read_text()) if OUT.exists() else {}
+
+
+def summary() -> str:
+    """The figures, of the tasks and seeds that thresholds were chosen by, and of the others."""
+    held = read()
+    lines = []
+    for half, tuned in (("others", False), ("tuned", True), ("all", None)):
+        rows = {k: x for k, x in held.items() if tuned is None or is_tuned(k) is tuned}
+        lines.append(f"{half}: " + "; ".join(of_half(rows, held)))
+    return "\n".join(lines)
+
+
+def is_tuned(key: str) -> bool:
+    part, *rest = key.split("/")
+    if part in ("sound", "environments"):
+        return rest[-1] in TUNED
+    return rest[-2] in TUNED_RUNS and int(rest[-1]) in TUNED_SEEDS
+
+
+def of_half(rows: dict[str, Any], held: dict[str, Any]) -> list[str]:
+    told = []
+    for part in ("environments", "settings"):
+        ranks = []
+        for key, record in rows.items():
+            kind, *rest = key.split("/")
+            if kind != part or (part == "settings" and not harmed(key, record, held)):
+                continue
+            accepted = FAULTS[rest[0]][0] if part == "environments" else SETTINGS[rest[0]][2]
+            places = [i for i, x in enumerate(record["found"]) if names(x, accepted)]
+            ranks.append(places[0] if places else 9)
+        first, three = sum(x == 0 for x in ranks), sum(x < 3 for x in ranks)
+        told.append(f"{part} first {first}, among three {three} of {len(ranks)}")
+    for part in ("sound", "healthy"):
+        found = [x["found"] for key, x in rows.items() if key.startswith(f"{part}/")]
+        alarms = sum(any(each[2] >= 0.5 for each in x) for x in found)
+        told.append(f"{part} alarms {alarms} of {len(found)}")
+    mends = [
+        (key, x) for key, x in rows.items()
+        if key.startswith("settings/") and harmed(key, x, held)
+    ]  # fmt: skip
+    good = sum(x["mended"] is not None and near(key, x["mended"], held) for key, x in mends)
+    told.append(f"mended {good} of {len(mends)}")
+    return told
+
+
+def near(key: str, last: float, held: dict[str, Any]) -> bool:
+    """Whether a score is within 20% of the healthy run's rise below its end."""
+    _, _, run, seed = key.split("/")
+    healthy = held.get(f"healthy/{run}/{seed}")
+    if healthy is None:
+        return False
+    return last >= healthy["last"] - 0.2 * abs(healthy["last"] - healthy["first"])
+
+
+def harmed(key: str, record: dict[str, Any], held: dict[str, Any]) -> bool:
+    """Whether the fault did harm, beside a healthy run of the same seed."""
+    _, _, run, seed = key.split("/")
+    known = f"healthy/{run}/{seed}" in held
+    return known and not near(key, record["last"], held)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part")
+    parser.add_argument("--most", type=int, default=1_000_000)
+    parser.add_argument("--shard", default="0/1")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--again", action="store_true")
+    asked = parser.parse_args()
+    if asked.part == "summary":
+        print(summary())
+        return
+    own, of = map(int, asked.shard.split("/"))
+    done = 0
+    for number, (key, work) in enumerate(cases(asked.part)):
+        if number % of != own or asked.only not in key or (key in read() and not asked.again):
+            continue
+        if done >= asked.most:
+            break
+        done += 1
+        try:
+            save(key, work())
+        except RuntimeError as fault:
+            print(f"{key}: {fault}", file=sys.stderr)
+            continue
+        print(key, json.dumps(read()[key]["found"][:3]), flush=True)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(HERE))
+    main()

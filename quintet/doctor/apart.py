@@ -1,0 +1,125 @@
+"""Examination of an environment in a process of its own, which it may hang, crash or end."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from tempfile import TemporaryFile
+from typing import IO, Any, final
+
+from quintet.doctor.finding import Finding
+from quintet.errors import ConfigError
+from quintet.system.child import Child, how_ended
+
+_GRACE_S = 5.0  # of a process that ends itself at the deadline
+_STAGES = {
+    "making it": "it was made",
+    "check": "it was checked",
+    "play": "random actions were played",
+    "pairs": "episodes with other actions were compared",
+    "remembers": "an episode was repeated",
+    "predict": "predictions were fitted",
+}
+
+
+@final
+@dataclass(frozen=True)
+class Examined:
+    """Findings as JSON-able values, the likeliest first; unmade: measurements that could not be
+    made, with the reason; whole: whether all were made or could not be."""
+
+    found: Sequence[dict[str, Any]]
+    unmade: dict[str, str] = field(default_factory=dict)
+    whole: bool = True
+
+
+def examine_apart(
+    algo: str,
+    words: Sequence[str],
+    typed: str,
+    seed: int,
+    most_s: float,
+    say: Callable[[str], None],
+) -> Examined:
+    """Examines an environment within `most_s` seconds.
+
+    words: options as of ``quintet train``, with the environment; typed: those for commands.
+    say: receives what the environment prints.
+
+    Raises:
+        ConfigError: an option is wrong, or the environment can't be made.
+    """
+    payload = {
+        "algo": algo,
+        "words": list(words),
+        "typed": typed,
+        "seed": seed,
+        "seconds": 0.8 * most_s,
+        "deadline_s": most_s,
+    }
+    with TemporaryFile() as answers:
+        child = Child("doctor", "quintet.doctor.child", say, [answers.fileno()])
+        try:
+            child.give(json.dumps(payload).encode())
+            deadline = time.monotonic() + most_s + _GRACE_S
+            while not child.ended and time.monotonic() < deadline:
+                time.sleep(0.02)
+            late = not child.ended
+        finally:
+            child.kill()
+            status = child.wait()
+        return _examined(_lines(answers), status, late, most_s)
+
+
+def failure(text: str, stage: str) -> Finding:
+    """The finding about an error of the environment, from its text."""
+    name = "not-finite" if "must be finite" in text else "raises"
+    return Finding(name, 0.99, f"while {stage}, {text}", {}, "mend the environment")
+
+
+def _lines(answers: IO[bytes]) -> list[dict[str, Any]]:
+    answers.seek(0)
+    told = []
+    for line in answers.read().splitlines():
+        try:
+            told.append(json.loads(line))
+        except ValueError:  # it was killed while it wrote, or the environment wrote here
+            continue
+    return [each for each in told if isinstance(each, dict)]
+
+
+def _examined(told: list[dict[str, Any]], status: int, late: bool, most_s: float) -> Examined:
+    """Findings by the lines of the process and by its end."""
+    last: dict[str, Any] = {}
+    for each in told:
+        last |= each
+    if "error" in last:
+        raise ConfigError(str(last["error"]))
+    found = list(last.get("found", []))
+    unmade = dict(last.get("unmade", {}))
+    if "done" in last:
+        return Examined(found, unmade)
+    stage = _STAGES.get(str(last.get("stage")), "it was made")
+    if "failed" in last:
+        own = failure(str(last["failed"]), stage)
+        found = [each for each in found if each["name"] != own.name]
+    elif late or "hangs" in last:
+        place = last.get("hangs")
+        own = Finding(
+            "hangs",
+            0.95,
+            f"{stage.replace('was', 'was being', 1)} and that had not ended after {most_s:.0f} s"
+            + (f" (at {place})" if place else ""),
+            {"seconds": most_s},
+            "look whether a step or a reset waits for something; a slow environment needs a larger "
+            "--most-s",
+        )
+    else:
+        own = Finding(
+            "dies",
+            0.98,
+            f"while {stage}, its process {how_ended(status)}",
+            {},
+            "look for os._exit, a crash of a library, and the memory that it takes",
+        )
+    return Examined([own.as_json(), *found], unmade, whole=False)

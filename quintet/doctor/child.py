@@ -1,0 +1,71 @@
+"""The process in which an environment is examined, since it may hang, crash or end its process.
+
+It writes a line of JSON for each stage that begins, and for the findings after each.
+"""
+
+import json
+import os
+import sys
+import threading
+import traceback
+from typing import Any
+
+from quintet.system import entry
+
+
+def main() -> int:
+    """Examines by the payload; returns 0, 1 if the environment failed, 2 for wrong options."""
+    asked: dict[str, Any] = json.loads(entry.receive(lambda: os._exit(130)))
+    out = os.fdopen(int(sys.argv[1]), "w", buffering=1)
+
+    def tell(content: dict[str, Any]) -> None:
+        out.write(json.dumps(content) + "\n")
+        out.flush()
+
+    from quintet.doctor import environment
+    from quintet.errors import ConfigError, QuintetError
+    from quintet.system.user_code import raised
+
+    _watch(asked["deadline_s"], tell)
+    stage = "making it"
+    tell({"stage": stage})
+
+    def begun(name: str) -> None:
+        nonlocal stage
+        stage = name
+        tell({"stage": name})
+
+    try:
+        loaded = environment.load(asked["algo"], asked["words"])
+        options = environment.options_of(loaded, asked["typed"])
+        for seen, found in environment.examine(
+            loaded, options, asked["seed"], asked["seconds"], begun
+        ):
+            tell({"found": [each.as_json() for each in found], "unmade": seen.unmade})
+    except ConfigError as error:
+        tell({"error": str(error)})
+        return 2
+    except QuintetError as error:
+        tell({"failed": str(error)})
+        return 1
+    except Exception as error:
+        tell({"failed": f"it {raised(error)}"})
+        return 1
+    tell({"done": True})
+    return 0
+
+
+def _watch(deadline_s: float, tell: Any) -> None:
+    """Ends the process at the deadline, and tells the line where it hangs."""
+    thread = threading.get_ident()
+
+    def end() -> None:
+        from quintet.system.user_code import place_in
+
+        frame = sys._current_frames().get(thread)
+        tell({"hangs": place_in(traceback.extract_stack(frame))})
+        os._exit(3)
+
+    timer = threading.Timer(deadline_s, end)
+    timer.daemon = True
+    timer.start()

@@ -1,0 +1,136 @@
+"""Facts in a run's reports over time."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, final
+
+from quintet.observe.metrics import by_policy
+from quintet.observe.run_summary import RunSummary
+from quintet.protocols import Part
+
+TRAINING, EVALUATION = "episode/return_mean", "eval/return_mean"
+
+Report = Mapping[str, float]
+
+
+@final
+@dataclass(frozen=True)
+class Level:
+    """Mean of the returns of some episodes, their standard deviation, and their number."""
+
+    mean: float
+    std: float
+    count: float
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean."""
+        return self.std / math.sqrt(max(self.count, 1.0))
+
+
+@final
+@dataclass(frozen=True)
+class RunSeen:
+    """A policy's reports and the run's options.
+
+    policy: its index; -1: it is the only one.
+    reports: its metrics and those of the run, under plain names.
+    usual: the options as they would be without those that the user gave.
+    given: names of options that the user gave.
+    tuned: names of options that a preset has for this environment.
+    parts: of the learner, with their evidence.
+    train: the begin of a command that trains again with the same options.
+    roles: options by the name that they have elsewhere, as "learning_rate": ("actor_lr",).
+    others: final levels of other seeds of the same options.
+    """
+
+    run: RunSummary
+    policy: int
+    reports: Sequence[Report]
+    usual: Mapping[str, Any]
+    given: frozenset[str]
+    parts: tuple[Part, ...]
+    train: str
+    roles: Mapping[str, tuple[str, ...]]
+    others: Sequence[Level] = ()
+    tuned: frozenset[str] = frozenset()
+
+    def values(self, name: str, begin: float = 0.0, end: float = 1.0) -> list[float]:
+        """Values of a metric in the reports of a part of the run so far."""
+        last = len(self.reports)
+        some = self.reports[math.floor(begin * last) : math.ceil(end * last)]
+        return [each[name] for each in some if name in each]
+
+    def late(self, name: str) -> float | None:
+        """The median in the second half of the reports; None without any."""
+        found = self.values(name, 0.5)
+        return median(found) if found else None
+
+    def last(self, name: str) -> float | None:
+        found = self.values(name)
+        return found[-1] if found else None
+
+    def level(self, begin: float, end: float, of: str = "episode") -> Level | None:
+        """The level of returns in a part of the reports."""
+        last = len(self.reports)
+        some = self.reports[math.floor(begin * last) : math.ceil(end * last)]
+        counts = "episode/count" if of == "episode" else "eval/episodes"
+        return level(some, of, counts)
+
+    @property
+    def first_level(self) -> Level | None:
+        """The level of the first report with episodes."""
+        for each in self.reports:
+            if found := level([each], "episode", "episode/count"):
+                return found
+        return None
+
+    @property
+    def rise(self) -> float | None:
+        """Difference of the last quarter from the first report, in units of its noise: standard
+        errors, and at least half a standard deviation of the first returns; None: not known."""
+        begin, end = self.first_level, self.level(0.75, 1.0)
+        if begin is None or end is None or len(self.reports) < 3:
+            return None
+        noise = math.hypot(begin.error, end.error)
+        least = max(3.0 * noise, 0.5 * begin.std, 1e-3 * abs(begin.mean), 1e-12)
+        return (end.mean - begin.mean) / least
+
+    @property
+    def learns(self) -> bool:
+        """Whether the returns rose beyond their noise, and are still near their best."""
+        rise = self.rise
+        return rise is not None and rise > 1.0
+
+    @property
+    def doubt(self) -> float:
+        """The factor of weights: a run that learns has a fault less probably."""
+        return 0.5 if self.learns else 1.0
+
+
+def level(reports: Sequence[Report], of: str, counts: str) -> Level | None:
+    """The pooled level of some reports; None without episodes."""
+    mean, spread = f"{of}/return_mean", f"{of}/return_std"
+    found = [x for x in reports if {mean, spread, counts} <= x.keys() and x[counts] > 0]
+    whole = math.fsum(x[counts] for x in found)
+    if not whole:
+        return None
+    middle = math.fsum(x[mean] * x[counts] for x in found) / whole
+    squares = math.fsum((x[spread] ** 2 + (x[mean] - middle) ** 2) * x[counts] for x in found)
+    return Level(middle, math.sqrt(squares / whole), whole)
+
+
+def of_policies(reports: Sequence[Report]) -> dict[int, list[dict[str, float]]]:
+    """The reports of each policy, with the metrics of the run; -1: the only one."""
+    found: dict[int, list[dict[str, float]]] = {}
+    for report in reports:
+        own = by_policy(report)
+        shared = {name: x for name, x in report.items() if not name.startswith("policy_")
+                  or "/" not in name or not name.split("/")[0][7:].isdigit()}  # fmt: skip
+        for policy, mine in own.items():
+            found.setdefault(policy, []).append({**shared, **mine})
+        if not own:
+            found.setdefault(-1, []).append(dict(shared))
+    return found

@@ -1,0 +1,114 @@
+"""Findings about actions."""
+
+import math
+
+from quintet.doctor.finding import Finding
+from quintet.doctor.seen import Seen
+
+_LEAST = 20  # comparisons
+_SHARE = 0.25  # of the effect of actions that belongs to episodes
+_REACHED = 0.3  # part of the range of actions
+
+
+def action_ignored(seen: Seen) -> Finding | None:
+    """Other actions change neither observations, nor rewards, nor endings."""
+    pairs = seen.pairs
+    if pairs is None or pairs.unlike or pairs.compared < _LEAST:
+        return None
+    if pairs.changed or pairs.rewarded or pairs.returns_differ:
+        return None
+    return Finding(
+        "action-ignored",
+        0.97,
+        "actions change nothing: with the same seed, other actions gave the same observations, "
+        "rewards and endings",
+        {"comparisons": pairs.compared, "in which anything changed": 0},
+        "look at what step() does with its action, and at wrappers that replace it",
+        seen.options.check,
+    )
+
+
+def reward_ignores_action(seen: Seen) -> Finding | None:
+    """Other actions change observations, but no reward and no ending."""
+    pairs, played = seen.pairs, seen.played
+    if pairs is None or played is None or pairs.unlike or pairs.compared < _LEAST:
+        return None
+    if not pairs.changed or pairs.rewarded or pairs.returns_differ:
+        return None
+    rewards = played.reward[played.valid]
+    if not len(rewards) or rewards.min() == rewards.max():
+        return None  # reward_constant says more
+    _, lengths, terminated = played.returns(held=True)
+    if terminated.any() and lengths.min() != lengths.max():
+        return None
+    return Finding(
+        "reward-ignores-action",
+        0.75,
+        "no reward depends on the actions: with the same seed, wholly other actions gave the same "
+        "rewards and endings",
+        {"seeds": pairs.seeds, "with other rewards": 0},
+        "compute the reward from the state that the action has led to",
+        seen.options.check,
+    )
+
+
+def action_inconsistent(seen: Seen) -> Finding | None:
+    """The same action does another thing in each episode."""
+    fits = seen.fits
+    if fits is None or fits.action_by_episode < _SHARE:
+        return None
+    return Finding(
+        "action-inconsistent",
+        min(0.95, 0.6 + fits.action_by_episode / 2),
+        "the same action does another thing in each episode, and no observation tells which",
+        {"share of its effect that belongs to the episode": fits.action_by_episode},
+        "give actions a fixed meaning, or show in the observation which one holds",
+        seen.options.check,
+    )
+
+
+def action_saturated(seen: Seen) -> Finding | None:
+    """Most of the range of a Box does the same."""
+    pairs = seen.pairs
+    if pairs is None or math.isnan(pairs.reached) or pairs.reached >= _REACHED:
+        return None
+    if pairs.unlike or not pairs.changed:
+        return None
+    return Finding(
+        "action-saturated",
+        0.7,
+        f"actions beyond {pairs.reached or 0.1:.0%} of their bounds do the same as at the bounds, "
+        "and a policy that is scaled to the bounds acts beyond nearly always",
+        {"part of the range that matters": pairs.reached},
+        "give the Box the bounds within which actions differ",
+        seen.options.check,
+    )
+
+
+def observation_late(seen: Seen) -> Finding | None:
+    """An action shows only in a later observation than the next one."""
+    pairs = seen.pairs
+    if pairs is None or pairs.unlike or len(pairs.first) < _LEAST:
+        return None
+    late = sum(each > 1 for each in pairs.first) / len(pairs.first)
+    if late < 0.9:
+        return None
+    usual = sorted(pairs.first)[len(pairs.first) // 2]
+    return Finding(
+        "observation-late",
+        0.3 if seen.options.memory else 0.91 if late > 0.98 else 0.6,
+        f"an action shows only {usual} observations later, not in the next one",
+        {"share of the actions that showed late": late, "observations until it shows": usual},
+        "return from step() the observation after the action; if the delay belongs to the task, "
+        "the policy needs a memory, or its last actions in the observation",
+        "" if seen.options.memory else f"{seen.options.train} --model.core lstm",
+    )
+
+
+FINDINGS = (
+    action_ignored,
+    reward_ignores_action,
+    action_inconsistent,
+    action_saturated,
+    observation_late,
+)

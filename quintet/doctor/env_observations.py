@@ -1,0 +1,174 @@
+"""Findings about observations."""
+
+import numpy as np
+
+from quintet.doctor.finding import Finding
+from quintet.doctor.fits import Fits, Next
+from quintet.doctor.play import Play
+from quintet.doctor.seen import Seen
+
+_HUGE = 1e4  # ratio of a number's size to 1, or to the others'
+_MEMORY_GAIN = 0.2
+_ALIKE = 1.0 - 1e-9  # correlation
+
+
+def _numbers(played: Play) -> tuple[np.ndarray, list[str]]:
+    """The numbers of the observations ``[N, n]`` that are no projections, and their names."""
+    kept = [i for i, name in enumerate(played.numbers) if name]
+    obs = played.obs[:-1][played.valid] if len(played.obs) > 1 else played.obs.reshape(0, 0)
+    return obs[:, kept] if len(obs) else np.zeros((0, len(kept))), [played.numbers[i] for i in kept]
+
+
+def observation_constant(seen: Seen) -> Finding | None:
+    """Nothing that is observed ever changes."""
+    played = seen.played
+    if played is None or played.rows < 200 or not played.obs.shape[-1]:
+        return None
+    if not (played.obs == played.obs[0, 0]).all():
+        return None
+    return Finding(
+        "observation-constant",
+        0.6,
+        "every observation is the same, so a policy can only act alike in every step",
+        {"steps": played.rows},
+        "return the state from reset() and step(), as a new array each time",
+        seen.options.check,
+    )
+
+
+def observation_scale(seen: Seen) -> Finding | None:
+    """A number that is many times larger than the others."""
+    played = seen.played
+    if played is None or played.rows < 200:
+        return None
+    obs, names = _numbers(played)
+    if not len(names):
+        return None
+    size = np.sqrt(np.square(obs).mean(0))
+    place = int(size.argmax())
+    others = np.median(size[size > 0]) if (size > 0).any() else 1.0
+    if size[place] < _HUGE or size[place] < _HUGE * min(1.0, others):
+        return None
+    return Finding(
+        "observation-scale",
+        0.45 if seen.options.normalizes else 0.75,
+        f"observation {names[place]} is of size {size[place]:.3g}, the median of all is "
+        f"{others:.3g}",
+        {"its size": float(size[place]), "median size": float(others)},
+        "divide it by its usual size in the environment; the normaliser of observations only helps "
+        "floats, and learns slowly of what is rare",
+        "" if seen.options.normalizes else f"{seen.options.train} --normalize-observations true",
+    )
+
+
+def observation_duplicate(seen: Seen) -> Finding | None:
+    """Two numbers that always say the same."""
+    played = seen.played
+    if played is None or played.rows < 200:
+        return None
+    obs, names = _numbers(played)
+    moving = np.flatnonzero(obs.std(0) > 1e-9) if len(obs) else np.zeros(0, int)
+    if len(moving) < 2:
+        return None
+    table = np.corrcoef(obs[:, moving].T)
+    table[np.tril_indices(len(table))] = 0.0
+    a, b = np.unravel_index(int(np.abs(table).argmax()), table.shape)
+    if abs(table[a, b]) < _ALIKE or (len(moving) == 2 and "=" in names[moving[0]]):
+        return None
+    first, second = names[moving[a]], names[moving[b]]
+    return Finding(
+        "observation-duplicate",
+        0.15,
+        f"observations {first} and {second} always say the same: was one meant to be another?",
+        {"correlation": float(table[a, b])},
+        "look whether one was written in the place of another",
+        seen.options.check,
+    )
+
+
+def observation_dead(seen: Seen) -> Finding | None:
+    """Some numbers never change."""
+    played = seen.played
+    if played is None or played.rows < 200:
+        return None
+    obs, names = _numbers(played)
+    still = [name for i, name in enumerate(names) if (obs[:, i] == obs[0, i]).all()]
+    if not still or len(still) == len(played.numbers):
+        return None
+    return Finding(
+        "observation-dead",
+        0.1,
+        f"{len(still)} of {len(names)} numbers of the observation never changed, the first is "
+        f"{still[0]}",
+        {"numbers": len(names), "that never changed": len(still)},
+        "look whether they were meant to",
+        seen.options.check,
+    )
+
+
+def observation_noise(seen: Seen) -> Finding | None:
+    """A number that nothing before it tells, beside others that are told well."""
+    fits = seen.fits
+    if fits is None or len(fits.next) < 2:
+        return None
+    told = [each for each in fits.next if each.value.low > 0.5]
+    noise = [each for each in fits.next if each.noise and each.name]
+    if not told or not noise:
+        return None
+    # What is redrawn at every step may still be what the reward is about.
+    useless = [each for each in noise if not each.reward_loss > 0.05]
+    if not useless:
+        return None
+    worst = min(useless, key=lambda each: each.value.mean)
+    return Finding(
+        "observation-noise",
+        0.65 if len(told) >= len(noise) else 0.4,
+        f"observation {worst.name} is told by nothing before it and tells nothing of the reward: "
+        "it is noise, or its places are mixed up",
+        {"score of its next value": worst.value.mean, "such numbers": len(useless)},
+        "look at how it is written into the observation",
+        seen.options.check,
+    )
+
+
+def observation_memory(seen: Seen) -> Finding | None:
+    """The next observation is told far better with the observations before."""
+    fits = seen.fits
+    if fits is None:
+        return None
+    worst = max(fits.next, key=_gain, default=None)
+    if worst is None or _gain(worst) < _MEMORY_GAIN or worst.now.mean > 0.85:
+        return None
+    options, gain = seen.options, _gain(worst)
+    weight = 0.15 if options.memory else _weight(fits, gain)
+    if observation_noise(seen) is not None:
+        weight *= 0.6
+    name = worst.name or "the picture"
+    return Finding(
+        "observation-memory",
+        weight,
+        f"what follows is told far better with the two observations and actions before "
+        f"({name}): one observation does not show the state",
+        {"score from one": worst.now.mean, "score with those before": worst.memory.mean},
+        "show the missing part (velocities, what was chosen), or give the policy a memory",
+        "" if options.memory else f"{options.train} --model.core lstm  # or --env.frame-stack 4",
+    )
+
+
+def _gain(each: Next) -> float:
+    return each.memory.low - each.now.high
+
+
+def _weight(fits: Fits, gain: float) -> float:
+    weight = min(0.9, 0.5 + gain / 2)
+    return 0.5 * weight if fits.projected else weight
+
+
+FINDINGS = (
+    observation_constant,
+    observation_scale,
+    observation_duplicate,
+    observation_dead,
+    observation_noise,
+    observation_memory,
+)

@@ -1,0 +1,176 @@
+"""Examination of an environment: measurements in stages, and the findings after each."""
+
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from time import perf_counter
+
+import gymnasium
+
+from quintet.algorithms import registry
+from quintet.config import choices
+from quintet.config.choices import Learning
+from quintet.config.command import parse
+from quintet.config.resolve import Loaded
+from quintet.config.saved import load_config
+from quintet.doctor import env_actions, env_episodes, env_observations, env_rewards
+from quintet.doctor.finding import Finding, ranked
+from quintet.doctor.fits import LEAST_ROWS, fit
+from quintet.doctor.pairs import compare, remembers
+from quintet.doctor.play import play
+from quintet.doctor.seen import Options, Seen
+from quintet.envs.check import check_env
+from quintet.envs.make import make_group_env
+from quintet.envs.observation_dtype import with_observation_dtype
+from quintet.envs.resolved import ResolvedEnv
+from quintet.envs.vector import VectorEnv, allocate_obs
+from quintet.models.config import resolve_model
+from quintet.spaces import observation_leaves
+from quintet.system.user_code import no_exit
+from quintet.types import ACTION_MASK
+
+_STREAMS = 12
+_PLAY_STEPS = 2_500  # of each stream
+_CHECK_STEPS = 1_000
+_MASKED = "its actions depend on a mask"
+
+Stage = tuple[str, Callable[[], None]]
+
+
+def examine(
+    loaded: Loaded, options: Options, seed: int, most_s: float, begun: Callable[[str], None]
+) -> Iterator[tuple[Seen, list[Finding]]]:
+    """Measures stage by stage; yields what was seen and found after each.
+
+    most_s: seconds for all stages together, about.
+    begun: is called with the name of a stage before it begins.
+
+    Raises:
+        ConfigError: the environment can't be made.
+        EnvironmentFault: it raised an error, which names the step and the line.
+    """
+    seen = Seen(options)
+    begin = perf_counter()
+    for name, measure in _stages(loaded, seen, seed, most_s):
+        if perf_counter() - begin > most_s:
+            seen.unmade[name] = "no time was left"
+            continue
+        begun(name)
+        with no_exit():
+            measure()
+        yield seen, findings(seen)
+
+
+def findings(seen: Seen) -> list[Finding]:
+    """All findings about what was seen, the likeliest first."""
+    found: list[Finding | None] = list(env_episodes.doubts(seen))
+    for subject in (env_actions, env_rewards, env_observations, env_episodes):
+        found += [each(seen) for each in subject.FINDINGS]
+    return ranked(found)
+
+
+def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[Stage]:
+    env = loaded.env
+
+    def check() -> None:
+        seen.check = check_env(env, _CHECK_STEPS, seed, 0.2 * most_s)
+        seen.doubts = _doubts(loaded, seen)
+        seen.threshold = _threshold(env.config.id)
+
+    def played() -> None:
+        with closing(_made(env)) as made:
+            seen.played = play(made, _PLAY_STEPS, seed, 0.25 * most_s)
+
+    def pairs() -> None:
+        if env.num_agents > 1:
+            seen.unmade["pairs"] = "its agents step together"
+            return
+        with closing(_made(env)) as made:
+            if ACTION_MASK in observation_leaves(made.spaces.observation):
+                seen.unmade["pairs"] = _MASKED
+                return
+            seen.pairs = compare(made, seed, 0.2 * most_s)
+
+    def again() -> None:
+        if env.num_agents > 1:
+            return
+        with closing(make_group_env(env, env.streams_of(1))) as made:
+            if ACTION_MASK in observation_leaves(made.spaces.observation):
+                seen.unmade["remembers"] = _MASKED
+                return
+            made.restart(
+                [seed] * made.num_streams,
+                allocate_obs(made.spaces.observation, (made.num_streams,)),
+            )
+            singles = env.singles(made)
+            if singles:
+                with suppress(NotImplementedError):
+                    seen.remembers = remembers(singles[0], seed)
+            else:
+                seen.unmade["remembers"] = "its environments are not stepped one by one"
+
+    def fitted() -> None:
+        if seen.played is None or seen.played.rows < LEAST_ROWS:
+            seen.unmade["predict"] = f"there were less than {LEAST_ROWS} rows"
+            return
+        seen.fits = fit(seen.played)
+
+    yield "check", check
+    yield "play", played
+    yield "pairs", pairs
+    yield "remembers", again
+    yield "predict", fitted
+
+
+def _made(env: ResolvedEnv) -> VectorEnv:
+    streams = env.streams_of(_STREAMS)
+    with closing(make_group_env(env, env.streams_of(1))) as first:
+        env = with_observation_dtype(env, first.spaces)
+    return make_group_env(env, streams)
+
+
+def _doubts(loaded: Loaded, seen: Seen) -> list[choices.Doubt]:
+    config, check = loaded.config, seen.check
+    assert check is not None
+    learner, record = config.learner, registry.find(config.algo)
+    learning = Learning(
+        gamma=getattr(learner, "gamma", None),
+        normalizes=getattr(learner, "normalize_observations", False),
+        scaling=record.reward_scaling(learner),
+        divisor=record.reward_divisor(learner),
+    )
+    share = config.total_env_steps // config.population.size
+    found = choices.before(config.model, check.spaces, share)
+    model = resolve_model(config.model, check.spaces)
+    return found + choices.during(model, check.spaces, learning, check.evidence)
+
+
+def _threshold(env_id: str) -> float | None:
+    """The return at which its registration calls it solved."""
+    spec = gymnasium.registry.get(env_id.rpartition(":")[2])
+    threshold = None if spec is None else spec.reward_threshold
+    return None if threshold is None else float(threshold)
+
+
+def load(algo: str, words: list[str]) -> Loaded:
+    """The configuration of a run in the environment, of words as of ``quintet train``."""
+    asked = parse("config", [algo, *words])
+    return load_config(asked.algo, asked.files, asked.options, trust=asked.trust, beside=True)
+
+
+def options_of(loaded: Loaded, words: str) -> Options:
+    """The options that findings depend on.
+
+    words: the typed options, for commands.
+    """
+    config = loaded.config
+    name = shlex.quote(config.env.id)
+    return Options(
+        config.algo,
+        getattr(config.learner, "gamma", None),
+        config.model.core != "none" or config.env.frame_stack > 1,
+        getattr(config.learner, "normalize_observations", False),
+        config.total_env_steps,
+        f"quintet train {config.algo} --env {name}{words}",
+        f"quintet check-env {name}",
+    )

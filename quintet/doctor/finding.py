@@ -1,0 +1,75 @@
+"""A finding: what may be wrong, how likely it is why nothing is learned, and what to do."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, final
+
+PAGE = "docs/not-learning.md"
+"""The page that has a section on every finding, under the finding's name."""
+
+LIKELY, POSSIBLE = 0.5, 0.2
+"""Least weights of a likely and of a possible cause; below, a finding is a note."""
+
+MOST_WEIGHT = 0.99
+
+Degree = Literal["likely", "possible", "note"]
+
+
+@final
+@dataclass(frozen=True)
+class Finding:
+    """Something that may be why nothing, or too little, is learned.
+
+    name: of the finding, also of its section in the documentation.
+    weight: how likely it is the cause, 0 to 1; an estimate, not a probability.
+    said: one sentence.
+    evidence: the numbers that show it, by what they are.
+    advice: what to do.
+    command: the command that does it; "": there is none.
+    subject: the option or policy that it is about, where there may be several of one name.
+    """
+
+    name: str
+    weight: float
+    said: str
+    evidence: Mapping[str, float] = field(default_factory=dict)
+    advice: str = ""
+    command: str = ""
+    subject: str = ""
+
+    @property
+    def degree(self) -> Degree:
+        if self.weight >= LIKELY:
+            return "likely"
+        return "possible" if self.weight >= POSSIBLE else "note"
+
+    @property
+    def link(self) -> str:
+        return f"{PAGE}#{self.name}"
+
+    def as_json(self) -> dict[str, Any]:
+        """The finding as JSON-able values; numbers that JSON can't hold are left out."""
+        return {
+            "name": self.name,
+            "subject": self.subject,
+            "degree": self.degree,
+            "weight": round(self.weight, 3),
+            "said": self.said,
+            "evidence": {name: x for name, x in self.evidence.items() if math.isfinite(x)},
+            "advice": self.advice,
+            "command": self.command,
+            "link": self.link,
+        }
+
+
+def ranked(found: Iterable[Finding | None]) -> list[Finding]:
+    """The findings that there are, the likeliest first, each name and subject once."""
+    best: dict[tuple[str, str], Finding] = {}
+    for each in found:
+        if each is None:
+            continue
+        key = each.name, each.subject
+        if key not in best or each.weight > best[key].weight:
+            best[key] = each
+    return sorted(best.values(), key=lambda each: -each.weight)

@@ -1,0 +1,268 @@
+"""Predictions of the next observation and of the reward, from rows of random play."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quintet.doctor.play import Play
+from quintet.doctor.predict import Floats, Score, residuals, scores, share_of_groups
+
+LEAST_ROWS = 600
+_MOST_ROWS = 5_000
+_MOST_TARGETS = 12  # numbers of the observation whose next values are predicted
+_TOLD = 0.95  # share of a change from which on its action does the same in all episodes
+UNTOLD = 0.1  # score of a number that nothing before it tells
+HALF_TOLD = 0.7
+_LAGS = (1, 2, 4, 8, 16, 32, 64)
+_LAG_ROWS = 2_500
+
+
+@final
+@dataclass(frozen=True)
+class Next:
+    """Scores of a number's change from one observation to the next, on held-out episodes.
+
+    name: leaf and place; "" for a projection of a large leaf.
+    now: from the observation and the action; memory: also from the two before them.
+    value: of the next value itself, from observation and action.
+    own_loss: loss of `value` without this number; nan: not looked at, it is told well.
+    reward_loss: loss of the reward's score without this number; nan: not looked at.
+    """
+
+    name: str
+    now: Score
+    memory: Score
+    value: Score
+    own_loss: float = float("nan")
+    reward_loss: float = float("nan")
+
+    @property
+    def noise(self) -> bool:
+        """Whether nothing tells its next value, or all but itself does as well."""
+        return self.value.high < UNTOLD or (self.value.high < HALF_TOLD and self.own_loss < 0.02)
+
+
+@final
+@dataclass(frozen=True)
+class Fits:
+    """Scores on held-out rows.
+
+    next: of numbers that change.
+    reward: of the reward, from both observations and the action; None: it is too rarely another.
+    reward_memory: also from the two steps before.
+    reward_lags: from the observations and the action so many steps before.
+    reward_varies: number of rows with another reward than the most frequent.
+    reward_by_episode: share of what is left of the reward that belongs to whole episodes.
+    action_by_episode: share of the effect of actions on observations that belongs to whole
+        episodes: it is another in each.
+    projected: whether leaves were too large to be looked at number by number.
+    """
+
+    rows: int
+    next: tuple[Next, ...] = ()
+    reward: Score | None = None
+    reward_memory: Score | None = None
+    reward_lags: dict[int, Score] = field(default_factory=dict)
+    reward_varies: int = 0
+    reward_by_episode: float = 0.0
+    action_by_episode: float = 0.0
+    projected: bool = False
+
+
+def fit(played: Play) -> Fits:
+    """Fits everything; a few seconds."""
+    use = _with_history(played)
+    place = np.argwhere(use)
+    rows = len(place)
+    projected = "" in played.numbers
+    if rows < LEAST_ROWS:
+        return Fits(rows, projected=projected)
+    if rows > _MOST_ROWS:
+        # Whole episodes, since what belongs to an episode shows only in several of its rows.
+        episode = played.episode[use]
+        order = np.random.default_rng(0).permutation(np.unique(episode))
+        rank = np.empty(episode.max() + 1, np.int64)
+        rank[order] = np.arange(len(order))
+        place = place[np.argsort(rank[episode], kind="stable")[:_MOST_ROWS]]
+    t, b = place.T
+    table = _Table(played, t, b)
+    varying = _targets(table)
+    change = (table.after - table.obs)[:, varying]
+    found: list[Next] = []
+    action_share = 0.0
+    if varying.size:
+        now = scores(table.input(), change, table.group)
+        memory = scores(table.input(memory=True), change, table.group)
+        value = scores(table.input(), table.after[:, varying], table.group)
+        own = _own_losses(table, varying, value)
+        losses = _reward_losses(table, varying, value)
+        names = [played.numbers[i] for i in varying]
+        found = [Next(*each) for each in zip(names, now, memory, value, own, losses, strict=True)]
+        action_share = _action_share(table, change)
+    return Fits(
+        len(t), tuple(found), projected=projected, action_by_episode=action_share,
+        **_of_rewards(played, table),
+    )  # fmt: skip
+
+
+def _with_history(played: Play) -> NDArray[np.bool_]:
+    """Rows whose two predecessors are of the same episode."""
+    use = played.valid.copy()
+    use[:2] = False
+    use[1:] &= played.valid[:-1]
+    use[2:] &= played.valid[:-2]
+    return use
+
+
+@final
+class _Table:
+    """Observations and actions of chosen rows ``[N, n]``."""
+
+    def __init__(self, played: Play, t: NDArray[np.int64], b: NDArray[np.int64]) -> None:
+        self.played, self.t, self.b = played, t, b
+        self.obs, self.after = played.obs[t, b], played.obs[t + 1, b]
+        self.action, self.reward = played.action[t, b], played.reward[t, b][:, None]
+        self.group = played.episode[t, b]
+
+    def input(self, *, memory: bool = False, after: bool = False) -> Floats:
+        parts = [self.obs, self.action]
+        if after:
+            parts.append(self.after)
+        if memory:
+            for back in (1, 2):
+                parts += [self.played.obs[self.t - back, self.b]]
+                parts += [self.played.action[self.t - back, self.b]]
+        return np.concatenate(parts, -1)
+
+
+def _targets(table: _Table) -> NDArray[np.int64]:
+    """Places of the numbers that change, spread over all of them."""
+    moving = np.flatnonzero((table.after != table.obs).mean(0) > 0.01)
+    if len(moving) > _MOST_TARGETS:
+        moving = moving[np.linspace(0, len(moving) - 1, _MOST_TARGETS).astype(int)]
+    return moving
+
+
+def _varies(reward: Floats) -> int:
+    values, counts = np.unique(reward, return_counts=True)
+    return int(len(reward) - counts.max(initial=0)) if len(values) > 1 else 0
+
+
+_LEAST_PAID = 60  # rows with another reward, below which nothing is said about predicting it
+
+
+def _own_losses(table: _Table, varying: NDArray[np.int64], value: list[Score]) -> list[float]:
+    """Losses of the score of each number's next value without the number itself."""
+    losses = [float("nan")] * len(varying)
+    for i, each in enumerate(value):
+        if each.high < HALF_TOLD:
+            without = np.delete(table.input(), varying[i], 1)
+            after = table.after[:, varying[i], None]
+            losses[i] = each.mean - scores(without, after, table.group)[0].mean
+    return losses
+
+
+def _reward_losses(table: _Table, varying: NDArray[np.int64], value: list[Score]) -> list[float]:
+    """Losses of the reward's score without each number that nothing before it tells."""
+    losses = [float("nan")] * len(varying)
+    doubtful = [i for i, each in enumerate(value) if each.high < HALF_TOLD]
+    if not doubtful or _varies(table.reward) < _LEAST_PAID:
+        return losses
+    whole = table.input(after=True)
+    full = scores(whole, table.reward, table.group)[0].mean
+    n, m = table.obs.shape[1], table.action.shape[1]
+    for i in doubtful:
+        without = np.delete(whole, [varying[i], n + m + varying[i]], 1)
+        losses[i] = full - scores(without, table.reward, table.group)[0].mean
+    return losses
+
+
+def _of_rewards(played: Play, table: _Table) -> dict[str, Any]:
+    varies = _varies(table.reward)
+    if varies < _LEAST_PAID:
+        return {"reward_varies": varies}
+    now = scores(table.input(after=True), table.reward, table.group)[0]
+    memory = scores(table.input(memory=True, after=True), table.reward, table.group)[0]
+    lags = dict[int, Score]()
+    if now.mean < 0.9:
+        lags = _lag_scores(played)
+    left = residuals(table.input(after=True), table.reward, table.group)[:, 0]
+    return {
+        "reward_varies": varies,
+        "reward": now,
+        "reward_memory": memory,
+        "reward_lags": lags,
+        "reward_by_episode": _by_episode(left, [*table.obs.T, *table.action.T], table.group),
+    }
+
+
+def _lag_scores(played: Play) -> dict[int, Score]:
+    """Scores of the reward by lag, more of them around the best."""
+    found: dict[int, Score] = {}
+
+    def look(lags: Iterable[int]) -> None:
+        for lag in lags:
+            if lag not in found and (score := _lagged(played, lag)) is not None:
+                found[lag] = score
+
+    look(_LAGS)
+    for part in (4, 16):
+        if found:
+            best = max(found, key=lambda lag: found[lag].mean)
+            step = best // part
+            if step:
+                look([best - step, best + step, best + 2 * step, best - 2 * step])
+    return found
+
+
+def _lagged(played: Play, lag: int) -> Score | None:
+    """The score of the reward from what was observed and done `lag` steps before."""
+    before = played.valid.copy()
+    same = np.zeros_like(before)
+    if lag >= len(before):
+        return None
+    same[lag:] = played.episode[lag:] == played.episode[:-lag]
+    # The last step may pay what was still owed.
+    place = np.argwhere(before & same & ~(played.terminated | played.truncated))
+    if len(place) < LEAST_ROWS:
+        return None
+    place = place[:: max(1, len(place) // _LAG_ROWS)]
+    t, b = place.T
+    reward = played.reward[t, b][:, None]
+    if _varies(reward) < _LEAST_PAID:
+        return None
+    then = t - lag
+    x = [played.obs[then, b], played.action[then, b], played.obs[then + 1, b]]
+    return scores(np.concatenate(x, -1), reward, played.episode[t, b])[0]
+
+
+def _by_episode(left: Floats, factors: list[Floats], group: NDArray[np.int64]) -> float:
+    """The greatest share that lies between episodes, of what is left and of its products."""
+    found = [share_of_groups(left, group)]
+    for factor in factors[:64]:
+        spread = factor.std()
+        if spread > 1e-9:
+            found.append(share_of_groups(left * (factor - factor.mean()) / spread, group))
+    return max(found)
+
+
+def _action_share(table: _Table, change: Floats) -> float:
+    # What was held belongs to the episode by itself.
+    free = ~table.played.held[table.b]
+    group = table.group[free]
+    if free.sum() < LEAST_ROWS:
+        return 0.0
+    # What an action that does the same everywhere changes is told by it.
+    left = residuals(table.input()[free], change[free], group)
+    shares = [0.0]
+    told = 1.0 - left.var(0) / np.maximum(change[free].var(0), 1e-18)
+    for column in left.T[told < _TOLD]:
+        for action in table.action[free].T:
+            centred = action - action.mean()
+            if centred.std() > 1e-9:
+                product = share_of_groups(column * centred, group)
+                shares.append(product - share_of_groups(column, group))
+    return max(shares)

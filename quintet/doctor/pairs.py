@@ -1,0 +1,251 @@
+"""Episodes that begin alike and go on with other actions: what actions change.
+
+All streams get one seed and the same random actions up to a step; there each takes another action,
+and afterwards all take the same ones again.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, final
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces as gym
+from numpy.typing import NDArray
+
+from quintet.envs.vector import VectorEnv
+from quintet.spaces import action_leaves, observation_leaves
+from quintet.types import ACTION_MASK, LAST_ACTION, Obs
+from quintet.uniform import Chooser, chosen_rows, uniform_chooser
+
+AFTER = 12  # steps after the other action that are compared
+_PREFIXES = (0, 1, 3, 6, 10, 20)
+_PARTS = (1.0, 0.5, 0.25, 0.1)  # of the greatest action of a Box
+
+
+@final
+@dataclass
+class Pairs:
+    """Comparisons of streams that took another action with one that did not.
+
+    compared: number of comparisons; changed: of those in which an observation became another
+        within AFTER steps, `rewarded` a reward, `ended` the ending.
+    first: steps after which an observation became another, of the changed.
+    returns_differ: share of the seeds with which wholly other actions gave other rewards or
+        another end; seeds: their number.
+    unlike: what differed although all was the same; "" if nothing did.
+    reached: largest part of the greatest action that still made a difference; 1: all do; nan: no
+        Box with bounds.
+    starts: number of different first observations of `seeds` seeds.
+    """
+
+    compared: int = 0
+    changed: int = 0
+    rewarded: int = 0
+    ended: int = 0
+    first: list[int] = field(default_factory=list)
+    seeds: int = 0
+    returns_differ: int = 0
+    unlike: str = ""
+    reached: float = math.nan
+    starts: int = 0
+
+    @property
+    def changed_frac(self) -> float:
+        return self.changed / max(self.compared, 1)
+
+
+def compare(env: VectorEnv, seed: int, most_s: float) -> Pairs:
+    """Compares as many beginnings as `most_s` seconds allow."""
+    found, begin = Pairs(), perf_counter()
+    count, starts = env.num_streams, set[bytes]()
+    greatest = _greatest(env)
+    reached: list[float] = []
+    for number in range(8):
+        for prefix in _PREFIXES:
+            own = seed + 1000 * number
+            track = _track(env, own, prefix + 1 + AFTER, _Branch(env, own, prefix, ()))
+            starts.add(track.start)
+            if track.unlike:
+                found.unlike = found.unlike or track.unlike
+            _add(found, track, prefix)
+            if greatest is not None and prefix < 7:
+                parts = [part * sign for part in _PARTS for sign in (1.0, -1.0)]
+                branch = _Branch(env, own, prefix, [greatest * part for part in parts[: count - 2]])
+                reached.append(_reached(_track(env, own, prefix + 1 + AFTER, branch), prefix))
+            if perf_counter() - begin > most_s:
+                break
+        found.seeds += 1
+        found.returns_differ += _other_returns(env, seed + 1000 * number)
+        if perf_counter() - begin > most_s:
+            break
+    known = [x for x in reached if not math.isnan(x)]
+    found.reached = max(known) if known else math.nan
+    found.starts = len(starts)
+    return found
+
+
+@final
+@dataclass
+class _Track:
+    """Rows ``[T, B]`` of streams with one seed: hashes of observations, rewards, endings.
+
+    live: rows before which no stream's episode had ended.
+    """
+
+    start: bytes
+    obs: NDArray[np.int64]
+    reward: NDArray[np.float64]
+    ended: NDArray[np.bool_]
+    unlike: str
+
+
+def _track(env: VectorEnv, seed: int, steps: int, choose: Chooser) -> _Track:
+    count = env.num_streams
+    names = [
+        name
+        for name in observation_leaves(env.spaces.observation)
+        if name != ACTION_MASK and name.split("/")[0] != LAST_ACTION
+    ]
+    obs, reward, ended, unlike, start = [], [], [], "", b""
+    for given in chosen_rows(env, steps, [seed] * count, choose):
+        row = given.row
+        hashes = [hash(tuple(row.obs[n][b].tobytes() for n in names)) for b in range(count)]
+        if not given.number:
+            start = b"".join(row.obs[name][0].tobytes() for name in names)
+            if len(set(hashes)) > 1:
+                unlike = "the first observation"
+            continue
+        obs.append(hashes)
+        reward.append(row.raw_reward.astype(np.float64))
+        ended.append(row.terminated | row.truncated)
+        pair = hashes[0] != hashes[1], row.raw_reward[0] != row.raw_reward[1]
+        if not unlike and any(pair):
+            what = "an observation" if pair[0] else "a reward"
+            unlike = f"{what} at step {given.number}"
+    shape = (len(obs), count)
+    return _Track(
+        start,
+        np.array(obs, np.int64).reshape(shape),
+        np.array(reward, float).reshape(shape),
+        np.array(ended, bool).reshape(shape),
+        unlike,
+    )
+
+
+def _add(found: Pairs, track: _Track, prefix: int) -> None:
+    """Compares streams 2 and on with stream 0, as long as no episode has ended."""
+    if track.unlike or track.ended[:prefix].any():
+        return
+    for stream in range(2, track.obs.shape[1]):
+        other_end = False
+        last = len(track.obs)
+        for t in range(prefix, len(track.obs)):
+            if track.ended[t, 0] or track.ended[t, stream]:
+                other_end = track.ended[t, 0] != track.ended[t, stream]
+                last = t + 1
+                break
+        rows = slice(prefix, last)
+        other = track.obs[rows, stream] != track.obs[rows, 0]
+        paid = track.reward[rows, stream] != track.reward[rows, 0]
+        found.compared += 1
+        found.changed += bool(other.any() or other_end)
+        found.rewarded += bool(paid.any())
+        found.ended += bool(other_end)
+        if other.any():
+            found.first.append(int(other.argmax()) + 1)
+
+
+def _reached(track: _Track, prefix: int) -> float:
+    """The largest part of the greatest action that made a difference to the next larger one."""
+    if track.unlike or track.ended[: prefix + 1].any():
+        return math.nan
+    rows = track.obs[prefix:, 2:]
+    for place in range(rows.shape[1] - 2):
+        larger, smaller = rows[:, place], rows[:, place + 2]
+        if (larger != smaller).any():
+            return _PARTS[place // 2]
+    return 0.0 if rows.shape[1] >= 2 * len(_PARTS) else math.nan
+
+
+def _other_returns(env: VectorEnv, seed: int) -> bool:
+    """Whether other actions throughout gave any other reward, or another end."""
+    count = env.num_streams
+    track = _track(env, seed, 60, uniform_chooser(env, seed))
+    totals = np.cumsum(track.reward, 0)
+    for stream in range(1, count):
+        if (totals[:, stream] != totals[:, 0]).any():
+            return True
+        if (track.ended[:, stream] != track.ended[:, 0]).any():
+            return True
+    return False
+
+
+def _greatest(env: VectorEnv) -> NDArray[Any] | None:
+    """The greatest packed action of a space that is one Box with bounds."""
+    leaves = action_leaves(env.spaces.action)
+    if len(leaves) != 1 or not isinstance(leaves[0], gym.Box) or env.num_streams < 10:
+        return None
+    leaf = leaves[0]
+    symmetric = np.allclose(leaf.low, -leaf.high)
+    if not (leaf.is_bounded() and symmetric and (leaf.high > 0).all()):
+        return None
+    return leaf.high.reshape(-1).astype(np.float32)
+
+
+@final
+class _Branch:
+    """The same random actions for all streams, except at one step, where streams 2 and on take
+    others: those given, else random ones."""
+
+    def __init__(self, env: VectorEnv, seed: int, at: int, given: Sequence[NDArray[Any]]) -> None:
+        self.common, self.own = uniform_chooser(env, seed), uniform_chooser(env, seed + 1)
+        self.at, self.given, self.step = at, given, 0
+
+    def __call__(self, leaves: Obs) -> NDArray[Any]:
+        same = self.common(leaves)
+        action = np.repeat(same[:1], len(same), 0)
+        if self.step == self.at:
+            others = self.own(leaves)
+            action[2:] = others[2:]
+            for place, each in enumerate(self.given):
+                action[2 + place] = each
+        self.step += 1
+        return action
+
+
+def remembers(single: gymnasium.Env[Any, Any], seed: int, steps: int = 30) -> str:
+    """The difference of a second episode with the same seed and actions in one environment; "" if
+    there is none."""
+    space = single.action_space
+    space.seed(seed)
+    actions = [space.sample() for _ in range(steps)]
+    tracks = []
+    for number in range(3):
+        rows: list[tuple[Any, ...]] = []
+        obs, _ = single.reset(seed=seed)
+        rows.append((_bytes(obs),))
+        for action in actions:
+            obs, reward, terminated, truncated, _ = single.step(action)
+            rows.append((_bytes(obs), float(reward), bool(terminated), bool(truncated)))
+            if terminated or truncated:
+                break
+        tracks.append(rows)
+        if number == 0:
+            continue
+        for step, (a, b) in enumerate(zip(tracks[0], rows, strict=False)):
+            if a != b:
+                which = next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
+                what = ("an observation", "a reward", "the ending", "the ending")[which]
+                return f"{what} at step {step}" if step else "the first observation"
+    return ""
+
+
+def _bytes(obs: Any) -> bytes:
+    if isinstance(obs, dict):
+        return b"".join(_bytes(obs[key]) for key in sorted(obs, key=str))
+    if isinstance(obs, tuple | list):
+        return b"".join(_bytes(each) for each in obs)
+    return np.asarray(obs).tobytes() if not isinstance(obs, str) else obs.encode()

@@ -1,0 +1,213 @@
+"""Rows of random play, as tables of numbers: what findings about an environment are judged by."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, final
+
+import numpy as np
+from gymnasium import spaces as gym
+from numpy.typing import NDArray
+
+from quintet.envs.vector import VectorEnv
+from quintet.spaces import action_leaves, action_shape, mask_sizes, observation_leaves
+from quintet.types import ACTION_MASK, LAST_ACTION, Obs
+from quintet.uniform import Chooser, chosen_rows, uniform_chooser
+
+_MOST_NUMBERS = 48  # of a leaf; of larger ones as many random projections
+_MOST_CHOICES = 32  # of a discrete leaf, shown one-hot
+_HELD = 0.9  # probability that an action is repeated in held play
+
+Floats = NDArray[np.float64]
+
+
+@final
+@dataclass(frozen=True)
+class Play:
+    """Rows ``[T, B]`` of streams, and the observations before and after them.
+
+    obs: numbers of the observations ``[T + 1, B, n]``: large leaves as random projections, small
+        discrete ones one-hot.
+    numbers: leaf and place of each of the n, "" in front of projections.
+    action: ``[T, B, m]``, choices one-hot.
+    reward: raw.
+    valid: rows whose action was executed.
+    held: streams whose random actions were often repeated, which reach more.
+    bad: first NaN or infinity, as text; the rows end before it.
+    """
+
+    obs: Floats
+    numbers: tuple[str, ...]
+    action: Floats
+    reward: Floats
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    valid: NDArray[np.bool_]
+    held: NDArray[np.bool_]
+    bad: str = ""
+
+    @property
+    def rows(self) -> int:
+        return int(self.valid.sum())
+
+    @property
+    def episode(self) -> NDArray[np.int64]:
+        """Number of the episode of each row ``[T, B]``, over all streams."""
+        begins = np.zeros(self.valid.shape, np.int64)
+        begins[1:] = ~self.valid[1:]
+        own = begins.cumsum(0)
+        every: NDArray[np.int64] = own + np.arange(own.shape[1]) * (own.max(initial=0) + 1)
+        return every
+
+    def returns(self, held: bool) -> tuple[Floats, NDArray[np.int64], NDArray[np.bool_]]:
+        """Returns, lengths and whether terminated of the whole episodes."""
+        returns, lengths, terminated = [], [], []
+        for b in np.flatnonzero(self.held == held):
+            over = np.flatnonzero(self.terminated[:, b] | self.truncated[:, b])
+            begin = 0
+            for end in over:
+                rows = slice(begin, int(end) + 1)
+                returns.append(self.reward[rows, b][self.valid[rows, b]].sum())
+                lengths.append(int(self.valid[rows, b].sum()))
+                terminated.append(bool(self.terminated[end, b]))
+                begin = int(end) + 1
+        return np.array(returns, float), np.array(lengths, int), np.array(terminated, bool)
+
+
+def play(env: VectorEnv, steps: int, seed: int, most_s: float) -> Play:
+    """Plays `steps` rows in all streams, or less in `most_s` seconds; half of the streams repeat
+    their random actions, unless there is an action mask."""
+    reader = Reader(env)
+    masked = ACTION_MASK in observation_leaves(env.spaces.observation)
+    held = np.zeros(env.num_streams, np.bool_)
+    if not masked:
+        held[env.num_streams // 2 :] = True
+    seeds = [seed + i for i in range(env.num_streams)]
+    choose = _Held(uniform_chooser(env, seed), held, seed)
+    obs: list[Floats] = []
+    actions: list[Floats] = []
+    rows: list[list[NDArray[Any]]] = []
+    bad = ""
+    begin = perf_counter()
+    for given in chosen_rows(env, steps, seeds, choose):
+        row = given.row
+        numbers = reader.numbers(row.obs)
+        if not (np.isfinite(numbers).all() and np.isfinite(row.raw_reward).all()):
+            bad = _bad(row.obs, row.raw_reward, given.number)
+            break
+        obs.append(numbers)
+        if given.number:
+            actions.append(reader.actions(choose.last))
+            flags = row.terminated, row.truncated, row.valid
+            rows.append([row.raw_reward.astype(np.float64), *(x.copy() for x in flags)])
+        if given.number and perf_counter() - begin > most_s:
+            break
+    if not obs:  # the reset itself
+        obs = [np.zeros((env.num_streams, len(reader.names)))]
+    shape = (0, env.num_streams)
+    terminated, truncated, valid = (
+        np.stack([each[i] for each in rows]) if rows else np.zeros(shape, np.bool_)
+        for i in (1, 2, 3)
+    )
+    return Play(
+        np.stack(obs),
+        reader.names,
+        np.stack(actions) if actions else np.zeros((*shape, reader.action_size)),
+        np.stack([each[0] for each in rows]) if rows else np.zeros(shape),
+        terminated,
+        truncated,
+        valid,
+        held,
+        bad,
+    )
+
+
+def _bad(obs: Mapping[str, NDArray[Any]], reward: NDArray[Any], step: int) -> str:
+    for name, x in (*obs.items(), ("reward", reward)):
+        if x.dtype.kind == "f" and not np.isfinite(x).all():
+            what = "the reward" if x is reward else f"observation {name!r}"
+            value = x[~np.isfinite(x)].flat[0]
+            return f"{what} is {value} at step {step} of random play"
+    return f"a number is too large at step {step} of random play"
+
+
+@final
+class _Held:
+    """Chooses actions of another chooser and repeats them in some streams.
+
+    last: the actions ``[B, ...]`` that were chosen.
+    """
+
+    def __init__(self, choose: Chooser, held: NDArray[np.bool_], seed: int) -> None:
+        self.choose, self.held = choose, held
+        self.generator = np.random.default_rng(seed)
+        self.last: NDArray[Any] = np.zeros(0)
+
+    def __call__(self, leaves: Obs) -> NDArray[Any]:
+        new = self.choose(leaves).copy()
+        if len(self.last):
+            again = self.held & (self.generator.random(len(self.held)) < _HELD)
+            new[again] = self.last[again]
+        self.last = new
+        return new
+
+
+@final
+class Reader:
+    """Makes tables of numbers of an environment's observations and packed actions."""
+
+    def __init__(self, env: VectorEnv) -> None:
+        leaves = observation_leaves(env.spaces.observation)
+        self.leaves = {
+            name: leaf
+            for name, leaf in leaves.items()
+            if name != ACTION_MASK and name.split("/")[0] != LAST_ACTION
+        }
+        self.space = env.spaces.action
+        self._projections: dict[str, Floats] = {}
+        names: list[str] = []
+        for name, leaf in self.leaves.items():
+            size = math.prod(leaf.shape or ())
+            if isinstance(leaf, gym.Discrete) and leaf.n <= _MOST_CHOICES:
+                names += [f"{name}={i}" for i in range(int(leaf.n))]
+            elif size <= _MOST_NUMBERS:
+                shape = leaf.shape or ()
+                places = [list(map(int, np.unravel_index(i, shape))) for i in range(size)]
+                names += [f"{name}{place}" if shape else name for place in places]
+            else:
+                generator = np.random.default_rng(size)
+                self._projections[name] = generator.normal(0, size**-0.5, (size, _MOST_NUMBERS))
+                names += [""] * _MOST_NUMBERS
+        self.names = tuple(names)
+        self.action_size = self.actions(np.zeros((1, *action_shape(self.space)))).shape[-1]
+
+    def numbers(self, obs: Mapping[str, NDArray[Any]]) -> Floats:
+        """The numbers of leaves ``[B, ...]``: ``[B, n]``."""
+        parts: list[Floats] = []
+        for name, leaf in self.leaves.items():
+            x = obs[name].reshape(len(obs[name]), -1)
+            if isinstance(leaf, gym.Discrete) and leaf.n <= _MOST_CHOICES:
+                parts.append((x == np.arange(int(leaf.n))).astype(np.float64))
+            elif name in self._projections:
+                parts.append(x.astype(np.float64) @ self._projections[name])
+            else:
+                parts.append(x.astype(np.float64))
+        return np.concatenate(parts, -1) if parts else np.zeros((len(next(iter(obs.values()))), 0))
+
+    def actions(self, packed: NDArray[Any]) -> Floats:
+        """Packed actions ``[B, ...]`` as numbers ``[B, m]``, choices one-hot."""
+        flat = packed.reshape(len(packed), -1).astype(np.float64)
+        parts, place = [], 0
+        for leaf in action_leaves(self.space):
+            sizes = [] if isinstance(leaf, gym.MultiBinary) else mask_sizes(leaf)
+            if not sizes:
+                width = math.prod(leaf.shape or (1,))
+                parts.append(flat[:, place : place + width])
+                place += width
+            for size in sizes:
+                chosen = flat[:, place : place + 1]
+                shown = size <= _MOST_CHOICES
+                parts.append((chosen == np.arange(size)).astype(np.float64) if shown else chosen)
+                place += 1
+        return np.concatenate(parts, -1)

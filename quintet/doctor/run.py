@@ -1,0 +1,180 @@
+"""Examination of runs by what is in their folders."""
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from quintet.algorithms import registry
+from quintet.config import layers
+from quintet.config.facts import kind_by_spaces
+from quintet.doctor import run_learning, run_options, run_scores
+from quintet.doctor.curves import Level, RunSeen, of_policies
+from quintet.doctor.finding import MOST_WEIGHT, Finding, ranked
+from quintet.errors import ConfigError, QuintetError
+from quintet.observe.run_summary import RunSummary
+from quintet.options import about
+from quintet.protocols import Part
+from quintet.spaces import from_json
+from quintet.system.files import shown
+from quintet.types import Spaces
+
+_BESIDE = ("seed", "run_dir", "resume")
+"""Options in which the seeds of one group differ."""
+
+
+def examine_runs(runs: Sequence[RunSummary]) -> dict[str, list[Finding]]:
+    """The findings of each run by its folder, the likeliest first."""
+    seen = {str(run.folder): _seen(run) for run in runs}
+    ends: dict[str, Level | None] = {
+        folder: each[0].level(0.75, 1.0) if each else None for folder, each in seen.items()
+    }
+    found: dict[str, list[Finding]] = {}
+    for run in runs:
+        own = str(run.folder)
+        others = [
+            end
+            for other in runs
+            if other is not run and _same(run, other)
+            and (end := ends[str(other.folder)]) is not None
+        ]  # fmt: skip
+        each = [replace(x, others=others) for x in seen[own]]
+        found[own] = ranked([*_of_folder(run), *_merged(each)])
+    return found
+
+
+def findings(seen: RunSeen) -> list[Finding]:
+    """All findings about a policy of a run, the likeliest first."""
+    symptoms = ranked(
+        [
+            *run_learning.health(seen),
+            *(each(seen) for each in run_learning.FINDINGS),
+            *(each(seen) for each in run_scores.FINDINGS),
+            *run_scores.choices(seen),
+        ]
+    )
+    found = [*run_options.options(seen, symptoms), *symptoms]
+    return ranked(replace(each, weight=min(each.weight, MOST_WEIGHT)) for each in found)
+
+
+def _merged(policies: Sequence[RunSeen]) -> list[Finding]:
+    """The findings of all policies, each once, with the number of policies that have it."""
+    held: dict[tuple[str, str], list[tuple[Finding, int]]] = {}
+    for seen in policies:
+        for each in findings(seen):
+            held.setdefault((each.name, each.subject), []).append((each, seen.policy))
+    found = []
+    for those in held.values():
+        first, policy = max(those, key=lambda each: each[0].weight)
+        if len(policies) > 1 and not first.name.startswith("option-"):
+            where = f"in {len(those)} of {len(policies)} policies, the first is {policy}"
+            first = replace(first, said=f"{first.said} ({where})")
+        found.append(first)
+    return found
+
+
+def _of_folder(run: RunSummary) -> Iterable[Finding]:
+    if run.state == "damaged" or not run.reports:
+        why = run.faults[0] if run.faults else "it has no reports"
+        yield Finding(
+            "run-unreadable",
+            0.1 if run.reports else 0.3,
+            f"not all of {shown(run.folder)} can be read: {why}",
+            {"reports": float(len(run.reports))},
+            "let it train and report, or look at its log.txt",
+        )
+
+
+def _same(one: RunSummary, other: RunSummary) -> bool:
+    names = (one.options.keys() | other.options.keys()) - {*_BESIDE}
+    return all(one.options.get(name) == other.options.get(name) for name in names)
+
+
+def _seen(run: RunSummary) -> list[RunSeen]:
+    """The facts of each policy of a run; empty where its learner or reports are unknown."""
+    try:
+        algo = registry.canonical(run.learner)
+        fields = layers.options(algo)
+    except (QuintetError, ValueError):
+        return []
+    if not run.reports:
+        return []
+    spaces = _spaces(run)
+    usual, tuned = _usual(run, algo, spaces)
+    roles: dict[str, list[str]] = {}
+    for name, info in fields.items():
+        for role in {name, *about(info).also}:
+            roles.setdefault(role, []).append(name)
+    if not roles.keys() & {"learning_rate"} and "lr" in roles:
+        roles["learning_rate"] = roles["lr"]
+    given = frozenset(name for name in run.options if _is_given(run, name))
+    place = str(shown(run.folder))
+    words = ["quintet", "train", algo, "--config", f"{place}/config.yaml"]
+    train = shlex.join([*words, "--run-dir", f"{place}-mended"])
+    return [
+        RunSeen(
+            run,
+            policy,
+            reports,
+            usual,
+            given,
+            _parts(run, algo, spaces),
+            train,
+            {role: tuple(names) for role, names in roles.items()},
+            tuned=tuned,
+        )
+        for policy, reports in of_policies(run.reports).items()
+    ]
+
+
+def _is_given(run: RunSummary, name: str) -> bool:
+    source = run.sources.get(name)
+    if source is None:
+        return not run.sources
+    return not (layers.is_free(source) or source.startswith(("resolved", "saved run")))
+
+
+def _spaces(run: RunSummary) -> Spaces | None:
+    with suppress(QuintetError, KeyError, TypeError, ValueError):
+        return Spaces(
+            from_json(run.spaces["observation_space"]), from_json(run.spaces["action_space"])
+        )
+    return None
+
+
+def _usual(
+    run: RunSummary, algo: str, spaces: Spaces | None
+) -> tuple[Mapping[str, Any], frozenset[str]]:
+    """The options of the preset and the defaults, and the names of the preset's."""
+    tuned = frozenset[str]()
+    values = {
+        name: info.get_default(call_default_factory=True)
+        for name, info in layers.options(algo).items()
+        if not info.is_required()
+    }
+    preset = run.options.get("preset", "auto")
+    with suppress(ConfigError):
+        chosen = layers.preset_layers(
+            algo,
+            run.environment,
+            preset if isinstance(preset, str) else "auto",
+            lambda: None if spaces is None else kind_by_spaces(spaces),
+        )
+        values |= layers.merged(algo, chosen)[0]
+        tuned = frozenset(name for layer in chosen for name in layer.values)
+    return {name: list(x) if isinstance(x, tuple) else x for name, x in values.items()}, tuned
+
+
+def _parts(run: RunSummary, algo: str, spaces: Spaces | None) -> tuple[Part, ...]:
+    """The parts of the learner with their evidence; none where its options can't be read."""
+    if spaces is None:
+        return ()
+    record = registry.find(algo)
+    own = {name: run.options[name] for name in record.config.model_fields if name in run.options}
+    with suppress(ValidationError, QuintetError):
+        config = record.config(**own)
+        return (*record.judged(config, spaces), *record.symptoms(config, spaces))
+    return ()

@@ -1,0 +1,289 @@
+"""Findings about what the learner reports: its health, entropy, gradients, replay, lag."""
+
+import math
+
+from quintet.doctor.curves import RunSeen
+from quintet.doctor.finding import Finding
+from quintet.doctor.run_options import change, number, scaled
+from quintet.protocols import Evidence, Part
+
+_LEAST_REPORTS = 4
+
+
+def health(seen: RunSeen) -> list[Finding]:
+    """A finding for every part whose evidence was mostly outside of its bounds."""
+    return [x for part in seen.parts if (x := _of_part(seen, part)) is not None]
+
+
+def _of_part(seen: RunSeen, part: Part) -> Finding | None:
+    worst: tuple[float, Evidence, float, float] | None = None
+    for each in part.evidence:
+        # From a quarter on: what went wrong early may look calm when nothing moves any more.
+        judged = [
+            report[each.metric]
+            for report in seen.reports[len(seen.reports) // 4 :]
+            if each.metric in report
+            and report.get("updates", 0.0) >= each.after_updates
+            and (
+                each.given is None
+                or (each.given[0] in report and each.given[1].holds(report[each.given[0]]))
+            )
+        ]
+        if len(judged) < 2:
+            continue
+        beyond = sum(not each.possible.holds(x) for x in judged) / len(judged)
+        unsound = sum(not each.sound.holds(x) for x in judged) / len(judged)
+        degree = max(beyond, 0.6 * unsound)
+        if degree >= 0.3 and (worst is None or degree > worst[0]):
+            odd = [x for x in judged if not each.sound.holds(x)]
+            worst = degree, each, sorted(odd)[len(odd) // 2], beyond
+    if worst is None:
+        return None
+    degree, each, value, beyond = worst
+    low = value < each.sound.low
+    bound, meaning = (each.sound.low, each.below) if low else (each.sound.high, each.above)
+    way = "below" if low else "above"
+    command = ""
+    if part.name == "policy":
+        command = scaled(seen, "learning_rate", 3.0 if low else 0.2)
+    name = part.name if part.name in PARTS else "part"
+    return Finding(
+        f"health-{name.replace('_', '-')}",
+        (0.15 + 0.5 * degree) * seen.doubt,
+        f"{part.name.replace('_', ' ')}: {each.name} was {way} {bound:.2g}: {meaning}",
+        {each.name: value, "bound": bound, "share of the reports": beyond},
+        "a lower learning rate, or fewer passes" if command and not low else
+        "a higher learning rate" if command else "look at the options that it depends on",
+        command,
+        "" if name != "part" else part.name,
+    )  # fmt: skip
+
+
+PARTS = ("policy", "value_function", "normalizers")
+
+
+def entropy_gone(seen: RunSeen) -> Finding | None:
+    """The policy stopped trying other actions early, and the returns did not rise."""
+    found = seen.values("policy/entropy")
+    if len(found) < _LEAST_REPORTS or min(found) <= -1e3:
+        return None
+    first, early = max(found[:2]), found[len(found) // 3]
+    if first <= 0.05 or early > 0.1 * first or seen.values("policy/std_mean"):
+        return None
+    rise = seen.rise
+    if rise is not None and rise > 1.0 and seen.learns:
+        return None
+    return Finding(
+        "entropy-gone",
+        0.7 * seen.doubt,
+        "the policy had settled on its actions before a third of the run and tried no others",
+        {"entropy at first": first, "entropy at a third": early},
+        "a higher entropy_coef keeps it trying; a lower learning rate settles later",
+        _entropy(seen, 0.01) or scaled(seen, "learning_rate", 0.2),
+    )
+
+
+def _entropy(seen: RunSeen, least: float) -> str:
+    names = seen.roles.get("entropy_coef", ())
+    now = [number(seen.run.options.get(name)) for name in names]
+    known = [x for x in now if x is not None]
+    if not names or len(known) < len(names):
+        return ""
+    return change(seen, {name: max(least, 5 * x) for name, x in zip(names, known, strict=True)})
+
+
+def entropy_stuck(seen: RunSeen) -> Finding | None:
+    """The policy stayed as random as at first."""
+    found = seen.values("policy/entropy")
+    if len(found) < _LEAST_REPORTS or seen.learns:
+        return None
+    first, last = found[0], found[-1]
+    spread = seen.values("policy/std_mean")
+    stuck = last >= first - 0.02 * abs(first) if not spread else spread[-1] > 0.97 * spread[0]
+    if not stuck:
+        return None
+    weights = (number(seen.run.options.get(x)) for x in seen.roles.get("entropy_coef", ()))
+    high = any(x is not None and x >= 0.05 for x in weights)
+    return Finding(
+        "entropy-stuck",
+        0.55 if high else 0.4,
+        "the policy stayed as random as at first: "
+        + ("the entropy bonus outweighs the rewards" if high else "nothing told it what is better"),
+        {"entropy at first": first, "entropy at last": last},
+        "a lower entropy_coef" if high else "a higher learning rate; look at the rewards",
+        scaled(seen, "entropy_coef", 0.05) if high else scaled(seen, "learning_rate", 3.0),
+    )
+
+
+def policy_still(seen: RunSeen) -> Finding | None:
+    """Policy and value function hardly changed from update to update."""
+    kl, rate = seen.late("policy/kl"), seen.values("optim/learning_rate")
+    if kl is None or len(seen.reports) < _LEAST_REPORTS:
+        return None
+    early = seen.values("policy/kl", 0.0, 0.5)
+    if not early or max(early) > 1e-4 or seen.learns:
+        return None
+    return Finding(
+        "policy-still",
+        0.6,
+        "the policy hardly moved: the KL of an update never reached 1e-4 in the first half",
+        {"largest KL": max(early), "learning rate": rate[0] if rate else math.nan},
+        "a higher learning rate, a wider clip, a larger bound of the gradient",
+        scaled(seen, "learning_rate", 10.0),
+    )
+
+
+def gradient_clipped(seen: RunSeen) -> Finding | None:
+    """Next to nothing of the gradient is left after clipping."""
+    given = [number(seen.run.options.get(name)) for name in seen.roles.get("grad_clip", ())]
+    bounds = [x for x in given if x is not None and x > 0]
+    norm, share = seen.late("optim/grad_norm"), seen.late("optim/grad_clip_frac")
+    if not bounds or norm is None or share is None or share < 0.95 or norm < 20 * bounds[0]:
+        return None
+    return Finding(
+        "gradient-clipped",
+        min(0.7, 0.3 + 0.1 * math.log10(norm / bounds[0])) * seen.doubt,
+        f"nearly every gradient was clipped, by a factor of {norm / bounds[0]:,.0f}",
+        {"gradient norm": norm, "bound": bounds[0], "share clipped": share},
+        "a larger bound; if rewards are large, scale them",
+        scaled(seen, "grad_clip", 10.0),
+    )
+
+
+def gradient_spikes(seen: RunSeen) -> Finding | None:
+    """Single gradients are far larger than the others."""
+    norms = seen.values("optim/grad_norm", 0.1)
+    if len(norms) < 8:
+        return None
+    usual = sorted(norms)[len(norms) // 2]
+    if usual <= 0 or max(norms) < 50 * usual:
+        return None
+    return Finding(
+        "gradient-spikes",
+        0.4 * seen.doubt,
+        f"the largest gradient was {max(norms) / usual:,.0f} times the usual one",
+        {"largest norm": max(norms), "median norm": usual},
+        "a bound of the gradient, a lower learning rate, clipped rewards",
+        scaled(seen, "learning_rate", 0.3),
+    )
+
+
+def few_updates(seen: RunSeen) -> Finding | None:
+    """Hardly any optimizer steps were made."""
+    updates, steps = seen.last("updates"), seen.last("env_steps")
+    if updates is None or steps is None or updates >= 150 or seen.run.state != "finished":
+        return None
+    return Finding(
+        "few-updates",
+        (0.75 if updates < 50 else 0.5) * seen.doubt,
+        f"the whole run made {updates:,.0f} optimizer steps",
+        {"updates": updates, "env_steps": steps},
+        "a larger budget, smaller minibatches, shorter unrolls, or an earlier start of the updates",
+        scaled(seen, "total_timesteps", 10),
+    )
+
+
+def replay_small(seen: RunSeen) -> Finding | None:
+    """Replay forgets what was seen before long."""
+    size, steps = seen.last("replay/size"), seen.last("env_steps")
+    given = [number(seen.run.options.get(name)) for name in seen.roles.get("buffer_size", ())]
+    capacity = [x for x in given if x is not None and x > 0]
+    if size is None or steps is None or not capacity or capacity[0] > 2_000:
+        return None
+    if steps < 5 * capacity[0]:
+        return None
+    return Finding(
+        "replay-small",
+        0.7 * seen.doubt,
+        f"replay holds only the last {capacity[0]:,.0f} of {steps:,.0f} env_steps, so every update "
+        "sees nearly the same few episodes",
+        {"transitions in replay": size, "env_steps": steps},
+        "a larger replay",
+        change(seen, dict.fromkeys(seen.roles["buffer_size"], 100000)),
+    )
+
+
+def replay_overused(seen: RunSeen) -> Finding | None:
+    """Each transition is trained on very often, or hardly ever."""
+    draws = seen.last("replay/draws_per_env_step")
+    if draws is None or 0.5 <= draws <= 2_000:
+        return None
+    often = draws > 1
+    return Finding(
+        "replay-use",
+        0.4 * seen.doubt,
+        f"replay gave {draws:,.3g} transitions for every env_step: "
+        + ("it learns the same ones by heart" if often else "most are never learned from"),
+        {"transitions per env_step": draws},
+        "fewer updates for each env_step" if often else "more updates for each env_step",
+        scaled(seen, "gradient_steps", 0.1 if often else 10.0),
+    )
+
+
+def data_discarded(seen: RunSeen) -> Finding | None:
+    """Much of what environments made was never learned from."""
+    made, lost = seen.last("data/executed_env_steps"), seen.last("data/discarded_env_steps")
+    if not made or lost is None or lost < 0.3 * made or made < 1_000:
+        return None
+    return Finding(
+        "data-discarded",
+        0.4 * seen.doubt,
+        f"{lost / made:.0%} of the executed env_steps were never learned from",
+        {"executed env_steps": made, "discarded": lost},
+        "fewer streams or workers, or a larger bound of the lag",
+    )
+
+
+def lag_high(seen: RunSeen) -> Finding | None:
+    """The weights that acted were many updates old."""
+    lag, kl = seen.late("policy_lag/mean"), seen.late("policy/kl")
+    kl = seen.late("policy/approx_kl") if kl is None else kl
+    if lag is None or lag < 10 or kl is None or kl < 0.03:
+        return None
+    return Finding(
+        "lag-high",
+        0.5 * seen.doubt,
+        f"the weights that acted were {lag:,.0f} updates old, and the policy had moved away from "
+        "them",
+        {"mean age in updates": lag, "KL to the policy that acted": kl},
+        "fewer streams or workers, larger batches, or a bound of the lag",
+        scaled(seen, "learning_rate", 0.3),
+    )
+
+
+def values_scale(seen: RunSeen) -> Finding | None:
+    """Predicted values are many times larger or smaller than their targets."""
+    value, target = seen.late("value/prediction_mean"), seen.late("value/target_mean")
+    if value is None or target is None or abs(target) < 1e-6:
+        return None
+    if (seen.last("updates") or 0.0) < 200:
+        return None
+    ratio = abs(value) / abs(target)
+    spread = seen.late("advantage/std")
+    if spread is not None and abs(target) < spread:  # a mean near 0 says nothing of the scale
+        return None
+    if 0.05 <= ratio <= 20:
+        return None
+    return Finding(
+        "values-scale",
+        0.5 * seen.doubt,
+        f"values are {ratio:.2g} times the size of their targets",
+        {"mean value": value, "mean target": target},
+        "a larger weight of the value's loss, or normalised rewards",
+        scaled(seen, "vf_coef", 10.0),
+    )
+
+
+FINDINGS = (
+    entropy_gone,
+    entropy_stuck,
+    policy_still,
+    gradient_clipped,
+    gradient_spikes,
+    few_updates,
+    replay_small,
+    replay_overused,
+    data_discarded,
+    lag_high,
+    values_scale,
+)

@@ -1,0 +1,251 @@
+"""Findings about a run's scores, its end, and its budget."""
+
+import math
+import shlex
+from statistics import mean, pstdev
+
+from quintet.doctor.curves import RunSeen, level
+from quintet.doctor.env_episodes import weight_of
+from quintet.doctor.finding import Finding
+from quintet.doctor.run_options import change, number, scaled
+
+
+def choices(seen: RunSeen) -> list[Finding]:
+    """The doubtful choices that the run has named."""
+    found = []
+    for each in seen.run.choices:
+        words = each.option.split()
+        # It may be from a file of others, and is to be pasted.
+        way = shlex.join(words[:2]) if words and words[0].startswith("--") else ""
+        found.append(
+            Finding(
+                each.choice.replace("_", "-"),
+                weight_of(each.choice) * seen.doubt,
+                each.said,
+                {"said at env_steps": float(each.env_steps)},
+                each.option,
+                f"{seen.train} {way}" if way else "",
+            )
+        )
+    return found
+
+
+def run_failed(seen: RunSeen) -> Finding | None:
+    """The run ended by an error."""
+    if seen.run.state != "failed":
+        return None
+    bad = any(word in seen.run.error.lower() for word in ("nan", "finite", "infinit"))
+    return Finding(
+        "run-failed",
+        0.9,
+        f"the run ended by an error: {seen.run.error or 'it is in log.txt'}",
+        {"env_steps": float(seen.run.env_steps)},
+        "a lower learning rate, or a mended environment" if bad else "mend what it names",
+        scaled(seen, "learning_rate", 0.1) if bad else "",
+    )
+
+
+def no_episode(seen: RunSeen) -> Finding | None:
+    """No episode ended in the whole run."""
+    steps = seen.last("env_steps") or 0.0
+    if steps < 2_000 or seen.values("episode/return_mean"):
+        return None
+    return Finding(
+        "no-episode",
+        0.75,
+        f"no episode ended in {steps:,.0f} env_steps, so there is no return",
+        {"env_steps": steps, "episodes": 0},
+        "give the environment a time limit, or a larger budget",
+        doctor_of_env(seen),
+    )
+
+
+def returns_equal(seen: RunSeen) -> Finding | None:
+    """All returns are the same."""
+    found = seen.values("episode/return_mean")
+    spreads = seen.values("episode/return_std")
+    if len(found) < 3 or max(spreads, default=1.0) > 0 or max(found) != min(found):
+        return None
+    return Finding(
+        "returns-equal",
+        0.8,
+        f"every episode had the same return, {found[0]:g}, so nothing tells good actions from bad",
+        {"return": found[0], "reports": len(found)},
+        "look at the environment's rewards and endings",
+        doctor_of_env(seen),
+    )
+
+
+def evaluation_differs(seen: RunSeen) -> Finding | None:
+    """Evaluations score far below training."""
+    training, evaluated = seen.level(0.6, 1.0), seen.level(0.6, 1.0, "eval")
+    if training is None or evaluated is None or training.count < 10:
+        return None
+    gap = training.mean - evaluated.mean
+    noise = math.hypot(training.error, evaluated.error)
+    first = seen.first_level
+    range_ = abs(training.mean - first.mean) if first else 0.0
+    if gap < max(4 * noise, 0.3 * abs(training.mean), 0.3 * range_, training.std, 1e-9):
+        return None
+    elsewhere = any(name.startswith("eval.env.") for name in seen.given)
+    return Finding(
+        "evaluation-differs",
+        0.6 if elsewhere else 0.5,
+        "evaluations score far below training"
+        + (", in another environment" if elsewhere else ": greedy actions are worse than sampled"),
+        {"training": training.mean, "evaluation": evaluated.mean, "noise": noise},
+        "compare the two environments"
+        if elsewhere
+        else "evaluate with sampled actions, or let "
+        "the policy settle (a lower entropy_coef, a longer run)",
+        change(seen, {"eval.greedy": False}) if not elsewhere else "",
+    )
+
+
+def best_long_ago(seen: RunSeen) -> Finding | None:
+    """The best score was long before the end, which is far below."""
+    count = len(seen.reports)
+    if count < 8:
+        return None
+    window = max(2, count // 8)
+    levels = [
+        (i, x)
+        for i in range(count - window + 1)
+        if (x := level(seen.reports[i : i + window], "episode", "episode/count")) is not None
+    ]
+    first = seen.first_level
+    if len(levels) < 4 or first is None:
+        return None
+    place, best = max(levels, key=lambda each: each[1].mean)
+    end = levels[-1][1]
+    rise = best.mean - first.mean
+    fall = best.mean - end.mean
+    noise = math.hypot(best.error, end.error)
+    if place > 0.7 * count or rise <= 0 or fall < max(5 * noise, 0.4 * rise, 0.5 * best.std):
+        return None
+    return Finding(
+        "best-long-ago",
+        0.6,
+        f"the best returns were at {place / count:.0%} of the run; since then "
+        f"{fall / rise:.0%} of the rise was lost",
+        {"best": best.mean, "last": end.mean, "first": first.mean},
+        "a lower learning rate, or one that falls to 0; `best` holds the best policy",
+        scaled(seen, "learning_rate", 0.3),
+    )
+
+
+def budget_short(seen: RunSeen) -> Finding | None:
+    """The returns were still rising when the budget ended, or the budget is far below usual."""
+    total = seen.run.total_env_steps
+    usual, steps = seen.usual.get("total_env_steps"), seen.last("env_steps")
+    if number(total) is None or total is None or steps is None or seen.run.state != "finished":
+        return None
+    known = "total_env_steps" in seen.tuned  # else it is the same for every environment
+    small = isinstance(usual, int) and total < usual / (5 if known else 50)
+    before, end, first = seen.level(0.5, 0.75), seen.level(0.75, 1.0), seen.first_level
+    rising = False
+    if before is not None and end is not None and first is not None:
+        gain, whole = end.mean - before.mean, end.mean - first.mean
+        noise = math.hypot(before.error, end.error)
+        rising = gain > max(2.5 * noise, 0.2 * whole) and whole > 0
+    if not (small or rising):
+        return None
+    weight = 0.3 + 0.15 * rising + (0.25 if known else 0.1) * small
+    if small and known and isinstance(usual, int) and total < usual / 40:
+        weight += 0.1
+    what = "the returns were still rising at the end" if rising else "the budget is short"
+    return Finding(
+        "budget-short",
+        min(weight, 0.8) * (1.0 if not seen.learns else 0.7),
+        f"{what}: {total:,} env_steps" + (f", where {usual:,} are usual" if small else ""),
+        {"env_steps": float(total), "usual": float(usual) if isinstance(usual, int) else math.nan},
+        "a larger budget; learning rates fall to 0 at its end, so a new run is needed",
+        change(seen, {"total_env_steps": usual if small else 4 * total}),
+    )
+
+
+def seeds_differ(seen: RunSeen) -> Finding | None:
+    """Seeds of the same options end far from each other."""
+    own = seen.level(0.75, 1.0)
+    if own is None or len(seen.others) < 1:
+        return None
+    levels = [own, *seen.others]
+    means = [each.mean for each in levels]
+    first = seen.first_level
+    rise = max(means) - (first.mean if first else min(means))
+    error = max(each.error for each in levels)
+    gap = max(means) - min(means)
+    if rise <= 0 or gap < max(0.5 * rise, 6 * error):
+        return None
+    return Finding(
+        "seeds-differ",
+        0.45,
+        f"{len(means)} seeds of the same options ended between {min(means):.4g} and "
+        f"{max(means):.4g}: some learned and some did not",
+        {"mean": mean(means), "standard deviation": pstdev(means)},
+        "more exploration, more streams, or a lower learning rate",
+        _entropy_or_rate(seen),
+    )
+
+
+def _entropy_or_rate(seen: RunSeen) -> str:
+    return scaled(seen, "entropy_coef", 3.0) or scaled(seen, "learning_rate", 0.3)
+
+
+def not_learning(seen: RunSeen) -> Finding | None:
+    """The returns did not rise beyond their noise."""
+    rise = seen.rise
+    if rise is None or rise > 1.0:
+        return None
+    begin, end = seen.first_level, seen.level(0.75, 1.0)
+    assert begin is not None
+    assert end is not None
+    fell = rise < -1.0
+    return Finding(
+        "not-learning",
+        0.45 if fell else 0.35,
+        "the returns fell" if fell else "the returns did not rise beyond their noise",
+        {"first": begin.mean, "last": end.mean, "standard deviation": begin.std},
+        "examine the environment",
+        doctor_of_env(seen),
+    )
+
+
+def slow(seen: RunSeen) -> Finding | None:
+    """Something else than learning takes most of the time."""
+    shares = {
+        name: x
+        for name in ("stepping", "waiting", "evaluation", "checkpoint", "making", "other")
+        if (x := seen.late(f"time/{name}_frac")) is not None
+    }
+    if not shares:
+        return None
+    name = max(shares, key=lambda each: shares[each])
+    if shares[name] < 0.6:
+        return None
+    speed = seen.late("throughput/env_steps_per_s")
+    return Finding(
+        "slow",
+        0.1,
+        f"{shares[name]:.0%} of the time went into {name}",
+        {"share of the time": shares[name], "env_steps per second": speed or math.nan},
+        "docs/performance.md says what makes it faster",
+    )
+
+
+def doctor_of_env(seen: RunSeen) -> str:
+    """The command that examines the run's environment."""
+    return shlex.join(["quintet", "doctor", seen.run.environment, "--algo", seen.run.learner])
+
+
+FINDINGS = (
+    run_failed,
+    no_episode,
+    returns_equal,
+    evaluation_differs,
+    best_long_ago,
+    budget_short,
+    seeds_differ,
+    not_learning,
+    slow,
+)

@@ -1,0 +1,52 @@
+"""Everything that was measured of an environment, for the findings."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+from quintet.config.choices import Doubt
+from quintet.doctor.fits import Fits
+from quintet.doctor.pairs import Pairs
+from quintet.doctor.play import Play
+from quintet.envs.check import EnvCheck
+
+
+@final
+@dataclass(frozen=True)
+class Options:
+    """The options that findings about an environment depend on.
+
+    train: the begin of a command that trains in this environment.
+    memory: whether the network has a memory, or sees several observations.
+    normalizes: whether floats in observations are normalised.
+    """
+
+    algo: str = "ppo"
+    gamma: float | None = 0.99
+    memory: bool = False
+    normalizes: bool = True
+    total_env_steps: int = 1_000_000
+    train: str = "quintet train ppo --env ID"
+    check: str = "quintet check-env ID"
+
+
+@final
+@dataclass
+class Seen:
+    """Measurements; None: not made.
+
+    doubts: doubtful choices by the evidence of the check.
+    threshold: return at which the environment's registration calls it solved.
+    remembers: what a second episode with the same seed had differently, in one environment.
+    unmade: measurements that could not be made, with the reason.
+    """
+
+    options: Options = field(default_factory=Options)
+    check: EnvCheck | None = None
+    doubts: Sequence[Doubt] = ()
+    played: Play | None = None
+    pairs: Pairs | None = None
+    fits: Fits | None = None
+    remembers: str | None = None
+    threshold: float | None = None
+    unmade: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,149 @@
+"""``quintet doctor``: its command line, its output, and its exit status."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintet.cli import main
+from quintet.commands import doctor
+from quintet.doctor.apart import Examined
+from quintet.doctor.finding import Finding
+from quintet.errors import ConfigError
+
+FOUND = Finding("gamma", 0.8, "gamma is short", {"worth": 0.001}, "raise it", "quintet train ppo")
+
+
+def _written(folder: Path, **options: Any) -> Path:
+    """A run folder with reports of a run that learns nothing."""
+    folder.mkdir(parents=True)
+    values = {"algo": "ppo", "seed": 0, "total_env_steps": 60_000, "env": {"id": "CartPole-v1"}}
+    (folder / "config.yaml").write_text(json.dumps(values | options))
+    sources = dict.fromkeys(options, "command line")
+    (folder / "run.json").write_text(json.dumps({"state": "finished", "sources": sources}))
+    reports = [
+        {
+            "env_steps": 6_000.0 * i,
+            "updates": 100.0 * i,
+            "episode/return_mean": 20.0,
+            "episode/return_std": 5.0,
+            "episode/count": 30.0,
+        }
+        for i in range(1, 11)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in reports))
+    return folder
+
+
+def test_a_run_is_examined(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run = _written(tmp_path / "run", learning_rate=0.5)
+    assert main(["doctor", str(run)]) == 1
+    said = capsys.readouterr().out
+    assert "1. likely" in said
+    assert "learning_rate=0.5 is far above" in said
+    assert "--learning-rate 0.0015" in said  # of the preset of CartPole-v1
+    assert "docs/not-learning.md#option-far" in said
+
+
+def test_json_is_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run = _written(tmp_path / "run", learning_rate=0.5)
+    assert main(["doctor", str(run), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["kind"] == "run"
+    assert told["findings"][0]["subject"] == "learning_rate"
+    _written(tmp_path / "other")
+    assert main(["doctor", str(tmp_path), "--json"]) == 1
+    assert len(json.loads(capsys.readouterr().out)["runs"]) == 2
+
+
+def test_nothing_likely_is_status_0_and_no_praise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["doctor", str(_written(tmp_path / "run"))]) == 0
+    assert "no proof that there is none" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("damage", ["metrics.jsonl", "run.json", "config.yaml"])
+def test_a_damaged_folder_is_no_traceback(
+    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+):
+    run = _written(tmp_path / "run")
+    for content in (b"\xff\x00{", b"[1, 2", b'{"state": 3}', b"algo: [1]\nseed: {}\n"):
+        (run / damage).write_bytes(content)
+        assert main(["doctor", str(run)]) in (0, 1)
+    assert "Traceback" not in capsys.readouterr().out
+
+
+def test_foreign_options_are_read_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    _written(
+        tmp_path / "run", learning_rate=[1], gamma="high", model={"policy_hidden": ["x", None]}
+    )
+    assert main(["doctor", str(tmp_path / "run")]) in (0, 1)
+    _written(tmp_path / "strange", algo="dqn", clip_epsilon={"a": 1})
+    assert main(["doctor", str(tmp_path / "strange")]) in (0, 1)
+    capsys.readouterr()
+
+
+def test_a_command_with_foreign_words_can_be_pasted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = _written(tmp_path / "a b", env={"id": "x; rm -rf ~"}, learning_rate=10**400, gamma=1e999)
+    choice = {"choice": "gamma", "said": "s", "option": "--gamma $(reboot)", "env_steps": 1}
+    record = {"state": "finished", "choices": [choice]}
+    (run / "run.json").write_text(json.dumps(record))
+    main(["doctor", str(run), "--json"])
+    found = json.loads(capsys.readouterr().out)["findings"]
+    for each in found:
+        words = shlex.split(each["command"])
+        assert not {";", "rm", "-rf"} & {*words}
+        assert shlex.join(words) == each["command"]
+    assert any("'$(reboot)'" in each["command"] for each in found)
+
+
+def test_an_environment_is_examined(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    asked: list[Any] = []
+
+    def examine(*given: Any) -> Examined:
+        asked.append(given)
+        return Examined([FOUND.as_json()], {"pairs": "no time was left"})
+
+    monkeypatch.setattr("quintet.doctor.apart.examine_apart", examine)
+    assert main(["doctor", "CartPole-v1", "--gamma", "0.5", "--most-s", "9", "--json"]) == 1
+    algo, words, typed, seed, most_s, _ = asked[0]
+    assert (algo, seed, most_s) == ("ppo", 0, 9.0)
+    assert words == ["--env", "CartPole-v1", "--gamma", "0.5"]
+    assert typed == " --gamma 0.5"
+    assert json.loads(capsys.readouterr().out)["findings"][0]["name"] == "gamma"
+    assert main(["doctor", "CartPole-v1"]) == 1
+    said = capsys.readouterr().out
+    assert "not looked at: pairs (no time was left)" in said
+    assert "evidence: worth 0.001" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "must get an environment or a run"),
+        (["--algo"], "--algo must have a value"),
+        (["CartPole-v1", "--most-s", "x"], "must be numbers"),
+        (["CartPole-v1", "--most-s", "nan"], "must be in"),
+        (["CartPole-v1", "--algo", "dqn"], "the algorithm must be one of"),
+        (["CartPole-v1", "Acrobot-v1"], "must get one environment"),
+        (["."], "must be a run folder"),
+    ],
+)
+def test_wrong_usage_is_a_sentence(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=said):
+        doctor.main(words)
+
+
+def test_options_of_training_are_refused_for_a_run(tmp_path: Path):
+    with pytest.raises(ConfigError, match="no options of training"):
+        doctor.main([str(_written(tmp_path / "run")), "--gamma", "0.5"])

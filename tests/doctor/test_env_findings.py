@@ -1,0 +1,191 @@
+"""Findings about environments: each where it is planted, and not where it is absent."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from seen_environments import fits, near, number, pairs, played, seen
+
+from quintet.config.choices import Doubt
+from quintet.doctor import env_actions, env_episodes, env_observations, env_rewards
+from quintet.doctor.seen import Options, Seen
+
+
+def _check(**own: Any) -> Any:
+    usual = {
+        "faults": [],
+        "same_seeds": "",
+        "same_again": "",
+        "lengths": [20],
+        "step_s": 1e-4,
+        "env": SimpleNamespace(max_steps=None),
+    }
+    return SimpleNamespace(**(usual | own))
+
+
+def _sound() -> Seen:
+    rewards = np.random.default_rng(1).uniform(0, 1, (1_000, 4))
+    return seen(played=played(reward=rewards), pairs=pairs(), fits=fits(), check=_check())
+
+
+_OBS = np.random.default_rng(2).standard_normal((1_001, 4, 2))
+_RARE = np.zeros((1_000, 4))
+_RARE[500, 0] = 1.0
+_ENDS = played().terminated * -1.0
+
+PLANTED: dict[str, tuple[Callable[[Seen], Any], Callable[[], Seen]]] = {
+    "action-ignored": (
+        env_actions.action_ignored,
+        lambda: seen(pairs=pairs(changed=0, rewarded=0, returns_differ=0)),
+    ),
+    "reward-ignores-action": (
+        env_actions.reward_ignores_action,
+        lambda: seen(
+            pairs=pairs(rewarded=0, returns_differ=0),
+            played=played(reward=_OBS[:1_000, :, 0], terminated=False),
+        ),
+    ),
+    "action-inconsistent": (
+        env_actions.action_inconsistent,
+        lambda: seen(fits=fits(action_by_episode=0.6)),
+    ),
+    "action-saturated": (env_actions.action_saturated, lambda: seen(pairs=pairs(reached=0.1))),
+    "observation-late": (
+        env_actions.observation_late,
+        lambda: seen(pairs=pairs(first=[2] * 98 + [1] * 2)),
+    ),
+    "reward-never-seen": (
+        env_rewards.reward_never_seen,
+        lambda: seen(played=played(reward=0.0)),
+    ),
+    "reward-rare": (env_rewards.reward_rare, lambda: seen(played=played(reward=_RARE))),
+    "reward-constant": (
+        env_rewards.reward_constant,
+        lambda: seen(played=played(reward=-1.0, terminated=False)),
+    ),
+    "reward-sign": (env_rewards.reward_sign, lambda: seen(played=played(reward=-1.0))),
+    "reward-sign at the end": (
+        env_rewards.reward_sign,
+        lambda: seen(played=played(reward=np.where(played().terminated, -1.0, -1e-9))),
+    ),
+    "reward-sign by the threshold": (
+        env_rewards.reward_sign,
+        lambda: seen(played=played(reward=-1.0, terminated=False), threshold=100.0),
+    ),
+    "reward-sign of a distance": (
+        env_rewards.reward_pays_far,
+        lambda: seen(played=played(obs=_OBS, reward=np.abs(_OBS[1:, :, 0]))),
+    ),
+    "reward-late": (
+        env_rewards.reward_late,
+        lambda: seen(fits=fits(reward=near(0.1), reward_lags={4: near(0.2), 32: near(0.9)})),
+    ),
+    "reward-hidden": (
+        env_rewards.reward_hidden,
+        lambda: seen(fits=fits(reward=near(0.2), reward_by_episode=0.7)),
+    ),
+    "reward-memory": (
+        env_rewards.reward_memory,
+        lambda: seen(fits=fits(reward=near(0.2), reward_memory=near(0.9))),
+    ),
+    "reward-noise": (
+        env_rewards.reward_noise,
+        lambda: seen(fits=fits(reward=near(0.1), reward_memory=near(0.1))),
+    ),
+    "observation-constant": (
+        env_observations.observation_constant,
+        lambda: seen(played=played(obs=np.ones((1_001, 4, 2)))),
+    ),
+    "observation-scale": (
+        env_observations.observation_scale,
+        lambda: seen(played=played(obs=_OBS * [1.0, 1e6])),
+    ),
+    "observation-duplicate": (
+        env_observations.observation_duplicate,
+        lambda: seen(played=played(obs=_OBS[..., [0, 0]])),
+    ),
+    "observation-dead": (
+        env_observations.observation_dead,
+        lambda: seen(played=played(obs=_OBS * [1.0, 0.0])),
+    ),
+    "observation-noise": (
+        env_observations.observation_noise,
+        lambda: seen(fits=fits(next=(number(), number(now=0.5, value=0.0, loss=0.0)))),
+    ),
+    "observation-memory": (
+        env_observations.observation_memory,
+        lambda: seen(fits=fits(next=(number(now=0.3, memory=0.95), number()))),
+    ),
+    "not-finite": (
+        env_episodes.not_finite,
+        lambda: seen(played=played(bad="observation 'obs' is nan at step 7")),
+    ),
+    "check-fault": (env_episodes.faults, lambda: seen(check=_check(faults=["reward is odd"]))),
+    "not-repeatable": (
+        env_episodes.not_repeatable,
+        lambda: seen(check=_check(same_seeds="reward at step 3")),
+    ),
+    "remembers": (env_episodes.remembers, lambda: seen(remembers="a reward at step 2")),
+    "same-start": (
+        env_episodes.same_start,
+        lambda: seen(pairs=pairs(starts=1), played=played(obs=np.ones((1_001, 4, 2)))),
+    ),
+    "never-ends": (
+        env_episodes.never_ends,
+        lambda: seen(check=_check(lengths=[]), played=played(every=0)),
+    ),
+    "ends-at-once": (env_episodes.ends_at_once, lambda: seen(played=played(every=1, vary=False))),
+    "gamma-one": (
+        env_episodes.gamma_one,
+        lambda: seen(played=played(terminated=False), options=Options(gamma=1.0)),
+    ),
+    "slow-step": (env_episodes.slow_step, lambda: seen(check=_check(step_s=0.2))),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_it_is_found_where_it_is_planted(name: str):
+    find, planted = PLANTED[name]
+    found = find(planted())
+    assert found is not None
+    assert found.name == name.partition(" ")[0]
+    assert 0.0 < found.weight < 1.0
+    assert found.said
+    assert found.advice
+    assert all(np.isfinite(x) for x in found.evidence.values())
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_it_is_not_found_where_it_is_absent(name: str):
+    find, _ = PLANTED[name]
+    assert find(_sound()) is None
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_nothing_is_found_where_nothing_was_measured(name: str):
+    find, _ = PLANTED[name]
+    assert find(seen()) is None
+
+
+def test_every_finding_has_a_row():
+    of = (env_actions, env_rewards, env_observations, env_episodes)
+    functions = {find for module in of for find in module.FINDINGS}
+    assert functions == {find for find, _ in PLANTED.values()}
+
+
+def test_a_doubtful_choice_is_a_finding_with_its_option():
+    doubt = Doubt("gamma", "gamma is short", "--gamma 0.999")
+    (found,) = env_episodes.doubts(seen(doubts=[doubt]))
+    assert found.name == "gamma"
+    assert found.command.endswith(" --gamma 0.999")
+    assert not env_episodes.doubts(seen())
+
+
+def test_a_memory_makes_findings_about_memory_notes():
+    planted = PLANTED["observation-memory"][1]().fits
+    with_memory = seen(fits=planted, options=Options(memory=True))
+    found = env_observations.observation_memory(with_memory)
+    assert found is not None
+    assert found.degree == "note"

@@ -1,0 +1,147 @@
+"""Examination of whole environments: what is planted in one is what is found."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from quintet.doctor import environment, pairs
+from quintet.doctor.apart import examine_apart
+from quintet.envs.config import EnvConfig
+from quintet.envs.make import make_group_env
+from quintet.envs.resolved import resolve_env
+from quintet.errors import ConfigError
+
+
+class Point(gymnasium.Env[Any, Any]):
+    """A point that moves left or right for 30 steps, with a fault."""
+
+    def __init__(self, fault: str = "") -> None:
+        self.fault = fault
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.before = 0.0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed, options=options)
+        self.place = self.np_random.uniform(-1, 1) + (0.3 * self.before) * (self.fault == "keeps")
+        self.before += 1.0
+        self.turned = self.np_random.random() < 0.5
+        self.steps = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> Any:
+        way = 2 * int(action) - 1
+        if self.fault == "turned" and self.turned:
+            way = -way
+        if self.fault == "ignored":
+            way = 1 if self.np_random.random() < 0.5 else -1
+        self.place += 0.1 * way
+        self.steps += 1
+        reward = 0.0 if self.fault == "unpaid" else -abs(self.place)
+        return self._obs(), reward, False, self.steps >= 30, {}
+
+    def _obs(self) -> Any:
+        return np.array([self.place, self.steps / 30], np.float32)
+
+
+class Hostile(gymnasium.Env[Any, Any]):
+    """An environment that raises, hangs or ends its process."""
+
+    def __init__(self, how: str = "raises") -> None:
+        self.how, self.steps = how, 0
+        self.observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self.action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed, options=options)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps > 20:
+            _hostile(self.how)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+class _Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def _hostile(how: str) -> None:
+    import os
+    import sys
+    import time
+
+    if how == "raises":
+        raise ValueError("out of the maze")
+    if how == "mute":
+        raise _Mute
+    if how == "exits":
+        sys.exit(3)
+    if how == "dies":
+        os._exit(7)
+    if how == "hangs":
+        time.sleep(1_000)
+
+
+def _words(fault: str, name: str = "fault", cls: str = "Point") -> list[str]:
+    return ["--env", f"test_environment:{cls}", "--env.kwargs", f'{{"{name}": "{fault}"}}']
+
+
+def _names(fault: str) -> list[str]:
+    loaded = environment.load("ppo", _words(fault))
+    options = environment.options_of(loaded, "")
+    *_, (_, found) = environment.examine(loaded, options, 0, 30.0, lambda _: None)
+    return [each.name for each in found if each.degree != "note"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "wanted"),
+    [
+        pytest.param("", [], marks=pytest.mark.slow),
+        pytest.param("ignored", ["action-ignored"], marks=pytest.mark.slow),
+        ("turned", ["action-inconsistent"]),
+        pytest.param("keeps", ["remembers"], marks=pytest.mark.slow),
+        pytest.param("unpaid", ["reward-never-seen"], marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_planted_is_found_first(fault: str, wanted: list[str]):
+    assert _names(fault)[:1] == wanted
+
+
+@pytest.mark.parametrize(
+    ("how", "wanted", "said"),
+    [
+        pytest.param("raises", "raises", "out of the maze", marks=pytest.mark.slow),
+        pytest.param("mute", "raises", "_Mute", marks=pytest.mark.slow),
+        pytest.param("exits", "raises", "sys.exit(3)", marks=pytest.mark.slow),
+        pytest.param("dies", "dies", "ended with status 7", marks=pytest.mark.slow),
+        pytest.param("hangs", "hangs", "had not ended after", marks=pytest.mark.slow),
+    ],
+)
+def test_a_hostile_environment_is_a_finding(how: str, wanted: str, said: str):
+    most_s = 8.0 if how == "hangs" else 60.0
+    lines: list[str] = []
+    found = examine_apart("ppo", _words(how, "how", "Hostile"), "", 0, most_s, lines.append)
+    assert not found.whole
+    assert found.found[0]["name"] == wanted
+    assert said in found.found[0]["said"]
+    assert not any("Traceback" in line for line in lines)
+
+
+def test_wrong_options_are_an_error():
+    with pytest.raises(ConfigError, match="unknown option"):
+        examine_apart("ppo", ["--env", "CartPole-v1", "--gama", "1"], "", 0, 60.0, print)
+
+
+def test_other_actions_show_in_the_next_observation():
+    env = make_group_env(resolve_env(EnvConfig(id="test_environment:Point")), 12)
+    found = pairs.compare(env, 0, 1.0)
+    assert found.changed > 0.3 * found.compared
+    assert set(found.first) == {1}
+    assert not found.unlike
+    assert found.starts > 1

@@ -1,0 +1,290 @@
+"""Findings about runs: each where it is planted, and not where it is absent."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from quintet.algorithms import registry
+from quintet.doctor import run_learning, run_options, run_scores
+from quintet.doctor.curves import Level, RunSeen
+from quintet.doctor.finding import Finding
+from quintet.doctor.run import examine_runs
+from quintet.observe.run_summary import RunSummary
+from quintet.protocols import Evidence, Part, Range
+from quintet.system.run_record import Choice
+from quintet.types import Spaces
+
+USUAL = {
+    "learning_rate": 3e-4,
+    "gamma": 0.99,
+    "entropy_coef": 0.01,
+    "max_grad_norm": 0.5,
+    "num_epochs": 10,
+    "clip_epsilon": 0.2,
+    "update_normalizers": True,
+    "total_env_steps": 100_000,
+    "replay_capacity_steps": 1_000_000,
+}
+ROLES = {
+    "learning_rate": ("learning_rate",),
+    "entropy_coef": ("entropy_coef",),
+    "grad_clip": ("max_grad_norm",),
+    "buffer_size": ("replay_capacity_steps",),
+}
+PART = Part("policy", (Evidence("policy/kl", "KL", Range(high=0.06), Range(high=0.06), above="x"),))
+
+
+def reports(count: int = 20, **series: Sequence[float] | float) -> list[dict[str, float]]:
+    """Reports of a run that learns, with other metrics; a list gives a value for each report, or
+    the values at the first and the last one."""
+    usual: dict[str, Any] = {
+        "env_steps": [5_000.0, 100_000.0],
+        "updates": [200.0, 4_000.0],
+        "episode/return_mean": np.minimum(np.linspace(10.0, 130.0, count), 100.0),
+        "episode/return_std": 5.0,
+        "episode/count": 20.0,
+        "policy/entropy": [0.69, 0.2],
+        "policy/kl": 0.01,
+        "optim/grad_norm": 1.0,
+        "optim/grad_clip_frac": 0.5,
+        "optim/learning_rate": 3e-4,
+        "time/learning_frac": 0.7,
+        "time/stepping_frac": 0.3,
+    } | {name.replace("__", "/"): x for name, x in series.items()}
+    rows: list[dict[str, float]] = [{} for _ in range(count)]
+    for name, given in usual.items():
+        values = np.atleast_1d(np.asarray(given, float))
+        if len(values) == 2 and count != 2:
+            values = np.linspace(values[0], values[1], count)
+        if len(values) == 1:
+            values = np.repeat(values, count)
+        for row, x in zip(rows, values, strict=True):
+            if np.isfinite(x):
+                row[name] = float(x)
+    return rows
+
+
+def seen(
+    series: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    given: tuple[str, ...] = (),
+    parts: tuple[Part, ...] = (),
+    others: Sequence[Level] = (),
+    **run: Any,
+) -> RunSeen:
+    rows = reports(**(series or {}))
+    values = USUAL | {"algo": "ppo", "env.id": "CartPole-v1"} | dict(options or {})
+    summary = RunSummary(Path("runs/a"), **({"state": "finished"} | run))
+    summary = replace(summary, options=values, reports=rows)
+    names = frozenset(given) | frozenset(options or {})
+    train, tuned = "quintet train ppo", frozenset(USUAL)
+    return RunSeen(summary, -1, rows, USUAL, names, parts, train, ROLES, others, tuned)
+
+
+FLAT = {"episode__return_mean": 10.0}
+FALLS = {"episode__return_mean": [*np.linspace(10, 100, 8), *np.linspace(100, 20, 12)]}
+NO_EPISODES = {f"episode__{name}": float("nan") for name in ("return_mean", "return_std", "count")}
+
+
+def _first(find: Callable[[RunSeen], list[Finding]]) -> Callable[[RunSeen], Finding | None]:
+    return lambda run: next(iter(find(run)), None)
+
+
+PLANTED: dict[str, tuple[Callable[[RunSeen], Finding | None], Callable[[], RunSeen]]] = {
+    "health-policy": (
+        _first(run_learning.health),
+        lambda: seen({"policy__kl": 0.5}, parts=(PART,)),
+    ),
+    "entropy-gone": (
+        run_learning.entropy_gone,
+        lambda: seen({**FLAT, "policy__entropy": [0.69, 0.1, *[1e-3] * 18]}),
+    ),
+    "entropy-stuck": (
+        run_learning.entropy_stuck,
+        lambda: seen({**FLAT, "policy__entropy": 0.693}),
+    ),
+    "policy-still": (run_learning.policy_still, lambda: seen({**FLAT, "policy__kl": 1e-8})),
+    "gradient-clipped": (
+        run_learning.gradient_clipped,
+        lambda: seen({"optim__grad_norm": 500.0, "optim__grad_clip_frac": 1.0}),
+    ),
+    "gradient-spikes": (
+        run_learning.gradient_spikes,
+        lambda: seen({"optim__grad_norm": [*[1.0] * 10, 400.0, *[1.0] * 9]}),
+    ),
+    "few-updates": (run_learning.few_updates, lambda: seen({"updates": [1.0, 30.0]})),
+    "replay-small": (
+        run_learning.replay_small,
+        lambda: seen({"replay__size": 300.0}, {"replay_capacity_steps": 300}),
+    ),
+    "replay-use": (
+        run_learning.replay_overused,
+        lambda: seen({"replay__draws_per_env_step": 0.01}),
+    ),
+    "data-discarded": (
+        run_learning.data_discarded,
+        lambda: seen({"data__executed_env_steps": 1e5, "data__discarded_env_steps": 6e4}),
+    ),
+    "lag-high": (
+        run_learning.lag_high,
+        lambda: seen({"policy_lag__mean": 40.0, "policy__kl": 0.2}),
+    ),
+    "values-scale": (
+        run_learning.values_scale,
+        lambda: seen({"value__prediction_mean": 0.01, "value__target_mean": 50.0}),
+    ),
+    "gamma": (
+        _first(run_scores.choices),
+        lambda: seen(choices=[Choice(choice="gamma", said="it is short", option="--gamma 0.999")]),
+    ),
+    "run-failed": (
+        run_scores.run_failed,
+        lambda: seen(state="failed", error="loss is NaN"),
+    ),
+    "no-episode": (run_scores.no_episode, lambda: seen(NO_EPISODES)),
+    "returns-equal": (
+        run_scores.returns_equal,
+        lambda: seen({**FLAT, "episode__return_std": 0.0}),
+    ),
+    "evaluation-differs": (
+        run_scores.evaluation_differs,
+        lambda: seen({"eval__return_mean": 10.0, "eval__return_std": 3.0, "eval__episodes": 10.0}),
+    ),
+    "best-long-ago": (run_scores.best_long_ago, lambda: seen(FALLS)),
+    "budget-short": (
+        run_scores.budget_short,
+        lambda: seen({"episode__return_mean": [10.0, 100.0]}),
+    ),
+    "budget-short by the preset": (
+        run_scores.budget_short,
+        lambda: seen(FLAT, {"total_env_steps": 2_000}),
+    ),
+    "seeds-differ": (run_scores.seeds_differ, lambda: seen(others=[Level(10.0, 5.0, 100.0)])),
+    "not-learning": (run_scores.not_learning, lambda: seen(FLAT)),
+    "slow": (
+        run_scores.slow,
+        lambda: seen({"time__stepping_frac": 0.9, "time__learning_frac": 0.1}),
+    ),
+    "option-far": (
+        lambda run: next(iter(run_options.options(run, [])), None),
+        lambda: seen(FLAT, {"learning_rate": 0.3}),
+    ),
+    "option-other": (
+        lambda run: next(iter(run_options.options(run, [])), None),
+        lambda: seen(FLAT, {"update_normalizers": False}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_it_is_found_where_it_is_planted(name: str):
+    find, planted = PLANTED[name]
+    found = find(planted())
+    assert found is not None
+    assert found.name == name.partition(" ")[0]
+    assert 0.0 < found.weight < 1.0
+    assert found.said
+    assert found.advice
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_it_is_not_found_where_it_is_absent(name: str):
+    find, _ = PLANTED[name]
+    series = {
+        "episode__return_mean": np.minimum(np.linspace(10.0, 190.0, 20), 100.0),
+        "eval__return_mean": [10.0, 100.0],
+        "eval__return_std": 3.0,
+        "eval__episodes": 10.0,
+        "replay__size": 1e5,
+        "replay__draws_per_env_step": 64.0,
+        "policy_lag__mean": 0.0,
+        "value__prediction_mean": 45.0,
+        "value__target_mean": 50.0,
+        "data__executed_env_steps": 1e5,
+        "data__discarded_env_steps": 0.0,
+    }
+    sound = seen(series, parts=(PART,), others=[Level(100.0, 5.0, 100.0)])
+    assert find(sound) is None
+
+
+def test_parameter_noise_off_its_distance_is_found():
+    record = registry.find("ddpg")
+    space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    parts = record.symptoms(record.config(), Spaces(space, space))  # a distance of 0.2
+    for distance, wanted in ((0.2, None), (5.0, "health-part"), (0.001, "health-part")):
+        run = seen({"exploration__param_noise_distance": distance}, parts=parts)
+        found = _first(run_learning.health)(run)
+        assert (found and found.name) == wanted
+    without = record.config(exploration="normal_0.1")
+    assert not record.symptoms(without, Spaces(space, space))
+
+
+def test_policies_of_a_population_are_told_together():
+    rows = [
+        {"env_steps": x["env_steps"]}
+        | {f"policy_{k}/{name}": y for k in range(3) for name, y in x.items()}
+        for x in reports(**FLAT)
+    ]
+    options = USUAL | {"algo": "ppo", "env.id": "CartPole-v1"}
+    summary = RunSummary(Path("runs/a"), "finished", options=options, reports=rows)
+    (found,) = examine_runs([summary]).values()
+    (stays,) = [each for each in found if each.name == "not-learning"]
+    assert stays.said.endswith("(in 3 of 3 policies, the first is 0)")
+
+
+def test_seeds_of_one_group_are_compared():
+    options = USUAL | {"algo": "ppo", "env.id": "CartPole-v1"}
+    runs = [
+        RunSummary(Path(f"runs/{i}"), "finished", options=options | {"seed": i}, reports=rows)
+        for i, rows in enumerate([reports(), reports(**FLAT)])
+    ]
+    assert "seeds-differ" in {x.name for x in examine_runs(runs)["runs/0"]}
+    other = replace(runs[1], options=runs[1].options | {"gamma": 0.9})
+    assert "seeds-differ" not in {x.name for x in examine_runs([runs[0], other])["runs/0"]}
+
+
+def test_every_finding_has_a_row():
+    functions = {find for module in (run_learning, run_scores) for find in module.FINDINGS}
+    assert functions <= {find for find, _ in PLANTED.values()}
+
+
+def test_a_run_that_learns_is_doubted_less():
+    far = {"learning_rate": 0.3}
+    (learns,), (stays,) = (run_options.options(seen(x, far), []) for x in ({}, FLAT))
+    assert learns.weight < stays.weight
+    assert learns.degree != "likely"
+
+
+def test_a_symptom_makes_an_option_likelier():
+    run = seen(FLAT, {"learning_rate": 0.03})
+    symptom = Finding("health-policy", 0.6, "KL was high")
+    (alone,), (together,) = run_options.options(run, []), run_options.options(run, [symptom])
+    assert together.weight > alone.weight
+    assert "health-policy" in together.said
+
+
+def test_the_command_of_an_option_has_the_presets_value():
+    (found,) = run_options.options(seen(FLAT, {"learning_rate": 0.03}), [])
+    assert found.command == "quintet train ppo --learning-rate 0.0003"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "usual", "near_1", "wanted"),
+    [
+        ("learning_rate", 0.03, 0.0003, False, 2.0),
+        ("gamma", 0.9, 0.99, True, -1.0),
+        ("entropy_coef", 1.0, 0.0, False, 2.0),
+        ("entropy_coef", 0.001, 0.0, False, 0.0),
+        ("clip_epsilon", None, 0.2, False, None),
+        ("model.policy_hidden", [1, 1], [10, 10], False, -2.0),
+    ],
+)
+def test_distances(name: str, value: Any, usual: Any, near_1: bool, wanted: float | None):
+    found = run_options.decades(name, value, usual, near_1)
+    assert found == (None if wanted is None else pytest.approx(wanted))

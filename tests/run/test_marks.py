@@ -1,0 +1,46 @@
+"""Findings about a run are said once while it trains, and kept for the dashboard."""
+
+from pathlib import Path
+
+import pytest
+
+import quintet
+from quintet.observe.report_page import Mark, page
+from quintet.observe.run_summary import read_summary
+
+
+def _lines(folder: Path) -> list[str]:
+    text = (folder / "log.txt").read_text()
+    return [line for line in text.splitlines() if "doctor: " in line]
+
+
+@pytest.mark.parametrize("rate", [0.5, 1e-3])
+def test_a_likely_cause_is_said_once_with_a_pointer(tmp_path: Path, rate: float):
+    quintet.train(
+        "ppo",
+        "quintet.envs.toy:FinitePay",
+        4_000,
+        run_dir=tmp_path / "run",
+        config={
+            "learning_rate": rate,
+            "env.num_streams": 4,
+            "unroll_steps": 50,
+            "minibatch_steps": 100,
+            "report.interval_s": 0.0,
+            "eval.episodes": 0,
+        },
+    )
+    of_rate = [line for line in _lines(tmp_path / "run") if "learning_rate" in line]
+    assert len(of_rate) == (rate == 0.5)
+    assert all("quintet doctor " in line for line in of_rate)
+
+
+def test_marks_are_on_the_page(tmp_path: Path):
+    pytest.importorskip("jinja2")
+    (tmp_path / "run.json").write_text("{}")
+    run = read_summary(tmp_path)
+    mark = Mark("gamma", "likely", "gamma is <b>short</b>", "raise it")
+    content = page([run], "Runs", {str(run.folder): [mark]})
+    assert "likely, gamma: gamma is &lt;b&gt;short&lt;/b&gt;" in content
+    assert "no proof" in page([run], "Runs", {str(run.folder): []})
+    assert "Findings of the doctor" not in page([run], "Runs")
