@@ -1,6 +1,7 @@
 """Groups of runs on nodes that are played by this process; tests/cluster has real ones."""
 
 import os
+import pickle
 import signal
 import threading
 import time
@@ -12,9 +13,11 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray, the extra `cluster`, is not installed")
 
+import quintet
 from quintet.cluster import on_ray
 from quintet.cluster.config import ClusterConfig
 from quintet.cluster.on_ray import Machine
+from quintet.config import machine
 from quintet.config.group import Placing
 from quintet.errors import ConfigError, WorkerFault
 from quintet.run import checked_nodes, placing
@@ -299,3 +302,58 @@ def test_a_node_that_does_not_see_the_folder_is_refused(
 def test_only_so_many_nodes_are_used(world: World, tmp_path: Path) -> None:
     world.run(tmp_path, nodes_max=1)
     assert {machine for _, machine in world.starts} == {"a"}
+
+
+WIDE = {"model.policy_hidden": (256, 256), "env.num_streams": 8, "runtime.device": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("options", "cores", "resolved"),
+    [
+        ({}, 4, (4, 1, None)),
+        ({"runtime.threads": 3}, 3, (3, 3, None)),
+        ({"runtime.kind": "lockstep"}, 6, (2, 1, 4)),
+        ({"runtime.kind": "async", "runtime.num_workers": 2, "runtime.threads": 1}, 3, (1, 1, 2)),
+        ({"runtime.num_learners": 2, "minibatch_steps": 512}, 4, (2, 1, None)),
+    ],
+)
+def test_what_a_run_takes_follows_from_the_machine_of_the_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: Any, cores: int, resolved: Any
+) -> None:
+    """Not from the node, which may have other numbers of cores: its bytes depend on them."""
+    demands: list[Demand] = []
+    sent: list[Any] = []
+
+    class Fake:
+        def __init__(self, placing: Placing, demand: Demand, say: Any) -> None:
+            demands.append(demand)
+
+        def __enter__(self) -> "Fake":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def run(self, module: str, members: Any, jobs: int, say: Any) -> list[Outcome]:
+            assert jobs == 2
+            sent.extend(pickle.loads(pickle.loads(each.payload)["run"]) for each in members)
+            return [Outcome(None, None)] * len(members)
+
+    monkeypatch.setattr(placing, "Placed", Fake)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 4)
+    config = WIDE | options
+    quintet.train(
+        "ppo", "CartPole-v1", 10**5, None, tmp_path / "g", config, seeds=[1, 2], cluster="auto"
+    )
+    (demand,) = demands
+    assert (demand.cores, demand.gpus) == (cores, 0)
+    assert demand.folders == [tmp_path / "g"]
+    assert demand.exact == (options.get("runtime.kind") != "async")
+    assert demand.facts["torch"]
+    for each in sent:
+        runtime = each.config.runtime
+        assert (runtime.threads, runtime.actor_threads, runtime.num_workers) == resolved
+        assert each.config.cluster.address is None
+        assert each.placing is None
+        if "runtime.threads" not in options:
+            assert each.sources["runtime.threads"] == "resolved (default)"
