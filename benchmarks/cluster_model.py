@@ -33,7 +33,7 @@ class Costs:
     """Measured costs.
 
     row_s: seconds of a group's row that need no core, as its environments sleep.
-    row_core_s: seconds of a row that need a core: acting, and the work of the runtime.
+    row_core_s: seconds of a row that need a core, with all that goes on at a node.
     unroll_s, byte_s: core seconds of the learner's process per unroll of a stream, and per byte.
     batch_s: seconds of learning from a batch, with its publication to one node.
     batch_unrolls: unrolls of a stream in a batch.
@@ -164,10 +164,10 @@ class Run:
 def measured(unrolls: list[dict[str, Any]], row: dict[str, Any]) -> Costs:
     """Costs from both measurements; sending weights is taken to cost what receiving does."""
     small, large = (each["node_ms"] / 1e3 for each in unrolls)
-    rows_per_s = row["env_steps_per_s"] / STREAMS / WORKERS
-    core_s = row["acting_frac"] / rows_per_s
+    rows_per_s = row["env_steps_per_s"] / STREAMS
+    core_s = (row["cores"] - row["learning_s"] * row["iterations_per_s"]) / rows_per_s
     return Costs(
-        row_s=1 / rows_per_s - core_s,
+        row_s=WORKERS / rows_per_s - core_s,
         row_core_s=core_s,
         unroll_s=small,
         byte_s=(large - small) / (ROWS * 4 * 84 * 84),

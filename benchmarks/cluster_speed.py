@@ -86,9 +86,9 @@ def cluster_of(nodes: int, cores: int) -> Iterator[str]:
 
 def measured(algo: str, nodes: int, seconds: float, folder: Path, here: bool) -> dict[str, float]:
     """Means over the last two thirds of a run: env_steps per second, seconds of learning per
-    iteration, iterations per second, and shares of their time in which workers waited for the
-    learner and acted, and bytes per second; `here`: with the workers of as many nodes on this
-    machine.
+    iteration, iterations per second, the share of their time in which workers waited for the
+    learner, cores in use on this machine, and bytes per second of a node; `here`: with the workers
+    of as many nodes on this machine.
     """
     total = int(nodes * WORKERS / SLEEP_S * seconds)
     config = {
@@ -125,7 +125,7 @@ def measured(algo: str, nodes: int, seconds: float, folder: Path, here: bool) ->
         "iterations_per_s": iterations / passed_s,
         "learning_s": mean("time/learning_frac") * passed_s / iterations,
         "waiting_frac": mean(r"worker/\d+/waiting_frac"),
-        "acting_frac": mean(r"worker/\d+/acting_frac"),
+        "cores": mean("machine/cores_used") + mean("machine/cores_used_by_others"),
         "in_bytes_per_s": mean(r"node/\d+/in_bytes_per_s"),
         "out_bytes_per_s": mean(r"node/\d+/out_bytes_per_s"),
     }

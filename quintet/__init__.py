@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from quintet.policy import Policy, load
     from quintet.run.callbacks import Callbacks
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = ["Callbacks", "Policy", "__version__", "evaluate", "load", "make_vector_env", "train"]
 
