@@ -3,11 +3,11 @@
     python benchmarks/cluster_soak.py [--minutes 120] [--every 2] [--seed 0] [--record FILE]
 
 `appo` trains on two nodes of this machine beside the head, with slow environments.  Every two
-minutes one node's raylet or actor is killed and a new node is added.  Each row has the memory (its
-share of shared pages), open files and threads of the learner's process, and the counts of nodes;
-the last ones the means over quarters of the time, and what was left over after the run had been
-ended by SIGTERM.  Ends with status 1 if the run did not survive, its memory grew by more than 5%
-from the second quarter to the last, or something was left.
+minutes one node is killed, its raylet or all at once, and a new one is added.  Each row has the
+memory that the learner's process shares with nobody, its open files and threads, and the counts of
+nodes; the last one the means over quarters of the time, and what was left over after the run had
+been ended by SIGTERM.  Ends with status 1 if the run did not survive, its memory grew by more than
+5% from the second quarter to the last, or something was left.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def row_of(learner: psutil.Process, metrics: Path) -> dict[str, float]:
     lines = metrics.read_text().splitlines() if metrics.exists() else []
     last = json.loads(lines[-1]) if lines else {}
     return {
-        "memory_mb": learner.memory_full_info().pss / 1e6,
+        "memory_mb": learner.memory_full_info().uss / 1e6,
         "files": float(learner.num_fds()),
         "threads": float(learner.num_threads()),
         "env_steps": last.get("env_steps", 0),
