@@ -1,6 +1,6 @@
 """IMPALA on CartPole on two nodes: quintet beside RLlib, on the same cluster, in turns.
 
-    pip install 'ray[rllib]==2.60.0' torch==2.13.0 '.[cluster]'      # RLlib is no extra of quintet
+    pip install 'ray[rllib]==2.60.0' torch==2.13.0 -e .         # RLlib is no extra of the project
     python benchmarks/peer_rllib.py [--seconds 40] [--repeats 3] [--backend gymnasium]
 
 Both train with 4 sampler processes of 8 streams on two nodes of this machine, the same environment
