@@ -7,19 +7,24 @@ STAMP := $(VENV)/.installed
 ifdef UV
 installs_into = uv pip install --quiet --torch-backend cpu --python $(1)/bin/python
 else
-installs_into = $(1)/bin/python -m pip install --quiet --disable-pip-version-check
+installs_into = $(1)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
 endif
 
-.PHONY: setup demo format lint check test test-slow test-lowest test-newest test-refused site clean
+# Compiled on all cores, which pip does on one; what is hardly ever imported is compiled when it is.
+RARE := '/(OpenGL|ray|networkx|wandb|opentelemetry|mypy|pip|tests?)/'
+
+.PHONY: setup demo format lint style types check test test-slow test-lowest test-newest test-refused site clean
 
 setup: $(STAMP)
 
 # torch first and by itself: its tested version, before anything else can ask for another.
+# setuptools with it, which builds quintet here and not in an environment of its own.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 14) else "quintet needs Python 3.11 to 3.14, this is %s; set PYTHON=..." % sys.version.split()[0])'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(call installs_into,$(VENV)) -c constraints.txt torch
-	$(call installs_into,$(VENV)) -c constraints.txt -e '.[dev]'
+	$(call installs_into,$(VENV)) -c constraints.txt torch setuptools
+	$(call installs_into,$(VENV)) -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(BIN)/python -m compileall -qq -j 0 -x $(RARE) $(VENV)/lib || true
 	touch $@
 
 demo: $(STAMP)
@@ -33,10 +38,16 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# mypy takes longer than the others together, which run beside it.
 lint: $(STAMP)
+	$(MAKE) --no-print-directory -j 2 types style
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+style: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 # While you work: the tests of what differs from `main`, or those of ops, models and config.
