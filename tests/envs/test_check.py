@@ -9,13 +9,13 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from scripted import Scripted
 
 from quintet import cli
 from quintet.envs import check
 from quintet.envs.check import EnvCheck, check_env
 from quintet.envs.config import EnvConfig
 from quintet.envs.resolved import resolve_env
-from quintet.envs.toy import Scripted
 from quintet.envs.vector import EnvDescription, StepRow
 from quintet.errors import EnvironmentFault
 from quintet.types import Spaces

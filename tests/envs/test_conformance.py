@@ -18,9 +18,9 @@ import torch
 from envs_helpers import record
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
+from scripted import Scripted
 
 from quintet.envs.make import make_vector_env
-from quintet.envs.toy import Scripted
 from quintet.envs.vector import VectorEnv
 from quintet.observe.timing import PhaseTimer
 from quintet.ops.returns import gae, lambda_return

@@ -12,11 +12,12 @@ from envs_helpers import record
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
 from gymnasium.wrappers import TransformReward
+from scripted import Scripted
 
 import quintet
 from quintet import checkpoint
 from quintet.envs.make import make_vector_env
-from quintet.envs.toy import Scripted, Target
+from quintet.envs.toy import Target
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.system.importing import name_of
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from envs_helpers import Custom, make_box_env, record
 from gymnasium import spaces
+from scripted import Scripted
 
 from quintet.envs.config import EnvConfig
 from quintet.envs.gymnasium import leaf_of, read_leaf
 from quintet.envs.make import make_group_env, make_vector_env
 from quintet.envs.resolved import resolve_env
-from quintet.envs.toy import Scripted
 from quintet.envs.vector import EnvDescription, allocate_row, check_finite, observation_leaves
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.spaces import leaf_keys

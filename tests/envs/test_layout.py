@@ -4,9 +4,9 @@ import gymnasium
 import numpy as np
 import pytest
 from envs_helpers import Custom, record
+from scripted import Scripted
 
 from quintet.envs.make import make_vector_env
-from quintet.envs.toy import Scripted
 from quintet.envs.vector import allocate_row
 from quintet.errors import ConfigError
 

@@ -11,10 +11,10 @@ from envs_helpers import Custom, Record, record
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 from packing import pack_action
+from scripted import Scripted
 
 import quintet
 from quintet.envs.make import make_vector_env
-from quintet.envs.toy import Scripted
 from quintet.envs.vector import VectorEnv, allocate_row
 from quintet.errors import ConfigError, QuintetError
 from quintet.models.leaves import normalized_leaves
@@ -71,7 +71,7 @@ WAYS: dict[str, Any] = {
     "envpool": lambda **kw: make_vector_env("CartPole-v1", STREAMS, backend="envpool", **kw),
     "gymnasium": lambda **kw: make_vector_env("CartPole-v1", STREAMS, backend="gymnasium", **kw),
     "ale": lambda **kw: make_vector_env(
-        "Pong-v5", STREAMS, backend="ale", kwargs={"max_episode_steps": 20}, **kw
+        "Pong-v5", STREAMS, backend="ale", kwargs={"max_episode_steps": 10, "noop_max": 1}, **kw
     ),
 }
 
@@ -88,7 +88,7 @@ def test_leaves_are_the_last_action_and_reward(way: str) -> None:
     assert env.spaces.observation["last_action"] == spaces.Discrete(choices + 1)
     assert env.spaces.observation["last_reward"] == spaces.Box(-1.0, 1.0, (), np.float32)
     for seeds in ([1, 2, 3], [4, 5, 6]):  # a restart forgets what came before
-        actions = actions_of(env)
+        actions = actions_of(env, 25 if way == "ale" else STEPS)
         plain, got = record(bare, seeds, actions), record(env, seeds, actions)
         check(got, actions, {"last_action": (slice(0, 1), choices)})
         np.testing.assert_array_equal(got.obs["obs"], plain.obs["obs"])

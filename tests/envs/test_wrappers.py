@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from envs_helpers import Custom, record
 from gymnasium import spaces
+from scripted import Scripted
 
 from quintet.envs.make import make_vector_env
-from quintet.envs.toy import Scripted
 from quintet.envs.wrappers import clip_reward
 from quintet.errors import ConfigError
 

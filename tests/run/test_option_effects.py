@@ -182,7 +182,7 @@ def _greedy(where: Where) -> None:
 
 def _eval_max_steps(where: Where) -> None:
     """Episodes of the toy have more than two steps."""
-    toy = {"env": "quintet.envs.toy:Scripted", "eval__episodes": 2}
+    toy = {"env": "scripted:Scripted", "eval__episodes": 2}
     assert run(where.folder / "a", **toy).metrics["eval/length_mean"] > 2
     cut = run(where.folder / "b", **toy, eval__max_steps=2).metrics
     assert (cut["eval/length_mean"], cut["eval/cut_episodes"]) == (2, 2)

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from scripted import Scripted
 
 from quintet.envs.make import make_vector_env
-from quintet.envs.toy import Scripted
 from quintet.observe.metrics import EpisodeStats
 from quintet.observe.timing import PhaseTimer
 from quintet.population.scores import Record

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from scripted import Scripted
 from torch import Tensor
 
 from quintet.envs.make import make_vector_env
-from quintet.envs.toy import Scripted
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
 from quintet.runtime.delivery import Batch, within_budget

@@ -16,12 +16,12 @@ import numpy as np
 import psutil
 import pytest
 from gymnasium import spaces
+from scripted import Scripted
 
 import quintet
 from quintet.envs.config import EnvConfig
 from quintet.envs.make import make_group_env
 from quintet.envs.resolved import ResolvedEnv, resolve_env
-from quintet.envs.toy import Scripted
 from quintet.envs.vector import VectorEnv, allocate_obs, allocate_row
 from quintet.errors import ConfigError, EnvironmentFault, WorkerFault
 from quintet.runtime import spread
