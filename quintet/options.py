@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, NamedTuple, Self, final, get_args
 
@@ -98,12 +99,19 @@ def holds(condition: str, options: BaseModel, facts: Facts, prefix: str = "") ->
 
     prefix: prefix of the names of `options`; other names are PART.NAME of a part in the facts.
     """
-    terms = (each.split(" and ") for each in condition.split(" or "))
-    return any(all(_true(term, options, facts, prefix) for term in each) for each in terms)
+    each_of = _terms(condition)
+    return any(all(_true(*term, options, facts, prefix) for term in all_of) for all_of in each_of)
 
 
-def _true(term: str, options: BaseModel, facts: Facts, prefix: str) -> bool:
-    name, sign, value = re.fullmatch(r"([\w.]+)(?:( > |=)(\S+))?", term).groups()  # type: ignore[union-attr]
+@cache
+def _terms(condition: str) -> list[list[tuple[str, str, str]]]:
+    """Terms of a condition, (name, sign, value): all of one list must be true."""
+    form = re.compile(r"([\w.]+)(?:( > |=)(\S+))?")
+    either = (each.split(" and ") for each in condition.split(" or "))
+    return [[form.fullmatch(term).groups() for term in each] for each in either]  # type: ignore[union-attr,misc]
+
+
+def _true(name: str, sign: str, value: str, options: BaseModel, facts: Facts, prefix: str) -> bool:
     part, _, last = name.removeprefix(prefix).rpartition(".")
     x = getattr(getattr(facts, part) if part else options, last)
     if sign == " > ":
@@ -198,10 +206,15 @@ def idle(
     others: further conditions of options, by name without prefix.
     """
     found: dict[str, Idle] = {}
+    conditions = _needs(type(options))
+    if others:
+        conditions = {
+            name: (*own, others[name]) if name in others else own
+            for name, own in conditions.items()
+        }
     while True:
         lacking: dict[str, Idle] = {}
-        for name, info in type(options).model_fields.items():
-            needs = (*about(info).needs, *(n for of, n in (others or {}).items() if of == name))
+        for name, needs in conditions.items():
             unmet = [need for need in needs if not _met(need, options, facts, prefix)]
             if unmet and name not in found:
                 rest = default_of(type(options), name) if unmet[0].rest is ... else unmet[0].rest
@@ -210,6 +223,12 @@ def idle(
             return found
         found |= lacking
         options = options.model_copy(update={name: one.rest for name, one in found.items()})
+
+
+@cache
+def _needs(options: type[BaseModel]) -> dict[str, tuple[Needs, ...]]:
+    """The conditions of every option."""
+    return {name: about(info).needs for name, info in options.model_fields.items()}
 
 
 def _met(need: Needs, options: BaseModel, facts: Facts, prefix: str) -> bool:

@@ -95,7 +95,7 @@ class Policy:
         origin: Origin = UNKNOWN,
         threads: int | None = None,
     ):
-        """Builds the network; raises UntrustedError if the encoder is code that may not run."""
+        """Raises UntrustedError if the encoder is code that may not run."""
         algorithm = registry.find(description["algo"])
         self.origin = origin
         self.description = dict(description)
@@ -116,7 +116,6 @@ class Policy:
         self._make_actor = partial(
             algorithm.make_actor, algorithm.config(**description["learner"]), model, self.spaces
         )
-        self.actor: Actor = self._loaded(Compute(records=()))
         stored = spaces.observation_leaves(self.spaces.observation)
         self.leaves: list[Leaf] = [
             replace(leaf_of(path, *found), dtype=spaces.leaf_dtype(stored[path]))
@@ -157,12 +156,13 @@ class Policy:
                 not fit the policy and the number of observations.
         """
         tensors, single = self._observe(obs)
+        actor = self.actor
         with OwnTorch(self.threads):
             first = self._is_first(is_first, state, tensors)
             noise = None
             if not deterministic:
-                noise = self.actor.draw_noise(1, first.shape[0], self.generator)[0]
-            out = self.actor.act(tensors, self._state(state, first.shape[0]), first, noise)
+                noise = actor.draw_noise(1, first.shape[0], self.generator)[0]
+            out = actor.act(tensors, self._state(state, first.shape[0]), first, noise)
         packed = out.env_action.numpy()
         action = spaces.unpack_action(self._own.action, packed[0] if single else packed)
         return action, out.state
@@ -208,6 +208,11 @@ class Policy:
     ) -> tuple[Any, State]:
         """`act` with the arguments and defaults of Stable-Baselines3: samples by default."""
         return self.act(observation, state, deterministic, is_first=episode_start)
+
+    @cached_property
+    def actor(self) -> Actor:
+        """The actor of `act`, which is built when it is first used."""
+        return self._loaded(Compute(records=()))
 
     @cached_property
     def player(self) -> Actor:
@@ -424,7 +429,9 @@ def load(
             description = {**description, "model": {**description["model"], "encoder": given}}
             again["model.encoder"] = given
         origin = Origin(str(found.path), None if trust else found.not_own, calls_of(again))
-        return Policy(description, publication, origin, threads)
+        policy = Policy(description, publication, origin, threads)
+        _ = policy.actor  # fails if the weights don't fit
+        return policy
     except _UNFIT as error:
         raise _no_policy(found, error) from error
 

@@ -4,9 +4,11 @@ Names are read from the packages' metadata; a package is imported only when one 
 used.  So nothing that a file names is imported unless an installed package has it.
 """
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Generic, TypeVar, final
@@ -108,12 +110,12 @@ class Catalog(Generic[T]):
         `importlib.metadata`.
         """
         sought = f"[{self.group}]".encode()
-        folders = (Path(folder) for folder in sys.path if isinstance(folder, str))
+        folders = (folder for folder in sys.path if isinstance(folder, str))
         with suppress(OSError):
             return any(
-                sought in file.read_bytes()
+                sought in _entry_points(os.path.abspath(folder), _packages_in(folder))
                 for folder in folders
-                for file in folder.glob("*.*-info/entry_points.txt")
+                if os.path.isdir(folder or ".")
             )
         return True  # importlib.metadata passes over what can't be read
 
@@ -152,6 +154,18 @@ class Catalog(Generic[T]):
                 f"got {record!r:.100}, which is {where}: mend it there"
             )
         return ""
+
+
+def _packages_in(folder: str) -> tuple[str, ...]:
+    """Folders of packages' metadata in a folder of ``sys.path``."""
+    return tuple(name for name in os.listdir(folder or ".") if name.endswith("-info"))
+
+
+@cache
+def _entry_points(folder: str, packages: tuple[str, ...]) -> bytes:
+    """Texts of the entry points of these packages, read once."""
+    files = (Path(folder, package, "entry_points.txt") for package in packages)
+    return b"\n".join(file.read_bytes() for file in files if file.exists())
 
 
 def _packages(points: "list[EntryPoint]") -> str:
