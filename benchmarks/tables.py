@@ -564,12 +564,13 @@ def main() -> int:
     if not envpool_library.is_installed():
         print("tables.py requires envpool, whose environments the records are of; install it")
         return 1
-    stale = [path for path in DOCUMENTS if rendered(path.read_text()) != path.read_text()]
-    for path in stale:
+    texts = {path: path.read_text() for path in DOCUMENTS}
+    stale = {path: new for path, text in texts.items() if (new := rendered(text)) != text}
+    for path, text in stale.items():
         if "--check" in sys.argv:
             print(f"{path} is not what records and presets say; run: python benchmarks/tables.py")
         else:
-            write_whole(path, rendered(path.read_text()))
+            write_whole(path, text)
     return int("--check" in sys.argv and bool(stale))
 
 

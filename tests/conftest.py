@@ -3,6 +3,7 @@
 import gc
 import os
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,17 @@ def presets_are_parsed_once():
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(presets, "read_yaml", read_yaml)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def workers_import_envpool_once():
+    """In the process that forks them: each of them would take a second of a core for it."""
+    from quintet.runtime.processes import process
+
+    with pytest.MonkeyPatch.context() as patched:
+        if find_spec("envpool") is not None:
+            patched.setattr(process, "_PRELOAD", (*process._PRELOAD, "envpool"))
         yield
 
 

@@ -56,7 +56,7 @@ def test_undamaged_runs_go_on_to_the_same_end(runs):
 
 def test_damaged_folders(runs, tmp_path):
     faults = []
-    for seed in range(80):
+    for seed in range(40):
         command = damage.COMMANDS[(seed // 2) % len(damage.COMMANDS)]
         faults.append(suffer(runs, tmp_path, seed, (command,), 1))
     assert not [fault for fault in faults if fault]

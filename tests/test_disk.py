@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import quick
 from disks import mounted, small_disk
 
 from quintet.system import manifest
@@ -154,7 +155,7 @@ def test_a_full_disk_at_the_start_asks_for_room(full, tmp_path):
 EVERY = """
 import contextlib, io, json, sys
 from quintet.cli import main
-for words in json.load(sys.stdin):
+for words in json.loads(sys.argv[1]):
     with contextlib.redirect_stderr(io.StringIO()) as said:
         status = main(words)
     print(json.dumps([status, said.getvalue()]), flush=True)
@@ -179,11 +180,10 @@ def test_brackets_without_end_are_one_sentence_of_every_command(tmp_path):
         ["eval", str(run)],
         ["plot", str(run), "--out", out],
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", EVERY], input=json.dumps(commands), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done
-    ended = [json.loads(line) for line in done.stdout.splitlines()]
+    with quick.begin(["-c", EVERY, json.dumps(commands)]) as done:
+        said, _ = done.communicate()
+    assert done.returncode == 0, said
+    ended = [json.loads(line) for line in said.splitlines()]
     assert len(ended) == len(commands)
     for command, (status, said) in zip(commands, ended, strict=True):
         assert status in (1, 2), command

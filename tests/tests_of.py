@@ -8,6 +8,7 @@ python tests/tests_of.py --changed                      the tests of what differ
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -75,14 +76,18 @@ def _importers(module: str) -> list[str]:
         rf"|from {re.escape(package)} import .*\b{name}\b)",
         re.M,
     )
-    sizes = {}
-    for each in TESTS.rglob("test_*.py"):
-        text = each.read_text()
-        if form.search(text):
-            sizes[str(each.relative_to(ROOT))] = len(
-                re.findall(r"^(?:from|import) quintet", text, re.M)
-            )
-    return sorted(sizes, key=lambda name: (sizes[name], name))
+    found = {name: lines for name, lines in _imports().items() if form.search(lines)}
+    return sorted(found, key=lambda name: (found[name].count("\n"), name))
+
+
+@cache
+def _imports() -> dict[str, str]:
+    """The lines of each test file that import something of quintet."""
+    line = re.compile(r"^(?:from|import) quintet.*\n", re.M)
+    return {
+        str(each.relative_to(ROOT)): "".join(line.findall(each.read_text()))
+        for each in TESTS.rglob("test_*.py")
+    }
 
 
 if __name__ == "__main__":

@@ -73,6 +73,7 @@ def test_an_average_begins_with_the_policy_of_a_donor_that_has_none(tmp_path: Pa
         config = {
             "eval.episodes": 0, "report.progress": False, "env.num_streams": 2, "unroll_steps": 10,
             "replay_start_steps_per_stream": 40, "learning_rate": 1e-12, "report.sinks": ["jsonl"],
+            "replay_ratio": 1.0, "replay_capacity_steps_per_stream": 200,
         }  # fmt: skip
         return quintet.train("acer", "CartPole-v1", 200, 1, folder, config | options)
 

@@ -122,7 +122,11 @@ def test_the_optimum_of_a_continuous_toy():
 
 @pytest.mark.parametrize(
     ("toy", "as_end", "low", "high"),
-    [(EndlessPay, False, 9.9, 10.1), (EndlessPay, True, 4.2, 5.0), (FinitePay, False, 4.1, 4.2)],
+    [
+        (EndlessPay, False, 9.9, 10.1),
+        (EndlessPay, True, 4.2, 5.0),
+        pytest.param(FinitePay, False, 4.1, 4.2, marks=pytest.mark.slow),
+    ],
     ids=["endless", "endless taken for an end", "finite"],
 )
 def test_values_at_the_ends_of_episodes(toy: Any, as_end: bool, low: float, high: float):

@@ -2,14 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import damage
 import pytest
+import quick
 
 import quintet
 from quintet import checkpoint, cli
@@ -85,8 +84,7 @@ def running(tmp_path):
     words[words.index("--eval.episodes") + 1] = "0"
     del words[words.index("--eval.interval") :][:2]
     words += ["--runtime.compile", "off"]
-    process = subprocess.Popen([sys.executable, "-m", "quintet", *words], text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    process = quick.begin(["-m", "quintet", *words])
     until = time.monotonic() + 120
     while not (folder / "metrics.jsonl").exists():
         assert process.poll() is None, process.communicate()[0]

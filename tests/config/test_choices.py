@@ -2,6 +2,7 @@
 
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -256,13 +257,23 @@ def test_large_leaves_are_not_copied():
     assert evidence.sizes("obs").max() == 1.0
 
 
-def patterns() -> list[tuple[str, str]]:
+SLOW = (  # like VizdoomBasic-v1 and Pong-v5
+    "vizdoom.gymnasium_wrapper:VizdoomDefendCenter-v1",
+    "vizdoom.gymnasium_wrapper:VizdoomHealthGathering-v1",
+    "Breakout-v5",
+)
+
+
+def patterns() -> list[Any]:
     """Every environment that has a preset, with the learners that have one for it."""
     found: dict[str, list[str]] = {}
     for algo in ("ppo", "impala", "appo", "ddpg", "acer"):
         for pattern in presets.read(algo)["environments"]:
             found.setdefault(pattern, []).append(algo)
-    return [(pattern, " ".join(algos)) for pattern, algos in found.items()]
+    return [
+        pytest.param(pattern, " ".join(algos), marks=pytest.mark.slow if pattern in SLOW else ())
+        for pattern, algos in found.items()
+    ]
 
 
 @pytest.mark.parametrize(("pattern", "algos"), patterns())

@@ -74,7 +74,7 @@ def test_backends_agree_bit_by_bit_from_the_same_start(game, kwargs):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_sticky_actions_and_fire(backend):
     """What always sticks is no action at all, not even the FIRE at the start."""
-    actions = np.full((40, 1), 2)
+    actions = np.full((24, 1), 2)
 
     def newest(action: int, **kwargs):
         return play("Breakout-v5", backend, actions * 0 + action, **kwargs)[1].obs["obs"][:, 0, -1]

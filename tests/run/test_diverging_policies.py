@@ -47,7 +47,9 @@ def train(folder: Path, algo: str = "appo", env: str = "CartPole-v1", **given: A
     rate = "actor_lr" if algo == "ddpg" else "learning_rate"
     initial = {"population.initial": {rate: [1e-3, 1e30, 1e-3]}}
     on_report = given.pop("on_report", None)
-    config = SMALL | OF[algo] | initial | {name.replace("__", "."): x for name, x in given.items()}
+    reports = {} if on_report else {"report.interval_s": 1e6}  # each takes as long as an update
+    options = {name.replace("__", "."): x for name, x in given.items()}
+    config = SMALL | OF[algo] | initial | reports | options
     return quintet.train(algo, env, TOTAL, 4, folder, config, on_report)
 
 

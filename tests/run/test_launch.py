@@ -15,6 +15,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+import quick
 import yaml
 from run_helpers import (
     SMALL,
@@ -243,13 +244,13 @@ def test_a_signal_stops_the_run_with_a_checkpoint_and_it_goes_on(tmp_path, numbe
 
 def test_two_processes_in_one_folder(tmp_path, capsys):
     """The second is refused with the pid of the first; the first ends by a signal, resumable."""
-    command = [sys.executable, "-m", "quintet", "train", "ppo", "--env", "run_helpers:Trouble"]
+    command = ["-m", "quintet", "train", "ppo", "--env", "run_helpers:Trouble"]
     command += ["--env.kwargs", '{"kind": "slow", "after": 0}', "--total-steps", "100000"]
     command += ["--run-dir", str(tmp_path), "--env.num-streams", "4", "--unroll-steps", "16"]
     command += ["--report.interval-s", "0", "--runtime.compile", "off", "--eval.episodes", "0"]
     command += ["--env.num-processes", "1"]
-    environment = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as first:
+    environment = {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"}
+    with quick.begin(command, environment) as first:
         try:
             assert "Trouble" in first.stdout.readline()  # it has begun
             arguments = ["--env", "run_helpers:Trouble", "--run-dir", str(tmp_path)]
@@ -278,16 +279,15 @@ def make_processes(num_envs: int) -> gymnasium.vector.VectorEnv:
 )
 def test_what_a_terminal_sends_to_all_processes_ends_in_a_checkpoint(tmp_path, number):
     """Environments that are processes of their own go on until the run ends them."""
-    command = [sys.executable, "-m", "quintet", "train", "ppo", "--run-dir", str(tmp_path)]
+    # nohup's SIGHUP, which the run would honour, is not what is tested.
+    code = f"import runpy, signal; signal.signal({number:d}, signal.SIG_DFL)\n"
+    code += "runpy.run_module('quintet', run_name='__main__')"
+    command = ["-c", code, "train", "ppo", "--run-dir", str(tmp_path)]
     command += ["--env", "test_launch:make_processes", "--total-steps", "100000"]
     command += ["--env.num-streams", "2", "--unroll-steps", "16", "--report.interval-s", "0"]
     command += ["--minibatch-steps", "none", "--runtime.compile", "off", "--eval.episodes", "0"]
-    environment = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"}
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True,
-        # nohup's SIGHUP, which the run would honour, is not what is tested.
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
-    ) as first:  # fmt: skip
+    environment = {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"}
+    with quick.begin(command, environment) as first:
         try:
             waited = time.monotonic() + 60
             while not (tmp_path / "metrics.jsonl").exists() and time.monotonic() < waited:

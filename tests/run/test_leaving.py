@@ -3,13 +3,13 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from functools import partial
 from itertools import product
 from pathlib import Path
 
 import pytest
+import quick
 from leaver import Leaver, LeavingEncoder
 
 import quintet
@@ -140,13 +140,11 @@ def test_a_child_of_a_fork_ends_and_its_parent_trains_on(tmp_path, kind, how):
         f"quintet.train('ppo', env, 256, 3, {str(tmp_path / 'run')!r}, {SMALL | OF_KIND[kind]!r})\n"
         "print('trained', flush=True)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120,
-        env=os.environ | {"PYTHONPATH": str(HERE)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("trained") == 1
-    said = done.stderr + (tmp_path / "run" / "log.txt").read_text()
+    with quick.begin(["-c", code], {"PYTHONPATH": str(HERE)}) as process:
+        said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert said.count("trained\n") == 1
+    said += (tmp_path / "run" / "log.txt").read_text()
     assert ("did not end in its code" in said) == (how == "fork")
     reports = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line)["env_steps"] for line in reports]

@@ -18,6 +18,7 @@ from quintet.observe.report_files import read_metrics
 from quintet.population.scores import OF_EPISODES
 from quintet.run.policy_run import PolicyRun
 
+TOTAL, START, PERIOD = 2_000, 200, 100
 SMALL: dict[str, Any] = {
     "env.num_streams": 8,
     "unroll_steps": 16,
@@ -29,8 +30,8 @@ SMALL: dict[str, Any] = {
     "checkpoint.keep": 100,
     "runtime.kind": "serial",
     "population.size": 3,
-    "population.start_env_steps": 300,
-    "population.period_env_steps": 150,
+    "population.start_env_steps": START,
+    "population.period_env_steps": PERIOD,
     "population.mutation_rate": 0.5,
     "population.min_episodes": 3,
 }
@@ -41,14 +42,13 @@ OF = {
     "ddpg": {
         "env.num_streams": 3, "unroll_steps": 16, "replay_capacity_steps": 500, "batch_size": 16,
         "updates_per_env_step": 0.1, "preset": "none", "checkpoint.interval_iterations": 1_000,
-        "population.start_env_steps": 600, "population.period_env_steps": 200,
+        "population.start_env_steps": 400, "population.period_env_steps": 150,
     },
     "acer": {
         "env.num_streams": 6, "replay_capacity_steps_per_stream": 320,
         "replay_start_steps_per_stream": 32, "replay_ratio": 1.0,
     },
 }  # fmt: skip
-TOTAL = 3_000
 
 
 def train(folder: Path, algo: str = "appo", total: int = TOTAL, **config: Any) -> Any:
@@ -116,8 +116,8 @@ def test_each_considered_policy_had_made_its_steps(whole: Path) -> None:
         steps[event["policy"]].append(event["policy_env_steps"])
     for own in steps.values():
         assert len(own) >= 3
-        assert own[0] >= 300
-        assert all(b - a > 150 for a, b in pairwise(own))
+        assert own[0] >= START
+        assert all(b - a > PERIOD for a, b in pairwise(own))
 
 
 def test_the_same_run_twice_has_the_same_decisions_and_bytes(whole: Path, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_resume_changes_nothing_at_once(tmp_path: Path) -> None:
         for policy in range(3):
             own = [event for event in events(folder)[3:] if event["policy"] == policy]
             made = report[f"policy_{policy}/env_steps"]
-            if not own or made + 64 - own[-1]["policy_env_steps"] > 150:
+            if not own or made + 64 - own[-1]["policy_env_steps"] > PERIOD:
                 return False
         return True
 
@@ -255,7 +255,7 @@ def test_rows_and_episodes_of_the_former_weights_do_not_count(
     monkeypatch.setattr(PolicyRun, "become", becomes)
     monkeypatch.setattr(APPOLearner, "update", updates)
     monkeypatch.setattr(PolicyRun, "add_episodes", adds)
-    result = train(tmp_path / "run", total=6_000, **KINDS[kind])
+    result = train(tmp_path / "run", total=4_000, **KINDS[kind])
     assert since
     if kind != "serial":  # where each batch is of one round, no row waits for a copy
         assert result.metrics["data/discarded_env_steps"] > 0
@@ -280,8 +280,9 @@ def test_every_learner_trains_as_a_population(algo: str, tmp_path: Path) -> None
 
 def test_a_policy_needs_its_share_of_the_budget(tmp_path: Path) -> None:
     """Of 3,000 steps three policies have 1,000 each."""
+    replay = {"replay_start_steps": 1_200, "replay_capacity_steps": 1_500}
     with pytest.raises(ConfigError, match=r"of 3,000 env_steps each of the 3 policies has its"):
-        train(tmp_path / "run", "ddpg", replay_start_steps=1_200, replay_capacity_steps=1_500)
+        train(tmp_path / "run", "ddpg", 3_000, **replay)
     assert not (tmp_path / "run").exists()
 
 

@@ -55,9 +55,9 @@ TUNED = SMALL | {
 
 
 def train(folder: Path, config: dict[str, Any], total: int = 2_000, **given: Any) -> Any:
-    return quintet.train(
-        "appo", "shaped_tasks:make", total, 3, folder, config, **given
-    )  # fmt: skip
+    # A report takes as long as an update; the last one is always made.
+    reports = {} if given or config.get("population.pbt") is False else {"report.interval_s": 1e6}
+    return quintet.train("appo", "shaped_tasks:make", total, 3, folder, config | reports, **given)
 
 
 def events(folder: Path) -> list[dict[str, Any]]:

@@ -270,6 +270,7 @@ def test_runs_at_once_share_the_cores(
         assert ("share the cores" in each.sources["runtime.threads"]) == shared
 
 
+@pytest.mark.usefixtures("members_are_forks")
 def test_a_group_is_single_runs_side_by_side(tmp_path, capsys, monkeypatch):
     """Same bytes, folders of their own; again it goes on, and one that fails stops no other."""
     from quintet.envs.toy import Contextual
@@ -388,6 +389,7 @@ def test_what_a_group_can_not_be(tmp_path, monkeypatch, given, says):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("members_are_forks")
 def test_a_damaged_folder_stops_no_other_run(tmp_path):
     for name in ("s1", "s3"):
         (tmp_path / name).mkdir()

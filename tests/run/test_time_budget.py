@@ -279,6 +279,7 @@ def test_there_is_at_least_one_iteration(tmp_path: Path, measured: list[float]):
     assert train(tmp_path, 0.001).metrics["env_steps"] == 64
 
 
+@pytest.mark.usefixtures("members_are_forks")
 def test_a_group_has_the_number_of_a_run_that_has_begun(tmp_path: Path, measured: list[float]):
     quintet.train("ppo", TOY, 256, 1, tmp_path / "s1", QUIET)
     found = quintet.train(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import quick
 from processes import runs
 
 from quintet import cli
@@ -32,16 +33,11 @@ class Run:
     """``quintet train`` on a hostile environment, and what it has printed so far."""
 
     def __init__(self, folder: Path, trouble: str, *options: str) -> None:
-        command = [sys.executable, "-m", "quintet", "train", "ppo", "--env", "hostile:Hostile"]
+        command = ["-m", "quintet", "train", "ppo", "--env", "hostile:Hostile"]
         command += ["--env.kwargs", json.dumps({"trouble": trouble}), "--run-dir", str(folder)]
         command += ["--total-steps", "4096", "--eval.episodes", "0", "--runtime.compile", "off"]
-        self.process = subprocess.Popen(
-            [*command, "--runtime.worker-timeout-s", "1", *options],
-            env=os.environ | {"PYTHONPATH": str(HERE)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        command += ["--runtime.worker-timeout-s", "1", *options]
+        self.process = quick.begin(command, {"PYTHONPATH": str(HERE)})
         self.said = ""
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()

@@ -1,12 +1,11 @@
 """What an actor keeps to itself: exploration processes and perturbed weights, wherever it acts."""
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 import pytest
+import quick
 import torch
 from exploring import (
     ACTIONS,
@@ -98,7 +97,8 @@ def test_streams_begin_anew_where_the_server_that_had_their_private_state_is_gon
 
 @pytest.mark.parametrize("kind", ["serial", pytest.param("lockstep server", marks=slow)])
 def test_a_killed_run_goes_on_with_the_same_bytes(kind: str, serial: Path, tmp_path: Path) -> None:
-    killed = subprocess.run([sys.executable, SCRIPT, tmp_path / "run", kind, "4"], check=False)
+    with quick.begin([SCRIPT, tmp_path / "run", kind, "4"]) as killed:
+        killed.communicate()
     assert killed.returncode == -9
     train(tmp_path / "run", kind)
     assert "resumed at update 15" in (tmp_path / "run/log.txt").read_text()

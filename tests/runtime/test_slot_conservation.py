@@ -29,8 +29,8 @@ SMALL: dict[str, Any] = {
 }
 POPULATION = {
     "population.size": 3,
-    "population.start_env_steps": 300,
-    "population.period_env_steps": 150,
+    "population.start_env_steps": 200,
+    "population.period_env_steps": 100,
     "population.min_episodes": 2,
 }
 LOCKSTEP = {"runtime.kind": "lockstep", "runtime.lag": 1, "runtime.slots": None}
@@ -66,7 +66,7 @@ def test_every_slot_is_free_once_when_a_run_has_ended(
     killed: list[int] = []
 
     def report(metrics: dict[str, float]) -> None:
-        if kills and not killed and metrics["env_steps"] > 2_000:
+        if kills and not killed and metrics["env_steps"] > 800:
             worker = processes_of()[0]
             killed.append(worker.pid)
             worker.kill()
@@ -99,7 +99,7 @@ def test_every_slot_is_free_once_when_a_run_has_ended(
     result = quintet.train(
         "appo",
         "CartPole-v1",
-        total_steps=4_000,
+        total_steps=1_600,
         seed=3,
         run_dir=tmp_path / "run",
         config=SMALL | options,

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+import quick
 from processes import open_files, processes_of, runs
 from troubles import SMALL, Drifting
 
@@ -289,12 +290,7 @@ def test_nobody_is_judged_by_time_in_which_this_process_was_stopped_too() -> Non
 def test_no_worker_outlives_its_parent(
     kind: str, number: int, inference: str, tmp_path: Path
 ) -> None:
-    process = subprocess.Popen(
-        [sys.executable, SCRIPT, tmp_path, kind, "10000000", inference],
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = quick.begin([SCRIPT, tmp_path, kind, "10000000", inference])
     assert process.stdout is not None
     while "report" not in process.stdout.readline():
         assert process.poll() is None

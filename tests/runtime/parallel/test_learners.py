@@ -3,8 +3,6 @@
 import gc
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+import quick
 import torch
 from adders import adders, digest, make_batch
 from learner_run import SMALL, Drifting
@@ -296,10 +295,7 @@ def test_a_nan_is_told_and_the_batch_is_kept(tmp_path: Path) -> None:
     ],
 )
 def test_no_learner_outlives_the_first(number: int, tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, SCRIPT, tmp_path], stdout=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
+    process = quick.begin([SCRIPT, tmp_path])
     assert process.stdout is not None
     while "report" not in process.stdout.readline():
         assert process.poll() is None

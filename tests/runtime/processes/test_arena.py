@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import quick
 import torch
 
 from quintet.errors import ConfigError
@@ -96,11 +97,11 @@ def test_too_little_memory_names_the_size_that_is_needed(
         "    except ConfigError as error:\n"
         "        print(error)\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True
-    )
-    assert ended.stdout.count("must have shared memory of 4,000,000 bytes, got less") == 2
-    assert ended.stdout.count("runtime.slots") == 2
+    with quick.begin(["-c", script, tmp_path]) as ended:
+        said, _ = ended.communicate()
+    assert ended.returncode == 0, said
+    assert said.count("must have shared memory of 4,000,000 bytes, got less") == 2
+    assert said.count("runtime.slots") == 2
     assert list(tmp_path.iterdir()) == []
 
 
