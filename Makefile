@@ -13,7 +13,7 @@ endif
 # Compiled on all cores, which pip does on one; what is hardly ever imported is compiled when it is.
 RARE := '/(OpenGL|ray|networkx|wandb|opentelemetry|mypy|pip|tests?)/'
 
-.PHONY: setup demo format lint style types check test test-slow test-lowest test-newest test-refused site clean
+.PHONY: setup demo format lint check test test-slow test-lowest test-newest test-refused site clean
 
 setup: $(STAMP)
 
@@ -38,17 +38,11 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# mypy takes longer than the others together, which run beside it.
 lint: $(STAMP)
-	$(MAKE) --no-print-directory -j 2 types style
-
-types: $(STAMP)
-	$(BIN)/mypy
-
-style: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
+	MYPY_NUM_WORKERS=2 $(BIN)/mypy
 
 # While you work: the tests of what differs from `main`, or those of ops, models and config.
 check: export PYTHONDONTWRITEBYTECODE =

@@ -442,7 +442,7 @@ def test_pictures(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
         ({"population.initial": {"learning_rate": [-1.0, 1.0, 1.0]}}, "learning_rate"),
         ({"population.tuned": ["num_epochs"]}, "rho_bar, value_coef.*got num_epochs=2"),
         ({"population.tuned": ["gamma"], "gamma": 1.0}, "must have values below 1 of gamma"),
-        ({"population.start_env_steps": 1_000}, "start_env_steps must be below .* 1,000 of the"),
+        ({"population.start_env_steps": 1_000}, "start_env_steps must be below .* 666 of the"),
         ({"population.period_env_steps": 2_000}, "period_env_steps must be below .* got 2,000"),
         ({"population.size": 1}, "has no effect without population.size > 1"),
         ({"population.objective": "policy_lag/mean"}, "must be a metric of the policies"),
