@@ -27,6 +27,7 @@ from quintet.algorithms.ddpg.learner import DDPGLearner
 from quintet.algorithms.ddpg.transitions import Transitions
 from quintet.algorithms.parts.setup import Compute, Setup
 from quintet.algorithms.parts.trained import StepOptions, Trained, knobs_of
+from quintet.algorithms.parts.windows import Windows
 from quintet.models.compiled import Graph
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.models.precision import Precision
@@ -59,17 +60,17 @@ def make_learner(
 
 
 def transitions(learner: DDPGLearner, rows: int) -> Transitions:
-    return Transitions(
+    windows = Windows(
         obs={"obs": torch.randn(2 * rows, FLOATS)},
         action=2.0 * torch.rand(rows, ACTIONS) - 1.0,
         reward=torch.randn(1, rows),
         valid=torch.ones(1, rows, dtype=torch.bool),
         terminal=torch.zeros(1, rows, dtype=torch.bool),
         cut=torch.zeros(1, rows, dtype=torch.bool),
-        target=None,
-        spread=learner.targets.numbers(),
+        record={},
         rows=rows,
     )
+    return Transitions(windows, None, learner.targets.numbers())
 
 
 def numbers(learner: DDPGLearner) -> tuple[Knobs, list[StepOptions]]:

@@ -19,22 +19,27 @@ from quintet.errors import ConfigError
 from quintet.observe import metrics
 from quintet.observe.report_files import read_metrics
 
-PACKAGE = ROOT / "examples" / "quintet-a2c"
-FILES = {
-    str(path.relative_to(PACKAGE)): path.read_text()
-    for path in (PACKAGE / "pyproject.toml", *sorted((PACKAGE / "quintet_a2c").glob("*.*")))
-}
+PACKAGE, SAC = ROOT / "examples" / "quintet-a2c", ROOT / "plugins" / "sac"
+
+
+def files_of(package: Path) -> dict[str, str]:
+    found = (package / "pyproject.toml", *sorted(package.glob("quintet_*/*.*")))
+    return {str(path.relative_to(package)): path.read_text() for path in found}
+
+
+FILES = files_of(PACKAGE)
 SMALL = "--env.num-streams 4 --eval.episodes 0 --report.progress false --checkpoint.max-cut-frac 1"
 
 
-def install_a2c(folder: Path) -> None:
+def install_from(package: Path, folder: Path) -> None:
     """As pip installs it, by what its pyproject.toml says."""
-    project = tomllib.loads(FILES["pyproject.toml"])["project"]
+    files = files_of(package)
+    project = tomllib.loads(files["pyproject.toml"])["project"]
     lines = [
         f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items())
         for group, points in project["entry-points"].items()
     ]
-    modules = {name: text for name, text in FILES.items() if "/" in name}
+    modules = {name: text for name, text in files.items() if "/" in name}
     install(folder, project["name"], "\n".join(lines), modules, project["version"])
 
 
@@ -108,12 +113,20 @@ quintet("envs", "endless")
 quintet("train", "a2c", "--env", "Endless-v0", *serial[2:4], "--run-dir", "theirs", *small)
 quintet("eval", "theirs", "--episodes", "2", "--max-steps", "10")
 assert main(["config", "a2c", "--env", "CartPole-v1", "--env.backend", "endles"]) == 2
+sac = "train sac --env Pendulum-v1 --total-env-steps 320 --batch-size 16".split()
+sac += ["--replay-start-steps", "64", "--model.policy-hidden", "8", *small[2:]]
+quintet(*sac, "--run-dir", "sac")
+quintet(*sac, "--run-dir", "sac")
+quintet(*sac, "--run-dir", "sac-workers", "--env.num-streams", "4", *workers)
+quintet("eval", "sac-workers", "--episodes", "2")
+assert main(["train", "sac", "--env", "CartPole-v1"]) == 2
 quintet("plot", "serial", "workers", "--metric", "loss/value", "--out", "plot.svg")
 """
 
 
 def test_it_works_in_every_command(tmp_path: Path) -> None:
-    install_a2c(tmp_path / "packages")
+    install_from(PACKAGE, tmp_path / "packages")
+    install_from(SAC, tmp_path / "packages")
     points = "[quintet.environments]\nendless = endless_envs:BACKEND\n"
     files = {"endless_envs.py": BACKEND}
     install(tmp_path / "packages", "quintet-endless", points, files)
@@ -127,7 +140,8 @@ def test_it_works_in_every_command(tmp_path: Path) -> None:
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "Algorithms: ppo, impala, appo, ddpg, acer, a2c." in done.stdout
+    assert "Algorithms: ppo, impala, appo, ddpg, acer, a2c, sac." in done.stdout
+    assert "sac must have Box actions, got the action space Discrete(2)" in done.stderr
     assert "env.num_streams: 16" in done.stdout
     assert "# preset CartPole-*" in done.stdout
     assert "unknown option 'gama' (command line); did you mean 'gamma'?" in done.stderr
@@ -135,6 +149,12 @@ def test_it_works_in_every_command(tmp_path: Path) -> None:
     assert (
         "should be 'auto', 'envpool', 'ale', 'pettingzoo', 'gymnasium' or 'endless'" in done.stderr
     )
+    for run in ("sac", "sac-workers"):
+        last = read_metrics(tmp_path / run)[-1]
+        assert last["env_steps"] == 320
+        assert last["updates"] == 320 - 64
+        meta = json.loads(max(tmp_path.glob(f"{run}/checkpoints/*/meta.json")).read_text())
+        assert meta["system"]["learner"] == "quintet-rl-sac 0.3.0"
     for run, backend in (("serial", "envpool"), ("workers", "envpool"), ("theirs", "endless")):
         assert read_metrics(tmp_path / run)[-1]["env_steps"] == 640
         meta = json.loads(max(tmp_path.glob(f"{run}/checkpoints/*/meta.json")).read_text())
@@ -144,8 +164,41 @@ def test_it_works_in_every_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_sac_has_the_same_bytes_with_workers_and_runs_without_order(
+    packages: Path, tmp_path: Path
+) -> None:
+    install_from(SAC, packages)
+    config = {
+        "replay_start_steps": 100, "batch_size": 16, "policy_delay": 2, "noise_correlation": 0.5,
+        "env.num_streams": 4, "env.streams_per_group": 2, "eval.episodes": 0,
+        "report.progress": False, "model.policy_hidden": [8],
+    }  # fmt: skip
+    kinds = {
+        "serial": {"runtime.kind": "serial"},
+        "lockstep": {"runtime.kind": "lockstep", "runtime.lag": 0, "runtime.num_workers": 2},
+        "async": {"runtime.kind": "async", "runtime.num_workers": 2},
+    }
+    for name, kind in kinds.items():
+        result = quintet.train("sac", "Pendulum-v1", 2_000, 1, tmp_path / name, config | kind)
+        assert result.metrics["env_steps"] == 2_000
+        assert result.metrics["updates"] == pytest.approx(1_900, abs=40)
+    newest = [max((tmp_path / name / "checkpoints").iterdir()) for name in ("serial", "lockstep")]
+    serial, lockstep = ((folder / "learner.safetensors").read_bytes() for folder in newest)
+    assert serial == lockstep
+
+
+@pytest.mark.slow
+def test_sac_trains_pendulum(packages: Path, tmp_path: Path) -> None:
+    install_from(SAC, packages)
+    config = {"eval.episodes": 0, "report.sinks": ["jsonl"], "runtime.threads": 1}
+    quintet.train("sac", "Pendulum-v1", 10_000, 1, tmp_path / "run", config)
+    scores = quintet.evaluate(quintet.load(tmp_path / "run"), episodes=20, seed=10_000)
+    assert scores.mean > -250, scores.returns
+
+
+@pytest.mark.slow
 def test_a2c_trains_cartpole(packages: Path, tmp_path: Path) -> None:
-    install_a2c(packages)
+    install_from(PACKAGE, packages)
     config = {"eval.episodes": 0, "report.sinks": ["jsonl"]}
     result = quintet.train("a2c", "CartPole-v1", 100_000, 1, tmp_path / "run", config)
     scores = quintet.evaluate(quintet.load(tmp_path / "run"), episodes=20)

@@ -62,6 +62,9 @@ class Categorical:
     def sample(self, params: Logits, noise: Logits) -> Choice:
         return (params + noise).argmax(dim=-1)
 
+    def uniform(self, params: Logits, noise: Logits) -> Choice:
+        return self.sample(torch.where(params > MASKED_LOGIT, 0.0, params), noise)
+
     def mode(self, params: Logits) -> Choice:
         return params.argmax(dim=-1)
 
@@ -116,6 +119,9 @@ class Bernoulli:
 
     def sample(self, params: Logits, noise: Logits) -> Bits:
         return self.mode(params + noise)
+
+    def uniform(self, params: Logits, noise: Logits) -> Bits:  # noqa: ARG002
+        return self.mode(noise)
 
     def mode(self, params: Logits) -> Bits:
         return (params > 0).to(torch.int64)

@@ -67,6 +67,12 @@ class Family(Protocol):
         """
         ...
 
+    def uniform(self, params: Tensor, noise: Tensor) -> Tensor:
+        """The uniform policy's action for this noise: every choice that the mask in `params` allows
+        is equally probable, and so is every number within the bounds of a float.
+        """
+        ...
+
     def mode(self, params: Tensor) -> Tensor:
         """The action that a greedy policy takes."""
         ...
@@ -176,9 +182,16 @@ class TupleFamily:
         return torch.cat([family.draw_noise(shape, generator) for family in self.families], dim=-1)
 
     def sample(self, params: Params, noise: Noise) -> Packed:
-        noises = torch.split(noise, [family.noise_size for family in self.families], dim=-1)
-        parts = zip(self.families, self.split_params(params), noises, strict=True)
+        parts = zip(self.families, self.split_params(params), self._noises(noise), strict=True)
         return self.pack([family.sample(p, z) for family, p, z in parts])
+
+    def uniform(self, params: Params, noise: Noise) -> Packed:
+        parts = zip(self.families, self.split_params(params), self._noises(noise), strict=True)
+        return self.pack([family.uniform(p, z) for family, p, z in parts])
+
+    def _noises(self, noise: Tensor) -> tuple[Tensor, ...]:
+        """The children's noise, in order."""
+        return torch.split(noise, [family.noise_size for family in self.families], dim=-1)
 
     def mode(self, params: Params) -> Packed:
         parts = zip(self.families, self.split_params(params), strict=True)

@@ -20,6 +20,9 @@ PerRow = Float[Tensor, "*n"]
 
 LOG_2PI = math.log(2.0 * math.pi)
 
+_ALMOST_1 = 1.0 - 2.0**-24
+"""The greatest float32 below 1, whose atanh is finite."""
+
 QUADRATURE_NODES = 32
 """Number of quadrature nodes for the entropy of squashed actions; `DiagGaussian` states the
 error."""
@@ -155,6 +158,30 @@ class DiagGaussian:
     def sample(self, params: Params, noise: Values) -> Values:
         mean, log_std = self.mean_and_log_std(params)
         return mean + log_std.exp() * noise.to(params.dtype)
+
+    def sample_and_log_prob(self, params: Params, noise: Values) -> tuple[Values, PerRow]:
+        """`sample`, and the `log_prob` of its action computed from the noise, which stays accurate
+        where the standard deviation is small next to the mean.
+        """
+        mean, log_std = self.mean_and_log_std(params)
+        z = noise.to(params.dtype)
+        action = mean + log_std.exp() * z
+        log_p = -0.5 * z.square() - log_std - 0.5 * LOG_2PI
+        if self.squash == "action":
+            log_p = log_p - _log_tanh_slope(action)
+        return action, log_p.sum(dim=-1)
+
+    def uniform(self, params: Params, noise: Values) -> Values:  # noqa: ARG002
+        """Uniform over the bounds; dimensions without bounds are standard normal.
+
+        With Phi, the distribution function of the noise, ``2 * Phi(noise) - 1`` is uniform over
+        [-1, 1]; it is ``erf(noise / sqrt(2))``.
+        """
+        unit = torch.erf(noise * 0.5**0.5)
+        if self.squash == "action":
+            return unit.clamp(-_ALMOST_1, _ALMOST_1).atanh()
+        _, _, bounded = _tensors_of_bounds(self.low, self.high, unit)
+        return unit if bounded is None else torch.where(bounded, unit, noise)
 
     def mode(self, params: Params) -> Values:
         """The mean of the raw sample; for squashed actions its tanh is the median."""

@@ -19,6 +19,7 @@ from a2c import A2C, A2CConfig
 from folders import new_folder
 from gymnasium import spaces as gym
 from pydantic import BaseModel, Field
+from sac import SAC
 from torch import Tensor
 
 from quintet.algorithms import registry
@@ -47,7 +48,8 @@ class WithReplay(A2CConfig):
 
 LEARNERS: dict[str, registry.Algorithm] = {
     **{name: registry.find(name) for name in registry.LEARNERS.names()},
-    "a2c": A2C,  # a package of its own, in examples/
+    "sac": SAC,  # packages of their own, in plugins/ and examples/
+    "a2c": A2C,
     "a2c with replay": replace(A2C, config=WithReplay),
 }
 
@@ -59,6 +61,7 @@ SIZES: dict[str, Any] = {
     "num_epochs": 2,
     "batch_size": 16,
     "replay_capacity_steps": 600,
+    "replay_start_steps": 0,
     "replay_capacity_steps_per_stream": 160,
     "replay_start_steps_per_stream": 8,
 }
@@ -123,6 +126,16 @@ TOGETHER: dict[str, Sequence[dict[str, Any]]] = {
             "normalize_returns": True, "popart_step_size": 0.1, "critic_huber_delta": 1.0,
             "return_low": -1.0, "return_high": 2.0, "truncation_as_termination": True,
             "lr_schedule": "linear",
+        },
+    ),
+    "sac": (
+        {
+            "learn_temperature": False, "temperature": 0.1, "n_step": 3, "replay_start_steps": 20,
+            "noise_correlation": 0.5, "normalize_observations": True, "max_grad_norm": 1.0,
+        },
+        {
+            "policy_delay": 2, "target_entropy": -1.0, "replay_start_steps": 0,
+            "truncation_as_termination": True, "lr_schedule": "linear", "reward_scale": 0.5,
         },
     ),
     "acer": (

@@ -83,7 +83,8 @@ def wrong_values(config: type[BaseModel]) -> list[tuple[str, Any, str]]:
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.LEARNERS.loaded, "a2c", LEARNERS["a2c"])
+    for name in ("a2c", "sac"):
+        monkeypatch.setitem(registry.LEARNERS.loaded, name, LEARNERS[name])
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ from quintet.algorithms.ddpg.exploration import Exploration, adapted, ou_step, p
 from quintet.algorithms.ddpg.learner import DDPGLearner
 from quintet.algorithms.ddpg.network import perturbable
 from quintet.algorithms.ddpg.popart import TargetStatistics
-from quintet.algorithms.ddpg.transitions import transitions_of
+from quintet.algorithms.ddpg.transitions import Transitions
 from quintet.algorithms.parts.acting import WARMING_UP
+from quintet.algorithms.parts.windows import windows_of
 from quintet.algorithms.registry import find
 from quintet.models.config import ModelConfig
 from quintet.models.flat import views_of
@@ -157,10 +158,8 @@ def test_popart_keeps_the_values_of_both_critics(popart: bool) -> None:
 
     before = values()
     spread = learner.targets.numbers()
-    own = transitions_of(
-        batch, learner.ranks, learner.normalizer, spread, truncation_as_termination=False
-    )
-    learner._known_targets(own)
+    windows = windows_of(batch, learner.ranks, learner.normalizer, truncation_as_termination=False)
+    learner._known_targets(Transitions(windows, None, spread))
     assert learner.targets.std > 2.0
     kept = torch.allclose(values(), before, rtol=1e-5, atol=1e-5)
     assert kept == popart

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from quintet.algorithms.ddpg.learner import DDPGLearner
 from quintet.algorithms.ddpg.network import Networks
-from quintet.algorithms.ddpg.transitions import transitions_of
+from quintet.algorithms.ddpg.transitions import Transitions
+from quintet.algorithms.parts.windows import windows_of
 from quintet.types import Rollout
 
 
@@ -179,10 +180,8 @@ def test_targets_beyond_any_return_are_told(scale: float) -> None:
     fresh, replay = of.batches(1)[0][0], replayed(of)[0]
     learner.update(replace(fresh, replayed=False), 0)
     largest = fresh.reward[fresh.valid].abs().max()
-    own = transitions_of(
-        replay, learner.ranks, learner.normalizer, learner.targets.numbers(),
-        truncation_as_termination=False,
-    )  # fmt: skip
+    windows = windows_of(replay, learner.ranks, learner.normalizer, truncation_as_termination=False)
+    own = Transitions(windows, None, learner.targets.numbers())
     target = learner._targets_of(own, torch.tensor([0.9, 0.5])).abs().max()
     learner.update(replay, 0)
     found = learner.metrics()["q/target_bound_frac"]

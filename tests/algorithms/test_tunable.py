@@ -101,6 +101,19 @@ OF_CASES = {
         },
         network={"activation": "relu"},
     ),
+    "sac": Case(
+        "sac", CONTINUOUS,
+        {
+            "learn_temperature": False, "temperature": 0.3, "max_grad_norm": 0.5,
+            "adam_epsilon": 1e-3, "actor_lr": 1e-2, "critic_lr": 1e-2, "tau": 0.1,
+            "updates_per_env_step": 0.2,
+        },
+    ),
+    "sac-learned": Case(
+        "sac", CONTINUOUS,
+        {"temperature_lr": 1e-2, "adam_epsilon": 1e-3, "max_grad_norm": 0.5, "tau": 0.1,
+         "updates_per_env_step": 0.2},
+    ),
     "acer": Case(
         "acer", CHOICE,
         {

@@ -12,9 +12,10 @@ from quintet import cli
 from quintet.algorithms.ddpg import bench as bare_ddpg
 from quintet.algorithms.ddpg.config import Knobs
 from quintet.algorithms.ddpg.transitions import Transitions
-from quintet.algorithms.parts.bare import BareActorCritic
+from quintet.algorithms.parts.bare import BareActorCritic, transitions
 from quintet.algorithms.parts.minibatches import Minibatch, Rows
 from quintet.algorithms.parts.trained import StepOptions, knobs_of
+from quintet.algorithms.parts.windows import Windows
 from quintet.algorithms.parts.work import OnPolicyWork
 from quintet.algorithms.registry import find
 from quintet.bench import limits, measure, workloads
@@ -197,7 +198,7 @@ def test_the_bare_update_of_ddpg_is_the_trained_one(without_variable: None):
     learner = make_learner(config.model_copy(update={"runtime": eager}), spaces)
     torch.manual_seed(0)
     bare = bare_ddpg.BareNetworks(work, spaces)
-    obs, action, reward, next_obs, end = data = bare_ddpg.batch(work, spaces)
+    obs, action, reward, next_obs, end = data = transitions(work.minibatch, spaces)
     # Weights beside biases, layer by layer, in both.
     theirs = [p for part in (bare.critic, bare.policy) for p in part.parameters()]
     critic, actor = learner.network.critic, learner.network.actor
@@ -211,10 +212,11 @@ def test_the_bare_update_of_ddpg_is_the_trained_one(without_variable: None):
     expected = bare_ddpg.losses(work, bare, "fp32", named, named, data)
     rows = work.minibatch
     never = torch.zeros(1, rows, dtype=torch.bool)
-    batch = Transitions(
+    windows = Windows(
         {"obs": torch.cat((obs, next_obs))}, action, reward[None], ~never, never | (end > 0), never,
-        None, torch.tensor([0.0, 1.0]), rows,
+        {}, rows,
     )  # fmt: skip
+    batch = Transitions(windows, None, torch.tensor([0.0, 1.0]))
     knobs = knobs_of(Knobs, learner.config)
     tensors = Knobs(*map(torch.tensor, knobs))
     _, told = learner.trained.evaluate(learner.trained.parameters, batch, tensors)

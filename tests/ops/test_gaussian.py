@@ -275,3 +275,48 @@ def test_in_bounds_is_what_the_environment_gets_in_units_of_half_the_range():
     unit = half.in_bounds(action)
     assert torch.equal(unit[:, 0], action[:, 0].clamp(-1, 1))
     assert torch.equal(unit[:, 1:], action[:, 1:])
+
+
+@every_family
+def test_the_log_prob_of_a_sample_follows_from_its_noise(family: DiagGaussian):
+    noise = family.draw_noise((6, 4), generator(3)).double()
+    values, slopes = [], []
+    for at_once in (True, False):
+        params = draw_params(family, 6, 4, seed=1).requires_grad_()
+        if at_once:
+            action, log_p = family.sample_and_log_prob(params, noise)
+        else:
+            action = family.sample(params, noise)
+            log_p = family.log_prob(params, action)
+        values.append((action, log_p))
+        slopes.append(torch.autograd.grad((action.sin().sum(-1) * log_p).sum(), params)[0])
+    assert_near(values[0][0], values[1][0])
+    assert_near(values[0][1], values[1][1])
+    assert_close(slopes[0], slopes[1], rtol=1e-9, atol=1e-9)
+    # In float32 a small deviation is lost next to the mean, and with it what `log_prob` finds.
+    narrow = torch.tensor([[3.0, 3.0, 3.0, -15.0, -15.0, -15.0]])
+    z = noise[:1, 0].float()
+    expected = family.sample_and_log_prob(narrow.double(), z.double())[1].float()
+    assert_close(family.sample_and_log_prob(narrow, z)[1], expected, rtol=1e-5, atol=1e-5)
+
+
+@every_family
+def test_the_uniform_policy_is_uniform_over_the_bounds(family: DiagGaussian):
+    noise = family.draw_noise((100_000,), generator(3))
+    params = torch.full((100_000, 6), torch.nan)  # are not read
+    action = family.to_env(family.uniform(params, noise)).double()
+    low, high = torch.tensor(LOW).double(), torch.tensor(HIGH).double()
+    share = ((action - low) / (high - low)).sort(0).values
+    even = (torch.arange(100_000).double() + 0.5).unsqueeze(-1) / 100_000
+    assert (share - even).abs().max() < 0.006  # Kolmogorov: one time in a thousand
+    far = family.uniform(params[:2], torch.tensor([[-40.0] * 3, [40.0] * 3]))
+    assert far.isfinite().all()
+    assert_close(family.to_env(far).double(), torch.stack((low, high)), rtol=0, atol=1e-6)
+
+
+def test_a_dimension_without_bounds_is_normal_where_all_is_uniform():
+    family = DiagGaussian(2, (-1.0, -math.inf), (1.0, math.inf))
+    noise = family.draw_noise((4,), generator(3))
+    action = family.uniform(torch.zeros(4, 4), noise)
+    assert torch.equal(action[:, 1], noise[:, 1])
+    assert_close(action[:, 0], 2 * Normal(0.0, 1.0).cdf(noise[:, 0]) - 1)

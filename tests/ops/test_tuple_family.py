@@ -218,3 +218,16 @@ def test_tuples_nest():
     flat = TupleFamily(leaf_families(outer))
     assert_near(flat.log_prob(p, action), outer.log_prob(p, action))
     assert leaf_families(Categorical(2)) == (Categorical(2),)
+
+
+def test_the_uniform_policy_takes_every_allowed_choice_alike():
+    family = TupleFamily((Categorical(3), Bernoulli(2), DiagGaussian(1, (-1.0,), (1.0,))))
+    noise = family.draw_noise((30_000,), torch.Generator().manual_seed(0))
+    params = 5.0 * torch.randn(30_000, family.param_size)
+    mask = torch.tensor([1, 0, 1]).expand(30_000, -1)
+    choice, bits, number = family.unpack(family.uniform(family.apply_mask(params, mask), noise))
+    assert torch.bincount(choice, minlength=3).div(30_000).tolist() == pytest.approx(
+        [0.5, 0.0, 0.5], abs=0.015
+    )
+    assert bits.float().mean(0).tolist() == pytest.approx([0.5, 0.5], abs=0.015)
+    assert number.abs().mean().item() == pytest.approx(0.5, abs=0.015)

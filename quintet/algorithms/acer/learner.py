@@ -52,6 +52,7 @@ from quintet.algorithms.acer.metrics import Outputs, Region
 from quintet.algorithms.acer.network import PolicyAndCritic
 from quintet.algorithms.parts.acting import SamplingActor, make_normalizer, masked
 from quintet.algorithms.parts.looks import Looks
+from quintet.algorithms.parts.noise import with_noise
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.options import refuse_aux_losses
 from quintet.algorithms.parts.schedule import find_schedule
@@ -293,12 +294,10 @@ class ACERLearner:
                 whole = self.ranks.whole(batch)
                 means = normalizers.of_rewards(whole, normalizers.rewards(whole.reward))
                 self.trained.interval.add(Statistics(means))
-        record = {**batch.record, "age": age}
-        if not self.sums:  # all learners draw the same noise and take their columns of it
-            shape = (*batch.valid.shape, self.config.dueling_samples + 1)
-            noise = self.family.draw_noise(shape, self.generator)
-            record["noise"] = noise.to(batch.valid.device)
-        batch = replace(batch, record=record)
+        batch = replace(batch, record={**batch.record, "age": age})
+        if not self.sums:
+            samples = self.config.dueling_samples + 1
+            batch = with_noise(batch, self.family, samples, self.generator)
         ends = self.config.truncation_as_termination
         return unrolls_of(batch, self.ranks, normalizers, truncation_as_termination=ends)
 

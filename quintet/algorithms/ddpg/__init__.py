@@ -5,48 +5,47 @@ from pathlib import Path
 from gymnasium import spaces as gym_spaces
 
 from quintet.algorithms.ddpg import config
+from quintet.algorithms.parts.critic_metrics import CRITIC_METRICS
 from quintet.algorithms.registry import Algorithm, Late
 from quintet.observe.metrics import Metric
 
-OWN_METRICS = {
-    "loss/critic": Metric("1", "weighted error of the critic"),
-    "loss/actor": Metric("reward units", "minus the critic's mean value of the policy's actions"),
-    "q/prediction_mean": Metric("reward units", "mean value of the replayed actions"),
-    "q/target_mean": Metric("reward units", "mean target of these values"),
-    "q/error_abs_mean": Metric("reward units", "mean absolute difference of the two"),
-    "q/target_bound_frac": Metric(
-        "1", "largest absolute target over the bound of returns, max |reward| / (1 - gamma)"
-    ),
-    "q/collected_mean": Metric("reward units", "mean value of the actions that were executed"),
-    "exploration/action_mean": Metric(
-        "half the action range", "mean of executed actions, over dimensions too"
-    ),
-    "exploration/action_std": Metric("half the action range", "their standard deviation"),
-    "exploration/action_saturation_frac": Metric("1", "share of them within 0.01 of a bound"),
-    "exploration/param_noise_std": Metric("1", "standard deviation of parameter noise"),
-    "exploration/param_noise_distance": Metric(
-        "half the action range", "how far parameter noise moves actions, root mean square"
-    ),
-    "optim/actor_grad_norm": Metric("1", "norm of the policy's gradient before clipping"),
-    "optim/critic_grad_norm": Metric("1", "norm of the critic's gradient before clipping"),
-    "optim/actor_learning_rate": Metric("1", "learning rate of the policy"),
-    "optim/critic_learning_rate": Metric("1", "learning rate of the critic"),
-    "normalizer/target_mean": Metric("reward units", "running mean of the critic's targets"),
-    "normalizer/target_std": Metric("reward units", "running standard deviation of these"),
-} | {
-    f"reference/{name}_{what}": Metric(unit, f"{which} of {meaning}, on a batch that stays")
-    for name, unit, meaning in (
-        ("q", "reward units", "the values of replayed actions"),
-        ("actor_q", "reward units", "the values of the policy's actions"),
-        ("action", "half the action range", "the policy's actions"),
-        (
-            "perturbed_action",
-            "half the action range",
-            "the actions of a policy with parameter noise",
+OWN_METRICS = (
+    CRITIC_METRICS
+    | {
+        "loss/actor": Metric(
+            "reward units", "minus the critic's mean value of the policy's actions"
         ),
-    )
-    for what, which in (("mean", "mean"), ("std", "standard deviation"))
-}
+        "q/target_bound_frac": Metric(
+            "1", "largest absolute target over the bound of returns, max |reward| / (1 - gamma)"
+        ),
+        "q/collected_mean": Metric("reward units", "mean value of the actions that were executed"),
+        "exploration/action_mean": Metric(
+            "half the action range", "mean of executed actions, over dimensions too"
+        ),
+        "exploration/action_std": Metric("half the action range", "their standard deviation"),
+        "exploration/action_saturation_frac": Metric("1", "share of them within 0.01 of a bound"),
+        "exploration/param_noise_std": Metric("1", "standard deviation of parameter noise"),
+        "exploration/param_noise_distance": Metric(
+            "half the action range", "how far parameter noise moves actions, root mean square"
+        ),
+        "normalizer/target_mean": Metric("reward units", "running mean of the critic's targets"),
+        "normalizer/target_std": Metric("reward units", "running standard deviation of these"),
+    }
+    | {
+        f"reference/{name}_{what}": Metric(unit, f"{which} of {meaning}, on a batch that stays")
+        for name, unit, meaning in (
+            ("q", "reward units", "the values of replayed actions"),
+            ("actor_q", "reward units", "the values of the policy's actions"),
+            ("action", "half the action range", "the policy's actions"),
+            (
+                "perturbed_action",
+                "half the action range",
+                "the actions of a policy with parameter noise",
+            ),
+        )
+        for what, which in (("mean", "mean"), ("std", "standard deviation"))
+    }
+)
 
 ENTRY = Algorithm(
     config=config.DDPGConfig,

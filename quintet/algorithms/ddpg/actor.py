@@ -8,7 +8,7 @@ from torch.func import functional_call
 
 from quintet.algorithms.ddpg.config import DDPGConfig
 from quintet.algorithms.ddpg.exploration import ou_step, perturbation
-from quintet.algorithms.ddpg.network import Policy, action_box, perturbable
+from quintet.algorithms.ddpg.network import Policy, perturbable
 from quintet.algorithms.parts.acting import WARMING_UP, make_normalizer
 from quintet.algorithms.parts.setup import PLAIN, Compute
 from quintet.models.compiled import Graph
@@ -35,8 +35,8 @@ class DDPGActor:
 
     def __init__(self, config: DDPGConfig, model: ModelConfig, spaces: Spaces, compute: Compute):
         self.config, self.sizes = config, config.noise
-        self.box = action_box(spaces)
         self.network = Policy(spaces, model, None, compute.precision).to(compute.act_on)
+        self.box = self.network.box
         self.normalizer = make_normalizer(config, model, spaces).to(compute.act_on)
         named = dict(sorted(self.network.named_parameters()))
         self.shapes = {name: p.shape for name, p in named.items()}

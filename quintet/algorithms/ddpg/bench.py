@@ -5,73 +5,50 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from quintet.algorithms.parts.bare import CPU, Named, adam, update_of
-from quintet.algorithms.parts.work import Count, Work
+from quintet.algorithms.parts.bare import CPU, Named, adam, transitions, update_of
+from quintet.algorithms.parts.work import ReplayWork
 from quintet.models.encoders import layers
 from quintet.models.precision import Precision, autocast
 from quintet.types import Spaces
 
 Data = tuple[Tensor, ...]
 
-UNROLL_STEPS = 8
-"""env_steps of a stream between two rounds of updates from replay."""
-
 
 @final
-class DDPGWork(Work):
+class DDPGWork(ReplayWork):
     """Work of DDPG.
 
-    minibatch: transitions per optimizer step.
-    updates_per_step: updates per env_step, each one step of both networks and of their targets.
-    tau: fraction by which the targets then move.
     noise_std: standard deviation of Gaussian action noise.
-    buffer_size: transitions kept.
     """
 
     tables = Path(__file__).with_name("workloads.toml")
 
     algo: Literal["ddpg"]
-    obs: Literal["vector"]
-    optimizer: Literal["adam"]
-    adam_eps: float
-    minibatch: Count
-    updates_per_step: float = Field(gt=0)
-    tau: float
     noise_std: float
-    buffer_size: Count
-    learning_starts: Count
-
-    @property
-    def update_rows(self) -> int:
-        return self.minibatch
 
     def options(self) -> dict[str, Any]:
         return super().options() | {
             "model.layer_norm": False,
-            "adam_epsilon": self.adam_eps,
-            "unroll_steps": UNROLL_STEPS,
-            "batch_size": self.minibatch,
-            "updates_per_env_step": self.updates_per_step,
-            "replay_capacity_steps": self.buffer_size,
-            "replay_start_steps": self.learning_starts,
             "warmup_policy": "uniform",
             "exploration": f"normal_{self.noise_std:g}",
             "action_layer": 1,
             "critic_l2_coef": 0.0,
-            "actor_lr": self.learning_rate,
-            "critic_lr": self.learning_rate,
-            "tau": self.tau,
         }
 
     def acting(self, spaces: Spaces) -> Callable[[Tensor], object]:
         return BareNetworks(self, spaces).policy
 
     def update(self, spaces: Spaces, precision: Precision, compiled: bool) -> Callable[[], object]:
-        return update(self, BareNetworks(self, spaces), precision, batch(self, spaces), compiled)
+        return update(
+            self,
+            BareNetworks(self, spaces),
+            precision,
+            transitions(self.minibatch, spaces),
+            compiled,
+        )
 
 
 @final
@@ -95,14 +72,6 @@ class BareNetworks(nn.Module):
             return found
         value: Tensor = self.critic(torch.cat((obs, action), -1))
         return value.squeeze(-1)
-
-
-def batch(work: DDPGWork, spaces: Spaces) -> Data:
-    """Observation, action, reward, next observation and end of random transitions."""
-    rows, shape = work.minibatch, spaces.observation.shape or ()
-    obs, next_obs = torch.randn(2, rows, *shape)
-    action = 2.0 * torch.rand(rows, *(spaces.action.shape or ())) - 1.0
-    return obs, action, torch.randn(rows), next_obs, torch.zeros(rows)
 
 
 def losses(

@@ -20,10 +20,8 @@ from quintet.bounds import (
     Layers,
     NotNegative,
     Positive,
-    Rows,
     Share,
     Steps,
-    StepsFrom0,
     Unroll,
 )
 from quintet.models.config import ModelConfig
@@ -78,19 +76,14 @@ class DDPGConfig(Options):
     """updates per env_step of all streams together"""
     updates_per_cycle: Count | None = option(None, faster="lower")
     """updates after unroll_steps of every stream, in place of updates_per_env_step"""
-    replay_capacity_steps: Steps = option(1_000_000, also=parts.CAPACITY)
-    """env_steps kept in replay"""
-    replay_start_steps: StepsFrom0 = option(0, at_most="replay_capacity_steps", also=parts.START)
-    """env_steps before the first update, at least batch_size"""
+    replay_capacity_steps: parts.ReplayCapacitySteps = 1_000_000
+    replay_start_steps: parts.ReplayStartSteps = 0
     warmup_policy: Literal["noise", "uniform"] = option("noise", needs="replay_start_steps > 0")
     """actions until replay_start_steps; noise: the policy's, with noise; uniform: random"""
-    batch_size: Rows = option(64, faster="lower", also="train_batch_size")
-    """transitions per update"""
+    batch_size: parts.BatchSize = 64
     gamma: parts.Gamma = 0.99
-    n_step: Unroll = option(1, also="n_steps")
-    """number of rewards in a target before the value"""
-    reward_scale: Positive = option(1.0, tune=FACTOR)
-    """factor by which rewards are multiplied for learning"""
+    n_step: parts.NStep = 1
+    reward_scale: parts.RewardScale = 1.0
     truncation_as_termination: parts.TruncationAsTermination = False
 
     # Networks and losses
@@ -127,8 +120,7 @@ class DDPGConfig(Options):
     normalize_observations: parts.NormalizeObservations = True
     normalize_pictures: parts.NormalizePictures = False
     observation_clip: parts.ObservationClip = 5.0
-    normalizer_variance_epsilon: Positive = option(1e-2, needs=_OBSERVATIONS)
-    """term added to the variance inside the root"""
+    normalizer_variance_epsilon: parts.ObservationVarianceEpsilon = 1e-2
     update_normalizers: bool = option(True, needs=f"{_OBSERVATIONS} or normalize_returns")
     """update the normalisers' statistics; false: keep them, for fine-tuning with init_from"""
     normalize_returns: bool = False
@@ -143,20 +135,12 @@ class DDPGConfig(Options):
     """weight of a batch in the targets' statistics; none: all targets have the same weight"""
 
     # Optimisation
-    actor_lr: Positive = option(1e-4, tune=USUAL, also="lr learning_rate")
-    """Adam's rate for the policy"""
-    critic_lr: Positive = option(1e-3, tune=USUAL, also="lr learning_rate")
-    """Adam's rate for the critic"""
-    lr_schedule: CodeName = parts.schedule(
-        "constant",
-        ("constant", "linear"),
-        "schedule of both rates; constant; linear: to 0 at the end of the budget",
-    )
+    actor_lr: parts.ActorLr = 1e-4
+    critic_lr: parts.CriticLr = 1e-3
+    lr_schedule: CodeName = parts.rates_schedule()
     adam_epsilon: parts.AdamEpsilon = 1e-8
-    tau: Share = option(0.01, tune=USUAL, also="polyak")
-    """fraction by which the target networks move to the networks per update"""
-    max_grad_norm: Positive | None = option(None, tune=FACTOR, also=parts.MAX_GRAD_NORM)
-    """largest norm of each network's gradient; none: no bound"""
+    tau: parts.Tau = 0.01
+    max_grad_norm: parts.MaxGradNorms = None
     check_numerics: parts.CheckNumerics = False
 
     @field_validator("exploration")
@@ -202,17 +186,7 @@ def check(
             f"{config.action_layer}: after it values would be linear in the action; lower it or "
             "give model.value_hidden more layers"
         )
-    if total_env_steps <= config.start_steps:
-        faults.append(
-            f"total_env_steps must be above replay_start_steps and batch_size, got "
-            f"{total_env_steps} and {config.start_steps}; raise it, or nothing is learned"
-        )
-    if config.replay_capacity_steps < config.unroll_steps * num_streams:
-        faults.append(
-            f"replay_capacity_steps must be at least unroll_steps x streams = "
-            f"{config.unroll_steps * num_streams}, got {config.replay_capacity_steps}; raise it"
-        )
-    return faults
+    return faults + parts.replay_faults(config, num_streams, total_env_steps)
 
 
 def reward_scaling(config: DDPGConfig) -> str:

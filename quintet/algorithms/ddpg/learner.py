@@ -40,9 +40,9 @@ from quintet.algorithms.ddpg.actor import PARAM_SCALE
 from quintet.algorithms.ddpg.config import DDPGConfig, Knobs
 from quintet.algorithms.ddpg.exploration import adapted, perturbation
 from quintet.algorithms.ddpg.metrics import Outputs
-from quintet.algorithms.ddpg.network import Networks, action_box, perturbable
+from quintet.algorithms.ddpg.network import Networks, perturbable
 from quintet.algorithms.ddpg.popart import TargetStatistics, rescale_
-from quintet.algorithms.ddpg.transitions import Transitions, transitions_of
+from quintet.algorithms.ddpg.transitions import Transitions
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import Warmup, make_normalizer
 from quintet.algorithms.parts.options import refuse_aux_losses
@@ -50,10 +50,11 @@ from quintet.algorithms.parts.schedule import find_decay
 from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Parameters, Trained, knobs_of
+from quintet.algorithms.parts.windows import windows_of
 from quintet.models.compiled import Graph
 from quintet.models.config import ModelConfig
 from quintet.models.flat import strip_prefix, views_of
-from quintet.ops import returns, schedules, value_losses
+from quintet.ops import schedules, value_losses
 from quintet.options import require_tunable
 from quintet.protocols import DataPlan, ReplayPlan
 from quintet.spaces import leaf_spec, observation_leaves
@@ -109,7 +110,7 @@ class DDPGLearner:
         # Of the first update; of the same form before, as several learners exchange their state.
         leaves, rows = observation_leaves(spaces.observation), config.batch_size
         specs = {f"obs/{name}": leaf_spec(leaf) for name, leaf in leaves.items()}
-        specs["action"] = TensorSpec((action_box(spaces).size,), torch.float32)
+        specs["action"] = TensorSpec((network.actor.box.size,), torch.float32)
         self.reference = {
             name: torch.zeros(rows, *spec.shape, dtype=spec.dtype, device=setup.device)
             for name, spec in specs.items()
@@ -132,16 +133,16 @@ class DDPGLearner:
         ``total = value_coef * mean(0.5 * (Q(s, a) - target)^2) - mean(Q(s, pi(s)))
         + 0.5 * critic_l2_coef * sum(w^2)``; the second term is differentiated by the policy alone.
         """
-        config, network, rows = self.config, self.network, len(own.action)
+        config, network, windows = self.config, self.network, own.windows
         actor, critic = self._split(parameters)
-        obs = {name: x[:rows] for name, x in own.obs.items()}
+        obs = windows.first
         mean, std = own.spread.unbind()
         target = own.target
         if target is None:
             scalars = torch.as_tensor(knobs.gamma), torch.as_tensor(knobs.reward_scale)
             target = self._targets_of(own, torch.stack(scalars))
 
-        q = functional_call(network.critic, critic, (obs, own.action))
+        q = functional_call(network.critic, critic, (obs, windows.action))
         if config.critic_huber_delta is None:
             error = value_losses.squared(q, (target - mean) / std)
         else:
@@ -151,8 +152,8 @@ class DDPGLearner:
         q_of_policy = functional_call(network.critic, fixed, (obs, action)) * std + mean
 
         # Each of several learners divides by the rows of the whole batch.
-        critic_loss = knobs.value_coef * error.sum() / own.rows
-        actor_loss = -q_of_policy.sum() / own.rows
+        critic_loss = knobs.value_coef * error.sum() / windows.rows
+        actor_loss = -q_of_policy.sum() / windows.rows
         l2_loss = zero = torch.zeros_like(critic_loss)
         if config.critic_l2_coef > 0:
             squares = torch.stack([parameters[name].square().sum() for name in self.penalised])
@@ -170,16 +171,13 @@ class DDPGLearner:
 
         numbers: gamma and the factor of rewards ``[2]``.
         """
-        rows = len(own.action)
         gamma, scale = numbers.unbind()
         mean, std = own.spread.unbind()
-        obs = {name: x[rows:] for name, x in own.obs.items()}
+        obs = own.windows.following
         actor, critic = self._split(self.trained.averaged())
         action = functional_call(self.network.actor, actor, (obs,))
         v = functional_call(self.network.critic, critic, (obs, action)) * std + mean
-        r_t = scale * torch.where(own.valid, own.reward, 0.0)
-        discount_t = gamma * (~own.terminal).float()
-        target = returns.n_step(r_t, discount_t, (~own.cut).float(), v.view(-1, rows), n=None)[0]
+        target = own.windows.returns(v, gamma, scale)
         low, high = self.config.return_range
         return target.clamp(low, high) if (low, high) != (-math.inf, math.inf) else target
 
@@ -225,12 +223,11 @@ class DDPGLearner:
                 of_rows = whole.action if name == "action" else whole.obs[name.removeprefix("obs/")]
                 x.copy_(of_rows[0])
             self.has_reference = True
-        own = transitions_of(
-            batch, self.ranks, self.normalizer, self.targets.numbers(),
-            truncation_as_termination=config.truncation_as_termination,
-        )  # fmt: skip
+        ends = config.truncation_as_termination
+        windows = windows_of(batch, self.ranks, self.normalizer, truncation_as_termination=ends)
+        own = Transitions(windows, None, self.targets.numbers())
         if config.noise.param and self.updates % config.adapt_interval_updates == 0:
-            self._adapt({name: x[: len(own.action)] for name, x in own.obs.items()})
+            self._adapt(windows.first)
         if config.normalize_returns:
             target = self._known_targets(own)
             own = replace(own, target=target, spread=self.targets.numbers())

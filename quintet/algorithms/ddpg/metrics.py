@@ -10,7 +10,7 @@ from torch import Tensor
 from quintet.algorithms.ddpg.config import DDPGConfig, Knobs
 from quintet.algorithms.ddpg.transitions import Transitions
 from quintet.algorithms.parts import diagnostics, judgements
-from quintet.algorithms.parts.off_policy_statistics import fit, with_fit
+from quintet.algorithms.parts.off_policy_statistics import critic_means, with_critic_fit
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.protocols import Evidence, Part, Range
 from quintet.types import Spaces
@@ -27,14 +27,7 @@ _LARGEST = "q/target_abs_max"
 
 
 _POLICY = (
-    Evidence(
-        "exploration/action_saturation_frac",
-        "share of actions at a bound",
-        Range(high=0.8),
-        Range(high=0.97),
-        above="where tanh is flat a policy hardly learns",
-        after_updates=judgements.LEAST_UPDATES,  # before, actions may be uniform
-    ),
+    judgements.saturated("exploration/action_saturation_frac"),
     Evidence(
         "reference/action_std",
         "std of the policy's actions over a fixed batch",
@@ -104,14 +97,9 @@ class Outputs(NamedTuple):
 def statistics(outputs: Outputs, own: Transitions, knobs: Knobs) -> Statistics:  # noqa: ARG001
     """Statistics of a batch; with several learners, one learner's share."""
     mean, std = own.spread.unbind()
-    value, target = outputs.q * std + mean, outputs.target
-    means = {
-        "q/prediction_mean": value.sum() / own.rows,
-        "q/target_mean": target.sum() / own.rows,
-        "q/error_abs_mean": (value - target).abs().sum() / own.rows,
-    }
+    value, target, rows = outputs.q * std + mean, outputs.target, own.windows.rows
     greatest = {_LARGEST: target.abs().max()}
-    return Statistics(outputs.losses | means | fit(value, target, own.rows), greatest=greatest)
+    return Statistics(outputs.losses | critic_means(value, target, rows), greatest=greatest)
 
 
 def finished(values: Mapping[str, float], bound: float) -> dict[str, float]:
@@ -119,11 +107,8 @@ def finished(values: Mapping[str, float], bound: float) -> dict[str, float]:
 
     bound: of absolute returns, as targets are scaled; infinite without discount.
     """
-    if "q/target_mean" not in values:
-        return dict(values)
-    values = with_fit(values)
-    largest = values.pop(_LARGEST)
-    if 0.0 < bound < math.inf:
+    values = with_critic_fit(values)
+    largest = values.pop(_LARGEST, None)
+    if largest is not None and 0.0 < bound < math.inf:
         values["q/target_bound_frac"] = largest / bound
-    del values["value/target_mean"]  # the same as q/target_mean
     return values

@@ -88,7 +88,7 @@ class Warmup:
         self.steps, self.collected = steps, 0
 
     def count(self, batch: Rollout) -> None:
-        """Counts the rows of a fresh batch."""
+        """Counts the rows of a fresh batch, which this learner has whole."""
         self.collected += int(batch.valid.sum())
 
     def published(self) -> dict[str, Tensor]:
@@ -115,9 +115,17 @@ class PolicyNetwork(Protocol):
         ...
 
 
+_NOISE = "noise"
+"""Name in an actor's private state: the last noise."""
+
+
 @final
 class SamplingActor:
-    """Samples actions, and records for each what its learner requests."""
+    """Samples actions, and records for each what its learner requests.
+
+    Actions are uniform while a publication says so (`Warmup`); records are those of the policy all
+    the same, so a learner that corrects by ratios must not warm up.
+    """
 
     def __init__(
         self,
@@ -125,9 +133,16 @@ class SamplingActor:
         normalizer: ObservationNormalizer | None,
         records: tuple[Recorded, ...],
         compute: Compute = PLAIN,
+        correlation: float = 0.0,
     ):
-        """network: an nn.Module; normalizer: None leaves observations unchanged."""
+        """network: an nn.Module; normalizer: None leaves observations unchanged.
+        correlation: of a step's noise with that of the step before, in one episode; each step's own
+            distribution stays what it is. Not 0 only for noise that is normal, and not for policies
+            that are asked for records, as exports are.
+        """
         assert isinstance(network, nn.Module)
+        self.correlation = 0.0 if compute.records is not None else correlation
+        self.warming_up = False
         self.network, self.family = network.to(compute.act_on), network.family
         normalizer = ObservationNormalizer({}, 1.0, 1.0) if normalizer is None else normalizer
         self.normalizer = normalizer.to(compute.act_on)
@@ -155,23 +170,45 @@ class SamplingActor:
 
     def load(self, publication: Publication) -> None:
         self.tensors.load(publication.tensors)
+        self.warming_up = bool(publication.tensors.get(WARMING_UP, False))
 
     @property
     def state_specs(self) -> dict[str, TensorSpec]:
         return self.network.state_specs
 
     def initial_state(self, num_streams: int) -> State:
-        return self.network.initial_state(num_streams) if self._remembers else {}
+        state = self.network.initial_state(num_streams) if self._remembers else {}
+        if self.correlation:
+            parameter = next(self.network.parameters())
+            shape = num_streams, self.family.noise_size
+            state = {**state, _NOISE: torch.zeros(shape, device=parameter.device)}
+        return state
 
     def draw_noise(self, steps: int, num_streams: int, generator: torch.Generator) -> Tensor:
         return self.family.draw_noise((steps, num_streams), generator)
 
+    def _follows(self, noise: Tensor, last: Tensor, is_first: Tensor) -> Tensor:
+        """Noise that is correlated with the last one, except where an episode begins."""
+        rest = (1.0 - self.correlation**2) ** 0.5
+        return torch.where(is_first.unsqueeze(-1), noise, self.correlation * last + rest * noise)
+
     @torch.inference_mode()
     def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:
-        if noise is not None:
-            return ActOutput(*self.sample(obs, state, is_first, noise))
-        params, value, state = self._forward(obs, state, is_first)
-        return ActOutput(*self._chosen(self.family.mode(params), params, value), state)
+        private: dict[str, Tensor] = {}
+        if self.correlation:
+            private = {_NOISE: state[_NOISE]}
+            state = {name: x for name, x in state.items() if name != _NOISE}
+            if noise is not None:
+                noise = private[_NOISE] = self._follows(noise, private[_NOISE], is_first)
+        if noise is not None and not self.warming_up:
+            action, env_action, record, after = self.sample(obs, state, is_first, noise)
+        else:
+            params, value, after = self._forward(obs, state, is_first)
+            action = self.family.mode(params)
+            if noise is not None:
+                action = self.family.uniform(params, noise)
+            action, env_action, record = self._chosen(action, params, value)
+        return ActOutput(action, env_action, record, {**after, **private})
 
     def _sample(
         self, obs: Obs, state: State, is_first: Tensor, noise: Tensor

@@ -39,6 +39,13 @@ def action_size(spaces: Spaces) -> int:
     return int(space.shape[0] if space.shape else space.n)
 
 
+def transitions(rows: int, spaces: Spaces) -> tuple[Tensor, ...]:
+    """Observation, action, reward, next observation and end of random transitions."""
+    obs, next_obs = torch.randn(2, rows, *(spaces.observation.shape or ()))
+    action = 2.0 * torch.rand(rows, *(spaces.action.shape or ())) - 1.0
+    return obs, action, torch.randn(rows), next_obs, torch.zeros(rows)
+
+
 @final
 class BareActorCritic(nn.Module):
     """The workload's network in plain torch layers.

@@ -49,6 +49,19 @@ def clipped(possible: float = MAX_CLIP_FRAC) -> Evidence:
     return Evidence("policy/clip_frac", "share clipped", *most, above=_SLOWER)
 
 
+def saturated(metric: str, *, needed: bool = False) -> Evidence:
+    """Evidence from the share of actions at a bound, of policies that end in a tanh."""
+    return Evidence(
+        metric,
+        "share of actions at a bound",
+        Range(high=0.8),
+        Range(high=0.97),
+        above="where tanh is flat a policy hardly learns",
+        after_updates=LEAST_UPDATES,  # before, actions may be uniform
+        needed=needed,
+    )
+
+
 def gradient(bound: float | None, metric: str = "optim/grad_norm") -> tuple[Evidence, ...]:
     """Evidence from the gradient's norm and its bound; without a bound Adam and RMSProp divide by
     the norm."""

@@ -112,6 +112,27 @@ def with_spreads(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 @torch.no_grad()
+def critic_means(q: Tensor, target: Tensor, count: int) -> dict[str, Tensor]:
+    """Means of a critic's predictions and their targets ``[N]``, with those that
+    `with_critic_fit` reads; `count`: rows of all ranks."""
+    return {
+        "q/prediction_mean": q.sum() / count,
+        "q/target_mean": target.sum() / count,
+        "q/error_abs_mean": (q - target).abs().sum() / count,
+        **fit(q, target, count),
+    }
+
+
+def with_critic_fit(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of an interval from its `critic_means`, if there are any."""
+    if _TARGET not in metrics:
+        return dict(metrics)
+    values = with_fit(metrics)
+    del values[_TARGET]  # the same as q/target_mean
+    return values
+
+
+@torch.no_grad()
 def fit(value: Tensor, target: Tensor, count: int) -> dict[str, Tensor]:
     """The means that `with_fit` reads, from values and targets ``[N]``; `count`: rows of all
     ranks."""

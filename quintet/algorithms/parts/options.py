@@ -2,7 +2,18 @@
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
-from quintet.bounds import Bounded, Count, Fraction, NotNegative, Positive
+from quintet.bounds import (
+    Bounded,
+    Count,
+    Fraction,
+    NotNegative,
+    Positive,
+    Rows,
+    Share,
+    Steps,
+    StepsFrom0,
+    Unroll,
+)
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
 from quintet.options import FACTOR, NEAR_1, USUAL, Needs, option
@@ -148,6 +159,49 @@ MaxGradNorm = Annotated[
         doc="largest global norm of the gradient; none: no bound", tune=USUAL, also=MAX_GRAD_NORM
     ),
 ]
+ReplayCapacitySteps = Annotated[Steps, option(doc="env_steps kept in replay", also=CAPACITY)]
+ReplayStartSteps = Annotated[
+    StepsFrom0,
+    option(
+        doc="env_steps before the first update, at least batch_size",
+        at_most="replay_capacity_steps",
+        also=START,
+    ),
+]
+BatchSize = Annotated[
+    Rows, option(doc="transitions per update", faster="lower", also="train_batch_size")
+]
+NStep = Annotated[
+    Unroll, option(doc="number of rewards in a target before the value", also="n_steps")
+]
+RewardScale = Annotated[
+    Positive, option(doc="factor by which rewards are multiplied for learning", tune=FACTOR)
+]
+ObservationVarianceEpsilon = Annotated[
+    Positive, option(doc="term added to the variance inside the root", needs=_OBSERVATIONS)
+]
+ActorLr = Annotated[
+    Positive, option(doc="Adam's rate for the policy", tune=USUAL, also="lr learning_rate")
+]
+CriticLr = Annotated[
+    Positive, option(doc="Adam's rate for the critic", tune=USUAL, also="lr learning_rate")
+]
+Tau = Annotated[
+    Share,
+    option(
+        doc="fraction by which the target networks move to the networks per update",
+        tune=USUAL,
+        also="polyak",
+    ),
+]
+MaxGradNorms = Annotated[
+    Positive | None,
+    option(
+        doc="largest norm of each network's gradient; none: no bound",
+        tune=FACTOR,
+        also=MAX_GRAD_NORM,
+    ),
+]
 CheckNumerics = Annotated[
     bool,
     option(
@@ -168,6 +222,29 @@ def schedule(default: str, words: tuple[str, ...], doc: str) -> Any:
     info = option(default, doc=f"{doc}; {own}", also="anneal_lr lr_decay lrschedule")
     info.metadata.append(words_or_code(*words))
     return info
+
+
+def rates_schedule() -> Any:
+    """The field of the schedule of several rates."""
+    words = ("constant", "linear")
+    doc = "schedule of all rates; constant; linear: to 0 at the end of the budget"
+    return schedule("constant", words, doc)
+
+
+def replay_faults(config: Any, num_streams: int, total_env_steps: int) -> list[str]:
+    """Faults of the options of a replay, one sentence each."""
+    faults = []
+    if total_env_steps <= config.start_steps:
+        faults.append(
+            f"total_env_steps must be above replay_start_steps and batch_size, got "
+            f"{total_env_steps} and {config.start_steps}; raise it, or nothing is learned"
+        )
+    if config.replay_capacity_steps < config.unroll_steps * num_streams:
+        faults.append(
+            f"replay_capacity_steps must be at least unroll_steps x streams = "
+            f"{config.unroll_steps * num_streams}, got {config.replay_capacity_steps}; raise it"
+        )
+    return faults
 
 
 def reward_scaling(config: Any) -> str:

@@ -108,10 +108,18 @@ class Interval:
         """All finite values by name; starts the next interval."""
         for names in [*self._waiting]:
             self._fold(names)
+        sums: dict[str, tuple[float, int]] = {}
         values: dict[str, float] = {}
         for names, (total, count, highest) in self._sums.items():
-            vector = torch.cat((total / count, highest)).cpu()
-            values |= {n: x.item() for n, x in names.by_name(vector.unsqueeze(0)).items()}
+            for name, x, n in zip(names.means, total.tolist(), count.tolist(), strict=True):
+                so_far, steps = sums.get(name, (0.0, 0))
+                sums[name] = so_far + x, steps + n
+            extremes = highest.tolist()
+            for name, x in zip(names.least, extremes[: len(names.least)], strict=True):
+                values[name] = min(-x, values.get(name, math.inf))
+            for name, x in zip(names.greatest, extremes[len(names.least) :], strict=True):
+                values[name] = max(x, values.get(name, -math.inf))
+        values = {name: x / n for name, (x, n) in sums.items() if n} | values
         values |= {name: math.fsum(x) / len(x) for name, x in self._numbers.items()}
         self._sums, self._numbers = {}, {}
         return {name: x for name, x in values.items() if math.isfinite(x)}

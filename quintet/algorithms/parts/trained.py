@@ -73,6 +73,11 @@ class Segment(NamedTuple):
     shapes: dict[str, torch.Size]
 
 
+Kind = tuple[Names, tuple[int, ...]]
+"""Names of a step's statistics, which are fewer in some steps if the loss then has fewer terms, and
+numbers of the segments that sit it out."""
+
+
 class StepOptions(NamedTuple):
     """The size of one step of one segment.
 
@@ -171,7 +176,7 @@ class Trained(Generic[B, K]):
         self._own = self._own or ("optim/grad_norm", "optim/grad_clip_frac")
         self._num_knobs = len(knobs._fields)  # type: ignore[attr-defined]
         self._names = Names(())
-        self._pending: list[Tensor] = []
+        self._pending: list[tuple[Kind, Tensor]] = []
         compiles, alone = setup.compute.compile, self.ranks.size == 1
         self._whole = Graph(self._compiled_step) if compiles and alone else None
         self._parts = None
@@ -206,6 +211,7 @@ class Trained(Generic[B, K]):
             and its optimizer's memory stay unchanged.
         polyak: weight of the new weights in the average; 1 makes it their copy.
         """
+        resting = tuple(i for i, each in enumerate(options) if each is None)
         for segment, each in zip(self.segments, options, strict=True):
             if each is None:
                 if self.optimizer.momentum:
@@ -217,14 +223,16 @@ class Trained(Generic[B, K]):
             self._clear_subnormals()
         packed = self._packed(knobs, options, polyak)
         if self._whole is not None:
-            self._pending.append(self._whole(batch, packed))
+            vector = self._whole(batch, packed)
+            self._pending.append(((self._names, resting), vector))
             return
         gradient, apply = self._parts or (self._gradient, self._apply)
         grad, of_loss = gradient(batch, packed)
         if self.ranks.size > 1:
             grad = self.ranks.sum(grad)
             of_loss = self._names.over_ranks(self.ranks.gather(of_loss))
-        self._pending.append(torch.cat((apply(grad, packed), of_loss)))
+        vector = torch.cat((apply(grad, packed), of_loss))
+        self._pending.append(((self._names, resting), vector))
 
     def _clear_subnormals(self) -> None:
         """Sets subnormal numbers in the optimizer's memory to 0.  The moments of weights whose
@@ -363,12 +371,15 @@ class Trained(Generic[B, K]):
         return len(self._pending)
 
     def recent(self, begin: int = 0, end: int | None = None) -> dict[str, Tensor]:
-        """Statistics over those of the steps since `fold` that have these numbers, by name."""
-        return self._all_names.by_name(torch.stack(self._pending[begin:end]))
+        """Statistics over those of the steps since `fold` that have these numbers, by name; not for
+        learners whose segments sit steps out.
+        """
+        vectors = torch.stack([vector for _, vector in self._pending[begin:end]])
+        return self._all(self._names).by_name(vectors)
 
-    @property
-    def _all_names(self) -> Names:
-        return Names((*self._own, *self._names.means), *self._names[1:])
+    def _all(self, names: Names) -> Names:
+        """Names of all statistics of a step, with its own in front of those of the loss."""
+        return Names((*self._own, *names.means), *names[1:])
 
     def fold(self) -> None:
         """Adds the waiting steps' statistics to the interval.  Waits for a GPU, as the following
@@ -378,18 +389,25 @@ class Trained(Generic[B, K]):
             NonFiniteError: a loss or the gradient's norm is not finite; names the first such step
                 and loss or norm.
         """
-        if not self._pending:
-            return
-        vectors, self._pending = torch.stack(self._pending), []
-        columns = _required_finite(self._own, self._names.means)
+        pending, self._pending = self._pending, []
+        for kind in dict.fromkeys(kind for kind, _ in pending):
+            rows = [i for i, (own, _) in enumerate(pending) if own == kind]
+            vectors = torch.stack([pending[i][1] for i in rows])
+            self._add(kind, vectors, [self.steps - len(pending) + i for i in rows])
+
+    def _add(self, kind: Kind, vectors: Tensor, steps: list[int]) -> None:
+        """Adds the vectors ``[K, N]`` of K steps, counted from 0, to the interval."""
+        names, resting = kind
+        columns = _required_finite(self._own, names.means)
         looked_at = vectors[:, columns]
         finite = looked_at.isfinite()
         if not finite.all():
             row, column = (~finite).nonzero()[0].tolist()
-            update = self.steps - len(vectors) + row + 1
-            name = self._all_names.means[columns[column]]
-            raise not_finite(name, looked_at[row, column], f"at update {update}")
-        self.interval.add_vectors(self._all_names, vectors)
+            name = self._all(names).means[columns[column]]
+            raise not_finite(name, looked_at[row, column], f"at update {steps[row] + 1}")
+        if resting:
+            vectors[:, list(resting)] = torch.nan  # of gradients that were not needed
+        self.interval.add_vectors(self._all(names), vectors)
 
     def fold_when_due(self) -> None:
         """Folds every FOLD_EVERY steps, and at once if a loss or the gradient of the last step
@@ -399,8 +417,8 @@ class Trained(Generic[B, K]):
         Raises:
             NonFiniteError: as `fold`.
         """
-        last = self._pending[-1].tolist()
-        columns = _required_finite(self._own, self._names.means)
+        (names, _), vector = self._pending[-1]
+        last, columns = vector.tolist(), _required_finite(self._own, names.means)
         if self.pending >= FOLD_EVERY or not all(math.isfinite(last[k]) for k in columns):
             self.fold()
 

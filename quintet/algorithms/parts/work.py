@@ -105,8 +105,47 @@ class Work(BaseModel):
         """One bare optimizer step on random rows."""
 
 
+REPLAY_UNROLL_STEPS = 8
+"""env_steps of a stream between two rounds of updates from replay."""
+
 Rows = tuple[Tensor, ...]
 """Observation, action, advantage, return, log-probability."""
+
+
+class ReplayWork(Work):
+    """Work of learners that learn from replay after every step of their actors.
+
+    minibatch: transitions per optimizer step.
+    updates_per_step: updates per env_step, each one step of all networks and of their targets.
+    tau: fraction by which the targets then move.
+    buffer_size: transitions kept.
+    """
+
+    obs: Literal["vector"]
+    optimizer: Literal["adam"]
+    adam_eps: float
+    minibatch: Count
+    updates_per_step: float = Field(gt=0)
+    tau: float
+    buffer_size: Count
+    learning_starts: Count
+
+    @property
+    def update_rows(self) -> int:
+        return self.minibatch
+
+    def options(self) -> dict[str, Any]:
+        return super().options() | {
+            "adam_epsilon": self.adam_eps,
+            "unroll_steps": REPLAY_UNROLL_STEPS,
+            "batch_size": self.minibatch,
+            "updates_per_env_step": self.updates_per_step,
+            "replay_capacity_steps": self.buffer_size,
+            "replay_start_steps": self.learning_starts,
+            "actor_lr": self.learning_rate,
+            "critic_lr": self.learning_rate,
+            "tau": self.tau,
+        }
 
 
 class OnPolicyWork(Work):

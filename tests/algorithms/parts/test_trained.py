@@ -145,6 +145,51 @@ def test_a_segment_sits_steps_out() -> None:
         torch.testing.assert_close(trained.parameters[name].detach(), p.detach(), msg=name)
 
 
+def test_a_step_that_a_segment_sits_out_has_fewer_statistics() -> None:
+    """Means are over the steps that have them, and the gradient that was not needed counts in
+    none; what is not finite is found in either kind of step.
+    """
+    network = Two()
+
+    def loss(
+        parameters: Parameters, batch: tuple[Tensor, bool], knobs: Knobs
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        x, moves = batch
+        critic, actor = network.critic, network.actor
+        own = {
+            part: {n: parameters[f"{part}.{n}"] for n in ("weight", "bias")}
+            for part in ("critic", "actor")
+        }
+        outputs = {"loss/critic": functional_call(critic, own["critic"], (x,)).sum()}
+        if moves:
+            outputs["loss/actor"] = functional_call(actor, own["actor"], (x,)).sum()
+        return knobs.scale * sum(outputs.values(), torch.zeros(())), outputs
+
+    def make() -> Trained[tuple[Tensor, bool], Knobs]:
+        return Trained(
+            network, loss, lambda outputs, *_: Statistics(outputs), Knobs,
+            Setup(1, 1, (1, 2), torch.device("cpu")),
+            segments=("actor", "critic"), delayed=("actor",),
+        )  # fmt: skip
+
+    trained = make()
+    x, rest = torch.ones(1, 3), StepOptions(adam.REST, None)
+    expected = {f"loss/{k}": getattr(network, k)(x).sum().item() for k in ("actor", "critic")}
+    for moves in (False, True, False):
+        trained.step((x, moves), Knobs(1.0), rest if moves else None, rest)
+    trained.fold()
+    found = trained.interval.read()
+    norms = {"optim/actor_grad_norm": 8.0**0.5, "optim/critic_grad_norm": 2.0}
+    assert found == pytest.approx(expected | norms)
+    for moves in (False, True):
+        network.load_state_dict(Two().state_dict())
+        trained = make()
+        trained.step((x, True), Knobs(1.0), rest, rest)
+        trained.step((x * torch.nan, moves), Knobs(1.0), rest if moves else None, rest)
+        with pytest.raises(NonFiniteError, match="at update 2;"):
+            trained.fold_when_due()
+
+
 def test_a_velocity_does_not_rest() -> None:
     network = nn.Linear(2, 1)
 

@@ -1,0 +1,175 @@
+"""The learner of plugins/sac: its loss against a loop, delayed policies, warm-up, its size."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conformance import Case, Task, learn
+from gymnasium import spaces
+from test_conformance_spaces import OBSERVATIONS, check
+from torch import Tensor
+from torch.distributions import Independent, Normal, TransformedDistribution
+from torch.distributions.transforms import TanhTransform
+
+from quintet.algorithms.parts.acting import WARMING_UP
+from quintet.algorithms.parts.trained import knobs_of
+from quintet.types import Rollout
+
+PACKAGE = Path(__file__).parents[2] / "plugins" / "sac"
+FIXED = {"learn_temperature": False, "temperature": 0.3}
+
+
+def case(**options: Any) -> Case:
+    return Case("sac", options=options)
+
+
+def drawn(of: Case) -> Rollout:
+    """A batch of replay."""
+    return of.batches(2)[1][1]
+
+
+def chosen(network: Any, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """The action in [-1, 1] of an observation, and its log-density, by PyTorch's distributions."""
+    mean, log_std = network.actor({"obs": obs}).double().chunk(2, -1)
+    normal = Independent(Normal(mean, log_std.exp()), 1)
+    action = (mean + log_std.exp() * noise.double()).tanh()
+    return action.float(), TransformedDistribution(normal, [TanhTransform()]).log_prob(action)
+
+
+def lowest(network: Any, obs: Tensor, action: Tensor) -> Tensor:
+    q = [critic({"obs": obs}, action) for critic in network.critic]
+    return torch.stack(q).amin(0).double()
+
+
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_the_loss_is_that_of_a_loop(n_step: int, learned: bool) -> None:
+    options = {} if learned else FIXED
+    of = case(n_step=n_step, gamma=0.9, reward_scale=0.5, **options)
+    learner, batch = of.learner(), drawn(of)
+    alpha = 0.3
+    if learned:
+        alpha = 0.7
+        with torch.no_grad():
+            learner.network.temperature["log"].fill_(alpha).log_()
+    target_network = copy.deepcopy(learner.network)
+    with torch.no_grad():
+        learner.trained.average.mul_(0.9)
+        for name, x in target_network.named_parameters():
+            x.copy_(learner.trained.averaged()[name])
+    network, samples = learner.network, learner._samples(batch, True)
+    knobs = type(knobs_of_learner := knobs_of(_knobs(), of.config))(
+        *map(torch.tensor, knobs_of_learner)
+    )
+    parameters = learner.trained.parameters
+    _, outputs = learner.loss(parameters, samples, knobs)
+    noise = samples.windows.record["noise"]
+    rows, size = batch.valid.shape[1], 2
+    errors, policy, log_probs = [], [], []
+    for b in range(rows):
+        target, factor = 0.0, 1.0
+        for t in range(n_step):
+            target += factor * 0.5 * batch.reward[t, b].double()
+            factor *= 0.0 if batch.terminated[t, b] else 0.9
+            if batch.cut[t, b] or t == n_step - 1:
+                obs = batch.obs["obs"][t + 1, b : b + 1]
+                action, log_prob = chosen(network, obs, noise[t, b, 1])
+                value = lowest(target_network, obs, action) - alpha * log_prob
+                target = target + factor * value
+                break
+        obs, action = batch.obs["obs"][0, b : b + 1], batch.action[0, b : b + 1].tanh()
+        both = torch.stack([critic({"obs": obs}, action) for critic in network.critic])
+        errors.append(0.5 * (both.double() - target.detach()).square().sum())
+        action, log_prob = chosen(network, obs, noise[0, b, 0])
+        policy.append((alpha * log_prob - lowest(network, obs, action)).squeeze())
+        log_probs.append(log_prob.squeeze())
+    expected = {
+        "loss/critic": torch.stack(errors).mean(),
+        "loss/policy": torch.stack(policy).mean(),
+    }
+    if learned:
+        expected["loss/temperature"] = -alpha * (torch.stack(log_probs).mean() - size)
+    found = {name: x.item() for name, x in outputs.losses.items()}
+    assert found == pytest.approx({k: x.item() for k, x in expected.items()}, rel=1e-4, abs=1e-5)
+    # Each part is moved by its own term alone.
+    slopes = torch.autograd.grad(sum(outputs.losses.values()), [*parameters.values()])
+    for name, slope in zip(parameters, slopes, strict=True):
+        of_what = {"a": "loss/policy", "c": "loss/critic", "t": "loss/temperature"}[name[0]]
+        wanted = expected[of_what]
+        if name[0] == "t":
+            wanted = parameters[name].exp() * (wanted.detach() / alpha)
+        (own,) = torch.autograd.grad(wanted, parameters[name], retain_graph=True)
+        torch.testing.assert_close(slope, own, rtol=1e-3, atol=1e-5)
+
+
+def _knobs() -> Any:
+    from quintet_sac.config import Knobs
+
+    return Knobs
+
+
+def test_the_temperature_falls_where_the_policy_is_too_random() -> None:
+    for target, rises in ((-50.0, False), (50.0, True)):
+        of = case(target_entropy=target, temperature_lr=0.1, temperature_init=0.5)
+        learner = of.learner()
+        learn(learner, of.batches(2)[1])
+        found = learn(learner, of.batches(2)[1])["policy/temperature"]
+        assert (found > 0.5) == rises
+
+
+def test_a_delayed_policy_sits_updates_out() -> None:
+    """And the target critics still follow in every update."""
+    of = case(policy_delay=3)
+    learner, batch = of.learner(), drawn(of)
+    moved = []
+    for _ in range(6):
+        before = {name: x.clone() for name, x in learner.trained.save().items()}
+        learner.update(batch, 0)
+        after = learner.trained.save()
+        changed = {name for name, x in after.items() if not torch.equal(x, before[name])}
+        moved.append(
+            tuple(
+                any(name.startswith(start) for name in changed)
+                for start in ("network/actor", "network/temp", "network/critic", "average/critic")
+            )
+        )
+    assert moved == [(True,) * 4, *[(False, False, True, True)] * 2] * 2
+    found = learner.metrics()
+    assert found["policy/entropy"] > 0
+    assert found["optim/actor_grad_norm"] > 0
+
+
+def test_actions_are_uniform_until_the_first_update_is_due() -> None:
+    of = case(replay_start_steps=40)
+    learner, warming = of.learner(), []
+    for each in of.batches(3):
+        warming.append(bool(learner.publication().tensors[WARMING_UP]))
+        learner.update(each[0], 0)
+    rows = [int(each[0].valid.sum()) for each in of.batches(3)]
+    assert warming == [sum(rows[:k]) < 40 for k in range(3)]
+    assert set(warming) == {True, False}
+
+
+SEEN = {
+    "nested": OBSERVATIONS["nested"],
+    "integers": OBSERVATIONS["multi_discrete"],
+    "picture": spaces.Box(0, 255, (2, 36, 36), np.uint8),
+    "picture and numbers": spaces.Dict(
+        {"a": spaces.Box(-1.0, 1.0, (3,)), "eye": spaces.Box(0, 255, (36, 36, 3), np.uint8)}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SEEN)
+def test_every_kind_of_observation_is_learned_from(kind: str) -> None:
+    options = {"replay_start_steps": 16, "normalize_observations": kind == "nested"}
+    check(Case("sac", Task(SEEN[kind], spaces.Box(-2.0, 1.0, (2, 2))), options))
+
+
+def test_the_package_is_short() -> None:
+    files = [path for path in PACKAGE.rglob("*.*") if path.is_file() and path.suffix != ".pyc"]
+    kept = [path for path in files if ".egg-info" not in str(path) and "build" not in path.parts]
+    assert sum(len(path.read_text().splitlines()) for path in kept) <= 800
