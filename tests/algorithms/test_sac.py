@@ -1,6 +1,7 @@
 """The learner of plugins/sac: its loss against a loop, delayed policies, warm-up, its size."""
 
 import copy
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,18 @@ import pytest
 import torch
 from conformance import Case, Task, learn
 from gymnasium import spaces
+from quintet_sac.bench import BareNetworks, SACWork
+from quintet_sac.config import Knobs
+from quintet_sac.metrics import Samples
 from test_conformance_spaces import OBSERVATIONS, check
 from torch import Tensor
 from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
 from quintet.algorithms.parts.acting import WARMING_UP
+from quintet.algorithms.parts.bare import transitions
 from quintet.algorithms.parts.trained import knobs_of
+from quintet.algorithms.parts.windows import Windows
 from quintet.types import Rollout
 
 PACKAGE = Path(__file__).parents[2] / "plugins" / "sac"
@@ -61,9 +67,7 @@ def test_the_loss_is_that_of_a_loop(n_step: int, learned: bool) -> None:
         for name, x in target_network.named_parameters():
             x.copy_(learner.trained.averaged()[name])
     network, samples = learner.network, learner._samples(batch, True)
-    knobs = type(knobs_of_learner := knobs_of(_knobs(), of.config))(
-        *map(torch.tensor, knobs_of_learner)
-    )
+    knobs = Knobs(*map(torch.tensor, knobs_of(Knobs, of.config)))
     parameters = learner.trained.parameters
     _, outputs = learner.loss(parameters, samples, knobs)
     noise = samples.windows.record["noise"]
@@ -103,12 +107,6 @@ def test_the_loss_is_that_of_a_loop(n_step: int, learned: bool) -> None:
             wanted = parameters[name].exp() * (wanted.detach() / alpha)
         (own,) = torch.autograd.grad(wanted, parameters[name], retain_graph=True)
         torch.testing.assert_close(slope, own, rtol=1e-3, atol=1e-5)
-
-
-def _knobs() -> Any:
-    from quintet_sac.config import Knobs
-
-    return Knobs
 
 
 def test_the_temperature_falls_where_the_policy_is_too_random() -> None:
@@ -167,6 +165,48 @@ SEEN = {
 def test_every_kind_of_observation_is_learned_from(kind: str) -> None:
     options = {"replay_start_steps": 16, "normalize_observations": kind == "nested"}
     check(Case("sac", Task(SEEN[kind], spaces.Box(-2.0, 1.0, (2, 2))), options))
+
+
+def test_the_bare_update_of_the_benchmark_has_the_same_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = tomllib.loads(SACWork.tables.read_text())["halfcheetah-sac"]
+    work = SACWork(name="halfcheetah-sac", **table | {"hidden": (16, 16)})
+    of = Case(
+        "sac",
+        Task(spaces.Box(-1.0, 1.0, (17,)), spaces.Box(-1.0, 1.0, (6,))),
+        {"gamma": work.gamma, "temperature_init": 0.4},
+        network={
+            "policy_hidden": work.hidden, "activation": "relu", "action_std": "state_dependent",
+        },
+    )  # fmt: skip
+    learner, bare = of.learner(), BareNetworks(work, of.spaces)
+    network, rows = learner.network, 32
+    with torch.no_grad():
+        bare.log_alpha.fill_(0.4).log_()
+        head = network.actor.head
+        both = zip(
+            (head.linear.weight, head.linear.bias), head.std_linear.parameters(), strict=True
+        )
+        ours = [*network.actor.encoder.parameters(), *(torch.cat(pair) for pair in both)]
+        for critic in network.critic:
+            ours += [*critic.layers.parameters(), *critic.head.parameters()]
+        theirs = [*bare.policy.parameters(), *bare.critics.parameters()]
+        for mine, other in zip(ours, theirs, strict=True):
+            other.copy_(mine)
+    obs, action, reward, next_obs, end = data = transitions(rows, of.spaces)
+    end[:9] = 1.0
+    noise, never = torch.randn(1, rows, 2, 6), torch.zeros(1, rows, dtype=torch.bool)
+    drawn = iter((noise[0, :, 1], noise[0, :, 0]))
+    monkeypatch.setattr(torch, "randn_like", lambda _: next(drawn))
+    windows = Windows(
+        {"obs": torch.cat((obs, next_obs))}, action.atanh(), reward[None], ~never,
+        (end > 0)[None], never, {"noise": noise}, rows,
+    )  # fmt: skip
+    knobs = Knobs(*map(torch.tensor, knobs_of(Knobs, of.config)))
+    total, _ = learner.loss(learner.trained.parameters, Samples(windows, True), knobs)
+    named = dict(bare.named_parameters())
+    assert bare.loss(named, named, data, work.gamma).item() == pytest.approx(total.item(), rel=1e-4)
 
 
 def test_the_package_is_short() -> None:
