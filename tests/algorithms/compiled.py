@@ -156,7 +156,9 @@ def compare_bf16(case: Case) -> None:
         sizes = [x.numel() for x in parameters.values()]
         parts = [gradient(each, before).split(sizes) for each in learners]
         for name, whole, eager, compiled in zip(parameters, *parts, strict=True):
-            assert_nearer(compiled, eager, whole, 0.2, name)
+            # The lower of two critics may be the other one after rounding.
+            most = 0.4 if case.algo == "sac" else 0.2
+            assert_nearer(compiled, eager, whole, most, name)
 
 
 def bf16_case(algo: str) -> Case:
