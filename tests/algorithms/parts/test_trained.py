@@ -174,12 +174,14 @@ def test_a_step_that_a_segment_sits_out_has_fewer_statistics() -> None:
 
     trained = make()
     x, rest = torch.ones(1, 3), StepOptions(adam.REST, None)
-    expected = {f"loss/{k}": getattr(network, k)(x).sum().item() for k in ("actor", "critic")}
-    for moves in (False, True, False):
-        trained.step((x, moves), Knobs(1.0), rest if moves else None, rest)
+    expected: dict[str, float] = {"loss/actor": network.actor(x).sum().item()}
+    expected["loss/critic"] = sum(network.critic(k * x).item() for k in (1, 2, 6)) / 3
+    for factor, moves in ((2, False), (1, True), (6, False)):
+        trained.step((factor * x, moves), Knobs(1.0), rest if moves else None, rest)
     trained.fold()
     found = trained.interval.read()
-    norms = {"optim/actor_grad_norm": 8.0**0.5, "optim/critic_grad_norm": 2.0}
+    norms = {"optim/actor_grad_norm": 8.0**0.5}
+    norms["optim/critic_grad_norm"] = sum((3 * k * k + 1) ** 0.5 for k in (1, 2, 6)) / 3
     assert found == pytest.approx(expected | norms)
     for moves in (False, True):
         network.load_state_dict(Two().state_dict())
