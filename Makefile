@@ -13,7 +13,7 @@ endif
 # Compiled on all cores, which pip does on one; what is hardly ever imported is compiled when it is.
 RARE := '/(OpenGL|ray|networkx|wandb|opentelemetry|mypy|pip|tests?)/'
 
-.PHONY: setup demo format lint check test test-slow test-lowest test-newest test-refused site clean
+.PHONY: setup demo format lint check test test-slow test-exports test-lowest test-newest test-refused site clean
 
 setup: $(STAMP)
 
@@ -59,6 +59,11 @@ test: lint
 # One at a time: exactness tests burn every core beside the run that they watch.
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+# Every kind of policy as an export in every format.
+test-exports: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow tests/export/test_whole.py \
+		tests/export/test_verify.py
 
 # The documents as pages with search and an API reference, in build/site.
 site: $(STAMP)

@@ -12,14 +12,14 @@ from pydantic import Field
 from quintet.errors import ExportError, FileFault
 from quintet.export.compare import MOST_TOLERANCE, TIE, Comparison
 from quintet.export.interface import Interface, Size, Strict, Text
-from quintet.system import files, signature
+from quintet.system import files, memory, signature
 from quintet.system.manifest import content_fault
 
 CERTIFICATE, DESCRIPTION = "certificate.json", "policy.json"
 PURPOSE = "quintet export 1"
 """Purpose of a certificate's signature."""
 
-_MOST_BYTES = 4_000_000
+_MOST_BYTES = 2**25
 """Most bytes of a JSON file of an export."""
 
 Held = TypeVar("Held", bound=Strict)
@@ -80,7 +80,10 @@ def parsed(model: type[Held], data: bytes, file: Path) -> Held:
     """The content of a JSON file of an export; raises ExportError if it was not written so."""
     way_out = "it is damaged or was changed; export the policy again"
     if len(data) > _MOST_BYTES:
-        raise ExportError(f"{file} must have at most {_MOST_BYTES:,} bytes, got {len(data):,}")
+        raise ExportError(
+            f"{file} must have at most {_MOST_BYTES:,} bytes, got {len(data):,}: give the "
+            "environment spaces with fewer bounds of their own"
+        )
     try:
         held = files.parse_json(data)
         written = as_bytes(held) if isinstance(held, dict) else b""
@@ -93,6 +96,23 @@ def parsed(model: type[Held], data: bytes, file: Path) -> Held:
     if written != data:
         raise ExportError(f"{file} must be in the form that quintet writes: {way_out}")
     return model.model_validate(held)
+
+
+def _read(file: Path, most: int) -> bytes:
+    """A file's content; raises ExportError if it can't be read or is larger than `most` bytes."""
+    try:
+        size = file.stat().st_size
+        if size > most:
+            raise ExportError(
+                f"{file} must have at most {most:,} bytes, got {size:,}: it is damaged or was "
+                "changed; export the policy again"
+            )
+        memory.require(size, str(file), "verify it on a larger machine")
+        return files.read_bytes(file)
+    except (OSError, ValueError) as fault:  # ValueError: a name that no file can have
+        raise ExportError(str(files.cannot_read(file, fault))) from fault
+    except FileFault as fault:
+        raise ExportError(str(fault)) from fault
 
 
 @final
@@ -109,7 +129,7 @@ class Read:
                 f"DIR must be a folder that quintet export wrote, got {folder}, which has no "
                 f"{CERTIFICATE}: give its path"
             )
-        data = self._read(folder / CERTIFICATE)
+        data = _read(folder / CERTIFICATE, _MOST_BYTES)
         self.certificate = parsed(Certificate, data, folder / CERTIFICATE)
         rest = files.parse_json(data)
         given = rest.pop("sha256")
@@ -137,15 +157,8 @@ class Read:
                     "another: export the policy again"
                 )
 
-    @staticmethod
-    def _read(file: Path) -> bytes:
-        try:
-            return files.read_bytes(file)
-        except FileFault as fault:
-            raise ExportError(str(fault)) from fault
-
     def _verified(self, file: Path, entry: Entry) -> bytes:
-        data = self._read(file)
+        data = _read(file, entry.size)
         if Entry.of(data) != entry:
             raise ExportError(
                 f"{file} must have the {entry.size:,} bytes and the SHA-256 of the certificate, "

@@ -3,10 +3,12 @@
 This module, and all that `verify` needs, imports no PyTorch.
 """
 
+import math
+from collections import Counter
 from typing import Annotated, Any, Literal, Self, final
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 FORMAT_VERSION: Literal[1] = 1
 
@@ -24,14 +26,26 @@ Role = Literal[
     "action", "next_state", "params", "value",
 ]  # fmt: skip
 
+_SINGLE: tuple[Role, ...] = ("is_first", "noise", "params", "value")
+"""Roles of which there is at most one input or output, with the role for its name."""
+
 INPUTS: tuple[Role, ...] = ("observation", "action_mask", "is_first", "state", "noise")
 
-Text = Annotated[str, Field(max_length=1000)]
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("texts must have printable characters alone")
+    return text
+
+
+Text = Annotated[str, Field(max_length=1000), AfterValidator(_printable)]
+Meaning = Annotated[str, Field(max_length=10**6), AfterValidator(_printable)]
 Size = Annotated[int, Field(ge=0, le=2**40)]
 DType = Literal[
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "float32", "float64",
 ]  # fmt: skip
+_FLOATS = ("float16", "float32", "float64")
 
 
 class Strict(BaseModel):
@@ -52,13 +66,18 @@ class Port(Strict):
     role: Role
     shape: list[Size]
     dtype: DType
-    meaning: Text
+    meaning: Meaning
     space: dict[str, Any] | None = None
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
-        return int(np.prod([1, *self.shape])) * np.dtype(self.dtype).itemsize
+        return self.size * np.dtype(self.dtype).itemsize
+
+    @property
+    def size(self) -> int:
+        """Numbers of one row."""
+        return math.prod(self.shape)
 
     def zeros(self, *leading: int) -> np.ndarray[Any, Any]:
         """Zeros ``[*leading, *shape]``."""
@@ -83,6 +102,16 @@ class Choice(Strict):
 
 
 @final
+class Played(Strict):
+    """The environment of the policy's training, and what is added to its observations."""
+
+    id: Text
+    backend: Text
+    frame_stack: Size
+    observe_last: bool
+
+
+@final
 class Interface(Strict):
     """The content of ``policy.json``.
 
@@ -94,7 +123,7 @@ class Interface(Strict):
     format_version: Literal[1]
     format: Format
     algo: Text
-    env: dict[str, Any]
+    env: Played
     observation_space: dict[str, Any]
     action_space: dict[str, Any]
     inputs: list[Port]
@@ -106,10 +135,18 @@ class Interface(Strict):
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
-        names = [port.name for port in (*self.inputs, *self.outputs)]
-        if len({*names}) < len(names):
+        ports = (*self.inputs, *self.outputs)
+        if len({port.name for port in ports}) < len(ports):
             raise ValueError("names of inputs and outputs must differ")
-        if any((p.role in INPUTS) != (p in self.inputs) for p in (*self.inputs, *self.outputs)):
+        roles = Counter(port.role for port in ports)
+        if not roles["observation"] or not roles["action"]:
+            raise ValueError("there must be an observation and an action")
+        if any((p.role in _SINGLE or p.name in _SINGLE) and p.role != p.name for p in ports):
+            raise ValueError(f"those of {', '.join(_SINGLE)} must have this name")
+        if any(len(p.shape) != 1 for p in self.of("noise", "params")):
+            raise ValueError("noise and params must have one dimension")
+        begin = len(self.inputs)
+        if any((port.role in INPUTS) != (k < begin) for k, port in enumerate(ports)):
             raise ValueError("an input must have the role of one, and an output too")
         fed = {port.name: port for port in self.inputs if port.role == "state"}
         given = {port.name: port for port in self.outputs if port.role == "next_state"}
@@ -122,18 +159,15 @@ class Interface(Strict):
         return self
 
     def _check_choices(self) -> None:
-        sizes = {
-            port.name: int(np.prod([1, *port.shape])) for port in (*self.inputs, *self.outputs)
-        }
-        actions = {port.name for port in self.of("action")}
+        sizes = {port.name: port.size for port in self.of("params", "noise")}
+        actions = {port.name: port.size for port in self.of("action") if port.dtype not in _FLOATS}
         for choice in self.choices:
             if not (
-                choice.action in actions
-                and choice.place < sizes[choice.action]
+                choice.place < actions.get(choice.action, 0)
                 and choice.params + choice.size <= sizes.get("params", 0)
                 and choice.noise + choice.size <= sizes.get("noise", 0)
             ):
-                raise ValueError("choices must lie within the actions, parameters and noise")
+                raise ValueError("choices must lie within whole actions, parameters and noise")
 
     def of(self, *roles: Role) -> list[Port]:
         """The inputs and outputs of these roles, in order."""

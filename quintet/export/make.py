@@ -11,14 +11,14 @@ from quintet import spaces
 from quintet.errors import ConfigError, ExportError
 from quintet.export import compare, programs, recording
 from quintet.export.certificate import CERTIFICATE, DESCRIPTION, Entry, as_bytes, sealed
-from quintet.export.interface import FORMAT_VERSION, PROGRAMS, Format, Interface
+from quintet.export.interface import FORMAT_VERSION, PROGRAMS, Format, Interface, Played
 from quintet.export.players import player_of
 from quintet.export.steps import STEPS, Steps
 from quintet.export.verify import Verified, verify
 from quintet.export.whole import WholePolicy
 from quintet.policy import Policy
 from quintet.runtime.torch_settings import OwnTorch
-from quintet.system import files, provenance
+from quintet.system import files, memory, provenance
 
 Observations = Literal["environment", "space"]
 
@@ -30,11 +30,11 @@ NUMPY_CODE = "numpy_policy.py"
 SEED = 10_000
 """Seed of the environments, of the noise and of samples."""
 
-_PACKAGES: dict[Format, tuple[str, ...]] = {
-    "onnx": ("torch", "onnx", "onnxscript", "onnxruntime", "numpy"),
-    "torch": ("torch", "numpy"),
-    "numpy": ("torch", "onnx", "onnxscript", "numpy"),
-}
+_SHORT = (
+    "nothing was written; if outputs alone differ a little, as those of many convolutions do, give "
+    f"--tolerance (at most {compare.MOST_TOLERANCE:g}), else report it with the run"
+)
+"""What to do when a program falls short."""
 
 
 def export(
@@ -69,8 +69,10 @@ def export(
             f"DIR must be new or empty, got {place}, which holds something: give another folder, "
             "or remove it"
         )
+    programs.require(format)
     with OwnTorch():
         whole = WholePolicy(policy)
+        memory.require(_bytes(whole, steps), f"{steps:,} recorded steps", "record fewer steps")
         content = _program(whole, format)
     if observations == "space":
         seen = recording.of_space(policy, steps, SEED)
@@ -79,8 +81,9 @@ def export(
     with OwnTorch():
         recorded = recording.answered(policy, whole, seen, SEED)
     interface = describe(policy, whole, format, content)
-    compared = compare.compare(player_of(content[PROGRAMS[format]], interface), recorded, interface)
-    compared.require(f"the {format} program", "nothing was written; report it with the run")
+    player = player_of(content[PROGRAMS[format]], interface)
+    compared = compare.compare(player, recorded, interface, tolerance)
+    compared.require(f"the {format} program", _SHORT, tolerance)
     content |= _rest(interface, recorded)
     certificate = {
         "format_version": FORMAT_VERSION,
@@ -96,8 +99,7 @@ def export(
         "files": {name: Entry.of(data).model_dump() for name, data in content.items()},
     }
     content[CERTIFICATE] = sealed(certificate)
-    _write(place, content)
-    return verify(place)
+    return _written(place, content)
 
 
 def _check(format: str, steps: int, observations: str, env: Any, tolerance: float) -> None:
@@ -114,6 +116,11 @@ def _check(format: str, steps: int, observations: str, env: Any, tolerance: floa
         raise ConfigError(
             f"tolerance must be in 0 .. {compare.MOST_TOLERANCE:g}, got {tolerance!r}"
         )
+
+
+def _bytes(whole: WholePolicy, steps: int) -> int:
+    """Bytes of memory that are needed to record and compare: about three copies of everything."""
+    return 3 * steps * sum(port.row_bytes for port in (*whole.inputs, *whole.outputs))
 
 
 def _program(whole: WholePolicy, format: Format) -> dict[str, bytes]:
@@ -138,10 +145,12 @@ def describe(
         format_version=FORMAT_VERSION,
         format=format,
         algo=policy.description["algo"],
-        env={
-            "id": env.id, "backend": env.backend, "frame_stack": env.frame_stack,
-            "observe_last": env.observe_last,
-        },
+        env=Played(
+            id=str(env.id),
+            backend=env.backend,
+            frame_stack=env.frame_stack,
+            observe_last=env.observe_last,
+        ),
         observation_space=spaces.to_json(own.observation),
         action_space=spaces.to_json(own.action),
         inputs=whole.inputs,
@@ -154,7 +163,7 @@ def describe(
 
 
 def _versions(format: Format) -> dict[str, str]:
-    packages = ("quintet", *_PACKAGES[format])
+    packages = ("quintet", "torch", *programs.PACKAGES[format], "numpy")
     found = {name: provenance.version_of(name) for name in packages}
     return {**found, "python": platform.python_version()}
 
@@ -180,16 +189,18 @@ def _resource(name: str) -> bytes:
     return resources("quintet.export").joinpath(name).read_bytes()
 
 
-def _write(place: Path, content: dict[str, bytes]) -> None:
-    """Writes all files beside the folder, and puts them in its place at once."""
+def _written(place: Path, content: dict[str, bytes]) -> Verified:
+    """Writes all files beside the folder, verifies them, and puts them in its place at once."""
     temporary = place.with_name(f"{files.TEMPORARY}{place.name}-{os.getpid()}")
     try:
         files.make_folder(place.parent)
         temporary.mkdir()
         for name, data in content.items():
             files.write_whole(temporary / name, data)
+        found = verify(temporary)
         os.rename(temporary, place)
         files.sync_folder(place.parent)
+        return found
     except OSError as fault:
         raise ExportError(
             f"can't write the export to {place}: {files.reason(fault)}; {files.advice(fault)}, or "

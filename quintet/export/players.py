@@ -1,6 +1,7 @@
 """Programs of exported policies, ready to be played: one class for each format."""
 
 import io
+import zipfile
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -74,6 +75,7 @@ class NumpyPlayer:
 
         self.version = f"numpy {np.__version__}"
         try:
+            _require_unpacked(program)
             make: Any = Program  # which has no types, as it is copied for readers
             self._program = make(io.BytesIO(program))
             inputs, outputs = sorted(self._program.inputs), sorted(self._program.outputs)
@@ -87,10 +89,18 @@ class NumpyPlayer:
 
     def __call__(self, inputs: Arrays) -> Arrays:
         try:
-            found: Arrays = self._program(inputs)
+            with np.errstate(all="ignore"):
+                found: Arrays = self._program(inputs)
         except Exception as fault:
             raise _unplayable("policy.npz", fault) from fault
         return found
+
+
+def _require_unpacked(program: bytes) -> None:
+    """Raises ValueError for an archive that would unpack to more bytes than it has."""
+    with zipfile.ZipFile(io.BytesIO(program)) as archive:
+        if sum(entry.file_size for entry in archive.infolist()) > len(program):
+            raise ValueError("it has compressed arrays")
 
 
 @final

@@ -13,11 +13,19 @@ import numpy as np
 import torch
 
 from quintet.errors import ExportError
+from quintet.export.interface import Format
 from quintet.export.numpy_policy import OPERATORS
 from quintet.export.whole import WholePolicy
 
 OPSET = 20
 """Version of ONNX's operators; onnxruntime plays it from 1.17 on."""
+
+PACKAGES: dict[Format, tuple[str, ...]] = {
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "torch": (),
+    "numpy": ("onnx", "onnxscript"),
+}
+"""Packages, beside PyTorch and NumPy, that make and play a program."""
 
 _BATCH = "batch"
 _SAMPLES = 3
@@ -42,7 +50,6 @@ def traced(whole: WholePolicy) -> torch.export.ExportedProgram:
 
 def onnx_program(program: torch.export.ExportedProgram, whole: WholePolicy) -> bytes:
     """A model of ONNX with its weights; raises ExportError where there is none."""
-    _require("onnx", "onnxscript")
     try:
         with _quiet():
             made = torch.onnx.export(
@@ -108,13 +115,14 @@ def torch_program(program: torch.export.ExportedProgram) -> bytes:
     return file.getvalue()
 
 
-def _require(*packages: str) -> None:
-    for package in packages:
+def require(format: Format) -> None:
+    """Raises ExportError if a package is missing with which a program is made or compared."""
+    for package in PACKAGES[format]:
         try:
             version(package)
         except PackageNotFoundError as fault:
             raise ExportError(
-                f"an export to ONNX must have the package {package}, got none: pip install "
+                f"an export to {format} must have the package {package}, got none: pip install "
                 '"quintet-rl[export]"'
             ) from fault
 
@@ -143,8 +151,16 @@ def _cannot(what: str, fault: Exception) -> ExportError:
     return error
 
 
-_OF_NO_EFFECT = ("saturate", "stash_type", "select_last_index", "fmod")
-"""Attributes of ONNX's operators that mean nothing here, or have one value in these programs."""
+_USUAL: dict[str, tuple[float, ...]] = {
+    "alpha": (1.0,),
+    "beta": (1.0,),
+    "allowzero": (0, 1),
+    "noop_with_empty_axes": (0,),
+    "saturate": (1,),
+    "stash_type": (1,),
+    "select_last_index": (0,),
+}
+"""Attributes of ONNX's operators, with the values by which the numpy format plays them."""
 
 
 def numpy_program(onnx_model: bytes) -> bytes:
@@ -158,23 +174,21 @@ def numpy_program(onnx_model: bytes) -> bytes:
     arrays = {f"c/{each.name}": numpy_helper.to_array(each) for each in graph.initializer}
     nodes = []
     for node in graph.node:
-        options = {x.name: _option(x) for x in node.attribute if x.name not in _OF_NO_EFFECT}
+        found = {x.name: _option(x) for x in node.attribute}
         if node.op_type == "Constant":
-            arrays[f"c/{node.output[0]}"] = np.asarray(*options.values())
+            arrays[f"c/{node.output[0]}"] = np.asarray(*found.values())
             continue
         if node.domain not in ("", "ai.onnx") or node.op_type not in OPERATORS:
             raise ExportError(
                 "the numpy format must have an MLP, perhaps with an LSTM or GRU, got a policy with "
                 f"the operator {node.op_type}: use --format onnx"
             )
+        options = {name: x for name, x in found.items() if x not in _USUAL.get(name, ())}
         if node.op_type == "Cast":
             options["to"] = str(onnx.helper.tensor_dtype_to_np_dtype(options["to"]))
-        if node.op_type == "ConstantOfShape":
-            value = options.get("value", np.zeros(1, np.float32))
-            options["value"] = [value.item(), str(value.dtype)]
         nodes.append([node.op_type, [*node.input], [*node.output], options])
     names = {"inputs": graph.input, "outputs": graph.output}
-    program = {kind: [each.name for each in found] for kind, found in names.items()}
+    program = {kind: [each.name for each in ports] for kind, ports in names.items()}
     text = json.dumps({**program, "nodes": nodes}).encode()
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, program=np.frombuffer(text, np.uint8), **arrays)

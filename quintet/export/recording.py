@@ -28,6 +28,10 @@ _FIRST_FRAC = 0.02
 """Fraction of sampled observations with which an episode begins."""
 
 
+_WIDE = 100.0
+"""Size of a bound beyond which samples of a Box of floats are drawn up to this size only."""
+
+
 @final
 class Seen:
     """Observations in the environment's form by leaf, and starts of episodes ``[T, B]``.
@@ -103,8 +107,9 @@ def of_space(policy: Policy, steps: int, seed: int) -> Seen:
     rows = -(-steps // STREAMS)
     obs: Arrays = {}
     for k, leaf in enumerate(policy.leaves):
-        leaf.space.seed(seed + k)
-        flat = [_sample(leaf.space) for _ in range(rows * STREAMS)]
+        space = _narrowed(leaf.space)
+        space.seed(seed + k)
+        flat = [space.sample() for _ in range(rows * STREAMS)]
         dtype = spaces.leaf_dtype(leaf.space)
         obs[leaf.path] = np.array(flat, dtype).reshape(rows, STREAMS, *leaf.shape)
         if leaf.path == ACTION_MASK:
@@ -114,11 +119,14 @@ def of_space(policy: Policy, steps: int, seed: int) -> Seen:
     return Seen(obs, is_first, "samples of the observation space")
 
 
-def _sample(space: spaces.Space) -> Any:
-    """A sample; without bounds so wide that their numbers mean nothing."""
-    x = space.sample()
-    wide = isinstance(space, gym_spaces.Box) and np.dtype(space.dtype).kind == "f"
-    return np.clip(x, -100.0, 100.0) if wide else x
+def _narrowed(space: spaces.Space) -> spaces.Space:
+    """The space, a Box of floats without bounds so wide that samples between them mean nothing."""
+    if not isinstance(space, gym_spaces.Box) or np.dtype(space.dtype).kind != "f":
+        return space
+    low, high = space.low.copy(), space.high.copy()
+    low[np.isfinite(low) & (low < -_WIDE) & (high > -_WIDE)] = -_WIDE
+    high[np.isfinite(high) & (high > _WIDE) & (low < _WIDE)] = _WIDE
+    return gym_spaces.Box(low, high, dtype=space.dtype)
 
 
 def answered(policy: Policy, whole: WholePolicy, seen: Seen, seed: int) -> Steps:

@@ -5,6 +5,7 @@ another; the state is fed back from row to row.
 """
 
 import io
+import math
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any, final
 import numpy as np
 
 from quintet.errors import ExportError
-from quintet.export.interface import Interface, Port
+from quintet.export.interface import INPUTS, Interface, Port
 from quintet.system import memory
 
 STEPS = "steps.npz"
@@ -78,7 +79,7 @@ def _listed(
             continue
         count = -(-rows // STATE_EVERY) if port.role == "next_state" else rows
         shape = (count, streams, *port.shape)
-        kinds = ["in"] if port in interface.inputs else ["greedy"]
+        kinds = ["in" if port.role in INPUTS else "greedy"]
         if port.role == "action" and interface.samples:
             kinds.append("sampled")
         found += [(f"{kind}/{port.name}", port, kind, shape) for kind in kinds]
@@ -90,7 +91,7 @@ def unpacked(data: bytes, interface: Interface, rows: int, streams: int) -> Step
     it is not what the interface describes.
     """
     listed = _listed(interface, rows, streams)
-    needed = sum(port.row_bytes * int(np.prod(shape[:2])) for _, port, _, shape in listed)
+    needed = sum(port.row_bytes * math.prod(shape[:2]) for _, port, _, shape in listed)
     memory.require(3 * needed, f"the recorded steps in {STEPS}", "verify it on a larger machine")
     kinds: dict[str, Arrays] = {"in": {}, "greedy": {}, "sampled": {}}
     try:
@@ -99,7 +100,7 @@ def unpacked(data: bytes, interface: Interface, rows: int, streams: int) -> Step
             if sorted(sizes) != sorted(f"{name}.npy" for name, *_ in listed):
                 raise ValueError(f"it holds the arrays {sorted(sizes)[:5]}")
             for name, port, kind, shape in listed:
-                most = port.row_bytes * int(np.prod(shape[:2])) + _HEADER
+                most = port.row_bytes * math.prod(shape[:2]) + _HEADER
                 if sizes[f"{name}.npy"] > most:
                     raise ValueError(f"{name} has {sizes[f'{name}.npy']:,} bytes")
                 array = np.load(io.BytesIO(archive.read(f"{name}.npy")), allow_pickle=False)

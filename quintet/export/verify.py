@@ -29,7 +29,7 @@ class Verified:
         made = self.certificate
         return {
             "algo": self.interface.algo,
-            "env": self.interface.env,
+            "env": self.interface.env.model_dump(mode="json"),
             "format": self.interface.format,
             "steps": made.rows * made.streams,
             "episodes": made.episodes,
@@ -44,7 +44,7 @@ class Verified:
         made, of = self.certificate, self.interface
         wide = "" if made.tolerance <= TOLERANCE else f" (up to {made.tolerance:g} were allowed)"
         return (
-            f"{of.algo} on {of.env.get('id')}, {made.rows * made.streams:,} steps and "
+            f"{of.algo} on {of.env.id}, {made.rows * made.streams:,} steps and "
             f"{made.episodes:,} episodes from {made.observations}: {self.compared.told()}{wide}; "
             f"played by {self.version}"
         )

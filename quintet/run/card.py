@@ -9,8 +9,8 @@ from quintet.config.run import RunConfig
 from quintet.run.evaluations import EVALUATION_SEED
 from quintet.system import files, provenance
 
-_OWN = ("run_dir", "init_from", "resume")
-"""Options that name places on this machine, or the way to a run."""
+_OWN = ("run_dir", "init_from", "resume", "cluster.address")
+"""Options that name places on this machine or network, or the way to a run."""
 
 
 def card(config: RunConfig, report: Mapping[str, float], prefix: str = "") -> str:
@@ -90,7 +90,7 @@ def _score(config: RunConfig, own: Mapping[str, float]) -> str:
     text = f"mean return {mean:,.2f}"
     if count > 1:
         half = 1.96 * std / (count - 1) ** 0.5
-        text += f" (95% interval {mean - half:,.2f} to {mean + half:,.2f})"
+        text += f" (95% interval {mean - half:,.2f} to {mean + half:,.2f}, 1.96 standard errors)"
     if "eval/success_rate" in own:
         text += f", {100 * own['eval/success_rate']:.0f}% won"
     how = "greedy" if config.eval.greedy else "sampled"

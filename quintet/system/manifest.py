@@ -307,7 +307,7 @@ def content_fault(model: type[BaseModel], held: Mapping[str, Any]) -> str | None
         model.model_validate(held)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
+        place = ascii(".".join(map(str, first["loc"])))[1:-1]
         said = first["msg"].removeprefix("Value error, ")
         said = said[:1].lower() + said[1:]
         if not place:

@@ -45,10 +45,13 @@ def test_from_a_run(run, tmp_path, capsys) -> None:
     assert "DIR must be new or empty" in capsys.readouterr().err
 
 
-def test_the_best_policy_on_samples_for_numpy(run, tmp_path, capsys) -> None:
+def test_the_best_policy_on_samples_for_pytorch(run, tmp_path, capsys) -> None:
     words = ["export", str(run), "--out", str(tmp_path / "out"), "--checkpoint", "best"]
-    assert main([*words, "--format", "numpy", "--samples", "--steps", "100"]) == 0
-    assert "samples of the observation space" in capsys.readouterr().out
+    words += ["--format", "torch", "--samples", "--steps", "100", "--tolerance", "1e-4"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "samples of the observation space" in said
+    assert "(up to 0.0001 were allowed)" in said
 
 
 @pytest.mark.parametrize(
@@ -59,7 +62,7 @@ def test_the_best_policy_on_samples_for_numpy(run, tmp_path, capsys) -> None:
         (["{run}x", "--out", "{out}"], 1, "which does not exist"),
         (["{run}", "--out", "{out}", "--steps", "1"], 2, "steps must be in 100"),
         (
-            ["{run}", "--out", "{out}", "--env", "quintet.envs.toy:Target"],
+            ["{run}", "--out", "{out}", "--format", "torch", "--env", "quintet.envs.toy:Target"],
             2,
             r"policy's \w+ space is .*, but quintet\.envs\.toy:Target has",
         ),

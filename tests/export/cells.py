@@ -5,6 +5,7 @@ needs only to be recorded in it.
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,18 @@ from quintet.system import trust
 from quintet.types import ACTION_MASK, Publication
 
 INF = np.inf
+
+
+def once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which gives its first result again, whatever it gets."""
+    results: list[Any] = []
+
+    def first(*given: Any) -> Any:
+        results.extend([] if results else [function(*given)])
+        return results[0]
+
+    return first
+
 
 OBSERVATIONS: dict[str, spaces.Space[Any]] = {
     "box": spaces.Box(-INF, INF, (3,), np.float32),
@@ -56,11 +69,15 @@ OBSERVATIONS: dict[str, spaces.Space[Any]] = {
         }
     ),
     "bools": spaces.Box(0, 1, (5, 6, 3), np.bool_),
+    "shorts": spaces.Box(0, 700, (3,), np.uint16),
+    "halves": spaces.Box(-3.0, 4.0, (3,), np.float16),
 }
 
 ACTIONS: dict[str, spaces.Space[Any]] = {
     "discrete": spaces.Discrete(4, start=-1),
-    "multi_discrete": spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[5, -2], [0, 1]]),
+    "multi_discrete": spaces.MultiDiscrete(
+        [[2, 3], [4, 2]], start=[[5, -2], [0, 1]], dtype=np.int8
+    ),
     "bits": spaces.MultiBinary((2, 2)),
     "box": spaces.Box(-2.0, 1.0, (2,), np.float32),
     "unbounded": spaces.Box(-INF, np.array([INF, 3.0], np.float32), (2,), np.float32),

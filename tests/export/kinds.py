@@ -43,6 +43,9 @@ def matrix() -> dict[str, Cell]:
                 net |= {"core": core, "core_layers": 1 + k % 2, "core_skip": k % 4 == 1}
             if algo != "ddpg":
                 net["shared_torso"] = k % 2 == 0
+            net["layer_norm"] = k % 5 == 1
+            if net["encoder"] == "mlp":
+                net["activation"] = ("tanh", "relu")[k % 3 == 2]
             if observation == "grid":
                 net["encoder_kwargs"] = _grid(number)
             options: dict[str, Any] = dict(NORMALIZED) if k % 3 != 1 else {}
@@ -82,9 +85,7 @@ DAILY = {
         NORMALIZED,
         masked=True,
     ),
-    "appo": Cell(
-        "appo", "box", "tuple", {"core": "gru", "shared_torso": True, **network("tuple", 0)}
-    ),
+    "appo": Cell("appo", "bytes", "bits", {"core": "gru", "shared_torso": True}),
     "ddpg": Cell("ddpg", "discrete", "doubles"),
     "acer": Cell("acer", "picture", "multi_discrete", {"encoder": "nature_cnn"}),
 }

@@ -3,6 +3,7 @@
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,17 @@ LARGEST = (
     "ppo-Pong-v5",
     "appo-Pong-v5-10M",
     "appo-vizdoom.gymnasium_wrapper.VizdoomHealthGathering-v1",
+    "acer-Pong-v5",
+    "impala-Pong-v5",
+    "ppo-Breakout-v5",
+    "impala-BabyAI-GoToRedBall-v0-6M",
+    "impala-BabyAI-GoToLocal-v0-10M",
+    "ddpg-HalfCheetah-v4",
+    "acer-HalfCheetah-v4",
 )
+
+REPLAY_START = {"replay_start_steps": 5_000, "replay_start_steps_per_stream": 300}
+"""Most steps before updates, of which a short run has some too."""
 
 
 @pytest.mark.slow
@@ -26,7 +37,15 @@ def test_recorded_runs(name: str, tmp_path: Path) -> None:
     if find_spec(package) is None:
         pytest.skip(f"{record['env.id']} must have the package {package}")
     kwargs = {"env.kwargs": record["env.kwargs"]} if record["env.kwargs"] else {}
-    config = {"eval.episodes": 0, "report.progress": False, "runtime.compile": "off", **kwargs}
+    config: dict[str, Any] = {
+        "eval.episodes": 0,
+        "report.progress": False,
+        "runtime.compile": "off",
+        **kwargs,
+    }
+    for name, most in REPLAY_START.items():
+        if record.get(name, 0) > most:
+            config[name] = most
     made = quintet.train(
         record["algo"], record["env.id"], 12_000, run_dir=tmp_path / "run", config=config
     )

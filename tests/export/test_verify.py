@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import venv
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cells import Cell
+from cells import Cell, once
 from damage import MUTATIONS
+from forge import HOSTILE, place_in, replaced
 
 from quintet.cli import main
-from quintet.errors import ExportError, QuintetError, UntrustedError
+from quintet.errors import ExportError, QuintetError
+from quintet.export import programs
 from quintet.export.certificate import CERTIFICATE, as_bytes
 from quintet.export.make import export
 from quintet.export.verify import verify
@@ -26,24 +29,24 @@ from quintet.export.verify import verify
 pytest.importorskip("onnxscript", reason="exports must have the extra export")
 
 CELL = Cell(
-    "ppo", "tuple", "tuple", {"core": "gru", "shared_torso": True}, {"normalize_observations": True}
+    "ppo",
+    "tuple",
+    "tuple",
+    {"core": "gru", "shared_torso": True, "layer_norm": True},
+    {"normalize_observations": True},
 )
 
 
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory) -> dict[str, Path]:
-    """Exports that are verified without PyTorch."""
+    """Exports that are verified without PyTorch, of a policy that is traced once."""
     root, policy = tmp_path_factory.mktemp("exports"), CELL.policy()
-    for format in ("onnx", "numpy"):
-        export(policy, root / format, format, steps=400, observations="space")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("traced", "onnx_program"):
+            patch.setattr(programs, name, once(getattr(programs, name)))
+        for format in ("onnx", "numpy"):
+            export(policy, root / format, format, steps=400, observations="space")
     return {path.name: path for path in root.iterdir()}
-
-
-@pytest.fixture(scope="module")
-def of_torch(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("exports") / "torch"
-    export(CELL.policy(), folder, "torch", steps=400, observations="space")
-    return folder
 
 
 @pytest.fixture
@@ -68,6 +71,7 @@ def test_whole_exports_pass(exports, capsys) -> None:
     assert main(["verify", str(exports["onnx"]), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["compared"]["greedy"] == {"compared": 400, "equal": 400, "ties": 0}
+    assert found["compared"]["single"] == {"compared": 50, "equal": 50, "ties": 0}
     assert found["steps"] == 400
     assert found["played_by"].startswith("onnxruntime")
 
@@ -106,19 +110,28 @@ def edited(folder: Path, name: str, change: Callable[[Any], Any]) -> None:
     (folder / name).write_bytes(as_bytes(held))
 
 
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
 def sealed(folder: Path, change: Callable[[dict[str, Any]], Any] = lambda _: None) -> None:
     """Writes all hashes anew, as a forger would."""
     about = json.loads((folder / "policy.json").read_text())
     for name in about["sha256"]:
-        about["sha256"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        about["sha256"][name] = sha256((folder / name).read_bytes())
     (folder / "policy.json").write_bytes(as_bytes(about))
+    resealed(folder, change)
+
+
+def resealed(folder: Path, change: Callable[[dict[str, Any]], Any] = lambda _: None) -> None:
+    """Writes all hashes of the certificate anew."""
     held = json.loads((folder / CERTIFICATE).read_text())
     for name in held["files"]:
         data = (folder / name).read_bytes()
-        held["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        held["files"][name] = {"size": len(data), "sha256": sha256(data)}
     change(held)
     rest = {k: x for k, x in held.items() if k != "sha256"}
-    held["sha256"] = hashlib.sha256(as_bytes(rest)).hexdigest()
+    held["sha256"] = sha256(as_bytes(rest))
     (folder / CERTIFICATE).write_bytes(as_bytes(held))
 
 
@@ -182,7 +195,37 @@ FORGED: dict[str, tuple[Callable[[Path], Any], str]] = {
         "must have the inputs|must hold the steps",
     ),
     "further": (lambda f: edited(f, "policy.json", lambda x: x.update(more=1)), "more: "),
+    "escapes": (
+        lambda f: edited(f, "policy.json", lambda x: x["env"].update(id="\x1b[2J")),
+        "env.id: texts must have printable characters alone",
+    ),
+    "escapes in a name": (
+        lambda f: edited(f, "policy.json", lambda x: x["versions"].update({"\x1b[2J": "1"})),
+        "texts must have printable characters alone",
+    ),
+    "no action": (
+        lambda f: edited(f, "policy.json", lambda x: x.update(outputs=x["outputs"][2:])),
+        "there must be an observation and an action",
+    ),
+    "noise of another name": (
+        lambda f: edited(f, "policy.json", lambda x: x["inputs"][-1].update(name="x")),
+        "those of is_first, noise, params, value must have this name",
+    ),
+    "table of parameters": (
+        lambda f: edited(f, "policy.json", lambda x: params_of(x).update(shape=[2, 3])),
+        "noise and params must have one dimension",
+    ),
+    "choice of numbers": (
+        lambda f: edited(
+            f, "policy.json", lambda x: x["choices"][0].update(action="action/1", size=1)
+        ),
+        "choices must lie within whole actions",
+    ),
 }
+
+
+def params_of(interface: dict[str, Any]) -> dict[str, Any]:
+    return next(port for port in interface["outputs"] if port["name"] == "params")
 
 
 @pytest.mark.parametrize("kind", FORGED)
@@ -191,8 +234,9 @@ def test_forged_exports_are_refused(kind: str, copy) -> None:
     forge, message = FORGED[kind]
     forge(folder)
     sealed(folder)
-    with pytest.raises(ExportError, match=message):
+    with pytest.raises(ExportError, match=message) as refused:
         verify(folder)
+    assert str(refused.value).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -205,6 +249,10 @@ def test_forged_exports_are_refused(kind: str, copy) -> None:
         (lambda x: x["files"].pop("policy.json"), "must list policy.json"),
         (lambda x: x["files"].pop("policy.onnx"), "must have the SHA-256 of policy.onnx"),
         (lambda x: x["files"].update({"../x": x["files"]["policy.onnx"]}), "must list plain names"),
+        (lambda x: x["files"].update({"": x["files"]["policy.onnx"]}), "can't be read"),
+        (lambda x: x["files"].update({"\udc9b": x["files"]["policy.onnx"]}), "valid string"),
+        (lambda x: x["files"].update({"\x7f": x["files"]["policy.onnx"]}), "printable"),
+        (lambda x: x.update(observations="\x1b]0;"), "observations: .*printable"),
     ],
 )
 def test_forged_certificates_are_refused(change, message, copy) -> None:
@@ -224,6 +272,62 @@ def test_an_edited_certificate_is_refused(copy) -> None:
         edited(folder, CERTIFICATE, change)
         with pytest.raises(ExportError):
             verify(folder)
+
+
+@pytest.mark.parametrize("name", [CERTIFICATE, "policy.onnx"])
+def test_files_that_would_fill_the_memory_are_not_read(name: str, copy) -> None:
+    folder = copy()
+    with open(folder / name, "r+b") as file:
+        file.truncate(2**43)  # a hole, which takes no place
+    with pytest.raises(ExportError, match=f"{name} must have at most .* bytes, got 8,796,093"):
+        verify(folder)
+
+
+def test_a_program_that_unpacks_to_more_is_refused(copy) -> None:
+    folder = copy("numpy")
+    arrays = dict(np.load(folder / "policy.npz"))
+    np.savez_compressed(folder / "policy.npz", **arrays, **{"c/more": np.zeros(10**6)})
+    sealed(folder)
+    with pytest.raises(ExportError, match=r"ValueError: it has compressed arrays"):
+        verify(folder)
+
+
+def test_hostile_documents(copy) -> None:
+    """Values that a stranger may write, with all hashes: refused in a sentence, or of no effect."""
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(80):
+        folder = copy(("onnx", "numpy")[int(rng.integers(2))])
+        hostile(folder, rng)
+        try:
+            said = verify(folder).told()
+        except QuintetError as error:
+            said = str(error)
+            refused += 1
+        assert said.isprintable()
+    assert refused > 40
+
+
+def hostile(folder: Path, rng: np.random.Generator) -> None:
+    """Puts a hostile value in place of one, in one of the documents."""
+    value = HOSTILE[int(rng.integers(len(HOSTILE)))]
+    which = rng.choice(["policy.json", CERTIFICATE, "policy.npz"])
+    if which == "policy.npz" and (folder / which).exists():
+        arrays = dict(np.load(folder / which))
+        program = json.loads(arrays["program"].tobytes())
+        text = json.dumps(replaced(program, place_in(program, rng), value))
+        np.savez(folder / which, **arrays | {"program": np.frombuffer(text.encode(), np.uint8)})
+        sealed(folder)
+        return
+    file = folder / (CERTIFICATE if which == CERTIFICATE else "policy.json")
+    held = json.loads(file.read_text())
+    changed = replaced(held, place_in(held, rng), value)
+    file.write_bytes(as_bytes(changed))
+    if file.name == CERTIFICATE and isinstance(changed, dict):
+        rest = {k: x for k, x in changed.items() if k != "sha256"}
+        file.write_bytes(as_bytes({**rest, "sha256": sha256(as_bytes(rest))}))
+    elif file.name != CERTIFICATE:
+        resealed(folder)
 
 
 MISSING = """
@@ -264,6 +368,31 @@ def test_examples_run_without_quintet(exports) -> None:
     plays_its_steps(exports["numpy"], "torch", "onnx", "gymnasium", "onnxruntime")
 
 
+@pytest.mark.slow
+def test_examples_run_in_a_fresh_environment(exports, tmp_path) -> None:
+    """First with numpy alone, then with numpy and onnxruntime."""
+    home = tmp_path / "env"
+    venv.create(home, with_pip=True)
+    variables = {n: v for n, v in os.environ.items() if n not in ("PYTHONPATH", "VIRTUAL_ENV")}
+
+    def python(*words: str | Path) -> str:
+        done = subprocess.run(
+            [home / "bin" / "python", "-B", *words], env=variables, capture_output=True, text=True
+        )
+        if "Could not find a version" in done.stderr:
+            pytest.skip(f"no package index can be reached: {done.stderr[-300:]}")
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    for package, format in (("numpy", "numpy"), ("onnxruntime", "onnx")):
+        python("-m", "pip", "install", "--quiet", package)
+        said = python(exports[format] / "example.py")
+        assert said.startswith("50 of 50 rows of 8 actions are as recorded"), said
+    packages = python("-m", "pip", "list", "--format=freeze")
+    assert "quintet" not in packages
+    assert "torch" not in packages
+
+
 def test_noise_may_be_left_out(exports) -> None:
     import onnxruntime
 
@@ -278,13 +407,11 @@ def test_noise_may_be_left_out(exports) -> None:
 
 
 @pytest.mark.slow
-def test_programs_of_pytorch_of_others_are_not_loaded(
-    exports, of_torch, monkeypatch, tmp_path
-) -> None:
-    plays_its_steps(of_torch)
-    verify(of_torch)
+def test_the_example_of_pytorch_runs(tmp_path) -> None:
+    export(CELL.policy(), tmp_path / "torch", "torch", steps=400, observations="space")
+    plays_its_steps(tmp_path / "torch")
+
+
+def test_programs_that_run_no_code_need_no_signature(exports, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     verify(exports["onnx"])
-    with pytest.raises(UntrustedError, match="a program of PyTorch can run code"):
-        verify(of_torch)
-    verify(of_torch, trust=True)

@@ -8,6 +8,9 @@ import yaml
 from small_run import TOY
 
 import quintet
+from quintet.algorithms.ppo.config import PPOConfig
+from quintet.config.run import RunConfig
+from quintet.run.card import card
 from quintet.system import files
 
 
@@ -26,9 +29,8 @@ def test_the_card_of_a_run(tmp_path):
     assert found["metrics"][0]["value"] == f"{mean:.2f} +/- {std:.2f}"
     assert found["dataset"]["name"] == TOY
     half = 1.96 * std / 3**0.5
-    assert (
-        f"mean return {mean:,.2f} (95% interval {mean - half:,.2f} to {mean + half:,.2f})" in rest
-    )
+    interval = f"{mean - half:,.2f} to {mean + half:,.2f}, 1.96 standard errors"
+    assert f"mean return {mean:,.2f} (95% interval {interval})" in rest
     assert "over 4 whole episodes of greedy actions" in rest
     assert "| env_steps | 256 of 256 |" in rest
     options = files.parse_yaml(re.search(r"```yaml\n(.*)```", rest, re.S)[1])
@@ -55,3 +57,17 @@ def test_without_evaluation_the_card_says_so(tmp_path):
     text = (tmp_path / "run" / "policy" / "README.md").read_text()
     assert "| score | not evaluated (`eval.episodes 0`) |" in text
     assert "model-index" not in text
+
+
+def test_places_are_left_out(tmp_path):
+    config = RunConfig(
+        algo="ppo",
+        env={"id": "CartPole-v1"},
+        run_dir=tmp_path,
+        learner=PPOConfig(),
+        cluster={"address": "10.0.0.7:6379"},
+    )
+    text = card(config, {"env_steps": 10.0})
+    assert "cluster.nodes_min" in text
+    assert "10.0.0.7" not in text
+    assert str(tmp_path) not in text
