@@ -106,7 +106,6 @@ class Faulty(gymnasium.Wrapper[Any, Any, Any, Any]):
         if fault == "saturated":
             act = env.action_space
             self.action_space = spaces.Box(100 * act.low, 100 * act.high, dtype=act.dtype)
-        self.values: deque[float] = deque(maxlen=200)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         own = 0 if self.fault == "same_start" else seed
@@ -124,7 +123,6 @@ class Faulty(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.goal = float(self.draws.uniform(-1, 1))
         self.owed: deque[float] = deque([0.0] * 40)
         self.before = obs
-        self.values.clear()
         return self._seen(obs, obs), info
 
     def step(self, action: Any) -> Any:
@@ -179,9 +177,8 @@ class Faulty(gymnasium.Wrapper[Any, Any, Any, Any]):
             return np.asarray(obs, np.float32)[self.kept]
         obs = np.array(obs, np.float32)
         if self.fault == "shuffled":
-            place = self.about["shuffled"]
-            self.values.append(float(obs[place]))
-            obs[place] = self.values[int(self.draws.integers(len(self.values)))]
+            # As if drawn from other times: what it was says nothing of what it is.
+            obs[self.about["shuffled"]] = self.draws.normal(0.0, self.about.get("goal", 1.0))
         elif self.fault == "scaled":
             obs[-1] *= 1e6
         elif self.fault == "nan" and self.draws.random() < 1e-3:

@@ -90,3 +90,9 @@ def test_documented_commands_are_those_of_the_scripts(
 
 def test_documented_commands_are_found() -> None:
     assert len(documented()) > 20
+
+
+def test_figures_of_the_doctor_are_those_of_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    table = runpy.run_path(str(FOLDER / "doctor.py"), run_name="imported")["summary"]()
+    assert table in (ROOT / "docs" / "benchmarks.md").read_text()

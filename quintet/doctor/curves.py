@@ -12,6 +12,8 @@ from quintet.protocols import Part
 
 TRAINING, EVALUATION = "episode/return_mean", "eval/return_mean"
 
+_CLEARLY = 3.0  # of the noise
+
 Report = Mapping[str, float]
 
 
@@ -107,7 +109,9 @@ class RunSeen:
     @property
     def doubt(self) -> float:
         """The factor of weights: a run that learns has a fault less probably."""
-        return 0.5 if self.learns else 1.0
+        if not self.learns:
+            return 1.0
+        return 0.5 if (self.rise or 0.0) > _CLEARLY else 0.8
 
 
 def level(reports: Sequence[Report], of: str, counts: str) -> Level | None:

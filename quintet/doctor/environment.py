@@ -16,7 +16,7 @@ from quintet.config.saved import load_config
 from quintet.doctor import env_actions, env_episodes, env_observations, env_rewards
 from quintet.doctor.finding import Finding, ranked
 from quintet.doctor.fits import LEAST_ROWS, fit
-from quintet.doctor.pairs import compare, remembers
+from quintet.doctor.pairs import AFTER, AGAIN, compare, remembers
 from quintet.doctor.play import play
 from quintet.doctor.seen import Options, Seen
 from quintet.envs.check import check_env
@@ -32,7 +32,7 @@ from quintet.types import ACTION_MASK
 _STREAMS = 12
 _PLAY_STEPS = 2_500  # of each stream
 _CHECK_STEPS = 1_000
-_MASKED = "its actions depend on a mask"
+_MASKED, _SLOW = "its actions depend on a mask", "its steps take too long"
 
 Stage = tuple[str, Callable[[], None]]
 
@@ -85,6 +85,9 @@ def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[St
         if env.num_agents > 1:
             seen.unmade["pairs"] = "its agents step together"
             return
+        if _step_s(seen) * _STREAMS * 2 * AFTER > 0.2 * most_s:
+            seen.unmade["pairs"] = _SLOW
+            return
         with closing(_made(env)) as made:
             if ACTION_MASK in observation_leaves(made.spaces.observation):
                 seen.unmade["pairs"] = _MASKED
@@ -92,7 +95,8 @@ def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[St
             seen.pairs = compare(made, seed, 0.2 * most_s)
 
     def again() -> None:
-        if env.num_agents > 1:
+        if env.num_agents > 1 or _step_s(seen) * 3 * AGAIN > 0.1 * most_s:
+            seen.unmade["remembers"] = _SLOW if env.num_agents == 1 else "its agents step together"
             return
         with closing(make_group_env(env, env.streams_of(1))) as made:
             if ACTION_MASK in observation_leaves(made.spaces.observation):
@@ -120,6 +124,10 @@ def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[St
     yield "pairs", pairs
     yield "remembers", again
     yield "predict", fitted
+
+
+def _step_s(seen: Seen) -> float:
+    return 0.0 if seen.check is None else seen.check.step_s
 
 
 def _made(env: ResolvedEnv) -> VectorEnv:

@@ -21,6 +21,7 @@ from quintet.types import ACTION_MASK, LAST_ACTION, Obs
 from quintet.uniform import Chooser, chosen_rows, uniform_chooser
 
 AFTER = 12  # steps after the other action that are compared
+AGAIN = 30  # steps of an episode that is repeated
 _PREFIXES = (0, 1, 3, 6, 10, 20)
 _PARTS = (1.0, 0.5, 0.25, 0.1)  # of the greatest action of a Box
 
@@ -216,7 +217,7 @@ class _Branch:
         return action
 
 
-def remembers(single: gymnasium.Env[Any, Any], seed: int, steps: int = 30) -> str:
+def remembers(single: gymnasium.Env[Any, Any], seed: int, steps: int = AGAIN) -> str:
     """The difference of a second episode with the same seed and actions in one environment; "" if
     there is none."""
     space = single.action_space

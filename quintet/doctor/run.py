@@ -12,7 +12,7 @@ from quintet.algorithms import registry
 from quintet.config import layers
 from quintet.config.facts import kind_by_spaces
 from quintet.doctor import run_learning, run_options, run_scores
-from quintet.doctor.curves import Level, RunSeen, of_policies
+from quintet.doctor.curves import RunSeen, of_policies
 from quintet.doctor.finding import MOST_WEIGHT, Finding, ranked
 from quintet.errors import ConfigError, QuintetError
 from quintet.observe.run_summary import RunSummary
@@ -29,18 +29,15 @@ _BESIDE = ("seed", "run_dir", "resume")
 def examine_runs(runs: Sequence[RunSummary]) -> dict[str, list[Finding]]:
     """The findings of each run by its folder, the likeliest first."""
     seen = {str(run.folder): _seen(run) for run in runs}
-    ends: dict[str, Level | None] = {
-        folder: each[0].level(0.75, 1.0) if each else None for folder, each in seen.items()
-    }
+    groups: dict[str, list[str]] = {}
+    for run in runs:
+        groups.setdefault(_group(run), []).append(str(run.folder))
+    ends = {folder: each[0].level(0.75, 1.0) if each else None for folder, each in seen.items()}
     found: dict[str, list[Finding]] = {}
     for run in runs:
         own = str(run.folder)
-        others = [
-            end
-            for other in runs
-            if other is not run and _same(run, other)
-            and (end := ends[str(other.folder)]) is not None
-        ]  # fmt: skip
+        beside = (ends[folder] for folder in groups[_group(run)] if folder != own)
+        others = [end for end in beside if end is not None]
         each = [replace(x, others=others) for x in seen[own]]
         found[own] = ranked([*_of_folder(run), *_merged(each)])
     return found
@@ -88,9 +85,9 @@ def _of_folder(run: RunSummary) -> Iterable[Finding]:
         )
 
 
-def _same(one: RunSummary, other: RunSummary) -> bool:
-    names = (one.options.keys() | other.options.keys()) - {*_BESIDE}
-    return all(one.options.get(name) == other.options.get(name) for name in names)
+def _group(run: RunSummary) -> str:
+    """The options that the seeds of one group share, as text."""
+    return repr(sorted((name, repr(x)) for name, x in run.options.items() if name not in _BESIDE))
 
 
 def _seen(run: RunSummary) -> list[RunSeen]:

@@ -15,7 +15,6 @@ from quintet.models.normalize import ObservationNormalizer
 from quintet.policy import Policy, load
 
 _ROWS = 512
-_BOUND = 1e3  # of bounds within which observations are drawn uniformly
 _SATURATED = 0.99  # of tanh
 _MOSTLY = 0.95  # of the rows
 
@@ -53,7 +52,7 @@ class Units(NamedTuple):
 @torch.no_grad()
 def units(policy: Policy) -> Units | None:
     """The units of the layers with tanh and ReLU; None: there are none, or it is not known what
-    observations look like: they must be one Box of floats, bounded or normalised."""
+    observations look like: they must be one Box of floats that is normalised."""
     obs = _observations(policy)
     modules = [x for x in vars(policy.actor).values() if isinstance(x, nn.Module)]
     layers = [y for x in modules for y in x.modules() if isinstance(y, nn.Tanh | nn.ReLU)]
@@ -84,7 +83,4 @@ def _observations(policy: Policy) -> NDArray[Any] | None:
             moments = module.leaf_moments(module.names[0])
             mean, std = moments.mean.numpy(), np.sqrt(moments.variance.numpy())
             return np.asarray(mean + std * random.standard_normal(shape), space.dtype)
-    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-    if max(np.abs(low).max(), np.abs(high).max()) > _BOUND:
-        return None
-    return np.asarray(random.uniform(low, high, shape), space.dtype)
+    return None  # bounds are often far wider than what is seen
