@@ -34,7 +34,7 @@ _SHORT = (
     "nothing was written; if outputs alone differ a little, as those of many convolutions do, give "
     f"--tolerance (at most {compare.MOST_TOLERANCE:g}), else report it with the run"
 )
-"""What to do when a program falls short."""
+"""Advice for a program that falls short."""
 
 
 def export(
