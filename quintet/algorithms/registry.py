@@ -148,6 +148,9 @@ LEARNERS = Catalog(
 )
 """All learners; `LEARNERS.register` adds one in this process only."""
 
+DEFAULT = "ppo"
+"""The learner whose options count where none is named, since it learns from most environments."""
+
 
 def canonical(name: str) -> str:
     """A learner's name as registered, whatever its case; raises ConfigError if there is no such

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from quintet.algorithms.registry import DEFAULT
 from quintet.errors import ConfigError
 from quintet.observe.run_summary import find_runs, read_summary
 from quintet.system.files import given_path, shown
 
-HELP = """usage: quintet doctor ENV [--algo ppo] [OPTION VALUE ...]
+HELP = f"""usage: quintet doctor ENV [--algo NAME] [OPTION VALUE ...]
        quintet doctor RUN [RUN ...]
 
 Says why an environment or a run may not learn: findings, the likeliest first, each with its
@@ -19,8 +20,8 @@ evidence, what to do, and the command that does it.
 
   ENV            id of an environment, or module:name of a maker: it is played with random actions
   RUN            a run folder, or a folder of runs: its reports and options are read
-  --algo NAME    learner that the environment is for (default: ppo); its options may follow, as of
-                 quintet train: --gamma 0.9 --env.kwargs '{"size": 5}'
+  --algo NAME    learner that the environment is for (default: {DEFAULT}); its options may
+                 follow, as of quintet train: --gamma 0.9 --env.kwargs '{{"size": 5}}'
   --most-s S     seconds for an environment (default: 50)
   --probe-seed N seed of an environment and of the random actions (default: 0)
   --json         print one JSON object
@@ -62,7 +63,7 @@ def main(arguments: list[str]) -> int:
 
 def asked(arguments: Sequence[str]) -> Asked:
     """The command line in parts; raises ConfigError if it can't be read."""
-    own = {"--algo": "ppo", "--most-s": "50", "--probe-seed": "0"}
+    own = {"--algo": DEFAULT, "--most-s": "50", "--probe-seed": "0"}
     targets: list[str] = []
     others: list[str] = []
     words = [word for word in arguments if word != "--json"]

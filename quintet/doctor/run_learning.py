@@ -78,13 +78,13 @@ def entropy_gone(seen: RunSeen) -> Finding | None:
         0.7 * seen.doubt,
         "the policy had settled on its actions before a third of the run and tried no others",
         {"entropy at first": first, "entropy at a third": early},
-        "a higher entropy_coef keeps it trying; a lower learning rate settles later",
+        "a larger entropy bonus keeps it trying; a lower learning rate settles later",
         _entropy(seen, 0.01) or scaled(seen, "learning_rate", 0.2),
     )
 
 
 def _entropy(seen: RunSeen, least: float) -> str:
-    names = seen.roles.get("entropy_coef", ())
+    names = seen.roles.get("ent_coef", ())
     now = [number(seen.run.options.get(name)) for name in names]
     known = [x for x in now if x is not None]
     if not names or len(known) < len(names):
@@ -102,7 +102,7 @@ def entropy_stuck(seen: RunSeen) -> Finding | None:
     stuck = last >= first - 0.02 * abs(first) if not spread else spread[-1] > 0.97 * spread[0]
     if not stuck:
         return None
-    weights = (number(seen.run.options.get(x)) for x in seen.roles.get("entropy_coef", ()))
+    weights = (number(seen.run.options.get(x)) for x in seen.roles.get("ent_coef", ()))
     high = any(x is not None and x >= 0.05 for x in weights)
     return Finding(
         "entropy-stuck",
@@ -110,8 +110,8 @@ def entropy_stuck(seen: RunSeen) -> Finding | None:
         "the policy stayed as random as at first: "
         + ("the entropy bonus outweighs the rewards" if high else "nothing told it what is better"),
         {"entropy at first": first, "entropy at last": last},
-        "a lower entropy_coef" if high else "a higher learning rate; look at the rewards",
-        scaled(seen, "entropy_coef", 0.05) if high else scaled(seen, "learning_rate", 3.0),
+        "a smaller entropy bonus" if high else "a higher learning rate; look at the rewards",
+        scaled(seen, "ent_coef", 0.05) if high else scaled(seen, "learning_rate", 3.0),
     )
 
 

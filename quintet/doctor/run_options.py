@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from quintet.algorithms.parts.suspects import HARMLESS, HARMLESS_WAYS, SYMPTOMS, WORDS
 from quintet.bounds import LARGEST
 from quintet.doctor.curves import RunSeen
 from quintet.doctor.finding import Finding
@@ -16,44 +17,6 @@ _OF_RUN = {
     "algo", "seed", "preset", "resume", "init_from", "init_from_keys", "run_dir",
     "total_env_steps",
 }  # fmt: skip
-_HARMLESS = ("check_numerics", "log_", "lr_schedule", "normalize_pictures", "model.activation")
-
-_WORDS = {
-    "update_normalizers": 0.75,
-    "normalize_observations": 0.6,
-    "reward_normalizer": 0.5,
-    "truncation_as_termination": 0.6,
-    "model.core": 0.7,
-    "exploration": 0.6,
-}
-"""Weights of options that are words or switches."""
-
-_SYMPTOMS: dict[tuple[str, str], frozenset[str]] = {
-    ("learning_rate", "above"): frozenset(
-        {"health-policy", "health-value-function", "entropy-gone", "gradient-spikes",
-         "best-long-ago", "evaluation-differs"}),
-    ("learning_rate", "below"): frozenset({"health-policy", "policy-still", "entropy-stuck"}),
-    ("entropy_coef", "above"): frozenset({"entropy-stuck"}),
-    ("entropy_coef", "below"): frozenset({"entropy-gone"}),
-    ("gamma", "below"): frozenset({"not-learning"}),
-    ("gamma", "above"): frozenset({"health-value-function"}),
-    ("clip_ratio", "below"): frozenset({"policy-still", "health-policy", "entropy-stuck"}),
-    ("clip_ratio", "above"): frozenset({"health-policy", "entropy-gone"}),
-    ("grad_clip", "below"): frozenset({"gradient-clipped", "entropy-stuck"}),
-    ("buffer_size", "below"): frozenset({"replay-small", "health-value-function"}),
-    ("learning_starts", "above"): frozenset({"few-updates", "not-learning"}),
-    ("rollout", "below"): frozenset({"not-learning", "health-value-function"}),
-    ("n_epochs", "above"): frozenset({"health-policy"}),
-}  # fmt: skip
-"""Findings that an option explains, by the option's name elsewhere and the direction."""
-
-
-_HARMLESS_WAYS = {
-    ("adam_eps", "below"), ("buffer_size", "above"), ("clip_obs", "above"),
-    ("clip_reward", "above"), ("grad_clip", "above"), ("learning_starts", "below"),
-    ("batch_size", "above"),
-}  # fmt: skip
-"""Directions in which an option seldom does harm."""
 
 
 def options(seen: RunSeen, symptoms: Sequence[Finding]) -> list[Finding]:
@@ -63,7 +26,7 @@ def options(seen: RunSeen, symptoms: Sequence[Finding]) -> list[Finding]:
     for name in sorted(seen.given):
         if name in _OF_RUN or ("." in name and not name.startswith(_PARTS)):
             continue
-        if name not in seen.usual or name.startswith(_HARMLESS):
+        if name not in seen.usual or name.startswith(HARMLESS):
             continue
         value, usual = seen.run.options.get(name), seen.usual[name]
         if value == usual:
@@ -115,9 +78,9 @@ def _far(seen: RunSeen, name: str, value: Any, usual: Any, symptoms: set[str]) -
     roles = [role for role, names in seen.roles.items() if name in names]
     shown = set[str]()
     for role in roles:
-        shown |= _SYMPTOMS.get((role, way), frozenset()) & symptoms
+        shown |= SYMPTOMS.get((role, way), frozenset()) & symptoms
     weight = 0.55 + 0.1 * min(abs(distance), 2.5) + 0.1 * bool(shown)
-    harmless = any((role, way) in _HARMLESS_WAYS for role in roles)
+    harmless = any((role, way) in HARMLESS_WAYS for role in roles)
     if harmless:
         weight = 0.2
     said = f"{name}={_text(value)} is far {way} what is usual here (the preset has {_text(usual)})"
@@ -135,7 +98,7 @@ def _far(seen: RunSeen, name: str, value: Any, usual: Any, symptoms: set[str]) -
 
 
 def _other(seen: RunSeen, name: str, value: Any, usual: Any) -> Finding | None:
-    weight = _WORDS.get(name, 0.3)
+    weight = WORDS.get(name, 0.3)
     distance = decades(name, value, usual, False)
     if distance is not None:  # it is not far
         weight = min(0.3, 0.4 * abs(distance))

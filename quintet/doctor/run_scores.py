@@ -97,7 +97,7 @@ def evaluation_differs(seen: RunSeen) -> Finding | None:
         "compare the two environments"
         if elsewhere
         else "evaluate with sampled actions, or let "
-        "the policy settle (a lower entropy_coef, a longer run)",
+        "the policy settle (a smaller entropy bonus, a longer run)",
         change(seen, {"eval.greedy": False}) if not elsewhere else "",
     )
 
@@ -189,7 +189,7 @@ def seeds_differ(seen: RunSeen) -> Finding | None:
 
 
 def _entropy_or_rate(seen: RunSeen) -> str:
-    return scaled(seen, "entropy_coef", 3.0) or scaled(seen, "learning_rate", 0.3)
+    return scaled(seen, "ent_coef", 3.0) or scaled(seen, "learning_rate", 0.3)
 
 
 def not_learning(seen: RunSeen) -> Finding | None:

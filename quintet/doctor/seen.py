@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
+from quintet.algorithms.registry import DEFAULT
 from quintet.config.choices import Doubt
 from quintet.doctor.fits import Fits
 from quintet.doctor.pairs import Pairs
@@ -21,12 +22,12 @@ class Options:
     normalizes: whether floats in observations are normalised.
     """
 
-    algo: str = "ppo"
+    algo: str = DEFAULT
     gamma: float | None = 0.99
     memory: bool = False
     normalizes: bool = True
     total_env_steps: int = 1_000_000
-    train: str = "quintet train ppo --env ID"
+    train: str = f"quintet train {DEFAULT} --env ID"
     check: str = "quintet check-env ID"
 
 

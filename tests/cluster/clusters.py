@@ -15,10 +15,13 @@ from ray.cluster_utils import Cluster
 def cluster_of(nodes: int, **of_node: Any) -> Iterator[Cluster]:
     """A cluster of this many nodes of one core each; the first is the head."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    before = signal.getsignal(signal.SIGTERM)
     cluster = Cluster()
     try:
         for _ in range(nodes):
             cluster.add_node(**{"num_cpus": 1, "include_dashboard": False} | of_node)
+        # Ray's handler would never end in a fork of this process, as of AsyncVectorEnv.
+        signal.signal(signal.SIGTERM, before)
         yield cluster
     finally:
         cluster.shutdown()

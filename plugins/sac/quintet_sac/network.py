@@ -6,7 +6,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from quintet.algorithms.parts.action_value import ActionValue, action_box
+from quintet.models.action_value import ActionValue, action_box
 from quintet.models.build import Branch, Trunk, check_observation, draw_weights, make_encoder
 from quintet.models.config import ModelConfig
 from quintet.models.heads import PolicyHead
