@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from time import perf_counter
 
 import gymnasium
@@ -108,8 +108,10 @@ def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[St
             )
             singles = env.singles(made)
             if singles:
-                with suppress(NotImplementedError):
+                try:
                     seen.remembers = remembers(singles[0], seed)
+                except NotImplementedError:  # of the environment
+                    seen.unmade["remembers"] = "it has not implemented a method that this needs"
             else:
                 seen.unmade["remembers"] = "its environments are not stepped one by one"
 

@@ -9,6 +9,7 @@ from gymnasium import spaces
 
 from quintet.doctor import environment, pairs
 from quintet.doctor.apart import examine_apart
+from quintet.doctor.seen import Seen
 from quintet.envs.config import EnvConfig
 from quintet.envs.make import make_group_env
 from quintet.envs.resolved import resolve_env
@@ -136,6 +137,17 @@ def test_a_hostile_environment_is_a_finding(how: str, wanted: str, said: str):
 def test_wrong_options_are_an_error():
     with pytest.raises(ConfigError, match="unknown option"):
         examine_apart("ppo", ["--env", "CartPole-v1", "--gama", "1"], "", 0, 60.0, print)
+
+
+def test_what_an_environment_has_not_implemented_is_told(monkeypatch: pytest.MonkeyPatch):
+    def refuses(*_: Any) -> str:
+        raise NotImplementedError
+
+    monkeypatch.setattr(environment, "remembers", refuses)
+    seen = Seen()
+    loaded = environment.load("ppo", _words(""))
+    dict(environment._stages(loaded, seen, 0, 30.0))["remembers"]()
+    assert "not implemented a method" in seen.unmade["remembers"]
 
 
 def test_other_actions_show_in_the_next_observation():
