@@ -49,7 +49,12 @@ class LearnerFault(WorkerFault):
 
 
 class NonFiniteError(QuintetError):
-    """A loss or gradient became NaN or infinite."""
+    """A loss or gradient became NaN or infinite.
+
+    update: the learner's optimizer step, counted from 1, that made it so; None: the last one.
+    """
+
+    update: int | None = None
 
 
 class GroupFault(QuintetError):

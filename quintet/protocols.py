@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from quintet.types import ActOutput, LearnerState, Obs, Publication, Rollout, State, TensorSpec
 
 
+LOOK_EVERY_UPDATES = 16
+"""Most updates until a learner on a GPU, which would wait for it, finds that a number is NaN."""
+
+
 @dataclass(frozen=True)
 class ReplayPlan:
     """Rules of a replay: the rows that it keeps, and how batches are drawn.
@@ -199,7 +203,8 @@ class Learner(Protocol):
 
         env_steps: env_steps collected before this batch; for a replayed batch, so far.
 
-        Raises NonFiniteError if this batch made a loss or gradient NaN or infinite.
+        Raises NonFiniteError if this batch made a loss or gradient NaN or infinite; a learner on a
+        GPU may do so in one of the next LOOK_EVERY_UPDATES - 1 calls, or in `publication`.
         """
         ...
 

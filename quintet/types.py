@@ -12,7 +12,7 @@ from __future__ import annotations  # so that no tensor is needed where only spa
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from gymnasium import spaces
 
@@ -116,6 +116,8 @@ class Rollout:
     trace_cut: whether the next row is invalid although the episode continues: it is beyond the
         budget, of too old weights, or of another policy.  None if there is no such row.
     replayed: whether it was drawn from replay.
+    source: the same batch on the CPU, if it came from there to a GPU; there `policy_id` and the
+        fields without time stay on the CPU.
     """
 
     obs: dict[str, Shaped[Tensor, "T1 B ..."]]
@@ -137,6 +139,12 @@ class Rollout:
     return_carry: Float64[Tensor, "T B"] | None = None
     trace_cut: Bool[Tensor, "T B"] | None = None
     replayed: bool = False
+    source: "Rollout | None" = None
+
+    def on_cpu(self, name: Literal["valid", "terminated", "truncated", "version"]) -> Tensor:
+        """A field ``[T, B]`` on the CPU; waits for a GPU only where there is no `source`."""
+        of_batch: Tensor = getattr(self.source or self, name)
+        return of_batch.cpu()
 
     @property
     def cut(self) -> Bool[Tensor, "T B"]:

@@ -29,6 +29,7 @@ from quintet.runtime.processes.workers import sendable, shares, whereabouts
 from quintet.runtime.slots import RowSpecs
 from quintet.system import user_state
 from quintet.system.link import Link, Views, no_block
+from quintet.system.transfer import fetched
 from quintet.types import Publication, TensorSpec
 
 _LOOK_EVERY_S = 0.5
@@ -200,11 +201,11 @@ class Nodes:
 
     def publish(self, publication: Publication) -> None:
         """Publishes weights to all nodes."""
-        policy = publication.policy
+        policy, tensors = publication.policy, fetched(publication.tensors)
         weights = self._weights[policy]
         with self._lock:
             for name, x in weights.publication.tensors.items():
-                x.copy_(publication.tensors[name])
+                x.copy_(tensors[name])
             posted = (
                 Published(policy, publication.version),
                 [memoryview(weights.bytes.tobytes())],

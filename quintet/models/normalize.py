@@ -6,6 +6,7 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 
+from quintet.system.transfer import places_of
 from quintet.types import Obs, Rollout
 
 
@@ -133,6 +134,7 @@ class ObservationNormalizer(nn.Module):
         # In the order of names, since leaf paths may hold "/" and ".", which module names may not.
         shapes = {**leaves, **(pictures or {})}
         self.moments = nn.ModuleList(RunningMoments(shapes[name]) for name in self.names)
+        self._affine: dict[str, tuple[Tensor, ...]] = {}
         self.register_load_state_dict_post_hook(lambda it, _: it._refresh())  # type: ignore[no-untyped-call]
         self._refresh()
 
@@ -153,22 +155,31 @@ class ObservationNormalizer(nn.Module):
         return any(bool(self.leaf_moments(name).count == 0) for name in self.names)
 
     def _refresh(self) -> None:
-        """Recomputes the transform from the statistics; before any data floats stay unchanged."""
-        self._affine = {name: self._transform(name) for name in self.names}
+        """Recomputes the transform from the statistics, in the same memory, which graphs keep;
+        before any data floats stay unchanged.
+        """
+        for name in self.names:
+            new, old = self._transform(name), self._affine.get(name)
+            if old is None or old[0].device != new[0].device:
+                with torch.inference_mode(False):  # may be used in a graph later
+                    self._affine[name] = tuple(x.clone() for x in new)
+                continue
+            for x, y in zip(old, new, strict=True):
+                x.copy_(y)
 
     def _transform(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
         """Mean, scale and bounds ``[2]``, as tensors, since plain numbers are constants of a
-        graph."""
+        graph.
+        """
         moments, unit = self.leaf_moments(name), self.units[name]
-        bound = moments.mean.new_tensor([-self.clip, self.clip], dtype=torch.float32)
+        some = moments.count > 0
+        bound = torch.where(some, self.clip, torch.inf)
         # Of shape [1] for a single number: graphs take no float64 without dimensions.
         exact = name in self._float64
-        mean = moments.mean.clone() if exact else moments.mean.float()
+        mean = moments.mean if exact else moments.mean.float()
         mean = mean.reshape(1) if exact and not mean.shape else mean
-        scale = scale_of(moments, self.epsilon * unit**2)
-        if moments.count == 0:
-            return torch.zeros_like(mean), torch.full_like(scale, 1.0 / unit), bound * torch.inf
-        return mean, scale, bound
+        scale = torch.where(some, scale_of(moments, self.epsilon * unit**2), 1.0 / unit)
+        return torch.where(some, mean, 0.0), scale, torch.stack((-bound, bound))
 
     def forward(self, obs: Obs) -> Obs:
         """`obs` with its leaves normalised, in float32; other float64 leaves are also converted to
@@ -218,11 +229,15 @@ class ObservationNormalizer(nn.Module):
         return outside / (count * elements)
 
     def merge(self, obs: Obs, valid: Tensor) -> None:
-        """Adds the valid rows of `obs`, leaves ``[T, B, ...]`` with `valid` ``[T, B]``."""
-        rows = valid.flatten().nonzero().squeeze(1)
+        """Adds the valid rows of `obs`, leaves ``[T, B, ...]`` with `valid` ``[T, B]``, for which
+        the host does not wait if it is on the CPU.
+        """
+        rows: Tensor | None = None
         for name in self.names:
+            x = obs[name].flatten(0, 1)
+            rows = places_of(valid, x.device) if rows is None else rows
             # For pictures far faster than indexing by a mask.
-            self.leaf_moments(name).merge(obs[name].flatten(0, 1).index_select(0, rows))
+            self.leaf_moments(name).merge(x.index_select(0, rows))
         self._refresh()
 
 
@@ -257,8 +272,9 @@ class RewardNormalizer(nn.Module):
 
     def merge(self, batch: Rollout) -> None:
         """Adds the valid rows of a batch."""
-        if self.kind == "return_std":
-            assert batch.return_carry is not None
-            self.moments.merge(batch.return_carry[batch.valid])
-        elif self.kind == "step_std":
-            self.moments.merge(batch.reward[batch.valid])
+        if self.kind == "none":
+            return
+        x = batch.return_carry if self.kind == "return_std" else batch.reward
+        assert x is not None
+        rows = places_of(batch.on_cpu("valid"), x.device)
+        self.moments.merge(x.flatten().index_select(0, rows))

@@ -83,6 +83,24 @@ def gauss_hermite(nodes: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return tuple(x.tolist()), tuple(vectors[0].square().tolist())
 
 
+@functools.cache
+def _nodes_on(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """`gauss_hermite` as tensors; made once, not per step, as a copy makes a GPU's host wait."""
+    with torch.inference_mode(False):  # may be used in a graph later
+        nodes, weights = gauss_hermite(QUADRATURE_NODES)
+        return (
+            torch.tensor(nodes, dtype=dtype, device=device),
+            torch.tensor(weights, dtype=dtype, device=device),
+        )
+
+
+def _quadrature(beside: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes and weights on the device and of the dtype of another tensor."""
+    # As for the bounds.
+    nodes = _nodes_on.__wrapped__ if torch.compiler.is_compiling() else _nodes_on
+    return nodes(beside.dtype, beside.device)
+
+
 def _log_tanh_slope(u: Tensor) -> Tensor:
     """``log(1 - tanh(u)^2)``, in a form that stays accurate where tanh saturates."""
     return 2.0 * (math.log(2.0) - u - softplus(-2.0 * u))
@@ -201,7 +219,7 @@ class DiagGaussian:
         mean, log_std = self.mean_and_log_std(params)
         entropy = log_std + 0.5 * (LOG_2PI + 1.0)
         if self.squash == "action":
-            nodes, weights = (params.new_tensor(x) for x in gauss_hermite(QUADRATURE_NODES))
+            nodes, weights = _quadrature(params)
             u = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * nodes
             # A product and a sum, not a matrix product, which autocast would do in half precision.
             entropy = entropy + (_log_tanh_slope(u) * weights).sum(dim=-1)

@@ -10,9 +10,13 @@ import optree
 import torch
 from torch import Tensor
 
+from quintet.system.transfer import page_locked, sent_all
 from quintet.types import Rollout
 
 _WITHOUT_TIME = ("stream_id", "group_id", "episode_id", "last_action", "last_reward")
+
+_STAYS = ("policy_id", *_WITHOUT_TIME)
+"""Fields of a rollout that stay on the CPU, since no learner reads them."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +69,33 @@ def column_dim(path: tuple[Any, ...]) -> int:
 
 
 def to_device(rollout: Rollout, device: torch.device) -> Rollout:
-    """The rollout on `device`; on the CPU nothing is copied."""
-    if device.type == "cpu":
+    """The rollout on `device`, with the CPU's as its `source`; on the CPU nothing is copied.
+
+    The host does not wait.  What only the runtime reads stays on the CPU.
+    """
+    if device.type == "cpu" or rollout.reward.device.type != "cpu":
         return rollout
-    return _map(lambda _, x: x.to(device, non_blocking=True), rollout)
+    moved = _map_together(lambda tensors: sent_all(tensors, device), rollout)
+    return replace(moved, source=rollout)
 
 
 def pinned(rollout: Rollout) -> Rollout:
     """A copy in page-locked memory, from which a GPU reads without waiting."""
-    return _map(lambda _, x: x.pin_memory(), rollout)
+    return _map_together(page_locked, rollout)
+
+
+def _map_together(function: Callable[[list[Tensor]], list[Tensor]], rollout: Rollout) -> Rollout:
+    """The rollout with the results of a function of all tensors that learners read."""
+    fields: Any = vars(rollout)
+    paths, leaves, tree = optree.tree_flatten_with_path(fields)
+    moves = [
+        i
+        for i, (path, x) in enumerate(zip(paths, leaves, strict=True))
+        if isinstance(x, Tensor) and path[0] not in _STAYS
+    ]
+    for i, x in zip(moves, function([leaves[i] for i in moves]), strict=True):
+        leaves[i] = x
+    return Rollout(**tree.unflatten(leaves))
 
 
 @final

@@ -1,5 +1,6 @@
 """The training loop: collect, update, publish, and write checkpoints when due."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, Self, final
@@ -8,7 +9,7 @@ import torch
 
 from quintet.errors import NonFiniteError
 from quintet.observe.timing import PhaseTimer
-from quintet.protocols import Learner
+from quintet.protocols import LOOK_EVERY_UPDATES, Learner
 from quintet.runtime.batch import to_device
 from quintet.runtime.delivery import Batch, BeginsAnew, Delivery
 from quintet.runtime.replay.replay import Replay
@@ -224,16 +225,19 @@ def run(
             hooks.save(False)  # as after the last batch
         timer.switch("learning")
         exact = begins_anew(batch)
-        rollout, replaced = batch.rollout, False
+        device, replaced = devices[batch.policy], False
+        newest: Recent = deque([(learner.updates, batch.rollout)], LOOK_EVERY_UPDATES)
         try:
             with OwnTorch():
-                for rollout, before in _rollouts(batch, replay, counters, timer):
-                    try:
-                        learner.update(to_device(rollout, devices[batch.policy]), before)
-                    except NonFiniteError as error:
-                        hooks.diverged(batch.policy, error)
-                        replaced = True
-                        break
+                try:
+                    for rollout, before in _rollouts(batch, replay, counters, timer):
+                        newest.append((learner.updates, rollout))
+                        learner.update(to_device(rollout, device), before)
+                    if device.type != "cpu":
+                        learner.publication()  # finds a NaN as long as its batch is there
+                except NonFiniteError as error:
+                    hooks.diverged(batch.policy, error)
+                    replaced = True
             counters.add(batch)
             replaced |= hooks.learned(batch)
             if replaced:
@@ -245,7 +249,8 @@ def run(
             else:
                 sampling.delivery.queues[batch.policy].learned = learner.version
         except NonFiniteError as error:
-            raise NonFiniteError(f"{error}. {hooks.keep_batch(rollout, batch.policy)}") from error
+            kept = hooks.keep_batch(_cause(error, newest), batch.policy)
+            raise NonFiniteError(f"{error}. {kept}") from error
         finished = counters.env_steps >= budget.total_env_steps
         if exact:
             publish_all()  # a run that is resumed there begins with the newest weights, too
@@ -265,6 +270,18 @@ def run(
         if exact and not finished:
             restart()
     return "finished"
+
+
+Recent = deque[tuple[int, Rollout]]
+"""The last rollouts of an iteration, each with the learner's number of updates before it."""
+
+
+def _cause(error: NonFiniteError, newest: Recent) -> Rollout:
+    """The rollout whose update became NaN."""
+    last = newest[-1][1]
+    if error.update is None:
+        return last
+    return next((x for before, x in reversed(newest) if before < error.update), last)
 
 
 def _rollouts(

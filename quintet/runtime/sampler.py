@@ -1,7 +1,7 @@
 """Sampling in one process: groups of streams act and step; in the serial runtime all groups."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -20,6 +20,7 @@ from quintet.runtime.slots import PLAYER, UNDEFINED, VERSION, RowSpecs, Slot, sl
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.runtime.turns import Turns
 from quintet.spaces import mask_sizes
+from quintet.system.transfer import fetched
 from quintet.types import ACTION_MASK, REWARD_SHAPING, ActOutput, Publication
 
 
@@ -352,6 +353,7 @@ class SerialSampling:
     def publish(self, publication: Publication) -> None:
         """Loads the weights with which a policy acts from each group's next unroll on."""
         self.delivery.publish(publication)
+        publication = replace(publication, tensors=fetched(publication.tensors))  # for all groups
         for group in self.groups:
             group.publish(publication)
 

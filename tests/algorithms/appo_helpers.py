@@ -1,5 +1,6 @@
 """A small learner of APPO, and batches for it."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +15,8 @@ from ppo_helpers import (
 )
 from torch import Tensor, nn
 
-from quintet.algorithms.appo.config import (
-    APPOConfig,
-)
+from quintet.algorithms.appo.chunks import Chunks, Minibatch
+from quintet.algorithms.appo.config import APPOConfig, Knobs
 from quintet.algorithms.appo.learner import APPOLearner, make_actor
 from quintet.algorithms.parts.setup import Setup
 from quintet.models.config import ModelConfig, resolve_model
@@ -61,3 +61,8 @@ class Linear(nn.Module):
 
     def value(self, obs: dict[str, Tensor], *_: Any) -> Tensor:
         return self(obs)[1]
+
+
+def minibatches_of(learner: APPOLearner, chunks: Chunks, knobs: Knobs) -> Iterator[Minibatch]:
+    """One pass over chunks on the CPU."""
+    return learner._minibatches(chunks, chunks.valid, knobs)

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from appo_helpers import STEPS, STREAMS, TWO_CHOICES, Linear, make_batch, make_learner
+from appo_helpers import (
+    STEPS,
+    STREAMS,
+    TWO_CHOICES,
+    Linear,
+    make_batch,
+    make_learner,
+    minibatches_of,
+)
 from conformance import NUMBERS, Case, Run, Task, options_without_effect
 from gymnasium import spaces as gym
 from ppo_helpers import (
@@ -92,7 +100,7 @@ def test_the_ratio_has_bounds_behind_which_no_gradient_flows() -> None:
     batch.record["logp_mu"].add_(2.0)  # every ratio is far below the bound
     chunks = learner._chunks(batch)
     knobs = knobs_of(Knobs, learner.config, first=1.0)
-    (minibatch,) = learner._minibatches(chunks, knobs)
+    (minibatch,) = minibatches_of(learner, chunks, knobs)
     parameters = learner.trained.parameters
     _, outputs = learner.loss(parameters, minibatch, Knobs(*map(torch.tensor, knobs)))
     rho = outputs.forward.log_rho[chunks.valid].exp()
@@ -158,7 +166,7 @@ def test_several_minibatches_are_in_another_order_in_each_pass() -> None:
     given = chunks.action[:, chunks.valid.any(0)]
     passes = [
         torch.cat(
-            [each.chunks.record["logp_mu"] for each in learner._minibatches(chunks, knobs)], 1
+            [each.chunks.record["logp_mu"] for each in minibatches_of(learner, chunks, knobs)], 1
         )
         for _ in range(2)
     ]
@@ -308,7 +316,7 @@ def test_betas_are_adams() -> None:
         optimizer = torch.optim.Adam([reference.trained.theta], lr=1e-4, betas=betas, eps=1e-6)
         for _ in range(2):
             knobs = knobs_of(Knobs, reference.config, first=1.0)
-            (minibatch,) = reference._minibatches(reference._chunks(batch), knobs)
+            (minibatch,) = minibatches_of(reference, reference._chunks(batch), knobs)
             loss, _ = reference.loss(
                 reference.trained.parameters, minibatch, Knobs(*map(torch.tensor, knobs))
             )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from appo_helpers import STEPS, STREAMS, Linear, make_batch, make_learner
+from appo_helpers import STEPS, STREAMS, Linear, make_batch, make_learner, minibatches_of
 from ppo_helpers import (
     DISCRETE,
     MASKED,
@@ -149,7 +149,7 @@ def test_loss_and_gradient_by_plain_loops(options: dict[str, Any]) -> None:
     learner.trained.views = lambda: dict(network.named_parameters())  # type: ignore[method-assign]
     expected = by_hand(config, batch, network)
     knobs = knobs_of(Knobs, config, first=1.0)
-    (minibatch,) = learner._minibatches(learner._chunks(batch), knobs)
+    (minibatch,) = minibatches_of(learner, learner._chunks(batch), knobs)
     loss, told = learner.trained.evaluate(
         dict(network.named_parameters()), minibatch, Knobs(*map(torch.tensor, knobs))
     )
@@ -178,7 +178,7 @@ def test_the_kl_to_the_uniform_policy_has_a_cap_by_row() -> None:
         network.weight.mul_(40.0)
     learner.network = network  # type: ignore[assignment]
     knobs = knobs_of(Knobs, config, first=1.0)
-    (minibatch,) = learner._minibatches(learner._chunks(batch), knobs)
+    (minibatch,) = minibatches_of(learner, learner._chunks(batch), knobs)
     _, told = learner.trained.evaluate(
         dict(network.named_parameters()), minibatch, Knobs(*map(torch.tensor, knobs))
     )
@@ -194,7 +194,7 @@ def test_the_uniform_policy_is_one_over_the_allowed_actions() -> None:
     chunks = learner._chunks(make_batch(learner, MASKED))
     assert not chunks.obs[ACTION_MASK].all()
     knobs = knobs_of(Knobs, learner.config, first=1.0)
-    (minibatch,) = learner._minibatches(chunks, knobs)
+    (minibatch,) = minibatches_of(learner, chunks, knobs)
     tensors = Knobs(*map(torch.tensor, knobs))
     _, outputs = learner.loss(learner.trained.parameters, minibatch, tensors)
     assert outputs.uniform_kl is not None
@@ -226,7 +226,7 @@ def test_statistics_are_of_valid_rows() -> None:
     batch.obs["obs"][:-1][~batch.valid] *= 10.0
     learner.network = network  # type: ignore[assignment]
     knobs = knobs_of(Knobs, learner.config, first=1.0)
-    (minibatch,) = learner._minibatches(learner._chunks(batch), knobs)
+    (minibatch,) = minibatches_of(learner, learner._chunks(batch), knobs)
     tensors = Knobs(*map(torch.tensor, knobs))
     _, told = learner.trained.evaluate(dict(network.named_parameters()), minibatch, tensors)
     _, outputs = learner.loss(dict(network.named_parameters()), minibatch, tensors)

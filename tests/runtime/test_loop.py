@@ -104,3 +104,14 @@ def test_a_batch_is_kept_where_nothing_replaces_the_policy() -> None:
     components = loop.Components([learner], Sampling())
     with pytest.raises(NonFiniteError, match=r"^finite losses are required\. It is in a file\.$"):
         loop.run(components, loop.Counters(), loop.Budget(STEPS, 100), hooks, PhaseTimer())
+
+
+@pytest.mark.parametrize(("update", "kept"), [(None, 5), (5, 5), (4, 4), (1, 1)])
+def test_the_batch_is_kept_whose_update_was_found_to_be_the_cause(
+    update: int | None, kept: int
+) -> None:
+    """Of the last rollouts; each made one optimizer step."""
+    newest: Any = [(0, 0), *((before, before + 1) for before in range(5))]
+    error = NonFiniteError("finite losses are required")
+    error.update = update
+    assert loop._cause(error, newest) == kept

@@ -49,10 +49,10 @@ class Chunks:
         """
 
         def rows(x: Tensor) -> Tensor:
-            return _split(x[:-1], steps) if estimates else _split_with_next(x, steps)
+            return split_rows(x[:-1], steps) if estimates else _split_with_next(x, steps)
 
         def each(leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            return {name: _split(x, steps) for name, x in leaves.items()}
+            return {name: split_rows(x, steps) for name, x in leaves.items()}
 
         return cls(
             obs={name: rows(x) for name, x in batch.obs.items()},
@@ -60,12 +60,12 @@ class Chunks:
             state={
                 name: x[: len(reward) // steps].flatten(0, 1) for name, x in batch.state.items()
             },
-            action=_split(batch.action, steps),
+            action=split_rows(batch.action, steps),
             record=each(batch.record),
-            reward=_split(reward, steps),
-            terminal=_split(terminal, steps),
-            not_cut_t=_split(batch.not_cut_t, steps),
-            valid=_split(batch.valid, steps),
+            reward=split_rows(reward, steps),
+            terminal=split_rows(terminal, steps),
+            not_cut_t=split_rows(batch.not_cut_t, steps),
+            valid=split_rows(batch.valid, steps),
             estimates=each(estimates),
         )
 
@@ -101,19 +101,19 @@ class Minibatch:
 def minibatch_indices(
     valid: Tensor, size: int, generator: torch.Generator | None
 ) -> tuple[list[Tensor], int]:
-    """One pass over chunks with `valid` ``[C, K]`` in minibatches of `size` chunks.
+    """One pass over chunks with `valid` ``[C, K]``, on the CPU, in minibatches of `size` chunks.
 
     generator: draws the order; None: the given order.
 
     Returns:
-        The chunks of each minibatch with at least one valid row, and the number of minibatches
-        without any.
+        The chunks of each minibatch with at least one valid row, on the CPU, and the number of
+        minibatches without any.
     """
     number = valid.shape[1]
     order = (
         torch.arange(number) if generator is None else torch.randperm(number, generator=generator)
     )
-    parts = torch.split(order.to(valid.device), size)
+    parts = torch.split(order, size)
     some = torch.stack([valid[:, part].any() for part in parts]).tolist()
     return [part for part, used in zip(parts, some, strict=True) if used], some.count(False)
 
@@ -124,7 +124,7 @@ def share(index: Tensor, rank: int, ranks: int) -> Tensor:
     return index[rank * size // ranks : (rank + 1) * size // ranks]
 
 
-def _split(x: Tensor, steps: int) -> Tensor:
+def split_rows(x: Tensor, steps: int) -> Tensor:
     """Rows ``[T, B, ...]`` as chunks ``[C, K, ...]``."""
     if len(x) == steps:
         return x.contiguous()
@@ -136,4 +136,4 @@ def _split_with_next(x: Tensor, steps: int) -> Tensor:
     if len(x) == steps + 1:
         return x.contiguous()
     behind = x[steps::steps].flatten(0, 1).unsqueeze(0)
-    return torch.cat((_split(x[:-1], steps), behind))
+    return torch.cat((split_rows(x[:-1], steps), behind))

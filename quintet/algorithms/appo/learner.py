@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from quintet.algorithms.appo import metrics
-from quintet.algorithms.appo.chunks import Chunks, Minibatch, minibatch_indices, share
+from quintet.algorithms.appo.chunks import Chunks, Minibatch, minibatch_indices, share, split_rows
 from quintet.algorithms.appo.config import MAX_POLICY_LAG_UPDATES, APPOConfig, Knobs
 from quintet.algorithms.appo.metrics import (
     ACTOR_LOSSES,
@@ -54,6 +54,7 @@ from quintet.ops.vtrace import advantage as vtrace_advantage
 from quintet.ops.vtrace import vtrace
 from quintet.options import require_tunable
 from quintet.protocols import Actor, DataPlan
+from quintet.system.transfer import sent, sent_all
 from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces, State
 
 LEAST_STD = 1e-3
@@ -260,17 +261,18 @@ class APPOLearner:
         batch = self.ranks.whole(batch)
         self.normalizers.merge_first(batch)
         chunks = self._chunks(batch)
+        valid = split_rows(batch.on_cpu("valid"), config.chunk_steps)
         knobs, before, self.skipped = knobs_of(Knobs, config, first=1.0), 1e9, 0
         for epoch in range(config.num_epochs):
             begin = trained.pending
-            for minibatch in self._minibatches(chunks, knobs):
+            for minibatch in self._minibatches(chunks, valid, knobs):
                 betas = config.adam_beta1, config.adam_beta2
                 options = trained.step_options(self.learning_rate, config, betas=betas)
                 trained.step(minibatch, knobs, options)
                 knobs = knobs._replace(first=0.0)
             if config.early_stop_tolerance > 0 and epoch + 1 < config.num_epochs:
                 means = trained.recent(begin)
-                loss = sum(means[name].item() for name in ACTOR_LOSSES if name in means)
+                loss = float(sum(means[name] for name in ACTOR_LOSSES if name in means))
                 if abs(loss - before) < config.early_stop_tolerance:
                     break
                 before = loss
@@ -305,7 +307,7 @@ class APPOLearner:
                 state={name: x[-1].contiguous() for name, x in batch.state.items()},
                 is_first=batch.is_first[-1].contiguous(),
             )
-            discounts = torch.tensor([config.gamma, config.gae_lambda], device=reward.device)
+            discounts = sent(torch.tensor([config.gamma, config.gae_lambda]), reward.device)
             estimates = self._gae(rows, discounts)
         # Statistics of the whole batch, the same on all ranks.
         self.trained.interval.add(Statistics(self.normalizers.of_rewards(batch, reward)))
@@ -327,9 +329,11 @@ class APPOLearner:
             )
             return {"advantage": gae.advantage_tm1, "target": gae.target_tm1}
 
-    def _minibatches(self, chunks: Chunks, knobs: Knobs) -> Iterator[Minibatch]:
+    def _minibatches(self, chunks: Chunks, valid: Tensor, knobs: Knobs) -> Iterator[Minibatch]:
         """One pass, in a new random order if there are several minibatches; each of several ranks
         takes its part of every minibatch.
+
+        valid: of the chunks ``[C, K]``, on the CPU.
         """
         config, ranks = self.config, self.ranks
         size = config.minibatch_steps // config.chunk_steps
@@ -338,11 +342,11 @@ class APPOLearner:
             # A batch has a valid row, see `runtime/loop.py`; to look would wait for a GPU.
             yield Minibatch(chunks, chunks.valid.sum(), chunks.valid.numel())
             return
-        parts, skipped = minibatch_indices(chunks.valid, size, None if alone else self.shuffle)
+        parts, skipped = minibatch_indices(valid, size, None if alone else self.shuffle)
         self.skipped += skipped
-        for index in parts:
-            valid = chunks.valid[:, index]
-            count, rows = valid.sum().clamp_min(1).to(self.setup.device), valid.numel()
+        for index in sent_all(parts, chunks.valid.device) if parts else ():
+            of_part = chunks.valid[:, index]
+            count, rows = of_part.sum().clamp_min(1).to(self.setup.device), of_part.numel()
             own = chunks.take(share(index, ranks.index, ranks.size))
             yield Minibatch(own, count, rows, None if ranks.size == 1 else self._sums(own, knobs))
 

@@ -45,6 +45,7 @@ from quintet.algorithms.ddpg.popart import TargetStatistics, rescale_
 from quintet.algorithms.ddpg.transitions import Transitions
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import Warmup, make_normalizer
+from quintet.algorithms.parts.minibatches import Use
 from quintet.algorithms.parts.options import refuse_aux_losses
 from quintet.algorithms.parts.schedule import find_decay
 from quintet.algorithms.parts.setup import Setup
@@ -58,6 +59,7 @@ from quintet.ops import schedules, value_losses
 from quintet.options import require_tunable
 from quintet.protocols import DataPlan, ReplayPlan
 from quintet.spaces import leaf_spec, observation_leaves
+from quintet.system.transfer import sent
 from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces, TensorSpec
 
 _ACTOR, _CRITIC = "actor.", "critic."
@@ -242,21 +244,23 @@ class DDPGLearner:
     def _take_statistics(self, batch: Rollout) -> None:
         """Adds up statistics of the actions that were executed, and of the observations."""
         self.warmup.count(batch)
-        action = batch.action[batch.valid]
-        if len(action):
-            obs = {name: x[:-1][batch.valid] for name, x in batch.obs.items()}
+        use = Use.of(batch, batch.on_cpu("valid"))
+        if use.places.numel():
+            action = use.take(batch.action)
+            obs = {name: use.take(x[:-1]) for name, x in batch.obs.items()}
             with torch.no_grad():
                 mean, std = self.targets.numbers().unbind()
                 value = self.network.critic(self.normalizer(obs), action) * std + mean
             a = action.double()
-            count = a.new_tensor(float(len(a)))
+            count = torch.full_like(self.collected[0], len(a))
             bound = (a.abs() > SATURATED).double()
             sums = (value.double(), a, a.square(), bound)
             self.collected += torch.stack((count, *(x.sum() for x in sums)))
-            largest = batch.reward[batch.valid].abs().max()
+            largest = use.take(batch.reward).abs().max()
             torch.maximum(self.largest_reward, largest, out=self.largest_reward)
         if self.normalizer.names and self.config.update_normalizers:
-            self.normalizer.merge({k: x[:-1] for k, x in batch.obs.items()}, batch.valid)
+            obs = {name: x[:-1] for name, x in batch.obs.items()}
+            self.normalizer.merge(obs, batch.on_cpu("valid"))
 
     # Replayed batches
 
@@ -264,7 +268,7 @@ class DDPGLearner:
         """Targets ``[B]`` by the old statistics, into which the targets of all ranks are then
         merged."""
         config = self.config
-        numbers = torch.tensor([config.gamma, config.reward_scale], device=self.setup.device)
+        numbers = sent(torch.tensor([config.gamma, config.reward_scale]), self.setup.device)
         target = self._target(own, numbers)
         if config.update_normalizers:
             self.targets.merge(self.ranks.gather(target).flatten())
@@ -301,7 +305,8 @@ class DDPGLearner:
         """The weights with noise; those that are never perturbed stay as they are."""
         count = sum(x.numel() for x in actor.values())
         z = views_of(
-            perturbation(count, seed).to(self.setup.device), {n: x.shape for n, x in actor.items()}
+            sent(perturbation(count, seed), self.setup.device),
+            {name: x.shape for name, x in actor.items()},
         )
         return {
             name: x + self.param_scale * (z[name] * self.moved[name]) for name, x in actor.items()

@@ -89,7 +89,7 @@ class Warmup:
 
     def count(self, batch: Rollout) -> None:
         """Counts the rows of a fresh batch, which this learner has whole."""
-        self.collected += int(batch.valid.sum())
+        self.collected += int(batch.on_cpu("valid").sum())
 
     def published(self) -> dict[str, Tensor]:
         """The part of a publication that tells actors whether actions are uniform."""

@@ -1,6 +1,7 @@
 """Metrics of a learner's health, by the names of quintet.observe.metrics."""
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -26,13 +27,15 @@ METRICS = (
 """The metrics that all learners of a policy and a value report."""
 
 
-def not_finite(name: str, value: Tensor, when: str) -> NonFiniteError:
-    """The error about a number that is NaN or infinite."""
-    return NonFiniteError(
+def not_finite(name: str, value: Tensor, when: str, update: int | None = None) -> NonFiniteError:
+    """The error about a number that is NaN or infinite; see `NonFiniteError.update`."""
+    error = NonFiniteError(
         f"{name} must be finite, got {value.item()} {when}; begin again (another --run-dir) with a "
         "lower --learning-rate or --env.reward-clip abs_one, or find the tensor with "
         "--check-numerics true"
     )
+    error.update = update
+    return error
 
 
 def require_finite(tensors: Mapping[str, Tensor], when: str) -> None:
@@ -41,6 +44,15 @@ def require_finite(tensors: Mapping[str, Tensor], when: str) -> None:
         wrong = x.detach()[~x.isfinite()]
         if wrong.numel():
             raise not_finite(name, wrong[0], when)
+
+
+@lru_cache
+def required_finite(own: tuple[str, ...], means: tuple[str, ...]) -> list[int]:
+    """The columns of a step's statistics, named `own` and `means`, that must be finite; a loss
+    precedes the norm, which it would spoil.
+    """
+    losses = [len(own) + k for k, name in enumerate(means) if name.startswith("loss/")]
+    return losses + [k for k, name in enumerate(own) if name.endswith("grad_norm")]
 
 
 def observation_metrics(normalizer: ObservationNormalizer) -> dict[str, float]:

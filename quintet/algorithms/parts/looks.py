@@ -18,6 +18,7 @@ from quintet.models.build import ActorCritic
 from quintet.ops.discrete import Bernoulli, Categorical
 from quintet.ops.distributions import Family, leaf_families
 from quintet.ops.gaussian import DiagGaussian
+from quintet.system.transfer import places_of
 from quintet.types import Obs, Publication, Rollout, State
 
 DISTRIBUTION = (
@@ -89,28 +90,33 @@ class Looks:
 
         publication: the weights that act from now on.
         """
-        if self._waits_for is not None and batch.valid.any():
-            use = batch.valid & (batch.version == self._waits_for)
-            if use.any():
+        if not self.at_work:
+            return
+        valid = batch.on_cpu("valid")
+        if self._waits_for is not None and valid.any():
+            version = batch.on_cpu("version")
+            acted = valid & (version == self._waits_for)
+            if acted.any():
+                use = places_of(acted, batch.valid.device)
                 assert self._past is not None
                 past = self._past
                 then = self._forward(batch, use, past.network, past.normalizer)
                 now = self._forward(batch, use, self.network, self.normalize)
-                self._add_changes(batch.action[use], then, now)
+                self._add_changes(_rows(batch.action, use), then, now)
                 self._waits_for = None
-            elif batch.version[batch.valid].min() > self._waits_for:  # it never acted
+            elif version[valid].min() > self._waits_for:  # it never acted
                 self._waits_for = None
-        if not self.due or not batch.valid.any():
+        if not self.due or not valid.any():
             return
         self.due = False
-        use = batch.valid
+        use = places_of(valid, batch.valid.device)
         now = self._forward(batch, use, self.network, self.normalize)
         self.interval.add(distribution_statistics(self.family, now.params))
         if self.make_past is None:
-            value = batch.record["value"][use] if "value" in batch.record else None
-            self._add_changes(
-                batch.action[use], PolicyAndValue(batch.record["params_mu"][use], value), now
-            )
+            record = batch.record
+            value = _rows(record["value"], use) if "value" in record else None
+            then = PolicyAndValue(_rows(record["params_mu"], use), value)
+            self._add_changes(_rows(batch.action, use), then, now)
             return
         if self._waits_for is not None:
             return
@@ -142,13 +148,17 @@ class Looks:
     def _forward(
         self, batch: Rollout, use: Tensor, network: Network, normalize: Callable[[Obs], Obs]
     ) -> PolicyAndValue:
-        """Computes the network's outputs of the rows to `use` ``[T, B]``."""
+        """Computes the network's outputs of the rows at the places to `use` ``[N]``."""
         obs = {name: x[:-1].flatten(0, 1) for name, x in batch.obs.items()}
         state = {name: x[0] for name, x in batch.state.items()}
         params, value, _ = network(normalize(obs), state, batch.is_first[:-1].flatten())
-        rows = use.flatten()
-        kept = value[rows] if isinstance(network, ActorCritic) else None
-        return PolicyAndValue(masked(self.family, params, obs)[rows], kept)
+        kept = value.index_select(0, use) if isinstance(network, ActorCritic) else None
+        return PolicyAndValue(masked(self.family, params, obs).index_select(0, use), kept)
+
+
+def _rows(x: Tensor, places: Tensor) -> Tensor:
+    """The rows at these places ``[N]`` among those of ``[T, B, ...]``."""
+    return x.flatten(0, 1).index_select(0, places)
 
 
 @torch.no_grad()
@@ -184,7 +194,7 @@ def change_statistics(
     ``[N, ...]``.
     """
     choices = [_log_probabilities(*each) for each in _leaves(family, then.params)]
-    allowed = [x[x > MASKED].abs().max() for x in choices if x is not None]
+    allowed = [torch.where(x > MASKED, x.abs(), 0.0).max() for x in choices if x is not None]
     if not allowed:
         allowed = [family.log_prob(then.params, action).abs().max()]
     means = {KL: family.kl(then.params, now.params).mean()}

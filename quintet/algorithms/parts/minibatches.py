@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quintet.models.build import ActorCritic
+from quintet.system.transfer import places_of, sent, sent_all
 from quintet.types import Obs, Rollout, State
 
 
@@ -114,13 +115,14 @@ class Chunks:
     """Places of the chunks of `chunk_steps` rows of a batch ``[T, B]`` among its T * B rows.
 
     rows: numbers of the rows ``[C, chunks]``; chunks are ordered by (time, stream).
+    on_cpu: the same on the CPU, where passes are drawn.
     """
 
     def __init__(self, shape: tuple[int, ...], chunk_steps: int, device: torch.device):
         steps, streams = shape
-        grid = torch.arange(steps * streams, device=device)
-        grid = grid.view(steps // chunk_steps, chunk_steps, streams)
-        self.rows = grid.transpose(0, 1).flatten(1)
+        grid = torch.arange(steps * streams).view(steps // chunk_steps, chunk_steps, streams)
+        self.on_cpu = grid.transpose(0, 1).flatten(1)
+        self.rows = sent(self.on_cpu, device)
         self.chunk_steps = chunk_steps
 
     @property
@@ -156,25 +158,30 @@ class Chunks:
         return torch.cat((v.view(shape), v_end))
 
     def one_pass(self, use: Tensor, size: int, drop_last: bool, generator: torch.Generator) -> Pass:
-        """One pass over the rows where `use` ``[T * B]`` is set, see `even_minibatches`.
+        """One pass over the rows where `use` ``[T * B]``, on the CPU, is set, see
+        `even_minibatches`.
 
         Whole chunks stay together; chunks without any row to use are left out.  The weights of each
         minibatch sum to 1.
         """
-        wanted = use[self.rows].any(0).nonzero().squeeze(1)
+        wanted = use[self.on_cpu].any(0).nonzero().squeeze(1)
         units = size // self.chunk_steps
         chunks, weights = even_minibatches(wanted, units, drop_last, generator)
         if self.chunk_steps == 1:
-            return Pass(self.rows[0, chunks], chunks, weights)
-        rows = self.rows[:, chunks].transpose(0, 1).flatten(1)
+            return self._sent(self.on_cpu[0, chunks], chunks, weights)
+        rows = self.on_cpu[:, chunks].transpose(0, 1).flatten(1)
         present = use[rows] * (weights > 0).repeat(1, self.chunk_steps)
-        return Pass(rows, chunks, present / present.sum(1, keepdim=True))
+        return self._sent(rows, chunks, present / present.sum(1, keepdim=True))
+
+    def _sent(self, *parts: Tensor) -> Pass:
+        return Pass(*sent_all(parts, self.rows.device))
 
 
 def even_minibatches(
     index: Tensor, size: int, drop_last: bool, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """One pass over the rows at `index` ``[N]`` in fresh random order, in minibatches of one shape.
+    """One pass over the rows at `index` ``[N]``, on the CPU, in fresh random order, in minibatches
+    of one shape.
 
     The rows are split in ceil(N / size) parts that differ by at most one row; a shorter part is
     filled with repeats of its last row at weight 0, so that all have `size` rows and none is tiny.
@@ -185,18 +192,42 @@ def even_minibatches(
         Rows and their weights, which sum to 1 in each part, ``[parts, size]``.
     """
     count = index.numel()
-    order = index[torch.randperm(count, generator=generator).to(index.device)]
+    order = index[torch.randperm(count, generator=generator)]
     whole = drop_last and count >= size
     parts = count // size if whole else math.ceil(count / size)
-    bounds = torch.arange(parts + 1, device=index.device)
+    bounds = torch.arange(parts + 1)
     bounds = bounds * size if whole else bounds * count // parts
     starts, sizes = bounds[:-1, None], bounds.diff()[:, None]
-    place = torch.arange(size, device=index.device)
+    place = torch.arange(size)
     rows = order[starts + torch.minimum(place, sizes - 1)]
     return rows, (place < sizes).float() / sizes
 
 
 def ended_rows(batch: Rollout) -> Tensor:
-    """Valid rows of episodes that end within the unroll and the budget, ``[T, B]``."""
-    ended = ((batch.terminated | batch.truncated) & batch.valid).int()
-    return batch.valid & (ended.flip(0).cummax(0).values.flip(0) > 0)
+    """Valid rows of episodes that end within the unroll and the budget, ``[T, B]``, on the CPU."""
+    valid = batch.on_cpu("valid")
+    ended = ((batch.on_cpu("terminated") | batch.on_cpu("truncated")) & valid).int()
+    return valid & (ended.flip(0).cummax(0).values.flip(0) > 0)
+
+
+@final
+@dataclass(frozen=True)
+class Use:
+    """Which rows of a batch ``[T, B]`` a learner uses, on its device.
+
+    mask: bool ``[T, B]``.
+    places: ``[N]``, ascending, of the rows among all T * B.
+    """
+
+    mask: Tensor
+    places: Tensor
+
+    @classmethod
+    def of(cls, batch: Rollout, on_cpu: Tensor) -> "Use":
+        """The rows where a mask on the CPU is set."""
+        device = batch.valid.device
+        return cls(sent(on_cpu, device), places_of(on_cpu, device))
+
+    def take(self, x: Tensor) -> Tensor:
+        """The rows ``[N, ...]`` of a tensor ``[T, B, ...]``, copied."""
+        return x.flatten(0, 1).index_select(0, self.places)

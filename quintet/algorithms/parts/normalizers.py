@@ -123,7 +123,7 @@ class Normalizers:
     def _merge(self, batch: Rollout, observations: bool, rewards: bool) -> None:
         if observations:
             obs = {name: x[:-1] for name, x in batch.obs.items()}
-            self.observations.merge(obs, batch.valid)
+            self.observations.merge(obs, batch.on_cpu("valid"))
         if rewards:
             self.rewards.merge(batch)
 

@@ -55,9 +55,9 @@ class Names(NamedTuple):
     def by_name(self, vectors: Tensor) -> dict[str, Tensor]:
         """Means, minima and maxima over some updates ``[K, N]``."""
         split = len(self.means)
-        signs = [1.0] * split + [-1.0] * len(self.least) + [1.0] * len(self.greatest)
-        values = torch.cat((vectors[:, :split].mean(0), vectors[:, split:].amax(0)))
-        each = (values * values.new_tensor(signs)).unbind()
+        extremes, count = vectors[:, split:].amax(0), len(self.least)
+        parts = vectors[:, :split].mean(0), -extremes[:count], extremes[count:]
+        each = [x for part in parts for x in part.unbind()]
         return dict(zip((*self.means, *self.least, *self.greatest), each, strict=True))
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, final
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quintet.algorithms.parts.diagnostics import not_finite, require_finite
+from quintet.algorithms.parts.diagnostics import not_finite, require_finite, required_finite
 from quintet.algorithms.parts.options import Knob
 from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Interval, Names, Statistics
@@ -20,6 +19,8 @@ from quintet.models.flat import ModuleTensors, flatten_in_place, load_into, view
 from quintet.ops import adam, rmsprop
 from quintet.ops.adam import AdamRates
 from quintet.ops.rmsprop import RMSPropRates
+from quintet.protocols import LOOK_EVERY_UPDATES
+from quintet.system.transfer import fetched, sent
 
 Parameters = dict[str, Tensor]
 
@@ -55,8 +56,10 @@ _SAT_OUT = "optimizer/{}_sat_out"
 CLEAR_EVERY = 1024
 """Steps after which subnormal numbers in the optimizer's memory become 0."""
 
-FOLD_EVERY = 16
+FOLD_EVERY = LOOK_EVERY_UPDATES
 """Number of steps whose statistics are added at once, by learners that make one step per update."""
+
+_UNKNOWN = (-1, 0.0)
 
 
 class Segment(NamedTuple):
@@ -168,6 +171,7 @@ class Trained(Generic[B, K]):
         self.check_numerics, self.ranks = check_numerics, setup.ranks
         self.gradient: Tensor | None = None
         self.interval = Interval()
+        self._sum = _UNKNOWN  # number of steps, and the weights' sum after them
         self.steps = self.memory_steps = 0
         self._sat_out = dict.fromkeys(delayed, 0)  # steps, by segment
         self._knobs: Callable[..., K] = knobs
@@ -252,7 +256,7 @@ class Trained(Generic[B, K]):
         numbers.append(polyak)
         # By way of NumPy, which is three times as fast on a list of numbers.
         packed = np.array(numbers, self._numpy_dtype)
-        return torch.from_numpy(packed).to(self.theta.device)
+        return sent(torch.from_numpy(packed), self.theta.device)
 
     def step_options(
         self,
@@ -382,44 +386,50 @@ class Trained(Generic[B, K]):
         return Names((*self._own, *names.means), *names[1:])
 
     def fold(self) -> None:
-        """Adds the waiting steps' statistics to the interval.  Waits for a GPU, as the following
-        publication does.
+        """Adds the waiting steps' statistics to the interval, on the CPU.  Waits for a GPU, once.
 
         Raises:
             NonFiniteError: a loss or the gradient's norm is not finite; names the first such step
                 and loss or norm.
         """
         pending, self._pending = self._pending, []
-        for kind in dict.fromkeys(kind for kind, _ in pending):
-            rows = [i for i, (own, _) in enumerate(pending) if own == kind]
-            vectors = torch.stack([pending[i][1] for i in rows])
-            self._add(kind, vectors, [self.steps - len(pending) + i for i in rows])
+        rows: dict[Kind, list[int]] = {}
+        for i, (kind, _) in enumerate(pending):
+            rows.setdefault(kind, []).append(i)
+        every = [torch.stack([pending[i][1] for i in each]) for each in rows.values()]
+        if every and self.theta.is_cuda:
+            *every, total = fetched(dict(enumerate([*every, self.theta.sum()]))).values()
+            self._sum = self.steps, total.item()
+        for (kind, each), vectors in zip(rows.items(), every, strict=True):
+            self._add(kind, vectors, [self.steps - len(pending) + i for i in each])
 
     def _add(self, kind: Kind, vectors: Tensor, steps: list[int]) -> None:
         """Adds the vectors ``[K, N]`` of K steps, counted from 0, to the interval."""
         names, resting = kind
-        columns = _required_finite(self._own, names.means)
+        columns = required_finite(self._own, names.means)
         looked_at = vectors[:, columns]
         finite = looked_at.isfinite()
         if not finite.all():
             row, column = (~finite).nonzero()[0].tolist()
-            name = self._all(names).means[columns[column]]
-            raise not_finite(name, looked_at[row, column], f"at update {steps[row] + 1}")
+            name, update = self._all(names).means[columns[column]], steps[row] + 1
+            raise not_finite(name, looked_at[row, column], f"at update {update}", update)
         if resting:
             vectors[:, list(resting)] = torch.nan  # of gradients that were not needed
         self.interval.add_vectors(self._all(names), vectors)
 
     def fold_when_due(self) -> None:
-        """Folds every FOLD_EVERY steps, and at once if a loss or the gradient of the last step
-        was not finite: the current batch is then the cause, and the spoilt weights never act.
-        Waits for a GPU, as the next batch's copy does.
+        """Folds every FOLD_EVERY steps, and at once if a loss or the gradient of the last step was
+        not finite, unless a GPU would be waited for.
 
         Raises:
             NonFiniteError: as `fold`.
         """
-        (names, _), vector = self._pending[-1]
-        last, columns = vector.tolist(), _required_finite(self._own, names.means)
-        if self.pending >= FOLD_EVERY or not all(math.isfinite(last[k]) for k in columns):
+        due = self.pending >= FOLD_EVERY
+        if not due and not (self.theta.is_cuda and self.ranks.size == 1):
+            (names, _), vector = self._pending[-1]
+            last, columns = vector.tolist(), required_finite(self._own, names.means)
+            due = not all(math.isfinite(last[k]) for k in columns)
+        if due:
             self.fold()
 
     # Saving
@@ -435,18 +445,22 @@ class Trained(Generic[B, K]):
         return _joined((x, shapes) for x, shapes in parts if x is not None)
 
     def published(self) -> dict[str, Tensor]:
-        """The part of `weights` that actors need.
+        """The part of `weights` that actors need.  Waits for a GPU unless a fold has just done so.
 
         Raises:
-            NonFiniteError: a parameter is not finite.
+            NonFiniteError: a parameter is not finite; on a GPU also what `fold` raises.
         """
+        if self._pending and self.theta.is_cuda:
+            self.fold()
         # A finite gradient may lead to one.  One sum of all is infinite or NaN where an element is.
-        if not math.isfinite(self.theta.sum().item()):
+        known, total = self._sum
+        if not math.isfinite(total if known == self.steps else self.theta.sum().item()):
             require_finite(self.parameters, f"after update {self.steps}")
         return self._tensors.read(but=self._only_learning)
 
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Copies what `weights` returned; the optimizer stays unchanged."""
+        self._sum = _UNKNOWN
         load_into(self.modules, tensors)
         for name, x in self.averaged().items():
             x.copy_(tensors[f"{AVERAGE}{name}"])
@@ -466,15 +480,6 @@ class Trained(Generic[B, K]):
         self.memory_steps = int(tensors[_MEMORY_STEPS])
         self._sat_out = {name: int(tensors[_SAT_OUT.format(name)]) for name in self._sat_out}
         self._pending = []  # of an update that was given up half-way
-
-
-@lru_cache
-def _required_finite(own: tuple[str, ...], means: tuple[str, ...]) -> list[int]:
-    """The columns of a step's statistics, named `own` and `means`, that must be finite; a loss
-    precedes the norm, which it would spoil.
-    """
-    losses = [len(own) + k for k, name in enumerate(means) if name.startswith("loss/")]
-    return losses + [k for k, name in enumerate(own) if name.endswith("grad_norm")]
 
 
 def _joined(parts: Iterable[tuple[Tensor, dict[str, torch.Size]]]) -> Parameters:

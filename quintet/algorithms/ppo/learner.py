@@ -31,7 +31,7 @@ from torch.func import functional_call
 
 from quintet.algorithms.parts import acting, minibatches
 from quintet.algorithms.parts.looks import KL, Looks
-from quintet.algorithms.parts.minibatches import Chunks, Minibatch, Rows
+from quintet.algorithms.parts.minibatches import Chunks, Minibatch, Rows, Use
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.trained import Parameters, Trained, knobs_of
@@ -190,29 +190,32 @@ class PPOLearner:
         self.schedule.begin(env_steps)
         batch = self.ranks.whole(batch)
         self.normalizers.merge_first(batch)
-        use = minibatches.ended_rows(batch) if config.unfinished_episode == "drop" else batch.valid
+        dropped = config.unfinished_episode == "drop"
+        on_cpu = minibatches.ended_rows(batch) if dropped else batch.on_cpu("valid")
         self.reports.distributions = {}
         self.version += 1
-        if not use.any():  # unfinished_episode=drop, and no episode ended
+        if not on_cpu.any():  # unfinished_episode=drop, and no episode ended
             trained.interval.add_numbers({"optim/epochs": 0.0})
             self.normalizers.merge(batch)
             return
+        used = Use.of(batch, on_cpu)
+        use, count = used.mask, used.places.numel()
         chunks = Chunks(use.shape, self.chunk_steps, use.device)
         rows, estimates = self._rows(batch, use)
         self._distribute("first", rows, chunks, use)
-        knobs = self.knobs(1.0 if config.reduction == "mean" else int(use.sum()) / use.numel())
+        knobs = self.knobs(1.0 if config.reduction == "mean" else count / use.numel())
         for epoch in range(config.num_epochs):
             if epoch and config.refresh_advantages == "per_epoch":
                 rows, estimates = self._rows(batch, use)
             begin = trained.pending
-            for minibatch in self._minibatches(rows, chunks, use.flatten()):
+            for minibatch in self._minibatches(rows, chunks, on_cpu.flatten()):
                 options = trained.step_options(self.schedule.learning_rate, config)
                 trained.step(minibatch, knobs, options)
             most = config.target_kl
             if most is not None and trained.recent(begin)["policy/approx_kl"] > 1.5 * most:
                 break
         trained.interval.add_numbers({"optim/epochs": epoch + 1.0})
-        self.reports.iteration(batch, use, rows.obs, estimates, begin)
+        self.reports.iteration(batch, used, rows.obs, estimates, begin)
         if config.uses_kl:
             adapted = self.schedule.adapt(self._mean_kl(rows, chunks, use))
             trained.interval.add_numbers(adapted)
@@ -255,8 +258,8 @@ class PPOLearner:
         return Rows.of(batch, obs, advantage, target), estimates
 
     def _minibatches(self, rows: Rows, chunks: Chunks, use: Tensor) -> Iterator[Minibatch]:
-        """One pass in a new random order over the rows to `use` ``[T * B]``; each of several ranks
-        takes its part of every minibatch.
+        """One pass in a new random order over the rows to `use` ``[T * B]``, on the CPU; each of
+        several ranks takes its part of every minibatch.
         """
         config = self.config
         size = config.minibatch_steps or use.numel()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quintet.algorithms.parts import diagnostics, judgements, looks
-from quintet.algorithms.parts.minibatches import Minibatch, Rows
+from quintet.algorithms.parts.minibatches import Minibatch, Rows, Use
 from quintet.algorithms.parts.normalizers import Normalizers
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Trained
@@ -121,16 +121,16 @@ def statistics(outputs: Outputs, minibatch: Minibatch, knobs: Knobs) -> Statisti
     return Statistics(means, greatest={"policy/ratio_max_error": error.max()})
 
 
-def _batch_statistics(batch: Rollout, use: Tensor, estimates: Estimates) -> Statistics:
-    """Means over the rows to `use` ``[T, B]``."""
-    r_t, advantage, target, value = (x[use] for x in estimates)
+def _batch_statistics(batch: Rollout, use: Use, estimates: Estimates) -> Statistics:
+    """Means over the rows to `use`."""
+    r_t, advantage, target, value = map(use.take, estimates)
     spread = target.var(correction=0)
     explained = 1.0 - (target - value).var(correction=0) / spread
     squares = target.square().mean()
     missed = (target - value).square().mean() / squares
     return Statistics(
         {
-            "reward/mean": batch.reward[use].mean(),
+            "reward/mean": use.take(batch.reward).mean(),
             "reward/normalized_mean": r_t.mean(),
             "value/target_mean": target.mean(),
             "advantage/mean": advantage.mean(),
@@ -151,21 +151,21 @@ class Reports:
         self.distributions: dict[str, Tensor] = {}
 
     def iteration(
-        self, batch: Rollout, use: Tensor, obs: Obs, estimates: Estimates, last_epoch: int
+        self, batch: Rollout, use: Use, obs: Obs, estimates: Estimates, last_epoch: int
     ) -> None:
         """Adds an iteration and folds its steps.
 
-        use: rows that are learned from ``[T, B]``.
+        use: rows that are learned from.
         obs: normalised.
         last_epoch: step at which the last epoch began.
         """
         trained, interval = self.trained, self.trained.interval
         interval.add(_batch_statistics(batch, use, estimates))
         rewards = self.normalizers.rewards
-        share = self.normalizers.observations.clip_share(obs, use, use.sum())
+        share = self.normalizers.observations.clip_share(obs, use.mask, use.mask.sum())
         clipped = {"normalizer/observation_clip_frac": share}
         if rewards.clip is not None:
-            outside = (estimates.reward[use].abs() >= rewards.clip).float().mean()
+            outside = (use.take(estimates.reward).abs() >= rewards.clip).float().mean()
             clipped["normalizer/reward_clip_frac"] = outside * (rewards.moments.count > 0)
         last = trained.recent(last_epoch)
         of_last = {f"{name}_last_epoch": last[name] for name in (*LOSSES, TOTAL)}

@@ -8,6 +8,7 @@ import torch
 
 from quintet.runtime.processes.arena import Arena, prefixed
 from quintet.runtime.processes.fence import fence
+from quintet.system.transfer import fetched
 from quintet.types import Publication, TensorSpec
 
 _BUFFERS = 3
@@ -49,12 +50,13 @@ class Board:
 
     def write(self, publication: Publication) -> None:
         """Writes a publication; the newest one stays readable meanwhile."""
+        tensors = fetched(publication.tensors)
         buffer = (int(self.newest[0]) + 1) % _BUFFERS
         self.whole[buffer] = 0
         self.begun[buffer] = publication.version + 1
         self._fence()
         for name, x in self.buffers[buffer].items():
-            x.copy_(publication.tensors[name])
+            x.copy_(tensors[name])
         self._fence()
         self.whole[buffer] = publication.version + 1
         self._fence()
