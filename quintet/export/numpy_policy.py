@@ -42,6 +42,7 @@ OPERATORS = {
     "Concat": lambda *xs, axis: np.concatenate(xs, axis),
     "Expand": lambda x, shape: np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(shape))),
     "Gather": lambda x, index, axis: np.take(x, index, axis),
+    "ReduceMax": lambda x, axes, keepdims: x.max(tuple(axes), keepdims=bool(keepdims)),
     "Relu": lambda x: np.maximum(x, 0),
     "Reshape": lambda x, shape: x.reshape(shape),
     "Shape": lambda x, start, end: np.array(x.shape[start:end]),
@@ -50,8 +51,8 @@ OPERATORS = {
     "Gemm": gemm, "LayerNormalization": layer_norm, "Slice": cut, "Split": split,
     "MatMul": np.matmul, "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide,
     "Min": np.minimum, "Max": np.maximum, "Exp": np.exp, "Tanh": np.tanh, "Sigmoid": sigmoid,
-    "Where": np.where, "Not": np.logical_not, "And": np.logical_and, "Equal": np.equal,
-    "Greater": np.greater, "GreaterOrEqual": np.greater_equal, "Less": np.less,
+    "Where": np.where, "Not": np.logical_not, "And": np.logical_and, "Or": np.logical_or,
+    "Equal": np.equal, "Greater": np.greater, "GreaterOrEqual": np.greater_equal, "Less": np.less,
     "IsNaN": np.isnan, "IsInf": np.isinf,
 }  # fmt: skip
 

@@ -67,7 +67,8 @@ def test_the_matrix_holds_every_kind() -> None:
 
 @pytest.mark.parametrize("name", DAILY)
 def test_of_each_learner(name: str, tmp_path: Path) -> None:
-    format = "onnx" if name in ("impala", "acer") else "torch"  # which takes a third of the time
+    # ONNX takes three times as long; masks are in the policy of IMPALA alone, as NumPy plays it.
+    format = {"impala": "numpy", "acer": "onnx"}.get(name, "torch")
     check(exported(DAILY[name], tmp_path / "out", format))
 
 
@@ -116,15 +117,17 @@ def in_all_formats(cell: Cell, steps: int) -> dict[str, compare.Comparison]:
 @pytest.mark.parametrize("name", MATRIX)
 def test_the_matrix(name: str) -> None:
     found = in_all_formats(MATRIX[name], 1600)
-    encoder = MATRIX[name].network["encoder"]
-    mlp = encoder == "mlp"
+    cell = MATRIX[name]
+    mlp = cell.network["encoder"] == "mlp"
+    # Whole numbers, which are not normalised, and fifteen untrained convolutions lead to
+    # activations of a hundred and more, of which 1e-5 is a few last digits.
+    rough = cell.observation in ("shorts", "text") or cell.network["encoder"] == "impala_cnn"
     assert {*found} == {"onnx", "torch"} | ({"numpy"} if mlp else set())
     for format, compared in found.items():
-        # Untrained, fifteen convolutions have activations of a hundred.
-        compared.require(format, "", 1e-4 if encoder == "impala_cnn" else 1e-5)
+        compared.require(format, "", 1e-4 if rough else 1e-5)
         assert compared.greedy.compared == 1600
         assert compared.greedy.ties <= 1
-        assert (compared.sampled is None) == (MATRIX[name].algo == "ddpg")
+        assert (compared.sampled is None) == (cell.algo == "ddpg")
 
 
 class Deciding(torch.nn.Module):
