@@ -158,6 +158,7 @@ class RunFolder:
 
     def _write_batch(self, batch: Rollout, meta: Mapping[str, Any]) -> str:
         tensors: dict[str, Tensor] = {}
+        batch = batch.source or batch  # on the CPU
         for name in (field.name for field in dataclasses.fields(batch)):
             value = getattr(batch, name)
             if isinstance(value, dict):

@@ -112,7 +112,7 @@ class Normalizers:
         if self.learn and not self._known:
             self._merged = (self.observations.empty, self.rewards.empty)
             self._merge(batch, *self._merged)
-            self._known = not any(self._merged)
+            self._known = not any(self._merged) or bool(batch.on_cpu("valid").any())
 
     def merge(self, batch: Rollout) -> None:
         """Adds the valid rows of a batch that was learned from, unless `merge_first` did."""
