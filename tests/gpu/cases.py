@@ -1,7 +1,7 @@
 """Learners, networks and spaces that are tried on the GPU and on the CPU."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 from quintet.algorithms.parts.setup import ALONE, Compute, Setup
 from quintet.protocols import Ranks
 from quintet.runtime.batch import to_device
+from quintet.system.transfer import fetched
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -112,8 +113,8 @@ def learned(case: Case, device: torch.device, iterations: int = 3) -> Learned:
                 found.learner.update(moved, 500 * number)
         with found.count("publication"):
             publication = found.learner.publication()
-        with found.count("load"):
-            actor.load(publication)
+        with found.count("load"):  # as `SerialSampling.publish` does
+            actor.load(replace(publication, tensors=fetched(publication.tensors)))
         with found.count("metrics"):
             found.metrics.append(dict(found.learner.metrics()))
     return found
