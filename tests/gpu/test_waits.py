@@ -17,8 +17,8 @@ BUDGETS: dict[tuple[str, str], Budget] = {
     ("acer", "normalised"): {"update": 2, "publication": 1, "metrics": 14},
     ("sac", "numbers"): {"update (replayed)": 1, "publication": 1},
 }
-"""By learner and spaces (`cases.SPACES`); parts that are missing never wait, but for `LOAD`.  batch:
-a batch goes to the device; publication: the learner's part of it.
+"""By learner and spaces (`cases.SPACES`); parts that are missing never wait, but for `LOAD`.
+batch: a batch goes to the device; publication: the learner's part of it.
 """
 LOAD = 1  # an actor on the CPU takes a publication, of any learner
 
