@@ -63,12 +63,10 @@ def observation_metrics(normalizer: ObservationNormalizer) -> dict[str, float]:
     mean = torch.cat([each.mean.flatten() for each in moments])
     std = torch.cat([each.variance.sqrt().flatten() for each in moments])
     unlike = normalizer.unlike()
-    return ({} if unlike is None else {"normalizer/observation_unlike_frac": unlike}) | {
-        "normalizer/observation_mean_min": mean.min().item(),
-        "normalizer/observation_mean_max": mean.max().item(),
-        "normalizer/observation_std_min": std.min().item(),
-        "normalizer/observation_std_max": std.max().item(),
-    }
+    found = {} if unlike is None else {"normalizer/observation_unlike_frac": unlike}
+    names = [f"normalizer/observation_{x}_{y}" for x in ("mean", "std") for y in ("min", "max")]
+    ranges = torch.stack([mean.min(), mean.max(), std.min(), std.max()])
+    return found | dict(zip(names, ranges.tolist(), strict=True))
 
 
 def layers(

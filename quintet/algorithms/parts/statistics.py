@@ -7,6 +7,8 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
+from quintet.system.transfer import fetched
+
 SUM_EVERY = 64
 """Number of vectors that an interval sums at once, with as many operations as for one."""
 
@@ -110,11 +112,12 @@ class Interval:
             self._fold(names)
         sums: dict[str, tuple[float, int]] = {}
         values: dict[str, float] = {}
-        for names, (total, count, highest) in self._sums.items():
-            for name, x, n in zip(names.means, total.tolist(), count.tolist(), strict=True):
+        found = fetched({(n, k): x for n, each in self._sums.items() for k, x in enumerate(each)})
+        for names in self._sums:
+            total, count, extremes = (found[names, k].tolist() for k in range(3))
+            for name, x, n in zip(names.means, total, count, strict=True):
                 so_far, steps = sums.get(name, (0.0, 0))
                 sums[name] = so_far + x, steps + n
-            extremes = highest.tolist()
             for name, x in zip(names.least, extremes[: len(names.least)], strict=True):
                 values[name] = min(-x, values.get(name, math.inf))
             for name, x in zip(names.greatest, extremes[len(names.least) :], strict=True):
