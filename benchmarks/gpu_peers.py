@@ -1,0 +1,177 @@
+"""Runs a PPO file of CleanRL or LeanRL, unchanged, on the EnvPool and Gymnasium that are installed.
+
+    python benchmarks/gpu_peers.py FILE --seconds 30 --to RATES.json -- --env-id Pong-v5
+
+The files were written for gym 0.23, distutils, wandb and torchrl's timer.  Stand-ins for these take
+their places: environments with that gym's four results per step, and loggers that keep only the
+number of env_steps and the time.  The network, the update, `torch.compile` and CUDA graphs are the
+file's own.  FILE is, for instance, LeanRL's `leanrl/ppo_atari_envpool_torchcompile.py` or CleanRL's
+`cleanrl/ppo_atari_envpool.py`.
+"""
+
+import argparse
+import json
+import runpy
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any, final
+
+
+@final
+class OldGym:
+    """An EnvPool of Gymnasium's interface, with that of gym 0.23."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.action_space, self.observation_space = env.action_space, env.observation_space
+
+    def reset(self) -> Any:
+        return self.env.reset()[0]
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return obs, reward, terminated | truncated, info
+
+    def close(self) -> None:
+        self.env.close()
+
+
+class Wrapper:
+    """gym's wrapper, as far as these files use it."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["env"], name)
+
+    def reset(self) -> Any:
+        return self.env.reset()
+
+    def step(self, action: Any) -> Any:
+        return self.env.step(action)
+
+
+@final
+class Marks:
+    """Pairs of seconds and env_steps; ends the program after `seconds` of them.
+
+    A file logs its steps at the end of an iteration.  Seconds count from the first mark on, so that
+    imports and what is compiled in the first iterations do not count.
+    """
+
+    def __init__(self, seconds: float, to: Path) -> None:
+        self.seconds, self.to = seconds, to
+        self.begin = time.perf_counter()
+        self.pairs: list[tuple[float, int]] = []
+
+    def add(self, step: int) -> None:
+        now = time.perf_counter() - self.begin
+        if self.pairs and self.pairs[-1][1] == step:
+            return
+        self.pairs.append((now, step))
+        self.to.write_text(json.dumps(self.rates()))
+        if now - self.pairs[0][0] >= self.seconds:
+            raise SystemExit(0)
+
+    def rates(self) -> dict[str, Any]:
+        (first_s, first), (last_s, last) = self.pairs[0], self.pairs[-1]
+        # The first half of the marks is left out: the first iterations warm up.
+        begin_s, begin = self.pairs[(len(self.pairs) - 1) // 2]
+        passed = last_s - begin_s
+        return {
+            "env_steps_per_s": round((last - begin) / passed, 1) if passed else None,
+            "seconds": round(passed, 2),
+            "first_iterations_s": round(first_s, 1),
+            "env_steps": last,
+            "first_env_steps": first,
+        }
+
+
+def _module(name: str, **content: Any) -> ModuleType:
+    module = ModuleType(name)
+    module.__dict__.update(content)
+    sys.modules[name] = module
+    return module
+
+
+@final
+class _Timer:
+    """torchrl's `timeit`, which measures nothing here."""
+
+    def __init__(self, _: str) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    @staticmethod
+    def print() -> None:
+        pass
+
+
+def stand_in(marks: Marks) -> None:
+    """Puts the stand-ins into their places."""
+    import envpool
+    import gymnasium
+
+    make = envpool.make
+
+    def make_old(name: str, env_type: str, **options: Any) -> OldGym:
+        assert env_type == "gym"
+        return OldGym(make(name, "gymnasium", **options))
+
+    envpool.make = make_old
+    _module("gym", Wrapper=Wrapper, spaces=gymnasium.spaces)
+
+    def init(**_: object) -> None:
+        pass
+
+    def log(_: object, step: int) -> None:
+        marks.add(step)
+
+    _module("wandb", init=init, log=log)
+    utils = _module("torchrl._utils", timeit=_Timer)
+    _module("torchrl", _utils=utils)
+    strtobool = _module("distutils.util", strtobool=lambda x: x.lower() in ("1", "true", "yes"))
+    _module("distutils", util=strtobool)
+
+    class Writer:
+        def __init__(self, _: str) -> None:
+            pass
+
+        def add_text(self, *_: object) -> None:
+            pass
+
+        def add_scalar(self, name: str, _: object, step: int) -> None:
+            if name == "charts/SPS":
+                marks.add(step)
+
+        def close(self) -> None:
+            pass
+
+    _module("torch.utils.tensorboard", SummaryWriter=Writer)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="run a PPO file of CleanRL or LeanRL; its own arguments follow --"
+    )
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--seconds", type=float, default=20, help="time after the first mark")
+    parser.add_argument("--to", type=Path, required=True, help="JSON file of the speed")
+    cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    sys.argv, own = sys.argv[:cut], sys.argv[cut + 1 :]
+    args = parser.parse_args()
+    stand_in(Marks(args.seconds, args.to))
+    sys.argv = [str(args.file), *own]
+    runpy.run_path(str(args.file), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""`benchmarks/gpu.py` goes on after cases that fail, hang or end their process, and what it
+measures is counted as it says."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(FOLDER))
+
+import gpu  # noqa: E402
+import gpu_measures  # noqa: E402
+import gpu_peers  # noqa: E402
+import gpu_session  # noqa: E402
+
+CHILD = """
+import argparse, json, os, sys, time
+parser = argparse.ArgumentParser()
+parser.add_argument("--only", nargs="*")
+parser.add_argument("--to")
+args = parser.parse_args()
+for name in args.only:
+    with open(args.to, "a") as rows:
+        print(json.dumps({"begin": name}), file=rows)
+    if name == "ends":
+        print("before its end", flush=True)
+        os._exit(3)
+    if name == "hangs":
+        time.sleep(60)
+    row = {"error": "no such thing"} if name == "fails" else {"result": {"env_steps_per_s": 2000.0}}
+    with open(args.to, "a") as rows:
+        print(json.dumps({"end": name, **row}), file=rows)
+"""
+
+
+def run_cases(tmp_path: Path, limits: dict[str, float], seconds: float = 30) -> list[Any]:
+    script = tmp_path / "child.py"
+    script.write_text(CHILD)
+    record = gpu.Record(tmp_path / "out.json", ["gpu.py"])
+    command = [sys.executable, str(script)]
+    gpu.run_part("part", limits, command, record, time.monotonic() + seconds)
+    written = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert written == record.rows
+    return written
+
+
+def test_the_cases_after_one_that_fails_hangs_or_ends_the_process_are_run(tmp_path: Path) -> None:
+    limits = {"one": 30.0, "fails": 30.0, "ends": 30.0, "hangs": 0.5, "last": 30.0}
+    rows = {row["case"]: row for row in run_cases(tmp_path, limits)}
+    assert list(rows) == list(limits)
+    assert rows["one"]["result"] == rows["last"]["result"] == {"env_steps_per_s": 2000.0}
+    assert rows["fails"]["error"] == "no such thing"
+    assert rows["ends"]["error"] == "the process ended with 3"
+    assert "before its end" in rows["ends"]["log"]
+    assert rows["hangs"]["error"].startswith("stopped after")
+    told = gpu.table(list(rows.values()))
+    assert "one                              2,000 env_steps/s" in told
+    assert "FAILED: the process ended with 3" in told
+
+
+def test_cases_for_which_no_time_is_left_are_recorded(tmp_path: Path) -> None:
+    rows = run_cases(tmp_path, {"hangs": 30.0, "last": 30.0}, seconds=1.0)
+    assert [row["case"] for row in rows] == ["hangs", "last"]
+    assert "all time was over" in rows[0]["error"]
+    assert rows[1]["error"] == "not run: no time was left"
+
+
+def test_a_part_that_can_not_begin_is_recorded_case_by_case(tmp_path: Path) -> None:
+    record = gpu.Record(tmp_path / "out.json", ["gpu.py"])
+    gpu.run_part(
+        "part", {"a": 5.0, "b": 5.0}, [sys.executable, "-c", "1/0"], record, time.monotonic() + 30
+    )
+    assert [row["case"] for row in record.rows] == ["a", "b"]
+    assert all("ZeroDivisionError" in row["log"] for row in record.rows)
+
+
+@pytest.mark.parametrize(
+    ("function", "phase"),
+    [("update", "update"), ("_act", "act"), ("to_device", "batch"), ("helper", "other")],
+)
+def test_a_wait_belongs_to_quintets_line_and_phase(function: str, phase: str) -> None:
+    waits = gpu_session.Waits()
+    code = f"def {function}(add):\n    inner(add)\n"
+    outer: dict[str, Any] = {}
+    inner = "def inner(add):\n    add()\n"
+    exec(compile(inner, f"{gpu_session.OWN}ops/sums.py", "exec"), outer)
+    exec(compile(code, f"{gpu_session.OWN}algorithms/x/learner.py", "exec"), outer)
+    outer[function](lambda: waits.add(sys._getframe(0)))
+    assert waits.phases == {phase: 1}
+    assert waits.lines == {f"{phase}: ops/sums.py:2": 1}
+
+
+def test_a_run_goes_through_its_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(gpu_session.time, "perf_counter", lambda: now)
+    watch = gpu_session.Watch({"warmup": 1.0, "speed": 2.0, "kernels": 1.0, "waits": 1.0}, "cpu")
+
+    def report(seconds: float, env_steps: int, updates: int, learning: float) -> bool:
+        nonlocal now
+        now += seconds
+        counts = {"env_steps": env_steps, "updates": updates, "iterations": env_steps // 100}
+        return watch({**counts, "time/learning_frac": learning})
+
+    assert not report(5.0, 100, 0, 0.0)  # a replay that fills is no warm-up
+    assert not report(2.0, 200, 10, 1.0)
+    assert not report(1.0, 400, 20, 0.5)
+    assert report(1.0, 800, 40, 0.25)
+    told = watch.result
+    assert told["env_steps_per_s"] == 300.0
+    assert told["updates"] == 30
+    assert told["learning_us_per_update"] == pytest.approx(0.75 / 30 * 1e6)
+    assert told["shares"] == {"learning": 0.375}
+    assert "waits" not in told  # the CPU has none
+
+
+def test_kernels_and_waits_are_given_per_update_and_iteration() -> None:
+    passed = gpu_session.Passed(seconds=0.001)
+    passed.counts.update({"updates": 4, "iterations": 2})
+    cuda, cpu = torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.CPU
+
+    def event(key: str, count: int, device: Any, us: float = 0.0) -> Any:
+        return SimpleNamespace(key=key, count=count, device_type=device, self_device_time_total=us)
+
+    events = [
+        event("cudaLaunchKernelExC", 8, cpu),
+        event("cudaGraphLaunch", 4, cpu),
+        event("cudaMemcpyAsync", 2, cpu),
+        event("gemm", 40, cuda, 400.0),
+    ]
+    told = gpu_session.kernels(events, passed)
+    assert told["launches_per_update"] == 3.0
+    assert told["graphs_per_update"] == 1.0
+    assert told["copies_per_update"] == 0.5
+    assert told["kernels_per_update"] == 10.0
+    assert told["gpu_us_per_update"] == 100.0
+    assert told["gpu_busy_share"] == 0.4
+    seen = gpu_session.Waits()
+    seen.phases.update({"update": 6, "act": 3})
+    told = gpu_session.waits(seen, passed)
+    assert told["per_iteration"] == {"update": 3.0, "act": 1.5}
+    assert told["per_update"] == 1.5
+
+
+def test_differences_count_large_numbers_by_their_size() -> None:
+    cpu = {"w": torch.tensor([1.0, 1000.0]), "count": torch.tensor([3])}
+    near = {"w": torch.tensor([1.0 + 5e-5, 1000.05]), "count": torch.tensor([4])}
+    assert gpu_measures.differences(near, cpu)["equal"]
+    far = {"w": torch.tensor([1.0, 1000.2]), "count": torch.tensor([3])}
+    told = gpu_measures.differences(far, cpu)
+    assert not told["equal"]
+    assert told["numbers_over_tolerance"] == 1
+    assert told["where"] == "w"
+
+
+def test_the_whole_command_measures_on_the_cpu(tmp_path: Path) -> None:
+    command = ["--device", "cpu", "--parts", "equality", "exactness", "--cases", "ddpg"]
+    told = subprocess.run(
+        [sys.executable, str(FOLDER / "gpu.py"), *command, "--to", str(tmp_path / "gpu.json")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    equal, twice, graphs = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+    assert equal["result"]["equal"]
+    assert equal["result"]["updates"] >= 3
+    assert twice["result"]["same_twice"]
+    assert "graph" in graphs["error"]  # only on a GPU
+    assert "ddpg mlp                         equal" in told.stdout
+
+
+PEER = """
+import sys
+from distutils.util import strtobool
+import envpool, gym, wandb
+from torchrl._utils import timeit
+from torch.utils.tensorboard import SummaryWriter
+
+class Counted(gym.Wrapper):
+    def step(self, action):
+        obs, reward, done, info = super().step(action)
+        return obs, reward, done, info
+
+envs = Counted(envpool.make(sys.argv[1], env_type="gym", num_envs=2, seed=1))
+assert isinstance(envs.action_space, gym.spaces.Discrete) and strtobool("true")
+assert envs.reset().shape == (2, 4)
+wandb.init(project="p")
+writer = SummaryWriter("runs")
+for step in range(10**9):
+    with timeit("step"):
+        _, _, done, _ = envs.step(envs.reset()[:, 0].astype(int) * 0)
+    assert done.shape == (2,)
+    wandb.log({"speed": 1.0}, step=2 * step)
+    writer.add_scalar("charts/SPS", 1, 2 * step)
+"""
+
+
+def test_a_peers_file_runs_unchanged(tmp_path: Path) -> None:
+    pytest.importorskip("envpool", reason="peers' files use EnvPool")
+    (tmp_path / "peer.py").write_text(PEER)
+    command = [sys.executable, str(FOLDER / "gpu_peers.py"), "peer.py", "--seconds", "0.5"]
+    to = tmp_path / "rates.json"
+    subprocess.run(
+        [*command, "--to", str(to), "--", "CartPole-v1"], cwd=tmp_path, timeout=120, check=True
+    )
+    told = json.loads(to.read_text())
+    assert told["env_steps_per_s"] > 0
+    assert told["first_env_steps"] == 0
+
+
+def test_the_first_half_of_a_peers_marks_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(gpu_peers.time, "perf_counter", lambda: now)
+    marks = gpu_peers.Marks(100.0, tmp_path / "rates.json")
+    for seconds, step in ((60.0, 1024), (5.0, 2048), (1.0, 3072), (1.0, 4096)):
+        now += seconds
+        marks.add(step)
+    told = json.loads((tmp_path / "rates.json").read_text())
+    assert told["env_steps_per_s"] == 1024.0
+    assert told["first_iterations_s"] == 60.0
+    now += 100.0
+    with pytest.raises(SystemExit):
+        marks.add(5120)
