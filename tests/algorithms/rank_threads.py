@@ -43,8 +43,9 @@ class Patience:
 class RankThreads:
     """Learners that share batches; what any of them raises is raised here."""
 
-    def __init__(self, size: int, make: Callable[[Ranks], Any]):
-        here = torch.device("cpu")
+    def __init__(self, size: int, make: Callable[[Ranks], Any], device: torch.device | None = None):
+        """make: a learner of these ranks; device: of all of them; None: the CPU."""
+        here = device or torch.device("cpu")
         own = [Patience() for _ in range(size)]
         self.ranks = [RankGroup(i, size, here, p.watch, p.joined) for i, p in enumerate(own)]
         self.learners = [make(ranks) for ranks in self.ranks]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
+import standin
 import torch
 
 _TELLER = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64)
@@ -101,6 +102,83 @@ class Capturing:
         self._stream.__exit__()
 
 
+class Work:
+    """An exchange, whose results are on the GPU once it is over."""
+
+    def __init__(self, work: Any, arrive: Callable[[], None]) -> None:
+        self._work, self._arrive = work, arrive
+        self._lock, self._arrived = threading.Lock(), False
+
+    def is_completed(self) -> bool:
+        done = bool(self._work.is_completed())
+        if done:
+            self._settle()
+        return done
+
+    def wait(self, *timeout: Any) -> bool:
+        """NCCL's makes the stream wait and not the host, which the stand-in tells of neither."""
+        self._work.wait(*timeout)
+        self._settle()
+        return True
+
+    def _settle(self) -> None:
+        with self._lock:
+            if not self._arrived:
+                self._arrived = True
+                self._arrive()
+
+
+class ProcessGroupNCCL:
+    """torch.distributed's, by gloo and copies that nobody hears of."""
+
+    class Options:
+        _timeout: Any = None
+
+    def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
+        gloo = torch.distributed.ProcessGroupGloo
+        given = gloo._Options()
+        given._devices, given._timeout = (
+            [gloo.create_device(hostname="127.0.0.1")],
+            options._timeout,
+        )
+        self._gloo = gloo(store, rank, size, given)
+
+    def _set_default_timeout(self, timeout: Any) -> None:
+        self._gloo._set_default_timeout(timeout)
+
+    def allreduce(self, tensors: list[torch.Tensor], *options: Any) -> Work:
+        return self._exchange(tensors, lambda host: self._gloo.allreduce(host))
+
+    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Work:
+        return self._exchange(tensors, lambda host: self._gloo.broadcast(host, options))
+
+    def allgather(self, parts: list[list[torch.Tensor]], tensors: list[torch.Tensor]) -> Work:
+        host = [_host(x) for x in tensors]
+        gathered = [[_host(x) for x in each] for each in parts]
+        work = self._gloo.allgather(gathered, host)
+        joined = [x for each in parts for x in each]
+        return Work(work, lambda: _take(joined, [x for each in gathered for x in each]))
+
+    def _exchange(self, tensors: list[torch.Tensor], begin: Callable[[Any], Any]) -> Work:
+        host = [_host(x) for x in tensors]
+        return Work(begin(host), lambda: _take(tensors, host))
+
+    def abort(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
+def _host(x: torch.Tensor) -> torch.Tensor:
+    with standin.unheard():
+        return x.cpu()
+
+
+def _take(there: list[torch.Tensor], host: list[torch.Tensor]) -> None:
+    with standin.unheard():
+        for x, y in zip(there, host, strict=True):
+            x.copy_(y)
+
+
 def _index(device: Any = None) -> int:
     if isinstance(device, int):
         return device
@@ -189,6 +267,8 @@ def put_in_place(native: Any, told: Callable[[bytes, bytes, int], None]) -> None
     }
     for name, value in replaced.items():
         setattr(torch.cuda, name, value)
+    if torch.distributed.is_available():
+        torch.distributed.ProcessGroupNCCL = ProcessGroupNCCL  # type: ignore[misc]
 
 
 def _answering(answer: Any) -> Callable[..., Any]:

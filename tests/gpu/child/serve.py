@@ -12,7 +12,7 @@ TESTS = Path(__file__).resolve().parents[2]
 
 
 def main() -> None:
-    sys.path[:0] = [str(TESTS / name) for name in (".", "gpu", "runtime", "algorithms", "run")]
+    sys.path[:0] = [str(TESTS / name) for name in ("gpu", ".", "runtime", "algorithms", "run")]
     import pytest
     import torch
 
