@@ -5,16 +5,16 @@ microseconds, however small it is.  So many tensors travel as one block of bytes
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
-from typing import TypeVar
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 K = TypeVar("K")
 
-_ALIGNMENT = 64
-"""Bytes, of which the place of each tensor in a block is a multiple."""
+_ALIGNMENT = 16
+"""Bytes, of which the place of a tensor on a GPU is a multiple, as fast kernels need it."""
 
 
 def sent(x: Tensor, device: torch.device) -> Tensor:
@@ -35,12 +35,8 @@ def places_of(mask: Tensor, device: torch.device) -> Tensor:
 
 def page_locked(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copies of tensors of the CPU as views of one block of page-locked memory."""
-    places, size = _places(tensors)
-    memory = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    views = _cut(memory, tensors, places)
-    for view, x in zip(views, tensors, strict=True):
-        view.copy_(x)
-    return views
+    layout = _layout(_forms(tensors), _ALIGNMENT)
+    return layout.cut(layout.page_locked(tensors))
 
 
 def sent_all(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
@@ -52,62 +48,117 @@ def sent_all(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     found = list(tensors)
     locked = _locked(tensors)
     others = [i for i in range(len(found)) if i not in locked]
-    block = page_locked([found[i] for i in others])
-    for group, views in (([*locked], [found[i] for i in locked]), (others, block)):
-        if group:
-            there = _whole_block(views[0]).to(device, non_blocking=True)
-            for i, x in zip(group, _cut(there, views, _places(views)[0]), strict=True):
-                found[i] = x
+    for group in filter(None, (locked, others)):
+        of_group = [found[i] for i in group]
+        layout = _layout(_forms(of_group), _ALIGNMENT)
+        if group is locked:
+            memory = torch.empty(0, dtype=torch.uint8).set_(of_group[0].untyped_storage())
+        else:
+            memory = layout.page_locked(of_group)
+        there = layout.cut(memory.to(device, non_blocking=True))
+        for i, x in zip(group, there, strict=True):
+            found[i] = x
     return found
-
-
-def _locked(tensors: Sequence[Tensor]) -> list[int]:
-    """Which of the tensors are all the views of one block of `page_locked`, in order."""
-    memory = tensors[0].untyped_storage()
-    inside = [i for i, x in enumerate(tensors) if _memory_of(x) == memory.data_ptr()]
-    views = [tensors[i] for i in inside]
-    places, size = _places(views)
-    offsets = [x.storage_offset() * x.element_size() for x in views]
-    whole = size == memory.nbytes() and offsets == places
-    return inside if whole and tensors[0].is_pinned() else []
-
-
-def _memory_of(x: Tensor) -> int:
-    return x.untyped_storage().data_ptr()
-
-
-def _whole_block(view: Tensor) -> Tensor:
-    """The block that the tensor is a view of, as bytes."""
-    return torch.empty(0, dtype=torch.uint8).set_(view.untyped_storage())
 
 
 def fetched(tensors: Mapping[K, Tensor]) -> Mapping[K, Tensor]:
     """The tensors on the CPU, by name; those of a GPU as copies, by one copy and one wait."""
-    # By falling size of numbers, each place is a multiple of it without gaps.
-    of_gpu = {name: x for name, x in tensors.items() if x.is_cuda}
-    names = sorted(of_gpu, key=lambda name: -of_gpu[name].element_size())
+    names = [name for name, x in tensors.items() if x.is_cuda]
     if not names:
         return tensors
-    parts = [of_gpu[name].detach().contiguous().flatten().view(torch.uint8) for name in names]
-    joined = torch.cat(parts)
-    memory = torch.empty(joined.shape, dtype=torch.uint8, pin_memory=True).copy_(joined)
-    places = [0, *accumulate(part.numel() for part in parts)][:-1]
-    views = _cut(memory, [of_gpu[name] for name in names], places)
-    return {**tensors, **dict(zip(names, views, strict=True))}
+    of_gpu = [tensors[name].detach() for name in names]
+    layout = _layout(_forms(of_gpu), 1)
+    joined = torch.empty(layout.size, dtype=torch.uint8, device=of_gpu[0].device)
+    layout.fill(joined, of_gpu)
+    memory = torch.empty(layout.size, dtype=torch.uint8, pin_memory=True).copy_(joined)
+    return {**tensors, **dict(zip(names, layout.cut(memory), strict=True))}
 
 
-def _places(tensors: Sequence[Tensor]) -> tuple[list[int], int]:
-    """The first byte of each tensor in a block, and the block's bytes."""
-    places, size = [], 0
-    for x in tensors:
-        places.append(size)
-        size += -(-x.numel() * x.element_size() // _ALIGNMENT) * _ALIGNMENT
-    return places, size
+def _locked(tensors: Sequence[Tensor]) -> list[int]:
+    """Which of the tensors are all the views of one block of `page_locked`, in order."""
+    if not tensors[0].is_pinned():
+        return []
+    memory = tensors[0].untyped_storage()
+    begin = memory.data_ptr()
+    inside = [i for i, x in enumerate(tensors) if x.untyped_storage().data_ptr() == begin]
+    views = [tensors[i] for i in inside]
+    layout = _layout(_forms(views), _ALIGNMENT)
+    if layout.size != memory.nbytes() or not all(x.is_contiguous() for x in views):
+        return []
+    places = [x.storage_offset() * x.element_size() for x in views]
+    return inside if places == layout.places else []
 
 
-def _cut(memory: Tensor, like: Sequence[Tensor], places: Sequence[int]) -> list[Tensor]:
-    """Views of a block at these places, with the dtypes and shapes of `like`."""
-    return [
-        memory[place : place + x.numel() * x.element_size()].view(x.dtype).view(x.shape)
-        for x, place in zip(like, places, strict=True)
-    ]
+# The layout of a block
+
+_Forms = tuple[tuple[torch.dtype, torch.Size], ...]
+
+
+def _forms(tensors: Sequence[Tensor]) -> _Forms:
+    return tuple([(x.dtype, x.shape) for x in tensors])
+
+
+class _Part(NamedTuple):
+    """The part of a block with all tensors of one dtype.
+
+    begin, end: its bytes.
+    tensors: their numbers, in order.
+    sizes: numbers of elements: of a tensor, of the gap behind it, and so on.
+    """
+
+    dtype: torch.dtype
+    begin: int
+    end: int
+    tensors: list[int]
+    sizes: list[int]
+
+
+class _Layout(NamedTuple):
+    """Where tensors are in a block of `size` bytes; places: the first byte of each."""
+
+    forms: _Forms
+    parts: list[_Part]
+    places: list[int]
+    size: int
+
+    def page_locked(self, tensors: Sequence[Tensor]) -> Tensor:
+        """A block of page-locked memory with copies of tensors of the CPU."""
+        return self.fill(torch.empty(self.size, dtype=torch.uint8, pin_memory=True), tensors)
+
+    def fill(self, memory: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+        """Copies the tensors, of the block's device, into it."""
+        for part in self.parts:
+            pieces: list[Tensor] = []
+            for i, gap in zip(part.tensors, part.sizes[1::2], strict=True):
+                pieces.append(tensors[i].reshape(-1))
+                if gap:
+                    pieces.append(tensors[i].new_empty(gap))
+            torch.cat(pieces, out=memory[part.begin : part.end].view(part.dtype))
+        return memory
+
+    def cut(self, memory: Tensor) -> list[Tensor]:
+        """The tensors as views of a filled block."""
+        found: list[Any] = [None] * len(self.forms)
+        for part in self.parts:
+            pieces = memory[part.begin : part.end].view(part.dtype).split(part.sizes)  # type: ignore[no-untyped-call]
+            for i, x in zip(part.tensors, pieces[::2], strict=True):
+                found[i] = x.view(self.forms[i][1])
+        return found
+
+
+@lru_cache
+def _layout(forms: _Forms, alignment: int) -> _Layout:
+    """The layout of tensors of these dtypes and shapes, each at a multiple of `alignment`; those
+    with the widest elements come first, so that every place is a multiple of its element's size.
+    """
+    dtypes = sorted({dtype for dtype, _ in forms}, key=lambda x: (-x.itemsize, str(x)))
+    parts, places, end = [], [0] * len(forms), 0
+    for dtype in dtypes:
+        begin, inside, sizes = end, [i for i, form in enumerate(forms) if form[0] is dtype], []
+        for i in inside:
+            places[i], count = end, forms[i][1].numel()
+            gap = -count * dtype.itemsize % alignment // dtype.itemsize
+            sizes += [count, gap]
+            end += (count + gap) * dtype.itemsize
+        parts.append(_Part(dtype, begin, end, inside, sizes))
+    return _Layout(forms, parts, places, end)
