@@ -222,6 +222,7 @@ def peer(asked: Asked, file: str, arguments: tuple[str, ...], env: str) -> Resul
 def random_steps(asked: Asked, env_streams: int) -> Result:
     """env_steps per second of CartPole in PyTorch with random actions, nothing else."""
     import torch
+
     from quintet.envs.torch_toys import CartPole
 
     env = CartPole(env_streams, asked.device)

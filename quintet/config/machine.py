@@ -137,6 +137,17 @@ def _resolve_device(runtime: RuntimeConfig, pictures: bool) -> str:
     return _present(device, torch.cuda, learners, "CUDA GPU")
 
 
+def tensors_device(runtime: RuntimeConfig) -> str:
+    """Device of environments whose tensors stay on it, if they can choose: the learner's; auto: a
+    CUDA GPU if there is one.
+    """
+    if runtime.device != "auto":
+        return _resolve_device(runtime, pictures=False)
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def _present(device: str, module: Any, learners: int, what: str) -> str:
     """The device; raises ConfigError if PyTorch, whose module that is, sees too few of its kind."""
     count = module.device_count() if module.is_available() else 0

@@ -22,6 +22,7 @@ from quintet.config.layers import Layer, is_free, listed, meant, merged, options
 from quintet.config.machine import automatic, require_agents, require_networks
 from quintet.config.population import population_faults
 from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME, PARTS, TOP, RunConfig, prefix_of
+from quintet.config.tensors import in_one_process
 from quintet.envs.config import EnvConfig
 from quintet.envs.env_source import EnvSource
 from quintet.envs.evaluated import evaluated_env
@@ -101,6 +102,8 @@ def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None)
             of_env.append(str(error))
     if config is not None:
         config = _with_workers(config, sources)
+        if env is not None and env.of_tensors:
+            config = in_one_process(config, sources)
         config, idle = judged(config, sources, facts(config))
         faults += idle
         if env is not None and not unknown and _SAVED not in sources.values():

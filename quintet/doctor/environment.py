@@ -92,6 +92,9 @@ def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[St
             if ACTION_MASK in observation_leaves(made.spaces.observation):
                 seen.unmade["pairs"] = _MASKED
                 return
+            if made.description.one_seed:
+                seen.unmade["pairs"] = "its streams can't have the same seed"
+                return
             seen.pairs = compare(made, seed, 0.2 * most_s)
 
     def again() -> None:

@@ -40,11 +40,13 @@ class Group(NamedTuple):
 
     first_stream: number of their first stream in the run, for error messages.
     drawn: whether to make environments for `render`, for backends that must know it at that time.
+    device: device of their tensors, for backends that can choose it.
     """
 
     num_streams: int
     first_stream: int = 0
     drawn: bool = False
+    device: str = "cpu"
 
 
 Cost = Literal["cheap", "simulator", "pictures"]
@@ -69,6 +71,7 @@ class Backend:
     hint: a sentence for users who give an id that no backend knows, or "".
     install: the command that installs it.
     in_python: whether its environments are stepped in Python one after another.
+    on_device: whether its environments are of tensors, on the device that their group names.
     singles: the single environments of a group, empty where it steps them otherwise; other
         processes can make and step them one by one.  None: it has none.
     cost: the cost of a step of a family, where threads step; None: Python steps one by one.
@@ -94,6 +97,7 @@ class Backend:
     install: str = ""
     is_installed: Callable[[], bool] = lambda: True
     in_python: bool = False
+    on_device: bool = False
     singles: "Callable[[VectorEnv], Sequence[gymnasium.Env]] | None" = None
     cost: Callable[[str], Cost] | None = None
     num_agents: "Callable[[ResolvedEnv], int]" = lambda _: 1
@@ -111,6 +115,7 @@ BACKENDS = Catalog(
     {
         "envpool": "quintet.envs.envpool:BACKEND",
         "ale": "quintet.envs.ale:BACKEND",
+        "pytorch": "quintet.envs.torch_backend:BACKEND",
         "pettingzoo": "quintet.envs.pettingzoo:BACKEND",
         "gymnasium": "quintet.envs.singles:BACKEND",
     },

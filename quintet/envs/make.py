@@ -87,7 +87,12 @@ def make_vector_env(
 
 
 def make_group_env(
-    env: ResolvedEnv, num_streams: int, *, first_stream: int = 0, drawn: bool = False
+    env: ResolvedEnv,
+    num_streams: int,
+    *,
+    first_stream: int = 0,
+    drawn: bool = False,
+    device: str = "cpu",
 ) -> VectorEnv:
     """Makes the environments of one group.
 
@@ -96,11 +101,12 @@ def make_group_env(
         first_stream: number of the group's first stream in the run, for error messages.
         drawn: whether environments of EnvPool and Atari games must be able to `render`; for others
             `env.config.kwargs` decides that.
+        device: device of the tensors of environments with ids of the backend pytorch.
 
     Raises:
         ConfigError: they can't be made with these options.
     """
-    base: Any = env.backend.make(env, Group(num_streams, first_stream, drawn))
+    base: Any = env.backend.make(env, Group(num_streams, first_stream, drawn, device))
     with ExitStack() as failed:
         failed.callback(base.close)
         if env.config.observation_dtype == "float64":  # "auto" is resolved before

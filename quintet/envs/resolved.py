@@ -66,6 +66,11 @@ class ResolvedEnv:
         return BACKENDS.find(self.config.backend)
 
     @property
+    def of_tensors(self) -> bool:
+        """Whether its environments are known to be of tensors before one is made."""
+        return self.backend.on_device
+
+    @property
     def warnings(self) -> list[str]:
         """Sentences about its known faults."""
         return self.backend.warnings(self)

@@ -5,6 +5,7 @@ objects that a user passes.
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, final
 
@@ -24,6 +25,7 @@ from quintet.envs.gymnasium import GymnasiumVectorEnv
 from quintet.envs.ids import versions_of
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.reward_shaping import make_shaped
+from quintet.envs.tensor import TensorVectorEnv
 from quintet.envs.vector import VectorEnv
 from quintet.envs.wrappers import FrameStack
 from quintet.errors import ConfigError
@@ -71,7 +73,10 @@ def _make(env: ResolvedEnv, group: Group) -> VectorEnv:
     maker = env.maker
     if makes_groups(maker):
         make = partial(_make_several, maker, config.id, config.kwargs, group.num_streams)
-        return _adapt(env, make(), make, group)
+        made = make()
+        if isinstance(made, TensorVectorEnv):
+            return _hosted(env, made)
+        return _adapt(env, made, make, group)
     return _step_singles(env, partial(call_maker, maker, config.id, config.kwargs), group)
 
 
@@ -128,10 +133,18 @@ def _adapt(
     return AdaptedVectorEnv(env, group, made, make)
 
 
-def _make_several(
-    maker: MakeEnv, env_id: str, kwargs: Mapping[str, Any], num_streams: int
-) -> GymVectorEnv[Any, Any, Any]:
+def _hosted(env: ResolvedEnv, made: TensorVectorEnv) -> VectorEnv:
+    """Environments of tensors."""
+    from quintet.envs.hosted import HostedEnv  # with PyTorch
+
+    config = env.config
+    return HostedEnv(made, replace(made.description, id=config.id, backend=config.backend))
+
+
+def _make_several(maker: MakeEnv, env_id: str, kwargs: Mapping[str, Any], num_streams: int) -> Any:
     env: Any = call_maker(maker, env_id, {**kwargs, "num_envs": num_streams})
+    if isinstance(env, TensorVectorEnv) and env.num_streams == num_streams:
+        return env
     if not isinstance(env, GymVectorEnv) or env.num_envs != num_streams:
         raise ConfigError(
             f"{env_id} has a parameter num_envs, so it must make a vector environment of that "

@@ -62,6 +62,7 @@ class EnvDescription:
         decision is given when it is complete, in that row or a later one whose step gives the
         agent's next observation: the sum of its rewards since then, and whether its episode ended.
         Until then the agent's observation stays the same.
+    one_seed: all streams follow from the first stream's seed.
     """
 
     id: str
@@ -72,6 +73,7 @@ class EnvDescription:
     max_steps: int | None = None
     remarks: tuple[str, ...] = ()
     turns: bool = False
+    one_seed: bool = False
 
 
 class Rendered(NamedTuple):

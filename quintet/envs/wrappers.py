@@ -34,11 +34,13 @@ class FrameStack:
 
     Box leaves are stacked, except an action mask, which is valid for the current step only. The
     first observation of an episode fills its whole stack, so no stack spans two episodes.
+
+    env: the environments whose observations are stacked.
     """
 
     def __init__(self, env: VectorEnv, k: int) -> None:
         assert k >= 1
-        self._env, self.num_streams, self.description = env, env.num_streams, env.description
+        self.env, self.num_streams, self.description = env, env.num_streams, env.description
         self.send, self.render, self.close = env.send, env.render, env.close
         inner = env.spaces.observation
         boxes = {
@@ -68,14 +70,14 @@ class FrameStack:
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
         inner = {**out, **{path: self._newest[path] for path in self._stacked}}
-        self._env.restart(seeds, inner)
+        self.env.restart(seeds, inner)
         for path in self._stacked:
             self._history[path][:] = self._newest[path][:, None]
             out[path][:] = self._history[path]
 
     def recv(self, out: StepRow) -> None:
         inner = {**out.obs, **{path: self._newest[path] for path in self._stacked}}
-        self._env.recv(replace(out, obs=inner))
+        self.env.recv(replace(out, obs=inner))
         first = ~out.valid  # a reset led here
         for path in self._stacked:
             history, newest = self._history[path], self._newest[path]
@@ -90,12 +92,14 @@ class FrameStack:
 class FromRewards:
     """Clips `reward` in place; `raw_reward` stays unchanged.  With `above`, from the rule
     `success`, an episode is won if its last raw reward is greater.
+
+    env: the environments whose rewards are clipped.
     """
 
     def __init__(
         self, env: VectorEnv, clip: RewardClip, success: str | None, above: float | None
     ) -> None:
-        self._env, self._clip = env, clip
+        self.env, self._clip = env, clip
         # In the rewards' own precision: a reward of 0.8 is not greater than 0.8.
         self._above = None if above is None else np.float32(above)
         self.num_streams, self.spaces = env.num_streams, env.spaces
@@ -104,7 +108,7 @@ class FromRewards:
         self.render, self.close = env.render, env.close
 
     def recv(self, out: StepRow) -> None:
-        self._env.recv(out)
+        self.env.recv(out)
         if self._above is not None:
             np.greater(out.raw_reward, self._above, out=out.success)
         clip_reward(out.reward, self._clip)
@@ -134,6 +138,8 @@ class ObserveLast:
 
     The true final observation has the action and reward before it; the first observation of an
     episode has none.
+
+    env: the environments that are observed.
     """
 
     def __init__(self, env: VectorEnv) -> None:
@@ -146,24 +152,24 @@ class ObserveLast:
                 f"{env.description.id} has {sorted(parts)}; leave the option out, or rename "
                 "them"
             )
-        self._env, self.num_streams, self.description = env, env.num_streams, env.description
+        self.env, self.num_streams, self.description = env, env.num_streams, env.description
         self.render, self.close = env.render, env.close
         self.spaces = with_observation(env.spaces, _with_last)
         self._leaves = _last_leaves(self.spaces)
         self._action: Array | None = None
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
-        self._env.restart(seeds, out)
+        self.env.restart(seeds, out)
         for leaf in self._leaves:
             out[leaf.path][:] = leaf.none
         out[LAST_REWARD][:] = 0.0
 
     def send(self, action: Array) -> None:
-        self._env.send(action)
+        self.env.send(action)
         self._action = action  # which does not change until `recv`
 
     def recv(self, out: StepRow) -> None:
-        self._env.recv(out)
+        self.env.recv(out)
         action, first = self._action, ~out.valid  # a reset led there
         assert action is not None, "send before recv"
         resets = bool(first.any())

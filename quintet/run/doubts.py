@@ -35,7 +35,7 @@ class Doubts:
             divisor=record.reward_divisor(learner),
         )
         self._seen: Evidence | None = Evidence(spaces.observation)
-        self._next = _FIRST_ROWS
+        self._passed, self._next = 0, _FIRST_ROWS  # env_steps
         self._last = max(_LEAST_ROWS, int(_FRAC * config.total_env_steps))
         self._known: set[str] = set()
 
@@ -54,6 +54,9 @@ class Doubts:
         seen, rollout = self._seen, batch.rollout
         if seen is None:
             return []
+        self._passed += batch.env_steps
+        if rollout.valid.device.type != "cpu" and self._passed < self._next:
+            return []  # a look waits for the device
         rows = rollout.valid.numel()
         obs = {name: x[:-1].reshape(rows, *x.shape[2:]) for name, x in rollout.obs.items()}
         seen.add(
@@ -61,14 +64,15 @@ class Doubts:
             rollout.reward.reshape(rows).numpy(force=True),
             rollout.valid.reshape(rows).numpy(force=True),
         )
+        terminated = rollout.terminated.numpy(force=True)
         for each in batch.episodes:
             if each.row >= 0:
-                terminated = bool(rollout.terminated[each.row, each.column])
-                seen.ended(each.length, each.return_, terminated)
-        if seen.rows < self._next:
+                by_end = bool(terminated[each.row, each.column])
+                seen.ended(each.length, each.return_, by_end)
+        if self._passed < self._next:
             return []
-        self._next = max(2 * self._next, seen.rows)
-        if seen.rows >= self._last:
+        self._next = max(2 * self._next, self._passed)
+        if self._passed >= self._last:
             self._seen = None
         return self._new(choices.during(self.config.model, self.spaces, self._learning, seen))
 

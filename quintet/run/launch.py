@@ -39,6 +39,7 @@ from quintet.run.sampling import (
     require_rows,
     row_specs,
 )
+from quintet.run.tensors import host_note, in_this_process, on_their_device
 from quintet.run.time_budget import BeginsAnew, TimeBudget
 from quintet.run.trainer import Trainer
 from quintet.runtime.loop import Sampling
@@ -144,9 +145,12 @@ def _run(
             budget.run_begins()
         begin = making.unhindered_s()
         source = open_source(loaded.config, loaded.env)
+        if (other := in_this_process(loaded, source.envs[0])) is not loaded:
+            source.close()
+            loaded, source = other, open_source(other.config, other.env)
         opened_s = making.unhindered_s() - begin
         ends.callback(source.close)
-        loaded = stored_alike(loaded, source.env)
+        loaded = on_their_device(stored_alike(loaded, source.env), source.envs[0])
         env = source.envs[0].description
         found = resolve(loaded, source.spaces)
         require_evaluated(loaded, source.spaces)
@@ -223,6 +227,8 @@ def _doubtful(trainer: Trainer, loaded: Loaded, source: Source) -> None:
             f"runtime.kind={runtime.kind} was chosen, since workers on a cluster need it; "
             "--runtime.kind async chooses otherwise"
         )
+    if (note := host_note(config, source.envs[0], trainer.policies[0].plan)) is not None:
+        saving.notes.append(note)
     if (note := uncompiled_note(loaded.config, config, source.spaces)) is not None:
         saving.notes.append(note)
 

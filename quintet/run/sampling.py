@@ -11,10 +11,11 @@ from typing import Protocol, final
 from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import PLAIN
 from quintet.cluster.config import no_ray
-from quintet.config.machine import streams_per_group
+from quintet.config.machine import streams_per_group, tensors_device
 from quintet.config.population import tuned_shaping
 from quintet.config.run import RunConfig
 from quintet.config.runtime import RuntimeConfig
+from quintet.config.tensors import host_needed
 from quintet.envs.env_source import can_be_made_again
 from quintet.envs.make import make_group_env
 from quintet.envs.observation_dtype import with_observation_dtype
@@ -23,6 +24,7 @@ from quintet.envs.vector import VectorEnv
 from quintet.errors import ConfigError
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
+from quintet.run.tensors import make_device_sampling, staying
 from quintet.runtime import loop
 from quintet.runtime.asynchronous import AsyncSampling
 from quintet.runtime.lockstep import LockstepSampling
@@ -107,6 +109,8 @@ def _make_groups(config: RunConfig, env: ResolvedEnv, timeout_s: float) -> list[
     if tuned_shaping(config):  # the sampler sets the values in environments of its own process
         env = env.with_options({"num_processes": 1})
     how = Spreading(num_groups=streams // size, timeout_s=timeout_s)
+    if env.backend.on_device and not host_needed(config):
+        how = how._replace(device=tensors_device(config.runtime))
     made: list[VectorEnv] = []
     with ExitStack() as unless_all:
         for first in range(0, streams, size):
@@ -188,6 +192,9 @@ def make_sampling(
     size, streams = config.env.streams_per_group, config.env.num_streams
     assert size is not None
     assignment = assignment_of(config, source.env, plan, len(learners))
+    tensors = staying(config, source.envs[0], plan)
+    if tensors is not None:
+        return make_device_sampling(config, tensors, plan, timer)
     if runtime.kind == "serial":
         steppers = spread_envs(source.envs)
         for each in steppers:

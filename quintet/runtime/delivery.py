@@ -373,21 +373,22 @@ class Delivery:
         kept = queue.pop_ended() + kept
         if self.may_lag:
             queue.lag.add((queue.learned - rollout.version)[rollout.valid])
-        batch = Batch(rollout, policy, env_steps, kept, self._steps())
+        batch = Batch(rollout, policy, env_steps, kept, self.steps())
         self._lease = block.lease
         if env_steps < env_steps_left and not begins_anew(batch):
             return batch
         self.clear()
         learning = self.queues[: self.num_learners]
         ended = {index: each.pop_ended() for index, each in enumerate(learning)}
-        now = self._steps()
+        now = self.steps()
         steps = replace(
             batch.steps, discarded=batch.steps.discarded + now.discarded, waiting=now.waiting
         )
         episodes = kept + ended.pop(policy)
         return replace(batch, episodes=episodes, steps=steps, others=ended)
 
-    def _steps(self) -> Steps:
+    def steps(self) -> Steps:
+        """env_steps outside of batches since the last call."""
         now = (self.executed, self.discarded, self.cut)
         executed, discarded, cut = (a - b for a, b in zip(now, self._told, strict=True))
         self._told = now

@@ -93,16 +93,18 @@ class Spreading(NamedTuple):
     first_stream: number of its first environment in the run.
     num_groups: number of groups that share the cores and the configured processes.
     timeout_s: longest time of a step of one stream in another process.
+    device: device of tensors, for environments that have some.
     """
 
     first_stream: int = 0
     num_groups: int = 1
     timeout_s: float = 60.0
+    device: str = "cpu"
 
 
 def make_streams(env: ResolvedEnv, num_streams: int, how: Spreading) -> VectorEnv:
     """Makes the environments of one group, which other processes may step."""
-    made = make_group_env(env, num_streams, first_stream=how.first_stream)
+    made = make_group_env(env, num_streams, first_stream=how.first_stream, device=how.device)
     if num_streams == 1 or env.config.num_processes == 1 or not env.can_be_spread:
         return made
     return SpreadEnv(env, made, how)

@@ -105,7 +105,7 @@ def test_without_envpool_gymnasium_is_taken_and_the_install_line_told():
         make_vector_env("CartPole-v1", backend="envpool")
     with pytest.raises(ConfigError, match=r"EnvPool, not installed, .*quintet-rl\[envpool\]"):
         make_vector_env("PickCube-v7")
-    assert {backend for _, backend in list_envs("CartPole")} == {"gymnasium"}
+    assert {backend for _, backend in list_envs("CartPole-v1")} == {"gymnasium", "pytorch"}
 
 
 def test_atari_games_go_to_the_fastest_backend_that_is_there(hide):

@@ -82,10 +82,11 @@ class Ran:
 @contextmanager
 def phases() -> Iterator[dict[str, Phase]]:
     """Counts by parts of the runs in the block: batch (to the device), update, update (replayed),
-    publication (of the learner, and to the actors), act, and run: all of it.
+    publication (of the learner, and to the actors), act, collection (of tensors that stay on
+    the device), and run: all of it.
     """
     from quintet.run import learners
-    from quintet.runtime import loop, sampler
+    from quintet.runtime import device_sampling, loop, sampler
 
     found: dict[str, Phase] = {}
 
@@ -106,6 +107,8 @@ def phases() -> Iterator[dict[str, Phase]]:
 
     make, move = learners.make_learner, loop.to_device
     publish, act = sampler.SerialSampling.publish, sampler.GroupSampler.act
+    on_device = device_sampling.DeviceSampling
+    publish_there, collect = on_device.publish, on_device.collect
 
     def make_learner(*args: Any, **given: Any) -> Any:
         learner: Any = make(*args, **given)
@@ -118,6 +121,8 @@ def phases() -> Iterator[dict[str, Phase]]:
         loop.to_device = counted(move, "batch")
         sampler.SerialSampling.publish = counted(publish, "publication to actors")  # type: ignore[method-assign]
         sampler.GroupSampler.act = counted(act, "act")  # type: ignore[method-assign]
+        on_device.publish = counted(publish_there, "publication to actors")  # type: ignore[method-assign]
+        on_device.collect = counted(collect, "collection")  # type: ignore[method-assign]
         with standin.counting() as whole:
             yield found
         found["run"] = Phase(1, whole)
@@ -125,6 +130,8 @@ def phases() -> Iterator[dict[str, Phase]]:
         learners.make_learner, loop.to_device = make, move
         sampler.SerialSampling.publish = publish  # type: ignore[method-assign]
         sampler.GroupSampler.act = act  # type: ignore[method-assign]
+        on_device.publish = publish_there  # type: ignore[method-assign]
+        on_device.collect = collect  # type: ignore[method-assign]
 
 
 def run(

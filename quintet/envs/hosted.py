@@ -1,0 +1,247 @@
+"""Vector environments of tensors: in next-step layout on their device, and as a `VectorEnv` of
+NumPy.
+
+Training collects rows from `NextStep`, which never waits.  `HostedEnv` gives the same environments
+to everything that steps NumPy arrays, with a wait in every step: evaluations, videos, the doctor,
+and learners that keep a replay.
+
+SAME_STEP environments have begun the next episode within the step that ended the last one.  The row
+after an ending then shows the final observation, its step is discarded while the other streams take
+theirs, and the episode begins with its second observation.  Without a final observation, the one
+before the last step is shown.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar, final
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+from torch import Tensor
+
+from quintet.envs.config import RewardClip
+from quintet.envs.other_apis import Unfit, fault_of
+from quintet.envs.success import key_of, read_rule
+from quintet.envs.tensor import TensorStep, TensorVectorEnv
+from quintet.envs.vector import (
+    Array,
+    CannotRender,
+    EnvDescription,
+    ObsArrays,
+    Rendered,
+    StepRow,
+    VectorEnv,
+    check_seeds,
+)
+from quintet.envs.wrappers import FrameStack, FromRewards, ObserveLast
+from quintet.errors import ConfigError
+from quintet.spaces import action_spec, leaf_spec, observation_leaves
+from quintet.system import forks
+from quintet.system.signals import STOPS
+from quintet.system.user_code import raised
+from quintet.types import Obs
+
+T = TypeVar("T")
+
+
+class TensorRow(NamedTuple):
+    """The results of a step in next-step layout, all ``[B]`` on the device; the fields of a
+    `StepRow`, whose observation is `NextStep.obs`.
+    """
+
+    reward: Tensor
+    raw_reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    valid: Tensor
+    success: Tensor
+
+
+@final
+class NextStep:
+    """B streams of a `TensorVectorEnv` in next-step layout, with clipped rewards and success.
+
+    Its own memory is written in place, so a step of an environment that allows it can be captured
+    as a CUDA graph.
+
+    obs: the observations that the next action is for, leaves ``[B, ...]`` in their stored dtypes.
+    """
+
+    def __init__(self, env: TensorVectorEnv, clip: RewardClip, success: str | None) -> None:
+        """clip, success: as ``env.reward_clip`` and ``env.success``."""
+        self.env, self.success, self._clip = env, success, clip
+        self._above = None if success is None else read_rule(success).above
+        self._key = key_of(success)
+        leaves = observation_leaves(env.spaces.observation)
+        self._specs = {name: leaf_spec(leaf) for name, leaf in leaves.items()}
+        count, device = env.num_streams, env.device
+        self.obs: Obs = {
+            name: torch.zeros((count, *spec.shape), dtype=spec.dtype, device=device)
+            for name, spec in self._specs.items()
+        }
+        self._resets = torch.zeros(count, dtype=torch.bool, device=device)
+        self._never = torch.zeros_like(self._resets)
+        self._checked = False
+
+    def restart(self, seed: int) -> None:
+        """Begins new episodes."""
+        obs = self._call("restart", lambda: self.env.restart(seed))
+        self._check_obs(obs)
+        self._resets.zero_()
+        self._checked = False
+        for name, x in self.obs.items():
+            x.copy_(obs[name])
+
+    def step(self, action: Tensor) -> TensorRow:
+        """Steps all streams; streams that ended in the last step are reset in this one."""
+        out = self._call("step", lambda: self.env.step(action))
+        if not self._checked:  # the first tells what the others are like
+            self._check(out)
+            self._checked = True
+        valid = ~self._resets
+        terminated = out.terminated.bool() & valid
+        truncated = out.truncated.bool() & valid & ~terminated
+        ended = terminated | truncated
+        raw = torch.where(valid, out.reward.float(), 0.0)
+        for name, x in self.obs.items():
+            new = out.obs[name].to(x.dtype)
+            if self.env.autoreset == AutoresetMode.SAME_STEP:
+                # Without a final observation, the one that is still there.
+                last = x if out.final_obs is None else out.final_obs[name].to(x.dtype)
+                new = torch.where(ended.view(-1, *[1] * (new.ndim - 1)), last, new)
+            x.copy_(new)
+        self._resets.copy_(ended)
+        return TensorRow(
+            self._clipped(raw), raw, terminated, truncated, valid, self._success(out, raw)
+        )
+
+    def _clipped(self, reward: Tensor) -> Tensor:
+        if self._clip == "abs_one":
+            return reward.clamp(-1.0, 1.0)
+        if self._clip == "soft_asymmetric":
+            soft = 5.0 * (reward / 5.0).tanh()
+            return torch.where(reward < 0.0, 0.3 * soft, soft)
+        return reward
+
+    def _success(self, out: TensorStep, raw: Tensor) -> Tensor:
+        if self._above is not None:
+            return raw > self._above
+        if self._key is not None and out.success is not None:
+            return out.success.bool()
+        return self._never
+
+    def _call(self, what: str, function: Callable[[], T]) -> T:
+        try:
+            with forks.kept_out(self.env.description.id):
+                return function()
+        except STOPS:
+            raise
+        except BaseException as error:
+            raise fault_of(self._who, error, raised(error, what)) from error
+
+    @property
+    def _who(self) -> str:
+        about = self.env.description
+        return f"{about.id} ({about.backend}, {self.env.num_streams} streams)"
+
+    def _check(self, out: TensorStep) -> None:
+        """Refuses a step whose parts have other shapes or another device."""
+        self._check_obs(out.obs)
+        for name in ("reward", "terminated", "truncated"):
+            self._check_tensor(name, getattr(out, name), ())
+        if out.final_obs is not None:
+            self._check_obs(out.final_obs, "final observation")
+        if self._key is not None:
+            if out.success is None:
+                raise ConfigError(
+                    f"env.success 'info:{self._key}' must have info[{self._key!r}] at every step, "
+                    f"{self._who} gives none: name what is there, give 'reward>NUMBER', or leave "
+                    "env.success out"
+                )
+            self._check_tensor("success", out.success, ())
+
+    def _check_obs(self, obs: Any, what: str = "observation") -> None:
+        if not isinstance(obs, dict) or self._specs.keys() - obs.keys():
+            names = sorted(obs) if isinstance(obs, dict) else f"a {type(obs).__name__}"
+            raise self._unfit(f"must give {what}s {sorted(self._specs)} by name, gave {names}")
+        for name, spec in self._specs.items():
+            self._check_tensor(f"{what} {name!r}", obs[name], spec.shape)
+
+    def _check_tensor(self, what: str, x: Any, shape: tuple[int, ...]) -> None:
+        wanted = (self.env.num_streams, *shape)
+        if not isinstance(x, Tensor):
+            raise self._unfit(f"must give {what} as a torch.Tensor, gave a {type(x).__name__}")
+        if tuple(x.shape) != wanted:
+            raise self._unfit(f"must give {what} of shape {wanted}, gave {tuple(x.shape)}")
+        if not same_device(x.device, self.env.device):
+            raise self._unfit(f"must give {what} on {self.env.device}, gave it on {x.device}")
+
+    def _unfit(self, what: str) -> Exception:
+        return fault_of(self._who, Unfit(what))
+
+
+def same_device(one: torch.device, other: torch.device) -> bool:
+    """Whether two devices are one; ``cuda`` is the first GPU."""
+    return one.type == other.type and (one.index or 0) == (other.index or 0)
+
+
+@final
+class HostedEnv:
+    """A `TensorVectorEnv` as a `VectorEnv`: every step waits for its tensors.
+
+    env: the environments themselves, for those who step tensors.
+    """
+
+    def __init__(
+        self,
+        env: TensorVectorEnv,
+        description: EnvDescription | None = None,
+        *,
+        closes: bool = True,
+    ) -> None:
+        """description: its description in reports; None: its own.
+        closes: whether `close` closes `env`; False: it belongs to the caller.
+        """
+        self.env, self._closes = env, closes
+        self._rows = NextStep(env, "none", env.description.success)
+        self.num_streams, self.spaces = env.num_streams, env.spaces
+        self.description = env.description if description is None else description
+        self._spec = action_spec(env.spaces.action)
+        self._row: TensorRow | None = None
+
+    def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
+        """Restarts all streams by the first seed."""
+        self._rows.restart(check_seeds(seeds, self.num_streams)[0])
+        self._write_obs(out)
+
+    def send(self, action: Array) -> None:
+        packed = torch.from_numpy(np.array(action)).to(self._spec.dtype)
+        with torch.no_grad():
+            self._row = self._rows.step(packed.to(self.env.device))
+
+    def recv(self, out: StepRow) -> None:
+        row, self._row = self._row, None
+        assert row is not None, "send before recv"
+        self._write_obs(out.obs)
+        for name, x in row._asdict().items():
+            getattr(out, name)[:] = x.numpy(force=True)
+
+    def _write_obs(self, out: ObsArrays) -> None:
+        for name, x in self._rows.obs.items():
+            out[name][:] = x.numpy(force=True)
+
+    def render(self, stream: int) -> Rendered:  # noqa: ARG002
+        raise CannotRender("environments of tensors draw nothing")
+
+    def close(self) -> None:
+        if self._closes:
+            self.env.close()
+
+
+def tensors_of(env: VectorEnv) -> TensorVectorEnv | None:
+    """The environments of tensors that `env` gives as arrays, below its wrappers; None for
+    others.
+    """
+    while isinstance(env, FrameStack | FromRewards | ObserveLast):
+        env = env.env
+    return env.env if isinstance(env, HostedEnv) else None

@@ -1,0 +1,87 @@
+"""The interface of vector environments whose tensors stay on their device.
+
+A `TensorVectorEnv` steps all its streams together and gives PyTorch tensors.  Training then
+collects whole unrolls on that device, see `quintet.runtime.device_sampling`; everything else
+(evaluation, videos, the doctor) uses the environment as any other, see `quintet.envs.hosted`.
+"""
+
+from __future__ import annotations  # so that no tensor is needed where only the names are
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import torch
+    from gymnasium.vector import AutoresetMode
+    from jaxtyping import Bool, Float, Shaped
+    from torch import Tensor
+
+    from quintet.envs.vector import EnvDescription
+    from quintet.types import Obs, Spaces
+
+
+class TensorStep(NamedTuple):
+    """The results of a step, all on the environment's device.
+
+    obs: leaves ``[B, ...]`` by path; a plain space has the single leaf ``"obs"``.
+    reward: in raw reward units.
+    terminated, truncated: where both are set, termination counts.
+    final_obs: with SAME_STEP, the last observations of the streams that ended, as leaves
+        ``[B, ...]`` of which the rows of other streams are not read; None: it gives none, and the
+        observation before the last step stands for them.
+    success: whether the episode that ended was won, read only where ``env.success`` asks for info.
+    """
+
+    obs: Obs
+    reward: Float[Tensor, " B"]
+    terminated: Bool[Tensor, " B"]
+    truncated: Bool[Tensor, " B"]
+    final_obs: Obs | None = None
+    success: Shaped[Tensor, " B"] | None = None
+
+
+@runtime_checkable
+class TensorVectorEnv(Protocol):
+    """B environments that step together, with PyTorch tensors on one device.
+
+    Tensors that it gave may be written again by its next step, and it must not write into those
+    that it is given.  No method should wait for the device.
+    """
+
+    @property
+    def num_streams(self) -> int: ...
+
+    @property
+    def spaces(self) -> Spaces:
+        """Spaces of one stream in the learner's form, as `quintet.spaces.stored_spaces` makes
+        them."""
+        ...
+
+    @property
+    def description(self) -> EnvDescription: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def autoreset(self) -> AutoresetMode:
+        """NEXT_STEP: the step after an ending ignores the action of the stream, and resets it;
+        SAME_STEP: the stream is reset within the step that ends its episode.
+        """
+        ...
+
+    @property
+    def restarts(self) -> bool:
+        """Whether `restart` begins new episodes, which depend on the seed and on actions alone;
+        else streams run on, and a run can't be repeated.
+        """
+        ...
+
+    def restart(self, seed: int) -> Obs:
+        """Begins new episodes of all streams and returns their first observations."""
+        ...
+
+    def step(self, action: Tensor) -> TensorStep:
+        """Steps all streams; `action` is packed, ``[B, ...]``, see `quintet.spaces.action_spec`."""
+        ...
+
+    def close(self) -> None: ...

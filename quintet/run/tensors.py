@@ -1,0 +1,87 @@
+"""Runs in environments whose tensors stay on their device."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from quintet.algorithms import registry
+from quintet.config.resolve import Loaded
+from quintet.config.run import RunConfig
+from quintet.config.tensors import FOR_TENSORS, host_needed, in_one_process
+from quintet.envs.hosted import NextStep, same_device, tensors_of
+from quintet.envs.tensor import TensorVectorEnv
+from quintet.envs.vector import VectorEnv
+from quintet.errors import ConfigError
+from quintet.observe.timing import PhaseTimer
+from quintet.protocols import Actor, DataPlan
+from quintet.runtime.device_sampling import DeviceOptions, DeviceSampling
+
+
+def in_this_process(loaded: Loaded, env: VectorEnv) -> Loaded:
+    """The configuration with the kind serial, if it is free and tensors could stay on their device;
+    else the same object.
+    """
+    if tensors_of(env) is None:
+        return loaded
+    sources = dict(loaded.sources)
+    config = in_one_process(loaded.config, sources)
+    return loaded if config is loaded.config else replace(loaded, config=config, sources=sources)
+
+
+def on_their_device(loaded: Loaded, env: VectorEnv) -> Loaded:
+    """The configuration with the learner on the device of the environment's tensors, if they stay
+    there; raises ConfigError if it names another one.
+    """
+    tensors = tensors_of(env)
+    if tensors is None or host_needed(loaded.config):
+        return loaded
+    runtime = loaded.config.runtime
+    if runtime.device == "auto":
+        given = runtime.model_copy(update={"device": str(tensors.device)})
+        config = loaded.config.model_copy(update={"runtime": given})
+        return replace(
+            loaded, config=config, sources=loaded.sources | {"runtime.device": FOR_TENSORS}
+        )
+    if not same_device(torch.device(runtime.device), tensors.device):
+        raise ConfigError(
+            f"runtime.device must be {tensors.device}, where the tensors of {loaded.env.config.id} "
+            f"are, got {runtime.device}: leave it out, or make the environment there"
+        )
+    return loaded
+
+
+def staying(config: RunConfig, env: VectorEnv, plan: DataPlan) -> TensorVectorEnv | None:
+    """The environments, if their tensors stay on their device in this run."""
+    if host_needed(config) or plan.replay is not None:
+        return None
+    return tensors_of(env)
+
+
+def host_note(config: RunConfig, env: VectorEnv, plan: DataPlan) -> str | None:
+    """A notice if tensors pass through the host at every step."""
+    tensors = tensors_of(env)
+    if tensors is None or staying(config, env, plan) is not None:
+        return None
+    why = host_needed(config) or f"{config.algo}, which keeps a replay"
+    return f"the environment's tensors pass through the host at every step, because of {why}"
+
+
+def make_device_sampling(
+    config: RunConfig, tensors: TensorVectorEnv, plan: DataPlan, timer: PhaseTimer
+) -> DeviceSampling:
+    """Sampling of a resolved configuration that never leaves the tensors' device."""
+    runtime = config.runtime
+    compute = replace(runtime.actor_compute, act_on=str(tensors.device))
+    make_actor: Callable[[], Actor] = partial(
+        registry.find(config.algo).make_actor, config.learner, config.model, tensors.spaces, compute
+    )
+    return DeviceSampling(
+        NextStep(tensors, config.env.reward_clip, config.env.success),
+        make_actor,
+        plan,
+        config.seed,
+        timer,
+        DeviceOptions(runtime.actor_threads, runtime.publish_interval_iterations > 1),
+    )

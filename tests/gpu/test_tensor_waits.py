@@ -1,0 +1,40 @@
+"""Environments whose tensors stay on the GPU: the host waits once per unroll, and the weights are
+the CPU's."""
+
+from typing import Any
+
+import pytest
+from runs import run
+
+SMALL: dict[str, Any] = {
+    "unroll_steps": 16,
+    "minibatch_steps": 64,
+    "num_epochs": 1,
+    "env.num_streams": 8,
+    "model.policy_hidden": (8,),
+}
+LSTM = {"model.core": "lstm", "model.core_size": 8, "bptt_steps": 16}
+IMPALA = {"batch_unrolls": 4, "unroll_steps": 16, "env.num_streams": 8, "model.policy_hidden": (8,)}
+
+
+@pytest.mark.parametrize(
+    ("algo", "env", "options"),
+    [
+        pytest.param("ppo", "torch/CartPole-v1", SMALL, id="ppo"),
+        pytest.param("ppo", "torch/Grid-v0", SMALL | LSTM | {"env.kwargs": {"masked": True}},
+                     id="masked, lstm"),
+        pytest.param("impala", "torch/Pendulum-v1", IMPALA, id="half of the streams"),
+    ],
+)  # fmt: skip
+def test_the_host_waits_once_per_unroll(algo: str, env: str, options: dict[str, Any]) -> None:
+    unrolls = 6
+    mine = run(algo, env, 16 * 8 * unrolls, options)
+    counts = mine.phases["collection"].counts
+    said = "\n".join(counts.lines())
+    assert unrolls <= counts.kinds["d2h"] <= unrolls + 1, said
+    # Bounds of the actions are sent once; the last unroll asks how many more rows it needs.
+    assert counts.waits <= counts.kinds["d2h"] + 4, said
+    assert mine.phases["publication to actors"].waits == 0
+    assert mine.phases["batch"].counts.launches == 0
+    theirs = run(algo, env, 16 * 8 * unrolls, options, "cpu")
+    assert mine.differs_by(theirs) < 1e-6

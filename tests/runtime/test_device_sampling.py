@@ -1,0 +1,253 @@
+"""Sampling on a device, against the serial runtime in the same environments."""
+
+from copy import deepcopy
+from dataclasses import fields
+
+import pytest
+import torch
+from envs.tensor_helpers import Counting
+from gymnasium.vector import AutoresetMode
+from torch import Tensor
+
+from quintet.envs.hosted import HostedEnv, NextStep
+from quintet.envs.torch_toys import CartPole, Grid
+from quintet.envs.wrappers import FromRewards
+from quintet.errors import EnvironmentFault
+from quintet.observe.timing import PhaseTimer
+from quintet.protocols import DataPlan
+from quintet.runtime.batch import Episode
+from quintet.runtime.delivery import Batch
+from quintet.runtime.device_sampling import DeviceOptions, DeviceSampling
+from quintet.runtime.sampler import SerialOptions, SerialSampling
+from quintet.spaces import action_spec
+from quintet.types import ActOutput, Publication, TensorSpec
+
+SEED, STEPS, STREAMS = 5, 7, 3
+RULE = "reward>11"
+
+
+class Remembering:
+    """Acts by its noise; remembers the sum of what it saw, and records it."""
+
+    record_specs = {"seen": TensorSpec((), torch.float32), "sum": TensorSpec((), torch.float32)}
+    state_specs = {"sum": TensorSpec((), torch.float32)}
+
+    def __init__(self, space) -> None:
+        self.action_spec, self.weight = action_spec(space), 0.0
+
+    def load(self, publication: Publication) -> None:
+        self.weight = float(publication.tensors["weight"])
+
+    def initial_state(self, num_streams: int) -> dict[str, Tensor]:
+        return {"sum": torch.zeros(num_streams)}
+
+    def draw_noise(self, steps: int, num_streams: int, generator: torch.Generator) -> Tensor:
+        return torch.rand(steps, num_streams, generator=generator)
+
+    @torch.inference_mode()
+    def act(self, obs, state, is_first, noise) -> ActOutput:
+        seen = sum(x.float().flatten(1).sum(1) for x in obs.values())
+        total = torch.where(is_first, 0.0, state["sum"]) + seen
+        action = (noise > 0.5).long()
+        record = {"seen": seen * self.weight, "sum": total}
+        return ActOutput(action, action, record, {"sum": total})
+
+
+def both(env, streams=STREAMS, clip="none", success=None, may_lag=False, **plan):
+    """The two samplings of equal environments."""
+    given = DataPlan(**({"unroll_steps": STEPS, "columns_per_batch": streams} | plan))
+    space = env().spaces.action
+    device = DeviceSampling(
+        NextStep(env(), clip, success), lambda: Remembering(space), given, SEED, PhaseTimer(),
+        DeviceOptions(may_lag=may_lag),
+    )  # fmt: skip
+    hosted = HostedEnv(env())
+    above = float(success.partition(">")[2]) if success and ">" in success else None
+    vector = FromRewards(hosted, clip, success, above) if clip != "none" or above else hosted
+    serial = SerialSampling(
+        [vector], lambda: Remembering(space), given, SEED, PhaseTimer(),
+        SerialOptions(may_lag=may_lag),
+    )  # fmt: skip
+    return device, serial
+
+
+def publish(sampling, version: int) -> None:
+    sampling.publish(Publication(version, {"weight": torch.tensor(float(version))}))
+
+
+def run(sampling, batches: int, budget: int = 10**6, restart_after: int = -1) -> list[Batch]:
+    """Batches of a run that restarts after one of them; each has its own memory."""
+    publish(sampling, 0)
+    sampling.restart(0)
+    found = []
+    for index in range(batches):
+        batch = sampling.collect(budget, lambda _: index == restart_after)  # noqa: B023
+        budget -= batch.env_steps
+        found.append(deepcopy(batch))
+        if not budget:
+            break
+        publish(sampling, index + 1)
+        if index == restart_after:
+            sampling.restart(index + 1)
+    return found
+
+
+def require_equal(mine: Batch, theirs: Batch) -> None:
+    for field in fields(mine.rollout):
+        x, y = getattr(mine.rollout, field.name), getattr(theirs.rollout, field.name)
+        if isinstance(x, dict):
+            assert x.keys() == y.keys()
+            pairs = [(f"{field.name}/{name}", x[name], y[name]) for name in x]
+        else:
+            pairs = [(field.name, x, y)]
+        for name, one, other in pairs:
+            if isinstance(one, Tensor):
+                assert one.dtype == other.dtype, name
+                assert torch.equal(one, other), f"{name}\n{one}\n{other}"
+            else:
+                assert one == other, name
+    assert mine.episodes == theirs.episodes
+    assert (mine.env_steps, mine.steps) == (theirs.env_steps, theirs.steps)
+
+
+ENVS = {
+    "same step": lambda: Counting(STREAMS),
+    "no final observation": lambda: Counting(STREAMS, final=False),
+    "next step": lambda: Counting(STREAMS, AutoresetMode.NEXT_STEP),
+    "cartpole": lambda: CartPole(STREAMS, max_episode_steps=9),
+    "grid": lambda: Grid(STREAMS, size=5, max_episode_steps=6, masked=True),
+}
+
+
+@pytest.mark.parametrize("env", ENVS.values(), ids=ENVS)
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {},
+        {"columns_per_batch": 2, "max_policy_lag": 1, "return_discount": 0.5},
+        {"columns_per_batch": 7, "state_every": 7},
+        {"columns_per_batch": 1, "max_policy_lag": 0},
+    ],
+    ids=["whole", "fewer columns", "more columns", "old columns"],
+)
+def test_batches_are_those_of_the_serial_runtime(env, plan) -> None:
+    device, serial = both(env, **plan)
+    many = zip(run(device, 8, 120, 3), run(serial, 8, 120, 3), strict=True)
+    for mine, theirs in many:
+        require_equal(mine, theirs)
+    assert device.report() == serial.report()
+
+
+@pytest.mark.parametrize("budget", [1, 8, 20, 31])
+def test_the_budget_ends_within_an_unroll(budget: int) -> None:
+    device, serial = both(ENVS["next step"], return_discount=0.9)
+    mine, theirs = run(device, 9, budget), run(serial, 9, budget)
+    assert sum(batch.env_steps for batch in mine) == budget
+    for one, other in zip(mine, theirs, strict=True):
+        require_equal(one, other)
+
+
+@pytest.mark.parametrize("clip", ["abs_one", "soft_asymmetric"])
+def test_rewards_are_clipped_and_success_is_of_raw_ones(clip: str) -> None:
+    device, serial = both(ENVS["same step"], clip=clip, success=RULE, may_lag=True)
+    episodes = []
+    for mine, theirs in zip(run(device, 4), run(serial, 4), strict=True):
+        torch.testing.assert_close(mine.rollout.reward, theirs.rollout.reward, rtol=1e-6, atol=0)
+        assert mine.episodes == theirs.episodes
+        episodes += mine.episodes
+    assert {each.success for each in episodes} == {True, False}
+
+
+def test_success_of_info() -> None:
+    env = lambda: Counting(STREAMS, success="info:won")  # noqa: E731
+    device, _ = both(env, success="info:won")
+    episodes = [each for batch in run(device, 4) for each in batch.episodes]
+    assert {each.success for each in episodes} == {True, False}
+
+
+def test_more_episodes_end_than_are_sent_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quintet.runtime.device_rows._MOST_TOLD", 1)
+    env = lambda: Counting(STREAMS, AutoresetMode.NEXT_STEP)  # noqa: E731
+    device, serial = both(env)
+    device.rows._most = 2
+    for mine, theirs in zip(run(device, 3), run(serial, 3), strict=True):
+        assert mine.episodes == theirs.episodes
+        assert len(mine.episodes) > 2
+
+
+def test_the_discarded_step_is_in_no_row() -> None:
+    """Same step: row after an ending shows the final observation, the next the second one."""
+    device, _ = both(ENVS["same step"])
+    rollout = run(device, 1)[0].rollout
+    # Stream 0: two steps, the discarded one, then from the second observation on.
+    assert rollout.obs["obs"][:, 0, 2].tolist()[:7] == [0, 1, 2, 1, 2, 1, 2]
+    assert rollout.valid[:, 0].tolist() == [True, True, False, True, False, True, False]
+    assert rollout.is_first[:, 0].tolist()[:5] == [True, False, False, True, False]
+
+
+def test_without_a_final_observation_the_last_one_stands_for_it() -> None:
+    device, _ = both(ENVS["no final observation"])
+    assert run(device, 1)[0].rollout.obs["obs"][:, 0, 2].tolist()[:4] == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("obs", r"stream 1, step 9 after .*observation 'obs'\[2\] is nan"),
+        ("reward", r"stream 1, step 8 after .*reward is inf"),
+    ],
+)
+def test_what_is_not_finite_is_named(part: str, message: str) -> None:
+    class Broken(Counting):
+        steps = 0
+
+        def step(self, action):
+            self.steps += 1
+            out = super().step(action)
+            if self.steps == 9 and part == "reward":
+                out.reward[1] = torch.inf
+            if self.steps == 9 and part == "obs":
+                out.obs["obs"][1, 2] = torch.nan
+            return out
+
+    device, _ = both(lambda: Broken(STREAMS, AutoresetMode.NEXT_STEP))
+    with pytest.raises(EnvironmentFault, match=message):
+        run(device, 3)
+
+
+def test_a_mask_without_a_choice_is_named() -> None:
+    class Stuck(Grid):
+        def _obs(self):
+            found = super()._obs()
+            found["action_mask"][2] = 0
+            return found
+
+    device, _ = both(lambda: Stuck(STREAMS, size=5, masked=True))
+    with pytest.raises(EnvironmentFault, match="stream 2, step 0: it allows none"):
+        run(device, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda out: out._replace(reward=out.reward.unsqueeze(1)), r"reward of shape \(3,\)"),
+        (lambda out: out._replace(obs={"x": out.reward}), r"observations \['obs'\] by name"),
+        (lambda out: out._replace(terminated=[True] * 3), "terminated as a torch.Tensor"),
+        (lambda out: out._replace(truncated=out.truncated.to("meta")), "truncated on cpu"),
+        (lambda out: 1 / 0, "ZeroDivisionError"),
+    ],
+)
+def test_unfit_steps_are_refused(change, message: str) -> None:
+    class Unfit(Counting):
+        def step(self, action):
+            return change(super().step(action))
+
+    device, _ = both(lambda: Unfit(STREAMS))
+    with pytest.raises(EnvironmentFault, match=message):
+        run(device, 1)
+
+
+def test_episodes_are_told_in_order() -> None:
+    device, _ = both(ENVS["next step"])
+    episodes: list[Episode] = run(device, 1)[0].episodes
+    assert episodes == sorted(episodes, key=lambda each: (each.row, each.column))
