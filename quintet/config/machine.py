@@ -14,7 +14,7 @@ from quintet.envs.resolved import ResolvedEnv
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig, is_wide, resolve_model, uses_pictures
 from quintet.system import memory
-from quintet.system.compiler import compiler_fault
+from quintet.system.compiler import compiler_fault, cuda_compiler_fault
 from quintet.system.cpus import usable_cores
 from quintet.types import Spaces
 
@@ -34,27 +34,13 @@ def automatic(config: RunConfig, env: ResolvedEnv, spaces: Spaces) -> RunConfig:
     pictures = uses_pictures(model, spaces)
     device = _resolve_device(config.runtime, pictures)
     threads = _threads(config.runtime, pictures or is_wide(model), config.runtime.num_learners)
+    inference = _inference(config, env, device, pictures)
     serial = config.runtime.kind == "serial"
-    beside = not serial and config.runtime.inference == "local"
+    beside = not serial and inference == "local"
     # Actors work in turn with the learners, or on the other half of the cores.
     of_one = _threads(config.runtime, pictures, 1)
     actor_threads = config.runtime.actor_threads or (1 if beside else of_one)
-    compile_ = config.runtime.compile
-    if compile_ == "auto":
-        worth = worth_compiling(config, model, spaces, device)
-        compile_ = "on" if worth and has_compiler() else "off"
-    elif compile_ == "on" and not has_compiler():
-        raise ConfigError(
-            "runtime.compile=on must have a PyTorch and a C++ compiler that compile acts and "
-            f"updates, got others: {compiler_fault()}, or begin another run with "
-            "--runtime.compile off (a run that began compiled stays so)"
-        )
-    if compile_ == "on" and not model.traits.one_graph:
-        raise ConfigError(
-            "runtime.compile=on must have an encoder that compiles to one graph, got "
-            f"{model.encoder}, which reads each mission only once and so does different work "
-            "in every batch: use --runtime.compile off"
-        )
+    compile_ = _compile(config, model, spaces, device)
     precision = config.runtime.precision
     if precision == "auto":
         # A user's own module may need the number format that it was written for.
@@ -62,7 +48,7 @@ def automatic(config: RunConfig, env: ResolvedEnv, spaces: Spaces) -> RunConfig:
     actor_precision = config.runtime.actor_precision
     if actor_precision == "auto":
         # As the learner, but a CPU beside a GPU may have to emulate bf16.
-        acts_beside = device != "cpu" and config.runtime.inference == "local"
+        acts_beside = device != "cpu" and inference == "local"
         slow = acts_beside and precision == "bf16" and not _fast_bf16("cpu")
         actor_precision = "fp32" if slow else precision
     return config.model_copy(
@@ -73,6 +59,7 @@ def automatic(config: RunConfig, env: ResolvedEnv, spaces: Spaces) -> RunConfig:
                 update={
                     "num_workers": None if serial else num_workers(config, size),
                     "device": device,
+                    "inference": inference,
                     "threads": threads,
                     "actor_threads": actor_threads,
                     "compile": compile_,
@@ -82,6 +69,62 @@ def automatic(config: RunConfig, env: ResolvedEnv, spaces: Spaces) -> RunConfig:
             ),
         }
     )
+
+
+def _inference(config: RunConfig, env: ResolvedEnv, device: str, pictures: bool) -> str:
+    """The place where actions are computed, as configured or by a fixed rule."""
+    runtime = config.runtime
+    if runtime.inference != "auto":
+        _require_cuda(runtime, device, "inference", "device")
+        return runtime.inference
+    alone = runtime.kind == "serial" and env.num_agents == 1
+    return "device" if alone and pictures and device.startswith("cuda") else "local"
+
+
+def _compile(config: RunConfig, model: ModelConfig, spaces: Spaces, device: str) -> str:
+    """The kind of graphs that acts and updates are, as configured or by fixed rules.
+
+    Raises:
+        ConfigError: the machine or the encoder does not allow it.
+    """
+    runtime, on_cuda = config.runtime, device.startswith("cuda")
+    if runtime.compile == "auto" and on_cuda:
+        able = model.traits.one_graph and not model.custom and not reads_values(config.learner)
+        return "graph" if able and _planned_updates(config) else "off"
+    if runtime.compile == "auto":
+        worth = worth_compiling(config, model, spaces, device)
+        return "on" if worth and has_compiler() else "off"
+    _require_cuda(runtime, device, "compile", "graph")
+    if runtime.compile == "on" and not has_compiler():
+        raise ConfigError(
+            "runtime.compile=on must have a PyTorch and a C++ compiler that compile acts and "
+            f"updates, got others: {compiler_fault()}, or begin another run with "
+            "--runtime.compile off (a run that began compiled stays so)"
+        )
+    if runtime.compile == "on" and on_cuda and (lacking := cuda_compiler_fault()):
+        raise ConfigError(
+            "runtime.compile=on must have what PyTorch compiles for a GPU with, got a machine "
+            f"without it: {lacking}, or begin another run with --runtime.compile graph, which "
+            "needs none of it"
+        )
+    if runtime.compile != "off" and not model.traits.one_graph:
+        raise ConfigError(
+            f"runtime.compile={runtime.compile} must have an encoder that compiles to one graph, "
+            f"got {model.encoder}, which reads each mission only once and so does different work "
+            "in every batch: use --runtime.compile off"
+        )
+    return runtime.compile
+
+
+def _require_cuda(runtime: RuntimeConfig, device: str, option: str, value: str) -> None:
+    """Raises ConfigError if an option of a new run has this value, and runtime.device auto found
+    no GPU.
+    """
+    if getattr(runtime, option) == value and runtime.device == "auto" and device == "cpu":
+        raise ConfigError(
+            f"runtime.{option}={value} must have a CUDA GPU, got runtime.device=auto, which chose "
+            f"the CPU: leave runtime.{option} out, or give --runtime.device cuda"
+        )
 
 
 def _threads(runtime: RuntimeConfig, large: bool, learners: int) -> int:
@@ -262,10 +305,7 @@ def worth_compiling(config: RunConfig, model: ModelConfig, spaces: Spaces, devic
     """
     if reads_values(config.learner):  # which a graph hides
         return False
-    share = config.total_env_steps // config.population.size
-    planned = registry.find(config.algo).planned_updates(
-        config.learner, config.env.num_streams, share
-    )
+    planned = _planned_updates(config)
     pictures = uses_pictures(model, spaces)
     enough = COMPILE_FROM_UPDATES_OF_PICTURES if pictures else COMPILE_FROM_UPDATES
     # A loop over steps takes minutes to compile, a user's module may not compile at all, and the
@@ -273,3 +313,10 @@ def worth_compiling(config: RunConfig, model: ModelConfig, spaces: Spaces, devic
     plain = device == "cpu" and model.core == "none" and not model.custom
     plain = plain and model.traits.one_graph
     return plain and planned >= enough
+
+
+def _planned_updates(config: RunConfig) -> int:
+    """Optimizer steps of one policy; 0 if none can be a graph."""
+    share = config.total_env_steps // config.population.size
+    planned_updates = registry.find(config.algo).planned_updates
+    return planned_updates(config.learner, config.env.num_streams, share)

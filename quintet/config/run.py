@@ -141,6 +141,7 @@ AUTOMATIC: dict[str, Any] = {
     "env.streams_per_group": None,
     "env.observation_dtype": "auto",
     "runtime.device": "auto",
+    "runtime.inference": "auto",
     "runtime.threads": None,
     "runtime.actor_threads": None,
     "runtime.num_workers": None,
@@ -156,7 +157,10 @@ AUTOMATIC: dict[str, Any] = {
 }
 """Options that are resolved when a run begins, and their automatic value."""
 
-OF_OLDER_RUNS: dict[str, Any] = {"env.observation_dtype": "float32"}
+OF_OLDER_RUNS: dict[str, Any] = {
+    "env.observation_dtype": "float32",
+    "runtime.inference": "local",
+}
 """Values of newer options in runs that began before these existed, if not the defaults."""
 
 MAY_CHANGE_ON_RESUME = (

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 _SERVES = "runtime.inference=server and runtime.kind=async"
 
 
+def _may_be_cuda(device: str) -> bool:
+    return device == "auto" or device.startswith("cuda")
+
+
 @final
 class RuntimeConfig(Options):
     """Options of processes, threads, devices and precision."""
@@ -43,11 +47,24 @@ class RuntimeConfig(Options):
     a cluster times cluster.nodes_max (else nodes_min); changes the result's bytes only through
     the default of env.streams_per_group
     """
-    inference: Literal["local", "server"] = option(
-        "local", needs="runtime.kind=lockstep or runtime.kind=async"
+    inference: Literal["auto", "local", "server", "device"] = option(
+        "auto",
+        needs=(
+            Needs(
+                "runtime.kind=lockstep or runtime.kind=async",
+                lambda o, _: o.inference != "server" or o.kind != "serial",
+            ),
+            Needs(
+                "runtime.kind=serial and a CUDA GPU (runtime.device=cuda)",
+                lambda o, _: (
+                    o.inference != "device" or (o.kind == "serial" and _may_be_cuda(o.device))
+                ),
+            ),
+        ),
     )
-    """process that computes actions; local: every worker; server: one process for all workers, on
-    runtime.device (for a GPU)
+    """place where actions are computed; local: on the CPU, in the process that steps environments;
+    server: in one process for all workers, on runtime.device (for a GPU); device: on the GPU, in
+    serial; auto: device in serial with pictures and grids on a CUDA GPU, else local
     """
     inference_batch_min: Streams = option(1, needs=_SERVES)
     """server of async: least number of streams in an act"""
@@ -116,11 +133,19 @@ class RuntimeConfig(Options):
     """number format of encoders where actions are computed; auto: as runtime.precision, but fp32 if
     a GPU learns and a CPU that is not faster with bf16 acts; part of the result's bytes
     """
-    compile: Literal["auto", "on", "off"] = option("auto", also="torch_compile")
-    """compile acts and whole updates (gradient, clipping, optimizer) to one graph each; auto: for
-    feed-forward networks on the CPU from 30,000 planned optimizer steps of a policy on (3,000 on
-    pictures), with a C++ compiler; on: also for recurrent networks, which takes minutes; never for
-    film_grid; part of the result's bytes
+    compile: Literal["auto", "on", "off", "graph"] = option(
+        "auto",
+        needs=Needs(
+            "a CUDA GPU (runtime.device=cuda)",
+            lambda o, _: o.compile != "graph" or _may_be_cuda(o.device),
+        ),
+        also="torch_compile",
+    )
+    """acts and whole updates (gradient, clipping, optimizer) as one graph each; on: compiled, for
+    recurrent networks in minutes; graph: on a CUDA GPU one launch of the same operations, with the
+    bytes of off; auto: on a CUDA GPU graph, unless the encoder is your own; on the CPU on for
+    feed-forward networks from 30,000 planned optimizer steps of a policy on (3,000 on pictures),
+    with a C++ compiler; never for film_grid; on is part of the result's bytes
     """
 
     @property
@@ -129,15 +154,25 @@ class RuntimeConfig(Options):
         from quintet.algorithms.parts.setup import Compute
 
         assert self.precision != "auto"
-        return Compute(self.precision, self.compile == "on")
+        graph = self.compile == "graph" and self.device.startswith("cuda")
+        return Compute(self.precision, self.compile == "on", graph=graph)
 
     @property
     def actor_compute(self) -> "Compute":
-        """Threads and precision of actors, on the CPU; for resolved configurations."""
+        """Threads and precision of actors, and their device where no server acts; for resolved
+        configurations.
+        """
         from quintet.algorithms.parts.setup import Compute
 
         assert self.actor_precision != "auto"
-        return Compute(self.actor_precision, self.compile == "on")
+        # A run that began on a GPU may be resumed without one.
+        on_gpu = self.inference == "device" and self.device.startswith("cuda")
+        return Compute(
+            self.actor_precision,
+            self.compile == "on",
+            act_on=self.device if on_gpu else "cpu",
+            graph=self.compile == "graph" and on_gpu,
+        )
 
     @property
     def exact(self) -> bool:

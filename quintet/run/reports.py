@@ -217,7 +217,7 @@ def facts_of(
         num_workers=runtime.num_workers or 0,
         num_learners=runtime.num_learners,
         lag=runtime.lag,
-        inference=runtime.inference,
+        inference="server" if runtime.inference == "server" else "local",
         inference_batch_max=runtime.inference_batch_max,
         actor_threads=runtime.actor_threads or 1,
         eval_episodes=config.eval.episodes,

@@ -195,6 +195,11 @@ def make_sampling(
     tensors = staying(config, source.envs[0], plan)
     if tensors is not None:
         return make_device_sampling(config, tensors, plan, timer)
+    if source.envs[0].description.turns and runtime.inference != "local":
+        raise ConfigError(
+            f"runtime.inference={runtime.inference} must have agents that act at the same time; "
+            f"those of {config.env.id} act in turn: use --runtime.inference local"
+        )
     if runtime.kind == "serial":
         steppers = spread_envs(source.envs)
         for each in steppers:
@@ -210,12 +215,8 @@ def make_sampling(
                 threads=runtime.actor_threads,
                 may_lag=runtime.publish_interval_iterations > 1,
                 steppers=steppers,
+                act_on=runtime.actor_compute.act_on,
             ),
-        )
-    if source.envs[0].description.turns and runtime.inference == "server":
-        raise ConfigError(
-            "runtime.inference=server must have agents that act at the same time; those of "
-            f"{config.env.id} act in turn: use --runtime.inference local"
         )
     server = _server(config, source.spaces) if runtime.inference == "server" else None
     assert runtime.num_workers is not None
@@ -328,6 +329,7 @@ def _server(config: RunConfig, spaces: Spaces) -> ServerOptions:
         runtime.actor_compute,
         compile=runtime.actor_compute.compile and exact,
         act_on=runtime.device,
+        graph=runtime.compute.graph,
     )
     make_actor = registry.find(config.algo).make_actor
     assert config.env.streams_per_group is not None

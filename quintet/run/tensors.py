@@ -73,7 +73,8 @@ def make_device_sampling(
 ) -> DeviceSampling:
     """Sampling of a resolved configuration that never leaves the tensors' device."""
     runtime = config.runtime
-    compute = replace(runtime.actor_compute, act_on=str(tensors.device))
+    graph = runtime.compute.graph
+    compute = replace(runtime.actor_compute, act_on=str(tensors.device), graph=graph)
     make_actor: Callable[[], Actor] = partial(
         registry.find(config.algo).make_actor, config.learner, config.model, tensors.spaces, compute
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -17,6 +18,7 @@ from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_fo
 from quintet.runtime.policies import ONE_POLICY, Assignment
 from quintet.runtime.seeds import group_seeds
 from quintet.runtime.slots import PLAYER, UNDEFINED, VERSION, RowSpecs, Slot, slot_specs, zeros
+from quintet.runtime.staged import actors_of
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.runtime.turns import Turns
 from quintet.spaces import mask_sizes
@@ -101,10 +103,13 @@ class GroupSampler:
         # In place: a server reads it from there.  A mix of policies has that of each as K/name.
         recorded = self.actor.state_specs
         for name, x in self.state.items():
-            if name in recorded or name.partition("/")[2] in recorded:
-                values = x.numpy()
-                if not np.isfinite(values).all():
-                    np.nan_to_num(values, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+            if name not in recorded and name.partition("/")[2] not in recorded:
+                continue
+            if not x.is_cpu:  # a policy's own, in a mix on a GPU
+                with torch.inference_mode():
+                    x.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+            elif not np.isfinite(values := x.numpy()).all():
+                np.nan_to_num(values, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
         if not self.says_version:
             self.slot.version.fill_(self.version)
         noise = self.actor.draw_noise(self.plan.unroll_steps, self.num_streams, self.generator)
@@ -308,12 +313,14 @@ class SerialOptions:
     threads: number of PyTorch's threads while actions are computed; None: unchanged.
     may_lag: whether some versions are not published.
     steppers: the environments that other processes may step.
+    act_on: device of the actors.
     """
 
     assignment: Assignment = ONE_POLICY
     threads: int | None = None
     may_lag: bool = False
     steppers: Sequence[Steppers] = ()
+    act_on: str = "cpu"
 
 
 _DEFAULT = SerialOptions()
@@ -338,8 +345,10 @@ class SerialSampling:
         self.groups: list[GroupSampler] = []
         self.slots: list[Slot] = []
         first_stream, assignment = 0, options.assignment
+        self.act_on = options.act_on
+        actors = actors_of(partial(assignment.make_actor, make_actor), options.act_on)
         for index, env in enumerate(envs):
-            actor = assignment.make_actor(make_actor)
+            actor = actors(assignment.of(index))
             rows = RowSpecs.of(env.spaces, actor)
             slot = Slot(zeros(slot_specs(rows, plan, env.num_streams)), rows, plan)
             slot.belongs_to(index, first_stream, assignment.of(index)[0])
@@ -353,7 +362,8 @@ class SerialSampling:
     def publish(self, publication: Publication) -> None:
         """Loads the weights with which a policy acts from each group's next unroll on."""
         self.delivery.publish(publication)
-        publication = replace(publication, tensors=fetched(publication.tensors))  # for all groups
+        if self.act_on == "cpu":
+            publication = replace(publication, tensors=fetched(publication.tensors))  # for all
         for group in self.groups:
             group.publish(publication)
 

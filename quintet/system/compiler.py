@@ -28,6 +28,16 @@ def compiler_fault() -> str | None:
     return too_old() or _fault(os.environ.get("CXX", "g++"), os.environ.get("PATH"))
 
 
+def cuda_compiler_fault() -> str | None:
+    """Reason why PyTorch's compiler can't make code for a CUDA GPU here, and what to install."""
+    if importlib.util.find_spec("triton") is None:
+        return "there is no Triton; install it (pip install triton)"
+    named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if named or shutil.which("nvcc") or Path("/usr/local/cuda").is_dir():
+        return None
+    return "there is no CUDA toolkit; install one that has nvcc, or name its folder in CUDA_HOME"
+
+
 def too_old() -> str | None:
     """Reason why the installed PyTorch can't compile acts and updates, and what to install."""
     try:

@@ -11,7 +11,7 @@ from conformance import CONTINUOUS, LEARNERS, MASKED, NUMBERS, STREAMS, TOTAL, C
 from gymnasium import spaces as gym
 from torch import Tensor
 
-from quintet.algorithms.parts.setup import ALONE, Compute, Setup
+from quintet.algorithms.parts.setup import ALONE, PLAIN, Compute, Setup
 from quintet.protocols import Ranks
 from quintet.runtime.batch import to_device
 from quintet.system.transfer import fetched
@@ -63,8 +63,10 @@ def case_of(algo: str, name: str, options: Mapping[str, Any] | None = None) -> C
     return Case(algo, task, own | dict(options or {}), core)
 
 
-def learner_on(case: Case, device: torch.device, ranks: Ranks = ALONE) -> Any:
-    setup = Setup(STREAMS, TOTAL, (1, 2), device, Compute(), ranks)
+def learner_on(
+    case: Case, device: torch.device, ranks: Ranks = ALONE, compute: Compute = PLAIN
+) -> Any:
+    setup = Setup(STREAMS, TOTAL, (1, 2), device, compute, ranks)
     return case.algorithm.make_learner(case.config, case.model, case.spaces, setup)
 
 
@@ -99,11 +101,13 @@ class _appending:
         self._counting.__exit__(*error)
 
 
-def learned(case: Case, device: torch.device, iterations: int = 3) -> Learned:
+def learned(
+    case: Case, device: torch.device, iterations: int = 3, compute: Compute = PLAIN
+) -> Learned:
     """A learner that has had as many fresh batches and what is drawn from replay after each, and
     has published after each.
     """
-    found = Learned(learner_on(case, device), [])
+    found = Learned(learner_on(case, device, compute=compute), [])
     actor = case.actor()
     for number, batches in enumerate(case.batches(iterations)):
         for batch in batches:

@@ -126,6 +126,29 @@ def _inference(where: Where) -> None:
         asked = {**SMALL, "env.id": "CartPole-v1", "env.num_streams": 8, "env.backend": backend}
         loaded = load_config("ppo", [], Layer("call", asked | given))
         assert machine.streams_per_group(loaded.config, loaded.env) == size
+    pong: dict[str, Any] = {"env__id": "Pong-v5", "runtime__device": "cuda"}
+    for gpus, options, expected in (
+        (1, pong, "device"),
+        (1, pong | {"runtime__device": "cpu"}, "local"),
+        (1, pong | {"runtime__kind": "lockstep", "env__num_streams": 2}, "local"),
+        (1, {"runtime__device": "cuda"}, "local"),  # a small network acts faster beside it
+        (1, {"runtime__device": "cuda", "runtime__inference": "device"}, "device"),
+        (0, {}, "local"),
+    ):
+        gpu_count(where, gpus)
+        assert resolved(**options)["runtime.inference"] == expected, options
+    for options in ({"device": "cpu"}, {"kind": "lockstep", "device": "cuda"}):
+        asked = {f"runtime__{name}": value for name, value in options.items()}
+        with pytest.raises(ConfigError, match=r"inference=device has no effect without runtime.k"):
+            resolved(**asked, runtime__inference="device")
+    with pytest.raises(ConfigError, match=r"inference=device must have a CUDA GPU, got .*auto"):
+        resolved(runtime__device="auto", runtime__inference="device")
+
+
+def gpu_count(where: Where, count: int) -> None:
+    where.monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    where.monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    where.monkeypatch.setattr("quintet.models.precision.fast_bf16", lambda _: False)
 
 
 def _inference_batches(where: Where) -> None:
@@ -238,6 +261,28 @@ def _compile(where: Where) -> None:
     assert resolved(**many)["runtime.compile"] == "on"
     assert resolved(**many, minibatch_steps=64)["runtime.compile"] == "off"
     assert resolved(**many, check_numerics=True)["runtime.compile"] == "off"
+    _graphs(where)
+
+
+def _graphs(where: Where) -> None:
+    """On a GPU, which is pretended."""
+    gpu_count(where, 1)
+    auto: dict[str, Any] = {"runtime__compile": "auto", "runtime__device": "cuda"}
+    own = {"model__encoder": "test_runtime_options:OwnPicture", "model__policy_hidden": None}
+    for options, expected in (
+        ({}, "graph"),
+        ({"model__core": "lstm", "bptt_steps": 8, "unroll_steps": 8}, "graph"),
+        ({"check_numerics": True}, "off"),
+        ({"env__id": "Pong-v5", **own}, "off"),
+        ({"env__id": "Pong-v5", **own, "runtime__compile": "graph"}, "graph"),
+        ({"runtime__device": "cpu"}, "off"),
+    ):
+        assert resolved(**auto | options)["runtime.compile"] == expected, options
+    with pytest.raises(ConfigError, match=r"compile=graph has no effect without a CUDA GPU"):
+        resolved(runtime__compile="graph", runtime__device="cpu")
+    where.monkeypatch.setattr(machine, "cuda_compiler_fault", lambda: "there is no Triton")
+    with pytest.raises(ConfigError, match=r"there is no Triton, or begin .* --runtime.compile gr"):
+        resolved(runtime__compile="on", runtime__device="cuda")
 
 
 class OwnPicture(nn.Module):
@@ -280,8 +325,9 @@ def _actor_precision(where: Where) -> None:
     where.monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     served = {"runtime__kind": "async", "runtime__inference": "server", "env__num_streams": 2}
     for cpu, others, expected in (
-        (False, {}, ("bf16", "fp32")),
-        (True, {}, ("bf16", "bf16")),
+        (False, {"runtime__inference": "local"}, ("bf16", "fp32")),
+        (True, {"runtime__inference": "local"}, ("bf16", "bf16")),
+        (False, {}, ("bf16", "bf16")),  # serial acts on pictures on the GPU
         (False, served, ("bf16", "bf16")),
         (False, {"runtime__device": "cpu"}, ("fp32", "fp32")),
         (False, {"runtime__precision": "fp32"}, ("fp32", "fp32")),
@@ -328,3 +374,14 @@ def test_no_option_is_without_a_check():
 @pytest.mark.parametrize("name", EFFECTS)
 def test_every_option_has_an_effect(name, tmp_path, monkeypatch):
     EFFECTS[name](Where(tmp_path, monkeypatch))
+
+
+def test_graphs_are_only_on_a_gpu() -> None:
+    config = RuntimeConfig(device="cuda", precision="fp32", compile="graph", actor_precision="fp32")
+    assert config.compute.graph
+    assert not config.actor_compute.graph  # it acts on the CPU
+    on_gpu = config.model_copy(update={"inference": "device"}).actor_compute
+    assert (on_gpu.act_on, on_gpu.graph) == ("cuda", True)
+    # A resume on a machine without a GPU.
+    resumed = config.model_copy(update={"inference": "device", "device": "cpu"})
+    assert (resumed.actor_compute, resumed.compute) == (PLAIN, PLAIN)

@@ -54,13 +54,13 @@ from quintet.algorithms.parts.acting import SamplingActor, make_normalizer, mask
 from quintet.algorithms.parts.looks import Looks
 from quintet.algorithms.parts.noise import with_noise
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
+from quintet.algorithms.parts.optimizer import Optimizer
 from quintet.algorithms.parts.options import refuse_aux_losses
 from quintet.algorithms.parts.schedule import find_schedule
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import (
     AVERAGE,
-    Optimizer,
     Parameters,
     Trained,
     knobs_of,

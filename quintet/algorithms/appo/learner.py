@@ -40,6 +40,7 @@ from quintet.algorithms.appo.metrics import (
     Outputs,
 )
 from quintet.algorithms.parts import acting, looks
+from quintet.algorithms.parts.graphs import in_graphs
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.options import refuse_aux_losses
 from quintet.algorithms.parts.schedule import find_decay
@@ -47,7 +48,6 @@ from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Parameters, Trained, knobs_of
 from quintet.models.build import ActorCritic
-from quintet.models.compiled import Graph
 from quintet.models.config import ModelConfig
 from quintet.ops import policy_losses, reduce, returns, schedules, value_losses
 from quintet.ops.vtrace import advantage as vtrace_advantage
@@ -104,7 +104,7 @@ class APPOLearner:
             check_numerics=config.check_numerics,
         )
         self.weights, self.warm_start = self.trained.weights, self.normalizers.loads(self.trained)
-        self._gae = Graph(self._gae_of) if setup.compute.compile else self._gae_of
+        self._gae = in_graphs(self._gae_of, setup.compute)
         self.shuffle = torch.Generator().manual_seed(setup.seeds[1])
         self.learning_rate, self.decay = config.learning_rate, find_decay(config.lr_schedule)
         recorded = {looks.KL} if config.records_distribution else set()

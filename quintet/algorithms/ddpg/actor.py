@@ -10,8 +10,8 @@ from quintet.algorithms.ddpg.config import DDPGConfig
 from quintet.algorithms.ddpg.exploration import ou_step, perturbation
 from quintet.algorithms.ddpg.network import Policy, perturbable
 from quintet.algorithms.parts.acting import WARMING_UP, make_normalizer
+from quintet.algorithms.parts.graphs import in_graphs
 from quintet.algorithms.parts.setup import PLAIN, Compute
-from quintet.models.compiled import Graph
 from quintet.models.config import ModelConfig
 from quintet.models.encoders import Mlp
 from quintet.models.flat import ModuleTensors, flatten_in_place, views_of
@@ -49,8 +49,8 @@ class DDPGActor:
         self.scale = torch.zeros((), device=self.theta.device)
         self.warming_up = False
         # A graph's inputs are converted one by one, so its weights are one vector.
-        self._shared = Graph(self._act_by_theta) if compute.compile else self._act_alike
-        self._own = Graph(self._act_each) if compute.compile else self._act_each
+        shared = self._act_by_theta if compute.compile else self._act_alike
+        self._shared, self._own = in_graphs(shared, compute), in_graphs(self._act_each, compute)
 
     @property
     def record_specs(self) -> dict[str, TensorSpec]:

@@ -45,6 +45,7 @@ from quintet.algorithms.ddpg.popart import TargetStatistics, rescale_
 from quintet.algorithms.ddpg.transitions import Transitions
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import Warmup, make_normalizer
+from quintet.algorithms.parts.graphs import in_graphs
 from quintet.algorithms.parts.minibatches import Use
 from quintet.algorithms.parts.options import refuse_aux_losses
 from quintet.algorithms.parts.schedule import find_decay
@@ -52,7 +53,6 @@ from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Parameters, Trained, knobs_of
 from quintet.algorithms.parts.windows import windows_of
-from quintet.models.compiled import Graph
 from quintet.models.config import ModelConfig
 from quintet.models.flat import strip_prefix, views_of
 from quintet.ops import schedules, value_losses
@@ -108,7 +108,7 @@ class DDPGLearner:
             for part in (_ACTOR, _CRITIC)
         ]
         self.moved = perturbable(self.network.actor)
-        self._target = Graph(self._targets_of) if setup.compute.compile else self._targets_of
+        self._target = in_graphs(self._targets_of, setup.compute)
         # Of the first update; of the same form before, as several learners exchange their state.
         leaves, rows = observation_leaves(spaces.observation), config.batch_size
         specs = {f"obs/{name}": leaf_spec(leaf) for name, leaf in leaves.items()}

@@ -32,10 +32,11 @@ from quintet.algorithms.parts.acting import make_family, make_sampler, masked, p
 from quintet.algorithms.parts.looks import Looks
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.off_policy_statistics import Terms
+from quintet.algorithms.parts.optimizer import Optimizer
 from quintet.algorithms.parts.schedule import find_decay
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
-from quintet.algorithms.parts.trained import Optimizer, Parameters, Trained, knobs_of
+from quintet.algorithms.parts.trained import Parameters, Trained, knobs_of
 from quintet.algorithms.parts.unrolls import Unrolls, unrolls_of
 from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig

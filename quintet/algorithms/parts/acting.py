@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from quintet.algorithms.parts.graphs import in_graphs
 from quintet.algorithms.parts.setup import PLAIN, Compute, Recorded, Setup
 from quintet.models.build import ActorCritic
-from quintet.models.compiled import Graph
 from quintet.models.config import ModelConfig, picture_leaves
 from quintet.models.flat import ModuleTensors, flatten_in_place, views_of
 from quintet.models.heads import action_family
@@ -157,7 +157,7 @@ class SamplingActor:
         if compute.compile and compute.precision == "fp32":  # in bf16 weights are of two types
             self.theta = flatten_in_place([*parameters.values()])
         self.tensors = ModuleTensors({"network": self.network, "normalizer": self.normalizer})
-        self.sample = Graph(self._sample) if compute.compile else self._sample
+        self.sample = in_graphs(self._sample, compute)
 
     @property
     def record_specs(self) -> dict[str, TensorSpec]:

@@ -23,6 +23,7 @@ class Compute:
 
     precision: of encoders.
     compile: whether an act, and the whole update, is one compiled graph.
+    graph: whether on a GPU they are CUDA graphs of the eager operations.
     act_on: device of the actors.
     records: what actors record with every act, if they know it; None: what their learner uses.
     """
@@ -31,6 +32,7 @@ class Compute:
     compile: bool = False
     act_on: str = "cpu"
     records: tuple[Recorded, ...] | None = None
+    graph: bool = False
 
 
 PLAIN = Compute()

@@ -3,17 +3,19 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, final
+from typing import Any, Generic, NamedTuple, TypeVar, final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from quintet.algorithms.parts.diagnostics import not_finite, require_finite, required_finite
+from quintet.algorithms.parts.optimizer import ADAM, Optimizer, initial_memory
 from quintet.algorithms.parts.options import Knob
 from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Interval, Names, Statistics
 from quintet.errors import ConfigError
+from quintet.models.captured import Captured
 from quintet.models.compiled import Graph
 from quintet.models.flat import ModuleTensors, flatten_in_place, load_into, views_of
 from quintet.ops import adam, rmsprop
@@ -33,19 +35,6 @@ Loss = Callable[[Parameters, B, K], tuple[Tensor, Outputs]]
 statistics. Each of several ranks returns its share of the whole batch's loss; the shares sum to it.
 """
 
-
-class Optimizer(NamedTuple):
-    """The rule that turns a gradient into a step.
-
-    kind: rmsprop_tf: TensorFlow's form, see `quintet.ops.rmsprop`.
-    momentum: whether RMSProp keeps a velocity.
-    """
-
-    kind: Literal["adam", "rmsprop", "rmsprop_tf"] = "adam"
-    momentum: bool = False
-
-
-ADAM = Optimizer()
 
 AVERAGE = "average/"
 """Prefix of the names of the average's weights; the network's own have ``network/``."""
@@ -111,7 +100,7 @@ class Trained(Generic[B, K]):
     """All weights of a network as one vector, its optimizer's memory, and `step`.
 
     A step is the gradient of the loss, the sum over all ranks, clipping, and the optimizer's rule.
-    Compiled it is one graph, or two if ranks exchange gradients in between.
+    Compiled or captured it is one graph, or two if ranks exchange gradients in between.
 
     parameters: views of the vector by name.
     average: a vector of the same form with a Polyak average of the weights, if there is one.
@@ -147,10 +136,12 @@ class Trained(Generic[B, K]):
         check_numerics: whether steps look for NaN and infinity in ``checked`` of the outputs.
 
         Raises:
-            ConfigError: numbers are to be checked in compiled steps.
+            ConfigError: numbers are to be checked in steps that are graphs.
         """
-        if check_numerics and setup.compute.compile:
-            raise ConfigError("check_numerics must have --runtime.compile off, got on")
+        compiles, captures = setup.compute.compile, setup.compute.graph
+        if check_numerics and (compiles or captures):
+            how = "on" if compiles else "graph"
+            raise ConfigError(f"check_numerics must have --runtime.compile off, got {how}")
         named = dict(sorted(network.named_parameters()))
         groups = {
             segment: {name: p for name, p in named.items() if name.startswith(f"{segment}.")}
@@ -161,7 +152,7 @@ class Trained(Generic[B, K]):
         self.theta = flatten_in_place([named[name] for name in self.parameters])
         self._numpy_dtype = torch.empty(0, dtype=self.theta.dtype).numpy().dtype
         self.optimizer = optimizer
-        self.memory = _memory(optimizer, self.theta)
+        self.memory = initial_memory(optimizer, self.theta)
         self.average = self.theta.clone() if averages else None
         self.segments = self._segments_of(groups)
         self.modules = {"network": network, **modules}
@@ -181,11 +172,18 @@ class Trained(Generic[B, K]):
         self._num_knobs = len(knobs._fields)  # type: ignore[attr-defined]
         self._names = Names(())
         self._pending: list[tuple[Kind, Tensor]] = []
-        compiles, alone = setup.compute.compile, self.ranks.size == 1
-        self._whole = Graph(self._compiled_step) if compiles and alone else None
-        self._parts = None
-        if compiles and not alone:  # they exchange gradients in between
+        # One graph, or two where ranks exchange gradients in between.
+        self._whole: Callable[[B, Tensor], Tensor] | None = None
+        self._parts: Any = None
+        if compiles and self.ranks.size == 1:
+            self._whole = Graph(self._compiled_step)
+        elif compiles:
             self._parts = Graph(self._compiled_gradient), Graph(self._compiled_apply)
+        elif captures and self.ranks.size == 1:
+            self._whole = Captured(self._eager_step, self._changed, ("_names",))
+        elif captures:
+            gradient = Captured(self._gradient, sets=("_names",))
+            self._parts = gradient, Captured(self._apply, self._changed)
 
     def _segments_of(self, groups: Mapping[str, Mapping[str, Tensor]]) -> list[Segment]:
         segments: list[Segment] = []
@@ -287,6 +285,16 @@ class Trained(Generic[B, K]):
         return _joined((each.theta, each.shapes) for each in self.segments)
 
     # The graphs
+
+    def _eager_step(self, batch: B, numbers: Tensor) -> Tensor:
+        """The whole step of a single learner, in the operations that an eager step makes."""
+        grad, of_loss = self._gradient(batch, numbers)
+        return torch.cat((self._apply(grad, numbers), of_loss))
+
+    def _changed(self) -> list[Tensor]:
+        """The tensors that a step writes to."""
+        held = self.theta, *self.memory.values(), self.average, self.gradient
+        return [x for x in held if x is not None]
 
     def _compiled_step(self, batch: B, numbers: Tensor) -> Tensor:
         """The whole step of a single learner."""
@@ -485,14 +493,3 @@ class Trained(Generic[B, K]):
 def _joined(parts: Iterable[tuple[Tensor, dict[str, torch.Size]]]) -> Parameters:
     """The tensors of these shapes in flat vectors, by name."""
     return {name: x for part, shapes in parts for name, x in views_of(part, shapes).items()}
-
-
-def _memory(optimizer: Optimizer, theta: Tensor) -> dict[str, Tensor]:
-    """The optimizer's memory at the start, by name."""
-    if optimizer.kind == "adam":
-        return {"exp_avg": torch.zeros_like(theta), "exp_avg_sq": torch.zeros_like(theta)}
-    inside = optimizer.kind == "rmsprop_tf"
-    memory = {"mean_sq": rmsprop.initial_mean_sq(theta, epsilon_inside_sqrt=inside)}
-    if optimizer.momentum:
-        memory["velocity"] = torch.zeros_like(theta)
-    return memory

@@ -24,6 +24,7 @@ from quintet.runtime.processes.params import Board
 from quintet.runtime.processes.process import COMPILING
 from quintet.runtime.processes.remote import BEGINS, Mailbox, Request
 from quintet.runtime.processes.worker import begin, report_failure
+from quintet.runtime.staged import Shared, StagedActor
 from quintet.runtime.torch_settings import OwnTorch, configure_torch, inexact_told
 from quintet.types import ActOutput, State
 
@@ -50,6 +51,11 @@ class Server:
         # Private state of actors, by group and by ticket of the act that left it.
         self.private: dict[int, dict[int, State]] = {}
         self.device = torch.device(self.options.device)
+        self.staged: dict[tuple[int, ...], StagedActor] = {}  # on a GPU
+        if self.device.type == "cuda":
+            self.staged = {
+                each: StagedActor(Shared(actor), self.device) for each, actor in self.actors.items()
+            }
         self.loaded = [-1] * assignment.num_policies
         self.verified: dict[Connection, bool] = {}  # connections; whether one has sent the token
         self.waiting: list[tuple[Request, Connection]] = []
@@ -134,7 +140,7 @@ class Server:
         self._load(policies, now[0][0].versions)
         actor = self.actors[policies]
         private = [self._private(actor, request) for request, _ in now]
-        out = self._act(actor, [self.mail[request.group] for request, _ in now], private)
+        out = self._act(policies, [self.mail[request.group] for request, _ in now], private)
         row = 0
         for (request, line), before in zip(now, private, strict=True):
             rows = slice(row, row + self.places[request.group].num_streams)
@@ -160,20 +166,24 @@ class Server:
 
     @OwnTorch()
     @torch.inference_mode()
-    def _act(self, actor: Actor, mail: Sequence[Mailbox], private: Sequence[State]) -> ActOutput:
-        def joined(parts: list[torch.Tensor]) -> torch.Tensor:
-            whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+    def _act(
+        self, policies: tuple[int, ...], mail: Sequence[Mailbox], private: Sequence[State]
+    ) -> ActOutput:
+        obs, is_first = [box.obs for box in mail], [box.is_first for box in mail]
+        states = [box.state | own for box, own in zip(mail, private, strict=True)]
+        noise = [box.noise for box in mail]
+        if policies in self.staged:
+            return self.staged[policies].act_together(obs, states, is_first, noise)
+
+        def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+            whole = parts[0] if len(parts) == 1 else torch.cat([*parts])
             return whole.to(self.device, non_blocking=True)
 
         def leaves(each: Sequence[State]) -> dict[str, torch.Tensor]:
             return {leaf: joined([tree[leaf] for tree in each]) for leaf in each[0]}
 
-        return actor.act(
-            leaves([box.obs for box in mail]),
-            leaves([box.state for box in mail]) | leaves(private),
-            joined([box.is_first for box in mail]),
-            joined([box.noise for box in mail]),
-        )
+        actor = self.actors[policies]
+        return actor.act(leaves(obs), leaves(states), joined(is_first), joined(noise))
 
     @OwnTorch()
     def _private(self, actor: Actor, request: Request) -> State:

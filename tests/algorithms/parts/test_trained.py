@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from quintet.algorithms.parts.optimizer import Optimizer
 from quintet.algorithms.parts.options import Knob
 from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import (
     CLEAR_EVERY,
-    Optimizer,
     Parameters,
     StepOptions,
     Trained,

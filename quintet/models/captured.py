@@ -1,0 +1,255 @@
+"""Functions as CUDA graphs: one launch in place of hundreds, with the bytes of eager calls."""
+
+import threading
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import is_dataclass, replace
+from types import MethodType
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, final
+
+import torch
+from torch import Tensor
+
+from quintet.errors import QuintetError
+from quintet.system.memory import memory_fault
+from quintet.system.user_code import described, traced
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+WARM_UPS = 3
+"""Calls before a capture, in which libraries choose their kernels and allocate their memory."""
+
+MOST_LAYOUTS = 32
+"""Number of graphs of a method; the one unused for longest makes room for another."""
+
+_MOST_CHARACTERS = 300
+"""Most characters of PyTorch's own text in a message; its detail has all of it."""
+
+
+@final
+class Captured(Generic[P, R]):
+    """A bound method as CUDA graphs, called as `quintet.models.compiled.Graph` is.
+
+    The first call with tensors of a layout captures the kernels that the method launches.  Later
+    calls copy their tensors to where these kernels read, and launch all of them at once.
+
+    The method must not wait for the GPU or draw random numbers.  Everything that it reads from its
+    object must stay the same, except for the values of tensors, which must stay in their place.
+    """
+
+    def __init__(
+        self,
+        method: Callable[P, R],
+        changes: Callable[[], Iterable[Tensor]] = tuple,
+        sets: Sequence[str] = (),
+    ):
+        """changes: returns the tensors of the object that the method writes to.
+        sets: attributes of the object that the method sets, which follow from the layout.
+        """
+        assert isinstance(method, MethodType)
+        self._method, self._object = method, method.__self__
+        self._changes, self._sets = changes, sets
+        self._graphs: OrderedDict[Hashable, _Captive] = OrderedDict()
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Tensors may stand in dicts, tuples and dataclasses; everything else in the arguments is a
+        constant of the graph.  The result holds new tensors.
+        """
+        assert not kwargs
+        tensors: list[Tensor] = []
+        layout = _layout(args, tensors)
+        with _turn_of(tensors[0].device) as turn:
+            captive = self._graphs.get(layout)
+            if captive is None:
+                captive = self._graphs[layout] = self._captured(args, tensors, turn)
+                if len(self._graphs) > MOST_LAYOUTS:
+                    self._graphs.popitem(last=False)
+            self._graphs.move_to_end(layout)
+            captive.inputs.fill(tensors)
+            captive.replay()
+            for name, value in captive.attributes.items():
+                setattr(self._object, name, value)
+            result: R = _mapped(captive.outputs, Tensor.clone)
+        return result
+
+    def _captured(self, args: tuple[Any, ...], tensors: list[Tensor], turn: "_Turn") -> "_Captive":
+        inputs = _Inputs(tensors)
+        buffers = iter(inputs.buffers)
+        static = _mapped(args, lambda _: next(buffers))
+        changed = [*self._changes()]
+        before = [x.clone() for x in changed]
+        try:
+            replay, outputs = record(lambda: self._method(*static), turn)
+        except Exception as error:  # of CUDA, PyTorch, or a user's module
+            if memory_fault(error) is not None:
+                raise
+            # The end of a capture raises again, in words that name no cause.
+            cause = described(error.__context__ or error)
+            first = cause.strip().splitlines()[0][:_MOST_CHARACTERS]
+            fault = QuintetError(
+                "runtime.compile=graph must have acts and updates that a CUDA graph can hold, got "
+                f"{first} in {self._method.__qualname__}; begin another run with "
+                "--runtime.compile off"
+            )
+            raise traced(fault, error) from error
+        with torch.no_grad():
+            for x, kept in zip(changed, before, strict=True):
+                x.copy_(kept)
+        held = {name: getattr(self._object, name) for name in self._sets}
+        return _Captive(inputs, replay, outputs, held, turn)
+
+
+@final
+class _Inputs:
+    """The memory from which a graph reads its arguments.
+
+    In learning, a tensor that is in it already, unchanged, is not copied again: several minibatches
+    of a batch are indices into the same rows.  Acts copy everything, since a simulator may write
+    to an observation without PyTorch's knowledge.
+    """
+
+    def __init__(self, tensors: list[Tensor]):
+        self.buffers = [x.detach().clone() for x in tensors]
+        self._held: list[tuple[weakref.ref[Tensor], int] | None] = [None] * len(tensors)
+
+    def fill(self, tensors: list[Tensor]) -> None:
+        """Copies the tensors, by one kernel for those of a dtype."""
+        into: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        for k, x in enumerate(tensors):
+            # Inference tensors do not count their changes.
+            counts = not (torch.is_inference_mode_enabled() or x.is_inference())
+            version = x._version if counts else -1
+            held = self._held[k]
+            if held is not None and held[0]() is x and held[1] == version:
+                continue
+            self._held[k] = None if version < 0 else (weakref.ref(x), version)
+            buffers, sources = into.setdefault(x.dtype, ([], []))
+            buffers.append(self.buffers[k])
+            sources.append(x)
+        with torch.no_grad():
+            for buffers, sources in into.values():
+                torch._foreach_copy_(buffers, sources)
+
+
+class _Captive(NamedTuple):
+    """A graph of one layout.
+
+    outputs: the method's result, in memory that `replay` writes to.
+    attributes: of the object, as the method sets them.
+    turn: kept as long as a graph uses its memory.
+    """
+
+    inputs: _Inputs
+    replay: Callable[[], None]
+    outputs: Any
+    attributes: dict[str, Any]
+    turn: "_Turn"
+
+
+@final
+class _Turn:
+    """The memory that all graphs of a stream share, of which one runs at a time: what one leaves
+    there is used up before the next one begins.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device, self.lock = device, threading.Lock()
+        self._pool: tuple[torch.cuda.Stream, Any, torch.cuda.CUDAGraph] | None = None
+
+    def pool(self) -> tuple[torch.cuda.Stream, Any]:
+        """The stream on which graphs are captured, and PyTorch's handle of their memory."""
+        if self._pool is None:
+            stream: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            handle = torch.cuda.graph_pool_handle()
+            anchor = torch.cuda.CUDAGraph()  # without a graph PyTorch gives the handle up
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that it is empty
+                with _capturing(anchor, stream, handle):
+                    pass
+            self._pool = stream, handle, anchor
+        return self._pool[:2]
+
+    def __enter__(self) -> "_Turn":
+        self.lock.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
+_turns: weakref.WeakValueDictionary[tuple[torch.device, int], _Turn] = weakref.WeakValueDictionary()
+
+
+def _turn_of(device: torch.device) -> _Turn:
+    return _turns.setdefault((device, stream_of(device)), _Turn(device))
+
+
+def stream_of(device: torch.device) -> int:
+    """PyTorch's number of the stream on which this thread launches kernels."""
+    return torch.cuda.current_stream(device).stream_id
+
+
+def record(run: Callable[[], R], turn: _Turn) -> tuple[Callable[[], None], R]:
+    """Captures what `run` launches, after some calls; the tensors that it reads are left changed.
+
+    Returns: a function that launches it again, and the result, whose tensors it writes to.
+    """
+    with torch.cuda.device(turn.device):
+        stream, handle = turn.pool()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                run()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with _capturing(graph, stream, handle):
+            outputs = run()
+    return graph.replay, outputs
+
+
+def _capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, handle: Any) -> Any:
+    # Other threads may use the GPU meanwhile, as those that page-lock batches do.
+    return torch.cuda.graph(graph, handle, stream, capture_error_mode="thread_local")
+
+
+def _layout(arg: Any, tensors: list[Tensor]) -> Hashable:
+    """Dtype, shape and order of memory of every tensor in an argument, and all else in it; the
+    tensors are added to `tensors`.
+    """
+    if isinstance(arg, Tensor):
+        tensors.append(arg)
+        return arg.dtype, arg.shape, arg.is_contiguous() or _order(arg)
+    if isinstance(arg, dict):
+        return tuple([(name, _layout(each, tensors)) for name, each in arg.items()])
+    if isinstance(arg, tuple):
+        return tuple([_layout(each, tensors) for each in arg])
+    if is_dataclass(arg):
+        return tuple([_layout(each, tensors) for each in vars(arg).values()])
+    assert isinstance(arg, Hashable)
+    return arg
+
+
+def _order(x: Tensor) -> Hashable:
+    """The dimensions of a tensor by stride, True for C's order; its copy has the same order, but no
+    gaps.
+    """
+    strides, natural = x.stride(), range(x.ndim)
+    order = sorted(natural, key=lambda k: -strides[k] if x.shape[k] > 1 else 0)
+    return order == [*natural] or tuple(order)
+
+
+def _mapped(arg: Any, of: Callable[[Tensor], Tensor]) -> Any:
+    """The argument with every tensor replaced, in the order of `_layout`."""
+    if isinstance(arg, Tensor):
+        return of(arg)
+    if isinstance(arg, dict):
+        return {name: _mapped(each, of) for name, each in arg.items()}
+    if isinstance(arg, tuple):
+        each = [_mapped(x, of) for x in arg]
+        return tuple(each) if type(arg) is tuple else type(arg)(*each)
+    if is_dataclass(arg) and not isinstance(arg, type):
+        return replace(arg, **{name: _mapped(each, of) for name, each in vars(arg).items()})
+    return arg
