@@ -64,6 +64,7 @@ class LearnerProcess:
             case messages.Learn(env_steps, cut, replayed):
                 self.row[0], self.row[1] = time.monotonic_ns(), self.learner.updates + 1
                 self.learner.update(self.memory.read(cut, replayed), env_steps)
+                self.ranks.settle()
                 self.row[3] += 1
             case messages.Compare(number):
                 self.channel.send(messages.Sum(number, checksum(self.learner)))

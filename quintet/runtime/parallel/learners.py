@@ -17,7 +17,6 @@ from quintet.errors import ConfigError, LearnerFault, QuintetError
 from quintet.protocols import DataPlan, Learner, Ranks
 from quintet.runtime.parallel.ranks import (
     LOOK_EVERY_S,
-    POLL_EVERY_S,
     PeerGone,
     RankGroup,
     host_store,
@@ -35,6 +34,8 @@ from quintet.runtime.processes.process import (
 from quintet.runtime.slots import RowSpecs, Slot, slot_specs
 from quintet.system.core_time import CoreWaits
 from quintet.types import LearnerState, Rollout, TensorSpec
+
+POLL_EVERY_S = 1e-4
 
 _FIND_S = 5.0
 """Longest time from a failed exchange until the failed process is found."""
@@ -243,10 +244,21 @@ class Learners:
             self._memory.write(batch)
             self._batches += 1
             self._tell(messages.Learn(env_steps, batch.trace_cut is not None, batch.replayed))
-            self.learner.update(batch, env_steps)
+            self._update(batch, env_steps)
         except PeerGone as error:
             raise self._culprit(str(error)) from error
         self._at_work = False
+
+    def _update(self, batch: Rollout, env_steps: int) -> None:
+        """The first learner's update, until it has ended on its GPU."""
+        try:
+            self.learner.update(batch, env_steps)
+            self.ranks.settle()
+        except Exception as error:
+            found = self.ranks.found()  # which may be why numbers are wrong
+            if found is None or found is error:
+                raise
+            raise found from error
 
     # Processes
 

@@ -2,7 +2,6 @@
 
 import os
 import socket
-import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, final
@@ -12,12 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from quintet.runtime.batch import narrow, to_device
+from quintet.runtime.parallel.guard import Guard
 from quintet.types import Rollout
 
 LOOK_EVERY_S = 0.5
 """Seconds between two checks of the other ranks during an exchange."""
-
-POLL_EVERY_S = 1e-4
 
 _HERE = "127.0.0.1"
 
@@ -47,17 +45,20 @@ class RankGroup:
         index: int,
         size: int,
         device: torch.device,
-        watch: Callable[[], None] = lambda: None,
+        watch: Callable[[], None] | None = None,
         joined: Callable[[int], None] = lambda _: None,
     ):
-        """watch: called every LOOK_EVERY_S while this rank waits for others; may raise.
+        """watch: called every LOOK_EVERY_S while this rank waits for others, on a GPU in another
+            thread; may raise.
 
         joined: called with the number of each exchange that this rank joins; 1 is `connect`.
         """
         self.index, self.size, self.device = index, size, device
         self.exchanges = 0
-        self._watch, self._joined = watch, joined
+        self._watch, self._joined = watch or (lambda: None), joined
         self._group: Any = None
+        guarded = device.type == "cuda" and watch is not None
+        self._guard = Guard(self._watch, self._abort, LOOK_EVERY_S) if guarded else None
 
     def connect(self, store: Any) -> None:
         """Connects to all other ranks; raises PeerGone if one of them is not there."""
@@ -93,6 +94,7 @@ class RankGroup:
         parts = [x.detach().contiguous().flatten().view(torch.uint8) for x in tensors]
         whole = torch.cat([part.to(self.device) for part in parts])
         self._exchange(lambda group: group.broadcast([whole], dist.BroadcastOptions()))
+        self.settle()
         if self.index == 0:
             return
         with torch.no_grad():
@@ -100,44 +102,70 @@ class RankGroup:
             for x, part in zip(tensors, received, strict=True):
                 x.copy_(part.clone().view(x.dtype).view(x.shape))  # a clone is aligned
 
+    def settle(self) -> None:
+        """Waits for all exchanges on a GPU; raises what the watch has found meanwhile."""
+        if self.device.type == "cpu":
+            return
+        await_device(self.device)
+        found = self.found()
+        if found is not None:
+            raise found
+
+    def found(self) -> BaseException | None:
+        """Ends the watch until the next exchange on a GPU; returns what it has raised."""
+        return None if self._guard is None else self._guard.rest()
+
     def close(self) -> None:
         """Disconnects; ranks that wait for this rank notice it."""
-        group, self._group = self._group, None
-        if group is not None and self.device.type == "cuda":
-            group.abort()  # which does not wait for what hangs on the GPU
+        if self._guard is not None:
+            self._guard.close()
+        if self.device.type == "cuda":
+            self._abort()  # which does not wait for what hangs on the GPU
+        self._group = None
+
+    def _abort(self) -> None:
+        if self._group is not None:
+            self._group.abort()
 
     def _join(self) -> None:
         self.exchanges += 1
         self._joined(self.exchanges)
 
     def _exchange(self, begin: Callable[[Any], Any]) -> None:
-        """Makes an exchange with all others; raises PeerGone if one of them is gone."""
+        """Makes an exchange with all others; raises PeerGone if one of them is gone.
+
+        On a GPU the host does not wait: what it asks for next comes after the exchange there.
+        """
         self._join()
         try:
             work = begin(self._group)
-            while not self._ended_within(work, LOOK_EVERY_S):
-                self._watch()
+            if self.device.type == "cpu":
+                while not self._ended_within(work, LOOK_EVERY_S):
+                    self._watch()
+                return
+            work.wait()
         except RuntimeError as error:
+            if self._guard is not None:
+                self._guard.check()
             raise PeerGone(str(error)) from error
+        if self._guard is not None:
+            self._guard.check()
+            self._guard.follow(work)
 
     def _ended_within(self, work: Any, seconds: float) -> bool:
         """Whether an exchange ends in that time; raises RuntimeError if it has failed."""
-        if self.device.type == "cpu":
-            try:
-                work.wait(timedelta(seconds=seconds))
-            except RuntimeError:
-                if not work.is_completed():
-                    return False
-                work.wait()  # what it failed by, unless it ended just after the time was over
-            return True
-        # NCCL's own wait would give the exchange up at its timeout.
-        deadline = time.monotonic() + seconds
-        while not work.is_completed():
-            if time.monotonic() > deadline:
+        try:
+            work.wait(timedelta(seconds=seconds))
+        except RuntimeError:
+            if not work.is_completed():
                 return False
-            time.sleep(POLL_EVERY_S)
-        work.wait()
+            work.wait()  # what it failed by, unless it ended just after the time was over
         return True
+
+
+def await_device(device: torch.device) -> None:
+    """Waits until the GPU has done all that this thread asked of it."""
+    torch.cuda.current_stream(device).synchronize()
 
 
 def _make_group(store: Any, index: int, size: int, device: torch.device) -> Any:

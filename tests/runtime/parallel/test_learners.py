@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -139,6 +140,20 @@ def test_one_that_fails_is_named(trouble: str, error: type[QuintetError], words:
     assert time.monotonic() - begin < 3  # nobody is waited for
     if trouble == "die":
         assert "[learner 1] farewell" in said
+
+
+@pytest.mark.parametrize("found", [LearnerFault("learner 1 ended"), None])
+def test_a_learner_that_is_gone_is_why_numbers_are_wrong(found: LearnerFault | None) -> None:
+    """On a GPU, where what an exchange left is used before the host hears that it was ended."""
+
+    def update(*_: object) -> None:
+        raise NonFiniteError("loss became nan")
+
+    ranks = SimpleNamespace(settle=lambda: None, found=lambda: found)
+    learners: Any = SimpleNamespace(learner=SimpleNamespace(update=update), ranks=ranks)
+    with pytest.raises(QuintetError) as caught:
+        Learners._update(learners, make_batch(1, cut=False), 1)
+    assert caught.type is (NonFiniteError if found is None else LearnerFault)
 
 
 def test_a_batch_stays_until_every_learner_is_done_with_it() -> None:

@@ -135,30 +135,86 @@ def test_what_the_watch_raises_ends_the_wait() -> None:
     second.close()
 
 
-class Slow:
+class OnGPU:
     """An exchange on a GPU: its own `wait` waits for nothing, and must not be given a timeout."""
 
-    def __init__(self, looks: int) -> None:
-        self.looks, self.waited = looks, False
+    def __init__(self) -> None:
+        self.waited = self.over = False
 
     def is_completed(self) -> bool:
-        self.looks -= 1
-        return self.looks < 0
+        return self.over
 
     def wait(self) -> bool:
-        assert self.is_completed()
         self.waited = True
         return True
 
 
-def test_on_a_gpu_an_exchange_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks_module, "LOOK_EVERY_S", 0.002)
+class GPUs:
+    """A rank on a GPU that is not there, and its group, whose end ends the exchange."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, watch: Callable[[], None]) -> None:
+        monkeypatch.setattr(ranks_module, "LOOK_EVERY_S", 0.005)
+        monkeypatch.setattr(ranks_module, "await_device", lambda _: self.over.wait(10))
+        self.over, self.aborted, self.work = threading.Event(), 0, OnGPU()
+        self.rank = RankGroup(0, 2, torch.device("cuda:0"), watch=watch)
+        self.rank._group = self
+
+    def allreduce(self, _: list[Tensor]) -> OnGPU:
+        self.work = OnGPU()
+        return self.work
+
+    def abort(self) -> None:
+        self.aborted += 1
+        self.end()
+
+    def end(self) -> None:
+        self.work.over = True
+        self.over.set()
+
+
+def test_on_a_gpu_the_host_goes_on_and_is_watched_until_the_exchange_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked = threading.Semaphore(0)
+    gpus = GPUs(monkeypatch, looked.release)
+    gpus.rank.sum(torch.ones(3))
+    assert gpus.work.waited
+    assert not gpus.work.over  # though the call has returned
+    assert looked.acquire(timeout=10)
+    gpus.end()
+    gpus.rank.settle()
+    gpus.work.over = False  # from here on others may use what the watch uses
+    while looked.acquire(blocking=False):
+        pass
+    assert not looked.acquire(timeout=0.1)
+    gpus.rank.sum(torch.ones(3))  # it is watched again
+    assert looked.acquire(timeout=10)
+    gpus.rank.close()
+    assert gpus.aborted == 1
+
+
+def test_what_the_watch_raises_ends_the_wait_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def watch() -> None:
+        raise KeyError("nobody is there")
+
+    gpus = GPUs(monkeypatch, watch)
+    gpus.rank.sum(torch.ones(3))
+    with pytest.raises(KeyError, match="nobody is there"):
+        gpus.rank.settle()  # which waits for what only the guard ends
+    assert gpus.aborted == 1
+    with pytest.raises(KeyError, match="nobody is there"):
+        gpus.rank.sum(torch.ones(3))
+
+
+def test_exchanges_that_follow_each_other_are_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[None] = []
-    one = RankGroup(0, 2, torch.device("cuda:0"), watch=lambda: looks.append(None))
-    work = Slow(100)
-    one._exchange(lambda _: work)
-    assert work.waited
-    assert len(looks) >= 3
+    gpus = GPUs(monkeypatch, lambda: looks.append(None))
+    monkeypatch.setattr(gpus.rank._guard, "_look_every_s", 0.05)
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        gpus.rank.sum(torch.ones(3))
+    assert not looks
+    gpus.rank.close()
 
 
 @pytest.mark.parametrize("fault", [None, "the others are gone"])

@@ -1,0 +1,67 @@
+"""Watches for ranks that are gone while the host waits for a GPU, not for them."""
+
+import threading
+from collections.abc import Callable
+from typing import Any, final
+
+
+@final
+class Guard:
+    """A thread that watches the other ranks while an exchange on a GPU has not ended.
+
+    The host goes on after it has begun an exchange, and waits where it next needs a result, which
+    nothing can interrupt. If the watch raises then, the guard ends the exchange, so that the wait
+    ends too, and keeps the error.
+    """
+
+    def __init__(
+        self, watch: Callable[[], None], end: Callable[[], None], look_every_s: float
+    ) -> None:
+        """watch: raises if another rank is gone; end: ends all exchanges, whatever they wait for.
+
+        Both are called in the guard's thread.
+        """
+        self.error: BaseException | None = None
+        self._watch, self._end, self._look_every_s = watch, end, look_every_s
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._work: Any = None
+        self._thread: threading.Thread | None = None
+
+    def follow(self, work: Any) -> None:
+        """Watches until this exchange, and so all before it, has ended."""
+        self._work = work
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="ranks' guard", daemon=True)
+            self._thread.start()
+
+    def rest(self) -> BaseException | None:
+        """Ends the watch until the next exchange; returns what it has raised."""
+        with self._lock:
+            self._work = None
+        return self.error
+
+    def check(self) -> None:
+        """Raises what the watch has raised."""
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        seen: Any = None
+        while not self._over.wait(self._look_every_s):
+            with self._lock:
+                work = self._work
+                # Where exchanges follow each other, all ranks are there.
+                if work is None or work is not seen or work.is_completed():
+                    seen = work
+                    continue
+                try:
+                    self._watch()
+                except BaseException as error:
+                    self.error = error
+                    self._end()
+                    return
