@@ -140,8 +140,9 @@ def train(
     source = open_source(loaded.config, loaded.env)
     try:
         config = resolve(loaded, source.spaces).config
-        assert config.runtime.threads is not None
-        configure_torch(config.runtime.threads, config.runtime.device, config.runtime.exact)
+        runtime = config.runtime
+        assert runtime.threads is not None
+        configure_torch(runtime.threads, runtime.device, runtime.gpu_math)
         watch = _train(work, config, source, on_iteration)
         return config, source.spaces, _record(work, config, watch)
     finally:

@@ -17,6 +17,7 @@ from quintet.options import Needs, Options, option
 
 if TYPE_CHECKING:
     from quintet.algorithms.parts.setup import Compute
+    from quintet.runtime.torch_settings import GpuMath
 
 
 _SERVES = "runtime.inference=server and runtime.kind=async"
@@ -24,6 +25,9 @@ _SERVES = "runtime.inference=server and runtime.kind=async"
 
 def _may_be_cuda(device: str) -> bool:
     return device == "auto" or device.startswith("cuda")
+
+
+_GPU = Needs("a CUDA GPU, runtime.device is {o.device}", lambda o, _: _may_be_cuda(o.device))
 
 
 @final
@@ -133,6 +137,15 @@ class RuntimeConfig(Options):
     """number format of encoders where actions are computed; auto: as runtime.precision, but fp32 if
     a GPU learns and a CPU that is not faster with bf16 acts; part of the result's bytes
     """
+    deterministic: Literal["auto", "on", "off"] = option("auto", needs=_GPU)
+    """on a GPU, only algorithms that give the same bytes twice, some of which are slower; auto: on,
+    but off for runtime.kind=async, which never gives them; part of the result's bytes
+    """
+    tf32: Literal["auto", "on", "off"] = option("auto", needs=_GPU, also="allow_tf32")
+    """on a GPU, TF32 for products of float32 matrices and for convolutions: faster, with 10 bits of
+    each factor; auto: off, but as PyTorch is set for runtime.kind=async (by default: convolutions);
+    part of the result's bytes
+    """
     compile: Literal["auto", "on", "off", "graph"] = option(
         "auto",
         needs=Needs(
@@ -173,6 +186,15 @@ class RuntimeConfig(Options):
             act_on=self.device if on_gpu else "cpu",
             graph=self.compile == "graph" and on_gpu,
         )
+
+    @property
+    def gpu_math(self) -> "GpuMath":
+        """How a GPU computes, if there is one."""
+        from quintet.runtime.torch_settings import GpuMath
+
+        tf32 = None if self.tf32 == "auto" and not self.exact else self.tf32 == "on"
+        always = self.deterministic == "auto" and self.exact
+        return GpuMath(always or self.deterministic == "on", tf32)
 
     @property
     def exact(self) -> bool:

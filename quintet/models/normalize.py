@@ -59,18 +59,23 @@ class RunningMoments(nn.Module):
         self.count.copy_(n)
 
 
+_OF_A_CPU, _OF_A_GPU = (torch.float32, 256, 2**19), (torch.int32, 2**31, 2**25)
+"""Numbers for sums of bytes, rows at once, and numbers at once."""
+
+
 def _moments_of_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and sum of squared deviations of the rows of uint8 `x`, float64.
 
-    All sums are exact sums of integers (in float32 of 256 squares, in int64 of 11 million rows), so
-    they do not depend on the order, and nothing cancels.
+    All sums are exact sums of integers (in float32 of 256 squares, else in int64, of at most 11
+    million rows), so they do not depend on the order, and nothing cancels.
     """
     count, rows = x.shape[0], x.reshape(x.shape[0], -1)
     total = torch.zeros(rows.shape[1], dtype=torch.float64, device=x.device)
     squares = torch.zeros_like(total)
-    # Few enough rows at once that they stay in the processor's cache.
-    for part in torch.split(rows, max(1, min(256, 2**19 // max(1, rows.shape[1])))):
-        block = part.to(torch.float32)
+    # Few enough rows at once that they stay in a processor's cache, or in 128 MB of a GPU.
+    dtype, most, numbers = _OF_A_CPU if x.is_cpu else _OF_A_GPU
+    for part in torch.split(rows, max(1, min(most, numbers // max(1, rows.shape[1])))):
+        block = part.to(dtype)
         total += block.sum(0)
         squares += block.square_().sum(0)
     deviations = count * squares.long() - total.long().square()

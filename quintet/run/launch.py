@@ -160,10 +160,10 @@ def _run(
         if "wandb" in config.report.sinks:
             require_wandb()
         runtime = config.runtime
-        if runtime.kind != "serial" or runtime.num_learners > 1:
-            prepare()  # imports go on while learners are made
         assert runtime.threads is not None
-        ends.enter_context(torch_settings(runtime.threads, runtime.device, runtime.exact))
+        ends.enter_context(torch_settings(runtime.threads, runtime.device, runtime.gpu_math))
+        if runtime.kind != "serial" or runtime.num_learners > 1:
+            prepare()  # imports go on while learners are made, with the variables of these settings
         # The caller gave, or vouched for, all code that the configuration names.
         folder = RunFolder(config.run_dir, signed=not trust.all_harmless(config.flat()))
         folder.sources, folder.revision = sources_of(loaded, found), provenance.revision(here)
@@ -302,7 +302,7 @@ def _going_back(trainer: Trainer, may_go_back: bool) -> Iterator[None]:
         for each in several(trainer.policies):
             each.start(trainer.log.say, trainer.log.waiting)
         runtime = trainer.config.runtime
-        on_gpu = runtime.exact and runtime.device.startswith("cuda")
+        on_gpu = runtime.gpu_math.deterministic and runtime.device.startswith("cuda")
         with trainer.watched(), inexact_told(trainer.log.say) if on_gpu else nullcontext():
             yield
     except WorkerFault as error:

@@ -65,7 +65,7 @@ def make_learners(config: RunConfig, spaces: Spaces) -> Learners:
         rows=row_specs(config, spaces),
         threads=runtime.threads,
         timeout_s=runtime.learner_timeout_s,
-        exact=runtime.exact,
+        gpu=runtime.gpu_math,
     )
     return Learners(spec)
 

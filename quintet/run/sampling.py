@@ -348,6 +348,7 @@ def _server(config: RunConfig, spaces: Spaces) -> ServerOptions:
         batch_min=runtime.inference_batch_min,
         batch_max=runtime.inference_batch_max,
         batch_timeout_s=runtime.inference_timeout_ms / 1_000,
+        gpu=runtime.gpu_math,
     )
 
 

@@ -111,6 +111,7 @@ class PolicyMix:
     def __init__(self, actors: Sequence[Actor], assignment: Assignment):
         self.actors, self.assignment = list(actors), assignment
         self.versions = [-1] * len(self.actors)
+        self._recorded: Tensor | None = None  # the versions, where the actors are
         first, number = self.actors[0], TensorSpec((), torch.int64)
         self.action_spec, self.state_specs = first.action_spec, first.state_specs
         self.record_specs = {**first.record_specs, PLAYER: number, VERSION: number}
@@ -118,6 +119,7 @@ class PolicyMix:
     def load(self, publication: Publication) -> None:
         self.actors[publication.policy].load(publication)
         self.versions[publication.policy] = publication.version
+        self._recorded = None
 
     def initial_state(self, num_streams: int) -> State:
         states = [actor.initial_state(num_streams) for actor in self.actors]
@@ -141,7 +143,9 @@ class PolicyMix:
             name: _pick([out.record[name] for out in outs], player) for name in outs[0].record
         }
         record[PLAYER] = player
-        record[VERSION] = torch.tensor(self.versions, device=player.device)[player]
+        if self._recorded is None:
+            self._recorded = torch.tensor(self.versions, device=player.device)
+        record[VERSION] = self._recorded[player]
         return ActOutput(
             _pick([out.action for out in outs], player),
             _pick([out.env_action for out in outs], player),
@@ -224,4 +228,4 @@ class JointActor:
 def _pick(each: Sequence[Tensor], player: Tensor) -> Tensor:
     """A tensor whose row b comes from the tensor of stream b's policy."""
     stacked = torch.stack(list(each))
-    return stacked[player, torch.arange(player.numel())]
+    return stacked[player, torch.arange(player.numel(), device=player.device)]

@@ -5,6 +5,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, final
 
@@ -44,17 +45,32 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-def configure_torch(threads: int, device: str, exact: bool = False) -> None:
-    """Sets the threads of a process, and on a GPU what makes results repeat: with `exact`, all that
-    PyTorch can do.  Call it before any computation on a GPU: cuBLAS reads its setting at its start.
+@final
+@dataclass(frozen=True)
+class GpuMath:
+    """How a GPU computes.
+
+    deterministic: only with algorithms that give the same bytes twice, where PyTorch has one.
+    tf32: whether float32 matrix products and convolutions are made of TF32, which keeps 10 bits of
+        each factor; None: as PyTorch is set, by default for convolutions only.
+    """
+
+    deterministic: bool = False
+    tf32: bool | None = None
+
+
+def configure_torch(threads: int, device: str, gpu: GpuMath | None = None) -> None:
+    """Sets the threads of a process, and how a GPU computes, if `device` is one.  Call it before
+    any computation on a GPU: cuBLAS reads its setting at its start.
     """
     torch.set_num_threads(threads)
     _keep_freed_memory()
-    if not device.startswith("cuda"):
+    if gpu is None or not device.startswith("cuda"):
         return
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.allow_tf32 = False  # which convolutions would use by default
-    if exact:
+    if gpu.tf32 is not None:
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = gpu.tf32
+    if gpu.deterministic:
+        torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.benchmark = False
         os.environ.setdefault(_WORKSPACE, ":4096:8")
         # Operations without such an algorithm cause a warning and no error.
@@ -73,7 +89,7 @@ def _keep_freed_memory() -> None:
 
 
 @contextmanager
-def torch_settings(threads: int, device: str, exact: bool) -> Iterator[None]:
+def torch_settings(threads: int, device: str, gpu: GpuMath) -> Iterator[None]:
     """`configure_torch` within the block, PyTorch's former settings after it; what freed memory is
     kept does not change back.  Raises ConfigError if this process can't have several threads.
     """
@@ -83,32 +99,66 @@ def torch_settings(threads: int, device: str, exact: bool) -> Iterator[None]:
             f"got {threads}, as PyTorch would hang; use runtime.threads 1, or start the "
             "process by multiprocessing's spawn"
         )
-    cudnn: Any = torch.backends.cudnn
-    before = torch.get_num_threads(), cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32
-    algorithms = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        _FILLING.fill_uninitialized_memory,
-    )
-    workspace = os.environ.get(_WORKSPACE)
-    try:
-        configure_torch(threads, device, exact)
+    with ExitStack() as ends:
+        ends.callback(torch.set_num_threads, torch.get_num_threads())
+        if device.startswith("cuda"):
+            ends.callback(_gpu_settings())
+        configure_torch(threads, device, gpu)
         # Memory that is made in inference mode could not be learned from later.
         with ExitStack() as modes:
             _leave_modes(modes)
             yield
-    finally:
-        threads, cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = before
-        torch.set_num_threads(threads)
+
+
+def _gpu_settings() -> Callable[[], None]:
+    """A function that sets PyTorch for GPUs as it is now."""
+    cudnn: Any = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    algorithms = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    filling, workspace = _FILLING.fill_uninitialized_memory, os.environ.get(_WORKSPACE)
+    set_tf32 = _tf32_settings()
+
+    def put_back() -> None:
+        cudnn.deterministic, cudnn.benchmark = before
+        set_tf32()
         now = (
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
         )
-        if now != algorithms[:2]:  # setting it imports PyTorch's compiler, which takes seconds
+        if now != algorithms:  # setting it imports PyTorch's compiler, which takes seconds
             torch.use_deterministic_algorithms(algorithms[0], warn_only=algorithms[1])
-        _FILLING.fill_uninitialized_memory = algorithms[2]
+        _FILLING.fill_uninitialized_memory = filling
         if workspace is None:
             os.environ.pop(_WORKSPACE, None)
+
+    return put_back
+
+
+def _tf32_settings() -> Callable[[], None]:
+    """A function that sets TF32 as it is now."""
+    cudnn: Any = torch.backends.cudnn
+    matmul: Any = torch.backends.cuda.matmul
+    try:
+        products, convolutions = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    except RuntimeError:  # the user has set PyTorch's newer names, and older ones can't be read
+        parts = matmul, cudnn.conv, cudnn.rnn
+        each = [part.fp32_precision for part in parts]
+
+        def put_back() -> None:
+            for part, precision in zip(parts, each, strict=True):
+                part.fp32_precision = precision
+
+        return put_back
+
+    def put_back_older() -> None:
+        cudnn.allow_tf32 = convolutions
+        if torch.get_float32_matmul_precision() != products:
+            torch.set_float32_matmul_precision(products)
+
+    return put_back_older
 
 
 @final

@@ -18,12 +18,13 @@ from quintet.config.saved import load_config
 from quintet.envs.toy import Contextual
 from quintet.errors import ConfigError
 from quintet.observe.timing import PhaseTimer
-from quintet.run import learners, sampling
+from quintet.run import launch, learners, sampling
 from quintet.run.launch import Result
 from quintet.runtime.asynchronous import AsyncSampling
 from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.parallel.learners import Learners
 from quintet.runtime.sampler import SerialSampling
+from quintet.runtime.torch_settings import GpuMath
 
 
 def sampling_of(**options: Any) -> Any:
@@ -342,6 +343,33 @@ def _actor_precision(where: Where) -> None:
         assert found == expected, others
 
 
+def _gpu_math(where: Where) -> None:
+    where.monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    where.monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    where.monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "none")
+    seen: list[tuple[bool, bool]] = []
+
+    def stop(*_: Any, **__: Any) -> None:
+        seen.append((torch.backends.cudnn.deterministic, torch.backends.cuda.matmul.allow_tf32))
+        raise KeyboardInterrupt
+
+    where.monkeypatch.setattr(launch, "make_policies", stop)
+    for deterministic, tf32 in (("auto", "auto"), ("off", "on")):
+        options = {"runtime__deterministic": deterministic, "runtime__tf32": tf32}
+        with pytest.raises(KeyboardInterrupt):
+            run(where.folder / tf32, 64, runtime__device="cuda", **options)
+    assert seen == [(True, False), (False, True)]
+    served = {"env.id": TOY, "runtime.kind": "lockstep", "runtime.inference": "server"}
+    given = Layer("call", {**SMALL, **served, "runtime.device": "cuda", "runtime.tf32": "on"})
+    loaded = load_config("ppo", [], given)
+    source = sampling.open_source(loaded.config, loaded.env)
+    config = resolution.resolve(loaded, source.spaces).config
+    source.close()
+    assert sampling._server(config, source.spaces).gpu == GpuMath(deterministic=True, tf32=True)
+    with pytest.raises(ConfigError, match=r"tf32=on has no effect without a CUDA GPU, .*is cpu"):
+        run(where.folder / "cpu", 64, runtime__device="cpu", runtime__tf32="on")
+
+
 EFFECTS: dict[str, Callable[[Where], None]] = {
     "runtime.kind": _kind,
     "runtime.lag": _lag,
@@ -363,6 +391,8 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "runtime.threads": _threads,
     "runtime.precision": _precision,
     "runtime.actor_precision": _actor_precision,
+    "runtime.deterministic": _gpu_math,
+    "runtime.tf32": _gpu_math,
     "runtime.compile": _compile,
 }
 

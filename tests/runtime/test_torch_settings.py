@@ -21,16 +21,18 @@ import quintet
 from quintet.config.runtime import RuntimeConfig
 from quintet.errors import ConfigError
 from quintet.run import learners
-from quintet.runtime.torch_settings import OwnTorch, inexact_told, torch_settings
+from quintet.runtime.torch_settings import GpuMath, OwnTorch, inexact_told, torch_settings
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+EXACT, FREE = (RuntimeConfig(kind=kind).gpu_math for kind in ("lockstep", "async"))
 
 
 def settings() -> dict[str, Any]:
     cudnn: Any = torch.backends.cudnn
     return {
         "threads": torch.get_num_threads(),
-        "cudnn": (cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32),
+        "cudnn": (cudnn.deterministic, cudnn.benchmark),
+        "tf32": (cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32),
         "algorithms": torch.are_deterministic_algorithms_enabled(),
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "fill": deterministic.fill_uninitialized_memory,
@@ -45,10 +47,10 @@ def computes_in_a_fork(told: Any) -> None:
             (torch.get_num_threads(), float((torch.ones(512, 512) @ torch.ones(512, 512))[0, 0]))
         )
     told.put(torch.get_num_threads() == before)
-    with torch_settings(1, "cpu", exact=False):
+    with torch_settings(1, "cpu", FREE):
         pass
     with pytest.raises(ConfigError, match=r"threads must be 1 in a fork .*got 2.*threads 1"):
-        torch_settings(2, "cpu", exact=False).__enter__()
+        torch_settings(2, "cpu", FREE).__enter__()
     told.put("done")
 
 
@@ -71,20 +73,19 @@ def test_a_fork_of_a_process_that_has_computed_in_threads_computes_in_one() -> N
 def test_an_exact_run_on_a_gpu_asks_for_deterministic_algorithms(monkeypatch) -> None:
     monkeypatch.delenv(WORKSPACE, raising=False)
     before = settings()
-    with torch_settings(3, "cuda:0", exact=True):
+    with torch_settings(3, "cuda:0", EXACT):
         assert settings() == {
             "threads": 3,
-            "cudnn": (True, False, False),
+            "cudnn": (True, False),
+            "tf32": (False, False),
             "algorithms": True,
             "warn_only": True,
             "fill": False,
             "workspace": ":4096:8",
         }
     assert settings() == before
-    with torch_settings(3, "cuda", exact=False):
-        assert not settings()["algorithms"]
-        assert settings()["workspace"] is None
-        assert settings()["cudnn"][0]
+    with torch_settings(3, "cuda", FREE):
+        assert settings() == before | {"threads": 3}  # as PyTorch is by itself
     assert settings() == before
 
 
@@ -93,9 +94,9 @@ def test_on_the_cpu_only_the_threads_change_and_what_the_user_has_set_stays(monk
     torch.use_deterministic_algorithms(True)
     try:
         before = settings()
-        with torch_settings(3, "cpu", exact=True):
+        with torch_settings(3, "cpu", EXACT):
             assert settings() == before | {"threads": 3}
-        with torch_settings(3, "cuda", exact=True):
+        with torch_settings(3, "cuda", EXACT):
             assert settings()["workspace"] == ":16:8"
         assert settings() == before
     finally:
@@ -103,7 +104,7 @@ def test_on_the_cpu_only_the_threads_change_and_what_the_user_has_set_stays(monk
 
 
 def put_twice(said: list[str]) -> None:
-    with inexact_told(said.append), torch_settings(1, "cuda", exact=True):
+    with inexact_told(said.append), torch_settings(1, "cuda", EXACT):
         for _ in range(3):
             torch.zeros(3).put_(torch.tensor([1]), torch.tensor([2.0]))
         torch.zeros(3).put_(torch.tensor([2]), torch.tensor([2.0]))
@@ -119,6 +120,43 @@ def test_what_is_not_deterministic_is_said_once(monkeypatch) -> None:
         assert len(said) == 1
         assert said[0].startswith("not exact on this GPU: PyTorch has no deterministic put_, so")
         assert len(others) == 1
+
+
+@pytest.mark.parametrize("kind", ["serial", "async"])
+def test_options_decide_how_a_gpu_computes(kind: Any) -> None:
+    before = settings()
+    wanted = RuntimeConfig(kind=kind, deterministic="on", tf32="on")
+    assert wanted.gpu_math == GpuMath(deterministic=True, tf32=True)
+    with torch_settings(1, "cuda", wanted.gpu_math):
+        assert settings()["tf32"] == (True, True)
+        assert settings()["algorithms"]
+    assert settings() == before
+    wanted = RuntimeConfig(kind=kind, deterministic="off", tf32="off")
+    assert wanted.gpu_math == GpuMath(deterministic=False, tf32=False)
+    with torch_settings(1, "cuda", wanted.gpu_math):
+        assert settings()["tf32"] == (False, False)
+        assert not settings()["algorithms"]
+    assert settings() == before
+
+
+NEWER_NAMES = """
+import torch
+from quintet.runtime.torch_settings import GpuMath, torch_settings
+convolutions, products = torch.backends.cudnn.conv, torch.backends.cuda.matmul
+convolutions.fp32_precision, products.fp32_precision = "ieee", "tf32"
+for device in ("cpu", "cuda"):
+    with torch_settings(1, device, GpuMath(False, False)):
+        if device == "cuda":
+            assert products.fp32_precision != "tf32"
+    assert (convolutions.fp32_precision, products.fp32_precision) == ("ieee", "tf32")
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="of a newer PyTorch"
+)
+def test_tf32_may_be_set_by_pytorchs_newer_names() -> None:
+    subprocess.run([sys.executable, "-c", NEWER_NAMES], check=True)
 
 
 def test_only_async_gives_exactness_up() -> None:

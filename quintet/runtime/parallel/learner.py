@@ -79,7 +79,7 @@ def main() -> int:
     try:
         work: LearnerWork = pickle.loads(pickled)
         spec = work.spec
-        configure_torch(spec.threads, spec.devices[work.index], spec.exact)
+        configure_torch(spec.threads, spec.devices[work.index], spec.gpu)
         with inexact_told(print):
             LearnerProcess(work, arena, channel).run()
     except EOFError:  # the parent has ended without a word

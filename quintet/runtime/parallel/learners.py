@@ -32,6 +32,7 @@ from quintet.runtime.processes.process import (
     stop_all,
 )
 from quintet.runtime.slots import RowSpecs, Slot, slot_specs
+from quintet.runtime.torch_settings import GpuMath
 from quintet.system.core_time import CoreWaits
 from quintet.types import LearnerState, Rollout, TensorSpec
 
@@ -51,7 +52,7 @@ class LearnersSpec:
     rows: number of rows of a batch.
     threads: number of PyTorch's threads in each process.
     timeout_s: seconds by which other learners may finish an update later than the first.
-    exact: whether they use deterministic algorithms on a GPU.
+    gpu: how they compute on GPUs.
     """
 
     make_learner: Callable[[Ranks], Learner]
@@ -59,7 +60,7 @@ class LearnersSpec:
     rows: RowSpecs
     threads: int
     timeout_s: float
-    exact: bool = False
+    gpu: GpuMath | None = None
 
 
 @final

@@ -12,6 +12,7 @@ from quintet.protocols import Actor, DataPlan
 from quintet.runtime.policies import ONE_POLICY, Assignment
 from quintet.runtime.processes.arena import Arena, prefixed
 from quintet.runtime.slots import RowSpecs, Slot, slot_specs
+from quintet.runtime.torch_settings import GpuMath
 from quintet.types import Spaces, TensorSpec
 
 
@@ -133,6 +134,7 @@ class ServerOptions:
     exact: whether each forward is for one group, with the weights that it requests.  Otherwise
         waiting groups are served together, up to `batch_max` streams, once there are `batch_min`
         streams or the first has waited for `batch_timeout_s`.
+    gpu: how it computes on a GPU.
     """
 
     make_actor: Callable[[], Actor]
@@ -142,6 +144,7 @@ class ServerOptions:
     batch_min: int = 1
     batch_max: int = 512
     batch_timeout_s: float = 0.1
+    gpu: GpuMath | None = None
 
 
 @final

@@ -208,7 +208,7 @@ def main() -> int:
     pickled, arena, channel = begin()
     try:
         work: ServerWork = pickle.loads(pickled)
-        configure_torch(work.options.threads, work.options.device, work.options.exact)
+        configure_torch(work.options.threads, work.options.device, work.options.gpu)
         with inexact_told(print):
             Server(work, arena, channel, socket(fileno=int(sys.argv[3]))).run()
     except BaseException as error:  # a model's own code may raise anything

@@ -1,0 +1,68 @@
+"""Parts that do other things on a GPU than on the CPU, or did."""
+
+from dataclasses import replace
+
+import standin
+import torch
+from cases import CUDA, case_of
+from conformance import STREAMS
+
+from quintet.algorithms.parts.setup import Compute
+from quintet.models.film_grid import _over_grid
+from quintet.models.normalize import _moments_of_bytes
+from quintet.runtime.policies import Assignment
+
+
+def test_a_mix_of_policies_acts_without_waits() -> None:
+    case = case_of("ppo", "choices, lstm")
+    actors = {
+        device: Assignment(2, True).make_actor(lambda on=device: case.actor(Compute(act_on=on)))
+        for device in ("cpu", "cuda")
+    }
+    for policy in range(2):
+        publication = case.learner(seeds=(policy, 1)).publication()
+        for actor in actors.values():
+            actor.load(replace(publication, policy=policy))
+    batch = case.batches(1)[0][0]
+    noise = actors["cpu"].draw_noise(2, STREAMS, torch.Generator().manual_seed(1))
+    found = {}
+    for device, actor in actors.items():
+        state = {k: x.to(device) for k, x in actor.initial_state(STREAMS).items()}
+        for step in range(2):
+            obs = {name: x[step].to(device) for name, x in batch.obs.items()}
+            is_first, draws = torch.full((STREAMS,), not step).to(device), noise[step].to(device)
+            with standin.counting() as counts:
+                out = actor.act(obs, state, is_first, draws)
+            state = out.state
+        assert counts.waits == 0, counts.lines()
+        found[device] = [x.cpu() for x in (out.action, *out.record.values(), *state.values())]
+    assert all(torch.equal(x, y) for x, y in zip(*found.values(), strict=True))
+
+
+def test_the_maximum_over_a_grid_and_its_gradient() -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randint(0, 3, (4, 5, 6, 7), generator=generator).float()  # with equal cells
+    upstream = torch.randn(4, 5, generator=generator)
+    found = []
+    for device in ("cpu", CUDA):
+        leaf = x.clone().to(device).requires_grad_()
+        top = _over_grid(leaf)
+        with standin.counting() as counts:
+            top.backward(upstream.to(device))
+        assert "adaptive_max_pool2d_backward.grad_input" not in counts.kernels
+        found.append((top.detach().cpu(), leaf.grad.cpu()))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_statistics_of_pictures_take_few_kernels() -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randint(0, 256, (1024, 4, 84, 84), dtype=torch.uint8, generator=generator)
+    x[:, 0] = 255
+    there = x.to(CUDA)
+    with standin.counting() as counts:
+        found = _moments_of_bytes(there)
+    assert counts.launches < 20
+    assert all(
+        torch.equal(one, other.cpu())
+        for one, other in zip(_moments_of_bytes(x), found, strict=True)
+    )
