@@ -299,6 +299,17 @@ def uncompiled_note(asked: RunConfig, config: RunConfig, spaces: Spaces) -> str 
     return f"acts and updates are not compiled, which makes them slower: {compiler_fault()}"
 
 
+def on_gpu_note(asked: RunConfig, config: RunConfig) -> str | None:
+    """A notice if `config`, resolved from `asked`, has actions computed on a GPU by choice."""
+    runtime = config.runtime
+    if asked.runtime.inference != "auto" or runtime.inference != "device":
+        return None
+    return (
+        f"actions are computed on {runtime.device}, as updates are (runtime.inference=device); "
+        "--runtime.inference local computes them on the CPU"
+    )
+
+
 def worth_compiling(config: RunConfig, model: ModelConfig, spaces: Spaces, device: str) -> bool:
     """Whether a compiled update saves more time than it takes to compile, with a resolved model.
     Each policy of a run compiles its own.

@@ -10,7 +10,7 @@ from typing import Literal, final
 
 from quintet import checkpoint
 from quintet.algorithms import registry
-from quintet.config.machine import require_networks, uncompiled_note
+from quintet.config.machine import on_gpu_note, require_networks, uncompiled_note
 from quintet.config.resolve import (
     FOR_CLUSTER,
     Loaded,
@@ -230,6 +230,8 @@ def _doubtful(trainer: Trainer, loaded: Loaded, source: Source) -> None:
     if (note := host_note(config, source.envs[0], trainer.policies[0].plan)) is not None:
         saving.notes.append(note)
     if (note := uncompiled_note(loaded.config, config, source.spaces)) is not None:
+        saving.notes.append(note)
+    if (note := on_gpu_note(loaded.config, config)) is not None:
         saving.notes.append(note)
 
 

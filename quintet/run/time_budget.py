@@ -285,6 +285,8 @@ def measure(loaded: Loaded, budget: TimeBudget, train: TrainOnce) -> Loaded:
             "give a function that makes it, or total_steps"
         )
     automatic = loaded.config.runtime.compile == "auto"
+    if automatic and loaded.config.runtime.device != "cpu":
+        automatic = resolved(loaded)[0]["runtime.compile"] != "graph"
     # Whether compiling pays off depends on the number of env_steps.
     _measured(_compiling(loaded, "off") if automatic else loaded, budget, train)
     timed = _fitting(loaded, budget)

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -142,6 +143,11 @@ def _inference(where: Where) -> None:
         asked = {f"runtime__{name}": value for name, value in options.items()}
         with pytest.raises(ConfigError, match=r"inference=device has no effect without runtime.k"):
             resolved(**asked, runtime__inference="device")
+    chosen, given = (
+        SimpleNamespace(runtime=RuntimeConfig(inference=x)) for x in ("auto", "device")
+    )
+    assert "--runtime.inference local" in machine.on_gpu_note(chosen, given)
+    assert machine.on_gpu_note(given, given) is None
     with pytest.raises(ConfigError, match=r"inference=device must have a CUDA GPU, got .*auto"):
         resolved(runtime__device="auto", runtime__inference="device")
 
