@@ -76,6 +76,13 @@ class TensorVectorEnv(Protocol):
         """
         ...
 
+    @property
+    def generators(self) -> tuple[torch.Generator, ...] | None:
+        """Generators from which a step draws, if all that it does is to launch kernels, which
+        change its memory in place: such steps become a part of a CUDA graph.  None: it does more.
+        """
+        ...
+
     def restart(self, seed: int) -> Obs:
         """Begins new episodes of all streams and returns their first observations."""
         ...

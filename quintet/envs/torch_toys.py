@@ -86,7 +86,7 @@ class CartPole:
     ) -> None:
         self._streams = _Streams(num_streams, device, max_episode_steps)
         self.num_streams, self.device = num_streams, self._streams.device
-        self.close = self._streams.close
+        self.generators, self.close = (self._streams.generator,), self._streams.close
         bound = np.array([4.8, np.inf, 24 * math.pi / 180, np.inf], np.float32)
         self._seen = slice(None) if velocities else slice(None, None, 2)
         shown = spaces.Box(-bound[self._seen], bound[self._seen], dtype=np.float32)
@@ -132,7 +132,7 @@ class Pendulum:
     ) -> None:
         self._streams = _Streams(num_streams, device, max_episode_steps)
         self.num_streams, self.device = num_streams, self._streams.device
-        self.close = self._streams.close
+        self.generators, self.close = (self._streams.generator,), self._streams.close
         bound = np.array([1.0, 1.0, 8.0], np.float32)
         torque = spaces.Box(-2.0, 2.0, (1,), np.float32)
         name = "torch/Pendulum-v1"
@@ -189,7 +189,7 @@ class Grid:
             raise ConfigError(f"size must be in 5 .. 64, got {size}: change it in env.kwargs")
         self._streams = _Streams(num_streams, device, max_episode_steps)
         self.num_streams, self.device = num_streams, self._streams.device
-        self.close = self._streams.close
+        self.generators, self.close = (self._streams.generator,), self._streams.close
         picture: spaces.Space[object] = spaces.Box(0, 255, (2, size, size), np.uint8)
         if masked:
             mask = spaces.MultiBinary(4)

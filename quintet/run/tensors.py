@@ -16,6 +16,7 @@ from quintet.envs.vector import VectorEnv
 from quintet.errors import ConfigError
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
+from quintet.runtime.device_rows import may_record
 from quintet.runtime.device_sampling import DeviceOptions, DeviceSampling
 
 
@@ -38,18 +39,19 @@ def on_their_device(loaded: Loaded, env: VectorEnv) -> Loaded:
     if tensors is None or host_needed(loaded.config):
         return loaded
     runtime = loaded.config.runtime
+    given: dict[str, str] = {}
     if runtime.device == "auto":
-        given = runtime.model_copy(update={"device": str(tensors.device)})
-        config = loaded.config.model_copy(update={"runtime": given})
-        return replace(
-            loaded, config=config, sources=loaded.sources | {"runtime.device": FOR_TENSORS}
-        )
-    if not same_device(torch.device(runtime.device), tensors.device):
+        given["device"] = str(tensors.device)
+    elif not same_device(torch.device(runtime.device), tensors.device):
         raise ConfigError(
             f"runtime.device must be {tensors.device}, where the tensors of {loaded.env.config.id} "
             f"are, got {runtime.device}: leave it out, or make the environment there"
         )
-    return loaded
+    if runtime.inference == "auto" and tensors.device.type == "cuda":
+        given["inference"] = "device"
+    config = loaded.config.model_copy(update={"runtime": runtime.model_copy(update=given)})
+    sources = {f"runtime.{name}": FOR_TENSORS for name in given}
+    return replace(loaded, config=config, sources=loaded.sources | sources)
 
 
 def staying(config: RunConfig, env: VectorEnv, plan: DataPlan) -> TensorVectorEnv | None:
@@ -74,7 +76,8 @@ def make_device_sampling(
     """Sampling of a resolved configuration that never leaves the tensors' device."""
     runtime = config.runtime
     graph = runtime.compute.graph
-    compute = replace(runtime.actor_compute, act_on=str(tensors.device), graph=graph)
+    whole = graph and may_record(tensors, plan)  # of which an act is a part
+    compute = replace(runtime.actor_compute, act_on=str(tensors.device), graph=graph and not whole)
     make_actor: Callable[[], Actor] = partial(
         registry.find(config.algo).make_actor, config.learner, config.model, tensors.spaces, compute
     )
@@ -84,5 +87,5 @@ def make_device_sampling(
         plan,
         config.seed,
         timer,
-        DeviceOptions(runtime.actor_threads, runtime.publish_interval_iterations > 1),
+        DeviceOptions(runtime.actor_threads, runtime.publish_interval_iterations > 1, whole),
     )

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quintet.envs.hosted import NextStep
+from quintet.envs.tensor import TensorVectorEnv
 from quintet.envs.vector import check_finite
 from quintet.errors import EnvironmentFault
 from quintet.observe.timing import PhaseTimer
@@ -21,11 +22,14 @@ from quintet.runtime.slots import RowSpecs, below, slot_specs
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.spaces import mask_sizes
 from quintet.system.transfer import fetched
-from quintet.types import ACTION_MASK, Rollout
+from quintet.types import ACTION_MASK, Rollout, State
 
 _MOST_TOLD = 4_096
 """Ended episodes that are sent with the counts of an unroll, unless there are more streams; further
 ones cost a second wait."""
+
+_MOST_RECORDED = 512
+"""Most steps of an unroll that is one CUDA graph, of which each takes some tens of kernels."""
 
 
 class Told(NamedTuple):
@@ -63,15 +67,26 @@ class _Sums:
 class DeviceRows:
     """The rows of one unroll of all streams, on the environments' device.
 
-    Memory has the form of a `Slot`'s and is written in place; every tensor of a row is found by the
-    number of the row in a tensor, so that a step is the same sequence of kernels in every row.
+    Memory has the form of a `Slot`'s.  All that a row changes is written in place, so a whole
+    unroll can be a CUDA graph, which one launch repeats.
 
     rollout: the unroll as views of this memory, which the next one overwrites.
     """
 
-    def __init__(self, rows: NextStep, actor: Actor, plan: DataPlan, timer: PhaseTimer):
+    def __init__(
+        self,
+        rows: NextStep,
+        actor: Actor,
+        plan: DataPlan,
+        timer: PhaseTimer,
+        graph: bool = False,
+    ):
+        """graph: whether unrolls are CUDA graphs, see `may_record`."""
         self.rows, self.actor, self.plan, self.timer = rows, actor, plan, timer
         env = rows.env
+        self._graph = graph
+        self._replay: Callable[[], None] | None = None
+        self._collected = False
         self.num_streams, device = env.num_streams, env.device
         specs = slot_specs(RowSpecs.of(env.spaces, actor), plan, self.num_streams)
         unused = {"header", "running_length", *(n for n in specs if n.startswith("episode_"))}
@@ -99,19 +114,23 @@ class DeviceRows:
             **of_rollout,
         )
         self.generator = torch.Generator(device)
-        self._row = torch.zeros(1, dtype=torch.int64, device=device)
         self._first = torch.zeros(self.num_streams, dtype=torch.bool, device=device)
         self._carry = torch.zeros(self.num_streams, dtype=torch.float64, device=device)
         self._most = min(max(_MOST_TOLD, self.num_streams), plan.unroll_steps * self.num_streams)
         self._rows_before, self._seed = 0, 0  # of the streams since their last restart
         self._last = 0  # rows of the last unroll
+        self._state: State = {}
+        self._noise: Tensor | None = None
 
     def restart(self, env_seed: int, noise_seed: int) -> None:
         """Begins new episodes of all streams; what follows depends on the seeds."""
         self.rows.restart(env_seed)
         self._seed, self._rows_before, self._last = env_seed, 0, 0
         self.generator.manual_seed(noise_seed)
-        self.state = self.actor.initial_state(self.num_streams)
+        begun = self.actor.initial_state(self.num_streams)
+        if not self._state:
+            self._state = {name: x.clone() for name, x in begun.items()}
+        self._keep_state(begun)
         self._first.fill_(True)
         self._carry.zero_()
         self._sums = _Sums.zeros(self.num_streams, self.rows.env.device)
@@ -128,9 +147,16 @@ class DeviceRows:
         self._begin(version)
         row, steps = 0, self.plan.unroll_steps
         end = min(more(0), steps)
+        if end == steps and self._graph and self._collected:
+            if self._replay is None:
+                generators = self.rows.env.generators or ()
+                self._replay = recorded(self._all_rows, self.rows.env.device, generators)
+            self.timer.switch("stepping")
+            self._replay()
+            row = steps
+        self._collected = True
         while row < end:
-            self._store_state(row)
-            self._step()
+            self._step(row)
             row += 1
             if row == end and row < steps:
                 end = min(row + more(row), steps)
@@ -147,51 +173,51 @@ class DeviceRows:
             rollout.last_action.copy_(rollout.action[last - 1])
             rollout.last_reward.copy_(rollout.reward[last - 1])
         rollout.version.fill_(version)
-        self._row.zero_()
         # Weights that were replaced may have left a NaN, which a recurrent network would keep.
-        recorded = self.actor.state_specs
-        self.state = {
-            name: x.nan_to_num(0.0, 0.0, 0.0) if name in recorded else x
-            for name, x in self.state.items()
-        }
-        self._noise = self.actor.draw_noise(
-            self.plan.unroll_steps, self.num_streams, self.generator
-        )
+        for name in self._state.keys() & self.actor.state_specs.keys():
+            self._state[name].nan_to_num_(0.0, 0.0, 0.0)
+        noise = self.actor.draw_noise(self.plan.unroll_steps, self.num_streams, self.generator)
+        self._noise = noise if self._noise is None else self._noise.copy_(noise)
 
-    def _put(self, into: Tensor, x: Tensor) -> None:
-        into.index_copy_(0, self._row, x.to(into.dtype).unsqueeze(0))
+    def _all_rows(self) -> None:
+        for row in range(self.plan.unroll_steps):
+            self._step(row)
 
-    def _step(self) -> None:
+    def _keep_state(self, state: State) -> None:
+        for name, x in self._state.items():
+            x.copy_(state[name])
+
+    def _step(self, row: int) -> None:
         """Acts, steps and writes a row."""
+        self._store_state(row)
         self.timer.switch("acting")
         rollout, rows = self.rollout, self.rows
         for name, x in rows.obs.items():
-            self._put(rollout.obs[name], x)
-        self._put(rollout.is_first, self._first)
-        noise = self._noise.index_select(0, self._row).squeeze(0)
-        out = self.actor.act(rows.obs, self.state, self._first, noise)
-        self._put(rollout.action, out.action)
+            rollout.obs[name][row] = x
+        rollout.is_first[row] = self._first
+        assert self._noise is not None
+        out = self.actor.act(rows.obs, self._state, self._first, self._noise[row])
+        rollout.action[row] = out.action
         for name, into in rollout.record.items():
-            self._put(into, out.record[name])
-        self.state = out.state
+            into[row] = out.record[name]
+        self._keep_state(out.state)
         self.timer.switch("stepping")
         # A copy, since what inference mode made can't be changed by the environment's own code.
         step = rows.step(out.env_action.clone())
         for name, x in step._asdict().items():
-            self._put(self._memory[name], x)
+            self._memory[name][row] = x
         self._first.copy_(~step.valid)
         if rollout.return_carry is not None:
             assert self.plan.return_discount is not None
             self._carry.mul_(self.plan.return_discount).add_(step.reward)
-            self._put(rollout.return_carry, self._carry)
+            rollout.return_carry[row] = self._carry
             self._carry.masked_fill_(step.terminated | step.truncated, 0.0)
-        self._row.add_(1)
 
     def _store_state(self, row: int) -> None:
         every = self.plan.state_every
         if row % every == 0:
             for name, x in self.rollout.state.items():
-                x[row // every].copy_(self.state[name])
+                x[row // every] = self._state[name]
 
     def _finish(self, rows: int, version: int) -> Told:
         """Ends the unroll after `rows` rows."""
@@ -215,8 +241,8 @@ class DeviceRows:
         rollout = self.rollout
         for later in range(row, self.plan.unroll_steps + 1):
             self._store_state(later)
-        noise = self._noise[row]
-        out = self.actor.act(self.rows.obs, self.state, self._first, noise)
+        assert self._noise is not None
+        out = self.actor.act(self.rows.obs, self._state, self._first, self._noise[row])
         rollout.action[row:] = out.action
         for name, into in rollout.record.items():
             into[row:] = out.record[name]
@@ -335,3 +361,26 @@ class DeviceRows:
                 places, returns, lengths, versions, successes, strict=True
             )
         ]
+
+
+def may_record(env: TensorVectorEnv, plan: DataPlan) -> bool:
+    """Whether an unroll can be a CUDA graph: of few steps, which launch nothing but kernels."""
+    able = env.device.type == "cuda" and env.generators is not None
+    return able and plan.unroll_steps <= _MOST_RECORDED
+
+
+def recorded(
+    run: Callable[[], None], device: torch.device, generators: tuple[torch.Generator, ...]
+) -> Callable[[], None]:
+    """A function that repeats what `run` launches, by one launch; nothing is computed here.
+
+    generators: those from which `run` draws; a repetition draws on.
+    """
+    graph = torch.cuda.CUDAGraph()
+    for each in generators:
+        graph.register_generator_state(each)
+    # Other threads may use the GPU meanwhile.
+    with torch.cuda.device(device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        run()
+    replay: Callable[[], None] = graph.replay
+    return replay

@@ -138,10 +138,14 @@ def joined(parts: list[Columns]) -> Columns:
 @final
 @dataclass(frozen=True)
 class DeviceOptions:
-    """Options of `DeviceSampling`, as those of `SerialOptions`."""
+    """Options of `DeviceSampling`, as those of `SerialOptions`.
+
+    graph: whether unrolls are CUDA graphs, which `may_record` allows.
+    """
 
     threads: int | None = None
     may_lag: bool = False
+    graph: bool = False
 
 
 _DEFAULT = DeviceOptions()
@@ -169,7 +173,7 @@ class DeviceSampling:
         """make_actor: makes an actor on the environments' device."""
         self.restarts = rows.env.restarts
         self.actor, self.plan, self.seed, self.timer = make_actor(), plan, seed, timer
-        self.rows = DeviceRows(rows, self.actor, plan, timer)
+        self.rows = DeviceRows(rows, self.actor, plan, timer, options.graph)
         self.threads = options.threads
         self.num_streams = rows.env.num_streams
         self.delivery = Delivery(plan, self.num_streams, may_lag=options.may_lag)

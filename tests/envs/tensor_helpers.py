@@ -17,7 +17,7 @@ class Counting:
     episodes are truncated, the others' terminated.  Episodes begin at a number that the seed gives.
     """
 
-    restarts = True
+    restarts, generators = True, None
 
     def __init__(self, num_streams=3, mode=AutoresetMode.SAME_STEP, final=True, success=None):
         self.num_streams, self.autoreset, self.final = num_streams, mode, final

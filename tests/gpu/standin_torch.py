@@ -58,6 +58,9 @@ class CUDAGraph:
     def capture_end(self) -> None:
         self._graph = _native.standin_capture_end()
 
+    def register_generator_state(self, generator: torch.Generator) -> None:
+        """Does nothing: kernels that run again draw on."""
+
     def replay(self) -> None:
         assert self._graph is not None, "called replay without a captured graph"
         _native.standin_replay(self._graph)

@@ -1,6 +1,7 @@
 """Environments whose tensors stay on the GPU: the host waits once per unroll, and the weights are
 the CPU's."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -38,3 +39,37 @@ def test_the_host_waits_once_per_unroll(algo: str, env: str, options: dict[str, 
     assert mine.phases["batch"].counts.launches == 0
     theirs = run(algo, env, 16 * 8 * unrolls, options, "cpu")
     assert mine.differs_by(theirs) < 1e-6
+
+
+def test_an_unroll_is_one_graph_with_the_bytes_of_eager_steps() -> None:
+    from quintet.runtime import device_rows
+
+    record, graphs = device_rows.recorded, []
+
+    def recorded(*given: Any) -> Callable[[], None]:
+        replay, ran = record(*given), []
+        graphs.append(replay)
+
+        def once_less() -> None:  # the stand-in has run what it captured
+            if ran:
+                replay()
+            ran.append(True)
+
+        return once_less
+
+    launches, found = [], []
+    device_rows.recorded = recorded
+    try:
+        for compile_ in ("off", "graph"):
+            options = SMALL | LSTM | {"runtime.compile": compile_, "checkpoint.max_cut_frac": 1.0}
+            options["checkpoint.interval_iterations"] = 3
+            ran = run("ppo", "torch/CartPole-v1", 16 * 8 * 7, options)
+            collection = ran.phases["collection"]
+            launches.append(collection.counts.launches / collection.calls)
+            found.append(ran)
+    finally:
+        device_rows.recorded = record
+    assert len(graphs) == 1
+    assert found[0].differs_by(found[1]) == 0
+    # The first unroll and the last, shorter one are steps.
+    assert launches[1] < launches[0] / 2
