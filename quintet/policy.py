@@ -27,6 +27,7 @@ from quintet.models.config import ModelConfig, uses_pictures
 from quintet.models.custom import Maker, encoder_name
 from quintet.policy_place import LEADER, LEARNER, POLICIES, POLICY, find
 from quintet.protocols import Actor
+from quintet.runtime.staged import Shared, StagedActor
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.system import files, memory
 from quintet.system.cpus import usable_cores
@@ -218,6 +219,16 @@ class Policy:
     def player(self) -> Actor:
         """The actor for evaluations, which records the entropy of its distribution."""
         return self._loaded(Compute(records=("entropy",)))
+
+    def player_on(self, device: str) -> Actor:
+        """`player`, computing on `device`; rows, actions and state are on the CPU.  A policy with
+        private state, as of correlated noise, computes on the CPU.
+        """
+        private = self.player.initial_state(1).keys() - self.player.state_specs
+        if device == "cpu" or private:
+            return self.player
+        actor = self._loaded(Compute(act_on=device, records=("entropy",)))
+        return StagedActor(Shared(actor), torch.device(device))
 
     @cached_property
     def _valuer(self) -> Actor:

@@ -68,7 +68,8 @@ class RuntimeConfig(Options):
     )
     """place where actions are computed; local: on the CPU, in the process that steps environments;
     server: in one process for all workers, on runtime.device (for a GPU); device: on the GPU, in
-    serial; auto: device in serial with pictures and grids on a CUDA GPU, else local
+    serial; auto: device in serial with pictures and grids on a CUDA GPU, else local; evaluations
+    during the run act there too, in fp32
     """
     inference_batch_min: Streams = option(1, needs=_SERVES)
     """server of async: least number of streams in an act"""

@@ -46,6 +46,13 @@ class Evaluations:
         self._seconds = 0.0
         self._told = self._apart_told = False
 
+    @property
+    def _device(self) -> str:
+        """The GPU if the run's actions are computed there, else the CPU."""
+        runtime = self.config.runtime
+        on_gpu = runtime.inference != "local" and runtime.device.startswith("cuda")
+        return runtime.device if on_gpu else "cpu"
+
     def due(self, env_steps: int, wall_s: float) -> bool:
         config = self.config.eval
         if config.episodes == 0:
@@ -76,7 +83,7 @@ class Evaluations:
         policy, team = policies[index], self.config.population.assignment == "agent"
         others = [*policies[index + 1 :], *policies[:index]] if team else []
         how = How(
-            policy.player,
+            policy.player_on(self._device),
             config.episodes,
             EVALUATION_SEED,
             config.greedy,
@@ -85,7 +92,7 @@ class Evaluations:
             self.say,
             self.notice,
             who=lambda _: None,  # the training has said so
-            others=tuple(each.player for each in others),
+            others=tuple(each.player_on(self._device) for each in others),
             agent=index,
             threads=policy.threads,
         )

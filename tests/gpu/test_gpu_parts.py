@@ -1,7 +1,9 @@
 """Parts that do other things on a GPU than on the CPU, or did."""
 
 from dataclasses import replace
+from typing import Any
 
+import runs
 import standin
 import torch
 from cases import CUDA, case_of
@@ -10,6 +12,7 @@ from conformance import STREAMS
 from quintet.algorithms.parts.setup import Compute
 from quintet.models.film_grid import _over_grid
 from quintet.models.normalize import _moments_of_bytes
+from quintet.run import evaluations
 from quintet.runtime.policies import Assignment
 
 
@@ -66,3 +69,31 @@ def test_statistics_of_pictures_take_few_kernels() -> None:
         torch.equal(one, other.cpu())
         for one, other in zip(_moments_of_bytes(x), found, strict=True)
     )
+
+
+def test_evaluations_act_where_the_run_acts() -> None:
+    small = {"env.num_streams": 4, "unroll_steps": 64, "model.policy_hidden": (8,)}
+    options = {**small, "eval.episodes": 2, "eval.interval": 256, "report.interval_s": 0.0}
+    kernels, scores = {}, {}
+    for inference in ("local", "device"):
+        played: list[int] = []
+        play = evaluations.evaluate_in
+
+        def counted(*given: Any, of: Any = play, told: list[int] = played) -> Any:
+            with standin.counting() as counts:
+                found = of(*given)
+            told.append(counts.kinds["kernel"])
+            return found
+
+        evaluations.evaluate_in = counted
+        try:
+            ran = runs.run(
+                "ppo", "CartPole-v1", 512, options | {"runtime.inference": inference}, "cuda"
+            )
+        finally:
+            evaluations.evaluate_in = play
+        kernels[inference] = played
+        scores[inference] = ran.result.metrics["eval/return_mean"]
+    assert sum(kernels["local"]) == 0
+    assert all(kernels["device"])
+    assert scores["local"] == scores["device"]
