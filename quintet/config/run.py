@@ -169,6 +169,7 @@ MAY_CHANGE_ON_RESUME = (
     "run_dir",
     "env.num_processes",
     "runtime.device",
+    "runtime.replay_device",
     "runtime.threads",
     "runtime.actor_threads",
     "runtime.num_workers",

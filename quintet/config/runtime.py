@@ -120,6 +120,20 @@ class RuntimeConfig(Options):
     CUDA GPU for pictures and grids if there is one, else the CPU; cuda divides the policies of a
     population among all GPUs
     """
+    replay_device: Literal["auto", "cpu", "learner"] = option(
+        "auto",
+        needs=(
+            Needs(
+                "an algorithm with replay",
+                lambda _, f: any(name.startswith("replay_") for name in vars(f.learner)),
+            ),
+            "runtime.num_learners=1",
+        ),
+    )
+    """where draws from replay find pictures and other large observations; cpu: in the replay's
+    files; learner: on the learner's CUDA GPU too; auto: there, if they fit in half of its free
+    memory
+    """
     threads: Threads | None = None
     """number of PyTorch's CPU threads; none: 1 for small networks, all cores (at most 8) for
     pictures, grids and layers of 256 x 256, half of them with workers, divided among several

@@ -255,6 +255,7 @@ def _make_replays(trainer: Trainer, source: Source, rows: RowSpecs) -> None:
     for each in trainer.policies:
         interval = trainer.saving.interval
         each.replay = RunReplay(plan, each.config, assignment, interval, rows, each.folder)
+        each.replay.draw_on(each.device, each.config.runtime.replay_device)
 
 
 @contextmanager

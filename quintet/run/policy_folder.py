@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 from quintet import checkpoint
@@ -132,6 +133,14 @@ class RunReplay:
         numbers = own if len(own) < self._streams else None
         self.replay = Replay(plan, rows, len(own), seed, place, slack_steps, numbers)
         self.described = False
+
+    def draw_on(self, device: torch.device, option: str) -> None:
+        """Where draws find large observations, by ``runtime.replay_device``.
+
+        device: of the learner's batches.
+        """
+        if option != "cpu":
+            self.replay.draw_on(device, must=option == "learner")
 
     @property
     def reach(self) -> int:

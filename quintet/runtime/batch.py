@@ -91,7 +91,7 @@ def _map_together(function: Callable[[list[Tensor]], list[Tensor]], rollout: Rol
     moves = [
         i
         for i, (path, x) in enumerate(zip(paths, leaves, strict=True))
-        if isinstance(x, Tensor) and path[0] not in _STAYS
+        if isinstance(x, Tensor) and x.is_cpu and path[0] not in _STAYS
     ]
     for i, x in zip(moves, function([leaves[i] for i in moves]), strict=True):
         leaves[i] = x

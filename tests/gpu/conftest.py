@@ -18,7 +18,8 @@ import pytest
 import standin
 
 MOST_S = 600.0
-sys.path.append(str(standin.HERE.parent / "algorithms"))  # where `cases` finds the learners
+# Where `cases` finds the learners, and `test_replay_draws` its streams.
+sys.path += [str(standin.HERE.parent / name) for name in ("algorithms", "runtime/replay")]
 
 
 def why_not() -> str | None:

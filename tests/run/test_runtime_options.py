@@ -4,12 +4,14 @@ import shutil
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest import mock
 
 import pytest
 import torch
 from run_helpers import SMALL, TOY, Where, resolved, run, weights
 from torch import nn
 
+import quintet
 from quintet.algorithms.parts.setup import PLAIN
 from quintet.config import machine
 from quintet.config import resolve as resolution
@@ -24,6 +26,7 @@ from quintet.run.launch import Result
 from quintet.runtime.asynchronous import AsyncSampling
 from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.parallel.learners import Learners
+from quintet.runtime.replay.replay import Replay
 from quintet.runtime.sampler import SerialSampling
 from quintet.runtime.torch_settings import GpuMath
 
@@ -376,6 +379,24 @@ def _gpu_math(where: Where) -> None:
         run(where.folder / "cpu", 64, runtime__device="cpu", runtime__tf32="on")
 
 
+def _replay_device(where: Where) -> None:
+    """That the GPU's draws are the CPU's is in tests/gpu/test_replay_draws.py."""
+    asked: list[bool] = []
+
+    def draw_on(self: Replay, device: torch.device, must: bool) -> None:
+        asked.append(must)
+
+    small = {"replay_start_steps": 32, "batch_size": 4, "env.num_streams": 4}
+    quiet = {"report.progress": False, "eval.episodes": 0}
+    with mock.patch.object(Replay, "draw_on", draw_on):
+        for value in ("cpu", "learner", "auto"):
+            config = {**small, **quiet, "runtime.replay_device": value}
+            quintet.train("ddpg", "Pendulum-v1", 64, run_dir=where.folder / value, config=config)
+    assert asked == [True, False]
+    with pytest.raises(ConfigError, match="replay_device=cpu has no effect without an algorithm"):
+        run(where.folder / "none", 64, runtime__replay_device="cpu")
+
+
 EFFECTS: dict[str, Callable[[Where], None]] = {
     "runtime.kind": _kind,
     "runtime.lag": _lag,
@@ -399,6 +420,7 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "runtime.actor_precision": _actor_precision,
     "runtime.deterministic": _gpu_math,
     "runtime.tf32": _gpu_math,
+    "runtime.replay_device": _replay_device,
     "runtime.compile": _compile,
 }
 

@@ -7,7 +7,7 @@ are stored whole in a pool next to the ring.  So every stack is read exactly as 
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
@@ -96,6 +96,23 @@ def _first_entries(rows: int) -> int:
     return rows // 256 + 16
 
 
+_NONE: Numbers = np.empty(0, np.int64)
+
+
+class Origins(NamedTuple):
+    """What the frames of some rows are made of, flat, the oldest frame of a row first.
+
+    rows: place of the row whose newest frame it is.
+    zero: numbers of frames that are zero instead.
+    whole, frames: numbers of frames that are these, from the pool.
+    """
+
+    rows: Numbers
+    zero: Numbers
+    whole: Numbers
+    frames: Array
+
+
 @final
 class FrameStacks:
     """A leaf of the observation that is a stack of frames, in a ring."""
@@ -171,24 +188,33 @@ class FrameStacks:
         """Stacks ``[..., B, slices, ...]`` of the rows (stream ``[B]``, number ``[..., B]``) at
         `place`.
         """
+        origins = self.origins(stream, number, place)
+        frames = self._newest.take(origins.rows, 0)
+        if len(origins.zero):
+            frames[origins.zero] = 0
+        if len(origins.whole):
+            frames[origins.whole] = origins.frames
+        return torch.from_numpy(frames.reshape(*place.shape, *self._spec.shape))
+
+    def origins(self, stream: Numbers, number: Numbers, place: Numbers) -> "Origins":
+        """What the frames of these rows are made of."""
         held = self._depth[place]
         depth = held.astype(np.int64)[..., None]
         lag = self._lag
         whole = bool((held == self.frames - 1).all())
         back = number[..., None] - (lag if whole else np.minimum(lag, depth))
-        stacks = self._newest.take(self._at(stream[..., None], back), 0)
-        if not whole:
-            # Frames from before the break; those that repeat its newest frame are right already.
-            missing = lag > depth
-            base = self._at(stream, number - depth[..., 0])
-            origin = np.broadcast_to(self._origin[base][..., None], missing.shape)
-            stacks[missing & (origin == _ZERO)] = 0
-            held = missing & (origin >= 0)
-            if held.any():
-                # Frame j of the row is frame j + depth of the row at the break.
-                frame = np.arange(self.frames) + depth
-                stacks[held] = self._pool[origin[held], frame[held]]
-        return torch.from_numpy(stacks.reshape(*place.shape, *self._spec.shape))
+        rows = self._at(stream[..., None], back).reshape(-1)
+        if whole:
+            return Origins(rows, _NONE, _NONE, self._pool[:0, 0])
+        # Frames from before the break; those that repeat its newest frame are right already.
+        missing = lag > depth
+        base = self._at(stream, number - depth[..., 0])
+        origin = np.broadcast_to(self._origin[base][..., None], missing.shape)
+        zero = np.flatnonzero(missing & (origin == _ZERO))
+        kept = missing & (origin >= 0)
+        # Frame j of the row is frame j + depth of the row at the break.
+        frame = np.arange(self.frames) + depth
+        return Origins(rows, zero, np.flatnonzero(kept), self._pool[origin[kept], frame[kept]])
 
     def whole(self, rows: slice) -> Array:
         """The pool's frames that belong to these rows of the ring."""

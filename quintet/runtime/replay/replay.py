@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quintet.errors import CheckpointError
+from quintet.errors import CheckpointError, ConfigError
 from quintet.protocols import DataPlan
 from quintet.runtime.replay.batch import (
     CUT,
@@ -24,6 +24,7 @@ from quintet.runtime.replay.batch import (
     as_tensor,
     split,
 )
+from quintet.runtime.replay.device import OnDevice, bytes_there
 from quintet.runtime.replay.frames import frame_slices
 from quintet.runtime.replay.layout import Layout
 from quintet.runtime.replay.memory import Array, Numbers, files_in
@@ -40,6 +41,9 @@ _COUNTS = ("counted_steps", "owed_draws", "drawn_rows")
 
 _AHEAD_BYTES = 2**20
 """Number of bytes of rows that are read together for several draws, as each call has a cost."""
+
+_SHARE_OF_FREE = 0.5
+"""Largest part of a GPU's free memory that a replay takes."""
 
 _FLAGS = np.arange(256)
 _BITS = np.array([(_FLAGS & bit) > 0 for bit in (TERMINATED, TRUNCATED, VALID, CUT, FIRST)])
@@ -109,10 +113,37 @@ class Replay:
         self.counted_steps = 0  # valid steps that owe draws
         self.owed_draws = 0  # draws that they owed, all made
         self.drawn_rows = 0
+        self._device, self._must = torch.device("cpu"), False
+        self._there: OnDevice | None = None
         self._saved: Numbers | None = None  # the streams' newest rows in the last checkpoint
         # Existing rings keep their length, which may be less than is asked for now.
         if not files_in(folder):
             self._layout.require_room()
+
+    def draw_on(self, device: torch.device, must: bool) -> None:
+        """Asks for large leaves of observations to lie on a CUDA GPU too, from where draws take
+        them; called before rows are stored or loaded.
+
+        must: whether that is refused by ConfigError where they don't fit, instead of left out.
+        """
+        self._device, self._must = device, must
+
+    def _put_on_device(self) -> None:
+        store = self._store
+        assert store is not None
+        size = bytes_there(store)
+        if self._device.type != "cuda" or not size:
+            return
+        free, _ = torch.cuda.mem_get_info(self._device)
+        if size <= free * _SHARE_OF_FREE:
+            self._there = OnDevice(store, self._device)
+        elif self._must:
+            raise ConfigError(
+                f"runtime.replay_device=learner must have {size / 2**20:,.1f} MiB in "
+                f"{_SHARE_OF_FREE:.0%} of the free memory of {self._device}, got "
+                f"{free / 2**20:,.1f} MiB free: lower the replay capacity, or use "
+                "--runtime.replay-device cpu"
+            )
 
     @property
     def size(self) -> int:
@@ -150,6 +181,13 @@ class Replay:
         memory = free_bytes()
         if self.nbytes > memory:
             notes += f"; {memory / 2**20:,.1f} MiB of memory are free, so draws wait for the disk"
+        if self._store is not None and self._device.type == "cuda":
+            there = bytes_there(self._store) / 2**20
+            if self._there is not None:
+                notes += f"; {there:,.1f} MiB of it also on {self._device}, for draws"
+            elif there:
+                notes += f"; draws read it on the CPU, since {there:,.1f} MiB of it may not fit on "
+                notes += str(self._device)
         size = f"{self.nbytes / 2**20:,.1f} MiB"
         return f"replay of {self.capacity:,} rows takes {least}{size} in {layout.folder}{notes}"
 
@@ -172,6 +210,7 @@ class Replay:
             found = {name: slices for name, slices in slices_of.items() if slices is not None}
             self._layout.stacks = found
             self._store = RowStore(self._layout, fresh=True)
+            self._put_on_device()
         self._store.store(batch)
 
     def overwrites(self, batch: Rollout) -> bool:
@@ -236,6 +275,8 @@ class Replay:
     def _drawn(self, store: RowStore, stream: Numbers, entry: Numbers) -> Iterator[Rollout]:
         """A batch for each row of `stream` and `entry`; several share one read."""
         number, columns = entry.shape
+        if self._there is not None:
+            self._there.catch_up()
         ahead = max(1, _AHEAD_BYTES // (columns * self._column_bytes))
         for begin in range(0, number, ahead):
             part = slice(begin, begin + ahead)
@@ -248,7 +289,8 @@ class Replay:
         number = store.starts[position] + self._shifts
         place = store.rows.at(stream, number)
         records = store.rows.take_records(place)
-        drawn = Drawn(store, stream, number, place, records, records["flags"][1:], None)
+        flags = records["flags"][1:]
+        drawn = Drawn(store, stream, number, place, records, flags, None, self._there)
         if self.plan.kind == "windows" and self.plan.steps > 1:
             drawn = _cut_window(drawn)
         state = {}
@@ -287,6 +329,7 @@ class Replay:
         self._check_counts()
         if state["rows"] is not None:
             self._store = load_rows(self._layout, state["rows"])
+            self._put_on_device()
             self._saved = self._store.head.copy()
 
     def _check_counts(self) -> None:
@@ -350,6 +393,7 @@ class Drawn(NamedTuple):
     records: ``[T + 2, B]``, copies of the rows' records.
     flags: ``[T + 1, B]``, of rows 0..T.
     blank: ``[T, B]``, rows that have only an observation; None if there are none.
+    there: holds the large leaves of observations on a GPU; None: draws are on the CPU.
     """
 
     store: RowStore
@@ -359,6 +403,7 @@ class Drawn(NamedTuple):
     records: Array
     flags: Array
     blank: Array | None
+    there: OnDevice | None
 
     def rollout(self, state: dict[str, Tensor]) -> tuple[Rollout, int]:
         """A copy of the rows, and the number of valid rows."""
@@ -397,6 +442,8 @@ class Drawn(NamedTuple):
         rows, store = self.store.rows, self.store
         if name in store.packed:
             return as_tensor(self.records[name][1:], rows.specs[name].dtype)
+        if self.there is not None:
+            return self.there.read(name, self.stream, self.number[1:], self.place[1:])
         return store.read_obs(name, self.stream, self.number[1:], self.place[1:])
 
     def _taken(self, name: str) -> Array:
@@ -431,7 +478,7 @@ def _cut_window(drawn: Drawn) -> Drawn:
         records = store.rows.take_records(place)
         flags = records["flags"][1:]
         blank = number[1:-1] == store.head[stream]
-        drawn = Drawn(store, stream, number, place, records, flags, blank)
+        drawn = Drawn(store, stream, number, place, records, flags, blank, drawn.there)
     ended = (flags[:-1] & (TERMINATED | TRUNCATED)) > 0
     broken = (flags[:-1] & CUT) > 0
     broken[:-1] |= (flags[1:-1] & VALID) == 0

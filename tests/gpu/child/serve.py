@@ -9,10 +9,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[2]
+PARTS = ("gpu", ".", "runtime", "runtime/replay", "algorithms", "run")
 
 
 def main() -> None:
-    sys.path[:0] = [str(TESTS / name) for name in ("gpu", ".", "runtime", "algorithms", "run")]
+    sys.path[:0] = [str(TESTS / name) for name in PARTS]
     import pytest
     import torch
 
