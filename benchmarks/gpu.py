@@ -1,12 +1,12 @@
 """quintet on a GPU, in one command of at most ten minutes: is it right, does it wait, is it fast.
 
     python benchmarks/gpu.py --to gpu.json
-    python benchmarks/gpu.py --to gpu.json --parts environment pong --peers PEERS
+    python benchmarks/gpu.py --to gpu.json --parts environment "pong:8 streams,impala" --peers PEERS
     python benchmarks/gpu.py --list                   # parts and their cases
 
-Each part runs in a process of its own.  A case that fails, ends the process or takes too long is
-recorded, and the next case follows.  The JSON file is written after every case; a table is printed
-last.  Cases for which no time is left are listed as such.
+Each part runs in a process of its own; those that measure no time run together.  A case that
+fails, ends the process or takes too long is recorded, and the next case follows.  The JSON file is
+written after every case; a table is printed last.  Cases for which no time is left are listed.
 
 What the parts ask, and what PEERS is, is in `gpu.md`.
 """
@@ -17,8 +17,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,14 +43,16 @@ class Record:
     to: Path
     command: Sequence[str]
     rows: list[Row] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, **row: Any) -> None:
-        self.rows.append(row)
-        told = {"command": list(self.command), "rows": self.rows}
-        fresh = self.to.with_suffix(".new")
-        fresh.write_text(json.dumps(told, indent=1) + "\n")
-        fresh.replace(self.to)
-        print(f"{row['part']}: {row['case']}: {in_words(row)}", flush=True)
+        with self._lock:
+            self.rows.append(row)
+            told = {"command": list(self.command), "rows": self.rows}
+            fresh = self.to.with_suffix(".new")
+            fresh.write_text(json.dumps(told, indent=1) + "\n")
+            fresh.replace(self.to)
+            print(f"{row['part']}: {row['case']}: {in_words(row)}", flush=True)
 
 
 @final
@@ -139,6 +143,8 @@ def in_words(row: Row) -> str:
         return f"FAILED: {row['error'].splitlines()[0][:150]}"
     result = row["result"]
     told = []
+    if list(result) == ["first_iterations_s"]:
+        told.append(f"first iterations after {result['first_iterations_s']:.0f} s")
     if "env_steps_per_s" in result:
         told.append(f"{result['env_steps_per_s'] or 0:,.0f} env_steps/s")
     if "learning_us_per_update" in result:
@@ -182,38 +188,66 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def chosen(words: Sequence[str], parts: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, float]]:
+    """The limits of the cases to run, by part and name; raises ValueError if a word names none.
+
+    words: PART, or PART:TEXT,TEXT for the cases with one of these texts in their names.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for word in words or parts:
+        part, _, texts = word.partition(":")
+        cases = {
+            case.name: case.limit_s
+            for case in parts.get(part, ())
+            if any(text in case.name for text in texts.split(","))
+        }
+        if not cases:
+            raise ValueError(f"{word!r} must name a part, or a part and cases: see --list")
+        found[part] = {**found.get(part, {}), **cases}
+    return found
+
+
 def main() -> None:
     sys.path.insert(0, str(CASES.parent))
-    from gpu_cases import PARTS
+    from gpu_cases import PARTS, TOGETHER
 
     parser = argparse.ArgumentParser(description="measure quintet on a GPU")
     parser.add_argument("--to", type=Path, default=Path("gpu.json"), help="JSON file")
-    parser.add_argument("--parts", nargs="*", choices=list(PARTS), help="none: all")
-    parser.add_argument("--cases", default="", help="run only cases with this in their names")
+    parser.add_argument("--parts", nargs="*", default=[], metavar="PART[:TEXT,...]")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--peers", type=Path, help="folder of LeanRL's and CleanRL's files")
     parser.add_argument("--each", type=float, default=5, help="seconds of a speed measurement")
     parser.add_argument("--total", type=float, default=580, help="seconds for all")
     parser.add_argument("--list", action="store_true", help="list the cases and end")
     args = parser.parse_args()
-    cases = {
-        part: {case.name: case.limit_s for case in PARTS[part]() if args.cases in case.name}
-        for part in args.parts or PARTS
-    }
+    try:
+        cases = chosen(args.parts, {part: make() for part, make in PARTS.items()})
+    except ValueError as error:
+        parser.error(str(error))
     if args.list:
         for part, names in cases.items():
             print(f"{part}: {', '.join(names)}")
         return
-    if args.peers is None and cases.get("peers"):
-        print("no --peers: CleanRL and LeanRL are not measured", flush=True)
+    if args.peers is None:
+        for part in ("compiled", "peers"):
+            if cases.pop(part, None):
+                print(f"no --peers, so that {part} is left out", flush=True)
     ends = time.monotonic() + args.total
     record = Record(args.to, sys.argv)
-    for part, limits in cases.items():
+
+    def run(part: str) -> None:
         command = [sys.executable, str(CASES), part, "--device", args.device]
         command += ["--seconds", str(args.each)]
         command += ["--peers", str(args.peers.resolve())] if args.peers else []
-        run_part(part, limits, command, record, ends)
-    print(table(record.rows), flush=True)
+        run_part(part, cases[part], command, record, ends)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(run, [part for part in cases if part in TOGETHER]))
+    for part in cases:
+        if part not in TOGETHER:
+            run(part)
+    order = {part: place for place, part in enumerate(cases)}
+    print(table(sorted(record.rows, key=lambda row: order[row["part"]])), flush=True)
 
 
 if __name__ == "__main__":

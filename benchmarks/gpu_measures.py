@@ -192,7 +192,9 @@ def speed(asked: Asked, algo: str, env: str, options: Options, device: str) -> R
     return watched(algo, env, options, regions, device)
 
 
-def peer(asked: Asked, file: str, arguments: tuple[str, ...], env: str) -> Result:
+def peer(
+    asked: Asked, file: str, arguments: tuple[str, ...], env: str, seconds: float | None = None
+) -> Result:
     """env_steps per second of a file of CleanRL or LeanRL."""
     if asked.peers is None or not (asked.peers / file).is_file():
         raise FileNotFoundError(f"{file} is not there: name the folder that has it by --peers")
@@ -206,7 +208,7 @@ def peer(asked: Asked, file: str, arguments: tuple[str, ...], env: str) -> Resul
             str(Path(__file__).with_name("gpu_peers.py")),
             str((asked.peers / file).resolve()),
             "--seconds",
-            str(2 * asked.seconds),
+            str(2 * asked.seconds if seconds is None else seconds),
             "--to",
             str(to),
             "--",
@@ -215,7 +217,11 @@ def peer(asked: Asked, file: str, arguments: tuple[str, ...], env: str) -> Resul
             *arguments,
             *on,
         ]
-        subprocess.run(command, check=True, cwd=folder, stdout=sys.stderr)
+        ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        print(ended.stdout[-3000:], ended.stderr[-8000:], flush=True)
+        if ended.returncode or not to.exists():
+            said = " ".join(ended.stderr.splitlines()[-12:])[-500:]
+            raise RuntimeError(f"it ended with {ended.returncode}: ...{said}")
         return dict(json.loads(to.read_text()))
 
 

@@ -16,6 +16,8 @@ from types import FrameType
 from typing import Any, final
 
 import torch
+import yaml
+from torch.profiler import ProfilerActivity, profile, supported_activities
 
 import quintet
 
@@ -78,7 +80,7 @@ class Waits:
         where, phase = "?", "other"
         while frame is not None and phase == "other":
             code = frame.f_code
-            if code.co_filename.startswith(OWN):
+            if code.co_filename.startswith(OWN) and code.co_name != "tell":  # of its own warnings
                 if where == "?":
                     where = f"{code.co_filename.removeprefix(OWN)}:{frame.f_lineno}"
                 phase = PHASES.get(code.co_name.strip("_"), "other")
@@ -136,8 +138,11 @@ class Watch:
     """
 
     def __init__(self, regions: Mapping[str, float], device: str) -> None:
-        known = torch.device(device).type == "cuda"
-        self._left = [(n, s) for n, s in regions.items() if known or n in ("warmup", "speed")]
+        seen = {"warmup", "speed"}
+        if torch.device(device).type == "cuda":
+            profiled = ProfilerActivity.CUDA in supported_activities()
+            seen |= {"waits", "kernels"} if profiled else {"waits"}
+        self._left = [(name, s) for name, s in regions.items() if name in seen]
         self.result: dict[str, Any] = {}
         self._now = Passed()
         self._before: dict[str, float] = {}
@@ -165,8 +170,6 @@ class Watch:
 
     def _begin(self, name: str) -> None:
         if name == "kernels":
-            from torch.profiler import ProfilerActivity, profile
-
             torch.cuda.synchronize()
             self._profile = self._ends.enter_context(profile(activities=[ProfilerActivity.CUDA]))
         if name == "waits":
@@ -233,11 +236,23 @@ def watched(
         config = {**PLAIN, "runtime.device": device, **options}
         total = config.pop("total_env_steps")
         begin = time.perf_counter()
-        quintet.train(algo, env, total, 1, Path(folder) / "run", config=config, on_report=watch)
+        run = Path(folder) / "run"
+        quintet.train(algo, env, total, 1, run, config=config, on_report=watch)
         result = watch.result | {"whole_s": round(time.perf_counter() - begin, 1)}
+        result["options"] = options_of(run)
     if on_gpu:
         result["gpu_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 3)
     return result
+
+
+def options_of(run: Path) -> dict[str, Any]:
+    """The options of a run that say where and how it computed."""
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    runtime = ("device", "kind", "inference", "compile", "precision", "actor_precision")
+    return {
+        **{name: config["runtime"].get(name) for name in (*runtime, "threads", "num_workers")},
+        **{name: config["env"].get(name) for name in ("num_streams", "streams_per_group")},
+    }
 
 
 def trained(

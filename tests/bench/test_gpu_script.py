@@ -160,7 +160,7 @@ def test_differences_count_large_numbers_by_their_size() -> None:
 
 
 def test_the_whole_command_measures_on_the_cpu(tmp_path: Path) -> None:
-    command = ["--device", "cpu", "--parts", "equality", "exactness", "--cases", "ddpg"]
+    command = ["--device", "cpu", "--parts", "equality:ddpg", "exactness:ddpg"]
     told = subprocess.run(
         [sys.executable, str(FOLDER / "gpu.py"), *command, "--to", str(tmp_path / "gpu.json")],
         capture_output=True,
@@ -168,12 +168,27 @@ def test_the_whole_command_measures_on_the_cpu(tmp_path: Path) -> None:
         timeout=300,
         check=True,
     )
-    equal, twice, graphs = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+    rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+    equal, twice, graphs = sorted(
+        rows, key=lambda row: (row["part"], row["case"] != "ddpg mlp off")
+    )
     assert equal["result"]["equal"]
     assert equal["result"]["updates"] >= 3
     assert twice["result"]["same_twice"]
     assert "graph" in graphs["error"]  # only on a GPU
     assert "ddpg mlp                         equal" in told.stdout
+
+
+def test_parts_and_cases_are_chosen_by_words() -> None:
+    parts = {
+        "a": [SimpleNamespace(name=name, limit_s=1.0) for name in ("one", "two", "three")],
+        "b": [SimpleNamespace(name="four", limit_s=2.0)],
+    }
+    assert list(gpu.chosen([], parts)) == ["a", "b"]
+    assert gpu.chosen(["b", "a:wo,ee"], parts) == {"b": {"four": 2.0}, "a": {"two": 1, "three": 1}}
+    for wrong in ("c", "a:five"):
+        with pytest.raises(ValueError, match=f"{wrong!r} must name a part"):
+            gpu.chosen([wrong], parts)
 
 
 PEER = """
