@@ -9,14 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from gymnasium.vector import VectorEnv as GymVectorEnv
-
 from quintet.algorithms import registry
 from quintet.config.command import require_minutes
 from quintet.config.layers import Layer, flatten, hint, options
 from quintet.config.resolve import Loaded
 from quintet.config.saved import Unusable, load_config, load_seeds
-from quintet.envs.env_source import EnvLike, EnvSource, can_be_made_again, settle
+from quintet.envs.env_source import GIVEN, EnvLike, EnvSource, can_be_made_again, settle
 from quintet.errors import ConfigError, GroupFault
 from quintet.system.importing import Given, named
 from quintet.system.trust import vouched
@@ -172,7 +170,7 @@ def train(
     alone = {
         "on_report": on_report is not None,
         "callbacks": callbacks is not None,
-        "a vector environment": isinstance(source, GymVectorEnv),
+        "a vector environment": isinstance(source, GIVEN),
     }
     if any(alone.values()):
         what = next(name for name, given in alone.items() if given)
@@ -287,7 +285,7 @@ def _settle_evaluated(values: dict[str, Any]) -> None:
     if given is None or isinstance(given, str):
         return
     says, source = settle(given)
-    if isinstance(source, GymVectorEnv):
+    if isinstance(source, GIVEN):
         raise ConfigError(
             "eval.env.id must be an id or a function that makes environments, got a vector "
             "environment: give a function with a parameter num_envs that makes such "

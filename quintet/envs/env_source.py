@@ -4,9 +4,9 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import gymnasium
 from gymnasium.vector import SyncVectorEnv
@@ -14,6 +14,7 @@ from gymnasium.vector import VectorEnv as GymVectorEnv
 
 from quintet.envs import atari, other_apis
 from quintet.envs.backends import BACKENDS
+from quintet.envs.tensor import gives_tensors, size_of
 from quintet.errors import ConfigError
 from quintet.system import forks
 from quintet.system.importing import name_of
@@ -24,10 +25,25 @@ from quintet.system.user_state import lacking
 MakeEnv = Callable[..., gymnasium.Env[Any, Any] | GymVectorEnv[Any, Any, Any]]
 """Makes one environment, or, with a parameter ``num_envs``, a vector environment of that size."""
 
+
+@final
+@dataclass(frozen=True)
+class GivenTensors:
+    """A vector environment of tensors that a user gave, of one of the interfaces that
+    `quintet.envs.given_tensors` knows.
+    """
+
+    env: Any
+    num_envs: int
+
+
+GIVEN = (GymVectorEnv, GivenTensors)
+"""Classes of vector environments that a user gave, which belong to the user."""
+
 EnvLike = str | MakeEnv | GymVectorEnv[Any, Any, Any] | gymnasium.Env[Any, Any]
 """An id or import string, a callable, a vector environment, or what `gymnasium.make` made."""
 
-EnvSource = MakeEnv | GymVectorEnv[Any, Any, Any]
+EnvSource = MakeEnv | GymVectorEnv[Any, Any, Any] | GivenTensors
 """Makes environments that have no id."""
 
 
@@ -42,6 +58,10 @@ def settle(env: EnvLike) -> tuple[dict[str, Any], EnvSource | None]:
     for _, backend in () if callable(env) else BACKENDS.usable():
         if (says := backend.settle(env)) is not None:
             return says, None
+    if gives_tensors(env):
+        size = size_of(env)
+        says = {"id": name_of(env), "num_streams": size, "streams_per_group": size}
+        return says, GivenTensors(env, size)
     if isinstance(env, GymVectorEnv):
         size = env.num_envs
         return {"id": name_of(env), "num_streams": size, "streams_per_group": size}, env
@@ -87,7 +107,7 @@ def _like(env: gymnasium.Env[Any, Any]) -> tuple[dict[str, Any], EnvSource | Non
 
 def can_be_made_again(source: EnvSource | None) -> bool:
     """Whether further environments can be made, which evaluation needs."""
-    return not isinstance(source, GymVectorEnv) or is_plain_sync(source)
+    return not isinstance(source, GIVEN) or is_plain_sync(source)
 
 
 def is_plain_sync(env: object) -> bool:

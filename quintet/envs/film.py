@@ -22,11 +22,11 @@ from typing import Any, final
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import VectorEnv as GymVectorEnv
 from numpy.typing import NDArray
 
 from quintet.envs.atari import AtariConfig
 from quintet.envs.backends import BACKENDS
+from quintet.envs.env_source import GIVEN
 from quintet.envs.ids import nearest_version
 from quintet.envs.make import make_group_env
 from quintet.envs.resolved import ResolvedEnv, resolve_env
@@ -152,7 +152,7 @@ def _arguments(env: ResolvedEnv) -> list[dict[str, Any]]:
     drawn = [kwargs | {"render_mode": "rgb_array"}, *plain]
     if source is None:
         return drawn if env.backend.in_python else plain
-    if isinstance(source, GymVectorEnv):
+    if isinstance(source, GIVEN):
         return plain
     try:
         parameters = inspect.signature(source).parameters

@@ -136,6 +136,8 @@ class NextStep:
                 return function()
         except STOPS:
             raise
+        except Unfit as error:
+            raise fault_of(self._who, error) from error
         except BaseException as error:
             raise fault_of(self._who, error, raised(error, what)) from error
 

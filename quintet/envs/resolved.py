@@ -13,7 +13,14 @@ from quintet.envs import backends
 from quintet.envs.atari import AtariConfig
 from quintet.envs.backends import BACKENDS, Backend
 from quintet.envs.config import EnvConfig
-from quintet.envs.env_source import EnvSource, MakeEnv, can_be_made_again, makes_groups
+from quintet.envs.env_source import (
+    GIVEN,
+    EnvSource,
+    GivenTensors,
+    MakeEnv,
+    can_be_made_again,
+    makes_groups,
+)
 from quintet.envs.ids import backend_of_maker, resolve_backend
 from quintet.envs.vector import VectorEnv
 from quintet.errors import ConfigError
@@ -44,7 +51,7 @@ class ResolvedEnv:
 
         Imports the module of an import string.
         """
-        if isinstance(self.source, GymVectorEnv):
+        if isinstance(self.source, GIVEN):
             return "vector environment"
         if self.source is None and ":" not in self.config.id:
             return "id"
@@ -55,7 +62,7 @@ class ResolvedEnv:
         """The maker of environments that Python steps, unless a vector environment was given;
         raises ConfigError if an import string can't be resolved.
         """
-        assert not isinstance(self.source, GymVectorEnv)
+        assert not isinstance(self.source, GIVEN)
         if self.source is not None:
             return self.source
         return _find_maker(self.config.id)
@@ -68,7 +75,7 @@ class ResolvedEnv:
     @property
     def of_tensors(self) -> bool:
         """Whether its environments are known to be of tensors before one is made."""
-        return self.backend.on_device
+        return self.backend.on_device or isinstance(self.source, GivenTensors)
 
     @property
     def warnings(self) -> list[str]:
@@ -123,8 +130,8 @@ class ResolvedEnv:
         """Number of streams of a group: at least as many as wanted that make whole games, or all of
         a given vector environment.
         """
-        if isinstance(self.source, GymVectorEnv):
-            return self.source.num_envs
+        if isinstance(self.source, GIVEN):
+            return int(self.source.num_envs)
         return -(-wanted // self.num_agents) * self.num_agents
 
     def with_options(self, options: Mapping[str, Any]) -> "ResolvedEnv":

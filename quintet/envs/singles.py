@@ -19,13 +19,20 @@ from quintet.envs import atari, other_apis
 from quintet.envs.adapted import AdaptedVectorEnv
 from quintet.envs.backends import BACKENDS, Backend, Group, Identity
 from quintet.envs.config import EnvConfig
-from quintet.envs.env_source import MakeEnv, call_maker, is_plain_sync, makes_groups
+from quintet.envs.env_source import (
+    GIVEN,
+    GivenTensors,
+    MakeEnv,
+    call_maker,
+    is_plain_sync,
+    makes_groups,
+)
 from quintet.envs.fixed_shape import FixedShape, is_fixed
 from quintet.envs.gymnasium import GymnasiumVectorEnv
 from quintet.envs.ids import versions_of
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.reward_shaping import make_shaped
-from quintet.envs.tensor import TensorVectorEnv
+from quintet.envs.tensor import gives_tensors, size_of
 from quintet.envs.vector import VectorEnv
 from quintet.envs.wrappers import FrameStack
 from quintet.errors import ConfigError
@@ -61,12 +68,14 @@ def _identify(config: EnvConfig) -> Identity:
 
 def _make(env: ResolvedEnv, group: Group) -> VectorEnv:
     config, source = env.config, env.source
-    if isinstance(source, GymVectorEnv):
+    if isinstance(source, GIVEN):
         if source.num_envs != group.num_streams:
             raise ConfigError(
                 f"a vector environment is one group of streams; got {source.num_envs} environments "
                 f"for {group.num_streams} streams; leave num_streams and streams_per_group out"
             )
+        if isinstance(source, GivenTensors):
+            return _hosted(env, source.env, closes=False)
         return _adapt(env, source, None, group)
     if env.atari is not None:
         return _make_atari(env, env.atari, group)
@@ -74,8 +83,8 @@ def _make(env: ResolvedEnv, group: Group) -> VectorEnv:
     if makes_groups(maker):
         make = partial(_make_several, maker, config.id, config.kwargs, group.num_streams)
         made = make()
-        if isinstance(made, TensorVectorEnv):
-            return _hosted(env, made)
+        if gives_tensors(made):
+            return _hosted(env, made, closes=True)
         return _adapt(env, made, make, group)
     return _step_singles(env, partial(call_maker, maker, config.id, config.kwargs), group)
 
@@ -133,17 +142,21 @@ def _adapt(
     return AdaptedVectorEnv(env, group, made, make)
 
 
-def _hosted(env: ResolvedEnv, made: TensorVectorEnv) -> VectorEnv:
+def _hosted(env: ResolvedEnv, made: Any, *, closes: bool) -> VectorEnv:
     """Environments of tensors."""
-    from quintet.envs.hosted import HostedEnv  # with PyTorch
+    from quintet.envs.given_tensors import adapted  # with PyTorch
+    from quintet.envs.hosted import HostedEnv
 
     config = env.config
-    return HostedEnv(made, replace(made.description, id=config.id, backend=config.backend))
+    tensors = adapted(made, config.id, config.success)
+    assert tensors is not None
+    described = replace(tensors.description, id=config.id, backend=config.backend)
+    return HostedEnv(tensors, described, closes=closes)
 
 
 def _make_several(maker: MakeEnv, env_id: str, kwargs: Mapping[str, Any], num_streams: int) -> Any:
     env: Any = call_maker(maker, env_id, {**kwargs, "num_envs": num_streams})
-    if isinstance(env, TensorVectorEnv) and env.num_streams == num_streams:
+    if gives_tensors(env) and size_of(env) == num_streams:
         return env
     if not isinstance(env, GymVectorEnv) or env.num_envs != num_streams:
         raise ConfigError(

@@ -7,7 +7,7 @@ collects whole unrolls on that device, see `quintet.runtime.device_sampling`; ev
 
 from __future__ import annotations  # so that no tensor is needed where only the names are
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -92,3 +92,52 @@ class TensorVectorEnv(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class GymTensors(Protocol):
+    """A vector environment with Gymnasium's methods whose arrays are on a device, as those of
+    ManiSkill, Isaac Lab and mjlab."""
+
+    num_envs: int
+    device: Any
+    single_action_space: Any
+
+    def reset(self) -> Any: ...
+
+    def step(self, action: Any) -> Any: ...
+
+
+@runtime_checkable
+class RslTensors(Protocol):
+    """A ``VecEnv`` of rsl_rl, as those that Isaac Lab, mjlab and MuJoCo Playground wrap."""
+
+    num_envs: int
+    num_actions: int
+    device: Any
+
+    def get_observations(self) -> Any: ...
+
+    def step(self, actions: Any) -> Any: ...
+
+
+def gives_tensors(env: object) -> bool:
+    """Whether `env` is a vector environment of tensors, of an interface that is known."""
+    if isinstance(env, type):  # which has the methods, too
+        return False
+    if isinstance(env, TensorVectorEnv | RslTensors):
+        return True
+    return isinstance(bare(env), GymTensors)
+
+
+def size_of(env: Any) -> int:
+    """Number of streams of an environment that `gives_tensors`."""
+    return int(env.num_streams if isinstance(env, TensorVectorEnv) else bare(env).num_envs)
+
+
+def bare(env: Any) -> Any:
+    """The environment below its wrappers."""
+    try:
+        return env.unwrapped
+    except AttributeError:
+        return env

@@ -1,0 +1,244 @@
+"""Vector environments of tensors with the interfaces of other libraries."""
+
+from types import SimpleNamespace
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from envs.tensor_helpers import Counting
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from small_run import SMALL
+
+import quintet
+from quintet.envs.given_tensors import adapted, observed
+from quintet.envs.make import make_vector_env
+from quintet.envs.tensor import gives_tensors
+from quintet.envs.vector import allocate_obs
+from quintet.errors import ConfigError, EnvironmentFault
+from quintet.runtime.device_sampling import DeviceSampling
+
+COUNT = 3
+
+
+class Isaac:
+    """As Isaac Lab's and mjlab's: groups of observations, and no final ones."""
+
+    metadata = {"render_modes": [None]}
+
+    def __init__(self, num_envs: int = COUNT) -> None:
+        self.num_envs, self.device, self._env = num_envs, "cpu", Counting(num_envs, final=False)
+        box = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.single_observation_space = spaces.Dict(
+            {"policy": box, "critic": spaces.Dict({"x": box})}
+        )
+        self.single_action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.closed = False
+
+    @property
+    def unwrapped(self):
+        return self
+
+    def groups(self, obs):
+        return {"policy": obs["obs"], "critic": {"x": 2 * obs["obs"]}}
+
+    def reset(self, *, seed=None, options=None):
+        self.seed = seed
+        return self.groups(self._env.restart(seed or 0)), {}
+
+    def step(self, action):
+        assert action.shape == (self.num_envs, 2)
+        out = self._env.step((action[:, 0] > 0).long())
+        return self.groups(out.obs), out.reward, out.terminated, out.truncated, {"log": {}}
+
+    def close(self):
+        self.closed = True
+
+
+class OwnSpaces(Isaac):
+    """As newer versions of mjlab: spaces of classes of its own."""
+
+    def __init__(self, num_envs: int = COUNT) -> None:
+        super().__init__(num_envs)
+        self.single_observation_space = SimpleNamespace(spaces={})
+        self.single_action_space = SimpleNamespace(shape=(2,))
+
+
+class ManiSkill(gymnasium.vector.VectorEnv):
+    """As ManiSkill's: a vector environment that gives final observations and infos at endings."""
+
+    def __init__(self, num_envs: int = COUNT) -> None:
+        self.num_envs, self._env = num_envs, Counting(num_envs)
+        self.device = torch.device("cpu")
+        self.single_observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.single_action_space = spaces.Discrete(2, start=5)
+
+    def reset(self, *, seed=None, options=None):
+        return self._env.restart(seed or 0)["obs"], {}
+
+    def step(self, action):
+        assert action.min() >= 5
+        out = self._env.step(action - 5)
+        infos = {"success": out.success, "elapsed_steps": out.reward}
+        if (out.terminated | out.truncated).any():
+            infos = {
+                "success": torch.zeros_like(out.success), "final_info": {"success": out.success},
+                "final_observation": out.final_obs["obs"],
+            }  # fmt: skip
+        return out.obs["obs"], out.reward.unsqueeze(1), out.terminated, out.truncated, infos
+
+
+class Arrays(Isaac):
+    """As a simulator in JAX: arrays with DLPack, of another library than PyTorch."""
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+
+    def __init__(self, num_envs: int = COUNT) -> None:
+        super().__init__(num_envs)
+        self._env = Counting(num_envs, AutoresetMode.NEXT_STEP)
+
+    def groups(self, obs):
+        found = super().groups(obs)
+        return {"policy": found["policy"].numpy(), "critic": {"x": found["critic"]["x"].numpy()}}
+
+    def step(self, action):
+        assert isinstance(action, np.ndarray)
+        obs, *rest, infos = super().step(torch.from_numpy(np.array(action)))
+        return obs, *(x.numpy() for x in rest), infos
+
+
+class Rsl:
+    """As rsl_rl's VecEnv, in its newer form."""
+
+    def __init__(self, num_envs: int = COUNT) -> None:
+        self.num_envs, self.num_actions, self.device = num_envs, 2, "cpu"
+        self.max_episode_length, self.cfg, self.env = 5, {}, Isaac(num_envs)
+        self.obs, _ = self.env.reset(seed=1)
+        self.episode_length_buf = torch.zeros(num_envs)
+
+    def get_observations(self):
+        return self.obs
+
+    def step(self, actions):
+        self.obs, reward, terminated, truncated, _ = self.env.step(actions)
+        return self.obs, reward, (terminated | truncated).long(), {"time_outs": truncated}
+
+
+class OldRsl(Rsl):
+    """In its older form."""
+
+    def get_observations(self):
+        return self.obs["policy"], {"observations": {"critic": self.obs["critic"]["x"]}}
+
+    def step(self, actions):
+        _, reward, done, extras = super().step(actions)
+        obs, others = self.get_observations()
+        return obs, reward, done, extras | others
+
+
+ALL = [Isaac, OwnSpaces, ManiSkill, Arrays, Rsl, OldRsl]
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_rows_are_those_of_the_counting_environment(kind) -> None:
+    env = kind()
+    assert gives_tensors(env)
+    assert not gives_tensors(kind)
+    made = adapted(env, "theirs", None)
+    assert (made.num_streams, made.device.type) == (COUNT, "cpu")
+    seed = 1 if kind in (Rsl, OldRsl) else 7
+    own = Counting(COUNT, made.autoreset, final=kind is ManiSkill)
+    begun, theirs = made.restart(seed), own.restart(seed)
+    name = "obs" if kind is ManiSkill else "policy"
+    assert torch.equal(begun[name], theirs["obs"])
+    action = torch.tensor([1, 0, 1])
+    ended = 0
+    for _ in range(6):
+        given = action if kind is ManiSkill else action[:, None].repeat(1, 2) * 2.0 - 1.0
+        mine, expected = made.step(given), own.step(action)
+        assert torch.equal(mine.obs[name], expected.obs["obs"])
+        if kind is not ManiSkill:
+            other = "critic" if kind is OldRsl else "critic/x"
+            assert torch.equal(mine.obs[other], 2 * expected.obs["obs"])
+        assert torch.equal(mine.reward, expected.reward)
+        assert torch.equal(mine.terminated, expected.terminated)
+        assert torch.equal(mine.truncated, expected.truncated)
+        over = expected.terminated | expected.truncated
+        if kind is ManiSkill and over.any():
+            assert torch.equal(mine.final_obs["obs"][over], expected.final_obs["obs"][over])
+        ended += int(over.sum())
+    assert ended
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_they_are_trained_on_their_device(tmp_path, monkeypatch, kind) -> None:
+    collected = []
+    collect = DeviceSampling.collect
+    monkeypatch.setattr(
+        DeviceSampling, "collect", lambda *given: collected.append(1) or collect(*given)
+    )
+    own = {name: x for name, x in SMALL.items() if name != "env.num_streams"}
+    own |= {"unroll_steps": 8, "minibatch_steps": 24}
+    env = kind()
+    with pytest.warns(UserWarning, match="no evaluation while training"):
+        found = quintet.train("ppo", env, 100, run_dir=tmp_path / "given", config=own)
+    assert found.metrics["env_steps"] == 100
+    assert found.metrics["episode/return_mean"] > 0
+    made = quintet.train(
+        "ppo", kind, 100, run_dir=tmp_path / "made", config=own | {"env.num_streams": 3}
+    )
+    assert made.metrics["env_steps"] == 100
+    assert collected
+
+
+def test_success_is_that_of_the_ended_episode(tmp_path) -> None:
+    env = adapted(ManiSkill(), "theirs", "info:success")
+    env.restart(0)
+    env.step(torch.zeros(COUNT, dtype=torch.int64))
+    out = env.step(torch.tensor([1, 0, 0]))
+    assert out.terminated.tolist() == [True, False, False]
+    assert out.success.tolist() == [True, False, False]
+    made = make_vector_env(ManiSkill(), success="info:lost")
+    made.restart([0] * COUNT, allocate_obs(made.spaces.observation, (COUNT,)))
+    with pytest.raises(ConfigError, match=r"info\['lost'\] at every step"):
+        made.send(np.zeros(COUNT, np.int64))
+
+
+def test_given_ones_stay_open_and_made_ones_are_closed() -> None:
+    given = Isaac()
+    make_vector_env(given).close()
+    assert not given.closed
+    found = []
+    make_vector_env(lambda num_envs: found.append(Isaac(num_envs)) or found[0], 4).close()
+    assert found[0].closed
+
+
+def test_observed_spaces() -> None:
+    space = observed({"a": torch.zeros(2, 3), "b": {"c": torch.zeros(2, 4, 4, dtype=torch.uint8)}})
+    assert space["a"] == spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    assert space["b"]["c"] == spaces.Box(0, 255, (4, 4), np.uint8)
+
+
+def test_what_can_not_be_used_is_refused() -> None:
+    class Disabled(Isaac):
+        metadata = {"autoreset_mode": "Disabled"}
+
+    class Several(Isaac):
+        def __init__(self) -> None:
+            super().__init__()
+            self.single_action_space = spaces.Tuple([spaces.Discrete(2)])
+
+    class Lists(Isaac):
+        def step(self, action):
+            obs, reward, *rest = super().step(action)
+            return obs, reward.tolist(), *rest
+
+    with pytest.raises(ConfigError, match="must reset itself"):
+        make_vector_env(Disabled())
+    with pytest.raises(ConfigError, match="one kind of actions"):
+        make_vector_env(Several())
+    made = make_vector_env(Lists())
+    made.restart([0] * COUNT, allocate_obs(made.spaces.observation, (COUNT,)))
+    with pytest.raises(EnvironmentFault, match=r"arrays with DLPack, gave a builtins\.list"):
+        made.send(np.zeros((COUNT, 2), np.float32))
