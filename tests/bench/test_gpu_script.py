@@ -160,23 +160,29 @@ def test_differences_count_large_numbers_by_their_size() -> None:
 
 
 def test_the_whole_command_measures_on_the_cpu(tmp_path: Path) -> None:
-    command = ["--device", "cpu", "--parts", "equality:ddpg", "exactness:ddpg"]
+    parts = ["equality:ddpg", "steps:appo CartPole"]
+    command = ["--device", "cpu", "--each", "1", "--to", str(tmp_path / "gpu.json")]
     told = subprocess.run(
-        [sys.executable, str(FOLDER / "gpu.py"), *command, "--to", str(tmp_path / "gpu.json")],
+        [sys.executable, str(FOLDER / "gpu.py"), *command, "--parts", *parts],
         capture_output=True,
         text=True,
         timeout=300,
         check=True,
     )
-    rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
-    equal, twice, graphs = sorted(
-        rows, key=lambda row: (row["part"], row["case"] != "ddpg mlp off")
-    )
+    equal, eager, graphs = json.loads((tmp_path / "gpu.json").read_text())["rows"]
     assert equal["result"]["equal"]
     assert equal["result"]["updates"] >= 3
-    assert twice["result"]["same_twice"]
+    assert eager["result"]["env_steps_per_s"] > 0
+    assert eager["result"]["options"]["runtime.device"] == "cpu"
+    assert eager["result"]["options"]["env.streams_per_group"] > 0
     assert "graph" in graphs["error"]  # only on a GPU
     assert "ddpg mlp                         equal" in told.stdout
+
+
+def test_two_runs_have_the_same_bytes() -> None:
+    asked = gpu_measures.Asked("cpu", 1.0, None)
+    run = gpu_measures.Learned("appo", "CartPole-v1", 1500, {})
+    assert gpu_measures.same_twice(asked, run, "off") == {"same_twice": True, "updates": 2}
 
 
 def test_parts_and_cases_are_chosen_by_words() -> None:
