@@ -18,6 +18,7 @@ import pytest
 import standin
 
 MOST_S = 600.0
+BUILT_WITH = (2, 13)  # older headers were not tried
 # Where `cases` finds the learners, and `test_replay_draws` its streams.
 sys.path += [str(standin.HERE.parent / name) for name in ("algorithms", "runtime/replay")]
 
@@ -26,8 +27,11 @@ def why_not() -> str | None:
     """Why there can be no stand-in here."""
     if sys.platform != "linux":
         return "the stand-in for a GPU is for Linux"
-    if "+cu" in metadata.version("torch") or _built_for_cuda():
+    if _built_for_cuda():
         return "the stand-in for a GPU goes into PyTorch's build for CPUs"
+    installed = metadata.version("torch")
+    if tuple(map(int, installed.split(".")[:2])) < BUILT_WITH:
+        return f"the stand-in for a GPU is for PyTorch 2.13 and later, got {installed}"
     if standin.compiler() is None:
         return "the stand-in for a GPU must have a C++ compiler: install g++, or name yours in CXX"
     return None

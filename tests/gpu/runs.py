@@ -8,6 +8,7 @@ CPU's.  `device=cpu`, `steps=N`, `top=N` (lines shown); every other NAME=VALUE i
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -59,11 +60,26 @@ class Phase:
 
 @dataclass
 class Ran:
-    """A finished run: its publication, its result, and what each part asked of the device."""
+    """A finished run: its publication, its result, and what each part asked of the device.
+
+    calls: all parts in the order of their calls, each with its waits.
+    """
 
     tensors: dict[str, Any]
     result: Any
     phases: dict[str, Phase]
+    calls: list[tuple[str, int]]
+
+    @property
+    def iteration(self) -> int:
+        """The waits from one fresh update to the next one, of most iterations."""
+        found, now = [], 0
+        for name, waits in self.calls:
+            if name == "update":
+                found.append(now)
+                now = 0
+            now += waits
+        return Counter(found[1:]).most_common(1)[0][0]
 
     def differs_by(self, other: "Ran") -> float:
         """The largest difference between two tensors of the publications; 0: the same bytes."""
@@ -80,7 +96,7 @@ class Ran:
 
 
 @contextmanager
-def phases() -> Iterator[dict[str, Phase]]:
+def phases(calls: list[tuple[str, int]]) -> Iterator[dict[str, Phase]]:
     """Counts by parts of the runs in the block: batch (to the device), update, update (replayed),
     publication (of the learner, and to the actors), act, collection (of tensors that stay on
     the device), and run: all of it.
@@ -92,13 +108,15 @@ def phases() -> Iterator[dict[str, Phase]]:
 
     def counted(call: Callable[..., Any], name: Callable[..., str] | str) -> Callable[..., Any]:
         def counting(*args: Any, **given: Any) -> Any:
-            phase = found.setdefault(name if isinstance(name, str) else name(*args), Phase())
+            part = name if isinstance(name, str) else name(*args)
+            phase = found.setdefault(part, Phase())
             phase.calls += 1
             with standin.counting() as counts:
                 try:
                     return call(*args, **given)
                 finally:
                     phase.counts.add(counts)
+                    calls.append((part, counts.waits))
 
         return counting
 
@@ -141,7 +159,8 @@ def run(
     """One run, whose folder is gone afterwards."""
     import quintet
 
-    with TemporaryDirectory() as folder, phases() as found:
+    calls: list[tuple[str, int]] = []
+    with TemporaryDirectory() as folder, phases(calls) as found:
         config = PLAIN | {"runtime.device": device} | dict(options or {})
         result = quintet.train(
             algo,
@@ -153,7 +172,7 @@ def run(
             **given,
         )
         tensors = {name: x.clone() for name, x in result.policy.publication.tensors.items()}
-    return Ran(tensors, result, found)
+    return Ran(tensors, result, found, calls)
 
 
 def main(words: list[str]) -> int:

@@ -4,7 +4,11 @@ A number here is the most that a part may wait, after its first call.  What wait
 the lines that wait.  Lower a number when fewer are needed; raise it only for what is worth a wait.
 """
 
+from typing import Any
+
 import pytest
+import runs
+import standin
 from cases import CUDA, case_of, learned
 
 Budget = dict[str, int]
@@ -39,3 +43,25 @@ def test_a_learner_waits_no_more_than_it_may(algo: str, spaces: str) -> None:
             faults.append("\n  ".join([head, *most.lines()]))
     if faults:
         pytest.fail("\n".join(faults), pytrace=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algo", "env", "steps", "options", "most"),
+    [
+        ("ppo", "CartPole-v1", 8_000, {}, 4),
+        ("ppo", "Pendulum-v1", 9_000, {}, 4),
+        ("impala", "CartPole-v1", 5_000, {}, 2),
+        ("appo", "CartPole-v1", 8_000, {}, 3),
+        ("acer", "CartPole-v1", 4_000, {"replay_start_steps_per_stream": 20}, 2),
+        ("ddpg", "Pendulum-v1", 1_200, {}, 3),
+    ],
+)
+def test_an_iteration_of_a_preset_waits_no_more_than_it_may(
+    algo: str, env: str, steps: int, options: dict[str, Any], most: int
+) -> None:
+    """All replayed updates and the publication to actors on the CPU with it."""
+    ran = runs.run(algo, env, steps, options)
+    lines = [phase.told(name) for name, phase in ran.phases.items() if name != "run"]
+    assert ran.iteration <= most, "\n".join(lines)
+    assert not standin.races
