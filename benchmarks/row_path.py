@@ -7,7 +7,8 @@ APPO in the asynchronous one with a worker process.  Between an environment's la
 that follows, every call from one file of quintet to another that hands rows over, as an argument or
 as a result, is noted.  A file counts if rows can come to it from the environment and go on from it
 to the loss.  So files that only look at rows (checks, statistics), or return an argument as it is,
-do not count; nor do networks and their maths, nor the files that turn observations into actions.
+do not count; nor do networks and their maths, the files that turn observations into actions, and
+copies between devices, of which the CPU has none.
 """
 
 import argparse
@@ -82,10 +83,11 @@ def written_in_place(x: Any) -> bool:
 
 
 def is_aside(file: str) -> bool:
-    """Whether a file does not count: networks, their maths, and records of tensors and spaces."""
-    return file.startswith(("models/", "ops/", "types.py", "spaces.py", "bounds.py")) or (
-        file.endswith("/network.py")
-    )
+    """Whether a file does not count: networks, their maths, records of tensors and spaces, and
+    copies between devices.
+    """
+    aside = ("models/", "ops/", "types.py", "spaces.py", "bounds.py", "system/transfer.py")
+    return file.startswith(aside) or file.endswith("/network.py")
 
 
 def file_of(frame: FrameType) -> str | None:

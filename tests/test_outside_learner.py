@@ -124,6 +124,7 @@ quintet("plot", "serial", "workers", "--metric", "loss/value", "--out", "plot.sv
 """
 
 
+@pytest.mark.slow
 def test_it_works_in_every_command(tmp_path: Path) -> None:
     install_from(PACKAGE, tmp_path / "packages")
     install_from(SAC, tmp_path / "packages")

@@ -107,6 +107,7 @@ def on_macos(folder: Path, *lines: str) -> None:
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_macos_trains_with_a_replay_on_disk(tmp_path: Path) -> None:
     on_macos(
         tmp_path,

@@ -5,8 +5,9 @@ microseconds, however small it is.  So many tensors travel as one block of bytes
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, final
 
 import numpy as np
 import torch
@@ -36,6 +37,28 @@ def places_of(mask: Tensor, device: torch.device) -> Tensor:
     on the CPU.
     """
     return sent(mask.flatten().nonzero().squeeze(1), device)
+
+
+@final
+@dataclass(frozen=True)
+class Use:
+    """Which rows of a batch ``[T, B]`` a learner uses, on its device.
+
+    mask: bool ``[T, B]``.
+    places: ``[N]``, ascending, of the rows among all T * B.
+    """
+
+    mask: Tensor
+    places: Tensor
+
+    @classmethod
+    def of(cls, on_cpu: Tensor, device: torch.device) -> "Use":
+        """The rows where a mask on the CPU is set."""
+        return cls(sent(on_cpu, device), places_of(on_cpu, device))
+
+    def take(self, x: Tensor) -> Tensor:
+        """The rows ``[N, ...]`` of a tensor ``[T, B, ...]``, copied."""
+        return x.flatten(0, 1).index_select(0, self.places)
 
 
 def page_locked(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -153,6 +153,7 @@ def drawn(count: int) -> list[list[Rollout]]:
     return found
 
 
+@pytest.mark.slow
 def test_two_learners_are_one_on_the_same_draws() -> None:
     """With the normaliser, PopArt, and the distance that parameter noise moves actions by."""
     of = case(**SHARED)

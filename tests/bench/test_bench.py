@@ -229,6 +229,7 @@ def test_the_bare_update_of_ddpg_is_the_trained_one(without_variable: None):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_record_says_what_was_done(
     small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -39,6 +39,7 @@ def hashes(folder: Path) -> dict[str, str]:
     return checkpoint.tensor_hashes(found)
 
 
+@pytest.mark.slow
 def test_runs_on_nodes_are_those_of_one_machine(
     address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

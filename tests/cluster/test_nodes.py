@@ -68,6 +68,7 @@ class Once:
             self.what()
 
 
+@pytest.mark.slow
 def test_lockstep_has_the_bytes_of_one_process_also_after_a_node_died(
     address: str, tmp_path: Path
 ) -> None:

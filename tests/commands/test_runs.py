@@ -295,6 +295,7 @@ def test_a_page(place: Path, tmp_path: Path):
         assert words in found.text
 
 
+@pytest.mark.slow
 def test_a_page_of_a_population(tmp_path: Path):
     train(tmp_path / "run", 1_024, population__size=2)
     found = page(tmp_path / "page.html", tmp_path / "run")
@@ -304,6 +305,7 @@ def test_a_page_of_a_population(tmp_path: Path):
     assert "Score" in titles
 
 
+@pytest.mark.slow
 def test_films_are_in_the_page(runs: Path, tmp_path: Path):
     run = runs / "other"
     film = b"\x00\x00\x00\x18ftypisom" + bytes(20)

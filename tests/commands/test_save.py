@@ -95,6 +95,7 @@ def running(tmp_path):
     process.communicate()
 
 
+@pytest.mark.slow
 def test_quintet_save_has_a_running_run_save(running, capsys, monkeypatch):
     process, folder = running
     for _ in range(2):

@@ -37,6 +37,7 @@ def atari_actions(num_steps):
     return np.random.default_rng(0).integers(0, 4, (num_steps, 4))
 
 
+@pytest.mark.slow
 def test_true_end_on_the_last_allowed_step_is_a_termination():
     """Breakout's stream 0 loses its last ball in step 225; a limit of 225 must not hide that."""
     seeds, actions = [1], atari_actions(240)[:, :1]
@@ -163,6 +164,7 @@ assert of("Basic-v1", frame_skip=1).warnings == of("CartPole-v1").warnings == []
 """
 
 
+@pytest.mark.slow
 def test_vizdoom(tmp_path):
     """In a process of its own, and in another one where a signal ends it: EnvPool 1.2.5 has died by
     a segmentation fault while it made a pool of ViZDoom, once in many runs.  The games that it had

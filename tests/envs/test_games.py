@@ -93,6 +93,7 @@ def test_one_policy_learns_for_all_agents(algo: str, tmp_path: Path):
     assert scores.mean > 3.6  # of 4; without a look at the number 1.3
 
 
+@pytest.mark.slow
 def test_policies_meet_in_games_and_play_against_each_other(tmp_path: Path):
     def train(name: str, steps: int, **config: Any) -> quintet.Policy:
         return quintet.train(
@@ -193,6 +194,7 @@ def test_rows_without_an_agent_are_neither_first_nor_counted():
     assert counted == int(is_valid.sum()) == 6 + 18 + 6
 
 
+@pytest.mark.slow
 def test_worker_processes_step_whole_games_and_give_the_bytes_of_serial(tmp_path: Path):
     def weights(kind: str) -> dict[str, Any]:
         folder = tmp_path / kind

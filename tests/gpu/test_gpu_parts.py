@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import runs
 import standin
 import torch
@@ -71,6 +72,7 @@ def test_statistics_of_pictures_take_few_kernels() -> None:
     )
 
 
+@pytest.mark.slow
 def test_evaluations_act_where_the_run_acts() -> None:
     small = {"env.num_streams": 4, "unroll_steps": 64, "model.policy_hidden": (8,)}
     options = {**small, "eval.episodes": 2, "eval.interval": 256, "report.interval_s": 0.0}

@@ -121,6 +121,7 @@ def test_what_does_not_fit_stays_on_the_cpu_or_is_refused() -> None:
             assert not drawn.obs["image"].is_cuda
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["acer", "ddpg"])
 def test_a_run_has_the_same_weights_wherever_its_draws_are(algo: str) -> None:
     options: dict[str, Any] = {"env.num_streams": 4, "env.streams_per_group": 4}

@@ -106,6 +106,7 @@ def test_gradients_against_pytorch(kind: CoreKind):
             torch.testing.assert_close(ours, found, rtol=1e-6, atol=4e-6)  # of size 11
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_by_hand_against_finite_differences(kind: CoreKind):
     core = make(kind, 2).double()

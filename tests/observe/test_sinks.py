@@ -340,6 +340,7 @@ def all_written(path: Path) -> bytes:
     return wandb_records(path)
 
 
+@pytest.mark.slow
 def test_wandb_goes_on_with_the_folders_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")

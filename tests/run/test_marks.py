@@ -14,6 +14,7 @@ def _lines(folder: Path) -> list[str]:
     return [line for line in text.splitlines() if "doctor: " in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.5, 1e-3])
 def test_a_likely_cause_is_said_once_with_a_pointer(tmp_path: Path, rate: float):
     quintet.train(

@@ -397,6 +397,7 @@ def test_the_policy_of_a_run_is_that_of_the_highest_objective(
     assert "CartPole-v1" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_pictures(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "objective" in plot_lineage(whole, tmp_path / "lineage.svg").read_text()
     said = (whole / "log.txt").read_text()

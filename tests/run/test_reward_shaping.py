@@ -176,6 +176,7 @@ def test_what_is_published_is_what_the_population_decided(
     train(tmp_path / "run", often)
 
 
+@pytest.mark.slow
 def test_a_population_tunes_them_and_a_resume_goes_on(tmp_path: Path) -> None:
     whole, again, half = tmp_path / "whole", tmp_path / "again", tmp_path / "half"
     train(whole, TUNED)

@@ -68,6 +68,7 @@ def train(folder: Path, env: Any, total: int, **more: Any) -> dict[str, float]:
     return quintet.train("ppo", env, total, 100, folder, QUIET | options).metrics
 
 
+@pytest.mark.slow
 def test_long_episodes_are_finished(tmp_path: Path) -> None:
     """Their ends lie beyond every point at which a checkpoint is due."""
     few = {"unroll_steps": 32, "num_epochs": 1, "eval__episodes": 0, "env__num_streams": 4}

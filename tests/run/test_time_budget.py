@@ -299,6 +299,7 @@ def test_a_short_run_is_measured(tmp_path: Path):
     assert 0.3 < result.metrics["wall_s"] < 30.0
 
 
+@pytest.mark.slow
 def test_a_small_budget_in_a_file_does_not_end_the_measurement(tmp_path: Path):
     """A file that another run has left, for example."""
     file = tmp_path / "run.yaml"

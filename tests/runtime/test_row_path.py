@@ -8,7 +8,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(("algo", "most"), [("ppo", 8), ("ddpg", 11), ("appo", 13)])
+@pytest.mark.parametrize(
+    ("algo", "most"),
+    [
+        ("ppo", 8),
+        pytest.param("ddpg", 11, marks=pytest.mark.slow),
+        pytest.param("appo", 13, marks=pytest.mark.slow),
+    ],
+)
 def test_a_row_passes_through_few_files(
     algo: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -201,6 +201,7 @@ class Damages:
         processes_of()[0].kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [False, True])
 def test_lockstep_goes_back_past_a_damaged_exact_checkpoint(every: bool, tmp_path: Path) -> None:
     """To an exact one before it and the same bytes, or where none is whole to one that isn't."""

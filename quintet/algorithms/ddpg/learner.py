@@ -46,7 +46,6 @@ from quintet.algorithms.ddpg.transitions import Transitions
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import Warmup, make_normalizer
 from quintet.algorithms.parts.graphs import in_graphs
-from quintet.algorithms.parts.minibatches import Use
 from quintet.algorithms.parts.options import refuse_aux_losses
 from quintet.algorithms.parts.schedule import find_decay
 from quintet.algorithms.parts.setup import Setup
@@ -59,7 +58,7 @@ from quintet.ops import schedules, value_losses
 from quintet.options import require_tunable
 from quintet.protocols import DataPlan, ReplayPlan
 from quintet.spaces import leaf_spec, observation_leaves
-from quintet.system.transfer import sent
+from quintet.system.transfer import Use, sent
 from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces, TensorSpec
 
 _ACTOR, _CRITIC = "actor.", "critic."
@@ -244,7 +243,7 @@ class DDPGLearner:
     def _take_statistics(self, batch: Rollout) -> None:
         """Adds up statistics of the actions that were executed, and of the observations."""
         self.warmup.count(batch)
-        use = Use.of(batch, batch.on_cpu("valid"))
+        use = Use.of(batch.on_cpu("valid"), batch.valid.device)
         if use.places.numel():
             action = use.take(batch.action)
             obs = {name: use.take(x[:-1]) for name, x in batch.obs.items()}

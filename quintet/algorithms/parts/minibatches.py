@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quintet.models.build import ActorCritic
-from quintet.system.transfer import places_of, sent, sent_all
+from quintet.system.transfer import sent, sent_all
 from quintet.types import Obs, Rollout, State
 
 
@@ -208,26 +208,3 @@ def ended_rows(batch: Rollout) -> Tensor:
     valid = batch.on_cpu("valid")
     ended = ((batch.on_cpu("terminated") | batch.on_cpu("truncated")) & valid).int()
     return valid & (ended.flip(0).cummax(0).values.flip(0) > 0)
-
-
-@final
-@dataclass(frozen=True)
-class Use:
-    """Which rows of a batch ``[T, B]`` a learner uses, on its device.
-
-    mask: bool ``[T, B]``.
-    places: ``[N]``, ascending, of the rows among all T * B.
-    """
-
-    mask: Tensor
-    places: Tensor
-
-    @classmethod
-    def of(cls, batch: Rollout, on_cpu: Tensor) -> "Use":
-        """The rows where a mask on the CPU is set."""
-        device = batch.valid.device
-        return cls(sent(on_cpu, device), places_of(on_cpu, device))
-
-    def take(self, x: Tensor) -> Tensor:
-        """The rows ``[N, ...]`` of a tensor ``[T, B, ...]``, copied."""
-        return x.flatten(0, 1).index_select(0, self.places)

@@ -31,7 +31,7 @@ from torch.func import functional_call
 
 from quintet.algorithms.parts import acting, minibatches
 from quintet.algorithms.parts.looks import KL, Looks
-from quintet.algorithms.parts.minibatches import Chunks, Minibatch, Rows, Use
+from quintet.algorithms.parts.minibatches import Chunks, Minibatch, Rows
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.trained import Parameters, Trained, knobs_of
@@ -44,6 +44,7 @@ from quintet.models.config import ModelConfig
 from quintet.ops import policy_losses, reduce, returns, value_losses
 from quintet.options import require_tunable
 from quintet.protocols import DataPlan
+from quintet.system.transfer import Use
 from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces
 
 
@@ -198,7 +199,7 @@ class PPOLearner:
             trained.interval.add_numbers({"optim/epochs": 0.0})
             self.normalizers.merge(batch)
             return
-        used = Use.of(batch, on_cpu)
+        used = Use.of(on_cpu, batch.valid.device)
         use, count = used.mask, used.places.numel()
         chunks = Chunks(use.shape, self.chunk_steps, use.device)
         rows, estimates = self._rows(batch, use)

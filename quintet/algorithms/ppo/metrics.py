@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quintet.algorithms.parts import diagnostics, judgements, looks
-from quintet.algorithms.parts.minibatches import Minibatch, Rows, Use
+from quintet.algorithms.parts.minibatches import Minibatch, Rows
 from quintet.algorithms.parts.normalizers import Normalizers
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Trained
@@ -16,6 +16,7 @@ from quintet.ops import policy_losses
 from quintet.ops.distributions import Family, TupleFamily, leaf_families
 from quintet.ops.gaussian import DiagGaussian
 from quintet.protocols import Evidence, Part, Range
+from quintet.system.transfer import Use
 from quintet.types import Obs, Rollout, Spaces
 
 LOSSES = tuple(f"loss/{x}" for x in ("policy", "value", "entropy", "l2", "kl", "kl_cutoff"))
