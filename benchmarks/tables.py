@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from statistics import mean, median
 from typing import Any, NamedTuple
 
+import gpu_tables
 from efficiency import median_of
 from records import ROOT, Difference, notes, record_of, standing, write_whole
 from rows import ROWS, Row
@@ -23,6 +24,7 @@ DOCUMENTS = (
     ROOT / "docs" / "benchmarks.md",
     ROOT / "benchmarks" / "tuning.md",
     ROOT / "benchmarks" / "parts.md",
+    ROOT / "benchmarks" / "gpu.md",
     ROOT / "README.md",
 )
 
@@ -547,6 +549,7 @@ TABLES = {
     "steadiness": steadiness_table,
     "threads": threads_table,
     "stepping": stepping_table,
+    "gpu": lambda: gpu_tables.told(result("gpu")),
 }
 
 

@@ -19,6 +19,7 @@ import gpu  # noqa: E402
 import gpu_measures  # noqa: E402
 import gpu_peers  # noqa: E402
 import gpu_session  # noqa: E402
+import gpu_tables  # noqa: E402
 
 CHILD = """
 import argparse, json, os, sys, time
@@ -251,3 +252,58 @@ def test_the_first_half_of_a_peers_marks_does_not_count(
     now += 100.0
     with pytest.raises(SystemExit):
         marks.add(5120)
+
+
+def test_a_record_is_kept_without_logs_and_paths_and_told_in_tables() -> None:
+    speed = {
+        "env_steps_per_s": 6800.0,
+        "learning_us_per_update": 400.0,
+        "shares": {"learning": 0.5, "acting": 0.25},
+        "gpu_gib": 0.5,
+    }
+    seen = {
+        "launches_per_update": 3.0,
+        "kernels_per_update": 210.0,
+        "gpu_us_per_update": 300.0,
+        "gpu_busy_share": 0.75,
+    }
+    equal = {"worst": 2e-4, "equal": False, "numbers_over_tolerance": 3, "updates": 4}
+    failed = {"error": "RuntimeError: it ended with 1: ... File /home/me/peer.py", "log": "long"}
+    rows = [
+        {"part": "pong", "case": "ppo", "result": speed},
+        {"part": "peers", "case": "CleanRL", "result": {"env_steps_per_s": None}},
+        {
+            "part": "steps",
+            "case": "ppo graph",
+            "result": {**speed, "kernels": seen, "waits": {"per_iteration": {"update": 2.0}}},
+        },
+        {"part": "equality", "case": "ppo mlp", "result": equal},
+        {
+            "part": "exactness",
+            "case": "ppo mlp graph",
+            "result": {"same_twice": True, "same_as_eager": False, "updates": 4},
+        },
+        {"part": "peers", "case": "LeanRL", **failed},
+    ]
+    record = gpu_tables.kept({"command": ["/home/me/gpu.py"], "rows": rows})
+    assert "/home" not in json.dumps(record)
+    assert gpu_tables.told(record).splitlines() == [
+        "| part | run | env_steps/s | us per update | learning | acting | stepping | waiting |"
+        " GPU GiB |",
+        "|---|---|---|---|---|---|---|---|---|",
+        "| pong | ppo | 6,800 | 400 | 50% | 25% |  |  | 0.50 |",
+        "| peers | CleanRL | too short |  |  |  |  |  |  |",
+        "",
+        "| updates | us | launches | kernels | GPU us | GPU busy | waits of an iteration |",
+        "|---|---|---|---|---|---|---|",
+        "| ppo graph | 400 | 3.0 | 210.0 | 300.0 | 75% | update 2 |",
+        "",
+        "| run | updates | farthest from the CPU | the same bytes twice | as graphs: those of"
+        " eager |",
+        "|---|---|---|---|---|",
+        "| ppo mlp | 4 | 2.0e-04 (**3 over 1e-4**) |  |  |",
+        "| ppo mlp graph | 4 |  | yes | **no** |",
+        "",
+        "Without a result: peers: LeanRL (RuntimeError: it ended with 1: ... File).",
+    ]
+    assert gpu_tables.told(None) == gpu_tables.NOTHING

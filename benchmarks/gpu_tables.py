@@ -1,0 +1,133 @@
+"""Tables of what `gpu.py` measured, for `gpu.md`.
+
+    python benchmarks/gpu_tables.py gpu.json     # keeps it as results/gpu.json, without logs
+
+`python benchmarks/tables.py` then writes the tables.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Row = Mapping[str, Any]
+
+SPEED = ("peers", "pong", "breakout", "cartpole", "vectors")
+
+NOTHING = "Nothing was measured yet: no figure for a GPU is claimed."
+
+
+def told(record: Mapping[str, Any] | None) -> str:
+    """All tables, in Markdown."""
+    if record is None:
+        return NOTHING
+    rows = record["rows"]
+    tables = (_environment(rows), _speed(rows), _steps(rows), _checks(rows), _failed(rows))
+    return "\n\n".join(table for table in tables if table)
+
+
+def _of(rows: Sequence[Row], *parts: str) -> list[Row]:
+    return [row for row in rows if row["part"] in parts and "result" in row]
+
+
+def _environment(rows: Sequence[Row]) -> str:
+    found = _of(rows, "environment")
+    if not found:
+        return ""
+    it = found[0]["result"]
+    versions = ", ".join(f"{name} {x}" for name, x in it["versions"].items() if x)
+    host = f"{it['processor']}, {it['cores']} cores"
+    if "card" in it:
+        host = f"{it['card']} (driver {it['driver']}, CUDA {it['cuda']}) beside {host}"
+        host += (
+            f"; a small kernel takes the host {it['launch_us']} us, `.item()` {it['item_us']} us"
+        )
+    return f"{host}. Python {it['python']}, {versions}; commit {it['commit']}."
+
+
+def _speed(rows: Sequence[Row]) -> str:
+    lines = [
+        "| part | run | env_steps/s | us per update | learning | acting | stepping | waiting |"
+        " GPU GiB |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in _of(rows, *SPEED):
+        it = row["result"]
+        shares = it.get("shares", {})
+        cells = [f"{shares[x]:.0%}" if x in shares else "" for x in ("learning", "acting")]
+        cells += [f"{shares[x]:.0%}" if x in shares else "" for x in ("stepping", "waiting")]
+        us = f"{it['learning_us_per_update']:,.0f}" if "learning_us_per_update" in it else ""
+        gib = f"{it['gpu_gib']:.2f}" if it.get("gpu_gib") else ""
+        speed = f"{it['env_steps_per_s']:,.0f}" if it["env_steps_per_s"] else "too short"
+        first = [row["part"], row["case"], speed, us]
+        lines.append(f"| {' | '.join([*first, *cells, gib])} |")
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def _steps(rows: Sequence[Row]) -> str:
+    lines = [
+        "| updates | us | launches | kernels | GPU us | GPU busy | waits of an iteration |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in _of(rows, "steps"):
+        it = row["result"]
+        seen = it.get("kernels", {})
+        numbers = [
+            f"{seen[name]:,}" if name in seen else ""
+            for name in ("launches_per_update", "kernels_per_update", "gpu_us_per_update")
+        ]
+        busy = f"{seen['gpu_busy_share']:.0%}" if seen else ""
+        waits = it.get("waits", {}).get("per_iteration", {})
+        said = ", ".join(f"{phase} {count:g}" for phase, count in waits.items())
+        us = f"{it['learning_us_per_update']:,.0f}"
+        lines.append(f"| {' | '.join([row['case'], us, *numbers, busy, said])} |")
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def _checks(rows: Sequence[Row]) -> str:
+    lines = [
+        "| run | updates | farthest from the CPU | the same bytes twice | as graphs: those of"
+        " eager |",
+        "|---|---|---|---|---|",
+    ]
+    yes = {True: "yes", False: "**no**"}
+    for row in _of(rows, "equality", "exactness"):
+        it = row["result"]
+        far = ""
+        if "worst" in it:
+            within = "" if it["equal"] else f" (**{it['numbers_over_tolerance']} over 1e-4**)"
+            far = f"{it['worst']:.1e}{within}"
+        cells = [yes[it[x]] if x in it else "" for x in ("same_twice", "same_as_eager")]
+        lines.append(f"| {' | '.join([row['case'], str(it['updates']), far, *cells])} |")
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def _failed(rows: Sequence[Row]) -> str:
+    failed = [f"{row['part']}: {row['case']} ({row['error']})" for row in rows if "error" in row]
+    return f"Without a result: {'; '.join(failed)}." if failed else ""
+
+
+def kept(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record without logs, paths and all but the first words of errors."""
+    rows = []
+    for row in record["rows"]:
+        lean = {name: x for name, x in row.items() if name != "log"}
+        if "error" in row:
+            lean["error"] = row["error"].splitlines()[0].partition("/")[0][:100].rstrip(" .'")
+        rows.append(lean)
+    return {"rows": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="keep what gpu.py measured")
+    parser.add_argument("record", type=Path, help="JSON file of gpu.py")
+    args = parser.parse_args()
+    record = kept(json.loads(args.record.read_text()))
+    to = Path(__file__).with_name("results") / "gpu.json"
+    to.write_text(json.dumps(record, indent=1) + "\n")
+    print(told(record))
+
+
+if __name__ == "__main__":
+    main()
