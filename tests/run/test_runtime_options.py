@@ -1,5 +1,6 @@
 """Every option of the runtime does something."""
 
+import os
 import shutil
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -368,6 +369,13 @@ def _gpu_math(where: Where) -> None:
         with pytest.raises(KeyboardInterrupt):
             run(where.folder / tf32, 64, runtime__device="cuda", **options)
     assert seen == [(True, False), (False, True)]
+    begun: list[str | None] = []
+    where.monkeypatch.setattr(
+        launch, "prepare", lambda: begun.append(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run(where.folder / "workers", 64, runtime__device="cuda", runtime__kind="lockstep")
+    assert begun == [":4096:8"]  # or its processes would need another fork server
     served = {"env.id": TOY, "runtime.kind": "lockstep", "runtime.inference": "server"}
     given = Layer("call", {**SMALL, **served, "runtime.device": "cuda", "runtime.tf32": "on"})
     loaded = load_config("ppo", [], given)
