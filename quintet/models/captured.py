@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quintet.errors import QuintetError
 from quintet.system.memory import memory_fault
+from quintet.system.transfer import moved, packed, whole_block
 from quintet.system.user_code import described, traced
 
 P = ParamSpec("P")
@@ -72,7 +73,7 @@ class Captured(Generic[P, R]):
             captive.replay()
             for name, value in captive.attributes.items():
                 setattr(self._object, name, value)
-            result: R = _mapped(captive.outputs, Tensor.clone)
+            result: R = captive.outputs.copied()
         return result
 
     def _captured(self, args: tuple[Any, ...], tensors: list[Tensor], turn: "_Turn") -> "_Captive":
@@ -82,7 +83,7 @@ class Captured(Generic[P, R]):
         changed = [*self._changes()]
         before = [x.clone() for x in changed]
         try:
-            replay, outputs = record(lambda: self._method(*static), turn)
+            replay, outputs = record(lambda: _Outputs(self._method(*static)), turn)
         except Exception as error:  # of CUDA, PyTorch, or a user's module
             if memory_fault(error) is not None:
                 raise
@@ -112,13 +113,36 @@ class _Inputs:
     """
 
     def __init__(self, tensors: list[Tensor]):
-        self.buffers = [x.detach().clone() for x in tensors]
+        self.buffers = [x.detach() for x in tensors]
+        self._blocks: list[tuple[list[int], list[int], Tensor]] = []
+        memory: dict[int, list[int]] = {}
+        for k, x in enumerate(tensors):
+            memory.setdefault(x.untyped_storage().data_ptr(), []).append(k)
+        for group in memory.values():
+            views = [tensors[k] for k in group]
+            block = whole_block(views)
+            if block is not None:
+                copy, places = block.clone(), [int(x.storage_offset()) for x in views]
+                self._blocks.append((group, places, copy))
+            own = [x.clone() for x in views] if block is None else moved(views, copy)
+            for k, x in zip(group, own, strict=True):
+                self.buffers[k] = x
         self._held: list[tuple[weakref.ref[Tensor], int] | None] = [None] * len(tensors)
 
     def fill(self, tensors: list[Tensor]) -> None:
-        """Copies the tensors, by one kernel for those of a dtype."""
+        """Copies the tensors: views of one block together, others by one kernel for a dtype."""
+        done: set[int] = set()
+        for group, places, copy in self._blocks:
+            views = [tensors[k] for k in group]
+            block = whole_block(views)
+            alike = block is not None and block.shape == copy.shape
+            if alike and [x.storage_offset() for x in views] == places:
+                copy.copy_(block)  # type: ignore[arg-type]
+                done.update(group)
         into: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         for k, x in enumerate(tensors):
+            if k in done:
+                continue
             # Inference tensors do not count their changes.
             counts = not (torch.is_inference_mode_enabled() or x.is_inference())
             version = x._version if counts else -1
@@ -134,17 +158,40 @@ class _Inputs:
                 torch._foreach_copy_(buffers, sources)
 
 
+@final
+class _Outputs:
+    """The memory to which a graph writes a method's result, as one block if it has several
+    tensors.
+    """
+
+    def __init__(self, result: Any):
+        self._result, self._tensors = result, list[Tensor]()
+        _layout(result, self._tensors)
+        self._block: Tensor | None = None
+        if len(self._tensors) > 1:
+            self._block, self._tensors = packed(self._tensors)
+            views = iter(self._tensors)
+            self._result = _mapped(result, lambda _: next(views))
+
+    def copied(self) -> Any:
+        """The result, in new memory."""
+        if self._block is None:
+            return _mapped(self._result, Tensor.clone)
+        copies = iter(moved(self._tensors, self._block.clone()))
+        return _mapped(self._result, lambda _: next(copies))
+
+
 class _Captive(NamedTuple):
     """A graph of one layout.
 
-    outputs: the method's result, in memory that `replay` writes to.
+    outputs: where `replay` writes the method's result.
     attributes: of the object, as the method sets them.
     turn: kept as long as a graph uses its memory.
     """
 
     inputs: _Inputs
     replay: Callable[[], None]
-    outputs: Any
+    outputs: _Outputs
     attributes: dict[str, Any]
     turn: "_Turn"
 

@@ -350,7 +350,8 @@ class SerialSampling:
         for index, env in enumerate(envs):
             actor = actors(assignment.of(index))
             rows = RowSpecs.of(env.spaces, actor)
-            slot = Slot(zeros(slot_specs(rows, plan, env.num_streams)), rows, plan)
+            memory = zeros(slot_specs(rows, plan, env.num_streams), self.act_on != "cpu")
+            slot = Slot(memory, rows, plan)
             slot.belongs_to(index, first_stream, assignment.of(index)[0])
             self.slots.append(slot)
             self.groups.append(GroupSampler(env, actor, plan, first_stream, assignment, index))

@@ -96,9 +96,12 @@ def slot_specs(rows: RowSpecs, plan: DataPlan, num_streams: int) -> dict[str, Te
     }
 
 
-def zeros(specs: Mapping[str, TensorSpec]) -> dict[str, Tensor]:
-    """Zeroed memory of this process."""
-    return {name: torch.zeros(spec.shape, dtype=spec.dtype) for name, spec in specs.items()}
+def zeros(specs: Mapping[str, TensorSpec], page_locked: bool = False) -> dict[str, Tensor]:
+    """Zeroed memory of this process; page-locked memory is what a GPU copies from by itself."""
+    return {
+        name: torch.zeros(spec.shape, dtype=spec.dtype, pin_memory=page_locked)
+        for name, spec in specs.items()
+    }
 
 
 def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """Acting on a GPU for environments whose rows are on the CPU: one copy to the GPU, one back, and
 one wait per act."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import final
 
 import torch
@@ -10,6 +10,9 @@ from torch import Tensor
 from quintet.protocols import Actor
 from quintet.system.transfer import fetched, page_locked, sent_all
 from quintet.types import ActOutput, Obs, Publication, State, TensorSpec
+
+_LARGE = 2**18
+"""Bytes from which a copy of its own takes the host less time than a copy into the block."""
 
 
 @final
@@ -30,8 +33,9 @@ class Shared:
 class StagedActor:
     """An actor on a GPU as an actor of the CPU.
 
-    All inputs of an act travel as one page-locked block, and all outputs that leave the GPU as
-    another one, for which the host waits.  Private state stays on the GPU.
+    All inputs of an act travel as one page-locked block, except for large ones that are page-locked
+    themselves, and all outputs that leave the GPU as another one, for which the host waits.
+    Private state stays on the GPU.
     """
 
     def __init__(self, shared: Shared, device: torch.device):
@@ -40,7 +44,7 @@ class StagedActor:
         self.action_spec, self.state_specs = self._actor.action_spec, self._actor.state_specs
         self.record_specs: Mapping[str, TensorSpec] = self._actor.record_specs
         self.draw_noise, self.load = self._actor.draw_noise, shared.load
-        self._blocks: dict[tuple[int, int], list[Tensor]] = {}
+        self._blocks: dict[tuple[int, ...], list[Tensor]] = {}
 
     @torch.inference_mode()
     def initial_state(self, num_streams: int) -> State:
@@ -66,10 +70,7 @@ class StagedActor:
         inputs: list[Sequence[Tensor]] = [[each[name] for each in obs] for name in obs[0]]
         inputs += [[each[name] for each in states] for name in recorded]
         inputs += [is_first] if noise is None else [is_first, noise]
-        block = self._block(inputs)
-        for into, parts in zip(block, inputs, strict=True):
-            torch.cat([*parts], out=into)
-        on_gpu = iter(sent_all(block, self._device))
+        on_gpu = self._sent(inputs)
         seen = {name: next(on_gpu) for name in obs[0]}
         state = {name: next(on_gpu) for name in recorded}
         state |= {
@@ -89,12 +90,24 @@ class StagedActor:
             out.state | {name: here[f"state/{name}"] for name in recorded},
         )
 
-    def _block(self, inputs: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """The page-locked block of acts with as many rows, cut into one tensor for each input; it
-        is free, since the act before has ended.
+    def _sent(self, inputs: Sequence[Sequence[Tensor]]) -> Iterator[Tensor]:
+        """The inputs on the GPU, each of its parts; the host does not wait."""
+        alone = [len(x) == 1 and x[0].nbytes >= _LARGE and x[0].is_pinned() for x in inputs]
+        together = [x for x, by_itself in zip(inputs, alone, strict=True) if not by_itself]
+        rows = sum(map(len, inputs[0]))
+        block = self._block((rows, *alone), rows, together)
+        for into, parts in zip(block, together, strict=True):
+            torch.cat([*parts], out=into)
+        of_block = iter(sent_all(block, self._device))
+        for parts, by_itself in zip(inputs, alone, strict=True):
+            yield parts[0].to(self._device, non_blocking=True) if by_itself else next(of_block)
+
+    def _block(
+        self, key: tuple[int, ...], rows: int, inputs: Sequence[Sequence[Tensor]]
+    ) -> list[Tensor]:
+        """The page-locked block of acts of this kind, cut into one tensor for each input; it is
+        free, since the act before has ended.
         """
-        rows = sum(len(part) for part in inputs[0])
-        key = rows, len(inputs)
         if key not in self._blocks:
             self._blocks[key] = page_locked(
                 [torch.zeros((rows, *x[0].shape[1:]), dtype=x[0].dtype) for x in inputs]

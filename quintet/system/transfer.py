@@ -95,6 +95,9 @@ def fetched(tensors: Mapping[K, Tensor]) -> Mapping[K, Tensor]:
     if not names:
         return tensors
     of_gpu = [tensors[name].detach() for name in names]
+    if (block := whole_block(of_gpu)) is not None:
+        here = torch.empty(block.shape, dtype=torch.uint8, pin_memory=True).copy_(block)
+        return {**tensors, **dict(zip(names, moved(of_gpu, here), strict=True))}
     layout = _layout(_forms(of_gpu), 1)
     flat = [_flatten_dense_tensors([of_gpu[i] for i in part.tensors]) for part in layout.parts]  # type: ignore[no-untyped-call]
     joined = flat[0] if len(flat) == 1 else torch.cat([x.view(torch.uint8) for x in flat])
@@ -118,7 +121,43 @@ def _locked(tensors: Sequence[Tensor]) -> list[int]:
     return inside if places == layout.places else []
 
 
-# The layout of a block
+# Blocks
+
+
+def whole_block(tensors: Sequence[Tensor]) -> Tensor | None:
+    """The bytes of the one block that several tensors are views of, if they fill most of it."""
+    memory = tensors[0].untyped_storage()
+    begin, used = memory.data_ptr(), 0
+    for x in tensors:
+        if x.untyped_storage().data_ptr() != begin or not x.is_contiguous():
+            return None
+        used += x.nbytes
+    if len(tensors) < 2 or 2 * used < memory.nbytes():
+        return None
+    bytes_of_one = tensors[0].detach().view(-1).view(torch.uint8)
+    return bytes_of_one.as_strided((memory.nbytes(),), (1,), 0)
+
+
+def moved(views: Sequence[Tensor], block: Tensor) -> list[Tensor]:
+    """The views of one block, in a copy of it."""
+    found = []
+    for x in views:
+        begin = x.storage_offset() * x.element_size()
+        found.append(block[begin : begin + x.nbytes].view(x.dtype).view(x.shape))
+    return found
+
+
+def packed(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """A block of bytes with copies of tensors of a device, and these copies."""
+    layout = _layout(_forms(tensors), _ALIGNMENT)
+    block = torch.empty(layout.size, dtype=torch.uint8, device=tensors[0].device)
+    views = layout.cut(block)
+    with torch.no_grad():
+        for part in layout.parts:
+            into, given = ([of[i] for i in part.tensors] for of in (views, tensors))
+            torch._foreach_copy_(into, given)
+    return block, views
+
 
 _Forms = tuple[tuple[torch.dtype, torch.Size], ...]
 

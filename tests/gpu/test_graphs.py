@@ -12,6 +12,7 @@ from runs import run
 
 from quintet.algorithms.parts.setup import Compute
 from quintet.protocols import Actor
+from quintet.runtime import staged as staging
 from quintet.runtime.batch import to_device
 from quintet.runtime.policies import Assignment, PolicyMix
 from quintet.runtime.staged import Shared, StagedActor, actors_of
@@ -119,10 +120,14 @@ def test_groups_act_together_with_one_wait(algo: str, spaces: str, options: dict
             {name: x[g * STREAMS : (g + 1) * STREAMS] for name, x in out.state.items()}
             for g in range(groups)
         ]
-        # Noise on weights is drawn on the CPU where an episode begins, which is looked for.
-        if turn and "param" not in str(options):
-            assert counts.waits == 1, counts.lines()
-            assert counts.kinds["h2d_async"] == 1
+        if turn:
+            # Noise on weights is drawn on the CPU where an episode begins, which is looked for.
+            looks = "param" in str(options)
+            assert counts.waits == 1 + looks, counts.lines()
+            assert counts.kinds["graph"] == 1
+            assert looks or counts.kinds["h2d_async"] == 1
+        if turn and plain.initial_state(1).keys() == plain.state_specs.keys():  # nothing private
+            assert (counts.kinds["kernel"], counts.kinds["d2d"]) == (0, 2), counts.kernels
     assert not standin.races
 
 
@@ -187,7 +192,18 @@ def test_a_mix_of_policies_acts_on_the_gpu() -> None:
             assert torch.equal(out.record[name], x), name
 
 
-def test_a_run_acts_and_learns_in_graphs() -> None:
+@pytest.mark.parametrize("large", [2**18, 0])
+def test_a_run_acts_and_learns_in_graphs(large: int) -> None:
+    """With large observations in the slots' own memory, or in the block of the other inputs."""
+    assert staging._LARGE == 2**18
+    staging._LARGE = large
+    try:
+        _acts_and_learns_in_graphs(large)
+    finally:
+        staging._LARGE = 2**18
+
+
+def _acts_and_learns_in_graphs(large: int) -> None:
     sizes = {
         "env.num_streams": 4, "env.streams_per_group": 2, "unroll_steps": 16, "bptt_steps": 8,
         "minibatch_steps": 32, "model.core": "gru", "model.core_size": 8,
@@ -199,6 +215,8 @@ def test_a_run_acts_and_learns_in_graphs() -> None:
     act, update = on_gpu.phases["act"], on_gpu.phases["update"]
     # Each capture waits for the GPU, once for an act's layout.
     assert act.counts.kinds["d2h"] == act.calls
+    copies = act.counts.kinds["h2d_async"] / act.calls
+    assert copies > 1 if large == 0 else copies == 1
     assert act.counts.waits <= act.calls + 4
     assert act.counts.kinds["graph"] == act.calls
     assert update.counts.kinds["graph"] >= update.calls

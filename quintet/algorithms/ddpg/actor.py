@@ -10,13 +10,15 @@ from quintet.algorithms.ddpg.config import DDPGConfig
 from quintet.algorithms.ddpg.exploration import ou_step, perturbation
 from quintet.algorithms.ddpg.network import Policy, perturbable
 from quintet.algorithms.parts.acting import WARMING_UP, make_normalizer
-from quintet.algorithms.parts.graphs import in_graphs
 from quintet.algorithms.parts.setup import PLAIN, Compute
+from quintet.models.captured import Captured
+from quintet.models.compiled import Graph
 from quintet.models.config import ModelConfig
 from quintet.models.encoders import Mlp
 from quintet.models.flat import ModuleTensors, flatten_in_place, views_of
 from quintet.models.own_weights import linear, sequential
 from quintet.models.precision import autocast
+from quintet.system.transfer import fetched, sent
 from quintet.types import ActOutput, Obs, Publication, Spaces, State, TensorSpec
 
 PARAM_SCALE = "param_noise_std"
@@ -48,9 +50,10 @@ class DDPGActor:
         self.tensors = ModuleTensors({"network": self.network, "normalizer": self.normalizer})
         self.scale = torch.zeros((), device=self.theta.device)
         self.warming_up = False
-        # A graph's inputs are converted one by one, so its weights are one vector.
-        shared = self._act_by_theta if compute.compile else self._act_alike
-        self._shared, self._own = in_graphs(shared, compute), in_graphs(self._act_each, compute)
+        # A compiled graph's inputs are converted one by one, so its weights are one vector.
+        self._shared = Graph(self._act_by_theta) if compute.compile else self._act_alike
+        self._own = Graph(self._act_each) if compute.compile else self._act_each
+        self._chosen = Captured(self._choose) if compute.graph else self._choose
 
     @property
     def record_specs(self) -> dict[str, TensorSpec]:
@@ -95,39 +98,45 @@ class DDPGActor:
 
     @torch.inference_mode()
     def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:
-        state = dict(state)
+        private = dict(state)
+        if noise is not None and self.sizes.param:
+            private["weights"] = self._perturbed(private["weights"], is_first, noise[:, 0])
+        action, env_action, ou = self._chosen(obs, private, is_first, noise, self.warming_up)
+        return ActOutput(action, env_action, {}, {**private, **ou})
+
+    def _choose(
+        self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None, warming_up: bool
+    ) -> tuple[Tensor, Tensor, State]:
+        """Actions, by the learner's and the environment's form, and the process behind them."""
         if noise is None:
             action = self._shared(obs)
-        else:
-            seeds, kicks = noise[:, 0], noise[:, 1:].float()
-            normal, ou, uniform = torch.split(kicks, self.box.size, -1)
-            if self.sizes.param:
-                state["weights"] = self._perturbed(state["weights"], is_first, seeds)
-                action = self._own(obs, state["weights"])
-            else:
-                action = self._shared(obs)
-            if self.sizes.ou:
-                x = torch.where(is_first.unsqueeze(-1), 0.0, state["ou"])
-                x = ou_step(x, ou, self.sizes.ou, self.config.ou_theta, self.config.ou_dt)
-                state["ou"] = x
-                action = action + x
-            if self.sizes.normal:
-                action = action + self.sizes.normal * normal
-            if self.warming_up:
-                action = 2.0 * uniform - 1.0
-            # What is replayed is what was executed, see `DiagGaussian.to_env`.
-            action = torch.nan_to_num(action, nan=0.0).clamp(-1.0, 1.0)
-        return ActOutput(action, self.box.to_env(action), {}, state)
+            return action, self.box.to_env(action), {}
+        normal, ou, uniform = torch.split(noise[:, 1:].float(), self.box.size, -1)
+        action = self._own(obs, state["weights"]) if self.sizes.param else self._shared(obs)
+        after: State = {}
+        if self.sizes.ou:
+            x = torch.where(is_first.unsqueeze(-1), 0.0, state["ou"])
+            x = ou_step(x, ou, self.sizes.ou, self.config.ou_theta, self.config.ou_dt)
+            after["ou"] = x
+            action = action + x
+        if self.sizes.normal:
+            action = action + self.sizes.normal * normal
+        if warming_up:
+            action = 2.0 * uniform - 1.0
+        # What is replayed is what was executed, see `DiagGaussian.to_env`.
+        action = torch.nan_to_num(action, nan=0.0).clamp(-1.0, 1.0)
+        return action, self.box.to_env(action), after
 
     def _perturbed(self, weights: Tensor, is_first: Tensor, seeds: Tensor) -> Tensor:
         """The weights of each stream; streams that begin an episode get new ones."""
-        rows = is_first.nonzero().flatten().tolist()
+        here = fetched({"starts": is_first, "seeds": seeds})  # one wait for a GPU
+        rows = here["starts"].nonzero().flatten().tolist()
         if not rows:
             return weights
-        weights, at_start = weights.clone(), seeds.long().tolist()
+        weights, at_start = weights.clone(), here["seeds"].long().tolist()
         spread = self.scale * self.moved
         for row in rows:
-            z = perturbation(self.theta.numel(), at_start[row]).to(weights.device)
+            z = sent(perturbation(self.theta.numel(), at_start[row]), weights.device)
             torch.addcmul(self.theta, spread, z, out=weights[row])
         return weights
 
