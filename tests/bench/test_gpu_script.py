@@ -110,7 +110,8 @@ def test_a_run_goes_through_its_regions(monkeypatch: pytest.MonkeyPatch) -> None
         return watch({**counts, "time/learning_frac": learning})
 
     assert not report(5.0, 100, 0, 0.0)  # a replay that fills is no warm-up
-    assert not report(2.0, 200, 10, 1.0)
+    assert not report(0.5, 150, 5, 1.0)
+    assert not report(0.6, 200, 10, 1.0)
     assert not report(1.0, 400, 20, 0.5)
     assert report(1.0, 800, 40, 0.25)
     told = watch.result
@@ -150,10 +151,10 @@ def test_kernels_and_waits_are_given_per_update_and_iteration() -> None:
 
 
 def test_differences_count_large_numbers_by_their_size() -> None:
-    cpu = {"w": torch.tensor([1.0, 1000.0]), "count": torch.tensor([3])}
-    near = {"w": torch.tensor([1.0 + 5e-5, 1000.05]), "count": torch.tensor([4])}
+    cpu = {"w": torch.tensor([0.01, 1000.0]), "count": torch.tensor([3])}
+    near = {"w": torch.tensor([0.01 + 5e-5, 1000.05]), "count": torch.tensor([4])}
     assert gpu_measures.differences(near, cpu)["equal"]
-    far = {"w": torch.tensor([1.0, 1000.2]), "count": torch.tensor([3])}
+    far = {"w": torch.tensor([0.01, 1000.2]), "count": torch.tensor([3])}
     told = gpu_measures.differences(far, cpu)
     assert not told["equal"]
     assert told["numbers_over_tolerance"] == 1
@@ -268,7 +269,10 @@ def test_a_record_is_kept_without_logs_and_paths_and_told_in_tables() -> None:
         "gpu_busy_share": 0.75,
     }
     equal = {"worst": 2e-4, "equal": False, "numbers_over_tolerance": 3, "updates": 4}
-    failed = {"error": "RuntimeError: it ended with 1: ... File /home/me/peer.py", "log": "long"}
+    failed = {
+        "error": "RuntimeError: it ended with 1: ... File /home/me/peer.py",
+        "log": "/home/me: long",
+    }
     rows = [
         {"part": "pong", "case": "ppo", "result": speed},
         {"part": "peers", "case": "CleanRL", "result": {"env_steps_per_s": None}},
