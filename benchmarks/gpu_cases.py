@@ -191,6 +191,7 @@ def _games(env: str, short: bool) -> list[Case]:
         "local bf16": _way("local", "bf16"),
         "device fp32 eager": _way("device", "fp32", "off"),
         "device fp32": _way("device", "fp32"),
+        "device tf32": {**_way("device", "fp32"), "runtime.tf32": "on"},
         "device bf16": _way("device", "bf16"),
     }
     queued = {
@@ -203,7 +204,7 @@ def _games(env: str, short: bool) -> list[Case]:
     whole = ("ppo", env, {**eight[2], "env.streams_per_group": 8})
     wide = {**eight[2], "env.num_streams": 64, "minibatch_steps": 2048}
     if short:
-        best = ("device fp32", "device bf16")
+        best = ("device tf32", "device bf16")
         return _runs({"ppo 8 streams": eight}, {name: serial[name] for name in best})
     on_device = {name: serial[name] for name in serial if "device" in name}
     return [

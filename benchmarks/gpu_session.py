@@ -248,7 +248,7 @@ def watched(
 def options_of(run: Path) -> dict[str, Any]:
     """The options of a run that say where and how it computed."""
     config = yaml.safe_load((run / "config.yaml").read_text())
-    runtime = "device kind inference compile precision actor_precision threads num_workers"
+    runtime = "device kind inference compile precision actor_precision tf32 threads num_workers"
     names = [f"runtime.{name}" for name in runtime.split()]
     return {name: config.get(name) for name in (*names, "env.num_streams", "env.streams_per_group")}
 
