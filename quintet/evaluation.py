@@ -1,5 +1,6 @@
 """Evaluates policies on whole episodes."""
 
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -10,11 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from quintet import spaces
 from quintet.bounds import MOST_COUNT
+from quintet.config.machine import lacking
 from quintet.envs.config import EnvConfig
 from quintet.envs.env_source import EnvLike, settle
 from quintet.envs.evaluated import OWN_OPTIONS, EvalEnvConfig, of_another
@@ -149,6 +152,7 @@ def evaluate(
     against: Policy | Literal["random"] | None = None,
     env_options: Mapping[str, Any] | None = None,
     max_steps: MaxSteps = "auto",
+    device: str = "cpu",
 ) -> Scores:
     """Plays `episodes` whole episodes; rewards are raw, neither clipped nor normalised.  In an
     environment of several agents these are games, in which each agent has its own episodes.
@@ -180,10 +184,12 @@ def evaluate(
         max_steps: steps after which an episode is cut and counts with its return so far; None: no
             limit; auto: no limit if the environment has a known time limit, else ten times the
             longest training episode, at least 1,000.
+        device: cpu, or a GPU that computes the actions, in float32: ``cuda``, ``cuda:1``. A policy
+            with private state, as of correlated noise, computes on the CPU.
 
     Raises:
-        ConfigError: the environment's spaces are not the policy's, a number is wrong, or the
-            environment can't be filmed.
+        ConfigError: the environment's spaces are not the policy's, a number is wrong, the device is
+            not there, or the environment can't be filmed.
         UntrustedError: another user made the policy, and it names code for its environment.
         QuintetError: no package to write videos is installed, or none of the policy's agents joined
             a game.
@@ -194,6 +200,7 @@ def evaluate(
                 f"a policy must be a quintet.Policy, got {given!r}; give quintet.load(path)"
             )
     episodes, seed = _checked(episodes, seed)
+    _check_device(device)
     if max_steps not in (None, "auto") and (
         isinstance(max_steps, bool) or not isinstance(max_steps, int | np.integer) or max_steps < 1
     ):
@@ -206,7 +213,7 @@ def evaluate(
         check_video(path)
     chosen, num_streams = _choose_env(policy, env, episodes, _options(env_options or {}))
     uniform = UniformActor(policy.spaces.action, seed)
-    actor = uniform if random else policy.player
+    actor = uniform if random else policy.player_on(device)
     how = How(actor, episodes, seed, deterministic, stop, threads=policy.threads)
     if against is not None:
         if chosen.num_agents == 1:
@@ -214,7 +221,9 @@ def evaluate(
                 f"against must have an environment of several agents, got {chosen.config.id} "
                 "with one: leave it out"
             )
-        how = replace(how, others=(against.player if isinstance(against, Policy) else uniform,))
+        how = replace(
+            how, others=(against.player_on(device) if isinstance(against, Policy) else uniform,)
+        )
         num_streams = max(num_streams, min(how.episodes, 2) * chosen.num_agents)  # both seatings
     try:
         made = _streams(chosen, num_streams, how)
@@ -246,6 +255,17 @@ def evaluate(
         )
     scores = _scores(found, vector.description, how.max_steps)
     return replace(scores, film=film, film_fault=film_fault)
+
+
+def _check_device(device: str) -> None:
+    """Raises ConfigError if no actions can be computed there."""
+    if device == "cpu":
+        return
+    if not re.fullmatch(r"cuda(:\d+)?", device):
+        raise ConfigError(f"device must be cpu, cuda or cuda:N, got {device!r}: leave it out")
+    fault = lacking(f"device={device}", device, torch.cuda, 1, "CUDA GPU")
+    if fault is not None:
+        raise ConfigError(f"{fault}: leave it out")
 
 
 def _bound(given: MaxSteps, policy: Policy, env: EnvDescription) -> int | None:

@@ -6,6 +6,7 @@ import gymnasium
 import imageio_ffmpeg
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from small_run import SMALL, TOY
 
@@ -423,3 +424,18 @@ def test_the_command_takes_them(bandit, tmp_path, capsys):
     assert "success 100%" in capsys.readouterr().out
     assert cli.main([*words, "--env.kwargs", "[1]"]) == 2
     assert "--env.kwargs must be as in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("device", "says"),
+    [
+        ("gpu", "device must be cpu, cuda or cuda:N, got 'gpu'"),
+        ("cuda", "device=cuda must have 1 CUDA GPU that PyTorch sees, got 0"),
+    ],
+)
+def test_a_device_that_is_not_there(
+    device: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=says):
+        quintet.evaluation._check_device(device)

@@ -81,6 +81,10 @@ def _evaluate(
         int | None,
         arg(name="env.num-processes", help="number of processes that step Python environments"),
     ] = None,
+    device: Annotated[
+        str,
+        arg(help="device that computes the actions, in float32: cpu, cuda or cuda:N", metavar="D"),
+    ] = "cpu",
     trust: Annotated[bool, arg(help=TRUST_HELP)] = False,
 ) -> None:
     if run is None:
@@ -95,7 +99,7 @@ def _evaluate(
     greedy = not stochastic
     own = {"backend": backend, "success": success, "num_processes": num_processes}
     more: dict[str, Any] = {"video": video, "random": random, "env_options": _given(own, kwargs)}
-    more |= {"against": other, "max_steps": _steps(max_steps)}
+    more |= {"against": other, "max_steps": _steps(max_steps), "device": device}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "there is no video", RuntimeWarning)  # told below
         scores = evaluate(policy, env, episodes, seed, deterministic=greedy, **more)

@@ -193,15 +193,23 @@ def tensors_device(runtime: RuntimeConfig) -> str:
 
 def _present(device: str, module: Any, learners: int, what: str) -> str:
     """The device; raises ConfigError if PyTorch, whose module that is, sees too few of its kind."""
-    count = module.device_count() if module.is_available() else 0
-    _, _, index = device.partition(":")
-    wanted = int(index) + 1 if index else learners
-    if wanted > count:
-        raise ConfigError(
-            f"runtime.device={device} must have {wanted} {what}{'s' * (wanted > 1)} that PyTorch "
-            f"sees, got {count}: use --runtime.device cpu, or fewer learners"
-        )
+    fault = lacking(f"runtime.device={device}", device, module, learners, what)
+    if fault is not None:
+        raise ConfigError(f"{fault}: use --runtime.device cpu, or fewer learners")
     return device
+
+
+def lacking(asked: str, device: str, module: Any, count: int, what: str) -> str | None:
+    """A sentence on what PyTorch lacks for `device`, or for `count` of its kind; None: nothing.
+
+    asked: the option and its value; module: PyTorch's, of these devices.
+    """
+    seen = module.device_count() if module.is_available() else 0
+    _, _, index = device.partition(":")
+    wanted = int(index) + 1 if index else count
+    if wanted <= seen:
+        return None
+    return f"{asked} must have {wanted} {what}{'s' * (wanted > 1)} that PyTorch sees, got {seen}"
 
 
 def require_networks(config: RunConfig, spaces: Spaces) -> None:

@@ -130,8 +130,8 @@ class RuntimeConfig(Options):
             "runtime.num_learners=1",
         ),
     )
-    """where draws from replay find pictures and other large observations; cpu: in the replay's
-    files; learner: on the learner's CUDA GPU too; auto: there, if they fit in half of its free
+    """place where draws from replay find pictures and other large observations; cpu: the replay's
+    files; learner: the learner's CUDA GPU too; auto: there, if they fit in half of its free
     memory
     """
     threads: Threads | None = None
@@ -153,11 +153,11 @@ class RuntimeConfig(Options):
     a GPU learns and a CPU that is not faster with bf16 acts; part of the result's bytes
     """
     deterministic: Literal["auto", "on", "off"] = option("auto", needs=_GPU)
-    """on a GPU, only algorithms that give the same bytes twice, some of which are slower; auto: on,
+    """only algorithms of a GPU that give the same bytes twice, some of which are slower; auto: on,
     but off for runtime.kind=async, which never gives them; part of the result's bytes
     """
     tf32: Literal["auto", "on", "off"] = option("auto", needs=_GPU, also="allow_tf32")
-    """on a GPU, TF32 for products of float32 matrices and for convolutions: faster, with 10 bits of
+    """TF32 for products of float32 matrices and for convolutions on a GPU: faster, with 10 bits of
     each factor; auto: off, but as PyTorch is set for runtime.kind=async (by default: convolutions);
     part of the result's bytes
     """
@@ -204,7 +204,7 @@ class RuntimeConfig(Options):
 
     @property
     def gpu_math(self) -> "GpuMath":
-        """How a GPU computes, if there is one."""
+        """Settings of a GPU's arithmetic, if there is one."""
         from quintet.runtime.torch_settings import GpuMath
 
         tf32 = None if self.tf32 == "auto" and not self.exact else self.tf32 == "on"

@@ -135,7 +135,7 @@ class RunReplay:
         self.described = False
 
     def draw_on(self, device: torch.device, option: str) -> None:
-        """Where draws find large observations, by ``runtime.replay_device``.
+        """The place where draws find large observations, by ``runtime.replay_device``.
 
         device: of the learner's batches.
         """

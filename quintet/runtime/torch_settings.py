@@ -48,7 +48,7 @@ os.register_at_fork(after_in_child=_forked)
 @final
 @dataclass(frozen=True)
 class GpuMath:
-    """How a GPU computes.
+    """Settings of a GPU's arithmetic.
 
     deterministic: only with algorithms that give the same bytes twice, where PyTorch has one.
     tf32: whether float32 matrix products and convolutions are made of TF32, which keeps 10 bits of

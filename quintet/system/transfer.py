@@ -42,7 +42,7 @@ def places_of(mask: Tensor, device: torch.device) -> Tensor:
 @final
 @dataclass(frozen=True)
 class Use:
-    """Which rows of a batch ``[T, B]`` a learner uses, on its device.
+    """Rows of a batch ``[T, B]`` that a learner uses, on its device.
 
     mask: bool ``[T, B]``.
     places: ``[N]``, ascending, of the rows among all T * B.
@@ -107,7 +107,7 @@ def fetched(tensors: Mapping[K, Tensor]) -> Mapping[K, Tensor]:
 
 
 def _locked(tensors: Sequence[Tensor]) -> list[int]:
-    """Which of the tensors are all the views of one block of `page_locked`, in order."""
+    """Indices of the tensors that are all the views of one block of `page_locked`, in order."""
     if not tensors[0].is_pinned():
         return []
     memory = tensors[0].untyped_storage()
@@ -182,7 +182,7 @@ class _Part(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Where tensors are in a block of `size` bytes; places: the first byte of each."""
+    """Places of tensors in a block of `size` bytes; places: the first byte of each."""
 
     forms: _Forms
     parts: list[_Part]

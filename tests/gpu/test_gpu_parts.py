@@ -10,7 +10,9 @@ import torch
 from cases import CUDA, case_of
 from conformance import STREAMS
 
+import quintet
 from quintet.algorithms.parts.setup import Compute
+from quintet.errors import ConfigError
 from quintet.models.film_grid import _over_grid
 from quintet.models.normalize import _moments_of_bytes
 from quintet.run import evaluations
@@ -99,3 +101,16 @@ def test_evaluations_act_where_the_run_acts() -> None:
     assert sum(kernels["local"]) == 0
     assert all(kernels["device"])
     assert scores["local"] == scores["device"]
+
+
+def test_an_evaluation_may_compute_on_the_gpu() -> None:
+    options = {"env.num_streams": 4, "unroll_steps": 64, "model.core": "gru", "model.core_size": 4}
+    small = {"model.policy_hidden": (8,), "bptt_steps": 16}
+    policy = runs.run("ppo", "CartPole-v1", 256, options | small, "cpu").result.policy
+    with standin.counting() as counts:
+        there = quintet.evaluate(policy, episodes=3, deterministic=False, device="cuda")
+    assert counts.kinds["kernel"]
+    here = quintet.evaluate(policy, episodes=3, deterministic=False)
+    assert there.returns.tolist() == here.returns.tolist()
+    with pytest.raises(ConfigError, match=r"device=cuda:5 must have 6 CUDA GPUs .*got 1"):
+        quintet.evaluate(policy, episodes=3, device="cuda:5")

@@ -71,7 +71,7 @@ class OnDevice:
         self._newest[:] = store.head
 
     def read(self, name: str, stream: Numbers, number: Numbers, place: Numbers) -> Tensor:
-        """What `RowStore.read_obs` returns, on the GPU."""
+        """Observations as `RowStore.read_obs` returns them, on the GPU."""
         field, stack = self._fields[name], self._store.stacks.get(name)
         if stack is None:
             return field.index_select(0, self._sent(place)).view(*place.shape, *field.shape[1:])

@@ -100,7 +100,7 @@ _NONE: Numbers = np.empty(0, np.int64)
 
 
 class Origins(NamedTuple):
-    """What the frames of some rows are made of, flat, the oldest frame of a row first.
+    """The pictures that the frames of some rows are made of, flat, the oldest frame of a row first.
 
     rows: place of the row whose newest frame it is.
     zero: numbers of frames that are zero instead.
@@ -197,7 +197,7 @@ class FrameStacks:
         return torch.from_numpy(frames.reshape(*place.shape, *self._spec.shape))
 
     def origins(self, stream: Numbers, number: Numbers, place: Numbers) -> "Origins":
-        """What the frames of these rows are made of."""
+        """The pictures that the frames of these rows are made of."""
         held = self._depth[place]
         depth = held.astype(np.int64)[..., None]
         lag = self._lag
