@@ -98,13 +98,14 @@ def _unlike(moments: RunningMoments) -> float | None:
     if moments.newest is None:
         return None
     rows, mean, m2 = moments.newest
-    if rows < _LEAST_ROWS or moments.count < 4 * rows:
+    if rows < _LEAST_ROWS:
         return None
     spread, known = m2 / rows + (mean - moments.mean).square(), moments.variance
     moves = torch.maximum(spread, known) > _LEAST_VARIANCE
     unlike = (spread > _FACTOR**2 * known) | (spread < known / _FACTOR**2)
-    count = int(moves.sum())
-    return int((unlike & moves).sum()) / count if count else None
+    found = torch.stack((moments.count, moves.sum(), (unlike & moves).sum()))
+    known_rows, count, unlike_count = found.tolist()
+    return unlike_count / count if count and known_rows >= 4 * rows else None
 
 
 @final

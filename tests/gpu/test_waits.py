@@ -17,7 +17,7 @@ BUDGETS: dict[tuple[str, str], Budget] = {
     ("ppo", "masked, gru"): {"update": 1, "metrics": 4},
     ("impala", "choices"): {"update": 1, "metrics": 1},
     ("appo", "choices"): {"update": 2, "metrics": 2},
-    ("ddpg", "numbers"): {"publication": 1, "metrics": 16},
+    ("ddpg", "numbers"): {"publication": 1, "metrics": 6},
     ("acer", "normalised"): {"publication": 1, "metrics": 4},
     ("sac", "numbers"): {"update (replayed)": 1, "publication": 1},
 }

@@ -359,11 +359,11 @@ class DDPGLearner:
         if self.config.noise.param:
             moved = self._perturbed(actor, 0)
             outputs["perturbed_action"] = functional_call(self.network.actor, moved, (obs,))
-        values = {}
+        values: dict[str, Tensor] = {}
         for name, x in outputs.items():
-            values[f"reference/{name}_mean"] = x.mean().item()
-            values[f"reference/{name}_std"] = x.std(correction=0).item()
-        return values
+            values[f"reference/{name}_mean"] = x.mean()
+            values[f"reference/{name}_std"] = x.std(correction=0)
+        return dict(zip(values, torch.stack([*values.values()]).tolist(), strict=True))
 
     def histograms(self) -> dict[str, Tensor]:
         return {}
