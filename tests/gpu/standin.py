@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-SOURCE = HERE / "standin.cpp"
+SOURCES = HERE / "standin.cpp", HERE / "standin_device.h"
 # The host waits for the device, or for a copy that can't go by itself.
 WAITS = ("sync", "event", "stream", "device", "d2h", "h2d", "h2d_pageable", "h2d_index")
 COPIES_IN = ("h2d", "h2d_pageable", "h2d_async")
@@ -49,7 +49,8 @@ def compiler() -> str | None:
 def library() -> Path:
     """The library, built once for each version of PyTorch and of the source: 10 s of a core."""
     version = importlib.metadata.version("torch")
-    key = hashlib.sha256(SOURCE.read_bytes() + version.encode() + sys.platform.encode()).hexdigest()
+    read = b"".join(source.read_bytes() for source in SOURCES)
+    key = hashlib.sha256(read + version.encode() + sys.platform.encode()).hexdigest()
     state = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = state / "quintet-tests" / f"standin-{version}-{key[:12]}"
     made = folder / "standin.so"
@@ -69,7 +70,11 @@ def _build(folder: Path, made: Path) -> None:
     begun = Path(tempfile.mkdtemp(dir=folder)) / made.name
     words = [
         *(found, "-O1", "-std=c++20", "-shared", "-fPIC", "-w", "-DAT_PER_OPERATOR_HEADERS"),
-        *(f"-I{torch / 'include'}", f"-I{torch / 'include/torch/csrc/api/include'}", str(SOURCE)),
+        *(
+            f"-I{torch / 'include'}",
+            f"-I{torch / 'include/torch/csrc/api/include'}",
+            str(SOURCES[0]),
+        ),
         *("-o", str(begun), f"-L{torch / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"),
         f"-Wl,-rpath,{torch / 'lib'}",
     ]
