@@ -404,8 +404,13 @@ def _streams(env: ResolvedEnv, num_streams: int, how: How) -> VectorEnv:
 
 def _check_spaces(policy: Policy, vector: VectorEnv, who: str = "the policy") -> None:
     way_out = "give one that was trained on such spaces, or another environment"
-    own, env_id = policy.description, vector.description.id
-    spaces.require_same(own, vector.spaces, who, env_id, way_out)
+    own, theirs = policy.description, vector.spaces
+    if policy.critic_leaves:  # which acting does not need
+        own = spaces.as_json(policy.acting_spaces)
+        theirs = spaces.with_observation(
+            theirs, lambda of: spaces.without_leaves(of.observation, policy.critic_leaves)
+        )
+    spaces.require_same(own, theirs, who, vector.description.id, way_out)
 
 
 def _film(policy: Policy, env: ResolvedEnv, how: How, path: Path) -> Film | None:

@@ -23,7 +23,7 @@ from quintet.envs.gymnasium import Leaf, leaf_of
 from quintet.envs.policy_input import flat_observation, leaf_array
 from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.models.build import weights_bytes
-from quintet.models.config import ModelConfig, uses_pictures
+from quintet.models.config import ModelConfig, critic_leaves, uses_pictures
 from quintet.models.custom import Maker, encoder_name
 from quintet.policy_place import LEADER, LEARNER, POLICIES, POLICY, find
 from quintet.protocols import Actor
@@ -85,8 +85,9 @@ class Policy:
         environment's own spaces.
     origin: origin of the description, which decides whether its code may be imported.
     threads: threads of PyTorch's CPU kernels in its computations; None: the process's setting.
-    leaves: the leaves of the environment's own observations, in the dtypes in which they are
-        stored.
+    leaves: the leaves of the environment's own observations by which it acts, in the dtypes in
+        which they are stored.
+    critic_leaves: paths of the leaves that only its value function reads.
     """
 
     def __init__(
@@ -118,10 +119,12 @@ class Policy:
             algorithm.make_actor, algorithm.config(**description["learner"]), model, self.spaces
         )
         stored = spaces.observation_leaves(self.spaces.observation)
-        self.leaves: list[Leaf] = [
+        self._every = [
             replace(leaf_of(path, *found), dtype=spaces.leaf_dtype(stored[path]))
             for path, found in spaces.leaf_keys(self._own.observation).items()
         ]
+        self.critic_leaves = critic_leaves(model, self.spaces)
+        self.leaves: list[Leaf] = [x for x in self._every if x.path not in self.critic_leaves]
         self._choices = spaces.mask_sizes(self.spaces.action)
         self.generator = torch.Generator("cpu")
         self.generator.seed()
@@ -129,6 +132,13 @@ class Policy:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the parts of the policy; its networks are built again."""
         return Policy, (self.description, self.publication, self.origin, self.threads)
+
+    @property
+    def acting_spaces(self) -> Spaces:
+        """Its spaces without the leaves that only its value function reads."""
+        return spaces.with_observation(
+            self.spaces, lambda of: spaces.without_leaves(of.observation, self.critic_leaves)
+        )
 
     def act(
         self,
@@ -193,7 +203,7 @@ class Policy:
                 "value must have a policy with a state-value function, got one of "
                 f"{self.description['algo']}, which has none: use act"
             )
-        tensors, single = self._observe(obs)
+        tensors, single = self._observe(obs, self._every)
         with OwnTorch(self.threads):
             first = self._is_first(is_first, state, tensors)
             out = self._valuer.act(tensors, self._state(state, first.shape[0]), first, None)
@@ -261,17 +271,21 @@ class Policy:
             )
         return torch.from_numpy(np.broadcast_to(first.astype(np.bool_), (count,)).copy())
 
-    def _observe(self, obs: Any) -> tuple[Obs, bool]:
-        """The leaves as tensors ``[B, ...]``, and whether a single observation was passed."""
-        leaf = self.leaves[0]
+    def _observe(self, obs: Any, leaves: Sequence[Leaf] = ()) -> tuple[Obs, bool]:
+        """The leaves as tensors ``[B, ...]``, and whether a single observation was passed.
+
+        leaves: leaves to read; none: those by which it acts, where its critic's may be passed too.
+        """
+        leaves, optional = leaves or self.leaves, () if leaves else self.critic_leaves
+        leaf = leaves[0]
         if leaf.is_plain and type(obs) is np.ndarray and obs.dtype == leaf.dtype:  # the usual case
             single = obs.shape == leaf.shape
             fits = single or (obs.shape[1:] == leaf.shape and len(obs) > 0)
             if fits and (leaf.dtype.kind != "f" or np.isfinite(obs).all()):
                 own = (obs[None] if single else obs).copy()
                 return {leaf.path: torch.from_numpy(own)}, single
-        given = flat_observation(obs)
-        required = sorted(leaf.path for leaf in self.leaves)
+        given = {k: x for k, x in flat_observation(obs).items() if k not in optional}
+        required = sorted(leaf.path for leaf in leaves)
         if sorted(given) != required:
             how = ""
             if any(path.split("/")[-1] == "count" for path in required):
@@ -279,9 +293,9 @@ class Policy:
             raise QuintetError(
                 f"an observation must have the leaves {required}, got {sorted(given)}{how}"
             )
-        arrays = {leaf.path: leaf_array(given[leaf.path], leaf) for leaf in self.leaves}
-        extra = {leaf.path: arrays[leaf.path].ndim - len(leaf.shape) for leaf in self.leaves}
-        for leaf in self.leaves:
+        arrays = {leaf.path: leaf_array(given[leaf.path], leaf) for leaf in leaves}
+        extra = {leaf.path: arrays[leaf.path].ndim - len(leaf.shape) for leaf in leaves}
+        for leaf in leaves:
             x, more = arrays[leaf.path], extra[leaf.path]
             if more not in (0, 1) or x.shape[more:] != leaf.shape or len({*extra.values()}) > 1:
                 raise QuintetError(

@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -403,6 +403,18 @@ def _or_fault(data: Any) -> Any:
         return from_json(data)
     except ValueError as fault:
         return f"none ({fault})"
+
+
+def without_leaves(space: Space, paths: Container[str], at: Keys = ()) -> Space:
+    """A Dict space without the leaves at these paths; others unchanged."""
+    if not isinstance(space, spaces.Dict):
+        return space
+    kept = OrderedDict[str, Space]()
+    for key, child in space.spaces.items():
+        inside = ["/".join(map(str, keys)) for keys, _ in walk_leaves(child, (*at, key))]
+        if not all(path in paths for path in inside):
+            kept[key] = without_leaves(child, paths, (*at, key))
+    return spaces.Dict(kept)
 
 
 def as_json(of: Spaces) -> dict[str, Any]:

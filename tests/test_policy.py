@@ -538,6 +538,7 @@ def test_a_sequence_is_said_to_be_given_in_a_fixed_shape():
     ):
         policy = object.__new__(quintet.Policy)
         policy._own = policy.spaces = Spaces(space, spaces.Discrete(3))
+        policy.critic_leaves = frozenset()
         policy.leaves = [leaf_of(path, *found) for path, found in leaf_keys(space).items()]
         with pytest.raises(QuintetError, match=r"give sequences as .*FixedShape makes them"):
             policy.act(given)

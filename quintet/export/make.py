@@ -139,7 +139,7 @@ def describe(
     policy: Policy, whole: WholePolicy, format: Format, content: dict[str, bytes]
 ) -> Interface:
     """The content of ``policy.json``; content: the program's files by name."""
-    own = policy.spaces.own or policy.spaces
+    own, acting = policy.spaces.own or policy.spaces, policy.acting_spaces
     env = policy.env
     return Interface(
         format_version=FORMAT_VERSION,
@@ -151,7 +151,7 @@ def describe(
             frame_stack=env.frame_stack,
             observe_last=env.observe_last,
         ),
-        observation_space=spaces.to_json(own.observation),
+        observation_space=spaces.to_json((acting.own or acting).observation),
         action_space=spaces.to_json(own.action),
         inputs=whole.inputs,
         outputs=whole.outputs,

@@ -43,7 +43,7 @@ OPERATORS = {
     "Expand": lambda x, shape: np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(shape))),
     "Gather": lambda x, index, axis: np.take(x, index, axis),
     "ReduceMax": lambda x, axes, keepdims: x.max(tuple(axes), keepdims=bool(keepdims)),
-    "Relu": lambda x: np.maximum(x, 0),
+    "Identity": lambda x: x, "Relu": lambda x: np.maximum(x, 0),
     "Reshape": lambda x, shape: x.reshape(shape),
     "Shape": lambda x, start, end: np.array(x.shape[start:end]),
     "Squeeze": lambda x, axes: x.squeeze(tuple(axes)),

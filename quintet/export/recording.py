@@ -16,7 +16,7 @@ from quintet.envs.vector import VectorEnv, allocate_obs, allocate_row
 from quintet.evaluation import environment_of
 from quintet.export.interface import Port
 from quintet.export.steps import Arrays, Steps
-from quintet.export.whole import WholePolicy
+from quintet.export.whole import WholePolicy, told
 from quintet.policy import Policy
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.types import ACTION_MASK
@@ -142,7 +142,7 @@ def answered(policy: Policy, whole: WholePolicy, seen: Seen, seed: int) -> Steps
     if noise is not None:
         inputs["noise"] = noise
         sampled = {port.name: port.zeros(rows, count) for port in actions}
-    recorder = policy.recorder("params_mu", "value")
+    recorder = policy.recorder(*told(policy))
     before = policy.generator.get_state()
     policy.generator.manual_seed(seed)
     twin = torch.Generator("cpu").manual_seed(seed)

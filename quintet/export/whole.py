@@ -11,6 +11,7 @@ from gymnasium import spaces as gym_spaces
 from torch import Tensor, nn
 
 from quintet import spaces
+from quintet.algorithms.parts.setup import Recorded
 from quintet.envs.gymnasium import Leaf
 from quintet.export.interface import Choice, DType, Port, Role
 from quintet.policy import Policy
@@ -34,7 +35,7 @@ class WholePolicy(nn.Module):
     def __init__(self, policy: Policy):
         super().__init__()
         own = policy.spaces.own or policy.spaces
-        self.actor = policy.recorder("params_mu", "value")
+        self.actor = policy.recorder(*told(policy))
         modules = {k: x for k, x in vars(self.actor).items() if isinstance(x, nn.Module)}
         self.parts = nn.ModuleDict(modules)
         self.leaves, self.action_space = policy.leaves, own.action
@@ -95,6 +96,11 @@ class WholePolicy(nn.Module):
         found += [out.state[name] for name in self._names]
         found += [out.record[name] for name in ("params_mu", "value") if name in out.record]
         return tuple(found)
+
+
+def told(policy: Policy) -> tuple[Recorded, ...]:
+    """Records of a policy beside its actions; the value only if it reads no more than that."""
+    return ("params_mu",) if policy.critic_leaves else ("params_mu", "value")
 
 
 def _stored(leaf: Leaf, x: Tensor) -> Tensor:

@@ -8,7 +8,13 @@ from torch import Tensor, nn
 
 from quintet.errors import ConfigError
 from quintet.models import cores
-from quintet.models.config import Init, ModelConfig, encoded_leaves, picture_options
+from quintet.models.config import (
+    Init,
+    ModelConfig,
+    critic_leaves,
+    encoded_leaves,
+    picture_options,
+)
 from quintet.models.custom import CustomEncoder
 from quintet.models.encoders import Cnn, Encoder, Mlp, encoded_parts
 from quintet.models.film_grid import FilmGrid
@@ -51,16 +57,18 @@ def make_encoder(
     config: ModelConfig,
     hidden: tuple[int, ...] | None,
     generator: torch.Generator | None,
+    without: frozenset[str] = frozenset(),
 ) -> Encoder:
     """The encoder of a resolved configuration.
 
     hidden: widths of the hidden layers; None for a user's module.
     generator: seeds the weights of a user's module; other weights are undefined until drawn.
+    without: leaves that it does not read, as `critic_leaves` for a policy.
 
     Raises:
         ConfigError: the encoder can't read these observations.
     """
-    leaves = encoded_leaves(spaces)
+    leaves = {path: x for path, x in encoded_leaves(spaces).items() if path not in without}
     if config.custom:
         return CustomEncoder(config.encoder, config.encoder_kwargs, leaves, generator)
     assert hidden is not None
@@ -86,9 +94,19 @@ class Trunk:
     from the sizes, and is 1 in acting.  A feed-forward trunk reads any N rows; its state is {}.
     """
 
-    def __init__(self, name: str, encoder: Encoder, core: cores.Core | None, precision: Precision):
-        """name: the state's leaves are ``name/h0``, ...; precision: precision of the encoder."""
+    def __init__(
+        self,
+        name: str,
+        encoder: Encoder,
+        core: cores.Core | None,
+        precision: Precision,
+        leaves: frozenset[str] = frozenset(),
+    ):
+        """name: the state's leaves are ``name/h0``, ...; precision: precision of the encoder.
+        leaves: what it reads and others do not, which may be missing where its output is not used.
+        """
         self.name, self.encoder, self.core, self.precision = name, encoder, core, precision
+        self.leaves = leaves
         self.feature_size = encoder.feature_size if core is None else core.feature_size
 
     def modules(self) -> Iterator[nn.Module]:
@@ -96,6 +114,14 @@ class Trunk:
         yield from self.encoder.modules()
         if self.core is not None:
             yield from self.core.modules()
+
+    def can_read(self, obs: Obs) -> bool:
+        """Whether all that it reads is there."""
+        return self.leaves <= obs.keys()
+
+    def kept(self, state: State | None) -> State:
+        """The trunk's part of a state, for steps that it does not make."""
+        return {name: (state or {})[name] for name in self.state_specs}
 
     @property
     def state_specs(self) -> dict[str, TensorSpec]:
@@ -148,18 +174,22 @@ def make_trunks(
     generator: torch.Generator | None,
     precision: Precision,
 ) -> tuple[Trunk, Trunk]:
-    """The policy's trunk and the value function's; with `shared_torso` both are the same object.
+    """The policy's trunk and the value function's; with `shared_torso` both are the same object,
+    else the value function's alone reads `critic_leaves`.
 
     generator: see `make_encoder`.
     """
 
+    critics = critic_leaves(config, spaces)
+
     def trunk(name: str, hidden: tuple[int, ...] | None) -> Trunk:
-        encoder = make_encoder(spaces, config, hidden, generator)
+        hidden_from = critics if name == "policy" else frozenset()
+        encoder = make_encoder(spaces, config, hidden, generator, hidden_from)
         core: cores.Core | None = None
         if config.core != "none":
             sizes = encoder.feature_size, config.core_size, config.core_layers
             core = cores.Core(config.core, *sizes, config.core_skip)
-        return Trunk(name, encoder, core, precision)
+        return Trunk(name, encoder, core, precision, critics - hidden_from)
 
     if config.shared_torso:
         return (trunk("core", config.policy_hidden),) * 2
@@ -286,12 +316,15 @@ class ActorCritic(nn.Module):
         self, obs: Obs, state: State | None = None, is_first: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Distribution parameters ``[N, P]`` and the state after the last step.  The value is
-        computed only if a recurrent value function needs its state.
+        computed only if a recurrent value function needs its state, and all that it reads is there.
         """
-        if not self.shared and self.value_trunk.core is not None:
+        recurrent = not self.shared and self.value_trunk.core is not None
+        if recurrent and self.value_trunk.can_read(obs):
             params, _, after = self(obs, state, is_first)
             return params, after
         features, after = self.trunk(obs, state, is_first)
+        if recurrent:
+            after |= self.value_trunk.kept(state)
         return self.policy_head(features), after
 
     def value(self, obs: Obs, state: State | None = None, is_first: Tensor | None = None) -> Tensor:

@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal, Self, TypeVar, final, get_args
 
 from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Dict as DictSpace
 from pydantic import ValidationError, model_validator
 
 from quintet.bounds import MOST_LAYERS, Count, Layers, Positive, Width
@@ -176,6 +177,20 @@ class ModelConfig(Options):
         also="share_features_extractor actor_critic_share_weights vf_share_layers value_network",
     )
     """share everything but the heads between policy and value function"""
+    critic_leaves: tuple[str, ...] = option(
+        (),
+        needs=(
+            "model.shared_torso=false",
+            Needs(
+                "an observation that is a Dict, it is {f.spaces.observation}",
+                lambda _, f: isinstance(f.spaces.observation, DictSpace),
+            ),
+        ),
+        also="privileged_obs obs_groups critic_obs num_privileged_obs",
+    )
+    """leaves of a Dict observation, or groups of them (a/b is in the group a), that only the value
+    function sees; the policy, which acts and is exported, does without them
+    """
     activation: Activation | None = option(
         None,
         needs=(
@@ -251,6 +266,29 @@ def encoded_leaves(spaces: Spaces) -> Leaves:
     return leaves
 
 
+def critic_leaves(model: ModelConfig, spaces: Spaces) -> frozenset[str]:
+    """Paths of the leaves that only the value function sees; raises ConfigError if the observation
+    has none of a name, or the policy would have no leaf.
+    """
+    if not model.critic_leaves:
+        return frozenset()
+    leaves, found = encoded_leaves(spaces), set[str]()
+    for name in model.critic_leaves:
+        mine = {path for path in leaves if path == name or path.startswith(f"{name}/")}
+        if not mine:
+            raise ConfigError(
+                "model.critic_leaves must be leaves of the observation, or groups of them, got "
+                f"{name!r}: name some of {', '.join(leaves)}"
+            )
+        found |= mine
+    if len(found) == len(leaves):
+        raise ConfigError(
+            "model.critic_leaves must leave the policy something to see, got all of "
+            f"{', '.join(leaves)}: leave some out"
+        )
+    return frozenset(found)
+
+
 def uses_pictures(model: ModelConfig, spaces: Spaces) -> bool:
     """Whether a resolved network is large enough for threads, a GPU and bfloat16 to pay off."""
     if model.traits.large is not None:
@@ -303,6 +341,7 @@ def resolve_model(config: ModelConfig, spaces: Spaces) -> ModelConfig:
     if one of quintet's encoders can't read the leaves.
     """
     config = _with_encoder(config, spaces)
+    critic_leaves(config, spaces)
     if config.encoder in SMALLEST:
         pictures(config.encoder, encoded_leaves(spaces))
     elif config.encoder == "small_cnn":

@@ -189,10 +189,12 @@ class ObservationNormalizer(nn.Module):
 
     def forward(self, obs: Obs) -> Obs:
         """`obs` with its leaves normalised, in float32; other float64 leaves are also converted to
-        float32; leading dimensions are free.
+        float32; leading dimensions are free.  Leaves may be missing, where only some are read.
         """
         out = dict(obs)
         for name, (mean, scale, bound) in self._affine.items():
+            if name not in obs:
+                continue
             x = obs[name]
             # In place: for pictures new memory would take longer than the arithmetic.
             centred = x - mean if x.is_floating_point() else x.to(torch.float32).sub_(mean)
@@ -200,7 +202,8 @@ class ObservationNormalizer(nn.Module):
             centred = centred.to(torch.float32)
             out[name] = centred.mul_(scale).clamp_(bound[0], bound[1])
         for name in self._others:
-            out[name] = obs[name].to(torch.float32)
+            if name in obs:
+                out[name] = obs[name].to(torch.float32)
         return out
 
     def unlike(self) -> float | None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from quintet.models.action_value import ActionValue, action_box
 from quintet.models.build import Branch, Trunk, check_observation, draw_weights, make_encoder
-from quintet.models.config import ModelConfig
+from quintet.models.config import ModelConfig, critic_leaves
 from quintet.models.heads import PolicyHead
 from quintet.models.precision import Precision
 from quintet.models.weights import draw_layers
@@ -26,7 +26,9 @@ class Policy(nn.Module):
         generator: torch.Generator | None, precision: Precision,
     ):  # fmt: skip
         super().__init__()
-        encoder = make_encoder(spaces, model, model.policy_hidden, generator)
+        encoder = make_encoder(
+            spaces, model, model.policy_hidden, generator, critic_leaves(model, spaces)
+        )
         self.trunk = Trunk("policy", encoder, None, precision)
         self.encoder = encoder
         size = self.trunk.feature_size

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from quintet.models.action_value import ActionValue, action_box
 from quintet.models.build import Branch, Trunk, check_observation, draw_weights, make_encoder
-from quintet.models.config import ModelConfig
+from quintet.models.config import ModelConfig, critic_leaves
 from quintet.models.precision import Precision
 from quintet.models.weights import kernels
 from quintet.types import Obs, Spaces
@@ -26,7 +26,9 @@ class Policy(nn.Module):
         self.box = action_box("ddpg", spaces)
         check_observation(spaces, self.box)
         with torch.random.fork_rng(devices=[]):
-            encoder = make_encoder(spaces, model, model.policy_hidden, generator)
+            encoder = make_encoder(
+                spaces, model, model.policy_hidden, generator, critic_leaves(model, spaces)
+            )
             self.trunk = Trunk("policy", encoder, None, precision)
             self.encoder = encoder
             self.head = nn.Linear(self.trunk.feature_size, self.box.size)

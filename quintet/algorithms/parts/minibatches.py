@@ -164,16 +164,16 @@ class Chunks:
         Whole chunks stay together; chunks without any row to use are left out.  The weights of each
         minibatch sum to 1.
         """
-        wanted = use[self.on_cpu].any(0).nonzero().squeeze(1)
+        single = self.chunk_steps == 1  # so that chunks are rows, in their order
+        wanted = (use if single else use[self.on_cpu].any(0)).nonzero().squeeze(1)
         units = size // self.chunk_steps
         chunks, weights = even_minibatches(wanted, units, drop_last, generator)
-        if self.chunk_steps == 1:
-            return self._sent(self.on_cpu[0, chunks], chunks, weights)
+        if single:
+            rows, weights = sent_all((chunks, weights), self.rows.device)
+            return Pass(rows, rows, weights)
         rows = self.on_cpu[:, chunks].transpose(0, 1).flatten(1)
         present = use[rows] * (weights > 0).repeat(1, self.chunk_steps)
-        return self._sent(rows, chunks, present / present.sum(1, keepdim=True))
-
-    def _sent(self, *parts: Tensor) -> Pass:
+        parts = rows, chunks, present / present.sum(1, keepdim=True)
         return Pass(*sent_all(parts, self.rows.device))
 
 
@@ -192,14 +192,15 @@ def even_minibatches(
         Rows and their weights, which sum to 1 in each part, ``[parts, size]``.
     """
     count = index.numel()
-    order = index[torch.randperm(count, generator=generator)]
+    order = index.index_select(0, torch.randperm(count, generator=generator))
     whole = drop_last and count >= size
     parts = count // size if whole else math.ceil(count / size)
     bounds = torch.arange(parts + 1)
     bounds = bounds * size if whole else bounds * count // parts
     starts, sizes = bounds[:-1, None], bounds.diff()[:, None]
     place = torch.arange(size)
-    rows = order[starts + torch.minimum(place, sizes - 1)]
+    places = starts + torch.minimum(place, sizes - 1)
+    rows = order.index_select(0, places.flatten()).view(places.shape)
     return rows, (place < sizes).float() / sizes
 
 
