@@ -2,14 +2,14 @@
 
 import threading
 from collections.abc import Callable
-from typing import Any, final
+from typing import final
 
 
 @final
 class Guard:
     """A thread that watches the other ranks while an exchange on a GPU has not ended.
 
-    The host goes on after it has begun an exchange, and waits where it next needs a result, which
+    The host goes on after it has begun an exchange, and waits when it next needs a result, which
     nothing can interrupt. If the watch raises then, the guard ends the exchange, so that the wait
     ends too, and keeps the error.
     """
@@ -19,17 +19,20 @@ class Guard:
     ) -> None:
         """watch: raises if another rank is gone; end: ends all exchanges, whatever they wait for.
 
-        Both are called in the guard's thread.
+        The guard's thread calls both.
         """
         self.error: BaseException | None = None
         self._watch, self._end, self._look_every_s = watch, end, look_every_s
         self._lock, self._over = threading.Lock(), threading.Event()
-        self._work: Any = None
+        self._ended: Callable[[], bool] | None = None
         self._thread: threading.Thread | None = None
 
-    def follow(self, work: Any) -> None:
-        """Watches until this exchange, and so all before it, has ended."""
-        self._work = work
+    def follow(self, ended: Callable[[], bool]) -> None:
+        """Watches until an exchange has ended, and so all before it.
+
+        ended: whether it has, and whatever came of it was written.
+        """
+        self._ended = ended
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="ranks' guard", daemon=True)
             self._thread.start()
@@ -37,7 +40,7 @@ class Guard:
     def rest(self) -> BaseException | None:
         """Ends the watch until the next exchange; returns what it has raised."""
         with self._lock:
-            self._work = None
+            self._ended = None
         return self.error
 
     def check(self) -> None:
@@ -51,13 +54,13 @@ class Guard:
             self._thread.join()
 
     def _run(self) -> None:
-        seen: Any = None
+        seen: Callable[[], bool] | None = None
         while not self._over.wait(self._look_every_s):
             with self._lock:
-                work = self._work
-                # Where exchanges follow each other, all ranks are there.
-                if work is None or work is not seen or work.is_completed():
-                    seen = work
+                ended = self._ended
+                # While exchanges follow each other, all ranks are there.
+                if ended is None or ended is not seen or ended():
+                    seen = ended
                     continue
                 try:
                     self._watch()

@@ -2,7 +2,8 @@
 
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, final
 
@@ -26,6 +27,13 @@ _NEVER = timedelta(days=365)
 """Replaces torch's timeout, which can't tell a rank that hangs from one whose parent was stopped
 for a while, and would end this process on a GPU.  The waiting rank watches instead.
 """
+
+_NCCL = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+}
+"""Settings by which PyTorch does not end the process of a rank that has lost another."""
 
 
 class PeerGone(Exception):
@@ -150,7 +158,7 @@ class RankGroup:
             raise PeerGone(str(error)) from error
         if self._guard is not None:
             self._guard.check()
-            self._guard.follow(work)
+            self._guard.follow(passed(self.device))
 
     def _ended_within(self, work: Any, seconds: float) -> bool:
         """Whether an exchange ends in that time; raises RuntimeError if it has failed."""
@@ -161,6 +169,16 @@ class RankGroup:
                 return False
             work.wait()  # what it failed by, unless it ended just after the time was over
         return True
+
+
+def passed(device: torch.device) -> Callable[[], bool]:
+    """Returns a function that says whether the GPU has done all that this thread asked of it by
+    now.  An exchange itself says that it is completed when it has failed, though the GPU still
+    waits for it.
+    """
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event.query
 
 
 def await_device(device: torch.device) -> None:
@@ -182,9 +200,25 @@ def _make_group(store: Any, index: int, size: int, device: torch.device) -> Any:
         options = group.Options()
         torch.cuda.set_device(device)
     options._timeout = _CONNECT
-    made = group(store, index, size, options)
+    with _without_nccl_s_end():
+        made = group(store, index, size, options)
     made._set_default_timeout(_NEVER)
     return made
+
+
+@contextmanager
+def _without_nccl_s_end() -> Iterator[None]:
+    """Process groups made in the block leave this process running when another rank is gone."""
+    before = {name: os.environ.get(name) for name in _NCCL}
+    os.environ.update(_NCCL)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def host_store() -> tuple[Any, int]:

@@ -1,14 +1,18 @@
 """Exchanges between learners: what each gets, and what it hears when another is gone."""
 
+import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from adders import digest, make_batch
 from torch import Tensor
 from torch.distributed import HashStore
@@ -136,13 +140,15 @@ def test_what_the_watch_raises_ends_the_wait() -> None:
 
 
 class OnGPU:
-    """An exchange on a GPU: its own `wait` waits for nothing, and must not be given a timeout."""
+    """An exchange on a GPU: its own `wait` waits for nothing, and must not be given a timeout.  It
+    says that it is completed also when it has failed.
+    """
 
     def __init__(self) -> None:
         self.waited = self.over = False
 
     def is_completed(self) -> bool:
-        return self.over
+        return True
 
     def wait(self) -> bool:
         self.waited = True
@@ -155,6 +161,7 @@ class GPUs:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, watch: Callable[[], None]) -> None:
         monkeypatch.setattr(ranks_module, "LOOK_EVERY_S", 0.005)
         monkeypatch.setattr(ranks_module, "await_device", lambda _: self.over.wait(10))
+        monkeypatch.setattr(ranks_module, "passed", lambda _: partial(getattr, self.work, "over"))
         self.over, self.aborted, self.work = threading.Event(), 0, OnGPU()
         self.rank = RankGroup(0, 2, torch.device("cuda:0"), watch=watch)
         self.rank._group = self
@@ -204,6 +211,31 @@ def test_what_the_watch_raises_ends_the_wait_for_a_gpu(monkeypatch: pytest.Monke
     assert gpus.aborted == 1
     with pytest.raises(KeyError, match="nobody is there"):
         gpus.rank.sum(torch.ones(3))
+
+
+def test_pytorch_does_not_end_a_process_that_has_lost_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its settings are read when a group is made; other groups of the process keep theirs."""
+    name, other = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING"
+    monkeypatch.setenv(name, "3")
+    monkeypatch.delenv(other, raising=False)
+    made: list[str | None] = []
+
+    class Group:
+        def __init__(self, *_: object) -> None:
+            made.extend(os.environ.get(x) for x in (name, other))
+
+        Options = staticmethod(lambda: SimpleNamespace(_timeout=None))
+
+        def _set_default_timeout(self, _: object) -> None:
+            pass
+
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", Group, raising=False)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    RankGroup(0, 1, torch.device("cuda:0")).connect(HashStore())
+    assert made == ["0", "0"]
+    assert (os.environ[name], os.environ.get(other)) == ("3", None)
 
 
 def test_exchanges_that_follow_each_other_are_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
