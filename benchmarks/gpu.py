@@ -158,7 +158,7 @@ def in_words(row: Row) -> str:
         phases = result["waits"]["per_iteration"]
         said = ", ".join(f"{phase} {count:g}" for phase, count in phases.items())
         told.append(f"waits per iteration: {said or 'none'}")
-    if "shares" in result and "kernels" not in result:
+    if "shares" in result:
         shares = list(result["shares"].items())[:3]
         told.append(", ".join(f"{phase} {share:.0%}" for phase, share in shares))
     if "worst" in result:
@@ -191,19 +191,18 @@ def table(rows: Sequence[Row]) -> str:
 def chosen(words: Sequence[str], parts: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, float]]:
     """The limits of the cases to run, by part and name; raises ValueError if a word names none.
 
-    words: PART, or PART:TEXT,TEXT for the cases with one of these texts in their names.
+    words: PART, or PART:TEXT,TEXT for the cases with these names, or else with TEXT in theirs.
     """
     found: dict[str, dict[str, float]] = {}
     for word in words or parts:
         part, _, texts = word.partition(":")
-        cases = {
-            case.name: case.limit_s
-            for case in parts.get(part, ())
-            if any(text in case.name for text in texts.split(","))
-        }
-        if not cases:
-            raise ValueError(f"{word!r} must name a part, or a part and cases: see --list")
-        found[part] = {**found.get(part, {}), **cases}
+        cases = parts.get(part, ())
+        for text in texts.split(","):
+            like = [case for case in cases if case.name == text]
+            like = like or [case for case in cases if text in case.name]
+            if not like:
+                raise ValueError(f"{word!r} must name a part, or a part and cases: see --list")
+            found.setdefault(part, {}).update({case.name: case.limit_s for case in like})
     return found
 
 
@@ -229,7 +228,7 @@ def main() -> None:
             print(f"{part}: {', '.join(names)}")
         return
     if args.peers is None:
-        for part in ("compiled", "peers"):
+        for part in ("compiled", "turns", "peers"):
             if cases.pop(part, None):
                 print(f"no --peers, so that {part} is left out", flush=True)
     ends = time.monotonic() + args.total

@@ -142,6 +142,26 @@ def _peers() -> list[Case]:
     ]
 
 
+def _turns() -> list[Case]:
+    """Our PPO and LeanRL's on Pong, with the same work, twice in turns."""
+    env, name = "Pong-v5", "LeanRL compile cudagraphs"
+    file, arguments = PEERS[name]
+    whole = {**like_theirs(env), "env.streams_per_group": 8}
+    cases = []
+    for turn in (1, 2):
+        for precision, more in (("tf32", {"runtime.tf32": "on"}), ("bf16", {})):
+            options = {**whole, **_way("device", precision.replace("tf", "fp")), **more}
+            call = partial(_on_device, algo="ppo", env=env, options=options)
+            cases.append(Case(f"{turn} quintet {precision}", call))
+        call = partial(peer, file=file, arguments=arguments, env=env)
+        cases.append(Case(f"{turn} {name}", call, 150))
+    return cases
+
+
+def _on_device(asked: Asked, algo: str, env: str, options: Options) -> Result:
+    return speed(asked, algo, env, options, asked.device)
+
+
 def _compiled() -> list[Case]:
     """What a peer compiles stays in PyTorch's cache, so that its measurement begins sooner."""
     name = "LeanRL compile cudagraphs"
@@ -251,6 +271,7 @@ PARTS: Mapping[str, Callable[[], list[Case]]] = {
     "compiled": _compiled,
     "equality": _equality,
     "exactness": _exactness,
+    "turns": _turns,
     "peers": _peers,
     "pong": lambda: _games("Pong-v5", short=False),
     "cartpole": _cartpole,

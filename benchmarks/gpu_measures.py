@@ -208,7 +208,7 @@ def peer(
             str(Path(__file__).with_name("gpu_peers.py")),
             str((asked.peers / file).resolve()),
             "--seconds",
-            str(2 * asked.seconds if seconds is None else seconds),
+            str(asked.seconds if seconds is None else seconds),
             "--to",
             str(to),
             "--",

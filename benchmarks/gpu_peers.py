@@ -18,6 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, final
 
+WARM_S = 2.0
+
 
 @final
 class OldGym:
@@ -56,10 +58,10 @@ class Wrapper:
 
 @final
 class Marks:
-    """Pairs of seconds and env_steps; ends the program after `seconds` of them.
+    """Pairs of seconds and env_steps; ends the program `seconds` after those that count begin.
 
-    A file logs its steps at the end of an iteration.  Seconds count from the first mark on, so that
-    imports and what is compiled in the first iterations do not count.
+    A file logs its steps at the end of an iteration.  Marks count from WARM_S after the first on,
+    so that imports and what is compiled in the first iterations do not.
     """
 
     def __init__(self, seconds: float, to: Path) -> None:
@@ -73,13 +75,17 @@ class Marks:
             return
         self.pairs.append((now, step))
         self.to.write_text(json.dumps(self.rates()))
-        if now - self.pairs[0][0] >= self.seconds:
+        if now - self._begin()[0] >= self.seconds:
             raise SystemExit(0)
+
+    def _begin(self) -> tuple[float, int]:
+        """The first mark that counts; the last, if none does yet."""
+        first_s = self.pairs[0][0]
+        return next((p for p in self.pairs if p[0] - first_s >= WARM_S), self.pairs[-1])
 
     def rates(self) -> dict[str, Any]:
         (first_s, first), (last_s, last) = self.pairs[0], self.pairs[-1]
-        # The first half of the marks is left out: the first iterations warm up.
-        begin_s, begin = self.pairs[(len(self.pairs) - 1) // 2]
+        begin_s, begin = self._begin()
         passed = last_s - begin_s
         return {
             "env_steps_per_s": round((last - begin) / passed, 1) if passed else None,
@@ -163,7 +169,7 @@ def main() -> None:
         description="run a PPO file of CleanRL or LeanRL; its own arguments follow --"
     )
     parser.add_argument("file", type=Path)
-    parser.add_argument("--seconds", type=float, default=20, help="time after the first mark")
+    parser.add_argument("--seconds", type=float, default=20, help="time that is measured")
     parser.add_argument("--to", type=Path, required=True, help="JSON file of the speed")
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     sys.argv, own = sys.argv[:cut], sys.argv[cut + 1 :]

@@ -13,7 +13,7 @@ from typing import Any
 
 Row = Mapping[str, Any]
 
-SPEED = ("peers", "pong", "breakout", "cartpole", "vectors")
+SPEED = ("turns", "peers", "pong", "breakout", "cartpole", "vectors")
 
 NOTHING = "Nothing was measured yet: no figure for a GPU is claimed."
 

@@ -194,7 +194,9 @@ def test_parts_and_cases_are_chosen_by_words() -> None:
     }
     assert list(gpu.chosen([], parts)) == ["a", "b"]
     assert gpu.chosen(["b", "a:wo,ee"], parts) == {"b": {"four": 2.0}, "a": {"two": 1, "three": 1}}
-    for wrong in ("c", "a:five"):
+    exact = {"a": [SimpleNamespace(name=name, limit_s=1.0) for name in ("appo", "ppo")]}
+    assert gpu.chosen(["a:ppo"], exact) == {"a": {"ppo": 1.0}}
+    for wrong in ("c", "a:five", "a:one,five"):
         with pytest.raises(ValueError, match=f"{wrong!r} must name a part"):
             gpu.chosen([wrong], parts)
 
@@ -228,7 +230,7 @@ for step in range(10**9):
 def test_a_peers_file_runs_unchanged(tmp_path: Path) -> None:
     pytest.importorskip("envpool", reason="peers' files use EnvPool")
     (tmp_path / "peer.py").write_text(PEER)
-    command = [sys.executable, str(FOLDER / "gpu_peers.py"), "peer.py", "--seconds", "0.5"]
+    command = [sys.executable, str(FOLDER / "gpu_peers.py"), "peer.py", "--seconds", "0.3"]
     to = tmp_path / "rates.json"
     subprocess.run(
         [*command, "--to", str(to), "--", "CartPole-v1"], cwd=tmp_path, timeout=120, check=True
@@ -238,21 +240,29 @@ def test_a_peers_file_runs_unchanged(tmp_path: Path) -> None:
     assert told["first_env_steps"] == 0
 
 
-def test_the_first_half_of_a_peers_marks_does_not_count(
+def test_a_peers_first_seconds_do_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
     monkeypatch.setattr(gpu_peers.time, "perf_counter", lambda: now)
-    marks = gpu_peers.Marks(100.0, tmp_path / "rates.json")
-    for seconds, step in ((60.0, 1024), (5.0, 2048), (1.0, 3072), (1.0, 4096)):
+    marks = gpu_peers.Marks(3.0, tmp_path / "rates.json")
+
+    def mark(seconds: float, step: int) -> Any:
+        nonlocal now
         now += seconds
         marks.add(step)
-    told = json.loads((tmp_path / "rates.json").read_text())
-    assert told["env_steps_per_s"] == 1024.0
-    assert told["first_iterations_s"] == 60.0
-    now += 100.0
+        return json.loads((tmp_path / "rates.json").read_text())
+
+    assert mark(60.0, 1000)["env_steps_per_s"] is None
+    assert mark(1.5, 2000)["first_iterations_s"] == 60.0
+    assert mark(1.0, 3000)["env_steps_per_s"] is None
+    told = mark(2.0, 5000)
+    assert told["env_steps_per_s"] == 1000.0
+    assert told["seconds"] == 2.0
     with pytest.raises(SystemExit):
-        marks.add(5120)
+        mark(1.5, 9000)
+    told = json.loads((tmp_path / "rates.json").read_text())
+    assert told["env_steps_per_s"] == round(6000 / 3.5, 1)
 
 
 def test_a_record_is_kept_without_logs_and_paths_and_told_in_tables() -> None:

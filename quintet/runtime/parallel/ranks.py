@@ -176,9 +176,9 @@ def passed(device: torch.device) -> Callable[[], bool]:
     now.  An exchange itself says that it is completed when it has failed, though the GPU still
     waits for it.
     """
-    event = torch.cuda.Event()
+    event: Any = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))
-    return event.query
+    return lambda: bool(event.query())
 
 
 def await_device(device: torch.device) -> None:
