@@ -176,7 +176,8 @@ def passed(device: torch.device) -> Callable[[], bool]:
     now.  An exchange itself says that it is completed when it has failed, though the GPU still
     waits for it.
     """
-    event: Any = torch.cuda.Event()
+    make_event: Any = torch.cuda.Event
+    event = make_event()
     event.record(torch.cuda.current_stream(device))
     return lambda: bool(event.query())
 
