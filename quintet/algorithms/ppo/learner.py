@@ -23,7 +23,7 @@ Departures from the papers, each with the switch that turns it off:
 """
 
 from collections.abc import Iterator
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -40,12 +40,21 @@ from quintet.algorithms.ppo.config import Knobs, PPOConfig, require_learnable
 from quintet.algorithms.ppo.metrics import Estimates, Outputs
 from quintet.algorithms.ppo.schedule import Schedule
 from quintet.models.build import ActorCritic
+from quintet.models.captured import Captured
 from quintet.models.config import ModelConfig
 from quintet.ops import policy_losses, reduce, returns, value_losses
 from quintet.options import require_tunable
 from quintet.protocols import DataPlan
 from quintet.system.transfer import Use
 from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces
+
+
+class Ends(NamedTuple):
+    """Where episodes and traces end ``[T, B]``, see `Rollout`."""
+
+    terminated: Tensor
+    truncated: Tensor
+    trace_cut: Tensor | None
 
 
 @final
@@ -74,6 +83,8 @@ class PPOLearner:
         self.weights, self.warm_start = self.trained.weights, self.normalizers.loads(self.trained)
         if config.log_gradients:
             self.trained.keep_gradient()
+        captures = setup.compute.graph
+        self._estimates = Captured(self._estimates_of) if captures else self._estimates_of
         self.shuffle = torch.Generator().manual_seed(setup.seeds[1])
         self.chunk_steps = 1 if model.core == "none" else config.bptt_steps
         self.version = 0
@@ -237,14 +248,28 @@ class PPOLearner:
         recorded = recorded and not self.normalizers.moved
         chunks = Chunks(use.shape, self.chunk_steps, use.device)
         v = chunks.values(self.network, batch, obs, recorded)
-        v_tm1, v_t = v[:-1], v[1:]
-        r_t = self.normalizers.rewards(batch.reward)
-        ended = batch.terminated | batch.truncated
-        terminal = ended if config.truncation_as_termination else batch.terminated
-        discount_t = config.gamma * (~terminal).float()
-        not_cut_t = batch.not_cut_t
+        ends = Ends(batch.terminated, batch.truncated, batch.trace_cut)
+        rates = config.gamma, config.gae_lambda
+        estimates, advantage = self._estimates(batch.reward, ends, v, use, *rates)
+        return Rows.of(batch, obs, advantage, estimates.target), estimates
 
-        gae = returns.gae(r_t, discount_t, not_cut_t, v_tm1, v_t, lambda_=config.gae_lambda)
+    @torch.no_grad()
+    def _estimates_of(
+        self, reward: Tensor, ends: Ends, v: Tensor, use: Tensor, gamma: float, gae_lambda: float
+    ) -> tuple[Estimates, Tensor]:
+        """Estimates of a batch, and the advantage that the loss gets, normalised or not.
+
+        v: values ``[T + 1, B]``.
+        """
+        config, v_tm1, v_t = self.config, v[:-1], v[1:]
+        r_t = self.normalizers.rewards(reward)
+        ended = ends.terminated | ends.truncated
+        terminal = ended if config.truncation_as_termination else ends.terminated
+        discount_t = gamma * (~terminal).float()
+        cut = ended if ends.trace_cut is None else ended | ends.trace_cut
+        not_cut_t = (~cut).float()
+
+        gae = returns.gae(r_t, discount_t, not_cut_t, v_tm1, v_t, lambda_=gae_lambda)
         advantage, target = gae.advantage_tm1, gae.target_tm1
         if "monte_carlo" in (config.advantage_estimator, config.value_target):
             monte_carlo = returns.n_step(r_t, discount_t, not_cut_t, v_t, n=None)
@@ -255,8 +280,7 @@ class PPOLearner:
         estimates = Estimates(r_t, advantage, target, v_tm1)
         if config.normalize_advantage == "batch":
             advantage = reduce.normalize_valid(advantage, use)
-
-        return Rows.of(batch, obs, advantage, target), estimates
+        return estimates, advantage
 
     def _minibatches(self, rows: Rows, chunks: Chunks, use: Tensor) -> Iterator[Minibatch]:
         """One pass in a new random order over the rows to `use` ``[T * B]``, on the CPU; each of
