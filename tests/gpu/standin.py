@@ -25,7 +25,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "standin.cpp", HERE / "standin_device.h"
-# The host waits for the device, or for a copy that can't go by itself.
+# The host waits for the device, or for a copy that can't go by itself.  PyTorch's own debug mode
+# (`torch.cuda.set_sync_debug_mode`) does not see the waits of copies from pageable memory.
 WAITS = ("sync", "event", "stream", "device", "d2h", "h2d", "h2d_pageable", "h2d_index")
 COPIES_IN = ("h2d", "h2d_pageable", "h2d_async")
 

@@ -25,7 +25,8 @@ FAST = {
 def test_a_learner_has_the_cpus_weights(algo: str, spaces: str) -> None:
     case = case_of(algo, spaces)
     here, there = learned(case, CPU), learned(case, CUDA)
-    # PyTorch convolves on a GPU by another method, with other rounding, which RMSProp magnifies.
+    # PyTorch convolves on a GPU by another method.  RMSProp and Adam magnify the rounding of
+    # gradients that are nearly 0: two methods on the CPU differ by up to 2e-4 here, too.
     bound = 2e-2 if "pictures" in spaces or "tree" in spaces else 0.0
     found, name = worst(here.state, there.state)
     assert found <= bound, name

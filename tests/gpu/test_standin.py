@@ -128,6 +128,7 @@ def test_a_generator_of_the_gpu_draws_there() -> None:
     assert not torch.equal(draws[0], draws[2])
 
 
+@pytest.mark.slow  # another process with GPUs
 @pytest.mark.gpus(2)
 def test_two_gpus_do_not_mix() -> None:
     first, second = (torch.ones(2, device=f"cuda:{i}") for i in range(2))
