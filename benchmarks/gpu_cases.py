@@ -260,9 +260,12 @@ def _cartpole() -> list[Case]:
         "fp32 eager": {"runtime.compile": "off"},
         "fp32": {"runtime.compile": "graph"},
     }
+    own: Options = {**SERIAL, "env.num_streams": 4096}
     return [
-        Case("random actions", partial(random_steps, env_streams=4096)),
+        Case("random actions", partial(random_steps, num_streams=4096)),
+        Case("random actions as a graph", partial(random_steps, num_streams=4096, as_graph=True)),
         *_runs({"ppo": ("ppo", "torch/CartPole-v1", options)}, ways),
+        *_runs({"ppo preset": ("ppo", "torch/CartPole-v1", own)}, {"fp32": ways["fp32"]}),
     ]
 
 

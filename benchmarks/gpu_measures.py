@@ -17,6 +17,9 @@ Result = dict[str, Any]
 
 TOLERANCE = 1e-4
 
+ROUND = 32
+"""Steps of all streams between two looks at the clock."""
+
 SERIAL: Options = {"runtime.kind": "serial"}
 
 SMALL: Options = {
@@ -225,23 +228,35 @@ def peer(
         return dict(json.loads(to.read_text()))
 
 
-def random_steps(asked: Asked, env_streams: int) -> Result:
-    """env_steps per second of CartPole in PyTorch with random actions, nothing else."""
+def random_steps(asked: Asked, num_streams: int, as_graph: bool = False) -> Result:
+    """env_steps per second of CartPole in PyTorch with random actions, nothing else.
+
+    as_graph: whether ROUND steps are one CUDA graph, as the steps of a training unroll are.
+    """
     import torch
 
     from quintet.envs.torch_toys import CartPole
+    from quintet.runtime.device_rows import recorded
 
-    env = CartPole(env_streams, asked.device)
+    device = torch.device(asked.device)
+    env, draws = CartPole(num_streams, device), torch.Generator(device)
     env.restart(1)
 
-    def steps(count: int) -> float:
+    def steps() -> None:
+        for _ in range(ROUND):
+            env.step(torch.randint(2, (num_streams,), generator=draws, device=device))
+
+    steps()
+    run = recorded(steps, device, (*env.generators, draws)) if as_graph else steps
+
+    def seconds(rounds: int) -> float:
         begin = time.perf_counter()
-        for _ in range(count):
-            env.step(torch.randint(2, (env_streams,), device=env.device))
-        if env.device.type == "cuda":
+        for _ in range(rounds):
+            run()
+        if device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - begin
 
-    rate = 200 / (steps(50) and steps(200))
-    count = max(200, int(rate * asked.seconds / 2))
-    return {"env_steps_per_s": round(count * env_streams / steps(count), 0)}
+    seconds(5)
+    rounds = max(5, int(asked.seconds / 2 / seconds(1)))
+    return {"env_steps_per_s": round(rounds * ROUND * num_streams / seconds(rounds), 0)}

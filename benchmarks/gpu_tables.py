@@ -121,9 +121,10 @@ def kept(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="keep what gpu.py measured")
-    parser.add_argument("record", type=Path, help="JSON file of gpu.py")
+    parser.add_argument("records", type=Path, nargs="+", help="JSON files of gpu.py")
     args = parser.parse_args()
-    record = kept(json.loads(args.record.read_text()))
+    rows = [row for file in args.records for row in json.loads(file.read_text())["rows"]]
+    record = kept({"rows": rows})
     to = Path(__file__).with_name("results") / "gpu.json"
     to.write_text(json.dumps(record, indent=1) + "\n")
     print(told(record))
