@@ -132,7 +132,7 @@ def whole_block(tensors: Sequence[Tensor]) -> Tensor | None:
         if x.untyped_storage().data_ptr() != begin or not x.is_contiguous():
             return None
         used += x.nbytes
-    if len(tensors) < 2 or 2 * used < memory.nbytes():
+    if len(tensors) < 2 or 2 * used < memory.nbytes() or memory.nbytes() % 8:
         return None
     bytes_of_one = tensors[0].detach().view(-1).view(torch.uint8)
     return bytes_of_one.as_strided((memory.nbytes(),), (1,), 0)
@@ -140,10 +140,12 @@ def whole_block(tensors: Sequence[Tensor]) -> Tensor | None:
 
 def moved(views: Sequence[Tensor], block: Tensor) -> list[Tensor]:
     """The views of one block, in a copy of it."""
+    of_dtype: dict[torch.dtype, Tensor] = {}
     found = []
     for x in views:
-        begin = x.storage_offset() * x.element_size()
-        found.append(block[begin : begin + x.nbytes].view(x.dtype).view(x.shape))
+        if (whole := of_dtype.get(x.dtype)) is None:
+            whole = of_dtype[x.dtype] = block.view(x.dtype)
+        found.append(whole.as_strided(x.shape, x.stride(), x.storage_offset()))
     return found
 
 

@@ -192,7 +192,7 @@ def test_a_mix_of_policies_acts_on_the_gpu() -> None:
             assert torch.equal(out.record[name], x), name
 
 
-@pytest.mark.parametrize("large", [2**18, 0])
+@pytest.mark.parametrize("large", [2**18, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_run_acts_and_learns_in_graphs(large: int) -> None:
     """With large observations in the slots' own memory, or in the block of the other inputs."""
     assert staging._LARGE == 2**18
@@ -223,7 +223,8 @@ def _acts_and_learns_in_graphs(large: int) -> None:
     assert not standin.races
 
 
-@pytest.mark.parametrize("kind", ["lockstep", pytest.param("async", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lockstep", "async"])
 def test_a_server_acts_in_graphs(kind: str) -> None:
     sizes = {
         "env.num_streams": 4, "env.streams_per_group": 2, "unroll_steps": 16,

@@ -50,7 +50,7 @@ from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces
 
 
 class Ends(NamedTuple):
-    """Where episodes and traces end ``[T, B]``, see `Rollout`."""
+    """The rows in which episodes and traces end ``[T, B]``, see `Rollout`."""
 
     terminated: Tensor
     truncated: Tensor
