@@ -229,8 +229,6 @@ class DeviceRows:
             self._fill_from(rows)
         else:
             self._store_state(rows)
-        # A row after one that is not valid begins an episode.
-        rollout.is_first[:rows] &= rollout.valid[:rows]
         told = self._told(rows, version)
         self._last = rows
         self._rows_before += rows

@@ -12,15 +12,19 @@ from quintet.spaces import stored_spaces
 
 
 class Counting:
-    """Stream i's episodes have ``2 + i`` steps; it observes the stream, the number of the episode
-    and of the step, and is paid the step's number plus 10 for the action 1.  The last stream's
-    episodes are truncated, the others' terminated.  Episodes begin at a number that the seed gives.
+    """Stream i's episodes have ``least + i`` steps; it observes the stream, the number of the
+    episode and of the step, and is paid the step's number plus 10 for the action 1.  The last
+    stream's episodes are truncated, the others' terminated.  Episodes begin at a number that the
+    seed gives.
     """
 
     restarts, generators = True, None
 
-    def __init__(self, num_streams=3, mode=AutoresetMode.SAME_STEP, final=True, success=None):
+    def __init__(
+        self, num_streams=3, mode=AutoresetMode.SAME_STEP, final=True, success=None, least=2
+    ):
         self.num_streams, self.autoreset, self.final = num_streams, mode, final
+        self.least = least
         self.device = torch.device("cpu")
         box = spaces.Box(-np.inf, np.inf, (3,), np.float32)
         self.spaces = stored_spaces(box, spaces.Discrete(2), "counting")
@@ -48,7 +52,7 @@ class Counting:
         if self.autoreset == AutoresetMode.NEXT_STEP:
             self.begin(self.over)
         reward = (self.step_number + 10 * action) * goes
-        ends = goes & (self.step_number >= 2 + self.stream)
+        ends = goes & (self.step_number >= self.least + self.stream)
         last = self.stream == self.num_streams - 1
         final = None
         if self.autoreset == AutoresetMode.NEXT_STEP:

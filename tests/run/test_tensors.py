@@ -140,5 +140,15 @@ def test_makers_of_tensors_are_stepped_on_their_device(
     assert made == ["DeviceSampling"]
 
 
+def test_a_given_one_is_stepped_on_its_device(tmp_path: Path, made: list[str]) -> None:
+    """By a learner whose default kind has workers, too."""
+    own = {name: x for name, x in OFF_POLICY.items() if name != "env.num_streams"}
+    with pytest.warns(UserWarning, match="no evaluation"):
+        quintet.train(
+            "impala", Counting(4), 256, run_dir=tmp_path / "a", config=own | {"batch_unrolls": 4}
+        )
+    assert made == ["DeviceSampling"]
+
+
 def make_counting(num_envs: int) -> Counting:
     return Counting(num_envs)

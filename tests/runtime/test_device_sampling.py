@@ -185,6 +185,15 @@ def test_the_discarded_step_is_in_no_row() -> None:
     assert rollout.is_first[:, 0].tolist()[:5] == [True, False, False, True, False]
 
 
+def test_an_ending_in_a_discarded_step_is_not_seen() -> None:
+    device, _ = both(lambda: Counting(1, least=1), streams=1)
+    batch = run(device, 1)[0]
+    odd = [row % 2 == 0 for row in range(STEPS)]
+    assert batch.rollout.valid[:, 0].tolist() == odd
+    assert batch.rollout.truncated[:, 0].tolist() == odd
+    assert len(batch.episodes) == batch.env_steps == sum(odd)
+
+
 def test_without_a_final_observation_the_last_one_stands_for_it() -> None:
     device, _ = both(ENVS["no final observation"])
     assert run(device, 1)[0].rollout.obs["obs"][:, 0, 2].tolist()[:4] == [0, 1, 1, 1]
