@@ -462,7 +462,11 @@ class Trained(Generic[B, K]):
             self.fold()
         # A finite gradient may lead to one.  One sum of all is infinite or NaN where an element is.
         known, total = self._sum
-        if not math.isfinite(total if known == self.steps else self.theta.sum().item()):
+        if known != self.steps:
+            total = self.theta.sum().item()
+            if self.theta.is_cuda:
+                self._sum = self.steps, total
+        if not math.isfinite(total):
             require_finite(self.parameters, f"after update {self.steps}")
         return self._tensors.read(but=self._only_learning)
 
