@@ -85,6 +85,10 @@ NETWORK: dict[str, dict[str, Any]] = {"shared_l2_coef": SHARED, "bptt_steps": RE
 SPACES = {"normalize_pictures": PICTURE}
 
 # The same of the network, and the spaces in which it matters.
+TWO_LEAVES = Spaces(
+    gym.Dict({name: gym.Box(-9.0, 9.0, (2,)) for name in ("far", "near")}),
+    gym.Discrete(3),
+)
 MODEL_CHANGES: dict[str, tuple[Any, dict[str, Any], Spaces]] = {
     "encoder": ("impala_cnn", {"encoder": "nature_cnn"}, PICTURE),
     "encoder_kwargs": (
@@ -95,6 +99,7 @@ MODEL_CHANGES: dict[str, tuple[Any, dict[str, Any], Spaces]] = {
     "policy_hidden": ((6,), {"value_hidden": (8,)}, DISCRETE),
     "value_hidden": ((6,), {"policy_hidden": (8,)}, DISCRETE),
     "shared_torso": (True, FEED_FORWARD, DISCRETE),
+    "critic_leaves": (("far",), FEED_FORWARD, TWO_LEAVES),
     "activation": ("relu", FEED_FORWARD, DISCRETE),
     "layer_norm": (True, FEED_FORWARD, DISCRETE),
     "core": ("gru", RECURRENT, DISCRETE),
