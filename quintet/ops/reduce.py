@@ -6,6 +6,8 @@ infinite derivative (``exp`` of a huge log-ratio) turns a zero gradient into NaN
 be masked.
 """
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -28,8 +30,15 @@ def mean_valid(x: Values, valid: Weights) -> Scalar:
 
     Returns: scalar in units of x; 0, with zero gradient, if nothing is valid.
     """
-    total = valid.to(x.dtype).sum()
-    return sum_valid(x, valid) / torch.where(total > 0, total, 1.0)
+    return means_valid((x,), valid)[0]
+
+
+def means_valid(xs: Sequence[Values], valid: Weights) -> list[Scalar]:
+    """Means of several values of one dtype, each as `mean_valid`."""
+    weight, used = valid.to(xs[0].dtype), valid != 0
+    total = weight.sum()
+    divisor = torch.where(total > 0, total, 1.0)
+    return [(weight * torch.where(used, x, 0.0)).sum() / divisor for x in xs]
 
 
 def normalize_valid(x: Values, weight: Weights, epsilon: float = 1e-8) -> Values:

@@ -129,14 +129,14 @@ class Normalizers:
 
     def of_rewards(self, batch: Rollout, normalized: Tensor) -> dict[str, Tensor]:
         """Means over the valid rows of a batch, of rewards as they are and normalised."""
-        means = {
-            "reward/mean": reduce.mean_valid(batch.reward, batch.valid),
-            "reward/normalized_mean": reduce.mean_valid(normalized, batch.valid),
-        }
+        values = [batch.reward, normalized]
         if self.rewards.clip is not None:
-            outside = (normalized.abs() >= self.rewards.clip).float()
-            outside = reduce.mean_valid(outside, batch.valid)
-            means["normalizer/reward_clip_frac"] = outside * (self.rewards.moments.count > 0)
+            values.append((normalized.abs() >= self.rewards.clip).float())
+        raw, scaled, *outside = reduce.means_valid(values, batch.valid)
+        means = {"reward/mean": raw, "reward/normalized_mean": scaled}
+        if outside:
+            share = outside[0] * (self.rewards.moments.count > 0)
+            means["normalizer/reward_clip_frac"] = share
         return means
 
     def metrics(self) -> dict[str, float]:
