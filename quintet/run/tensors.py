@@ -47,7 +47,12 @@ def on_their_device(loaded: Loaded, env: VectorEnv) -> Loaded:
             f"runtime.device must be {tensors.device}, where the tensors of {loaded.env.config.id} "
             f"are, got {runtime.device}: leave it out, or make the environment there"
         )
-    if runtime.inference == "auto" and tensors.device.type == "cuda":
+    if tensors.device.type == "cuda":
+        if runtime.inference not in ("auto", "device"):
+            raise ConfigError(
+                f"runtime.inference must be device where tensors stay on {tensors.device}, got "
+                f"{runtime.inference}: leave it out"
+            )
         given["inference"] = "device"
     config = loaded.config.model_copy(update={"runtime": runtime.model_copy(update=given)})
     sources = {f"runtime.{name}": FOR_TENSORS for name in given}
