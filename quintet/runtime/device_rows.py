@@ -153,6 +153,8 @@ class DeviceRows:
                 self._replay = recorded(self._all_rows, self.rows.env.device, generators)
             self.timer.switch("stepping")
             self._replay()
+            for x in self._memory.values():  # which a graph does not count as written
+                torch.autograd.graph.increment_version(x)
             row = steps
         self._collected = True
         while row < end:
