@@ -135,7 +135,7 @@ class Policy:
 
     @property
     def acting_spaces(self) -> Spaces:
-        """Its spaces without the leaves that only its value function reads."""
+        """Spaces without the leaves that only the value function reads."""
         return spaces.with_observation(
             self.spaces, lambda of: spaces.without_leaves(of.observation, self.critic_leaves)
         )
