@@ -3,10 +3,10 @@
     python benchmarks/gpu_peers.py FILE --seconds 30 --to RATES.json -- --env-id Pong-v5
 
 The files were written for gym 0.23, distutils, wandb and torchrl's timer.  Stand-ins for these take
-their places: environments with that gym's four results per step, and loggers that keep only the
-number of env_steps and the time.  The network, the update, `torch.compile` and CUDA graphs are the
-file's own.  FILE is, for instance, LeanRL's `leanrl/ppo_atari_envpool_torchcompile.py` or CleanRL's
-`cleanrl/ppo_atari_envpool.py`.
+their places: environments with that gym's four results per step, loggers that log nothing, and a
+progress bar that only tells the time of each iteration.  The network, the update, `torch.compile`
+and CUDA graphs are the file's own.  FILE is, for instance, LeanRL's
+`leanrl/ppo_atari_envpool_torchcompile.py` or CleanRL's `cleanrl/ppo_atari_envpool.py`.
 """
 
 import argparse
@@ -14,19 +14,21 @@ import json
 import runpy
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, final
 
-WARM_S = 2.0
+ITERATIONS, WARM_S = 5, 2.0
 
 
 @final
 class OldGym:
     """An EnvPool of Gymnasium's interface, with that of gym 0.23."""
 
-    def __init__(self, env: Any) -> None:
-        self.env = env
+    def __init__(self, env: Any, stepped: Callable[[int], None]) -> None:
+        """stepped: receives the number of environments at each step."""
+        self.env, self._stepped = env, stepped
         self.action_space, self.observation_space = env.action_space, env.observation_space
 
     def reset(self) -> Any:
@@ -34,6 +36,7 @@ class OldGym:
 
     def step(self, action: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
+        self._stepped(len(reward))
         return obs, reward, terminated | truncated, info
 
     def close(self) -> None:
@@ -58,22 +61,27 @@ class Wrapper:
 
 @final
 class Marks:
-    """Pairs of seconds and env_steps; ends the program `seconds` after those that count begin.
+    """The time and the env_steps at each iteration; ends the program when it was measured.
 
-    A file logs its steps at the end of an iteration.  Marks count from WARM_S after the first on,
-    so that imports and what is compiled in the first iterations do not.
+    The first ITERATIONS do not count, in which there is compilation, nor the next WARM_S.
     """
 
     def __init__(self, seconds: float, to: Path) -> None:
         self.seconds, self.to = seconds, to
         self.begin = time.perf_counter()
+        self.env_steps = self.iterations = 0
         self.pairs: list[tuple[float, int]] = []
 
-    def add(self, step: int) -> None:
-        now = time.perf_counter() - self.begin
-        if self.pairs and self.pairs[-1][1] == step:
+    def stepped(self, env_steps: int) -> None:
+        self.env_steps += env_steps
+
+    def iteration(self) -> None:
+        """Called at the end of each."""
+        self.iterations += 1
+        if self.iterations < ITERATIONS:
             return
-        self.pairs.append((now, step))
+        now = time.perf_counter() - self.begin
+        self.pairs.append((now, self.env_steps))
         self.to.write_text(json.dumps(self.rates()))
         if now - self._begin()[0] >= self.seconds:
             raise SystemExit(0)
@@ -84,7 +92,7 @@ class Marks:
         return next((p for p in self.pairs if p[0] - first_s >= WARM_S), self.pairs[-1])
 
     def rates(self) -> dict[str, Any]:
-        (first_s, first), (last_s, last) = self.pairs[0], self.pairs[-1]
+        (first_s, _), (last_s, last) = self.pairs[0], self.pairs[-1]
         begin_s, begin = self._begin()
         passed = last_s - begin_s
         return {
@@ -92,7 +100,6 @@ class Marks:
             "seconds": round(passed, 2),
             "first_iterations_s": round(first_s, 1),
             "env_steps": last,
-            "first_env_steps": first,
         }
 
 
@@ -125,23 +132,38 @@ def stand_in(marks: Marks) -> None:
     """Puts the stand-ins into their places."""
     import envpool
     import gymnasium
+    import tqdm
 
     make = envpool.make
 
     def make_old(name: str, env_type: str, **options: Any) -> OldGym:
         assert env_type == "gym"
-        return OldGym(make(name, "gymnasium", **options))
+        return OldGym(make(name, "gymnasium", **options), marks.stepped)
 
     envpool.make = make_old
     _module("gym", Wrapper=Wrapper, spaces=gymnasium.spaces)
 
-    def init(**_: object) -> None:
+    def nothing(*_: object, **__: object) -> None:
         pass
 
-    def log(_: object, step: int) -> None:
-        marks.add(step)
+    class Bar:
+        def __init__(self, numbers: Iterable[int]) -> None:
+            self.numbers = numbers
 
-    _module("wandb", init=init, log=log)
+        def __iter__(self) -> Iterator[int]:
+            for number in self.numbers:
+                yield number
+                marks.iteration()
+
+        set_description = nothing
+
+    of_others = tqdm.tqdm  # PyTorch's compiler has bars of its own
+
+    def bar(*given: Any, **more: Any) -> Any:
+        return of_others(*given, **more) if more or len(given) != 1 else Bar(*given)
+
+    tqdm.tqdm = bar
+    _module("wandb", init=nothing, log=nothing)
     utils = _module("torchrl._utils", timeit=_Timer)
     _module("torchrl", _utils=utils)
     strtobool = _module("distutils.util", strtobool=lambda x: x.lower() in ("1", "true", "yes"))
@@ -151,15 +173,11 @@ def stand_in(marks: Marks) -> None:
         def __init__(self, _: str) -> None:
             pass
 
-        def add_text(self, *_: object) -> None:
-            pass
-
-        def add_scalar(self, name: str, _: object, step: int) -> None:
+        def add_scalar(self, name: str, *_: object) -> None:
             if name == "charts/SPS":
-                marks.add(step)
+                marks.iteration()
 
-        def close(self) -> None:
-            pass
+        add_text = close = nothing
 
     _module("torch.utils.tensorboard", SummaryWriter=Writer)
 

@@ -204,7 +204,7 @@ def test_parts_and_cases_are_chosen_by_words() -> None:
 PEER = """
 import sys
 from distutils.util import strtobool
-import envpool, gym, wandb
+import envpool, gym, tqdm, wandb
 from torchrl._utils import timeit
 from torch.utils.tensorboard import SummaryWriter
 
@@ -218,49 +218,62 @@ assert isinstance(envs.action_space, gym.spaces.Discrete) and strtobool("true")
 assert envs.reset().shape == (2, 4)
 wandb.init(project="p")
 writer = SummaryWriter("runs")
-for step in range(10**9):
+assert list(tqdm.tqdm(total=3, iterable=range(3), disable=True)) == [0, 1, 2]
+bar = tqdm.tqdm(range(10**9)) if "bar" in sys.argv else range(10**9)
+for step in bar:
     with timeit("step"):
         _, _, done, _ = envs.step(envs.reset()[:, 0].astype(int) * 0)
     assert done.shape == (2,)
     wandb.log({"speed": 1.0}, step=2 * step)
-    writer.add_scalar("charts/SPS", 1, 2 * step)
+    if "bar" in sys.argv:
+        bar.set_description("fast")
+    else:
+        writer.add_text("a", "b")
+        writer.add_scalar("losses", 1, 2 * step)
+        writer.add_scalar("charts/SPS", 1, 2 * step)
 """
 
 
-def test_a_peers_file_runs_unchanged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["bar", "writer"])
+def test_a_peers_file_runs_unchanged(way: str, tmp_path: Path) -> None:
     pytest.importorskip("envpool", reason="peers' files use EnvPool")
+    pytest.importorskip("tqdm", reason="peers' files use tqdm")
     (tmp_path / "peer.py").write_text(PEER)
-    command = [sys.executable, str(FOLDER / "gpu_peers.py"), "peer.py", "--seconds", "0.3"]
     to = tmp_path / "rates.json"
+    command = [sys.executable, str(FOLDER / "gpu_peers.py"), "peer.py", "--seconds", "0.3"]
     subprocess.run(
-        [*command, "--to", str(to), "--", "CartPole-v1"], cwd=tmp_path, timeout=120, check=True
+        [*command, "--to", str(to), "--", "CartPole-v1", way], cwd=tmp_path, timeout=120, check=True
     )
     told = json.loads(to.read_text())
     assert told["env_steps_per_s"] > 0
-    assert told["first_env_steps"] == 0
+    assert told["env_steps"] % 2 == 0
 
 
-def test_a_peers_first_seconds_do_not_count(
+def test_a_peers_first_iterations_do_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
     monkeypatch.setattr(gpu_peers.time, "perf_counter", lambda: now)
     marks = gpu_peers.Marks(3.0, tmp_path / "rates.json")
 
-    def mark(seconds: float, step: int) -> Any:
+    def iteration(seconds: float, env_steps: int) -> Any:
         nonlocal now
         now += seconds
-        marks.add(step)
+        marks.stepped(env_steps)
+        marks.iteration()
         return json.loads((tmp_path / "rates.json").read_text())
 
-    assert mark(60.0, 1000)["env_steps_per_s"] is None
-    assert mark(1.5, 2000)["first_iterations_s"] == 60.0
-    assert mark(1.0, 3000)["env_steps_per_s"] is None
-    told = mark(2.0, 5000)
+    marks.iterations = gpu_peers.ITERATIONS - 2
+    with pytest.raises(FileNotFoundError):
+        iteration(50.0, 500)
+    assert iteration(10.0, 500)["env_steps_per_s"] is None
+    assert iteration(1.5, 1000)["first_iterations_s"] == 60.0
+    assert iteration(1.0, 1000)["env_steps_per_s"] is None
+    told = iteration(2.0, 2000)
     assert told["env_steps_per_s"] == 1000.0
     assert told["seconds"] == 2.0
     with pytest.raises(SystemExit):
-        mark(1.5, 9000)
+        iteration(1.5, 4000)
     told = json.loads((tmp_path / "rates.json").read_text())
     assert told["env_steps_per_s"] == round(6000 / 3.5, 1)
 
