@@ -238,7 +238,7 @@ class Policy:
         if device == "cpu" or private:
             return self.player
         actor = self._loaded(Compute(act_on=device, records=("entropy",)))
-        return StagedActor(Shared(actor), torch.device(device))
+        return StagedActor(Shared(actor, torch.device(device)))
 
     @cached_property
     def _valuer(self) -> Actor:

@@ -46,13 +46,16 @@ class Captured(Generic[P, R]):
         method: Callable[P, R],
         changes: Callable[[], Iterable[Tensor]] = tuple,
         sets: Sequence[str] = (),
+        kept: tuple[type, ...] = (),
     ):
         """changes: returns the tensors of the object that the method writes to.
         sets: attributes of the object that the method sets, which follow from the layout.
+        kept: dataclasses whose tensors nobody writes to but by PyTorch's operations; such a tensor
+            is copied again only if it was, or is another object.
         """
         assert isinstance(method, MethodType)
         self._method, self._object = method, method.__self__
-        self._changes, self._sets = changes, sets
+        self._changes, self._sets, self._kept = changes, sets, kept
         self._graphs: OrderedDict[Hashable, _Captive] = OrderedDict()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -77,7 +80,7 @@ class Captured(Generic[P, R]):
         return result
 
     def _captured(self, args: tuple[Any, ...], tensors: list[Tensor], turn: "_Turn") -> "_Captive":
-        inputs = _Inputs(tensors)
+        inputs = _Inputs(tensors, _inside(args, self._kept))
         buffers = iter(inputs.buffers)
         static = _mapped(args, lambda _: next(buffers))
         changed = [*self._changes()]
@@ -107,12 +110,13 @@ class Captured(Generic[P, R]):
 class _Inputs:
     """The memory from which a graph reads its arguments.
 
-    In learning, a tensor that is in it already, unchanged, is not copied again: several minibatches
-    of a batch are indices into the same rows.  Acts copy everything, since a simulator may write
-    to an observation without PyTorch's knowledge.
+    A kept tensor that is in it already, unchanged, is not copied again: several minibatches of a
+    batch are indices into the same rows.  Others are always copied, since a simulator or a graph
+    may write to them without PyTorch's knowledge.
     """
 
-    def __init__(self, tensors: list[Tensor]):
+    def __init__(self, tensors: list[Tensor], kept: list[bool]):
+        self._kept = kept
         self.buffers = [x.detach() for x in tensors]
         self._blocks: list[tuple[list[int], list[int], Tensor]] = []
         memory: dict[int, list[int]] = {}
@@ -144,8 +148,7 @@ class _Inputs:
             if k in done:
                 continue
             # Inference tensors do not count their changes.
-            counts = not (torch.is_inference_mode_enabled() or x.is_inference())
-            version = x._version if counts else -1
+            version = x._version if self._kept[k] and not x.is_inference() else -1
             held = self._held[k]
             if held is not None and held[0]() is x and held[1] == version:
                 continue
@@ -277,6 +280,16 @@ def _layout(arg: Any, tensors: list[Tensor]) -> Hashable:
         return tuple([_layout(each, tensors) for each in vars(arg).values()])
     assert isinstance(arg, Hashable)
     return arg
+
+
+def _inside(arg: Any, kinds: tuple[type, ...], inside: bool = False) -> list[bool]:
+    """Whether each tensor of an argument, in the order of `_layout`, is in one of these kinds."""
+    if isinstance(arg, Tensor):
+        return [inside]
+    inside = inside or isinstance(arg, kinds)
+    parts: Any = vars(arg).values() if is_dataclass(arg) else ()
+    parts = arg.values() if isinstance(arg, dict) else arg if isinstance(arg, tuple) else parts
+    return [x for part in parts for x in _inside(part, kinds, inside)]
 
 
 def _order(x: Tensor) -> Hashable:

@@ -6,6 +6,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from quintet.system.transfer import copy_into
+
 
 def flatten_in_place(parameters: Sequence[nn.Parameter]) -> Tensor:
     """Moves all parameters into one vector and makes them views of it.
@@ -97,8 +99,8 @@ class ModuleTensors:
             self._checked = True
             return
         load_into(self._hooked, tensors)
-        for name, x in self.read(tuple(f"{prefix}/" for prefix in self._hooked)).items():
-            x.copy_(tensors[name])
+        own = self.read(tuple(f"{prefix}/" for prefix in self._hooked))
+        copy_into([*own.values()], [tensors[name] for name in own])
 
 
 def _has_load_hooks(module: nn.Module) -> bool:

@@ -2,6 +2,7 @@
 one wait per act."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -17,16 +18,22 @@ _LARGE = 2**18
 
 @final
 class Shared:
-    """An actor that several groups use: it loads each publication once."""
+    """An actor on a GPU that several groups use: it loads each publication once, by one copy."""
 
-    def __init__(self, actor: Actor):
-        self.actor = actor
+    def __init__(self, actor: Actor, device: torch.device):
+        self.actor, self.device = actor, device
         self._newest: dict[int, Publication] = {}
 
     def load(self, publication: Publication) -> None:
-        if self._newest.get(publication.policy) is not publication:
-            self.actor.load(publication)
-            self._newest[publication.policy] = publication
+        if self._newest.get(publication.policy) is publication:
+            return
+        self._newest[publication.policy] = publication
+        # Flags are read on the CPU.
+        away = {k: x for k, x in publication.tensors.items() if x.is_cpu and x.dtype != torch.bool}
+        if away:
+            there = dict(zip(away, sent_all([*away.values()], self.device), strict=True))
+            publication = replace(publication, tensors={**publication.tensors, **there})
+        self.actor.load(publication)
 
 
 @final
@@ -38,9 +45,8 @@ class StagedActor:
     Private state stays on the GPU.
     """
 
-    def __init__(self, shared: Shared, device: torch.device):
-        """shared: an actor on `device`."""
-        self._shared, self._actor, self._device = shared, shared.actor, device
+    def __init__(self, shared: Shared):
+        self._actor, self._device = shared.actor, shared.device
         self.action_spec, self.state_specs = self._actor.action_spec, self._actor.state_specs
         self.record_specs: Mapping[str, TensorSpec] = self._actor.record_specs
         self.draw_noise, self.load = self._actor.draw_noise, shared.load
@@ -126,7 +132,7 @@ def actors_of(make_actor: Callable[[], Actor], device: str) -> Callable[[tuple[i
 
     def actor_of(policies: tuple[int, ...]) -> Actor:
         if policies not in shared:
-            shared[policies] = Shared(make_actor())
-        return StagedActor(shared[policies], torch.device(device))
+            shared[policies] = Shared(make_actor(), torch.device(device))
+        return StagedActor(shared[policies])
 
     return actor_of

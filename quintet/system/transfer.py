@@ -155,10 +155,22 @@ def packed(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     block = torch.empty(layout.size, dtype=torch.uint8, device=tensors[0].device)
     views = layout.cut(block)
     with torch.no_grad():
-        for part in layout.parts:
-            into, given = ([of[i] for i in part.tensors] for of in (views, tensors))
-            torch._foreach_copy_(into, given)
+        copy_into(views, tensors)
     return block, views
+
+
+def copy_into(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Copies the tensors into others; on a GPU by one kernel for those of equal dtypes."""
+    kinds: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    for x, y in zip(into, tensors, strict=True):
+        if x.is_cuda and y.is_cuda:
+            of_kind = kinds.setdefault((x.dtype, y.dtype), ([], []))
+            of_kind[0].append(x)
+            of_kind[1].append(y)
+        else:
+            x.copy_(y)
+    for of_kind in kinds.values():
+        torch._foreach_copy_(*of_kind)
 
 
 _Forms = tuple[tuple[torch.dtype, torch.Size], ...]

@@ -90,15 +90,20 @@ def test_groups_act_together_with_one_wait(algo: str, spaces: str, options: dict
     on_gpu = case.algorithm.make_actor(
         case.config, case.model, case.spaces, Compute(graph=True, act_on="cuda")
     )
-    staged = StagedActor(Shared(on_gpu), CUDA)
+    staged = StagedActor(Shared(on_gpu, CUDA))
     theirs = [plain.initial_state(STREAMS) for _ in range(groups)]
     ours = [staged.initial_state(STREAMS) for _ in range(groups)]
     for turn in range(4):
         if turn in (0, 2):
             for batch in case.batches(3)[turn]:
                 learner.update(batch, 0)
-            for actor in (plain, staged):
-                actor.load(copied(learner.publication()))
+            plain.load(copied(learner.publication()))
+            with standin.counting() as counts:
+                staged.load(copied(learner.publication()))
+            if turn:  # the first load checks the names
+                flags = sum(x.dtype is torch.bool for x in learner.publication().tensors.values())
+                assert counts.waits <= flags, counts.lines()
+                assert counts.kinds["h2d_async"] == 1
         given = [inputs(case, 10 * turn + group) for group in range(groups)]
         obs, is_first, noise = (list(each) for each in zip(*given, strict=True))
         outs = [
@@ -172,7 +177,7 @@ def test_a_mix_of_policies_acts_on_the_gpu() -> None:
         ]
         return PolicyMix(actors, Assignment(2, mixed=True))
 
-    plain, staged = mix("cpu"), StagedActor(Shared(mix("cuda")), CUDA)
+    plain, staged = mix("cpu"), StagedActor(Shared(mix("cuda"), CUDA))
     for policy in range(2):
         learner = case.learner(seeds=(policy, 1))
         tensors = dict(learner.publication().tensors)

@@ -19,8 +19,13 @@ def _tapes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @dataclass(frozen=True)
+class Rows:
+    x: Tensor
+
+
+@dataclass(frozen=True)
 class Batch:
-    rows: dict[str, Tensor]
+    rows: Rows
     index: Tensor
     kind: str = "sum"
 
@@ -37,7 +42,7 @@ class Steps:
         self.weight, self.name = torch.ones(3), ""
 
     def step(self, batch: Batch, rate: Tensor) -> Result:
-        x = batch.rows["x"].index_select(0, batch.index)
+        x = batch.rows.x.index_select(0, batch.index)
         total = (x @ self.weight).sum() if batch.kind == "sum" else (x @ self.weight).amax()
         self.name = batch.kind
         with torch.no_grad():
@@ -45,14 +50,16 @@ class Steps:
         return Result(total, {"weight": self.weight})
 
 
-def made() -> tuple[Steps, Captured[[Batch, Tensor], Result]]:
+def made(
+    kept: tuple[type, ...] = (Rows,),
+) -> tuple[Steps, Captured[[Batch, Tensor], Result]]:
     steps = Steps()
-    return steps, Captured(steps.step, lambda: [steps.weight], ("name",))
+    return steps, Captured(steps.step, lambda: [steps.weight], ("name",), kept)
 
 
 def test_calls_equal_eager_ones_and_none_counts_twice() -> None:
     eager, (steps, graph) = Steps(), made()
-    rows = {"x": torch.randn(6, 3)}
+    rows = Rows(torch.randn(6, 3))
     for number in range(5):
         kind = "sum" if number % 2 else "max"
         batch = Batch(rows, torch.randperm(6)[:4], kind)
@@ -62,13 +69,13 @@ def test_calls_equal_eager_ones_and_none_counts_twice() -> None:
         assert torch.equal(steps.weight, eager.weight)
         assert steps.name == kind  # of two graphs, each sets its own
         if number == 2:
-            rows["x"].mul_(2.0)  # the same tensor with other numbers
+            rows.x.mul_(2.0)  # the same tensor with other numbers
     assert len(graph._graphs) == 2
 
 
 def test_results_are_not_written_over_by_later_calls() -> None:
     _, graph = made()
-    batch = Batch({"x": torch.ones(2, 3)}, torch.arange(2))
+    batch = Batch(Rows(torch.ones(2, 3)), torch.arange(2))
     first = graph(batch, torch.tensor(1.0))
     before = first.total.clone(), first.parts["weight"].clone()
     graph(batch, torch.tensor(1.0))
@@ -85,22 +92,22 @@ def test_rows_of_several_minibatches_are_copied_once(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch, "_foreach_copy_", counted)
     _, graph = made()
-    rows = {"x": torch.randn(50, 3)}
+    rows = Rows(torch.randn(50, 3))
     for _ in range(3):
         graph(Batch(rows, torch.arange(4)), torch.tensor(0.1))
     assert copied.count(150) == 1
-    graph(Batch({"x": torch.randn(50, 3)}, torch.arange(4)), torch.tensor(0.1))
+    graph(Batch(Rows(torch.randn(50, 3)), torch.arange(4)), torch.tensor(0.1))
     assert copied.count(150) == 2
 
 
-def test_acts_copy_what_changes_behind_pytorch() -> None:
-    _, graph = made()
-    x = torch.ones(2, 3)
-    with torch.inference_mode():
-        for rows in (x, torch.ones(2, 3)):
-            batch = Batch({"x": rows}, torch.arange(2))
+def test_what_changes_behind_pytorch_is_copied() -> None:
+    for mode in (torch.inference_mode, torch.enable_grad):
+        _, graph = made(kept=())
+        with mode():
+            x = torch.ones(2, 3)
+            batch = Batch(Rows(x), torch.arange(2))
             first = graph(batch, torch.tensor(0.0)).total
-            rows.numpy()[:] *= 3.0
+            x.numpy()[:] *= 3.0
             assert graph(batch, torch.tensor(0.0)).total == 3 * first
 
 
@@ -109,15 +116,15 @@ def test_tensors_may_lie_in_memory_as_they_like() -> None:
     for seen in (x, x.t(), torch.randn(3, 6)[:, ::2], torch.randn(1, 3).expand(3, 3)):
         eager, (_, graph) = Steps(), made()
         for _ in range(2):
-            batch = Batch({"x": seen}, torch.arange(3))
+            batch = Batch(Rows(seen), torch.arange(3))
             wanted = eager.step(batch, torch.tensor(0.1))
             torch.testing.assert_close(graph(batch, torch.tensor(0.1)).total, wanted.total)
     _, graph = made()
     for width in (3, 7, 9):  # a gap in memory is no other layout
-        graph(Batch({"x": torch.randn(4, width)[:, :3]}, torch.arange(3)), torch.tensor(0.1))
+        graph(Batch(Rows(torch.randn(4, width)[:, :3]), torch.arange(3)), torch.tensor(0.1))
     assert len(graph._graphs) == 1
     # In another order of memory, PyTorch may choose another kernel, with other rounding.
-    graph(Batch({"x": torch.randn(3, 4).t()}, torch.arange(3)), torch.tensor(0.1))
+    graph(Batch(Rows(torch.randn(3, 4).t()), torch.arange(3)), torch.tensor(0.1))
     assert len(graph._graphs) == 2
 
 
@@ -126,7 +133,7 @@ def test_the_graph_unused_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch
     _, graph = made()
     rate = torch.tensor(0.1)
     for rows in (2, 3, 2, 4, 2):
-        graph(Batch({"x": torch.ones(rows, 3)}, torch.arange(rows)), rate)
+        graph(Batch(Rows(torch.ones(rows, 3)), torch.arange(rows)), rate)
     sizes = {captive.inputs.buffers[0].shape[0] for captive in graph._graphs.values()}
     assert sizes == {4, 2}
 

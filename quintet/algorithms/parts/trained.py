@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.algorithms.parts.diagnostics import not_finite, require_finite, required_finite
+from quintet.algorithms.parts.minibatches import Rows
 from quintet.algorithms.parts.optimizer import ADAM, Optimizer, initial_memory
 from quintet.algorithms.parts.options import Knob
 from quintet.algorithms.parts.setup import Setup
@@ -180,9 +181,9 @@ class Trained(Generic[B, K]):
         elif compiles:
             self._parts = Graph(self._compiled_gradient), Graph(self._compiled_apply)
         elif captures and self.ranks.size == 1:
-            self._whole = Captured(self._eager_step, self._changed, ("_names",))
+            self._whole = Captured(self._eager_step, self._changed, ("_names",), (Rows,))
         elif captures:
-            gradient = Captured(self._gradient, sets=("_names",))
+            gradient = Captured(self._gradient, sets=("_names",), kept=(Rows,))
             self._parts = gradient, Captured(self._apply, self._changed)
 
     def _segments_of(self, groups: Mapping[str, Mapping[str, Tensor]]) -> list[Segment]:

@@ -54,7 +54,7 @@ class Server:
         self.staged: dict[tuple[int, ...], StagedActor] = {}  # on a GPU
         if self.device.type == "cuda":
             self.staged = {
-                each: StagedActor(Shared(actor), self.device) for each, actor in self.actors.items()
+                each: StagedActor(Shared(actor, self.device)) for each, actor in self.actors.items()
             }
         self.loaded = [-1] * assignment.num_policies
         self.verified: dict[Connection, bool] = {}  # connections; whether one has sent the token
@@ -161,7 +161,7 @@ class Server:
             board = self.boards[policy]
             wanted = version if self.options.exact else board.version
             if self.loaded[policy] != wanted:
-                load = self.actors[policies].load
+                load = (self.staged.get(policies) or self.actors[policies]).load
                 self.loaded[policy] = board.read(load, wanted if self.options.exact else None)
 
     @OwnTorch()
