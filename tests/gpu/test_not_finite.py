@@ -72,3 +72,23 @@ def test_the_same_error_and_the_same_batch(algo: str, tmp_path: Path) -> None:
     assert found.keys() == expected.keys()
     for name, x in found.items():
         assert x.numpy().tobytes() == expected[name].numpy().tobytes(), (name, x, expected[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["impala", "acer"])
+def test_a_policy_of_a_population_is_replaced_as_on_the_cpu(algo: str, tmp_path: Path) -> None:
+    found: list[dict[str, Any]] = []
+    for device in ("cpu", "cuda"):
+        Spike.total = HUGE_AT - 400
+        options = PLAIN | OFF_POLICY.get(algo, {}) | {"runtime.device": device}
+        options |= {"env.num_streams": 4, "env.streams_per_group": 2, "env.num_processes": 1}
+        options |= {"reward_normalizer": "none", "unroll_steps": 16, "population.size": 2}
+        options["model.policy_hidden"] = [8]
+        if algo == "impala":
+            options["batch_unrolls"] = 2
+        folder = tmp_path / device
+        ran = quintet.train(algo, Spike, total_steps=1200, seed=1, run_dir=folder, config=options)
+        assert Spike.total > HUGE_AT
+        assert "policy 1 has diverged" in (folder / "log.txt").read_text()
+        found.append({name: x.clone() for name, x in ran.policy.publication.tensors.items()})
+    assert all((x == found[1][name]).all() for name, x in found[0].items())
