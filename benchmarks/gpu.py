@@ -115,11 +115,13 @@ def _follow(
 ) -> tuple[str, str] | None:
     """Records the cases that end; returns the one that did not, and why."""
     now, since, limit = next(iter(left)), time.monotonic(), float(START_S)
+    between = False  # whether a case has ended, and the next not begun
     while True:
         ended = child.process.poll() is not None
         for row in child.new_rows():
             if "begin" in row:
                 now, since, limit = row["begin"], time.monotonic(), left[row["begin"]]
+                between = False
                 continue
             left.pop(now)
             failed = {"log": child.tail()} if "error" in row else {}
@@ -127,8 +129,10 @@ def _follow(
             record.add(part=part, case=now, seconds=round(time.monotonic() - since, 1), **kept)
             if not left:
                 return None
-            now, since, limit = next(iter(left)), time.monotonic(), float(START_S)
+            now, since, limit, between = next(iter(left)), time.monotonic(), float(START_S), True
         passed = time.monotonic() - since
+        if ended and between:  # as after an error of the GPU: the others have a new process
+            return None
         if ended:
             return now, f"the process ended with {child.process.returncode}"
         if passed > limit or time.monotonic() > ends:

@@ -8,6 +8,7 @@ ends the process, or hangs, leaves the results before it.  `gpu.py` calls this; 
 
 import argparse
 import json
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -308,7 +309,10 @@ def main() -> None:
                 continue
             write(begin=case.name)
             print(f"-- {args.part}: {case.name}", flush=True)
-            write(end=case.name, **outcome(case, asked))
+            told = outcome(case, asked)
+            write(end=case.name, **told)
+            if "CUDA error" in told.get("error", ""):  # which every later call would meet again
+                sys.exit(1)
 
 
 def outcome(case: Case, asked: Asked) -> Result:

@@ -38,6 +38,8 @@ for name in args.only:
     row = {"error": "no such thing"} if name == "fails" else {"result": {"env_steps_per_s": 2000.0}}
     with open(args.to, "a") as rows:
         print(json.dumps({"end": name, **row}), file=rows)
+    if name == "spoils":
+        os._exit(1)
 """
 
 
@@ -64,6 +66,11 @@ def test_the_cases_after_one_that_fails_hangs_or_ends_the_process_are_run(tmp_pa
     told = gpu.table(list(rows.values()))
     assert "one                              2,000 env_steps/s" in told
     assert "FAILED: the process ended with 3" in told
+
+
+def test_a_process_that_ends_after_a_case_is_no_fault_of_the_next(tmp_path: Path) -> None:
+    rows = run_cases(tmp_path, {"spoils": 30.0, "last": 30.0})
+    assert [(row["case"], "result" in row) for row in rows] == [("spoils", True), ("last", True)]
 
 
 def test_cases_for_which_no_time_is_left_are_recorded(tmp_path: Path) -> None:
