@@ -5,7 +5,8 @@
 // Where a CUDA device would make the host wait, `teller` hears of it.  Copies to page-locked memory
 // arrive at the next wait, as they may on a GPU, and page-locked memory that was overwritten
 // before a copy out of it was waited for is a "race".  `capture_*` are CUDA graphs: kernels are
-// recorded as they run, and run again on the same memory.
+// recorded as they run, what they wrote is taken back, as a GPU's capture runs nothing, and
+// a replay runs them on the same memory.
 //
 // Plain C functions, called through ctypes, spare this file the headers of Python.
 #include "standin_device.h"
@@ -77,6 +78,9 @@ struct Recorded {
 };
 struct Graph {
   std::vector<Recorded> steps;
+  // What was there before the capture, which on a GPU runs nothing.
+  std::map<const void*, std::pair<Storage, std::vector<char>>> memory;
+  std::vector<std::pair<at::Generator, Tensor>> generators;
 };
 std::atomic<Graph*> recording{nullptr};
 std::mutex recording_lock;
@@ -84,6 +88,36 @@ std::mutex recording_lock;
 void record(Recorded step) {
   std::lock_guard<std::mutex> held(recording_lock);
   if (Graph* graph = recording) graph->steps.push_back(std::move(step));
+}
+
+// The memory of a CPU tensor is written, or its generator drawn from, while a graph is captured.
+void will_change(const Tensor& written) {
+  std::lock_guard<std::mutex> held(recording_lock);
+  Graph* graph = recording;
+  if (!graph || !written.defined() || !written.has_storage()) return;
+  const Storage& storage = written.storage();
+  const auto* bytes = static_cast<const char*>(storage.data());
+  if (!bytes || graph->memory.count(bytes)) return;
+  graph->memory.emplace(bytes, std::pair{storage, std::vector<char>(bytes, bytes + storage.nbytes())});
+}
+
+void will_change(const at::Generator& drawn) {
+  std::lock_guard<std::mutex> held(recording_lock);
+  Graph* graph = recording;
+  if (!graph) return;
+  for (auto& [known, state] : graph->generators) if (known == drawn) return;
+  graph->generators.emplace_back(drawn, Tensor(drawn.unsafeGetGeneratorImpl()->get_state()));
+}
+
+Graph* captured() {
+  Graph* graph = recording.exchange(nullptr);
+  for (auto& [place, before] : graph->memory)
+    std::memcpy(before.first.mutable_data(), before.second.data(), before.second.size());
+  for (auto& [generator, state] : graph->generators)
+    generator.unsafeGetGeneratorImpl()->set_state(*state.unsafeGetTensorImpl());
+  graph->memory.clear();
+  graph->generators.clear();
+  return graph;
 }
 
 // A wait of the host, until all that was issued up to `number` has happened.
@@ -111,6 +145,10 @@ void Guard::synchronizeEvent(void* event) const {
 void Guard::synchronizeStream(const c10::Stream&) const { wait("stream", "synchronize", 0); }
 
 void copy(const Tensor& to, const Tensor& from, Copy kind) {
+  if (recording) {
+    if (kind != Copy::to_host_later) to.copy_(from);
+    return;
+  }
   if (kind == Copy::to_host_later) {
     // At once into memory of its own, which the host sees at the next wait.
     Tensor then = at::empty(to.sizes(), to.options().pinned_memory(false));
@@ -287,6 +325,15 @@ Tensor written_argument(const c10::FunctionSchema& schema, const std::vector<IVa
   TORCH_CHECK(false, "the stand-in finds no argument that ", name, " wrote");
 }
 
+void expect_changes(const c10::FunctionSchema& schema, const std::vector<IValue>& arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto& argument = schema.arguments()[i];
+    if (is_written(argument)) each_tensor({arguments[i]}, [](const Tensor& t) { will_change(t); });
+    if (argument.name() == "generator")
+      will_change(arguments[i].isGenerator() ? arguments[i].toGenerator() : at::detail::getDefaultCPUGenerator());
+  }
+}
+
 void on_the_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const size_t nargs = schema.arguments().size(), begin = stack->size() - nargs;
@@ -304,6 +351,7 @@ void on_the_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     for (size_t i = 0; i < nargs; ++i)
       arguments.push_back(on_cpu(aliases, original[i], is_written(schema.arguments()[i])));
     std::copy(arguments.begin(), arguments.end(), stack->begin() + begin);
+    if (recording && !is_view) expect_changes(schema, arguments);
     at::AutoDispatchBelowADInplaceOrView below;
     op.callBoxed(stack);
   }
@@ -395,6 +443,7 @@ Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
   c10::InferenceMode plain(false);
   at::AutoDispatchBelowADInplaceOrView below;
   const Tensor to = aliases.to_cpu(self), from = aliases.to_cpu(source);
+  if (kind != Copy::to_host_later) will_change(to);
   copy(to, from, kind);
   if (recording) {
     static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
@@ -439,7 +488,7 @@ int standin_synchronize() {  // 0 while a graph is captured, when it is refused
 }
 int standin_capturing() { return recording != nullptr; }
 void standin_capture_begin() { recording = new Graph(); }
-void* standin_capture_end() { return recording.exchange(nullptr); }
+void* standin_capture_end() { return captured(); }
 void standin_replay(void* graph) {
   tell("graph", "replay", 0);
   c10::InferenceMode plain(false);
