@@ -407,9 +407,7 @@ def _check_spaces(policy: Policy, vector: VectorEnv, who: str = "the policy") ->
     own, theirs = policy.description, vector.spaces
     if policy.critic_leaves:  # which acting does not need
         own = spaces.as_json(policy.acting_spaces)
-        theirs = spaces.with_observation(
-            theirs, lambda of: spaces.without_leaves(of.observation, policy.critic_leaves)
-        )
+        theirs = spaces.without_leaves(theirs, policy.critic_leaves)
     spaces.require_same(own, theirs, who, vector.description.id, way_out)
 
 

@@ -136,9 +136,7 @@ class Policy:
     @property
     def acting_spaces(self) -> Spaces:
         """Spaces without the leaves that only the value function reads."""
-        return spaces.with_observation(
-            self.spaces, lambda of: spaces.without_leaves(of.observation, self.critic_leaves)
-        )
+        return spaces.without_leaves(self.spaces, self.critic_leaves)
 
     def act(
         self,

@@ -405,15 +405,19 @@ def _or_fault(data: Any) -> Any:
         return f"none ({fault})"
 
 
-def without_leaves(space: Space, paths: Container[str], at: Keys = ()) -> Space:
-    """A Dict space without the leaves at these paths; others unchanged."""
+def without_leaves(of: Spaces, paths: Container[str]) -> Spaces:
+    """The same without these leaves of observations."""
+    return with_observation(of, lambda of: _without(of.observation, paths, ()))
+
+
+def _without(space: Space, paths: Container[str], at: Keys) -> Space:
     if not isinstance(space, spaces.Dict):
         return space
     kept = OrderedDict[str, Space]()
     for key, child in space.spaces.items():
         inside = ["/".join(map(str, keys)) for keys, _ in walk_leaves(child, (*at, key))]
         if not all(path in paths for path in inside):
-            kept[key] = without_leaves(child, paths, (*at, key))
+            kept[key] = _without(child, paths, (*at, key))
     return spaces.Dict(kept)
 
 

@@ -29,9 +29,10 @@ from quintet.envs.evaluated import evaluated_env
 from quintet.envs.observation_dtype import with_observation_dtype
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.errors import ConfigError
+from quintet.models.config import critic_leaves
 from quintet.options import Facts, default_of, idle
 from quintet.options import faults as faults_of
-from quintet.spaces import as_json, in_float64, require_same
+from quintet.spaces import as_json, in_float64, require_same, without_leaves
 from quintet.types import Spaces
 
 FOR_CLUSTER = "resolved (a cluster needs workers, and serial has none)"
@@ -412,9 +413,10 @@ def require_evaluated(loaded: Loaded, spaces: Spaces) -> None:
     env, config = loaded.evaluated, loaded.config
     if not loaded.plays_elsewhere:
         return
+    hidden = critic_leaves(config.model, spaces)  # which evaluations do not need
     require_same(
-        as_json(spaces),
-        spaces_of(env),
+        as_json(without_leaves(spaces, hidden)),
+        without_leaves(spaces_of(env), hidden),
         "the policy",
         env.config.id,
         "give eval.env.id an environment with such spaces, or leave it out",

@@ -132,8 +132,17 @@ def test_a_policy_of_every_learner_acts_without_them(
         assert policy.value(seen | secret).shape == ()
         with pytest.raises(QuintetError, match="must have the leaves"):
             policy.value(seen)
-    if algo != "ppo":
-        return
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "core", [{}, {"model.core": "gru", "model.core_size": 4, "bptt_steps": 16}], ids=["mlp", "gru"]
+)
+def test_policies_are_exported_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, core: dict[str, Any]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    policy = trained(tmp_path / "run", "ppo", **core).policy
     made = policy.export(tmp_path / "export", format="numpy")
     inputs = [port.name for port in made.interface.inputs]
     assert inputs[0] == "obs/seen"
@@ -141,22 +150,22 @@ def test_a_policy_of_every_learner_acts_without_them(
     assert "value" not in [port.name for port in made.interface.outputs]
 
 
-@pytest.mark.slow
-def test_a_recurrent_policy_is_exported_without_them(
+def test_evaluations_of_a_run_may_lack_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    core = {"model.core": "gru", "model.core_size": 4, "bptt_steps": 16}
-    policy = trained(tmp_path / "run", "ppo", **core).policy
-    made = policy.export(tmp_path / "export", format="numpy")
-    assert not any("secret" in port.name for port in made.interface.inputs)
+    elsewhere = {"eval.episodes": 2, "eval.env.kwargs": {"secrets": False}}
+    assert trained(tmp_path / "run", "ppo", **elsewhere).metrics["eval/episodes"] == 2
+    others = elsewhere | {"model.critic_leaves": ("secret/a",)}
+    with pytest.raises(ConfigError, match="observation space is Dict"):
+        trained(tmp_path / "other", "ppo", **others)
 
 
 @pytest.mark.parametrize(
     ("env", "own", "message"),
     [
         ("test_critic_leaves:Secrets", {"model.shared_torso": True}, "model.shared_torso=false"),
-        ("CartPole-v1", {}, "an observation that is a Dict"),
+        ("CartPole-v1", {"env.backend": "gymnasium"}, "an observation that is a Dict"),
         ("test_critic_leaves:Secrets", {"model.critic_leaves": ("x",)}, "or groups of them, got"),
     ],
 )
