@@ -14,14 +14,16 @@ from torch import Tensor
 from quintet.envs.hosted import NextStep
 from quintet.envs.tensor import TensorVectorEnv
 from quintet.envs.vector import check_finite
-from quintet.errors import EnvironmentFault
+from quintet.errors import EnvironmentFault, QuintetError
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
 from quintet.runtime.batch import Episode
 from quintet.runtime.slots import RowSpecs, below, slot_specs
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.spaces import mask_sizes
+from quintet.system.memory import memory_fault
 from quintet.system.transfer import fetched
+from quintet.system.user_code import described
 from quintet.types import ACTION_MASK, Rollout, State
 
 _MOST_TOLD = 4_096
@@ -379,8 +381,18 @@ def recorded(
     graph = torch.cuda.CUDAGraph()
     for each in generators:
         graph.register_generator_state(each)
-    # Other threads may use the GPU meanwhile.
-    with torch.cuda.device(device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        run()
+    try:
+        # Other threads may use the GPU meanwhile.
+        with torch.cuda.device(device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            run()
+    except Exception as error:
+        if memory_fault(error) is not None:
+            raise
+        # The end of the recording raises again, in words that name no cause.
+        cause = described(error.__context__ or error).strip().splitlines()[0]
+        raise QuintetError(
+            "an environment with generators must only launch kernels in its steps, so that a CUDA "
+            f"graph can hold them, got {cause}: mend it, or use --runtime.compile off"
+        ) from error
     replay: Callable[[], None] = graph.replay
     return replay

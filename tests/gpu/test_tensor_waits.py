@@ -67,3 +67,23 @@ def test_an_unroll_is_one_graph_with_the_bytes_of_eager_steps() -> None:
     assert found[0].differs_by(found[1]) == 0
     # The first unroll and the last, shorter one are steps.
     assert launches[1] < launches[0] / 2
+
+
+def test_a_step_that_waits_is_refused_in_a_graph() -> None:
+    from quintet.envs.torch_toys import CartPole
+    from quintet.errors import QuintetError
+
+    def waits(num_envs: int) -> CartPole:
+        env = CartPole(num_envs, "cuda")
+        step = env.step
+
+        def waiting(action: Any) -> Any:
+            action.sum().item()
+            return step(action)
+
+        env.step = waiting  # type: ignore[method-assign]
+        return env
+
+    options = SMALL | {"runtime.compile": "graph"}
+    with pytest.raises(QuintetError, match="must only launch kernels in its steps"):
+        run("ppo", waits, 16 * 8 * 4, options)
