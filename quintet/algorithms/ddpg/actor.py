@@ -102,7 +102,8 @@ class DDPGActor:
         if noise is not None and self.sizes.param:
             private["weights"] = self._perturbed(private["weights"], is_first, noise[:, 0])
         action, env_action, ou = self._chosen(obs, private, is_first, noise, self.warming_up)
-        return ActOutput(action, env_action, {}, {**private, **ou})
+        private |= ou
+        return ActOutput(action, env_action, {}, private)
 
     def _choose(
         self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None, warming_up: bool
@@ -129,11 +130,12 @@ class DDPGActor:
 
     def _perturbed(self, weights: Tensor, is_first: Tensor, seeds: Tensor) -> Tensor:
         """The weights of each stream; streams that begin an episode get new ones."""
-        here = fetched({"starts": is_first, "seeds": seeds})  # one wait for a GPU
-        rows = here["starts"].nonzero().flatten().tolist()
+        if is_first.is_cuda:  # one wait
+            is_first, seeds = fetched({0: is_first, 1: seeds}).values()
+        rows = is_first.nonzero().flatten().tolist()
         if not rows:
             return weights
-        weights, at_start = weights.clone(), here["seeds"].long().tolist()
+        weights, at_start = weights.clone(), seeds.long().tolist()
         spread = self.scale * self.moved
         for row in rows:
             z = sent(perturbation(self.theta.numel(), at_start[row]), weights.device)
