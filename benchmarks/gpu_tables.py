@@ -104,8 +104,13 @@ def _checks(rows: Sequence[Row]) -> str:
 
 
 def _failed(rows: Sequence[Row]) -> str:
-    failed = [f"{row['part']}: {row['case']} ({row['error']})" for row in rows if "error" in row]
-    return f"Without a result: {'; '.join(failed)}." if failed else ""
+    failed = [row for row in rows if "error" in row]
+    ended = [row for row in failed if not row["error"].startswith("not run")]
+    told = "; ".join(f"{row['part']}: {row['case']} ({row['error']})" for row in ended)
+    told = f"Ended without a result: {told}. " if ended else ""
+    if len(failed) > len(ended):
+        told += f"Cases that were not run, since no time was left: {len(failed) - len(ended)}."
+    return told.strip()
 
 
 def kept(record: Mapping[str, Any]) -> dict[str, Any]:

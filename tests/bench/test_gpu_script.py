@@ -338,6 +338,6 @@ def test_a_record_is_kept_without_logs_and_paths_and_told_in_tables() -> None:
         "| ppo mlp | 4 | 2.0e-04 (**3 over 1e-4**) |  |  |",
         "| ppo mlp graph | 4 |  | yes | **no** |",
         "",
-        "Without a result: peers: LeanRL (RuntimeError: it ended with 1: ... File).",
+        "Ended without a result: peers: LeanRL (RuntimeError: it ended with 1: ... File).",
     ]
     assert gpu_tables.told(None) == gpu_tables.NOTHING
