@@ -24,6 +24,7 @@ HELP = """usage: quintet COMMAND ...
 commands:
   train ALGO --env ID   train a policy; the same command again resumes the run;
                         --seeds 1,2,3 trains a group of runs, --minutes 10 for ten minutes
+  sweep ALGO --env ID   search good options; --trials 30, or --minutes 60
   eval RUN              play episodes with the policy of a run
   save RUN              make a running run write a checkpoint
   export RUN --out DIR  take the policy out: ONNX, torch.export or NumPy, with a proof
@@ -322,6 +323,7 @@ def _later(module: str, arguments: list[str]) -> int:
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
+    "sweep": partial(_later, "sweep"),
     "eval": partial(_later, "evaluate"),
     "save": partial(_later, "save"),
     "export": partial(_later, "export"),

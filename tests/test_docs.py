@@ -28,7 +28,7 @@ from quintet.algorithms.ppo import config as ppo_config
 from quintet.algorithms.ppo import learner as ppo
 from quintet.bench import workloads
 from quintet.cli import COMMANDS, main
-from quintet.commands import doctor
+from quintet.commands import doctor, sweep
 from quintet.config.command import parse
 from quintet.config.layers import named_here, options, preset_layers
 from quintet.config.resolve import compose
@@ -79,18 +79,22 @@ def check_command(words: list[str]) -> None:
     if words == ["--version"]:
         return
     assert command in COMMANDS, words
-    if command in ("train", "config"):
+    if command in ("train", "config", "sweep"):
         if "--help" in rest:
             return
-        asked = parse(command, rest)
-        given = {
-            name: x for layer in (*asked.files, asked.options) for name, x in layer.values.items()
-        }
+        if command == "sweep":
+            wanted = sweep.read(rest)
+            wanted.require()
+            algo, layers = wanted.algo, list(wanted.layers)
+        else:
+            asked = parse(command, rest)
+            algo, layers = asked.algo, [*asked.files, asked.options]
+        given = {name: x for layer in layers for name, x in layer.values.items()}
         preset = preset_layers(
-            asked.algo, given.get("env.id"), given.get("preset", "auto"), lambda: "vector_discrete"
+            algo, given.get("env.id"), given.get("preset", "auto"), lambda: "vector_discrete"
         )
         # Given what makes it, an example's import string needs no module.
-        compose(asked.algo, [*preset, *asked.files, asked.options], EndlessPay)
+        compose(algo, [*preset, *layers], EndlessPay)
         if "env.id" in given:
             resolve_backend(given["env.id"], given.get("env.backend", "auto"))
     elif command == "bench":

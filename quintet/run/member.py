@@ -4,6 +4,7 @@ starts for each."""
 import pickle
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,19 +30,21 @@ def overwriting_once(loaded: "Loaded", inode: int | None) -> "Loaded":
 
 def main() -> int:
     """Trains by the payload; returns the exit status of ``quintet train``."""
+    return serve(_train)
+
+
+def serve(train: "Callable[[Loaded, dict[str, Any]], dict[str, Any]]") -> int:
+    """Calls a function with the run and the payload, and answers what it returns, which has a
+    status; returns the exit status of ``quintet train``.
+    """
     payload: dict[str, Any] = pickle.loads(seed_group.attach())
     from quintet.system import user_state
 
     user_state.restore(payload["state"])
     from quintet.errors import ConfigError, QuintetError
-    from quintet.run.launch import measured_steps, run
 
     try:
-        loaded = pickle.loads(payload["run"])
-        if "minutes" in payload:
-            seed_group.answer({"total": measured_steps(loaded, payload["minutes"])})
-            return 0
-        result = run(overwriting_once(loaded, payload["inode"]))
+        found = train(overwriting_once(pickle.loads(payload["run"]), payload["inode"]), payload)
     except KeyboardInterrupt:
         return 130
     except QuintetError as error:
@@ -52,5 +55,15 @@ def main() -> int:
         traceback.print_exc()
         seed_group.answer({"error": f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARACTERS]})
         return 1
-    seed_group.answer({"status": result.status, "metrics": result.metrics})
-    return 0 if result.status == "finished" else 130
+    seed_group.answer(found)
+    return 130 if found.get("status") == "stopped" else 0
+
+
+def _train(loaded: "Loaded", payload: dict[str, Any]) -> dict[str, Any]:
+    """The run's end, or the env_steps that fit into the payload's minutes."""
+    from quintet.run.launch import measured_steps, run
+
+    if "minutes" in payload:
+        return {"total": measured_steps(loaded, payload["minutes"])}
+    result = run(loaded)
+    return {"status": result.status, "metrics": result.metrics}

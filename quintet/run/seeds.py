@@ -74,7 +74,7 @@ def run_seeds(
     elif jobs is None:
         jobs = max(1, usable_cores() // _cores(values))
     else:
-        sound = [_sharing(each, values, min(jobs, len(sound))) for each in sound]
+        sound = [sharing(each, values, min(jobs, len(sound))) for each in sound]
     out = QuietStream(sys.stdout)
 
     def say(line: str) -> None:
@@ -103,11 +103,11 @@ RunMembers = Callable[[str, Sequence[Member], int, Callable[[str], None]], list[
 
 
 def _member(loaded: Loaded, more: Mapping[str, Any] | None = None) -> Member:
-    """A process of a group; `more`: of its payload.  Only a run itself, without more, is in its
-    folder.
+    """A process of a seed group; `more`: of its payload.  Only a run itself, without more, is in
+    its folder.
     """
     folder = None if more else loaded.config.run_dir
-    return Member(f"s{loaded.config.seed}", _payload(loaded, more), folder)
+    return Member(f"s{loaded.config.seed}", payload(loaded, more), folder)
 
 
 def _answers(
@@ -138,7 +138,7 @@ def _on_nodes(
     demand = Demand(
         cores=_cores(values),
         gpus=learners if values["runtime.device"].startswith("cuda") else 0,
-        check=Check(_payload(runs[0]), os.getcwd(), env.config.backend, simulators, ()),
+        check=Check(payload(runs[0]), os.getcwd(), env.config.backend, simulators, ()),
         folders=sorted({x.config.run_dir.resolve().parent for x in runs if x.config.run_dir}),
         facts=provenance.system(env.config.backend, "cpu", simulators),
         exact=values["runtime.kind"] != "async",
@@ -176,7 +176,7 @@ def _cores(values: Mapping[str, Any]) -> int:
     return learning + (values["runtime.num_workers"] or 0)
 
 
-def _sharing(loaded: Loaded, values: Mapping[str, Any], runs: int) -> Loaded:
+def sharing(loaded: Loaded, values: Mapping[str, Any], runs: int) -> Loaded:
     """The same with at most the threads of its share of the cores, where it leaves them open: two
     threads each of two runs on two cores are a quarter as fast as with one each.
 
@@ -202,7 +202,7 @@ def _sharing(loaded: Loaded, values: Mapping[str, Any], runs: int) -> Loaded:
     )
 
 
-def _payload(loaded: Loaded, more: Mapping[str, Any] | None = None) -> bytes:
+def payload(loaded: Loaded, more: Mapping[str, Any] | None = None) -> bytes:
     """The payload of a process of a group; `more`: further entries."""
     config = loaded.config
     code = [config.model.encoder, *(x for _, x in config.learner if isinstance(x, str))]

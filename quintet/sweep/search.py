@@ -1,0 +1,343 @@
+"""The course of a sweep: trials in batches, then the best ones again on fresh seeds."""
+
+import json
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal, final
+
+from quintet import checkpoint
+from quintet.config.layers import Layer
+from quintet.config.resolve import Loaded, resolved
+from quintet.config.saved import held_in, load_config
+from quintet.errors import CheckpointError, ConfigError
+from quintet.observe.stream import QuietStream
+from quintet.run import seed_group, seeds
+from quintet.run.seed_group import Member, Outcome
+from quintet.sweep import space
+from quintet.sweep.asked import Asked
+from quintet.sweep.space import Dimension
+from quintet.sweep.study import JOURNAL, STEPS, Study, Trial
+from quintet.sweep.watch import last_score
+from quintet.system import files, run_record
+from quintet.system.child import how_ended
+from quintet.system.inside import holder_of, run_lock
+
+TRIALS, FRESH = "trials", "fresh"
+
+_TRIES = 3  # of a trial whose process is killed
+_LEFT_S = seed_group.ORPHAN_GRACE_S + 30.0  # for processes of an earlier start to leave a folder
+
+
+@final
+@dataclass
+class Found:
+    """The result of a sweep; fresh: scores of the best trials on fresh seeds, by trial number.
+
+    options: of all trials, by dotted name, without the searched ones.
+    """
+
+    folder: Path
+    space: Sequence[Dimension]
+    metric: str
+    trials: list[Trial]
+    options: Mapping[str, Any]
+    importances: Mapping[str, float] = field(default_factory=dict)
+    fresh: dict[int, list[float]] = field(default_factory=dict)
+    status: Literal["finished", "stopped"] = "stopped"
+
+    def values(self, trial: Trial) -> dict[str, Any]:
+        """The searched options of a trial."""
+        return {one.name: one.value(trial.drawn[one.key]) for one in self.space}
+
+    @property
+    def ranked(self) -> list[Trial]:
+        """Trials that trained to their end, the best first."""
+        complete = [each for each in self.trials if each.state == "complete"]
+        return sorted(complete, key=lambda x: (-(x.score or 0.0), x.number))
+
+    @property
+    def winner(self) -> Trial | None:
+        """The trial with the best mean on fresh seeds, else the best trial."""
+        again = [each for each in self.ranked if self.fresh.get(each.number)]
+        mean = {k: sum(x) / len(x) for k, x in self.fresh.items() if x}
+        return max(again, key=lambda x: mean[x.number]) if again else next(iter(self.ranked), None)
+
+
+def sweep(asked: Asked) -> Found:
+    """Runs or continues a sweep in its folder.
+
+    Raises:
+        ConfigError: any fault of the options, or the folder holds something else.
+        CheckpointError: another process has the folder.
+    """
+    base = load_config(
+        asked.algo, asked.layers[:-1], asked.layers[-1], trust=asked.trust, beside=True
+    )
+    searched = (
+        space.given(asked.search, base.config, asked.values)
+        if asked.search
+        else [one for one in space.usual(base.config) if one.name not in asked.values]
+    )
+    if not searched:
+        raise ConfigError("--search must name an option to search, got none: give one")
+    return _Search(asked, base, searched).run()
+
+
+def folder_of(asked: Asked) -> Path:
+    """The given folder, else ``runs/sweep-ALGO-ENV``."""
+    given = asked.values.get("run_dir")
+    if given is not None:
+        return files.given_path(given)
+    name = re.sub(r"[^\w.-]+", "_", str(asked.values.get("env.id")))
+    return Path("runs").absolute() / f"sweep-{asked.algo}-{name}"
+
+
+@final
+class _Search:
+    """One start of a sweep."""
+
+    def __init__(self, asked: Asked, base: Loaded, searched: Sequence[Dimension]):
+        self.asked, self.base, self.space = asked, base, searched
+        self.folder = folder_of(asked)
+        config = base.config
+        self.metric = asked.metric or (
+            "eval/return_mean" if config.eval.episodes else "episode/return_mean"
+        )
+        self.total = config.total_env_steps
+        self.options = {k: x for k, x in asked.values.items() if k not in ("run_dir", "seed")}
+        self.interval = asked.values.get("eval.interval", max(1, self.total // STEPS))
+        self.out = QuietStream(sys.stdout)
+        self.stopped = False
+
+    def say(self, line: str) -> None:
+        self.out.write(f"{line}\n")
+        self.out.flush()
+
+    def run(self) -> Found:
+        asked = self.asked
+        held = held_in(self.folder)
+        if held and JOURNAL not in held:
+            raise ConfigError(
+                f"run_dir must be a new or empty folder, or one with a sweep, got {self.folder} "
+                f"with {', '.join(sorted(held)[:3])}: give another --run-dir"
+            )
+        with run_lock(self.folder):
+            if (self.folder / JOURNAL).is_symlink():
+                raise CheckpointError(
+                    f"{self.folder / JOURNAL} must be an ordinary file, got a link: remove it"
+                )
+            self.study = Study(self.folder, self.space)
+            self.study.require_same(
+                {
+                    "algo": asked.algo,
+                    **{name: _stored(x) for name, x in self.options.items()},
+                    "total_env_steps": self.total,
+                    "seed": self.base.config.seed,
+                    "search": [one._asdict() for one in self.space],
+                    "metric": self.metric,
+                    "sampler": asked.sampler,
+                    "pruner": asked.pruner,
+                    "jobs": asked.jobs,
+                }
+            )
+            if asked.jobs > 1:
+                self.values = resolved(self.base)[0]
+            self._trials()
+            found = Found(self.folder, self.space, self.metric, self.study.trials(), self.options)
+            found.importances = self.study.importances()
+            if not self.stopped:
+                self._again(found)
+                found.status = "stopped" if self.stopped else "finished"
+            return found
+
+    # Trials
+
+    def _trials(self) -> None:
+        """Trials in batches, until there are enough, the time is over, or the user stops them."""
+        asked, study = self.asked, self.study
+        for first in count(0, asked.jobs):
+            known = study.trials()
+            late = asked.minutes is not None and study.spent_s >= 60.0 * asked.minutes
+            if self.stopped or (late and first >= len(known)):
+                return
+            end = (
+                first + asked.jobs
+                if asked.trials is None
+                else min(first + asked.jobs, asked.trials)
+            )
+            if first >= end:
+                return
+            for _ in range(len(known), end):
+                study.begin(asked.sampler, self.base.config.seed, asked.jobs, self._usual())
+            left = [each for each in study.trials()[first:end] if each.state == "running"]
+            begin = time.monotonic()
+            for _ in range(_TRIES - 1):
+                left = self._batch(left)
+                if self.stopped or not left:
+                    break
+            else:
+                self._batch(left, last=True)
+            if not self.stopped:
+                study.spend(time.monotonic() - begin)
+
+    def _usual(self) -> dict[str, Any] | None:
+        """The draw for the values of a run by itself; None if it is not in the space."""
+        values = self.base.config.flat()
+        drawn = {one.key: one.drawn(values[one.name]) for one in self.space}
+        return None if None in drawn.values() else drawn
+
+    def _batch(self, trials: Sequence[Trial], *, last: bool = False) -> list[Trial]:
+        """Runs trials at the same time and stores how they ended; returns those whose processes
+        were killed, unless it is their last try.
+        """
+        begun: list[Trial] = []
+        members: list[Member] = []
+        for each in trials:
+            self.say(f"[{name_of(each)}] {said(self.space, each.drawn)}")
+            try:
+                loaded = self._loaded(each, self.folder / TRIALS / name_of(each))
+            except ConfigError as error:
+                self._failed(each, str(error))
+                continue
+            watch = {
+                "metric": self.metric,
+                "total": self.total,
+                "pruner": self.asked.pruner,
+                "others": self.study.others(each.number, self.asked.jobs),
+            }
+            members.append(self._member(name_of(each), loaded, {"watch": watch}))
+            begun.append(each)
+        ended = self._run("quintet.sweep.trial", members)
+        killed = []
+        for each, how in zip(begun, ended, strict=True):
+            answer = how.answer or {}
+            if answer.get("status") == "pruned":
+                self.study.end(each.number, "pruned", answer)
+            elif answer.get("status") == "finished" and answer.get("score") is not None:
+                self.study.end(each.number, "complete", answer)
+                self.say(f"[{name_of(each)}] {self.metric} {answer['score']:,.4g}")
+            elif answer.get("status") == "finished":
+                self._failed(each, f"it reported no {self.metric}: give another --metric")
+            elif "error" in answer:
+                self._failed(each, answer["error"])
+            elif _by_signal(how):
+                self.stopped = True
+            elif last:
+                assert how.status is not None
+                self._failed(each, f"its process {how_ended(how.status)} {_TRIES} times")
+            else:
+                killed.append(each)
+        return killed
+
+    def _failed(self, trial: Trial, error: str) -> None:
+        self.say(f"[{name_of(trial)}] failed: {error}")
+        self.study.end(trial.number, "fail", {"error": error})
+
+    def _run(self, module: str, members: Sequence[Member]) -> list[Outcome]:
+        for each in members:
+            assert each.folder is not None
+            self._await(each.folder)
+        return seed_group.run_members(module, members, self.asked.jobs, self.say)
+
+    def _await(self, folder: Path) -> None:
+        """Waits until the process of an earlier start, whose parent was killed, has left."""
+        until = time.monotonic() + _LEFT_S
+        while holder_of(folder) is not None and time.monotonic() < until:
+            time.sleep(0.2)
+
+    def _member(self, name: str, loaded: Loaded, more: Mapping[str, Any]) -> Member:
+        return Member(name, seeds.payload(loaded, more), loaded.config.run_dir)
+
+    def _loaded(self, trial: Trial, run_dir: Path, **more: Any) -> Loaded:
+        """The configuration of a run with the values of a trial; raises ConfigError."""
+        found = {one.name: one.value(trial.drawn[one.key]) for one in self.space}
+        found |= {"eval.interval": self.interval, "run_dir": str(run_dir), **more}
+        exact, anew = False, False
+        record = run_record.read(run_dir)
+        if self.base.config.runtime.kind != "async" and (
+            record is None or record.state != "finished"
+        ):
+            exact = True
+            anew = _only_inexact(run_dir / "checkpoints")
+        found["resume"] = "exact" if exact and not anew else "latest"
+        loaded = load_config(
+            self.asked.algo,
+            self.asked.layers,
+            Layer("sweep", found),
+            trust=self.asked.trust,
+            overwrite=anew,
+        )
+        return (
+            loaded if self.asked.jobs == 1 else seeds.sharing(loaded, self.values, self.asked.jobs)
+        )
+
+    # The best again
+
+    def _again(self, found: Found) -> None:
+        """Trains the best trials on seeds that no trial had."""
+        first = self.base.config.seed + 1
+        fresh = range(first, first + self.asked.seeds_of_best)
+        best = found.ranked[: self.asked.best] if fresh else []
+        members, runs = [], {}
+        for each in best:
+            for seed in fresh:
+                run_dir = self.folder / FRESH / name_of(each) / f"s{seed}"
+                runs[run_dir] = each
+                record = run_record.read(run_dir)
+                if record is None or record.state != "finished":
+                    loaded = self._loaded(each, run_dir, seed=seed)
+                    members.append(self._member(f"{name_of(each)}-s{seed}", loaded, {}))
+        if members:
+            self.say(
+                f"trains the best {len(best)} of {len(found.trials)} trials again, on seeds "
+                f"{', '.join(map(str, fresh))}"
+            )
+        for member, how in zip(members, self._run("quintet.run.member", members), strict=True):
+            self.stopped |= _by_signal(how)
+            if "error" in (how.answer or {}):
+                self.say(f"[{member.name}] failed: {(how.answer or {})['error']}")
+        for run_dir, each in runs.items():
+            record, score = run_record.read(run_dir), last_score(run_dir, self.metric)
+            if record is not None and record.state == "finished" and score is not None:
+                found.fresh.setdefault(each.number, []).append(score)
+
+
+def name_of(trial: Trial) -> str:
+    """Name of a trial's folder."""
+    return f"{trial.number + 1:04}"
+
+
+def said(searched: Sequence[Dimension], drawn: Mapping[str, Any]) -> str:
+    """The values of a trial in words."""
+    return ", ".join(f"{one.name}={_shown(one.value(drawn[one.key]))}" for one in searched)
+
+
+def _shown(value: Any) -> str:
+    """A value of an option, with few digits."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _stored(value: Any) -> Any:
+    """The value as JSON can hold it."""
+    return json.loads(json.dumps(value, default=str))
+
+
+def _by_signal(how: Outcome) -> bool:
+    """Whether the user's signal ended a process, or it was not started."""
+    stopped = (how.answer or {}).get("status") == "stopped"
+    return stopped or (how.answer is None and how.status in (None, 130, -15))
+
+
+def _only_inexact(checkpoints: Path) -> bool:
+    """Whether a run has checkpoints, but none from which it resumes with the same bytes."""
+    with suppress(CheckpointError):
+        if not checkpoint.any_of_run(checkpoints):
+            return False
+        return checkpoint.find(checkpoints, exact_only=True)[0] is None
+    return True

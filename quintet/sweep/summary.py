@@ -1,0 +1,100 @@
+"""Files that a sweep leaves, ``best.yaml``, ``trials.csv``, ``importance.png``, and lines for the
+terminal.
+"""
+
+import csv
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from quintet.errors import QuintetError
+from quintet.observe.intervals import iqm_interval
+from quintet.observe.plots import figure_classes, save, style_axes
+from quintet.sweep.search import TRIALS, Found, name_of, said
+from quintet.system import files
+
+_MOST_ROWS = 10
+
+
+def write(found: Found) -> list[str]:
+    """Writes the files; returns their names, and a sentence where a picture can't be drawn."""
+    wrote = ["trials.csv"]
+    files.write_whole(found.folder / "trials.csv", _csv(found).encode())
+    best = found.winner
+    if best is not None:
+        values = {**found.options, **found.values(best)}
+        files.write_whole(found.folder / "best.yaml", files.dump_yaml(values).encode())
+        wrote.append("best.yaml")
+    if found.importances:
+        try:
+            _draw(found)
+            wrote.append("importance.png")
+        except QuintetError as fault:
+            wrote.append(f"no importance.png: {fault}")
+    return wrote
+
+
+def _csv(found: Found) -> str:
+    out = io.StringIO()
+    rows = csv.writer(out)
+    names = [one.name for one in found.space]
+    rows.writerow(["trial", "state", found.metric, "fresh_seeds_mean", *names, "error"])
+    for each in found.trials:
+        values, fresh = found.values(each), found.fresh.get(each.number)
+        rows.writerow(
+            [
+                name_of(each),
+                each.state,
+                "" if each.score is None else each.score,
+                float(np.mean(fresh)) if fresh else "",
+                *(values[name] for name in names),
+                each.error,
+            ]
+        )
+    return out.getvalue()
+
+
+def _draw(found: Found) -> None:
+    figure_class, _ = figure_classes()
+    names = sorted(found.importances, key=lambda name: found.importances[name])
+    figure = figure_class(figsize=(7.0, 1.2 + 0.35 * len(names)), dpi=150)
+    figure.set_layout_engine("constrained")
+    axes: Any = figure.add_subplot()
+    axes.barh(names, [found.importances[name] for name in names], color="0.5")
+    axes.set_xlabel(f"importance for {found.metric} (PED-ANOVA), fraction")
+    style_axes(axes, "x")
+    save(figure, found.folder / "importance.png")
+
+
+def lines(found: Found) -> Iterator[str]:
+    """The best trials, how they did on fresh seeds, how many there were, and what mattered."""
+    rows = [("trial", found.metric, "fresh seeds: mean, 95% interval", "values")]
+    for each in found.ranked[:_MOST_ROWS]:
+        rows.append(
+            (
+                f"{TRIALS}/{name_of(each)}",
+                "-" if each.score is None else f"{each.score:,.4g}",
+                _interval(found.fresh.get(each.number, [])),
+                said(found.space, each.drawn),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows if len(rows) > 1 else []:
+        yield "  ".join(map(str.ljust, row, widths)).rstrip()
+    states = [each.state for each in found.trials]
+    words = {"complete": "complete", "pruned": "pruned", "fail": "failed", "running": "not ended"}
+    counts = [f"{states.count(state)} {word}" for state, word in words.items() if state in states]
+    yield f"{len(states)} trials: {', '.join(counts) or 'none'}"
+    if found.importances:
+        told = ", ".join(f"{name} {x:.2f}" for name, x in found.importances.items())
+        yield f"importance for the score: {told}"
+
+
+def _interval(scores: list[float]) -> str:
+    if not scores:
+        return "-"
+    seeds = f"{len(scores)} seed{'s' if len(scores) > 1 else ''}"
+    low, high = iqm_interval(np.array(scores))
+    return f"{np.mean(scores):,.4g} [{low:,.4g}, {high:,.4g}], {seeds}"

@@ -1,0 +1,66 @@
+"""The scores of a trial while it trains, and when it is pruned."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, final
+
+from quintet.errors import QuintetError
+from quintet.observe.metrics import by_policy
+from quintet.observe.report_files import read_metrics
+from quintet.sweep import study
+from quintet.system.files import is_number
+
+
+def score_in(report: Mapping[str, float], metric: str) -> float | None:
+    """The metric of a report, of several policies the highest; None without one."""
+    found = [own[metric] for own in by_policy(report).values() if metric in own]
+    found += [report[metric]] if metric in report else []
+    return max(found, default=None)
+
+
+def last_score(run_dir: Path, metric: str) -> float | None:
+    """The newest value of the metric in a run's reports."""
+    with suppress(QuintetError):
+        scores = (
+            score_in(each, metric) for each in reversed(read_metrics(run_dir, lambda _: None))
+        )
+        return next((x for x in scores if x is not None), None)
+    return None
+
+
+@final
+class Watch:
+    """Hears the reports of a trial; the first one of each step decides whether the trial goes on.
+
+    curve: scores by step; score: the newest.
+    """
+
+    def __init__(
+        self, metric: str, total: int, pruner: str, others: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """total: env_steps of the trial; others: see `Study.others`."""
+        self._metric, self._total = metric, total
+        self._ends, self.attrs = study.judge(pruner, others)
+        self.curve: dict[int, float] = {}
+        self.score: float | None = None
+        self.pruned = False
+
+    def reread(self, run_dir: Path) -> bool:
+        """Hears the reports of an earlier start; returns whether they ended the trial."""
+        with suppress(QuintetError):  # it has reported nothing
+            return any(self.hear(each) for each in read_metrics(run_dir, lambda _: None))
+        return False
+
+    def hear(self, report: Mapping[str, float]) -> bool:
+        """Returns whether the trial should end."""
+        score = score_in(report, self._metric)
+        if score is None or not is_number(score):
+            return False
+        self.score = float(score)
+        steps = report["env_steps"]
+        step = int(steps * study.STEPS // self._total)
+        if step > 0 and step not in self.curve:
+            self.curve[step] = self.score
+            self.pruned = self._ends(step, self.score) and steps < self._total
+        return self.pruned

@@ -1,0 +1,160 @@
+"""Whole sweeps by the command: failures, kills, the best again, refusals."""
+
+import csv
+import importlib
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+from quick import PRELOAD, begin
+from small_run import SMALL, TOY
+
+from quintet import cli
+from quintet.observe.run_summary import find_runs
+from quintet.run import seed_group
+from quintet.system.child import Child
+from quintet.system.inside import run_lock
+
+OPTIONS = [
+    word
+    for name, value in {
+        **{k: x for k, x in SMALL.items() if k != "unroll_steps"},
+        "eval.episodes": 2,
+        "total_env_steps": 1024,
+    }.items()
+    for word in (f"--{name}", json.dumps(value) if isinstance(value, tuple) else str(value))
+]
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    return ["sweep", "ppo", "--env", TOY, "--run-dir", str(folder), *OPTIONS, *more]
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    with (folder / "trials.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(autouse=True)
+def _forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials are forks of a process that has imported what they need."""
+    pytest.importorskip("optuna")
+    preload = (*PRELOAD, "quintet.sweep.watch")
+    monkeypatch.setattr(seed_group, "Child", partial(Child, preload=preload))
+
+
+SEARCH = ("--search", "learning_rate", "--search", "clip_epsilon=0.1..0.3")
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_goes_on_to_the_same_best_trial(tmp_path: Path) -> None:
+    more = (*SEARCH, "--trials", "4", "--jobs", "2", "--best", "1", "--seeds-of-best", "2")
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    with begin(["-m", "quintet", *command(killed, *more)]) as process:
+        for line in process.stdout:
+            if "[0002] ppo on" in line:
+                break
+        process.kill()
+    assert cli.main(command(killed, *more)) == 0
+    assert cli.main(command(whole, *more)) == 0
+    assert table(killed) == table(whole)
+    assert [row["state"] for row in table(whole)] == ["complete"] * 4
+    assert (killed / "best.yaml").read_text() == (whole / "best.yaml").read_text()
+
+
+def test_an_interrupted_sweep_goes_on_and_its_best_trial_is_trained_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second trial ends, but what it found is lost."""
+    from quintet.sweep.study import Study
+
+    more = (*SEARCH, "--trials", "2", "--best", "1", "--seeds-of-best", "2")
+    end, folder = Study.end, tmp_path / "a"
+
+    def dies(study: Study, number: int, *how: object) -> None:
+        if number == 1:
+            raise KeyboardInterrupt
+        end(study, number, *how)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Study, "end", dies)
+        assert cli.main(command(folder, *more)) == 130
+    capsys.readouterr()
+    assert cli.main(command(folder, *more)) == 0
+    said = capsys.readouterr().out
+    assert "[0001]" not in said
+    assert "[0002] eval/return_mean" in said
+    assert "again, on seeds 1, 2" in said
+    assert "2 seeds" in said
+    rows = table(folder)
+    assert [row["state"] for row in rows] == ["complete"] * 2
+    assert len(find_runs(folder)) == 2 + 2
+    best = max(rows, key=lambda row: float(row["eval/return_mean"]))
+    assert best["fresh_seeds_mean"]
+
+    # The same command again trains nothing; another one is refused; best.yaml is a configuration.
+    assert cli.main(command(folder, *more)) == 0
+    assert "[0" not in capsys.readouterr().out
+    assert cli.main(command(folder, *more, "--gamma", "0.9")) == 2
+    assert "gamma: the sweep has None, asked is 0.9" in capsys.readouterr().err
+    with run_lock(folder):
+        assert cli.main(command(folder, *more)) == 1
+    assert "in use by the process" in capsys.readouterr().err
+    options = ["--config", str(folder / "best.yaml"), "--run-dir", str(tmp_path / "run")]
+    assert cli.main(["config", "ppo", *options]) == 0
+    assert f"learning_rate: {best['learning_rate']}" in capsys.readouterr().out
+
+
+def test_a_trial_that_fails_is_recorded_and_the_sweep_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("--search", "unroll_steps=16,7", "--trials", "3", "--best", "0")
+    assert cli.main(command(tmp_path / "a", *more)) == 0
+    rows = table(tmp_path / "a")
+    assert {row["state"] for row in rows} == {"complete", "fail"}
+    for row in rows:
+        failed = row["unroll_steps"] == "7"
+        assert (row["state"] == "fail") == failed
+        assert ("minibatch_steps must " in row["error"]) == failed
+    assert "unroll_steps: 16" in (tmp_path / "a" / "best.yaml").read_text()
+    assert "failed: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ((), "must have an end"),
+        (("--trials", "0"), "--trials must be a whole number of at least 1"),
+        (("--trials", "2", "--resume", "latest"), "resume must be left to a sweep"),
+        (("--trials", "2", "--seeds", "1,2"), "--seeds belongs to quintet train"),
+        (("--trials", "2", "--gama", "0.9"), "did you mean 'gamma'"),
+        (("--trials", "2", "--search", "learning_rat"), "did you mean 'learning_rate'"),
+    ],
+)
+def test_wrong_words_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], said: str
+) -> None:
+    assert cli.main(command(tmp_path / "a", *more)) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_folder_of_something_else_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis.tex").touch()
+    assert cli.main(command(tmp_path, "--trials", "2")) == 2
+    assert "or one with a sweep" in capsys.readouterr().err
+
+
+def test_without_optuna_one_sentence_says_how_to_get_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("quintet.sweep")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert cli.main(command(tmp_path / "a", "--trials", "2")) == 2
+    assert 'pip install "quintet-rl[sweep]"' in capsys.readouterr().err
+    importlib.invalidate_caches()

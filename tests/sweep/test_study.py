@@ -1,0 +1,151 @@
+"""The journal: what is drawn, what a kill leaves, and when trials are pruned."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintet.errors import ConfigError, FileFault
+from quintet.sweep.space import Dimension
+
+pytest.importorskip("optuna")
+from quintet.sweep.study import JOURNAL, Study, judge
+from quintet.sweep.watch import Watch
+
+SPACE = [
+    Dimension("learning_rate", 1e-5, 1e-1, log=True),
+    Dimension("num_epochs", 1, 20, whole=True),
+    Dimension("model.activation", choices=("tanh", "relu")),
+]
+
+
+def searched(folder: Path, *, reopened: bool, order: int = 1) -> list[dict[str, Any]]:
+    """14 trials in batches of two, which end in the given order."""
+    folder.mkdir()
+    study = Study(folder, SPACE)
+    for first in range(0, 14, 2):
+        for _ in range(2):
+            study.begin("tpe", 5, 2, None)
+            if reopened:
+                study = Study(folder, SPACE)
+        for number in (first, first + 1)[::order]:
+            score = -abs(study.trials()[number].drawn["num_epochs"] - 7.0)
+            if number == 3:
+                study.end(number, "fail", {"error": "a reason"})
+            else:
+                study.end(number, "complete", {"score": score, "curve": [[1, score]]})
+    return [each.drawn for each in study.trials()]
+
+
+def test_a_reopened_study_draws_the_same_in_whatever_order_trials_end(tmp_path: Path) -> None:
+    whole = searched(tmp_path / "a", reopened=False)
+    assert searched(tmp_path / "b", reopened=True, order=-1) == whole
+    assert len({each["learning_rate"] for each in whole}) == 14
+
+
+def test_the_score_changes_what_is_drawn(tmp_path: Path) -> None:
+    drawn = []
+    for name, sign in (("a", 1.0), ("b", -1.0)):
+        (tmp_path / name).mkdir()
+        study = Study(tmp_path / name, SPACE)
+        for number in range(14):
+            study.begin("tpe", 5, 1, None)
+            rate = study.trials()[number].drawn["learning_rate"]
+            study.end(number, "complete", {"score": sign * rate})
+        drawn.append([each.drawn for each in study.trials()])
+    assert drawn[0][:10] == drawn[1][:10]
+    assert drawn[0] != drawn[1]
+
+
+def test_trials_come_back_with_their_ends(tmp_path: Path) -> None:
+    study = Study(tmp_path, SPACE)
+    first = {"learning_rate": 1e-3, "num_epochs": 4, "model.activation": "relu"}
+    for _ in range(4):
+        study.begin("random", 0, 4, first)
+    study.end(0, "complete", {"score": 2.0})
+    study.end(1, "fail", {"error": "it diverged"})
+    study.end(2, "pruned", {"curve": [[1, 0.5]], "attrs": {"rung": 1}})
+    study.spend(3.0)
+    again = Study(tmp_path, SPACE)
+    assert again.trials()[0].drawn == first
+    assert [(each.state, each.score, each.error) for each in again.trials()] == [
+        ("complete", 2.0, ""),
+        ("fail", None, "it diverged"),
+        ("pruned", 0.5, ""),
+        ("running", None, ""),
+    ]
+    assert again.spent_s == 3.0
+    assert [each["state"] for each in again.others(3, 1)] == ["COMPLETE", "FAIL", "PRUNED"]
+    assert again.others(3, 4)[0]["state"] == "RUNNING"
+
+
+def test_what_a_kill_leaves_is_mended_and_other_damage_refused(tmp_path: Path) -> None:
+    study = Study(tmp_path, SPACE)
+    study.begin("random", 0, 1, None)
+    (tmp_path / f"{JOURNAL}.lock").symlink_to(tmp_path / JOURNAL)
+    with (tmp_path / JOURNAL).open("ab") as file:
+        file.write(b'{"op_code": 4, "wor')
+    again = Study(tmp_path, SPACE)
+    again.begin("random", 0, 1, None)
+    assert len(Study(tmp_path, SPACE).trials()) == 2
+    (tmp_path / JOURNAL).write_text("x\ny\n")
+    with pytest.raises(FileFault, match=r"journal\.log must be the journal of a sweep"):
+        Study(tmp_path, SPACE)
+
+
+def test_another_sweep_is_refused_with_what_differs(tmp_path: Path) -> None:
+    Study(tmp_path, SPACE).require_same({"algo": "ppo", "seed": 0, "search": [(1, 2)]})
+    Study(tmp_path, SPACE).require_same({"algo": "ppo", "seed": 0, "search": [(1, 2)]})
+    with pytest.raises(ConfigError, match=r"seed: the sweep has 0, asked is 1"):
+        Study(tmp_path, SPACE).require_same({"algo": "ppo", "seed": 1, "search": [(1, 2)]})
+
+
+def others(count: int, score: float) -> list[dict[str, Any]]:
+    curve = [[step, score] for step in range(1, 11)]
+    return [
+        {"state": "COMPLETE", "values": [score], "curve": curve, "attrs": {}} for _ in range(count)
+    ]
+
+
+def test_the_median_ends_a_bad_trial_and_not_a_good_one() -> None:
+    for score, pruned in ((0.0, True), (9.0, False)):
+        ends, _ = judge("median", others(5, 4.0))
+        assert [ends(step, score) for step in (1, 2, 3)] == [
+            pruned and step >= 1 for step in (1, 2, 3)
+        ]
+    ends, _ = judge("none", others(5, 4.0))
+    assert not ends(5, 0.0)
+
+
+def test_hyperband_ends_trials_by_what_earlier_ones_left() -> None:
+    """Seven trials of falling scores: those that rank last at a rung end there."""
+    known: list[dict[str, Any]] = []
+    lengths = []
+    for number in range(12):
+        ends, attrs = judge("hyperband", known)
+        curve = []
+        for step in range(1, 11):
+            curve.append([step, float(-number)])
+            if ends(step, float(-number)) and step < 10:
+                break
+        lengths.append(len(curve))
+        state = "COMPLETE" if len(curve) == 10 else "PRUNED"
+        known.append({"state": state, "values": [float(-number)], "curve": curve, "attrs": attrs()})
+    assert lengths[0] == 10
+    assert min(lengths) < 10
+
+
+def test_a_trial_that_starts_again_ends_where_it_ended(tmp_path: Path) -> None:
+    lines = [
+        f'{{"env_steps": {100 * step}, "wall_s": {step}, "eval/return_mean": 0.0}}\n'
+        for step in range(1, 9)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    watch = Watch("eval/return_mean", 1000, "median", others(5, 4.0))
+    assert watch.reread(tmp_path)
+    assert list(watch.curve) == [1]
+    good = Watch("eval/return_mean", 1000, "median", others(5, -4.0))
+    assert not good.reread(tmp_path)
+    assert list(good.curve) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert not good.hear({"env_steps": 850.0, "episode/return_mean": 1.0})
+    assert good.score == 0.0
