@@ -1,7 +1,7 @@
 """State that users' code has set in this process, for other processes that make environments.
 
 They inherit the working folder, environment variables and `sys.path` in any case.
-docs/environments.md, "Other processes", lists what reaches them and what doesn't.
+docs/runtimes.md, "What other processes get", lists what reaches them and what doesn't.
 """
 
 import locale
