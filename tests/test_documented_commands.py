@@ -87,6 +87,9 @@ def shortened(words: list[str]) -> list[str]:
         # Greedy and untrained, an Atari game may go on for 27,000 steps.
         episodes = "0" if any(word.endswith("-v5") for word in words) else "1"
         return [*words, "--total-steps", str(steps), "--eval.episodes", episodes]
+    if words[0] == "sweep":
+        few = ["--trials", "2", "--best", "1", "--seeds-of-best", "1"]
+        return [*words, *few, "--total-steps", str(STEPS), "--eval.episodes", "1"]
     return [*words, "--episodes", "2"] if words[0] == "eval" else words
 
 

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from quintet import checkpoint
+from quintet.algorithms import registry
 from quintet.config.layers import Layer
 from quintet.config.resolve import Loaded, resolved
 from quintet.config.saved import held_in, load_config
 from quintet.errors import CheckpointError, ConfigError
+from quintet.observe.metrics import describe
 from quintet.observe.stream import QuietStream
 from quintet.run import seed_group, seeds
 from quintet.run.seed_group import Member, Outcome
@@ -79,6 +81,12 @@ def sweep(asked: Asked) -> Found:
     base = load_config(
         asked.algo, asked.layers[:-1], asked.layers[-1], trust=asked.trust, beside=True
     )
+    registry.declare_all()
+    if asked.metric is not None and describe(asked.metric) is None:
+        raise ConfigError(
+            f"--metric must be a metric that runs report, got {asked.metric}: docs/metrics.md "
+            "lists them"
+        )
     searched = (
         space.given(asked.search, base.config, asked.values)
         if asked.search

@@ -86,7 +86,7 @@ def lines(found: Found) -> Iterator[str]:
     states = [each.state for each in found.trials]
     words = {"complete": "complete", "pruned": "pruned", "fail": "failed", "running": "not ended"}
     counts = [f"{states.count(state)} {word}" for state, word in words.items() if state in states]
-    yield f"{len(states)} trials: {', '.join(counts) or 'none'}"
+    yield f"{len(states)} trial{'' if len(states) == 1 else 's'}: {', '.join(counts) or 'none'}"
     if found.importances:
         told = ", ".join(f"{name} {x:.2f}" for name, x in found.importances.items())
         yield f"importance for the score: {told}"

@@ -1,5 +1,6 @@
 """The journal: what is drawn, what a kill leaves, and when trials are pruned."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,20 @@ def test_a_reopened_study_draws_the_same_in_whatever_order_trials_end(tmp_path: 
     whole = searched(tmp_path / "a", reopened=False)
     assert searched(tmp_path / "b", reopened=True, order=-1) == whole
     assert len({each["learning_rate"] for each in whole}) == 14
+
+
+def test_a_trial_of_a_batch_knows_nothing_of_its_batch(tmp_path: Path) -> None:
+    """As where a sweep of an odd number of trials is given more."""
+    one_by_one = Study(tmp_path, SPACE)
+    whole = searched(tmp_path / "a", reopened=False)
+    for number in range(14):
+        one_by_one.begin("tpe", 5, 2, None)
+        score = -abs(one_by_one.trials()[number].drawn["num_epochs"] - 7.0)
+        if number == 3:
+            one_by_one.end(number, "fail", {"error": "a reason"})
+        else:
+            one_by_one.end(number, "complete", {"score": score, "curve": [[1, score]]})
+    assert [each.drawn for each in one_by_one.trials()] == whole
 
 
 def test_the_score_changes_what_is_drawn(tmp_path: Path) -> None:
@@ -85,8 +100,10 @@ def test_what_a_kill_leaves_is_mended_and_other_damage_refused(tmp_path: Path) -
     (tmp_path / f"{JOURNAL}.lock").symlink_to(tmp_path / JOURNAL)
     with (tmp_path / JOURNAL).open("ab") as file:
         file.write(b'{"op_code": 4, "wor')
+    begun = time.monotonic()
     again = Study(tmp_path, SPACE)
     again.begin("random", 0, 1, None)
+    assert time.monotonic() - begun < 20.0  # Optuna itself takes a lock away after 30 s
     assert len(Study(tmp_path, SPACE).trials()) == 2
     (tmp_path / JOURNAL).write_text("x\ny\n")
     with pytest.raises(FileFault, match=r"journal\.log must be the journal of a sweep"):
