@@ -146,6 +146,7 @@ class _Inputs:
         into: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         for k, x in enumerate(tensors):
             if k in done:
+                self._held[k] = None
                 continue
             # Inference tensors do not count their changes.
             version = x._version if self._kept[k] and not x.is_inference() else -1

@@ -53,22 +53,29 @@ class StepCost(NamedTuple):
 
 @final
 class _Clocks(NamedTuple):
-    """Wall time, CPU time of this process, and this thread's time in the run queue, in seconds."""
+    """This thread's time in the run queue, CPU time of this process, and wall time, in seconds."""
 
-    wall_s: float
-    busy_s: float
     delayed_s: float
+    busy_s: float
+    wall_s: float
 
     @classmethod
-    def now(cls) -> Self:
-        return cls(perf_counter(), process_time(), own_delay_s())
+    def at_begin(cls) -> Self:
+        """Reads what is subtracted first: if the thread loses its core between two readings, the
+        step seems to have slept for less, and not for more."""
+        return cls(own_delay_s(), process_time(), perf_counter())
+
+    @classmethod
+    def at_end(cls) -> Self:
+        wall_s, busy_s = perf_counter(), process_time()
+        return cls(own_delay_s(), busy_s, wall_s)
 
     def cost_since(self, begin: "_Clocks", num_streams: int) -> StepCost:
         """The cost of a step of each stream since `begin`, without the effect of other load.
 
         Its memory is at most this process's.
         """
-        wall_s, busy_s, delayed_s = (now - then for now, then in zip(self, begin, strict=True))
+        delayed_s, busy_s, wall_s = (now - then for now, then in zip(self, begin, strict=True))
         slept_s = max(0.0, wall_s - busy_s - delayed_s)
         memory_bytes = int(psutil.Process().memory_info().rss)
         each_s = (busy_s + slept_s) / num_streams
@@ -164,9 +171,9 @@ class SpreadEnv:
         self._env.send(action)
 
     def _recv(self, out: StepRow) -> None:
-        begin = _Clocks.now()
+        begin = _Clocks.at_begin()
         self._env.recv(out)
-        took = _Clocks.now()
+        took = _Clocks.at_end()
         self._seen.append(_row_bytes(out))
         cost = took.cost_since(begin, self.num_streams)
         groups = self._how.num_groups

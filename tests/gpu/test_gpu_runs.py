@@ -51,6 +51,16 @@ def test_a_run_has_the_cpus_weights_and_no_race() -> None:
     assert here.phases["run"].counts.launches == 0
 
 
+def test_slow_steps_stay_in_this_process(tmp_path: Path) -> None:
+    """Any step may be slow on a busy machine; environments of tests count what all of them do."""
+    from run_helpers import Trouble
+
+    own = {"unroll_steps": 4, "minibatch_steps": 32, "num_epochs": 1, "runtime.device": "cuda"}
+    config = PPO | own | {"env.kwargs": {"kind": "slow", "after": 0}}
+    quintet.train("ppo", Trouble, 32, 1, tmp_path / "run", config)
+    assert "processes step" not in (tmp_path / "run" / "log.txt").read_text()
+
+
 @pytest.mark.slow
 def test_runs_go_on_on_another_device(tmp_path: Path) -> None:
     found = []

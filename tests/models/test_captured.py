@@ -100,6 +100,31 @@ def test_rows_of_several_minibatches_are_copied_once(monkeypatch: pytest.MonkeyP
     assert copied.count(150) == 2
 
 
+def in_one_block(value: float) -> Batch:
+    """A batch whose tensors fill one block of memory."""
+    block = torch.zeros(5, dtype=torch.int64)
+    x = block.view(torch.float32)[:6].view(2, 3)
+    block[3:] = torch.arange(2)
+    return Batch(Rows(x.fill_(value)), block[3:])
+
+
+def test_what_a_block_has_replaced_is_copied_again() -> None:
+    _, graph = made()
+    apart, rate = Batch(Rows(torch.ones(2, 3)), torch.arange(2)), torch.tensor(0.0)
+    given = in_one_block(2.0), apart, in_one_block(3.0), apart
+    assert [graph(batch, rate).total.item() for batch in given] == [12, 6, 18, 6]
+
+
+def test_another_tensor_in_the_place_of_a_freed_one_is_copied() -> None:
+    _, graph = made()
+    index, rate = torch.arange(2), torch.tensor(0.0)
+    for value in range(1, 9):  # Python and PyTorch give the memory of the last one again
+        batch = Batch(Rows(torch.full((2, 3), float(value))), index)
+        total = graph(batch, rate).total
+        del batch
+        assert total == 6 * value
+
+
 def test_what_changes_behind_pytorch_is_copied() -> None:
     for mode in (torch.inference_mode, torch.enable_grad):
         _, graph = made(kept=())

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,46 @@ OPTIONS: list[dict[str, Any]] = [
     {"frame_stack": 3, "reward_clip": "abs_one"},
     {"observe_last": True, "success": "reward>101"},
 ]
+
+
+class Clocks:
+    """Of a thread that loses its core for 20 ms after one of the readings."""
+
+    def __init__(self, lost_after: int) -> None:
+        self.s = {"wall": 0.0, "busy": 0.0, "delayed": 0.0}
+        self.lost_after, self.readings = lost_after, 0
+
+    def read(self, name: str) -> float:
+        found = self.s[name]
+        self.readings += 1
+        if self.readings == self.lost_after:
+            self.pass_(20 * MS, "wall", "delayed")
+        return found
+
+    def pass_(self, seconds: float, *names: str) -> None:
+        for name in names:
+            self.s[name] += seconds
+
+
+@pytest.mark.parametrize("lost_after", range(1, 7))
+def test_a_thread_that_loses_its_core_between_readings_did_not_wait(
+    lost_after: int, closing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocks, costs = Clocks(lost_after), list[StepCost]()
+
+    class Computes(Slow):
+        def step(self, action):
+            clocks.pass_(1 * MS, "wall", "busy")
+            return super().step(action)
+
+    made = closing(make_streams(resolved(lambda: Computes(0.0), 4), 4, Spreading()))
+    names = {"perf_counter": "wall", "process_time": "busy", "own_delay_s": "delayed"}
+    for name, clock in names.items():
+        monkeypatch.setattr(spread, name, partial(clocks.read, clock))
+    monkeypatch.setattr(spread, "best_num_processes", lambda cost, *_: costs.append(cost) or 1)
+    rows_of(made, 2, restarts=1)
+    assert clocks.readings == 6
+    assert [(cost.computes, round(cost.seconds, 6)) for cost in costs] == [(True, 1 * MS)]
 
 
 @pytest.mark.parametrize("options", OPTIONS)

@@ -17,7 +17,11 @@ def main() -> None:
     import pytest
     import torch
 
+    from quintet.runtime import spread
+
     torch.set_num_threads(1)
+    # As `clocks_move_no_environments` of tests/conftest.py, which is not in place here.
+    pytest.MonkeyPatch().setattr(spread, "best_num_processes", lambda *_: 1)
     pipe = Connection(int(sys.argv[1]))
     while True:
         try:
