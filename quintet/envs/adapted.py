@@ -323,8 +323,17 @@ class AdaptedVectorEnv:
         return fault_of(who, cause or Unfit(what), what)
 
 
+def stated_autoreset(env: Any) -> Any:
+    """What a vector environment says of its autoreset mode; None: nothing."""
+    metadata = getattr(env, "metadata", None) or {}
+    # One dict of all classes that have none of their own; ALE's environments write into it.
+    if metadata is GymVectorEnv.metadata:
+        return getattr(env.unwrapped, "autoreset_mode", None)
+    return metadata.get("autoreset_mode")
+
+
 def _autoreset_mode(env: GymVectorEnv[Any, Any, Any], env_id: str) -> AutoresetMode:
-    mode = env.metadata.get("autoreset_mode")
+    mode = stated_autoreset(env)
     try:
         return mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
     except ValueError:

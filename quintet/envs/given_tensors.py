@@ -22,6 +22,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
+from quintet.envs.adapted import stated_autoreset
 from quintet.envs.other_apis import Unfit, require_spaces, step_parts
 from quintet.envs.success import key_of
 from quintet.envs.tensor import (
@@ -246,7 +247,8 @@ def _library_of(obs: Any) -> Any:
 
 def _autoreset(env: Any, env_id: str) -> AutoresetMode:
     """The moment at which the environment resets itself."""
-    mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode", AutoresetMode.SAME_STEP)
+    mode = stated_autoreset(env)
+    mode = AutoresetMode.SAME_STEP if mode is None else mode
     try:
         mode = mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
     except ValueError:

@@ -140,6 +140,14 @@ class OldRsl(Rsl):
 ALL = [Isaac, OwnSpaces, ManiSkill, Arrays, Rsl, OldRsl]
 
 
+def test_another_environments_autoreset_mode_is_not_taken(monkeypatch) -> None:
+    """ALE's vector environments write theirs into the metadata that all classes share."""
+    shared = gymnasium.vector.VectorEnv.metadata
+    monkeypatch.setitem(shared, "autoreset_mode", AutoresetMode.NEXT_STEP)
+    assert ManiSkill().metadata is shared
+    assert adapted(ManiSkill(), "theirs", None).autoreset == AutoresetMode.SAME_STEP
+
+
 @pytest.mark.parametrize("kind", ALL)
 def test_rows_are_those_of_the_counting_environment(kind) -> None:
     env = kind()

@@ -239,11 +239,13 @@ def test_a_replay_of_every_stream_requires_equal_shares():
 
 
 def test_each_agent_is_played_by_its_own_policy_in_evaluations(monkeypatch: pytest.MonkeyPatch):
-    policies: Any = [SimpleNamespace(player=f"actor {k}", threads=1) for k in range(3)]
+    policies: Any = [
+        SimpleNamespace(player_on=lambda device, k=k: f"actor {k}", threads=1) for k in range(3)
+    ]
     config: Any = SimpleNamespace(
         eval=SimpleNamespace(episodes=3, greedy=True, max_steps=None),
         population=SimpleNamespace(assignment="agent"),
-        runtime=SimpleNamespace(worker_timeout_s=1.0),
+        runtime=SimpleNamespace(worker_timeout_s=1.0, inference="local"),
     )
     found: list[How] = []
 
