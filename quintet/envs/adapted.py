@@ -324,7 +324,7 @@ class AdaptedVectorEnv:
 
 
 def stated_autoreset(env: Any) -> Any:
-    """What a vector environment says of its autoreset mode; None: nothing."""
+    """The autoreset mode that a vector environment states; None: it states none."""
     metadata = getattr(env, "metadata", None) or {}
     # One dict of all classes that have none of their own; ALE's environments write into it.
     if metadata is GymVectorEnv.metadata:
