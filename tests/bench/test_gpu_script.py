@@ -168,6 +168,7 @@ def test_differences_count_large_numbers_by_their_size() -> None:
     assert told["where"] == "w"
 
 
+@pytest.mark.slow
 def test_the_whole_command_measures_on_the_cpu(tmp_path: Path) -> None:
     parts = ["equality:ddpg", "steps:appo CartPole"]
     command = ["--device", "cpu", "--each", "1", "--to", str(tmp_path / "gpu.json")]
