@@ -87,10 +87,6 @@ def _evaluate(
     ] = "cpu",
     trust: Annotated[bool, arg(help=TRUST_HELP)] = False,
 ) -> None:
-    if run is None:
-        raise ConfigError(
-            "quintet eval must get a run, got none: quintet eval RUN [--episodes N] ..."
-        )
     if random and stochastic:
         raise ConfigError("--stochastic has no effect with --random: leave one of them out")
     policy, other = _loaded(run, checkpoint, encoder, against, trust)
@@ -131,9 +127,13 @@ def _steps(text: str) -> int | str | None:
 
 
 def _loaded(
-    run: str, checkpoint: str, encoder: str | None, against: str | None, trust: bool
+    run: str | None, checkpoint: str, encoder: str | None, against: str | None, trust: bool
 ) -> "tuple[Policy, Policy | Literal['random'] | None]":
-    """The policy, and its opponent."""
+    """The policy, and its opponent; raises ConfigError without a run."""
+    if run is None:
+        raise ConfigError(
+            "quintet eval must get a run, got none: quintet eval RUN [--episodes N] ..."
+        )
     from quintet.checkpoint import none_at
 
     if not given_path(run).exists():

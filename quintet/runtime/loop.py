@@ -1,7 +1,7 @@
 """The training loop: collect, update, publish, and write checkpoints when due."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, Self, final
 
@@ -230,11 +230,7 @@ def run(
         try:
             with OwnTorch():
                 try:
-                    for rollout, before in _rollouts(batch, replay, counters, timer):
-                        newest.append((learner.updates, rollout))
-                        learner.update(to_device(rollout, device), before)
-                    if device.type != "cpu":
-                        learner.publication()  # finds a NaN as long as its batch is there
+                    _learn(learner, device, _rollouts(batch, replay, counters, timer), newest)
                 except NonFiniteError as error:
                     hooks.diverged(batch.policy, error)
                     replaced = True
@@ -282,6 +278,24 @@ def _cause(error: NonFiniteError, newest: Recent) -> Rollout:
     if error.update is None:
         return last
     return next((x for before, x in reversed(newest) if before < error.update), last)
+
+
+def _learn(
+    learner: Learner,
+    device: torch.device,
+    rollouts: Iterable[tuple[Rollout, int]],
+    newest: Recent,
+) -> None:
+    """Updates the learner on its device with each of the rollouts, which are added to `newest`.
+
+    Raises:
+        NonFiniteError: a loss, a gradient's norm or a weight is not finite.
+    """
+    for rollout, before in rollouts:
+        newest.append((learner.updates, rollout))
+        learner.update(to_device(rollout, device), before)
+    if device.type != "cpu":
+        learner.publication()  # finds a NaN as long as its batch is there
 
 
 def _rollouts(
