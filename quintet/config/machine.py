@@ -101,10 +101,10 @@ def _compile(config: RunConfig, model: ModelConfig, spaces: Spaces, device: str)
             f"updates, got others: {compiler_fault()}, or begin another run with "
             "--runtime.compile off (a run that began compiled stays so)"
         )
-    if runtime.compile == "on" and on_cuda and (lacking := cuda_compiler_fault()):
+    if runtime.compile == "on" and on_cuda and (fault := cuda_compiler_fault()):
         raise ConfigError(
             "runtime.compile=on must have what PyTorch compiles for a GPU with, got a machine "
-            f"without it: {lacking}, or begin another run with --runtime.compile graph, which "
+            f"without it: {fault}, or begin another run with --runtime.compile graph, which "
             "needs none of it"
         )
     if runtime.compile != "off" and not model.traits.one_graph:

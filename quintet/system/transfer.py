@@ -19,8 +19,8 @@ K = TypeVar("K")
 _ALIGNMENT = 16
 """Bytes, of which the place of a tensor on a GPU is a multiple, as fast kernels need it."""
 
-
 _LARGE_BYTES = 2**20
+"""Bytes from which PyTorch, with several threads, copies a tensor into a block, not NumPy."""
 
 
 def sent(x: Tensor, device: torch.device) -> Tensor:
@@ -37,6 +37,11 @@ def places_of(mask: Tensor, device: torch.device) -> Tensor:
     on the CPU.
     """
     return sent(mask.flatten().nonzero().squeeze(1), device)
+
+
+def rows_at(x: Tensor, places: Tensor) -> Tensor:
+    """The rows ``[N, ...]`` at these places among all of a tensor ``[T, B, ...]``, copied."""
+    return x.flatten(0, 1).index_select(0, places)
 
 
 @final
@@ -58,7 +63,7 @@ class Use:
 
     def take(self, x: Tensor) -> Tensor:
         """The rows ``[N, ...]`` of a tensor ``[T, B, ...]``, copied."""
-        return x.flatten(0, 1).index_select(0, self.places)
+        return rows_at(x, self.places)
 
 
 def page_locked(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -213,7 +218,7 @@ class _Layout(NamedTuple):
             into: Any = np.ndarray(given.shape, given.dtype, block, place)
             if given.nbytes < _LARGE_BYTES:
                 into[...] = given
-            else:  # which it copies with several threads
+            else:
                 torch.from_numpy(into).copy_(torch.from_numpy(given))
         return memory
 

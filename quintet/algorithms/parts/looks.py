@@ -18,7 +18,7 @@ from quintet.models.build import ActorCritic
 from quintet.ops.discrete import Bernoulli, Categorical
 from quintet.ops.distributions import Family, leaf_families
 from quintet.ops.gaussian import DiagGaussian
-from quintet.system.transfer import places_of
+from quintet.system.transfer import places_of, rows_at
 from quintet.types import Obs, Publication, Rollout, State
 
 DISTRIBUTION = (
@@ -102,7 +102,7 @@ class Looks:
                 past = self._past
                 then = self._forward(batch, use, past.network, past.normalizer)
                 now = self._forward(batch, use, self.network, self.normalize)
-                self._add_changes(_rows(batch.action, use), then, now)
+                self._add_changes(rows_at(batch.action, use), then, now)
                 self._waits_for = None
             elif version[valid].min() > self._waits_for:  # it never acted
                 self._waits_for = None
@@ -114,9 +114,9 @@ class Looks:
         self.interval.add(distribution_statistics(self.family, now.params))
         if self.make_past is None:
             record = batch.record
-            value = _rows(record["value"], use) if "value" in record else None
-            then = PolicyAndValue(_rows(record["params_mu"], use), value)
-            self._add_changes(_rows(batch.action, use), then, now)
+            value = rows_at(record["value"], use) if "value" in record else None
+            then = PolicyAndValue(rows_at(record["params_mu"], use), value)
+            self._add_changes(rows_at(batch.action, use), then, now)
             return
         if self._waits_for is not None:
             return
@@ -154,11 +154,6 @@ class Looks:
         params, value, _ = network(normalize(obs), state, batch.is_first[:-1].flatten())
         kept = value.index_select(0, use) if isinstance(network, ActorCritic) else None
         return PolicyAndValue(masked(self.family, params, obs).index_select(0, use), kept)
-
-
-def _rows(x: Tensor, places: Tensor) -> Tensor:
-    """The rows at these places ``[N]`` among those of ``[T, B, ...]``."""
-    return x.flatten(0, 1).index_select(0, places)
 
 
 @torch.no_grad()

@@ -37,6 +37,7 @@ from quintet.system.core_time import CoreWaits
 from quintet.types import LearnerState, Rollout, TensorSpec
 
 POLL_EVERY_S = 1e-4
+"""Seconds between two looks at whether the other learners still read a batch."""
 
 _FIND_S = 5.0
 """Longest time from a failed exchange until the failed process is found."""

@@ -196,7 +196,7 @@ class FrameStacks:
             frames[origins.whole] = origins.frames
         return torch.from_numpy(frames.reshape(*place.shape, *self._spec.shape))
 
-    def origins(self, stream: Numbers, number: Numbers, place: Numbers) -> "Origins":
+    def origins(self, stream: Numbers, number: Numbers, place: Numbers) -> Origins:
         """The pictures that the frames of these rows are made of."""
         held = self._depth[place]
         depth = held.astype(np.int64)[..., None]
