@@ -35,6 +35,7 @@ from quintet.envs.tensor import (
 from quintet.envs.vector import EnvDescription
 from quintet.errors import ConfigError
 from quintet.spaces import Keys, Space, leaf_keys, stored_spaces
+from quintet.system.transfer import sent
 from quintet.types import Obs
 
 _FINAL = ("final_obs", "final_observation")
@@ -192,7 +193,7 @@ def _flat(x: Any) -> Tensor:
 
 def _reader(space: Space) -> Callable[[Any], Obs]:
     """A function from observations of the space to leaves by path, counted from 0."""
-    leaves = leaf_keys(space)
+    leaves = {path: (keys, _start(leaf)) for path, (keys, leaf) in leaf_keys(space).items()}
 
     def read(obs: Any) -> Obs:
         return {path: _leaf(obs, *found) for path, found in leaves.items()}
@@ -200,18 +201,17 @@ def _reader(space: Space) -> Callable[[Any], Obs]:
     return read
 
 
-def _leaf(obs: Any, keys: Keys, leaf: Space) -> Tensor:
+def _leaf(obs: Any, keys: Keys, start: Tensor | None) -> Tensor:
     for key in keys:
         obs = obs[key]
     x = as_tensor(obs)
-    start = _start(leaf)
-    return x if start is None else x - torch.as_tensor(start, device=x.device)
+    return x if start is None else x - sent(start, x.device)
 
 
-def _start(leaf: Space) -> Any:
+def _start(leaf: Space) -> Tensor | None:
     """The number from which values of a leaf count; None: 0."""
     if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete) and np.any(leaf.start):
-        return leaf.start
+        return torch.as_tensor(leaf.start)
     return None
 
 
@@ -227,7 +227,7 @@ def _packer(space: Space, env_id: str, library: Any) -> Callable[[Tensor], Any]:
     def packed(action: Tensor) -> Any:
         action = action.view(-1, *shape)
         if start is not None:
-            action = action + torch.as_tensor(start, device=action.device)
+            action = action + sent(start, action.device)
         return action if library is None else library.from_dlpack(action)
 
     return packed

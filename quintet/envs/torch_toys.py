@@ -140,6 +140,7 @@ class Pendulum:
         self.description = _described(name, max_episode_steps)
         self._state = torch.zeros(num_streams, 2, device=self.device)
         self._range = torch.tensor([math.pi, 1.0], device=self.device)
+        self._never = torch.zeros_like(self._streams.over)
 
     def restart(self, seed: int) -> Obs:
         self._streams.restart(seed)
@@ -161,8 +162,7 @@ class Pendulum:
         faster = (speed + (15.0 * angle.sin() + 3.0 * torque) * 0.05).clamp(-8.0, 8.0)
         after = torch.stack((angle + 0.05 * faster, faster), 1)
         self._state.copy_(torch.where(self._streams.over.unsqueeze(1), self._begun(), after))
-        never = torch.zeros_like(self._streams.over)
-        return TensorStep(self._obs(), *self._streams.ends(-cost, never))
+        return TensorStep(self._obs(), *self._streams.ends(-cost, self._never))
 
 
 @final

@@ -210,7 +210,7 @@ class DeviceRows:
         step = rows.step(out.env_action.clone())
         for name, x in step._asdict().items():
             self._memory[name][row] = x
-        self._first.copy_(~step.valid)
+        torch.logical_not(step.valid, out=self._first)
         if rollout.return_carry is not None:
             assert self.plan.return_discount is not None
             self._carry.mul_(self.plan.return_discount).add_(step.reward)
