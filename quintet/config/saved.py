@@ -299,8 +299,13 @@ def find_run_dir(algo: str, asked: Mapping[str, Any]) -> Path | None:
         return _folder(asked["run_dir"])
     if "env.id" not in asked:
         return None
-    name = re.sub(r"[^\w.-]+", "_", str(asked["env.id"]))
+    name = name_in_folder(asked["env.id"])
     return Path("runs").absolute() / f"{algo}-{name}-s{asked.get('seed', 0)}"
+
+
+def name_in_folder(env_id: Any) -> str:
+    """The environment's name with ``_`` for what a folder's name should not have."""
+    return re.sub(r"[^\w.-]+", "_", str(env_id))
 
 
 def _told(differ: Iterable[tuple[str, Any, Any]]) -> list[str]:

@@ -1,7 +1,5 @@
 """The course of a sweep: trials in batches, then the best ones again on fresh seeds."""
 
-import json
-import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +13,7 @@ from quintet import checkpoint
 from quintet.algorithms import registry
 from quintet.config.layers import Layer
 from quintet.config.resolve import Loaded, resolved
-from quintet.config.saved import held_in, load_config
+from quintet.config.saved import held_in, load_config, name_in_folder
 from quintet.errors import CheckpointError, ConfigError
 from quintet.observe.metrics import describe
 from quintet.observe.stream import QuietStream
@@ -102,7 +100,7 @@ def folder_of(asked: Asked) -> Path:
     given = asked.values.get("run_dir")
     if given is not None:
         return files.given_path(given)
-    name = re.sub(r"[^\w.-]+", "_", str(asked.values.get("env.id")))
+    name = name_in_folder(asked.values.get("env.id"))
     return Path("runs").absolute() / f"sweep-{asked.algo}-{name}"
 
 
@@ -144,7 +142,7 @@ class _Search:
             self.study.require_same(
                 {
                     "algo": asked.algo,
-                    **{name: _stored(x) for name, x in self.options.items()},
+                    **self.options,
                     "total_env_steps": self.total,
                     "seed": self.base.config.seed,
                     "search": [one._asdict() for one in self.space],
@@ -266,13 +264,11 @@ class _Search:
         """The configuration of a run with the values of a trial; raises ConfigError."""
         found = {one.name: one.value(trial.drawn[one.key]) for one in self.space}
         found |= {"eval.interval": self.interval, "run_dir": str(run_dir), **more}
-        exact, anew = False, False
         record = run_record.read(run_dir)
-        if self.base.config.runtime.kind != "async" and (
+        exact = self.base.config.runtime.kind != "async" and (
             record is None or record.state != "finished"
-        ):
-            exact = True
-            anew = _only_inexact(run_dir / "checkpoints")
+        )
+        anew = exact and _only_inexact(run_dir / "checkpoints")
         found["resume"] = "exact" if exact and not anew else "latest"
         loaded = load_config(
             self.asked.algo,
@@ -329,11 +325,6 @@ def said(searched: Sequence[Dimension], drawn: Mapping[str, Any]) -> str:
 def _shown(value: Any) -> str:
     """A value of an option, with few digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _stored(value: Any) -> Any:
-    """The value as JSON can hold it."""
-    return json.loads(json.dumps(value, default=str))
 
 
 def _by_signal(how: Outcome) -> bool:

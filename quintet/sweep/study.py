@@ -90,7 +90,7 @@ class Study:
         """Stores what the user asked in a new journal; raises ConfigError where an older one has
         other values.
         """
-        now = json.loads(json.dumps(said))
+        now = json.loads(json.dumps(said, default=str))  # as JSON can hold it
         was = self._study.user_attrs.get(_SAID)
         if was is None:
             self._study.set_user_attr(_SAID, now)
@@ -251,7 +251,7 @@ def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
 
 def _pruner(name: str) -> optuna.pruners.BasePruner:
     if name == "median":
-        return optuna.pruners.MedianPruner(n_startup_trials=_LEAST_TRIALS, n_warmup_steps=1)
+        return optuna.pruners.MedianPruner(n_startup_trials=_LEAST_TRIALS)
     if name == "hyperband":
         return optuna.pruners.HyperbandPruner(min_resource=1, max_resource=STEPS)
     return optuna.pruners.NopPruner()

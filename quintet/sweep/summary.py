@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from quintet.errors import QuintetError
-from quintet.observe.intervals import iqm_interval
+from quintet.observe.intervals import bootstrap_band
 from quintet.observe.plots import figure_classes, save, style_axes
 from quintet.sweep.search import TRIALS, Found, name_of, said
 from quintet.system import files
@@ -95,6 +95,7 @@ def lines(found: Found) -> Iterator[str]:
 def _interval(scores: list[float]) -> str:
     if not scores:
         return "-"
-    seeds = f"{len(scores)} seed{'s' if len(scores) > 1 else ''}"
-    low, high = iqm_interval(np.array(scores))
-    return f"{np.mean(scores):,.4g} [{low:,.4g}, {high:,.4g}], {seeds}"
+    if len(scores) == 1:
+        return f"{scores[0]:,.4g}, 1 seed"
+    (low,), (high,) = bootstrap_band(np.array(scores)[:, None])
+    return f"{np.mean(scores):,.4g} [{low:,.4g}, {high:,.4g}], {len(scores)} seeds"
