@@ -259,7 +259,7 @@ def _threads(where: Where) -> None:
 
 def _compile(where: Where) -> None:
     said: list[str] = []
-    where.monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/g++")
+    where.monkeypatch.setattr(shutil, "which", lambda _, **__: "/usr/bin/g++")
     where.monkeypatch.setattr(
         RuntimeConfig, "compute", property(lambda self: said.append(self.compile) or PLAIN)
     )
