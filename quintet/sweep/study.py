@@ -68,7 +68,7 @@ class Study:
         """Raises FileFault if the journal is damaged."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space = {one.key: _distribution(one) for one in space}
-        path = folder / JOURNAL
+        self._path = path = folder / JOURNAL
         _mend(path)
         try:
             self._storage = JournalStorage(JournalFileBackend(str(path)))
@@ -80,15 +80,12 @@ class Study:
                 load_if_exists=True,
             )
             self._id = self._storage.get_study_id_from_name(_NAME)
-        except (ValueError, KeyError, TypeError, AssertionError) as error:
-            raise FileFault(
-                f"{path} must be the journal of a sweep, got a damaged one "
-                f"({type(error).__name__}: {error}): give another --run-dir"
-            ) from error
+        except (ValueError, LookupError, TypeError, AssertionError) as error:
+            raise _damaged(path, f"{type(error).__name__}: {error}") from error
 
     def require_same(self, said: Mapping[str, Any]) -> None:
         """Stores what the user asked in a new journal; raises ConfigError where an older one has
-        other values.
+        other values, FileFault where its trials are not of that space.
         """
         now = json.loads(json.dumps(said, default=str))  # as JSON can hold it
         was = self._study.user_attrs.get(_SAID)
@@ -105,6 +102,9 @@ class Study:
                 + "\n".join(f"  - {line}" for line in differ)
                 + "\ngive another --run-dir, or the same command to go on"
             )
+        for each in self._frozen():
+            if each.distributions != self._space:
+                raise _damaged(self._path, f"trial {each.number} is of another space")
 
     @property
     def spent_s(self) -> float:
@@ -255,6 +255,12 @@ def _pruner(name: str) -> optuna.pruners.BasePruner:
     if name == "hyperband":
         return optuna.pruners.HyperbandPruner(min_resource=1, max_resource=STEPS)
     return optuna.pruners.NopPruner()
+
+
+def _damaged(path: Path, how: str) -> FileFault:
+    return FileFault(
+        f"{path} must be the journal of a sweep, got a damaged one ({how}): give another --run-dir"
+    )
 
 
 def _mend(path: Path) -> None:

@@ -117,6 +117,17 @@ def test_another_sweep_is_refused_with_what_differs(tmp_path: Path) -> None:
         Study(tmp_path, SPACE).require_same({"algo": "ppo", "seed": 1, "search": [(1, 2)]})
 
 
+def test_a_trial_of_another_space_is_refused(tmp_path: Path) -> None:
+    study = Study(tmp_path, SPACE)
+    study.require_same({"algo": "ppo"})
+    study.begin("random", 0, 1, None)
+    Study(tmp_path, SPACE).require_same({"algo": "ppo"})
+    held = (tmp_path / JOURNAL).read_text()
+    (tmp_path / JOURNAL).write_text(held.replace("tanh", "tahn"))
+    with pytest.raises(FileFault, match=r"damaged one \(trial 0 is of another space\)"):
+        Study(tmp_path, SPACE).require_same({"algo": "ppo"})
+
+
 def others(count: int, score: float) -> list[dict[str, Any]]:
     curve = [[step, score] for step in range(1, 11)]
     return [
