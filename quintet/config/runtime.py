@@ -178,16 +178,19 @@ class RuntimeConfig(Options):
 
     @property
     def compute(self) -> "Compute":
-        """Threads and precision of the learner; for resolved configurations."""
+        """Precision and graphs of the learner, and the device to which it publishes; for resolved
+        configurations.
+        """
         from quintet.algorithms.parts.setup import Compute
 
         assert self.precision != "auto"
         graph = self.compile == "graph" and self.device.startswith("cuda")
-        return Compute(self.precision, self.compile == "on", graph=graph)
+        act_on = self.actor_compute.act_on
+        return Compute(self.precision, self.compile == "on", act_on=act_on, graph=graph)
 
     @property
     def actor_compute(self) -> "Compute":
-        """Threads and precision of actors, and their device where no server acts; for resolved
+        """Precision and graphs of actors, and their device where no server acts; for resolved
         configurations.
         """
         from quintet.algorithms.parts.setup import Compute

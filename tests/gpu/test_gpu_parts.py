@@ -7,7 +7,7 @@ import pytest
 import runs
 import standin
 import torch
-from cases import CUDA, case_of
+from cases import CUDA, case_of, learner_on
 from conformance import STREAMS
 
 import quintet
@@ -43,6 +43,26 @@ def test_a_mix_of_policies_acts_without_waits() -> None:
         assert counts.waits == 0, counts.lines()
         found[device] = [x.cpu() for x in (out.action, *out.record.values(), *state.values())]
     assert all(torch.equal(x, y) for x, y in zip(*found.values(), strict=True))
+
+
+def test_a_publication_is_fetched_once_and_again_when_a_tensor_has_changed() -> None:
+    """Actors on the CPU need copies; without an update, statistics alone may change."""
+    learner = learner_on(case_of("ppo", "normalised"), CUDA)
+    first = learner.publication().tensors
+    with standin.counting() as counts:
+        again = learner.publication().tensors
+    assert counts.waits == 0, counts.lines()
+    assert all(x.is_cpu and torch.equal(x, again[name]) for name, x in first.items())
+    mean = learner.normalizers.observations.moments[0].mean
+    with torch.no_grad():
+        mean.add_(1.0)
+    with standin.counting() as counts:
+        changed = learner.publication().tensors
+    assert counts.waits == 1, counts.lines()
+    name = "normalizer/moments.0.mean"
+    assert torch.equal(changed[name], first[name] + 1.0)
+    own = learner_on(case_of("ppo", "normalised"), CUDA, compute=Compute(act_on="cuda"))
+    assert all(x.is_cuda for x in own.publication().tensors.values())
 
 
 def test_the_maximum_over_a_grid_and_its_gradient() -> None:

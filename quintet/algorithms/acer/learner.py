@@ -274,7 +274,7 @@ class ACERLearner:
         else:
             self.fresh_updates += 1
             if self.looks.at_work:
-                self.looks.after(self.ranks.whole(batch), self.publication)
+                self.looks.after(self.ranks.whole(batch), self.version, self.trained.current)
         self.version += 1
         self.trained.fold_when_due()
 

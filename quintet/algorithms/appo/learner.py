@@ -282,9 +282,9 @@ class APPOLearner:
             )
         passes = {"optim/epochs": epoch + 1.0, "optim/skipped_minibatches": float(self.skipped)}
         trained.interval.add_numbers(passes)
-        trained.fold()
+        trained.end_update()
         self.normalizers.merge(batch)
-        self.looks.after(batch, self.publication)
+        self.looks.after(batch, self.version, trained.current)
 
     # From a batch to minibatches
 
@@ -375,6 +375,7 @@ class APPOLearner:
 
     def metrics(self) -> dict[str, float]:
         self.looks.begin()
+        self.trained.fold()
         values = metrics.finished(self.trained)
         values["optim/learning_rate"] = self.learning_rate
         return values | self.normalizers.metrics()

@@ -374,7 +374,8 @@ class DDPGLearner:
         return {PARAM_SCALE: self.param_scale, **self.warmup.published()}
 
     def publication(self) -> Publication:
-        return Publication(self.version, self.trained.published() | self._for_actors())
+        tensors = self.trained.published({PARAM_SCALE: self.param_scale})
+        return Publication(self.version, tensors | self.warmup.published())
 
     def weights(self) -> dict[str, Tensor]:
         return self.trained.weights() | self._for_actors()

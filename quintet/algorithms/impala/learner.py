@@ -182,11 +182,11 @@ class ImpalaLearner:
         whole = self.ranks.whole(batch) if self.normalizers.learn else batch
         self.normalizers.merge_first(whole)
         self.trained.step(self._unrolls(batch), self.knobs(entropy_coef), options)
-        self.trained.fold()
+        self.trained.end_update()
         self.normalizers.merge(whole)
         self.version += 1
         if self.looks.at_work:
-            self.looks.after(self.ranks.whole(batch), self.publication)
+            self.looks.after(self.ranks.whole(batch), self.version, self.trained.current)
 
     def knobs(self, entropy_coef: float) -> Knobs:
         """The loss's knobs; the weight of the entropy follows a schedule."""
@@ -206,6 +206,7 @@ class ImpalaLearner:
 
     def metrics(self) -> dict[str, float]:
         self.looks.begin()
+        self.trained.fold()
         values = metrics.finished(self.trained.interval.read())
         values["optim/learning_rate"] = self.learning_rate
         return values | self.normalizers.metrics()

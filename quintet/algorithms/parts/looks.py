@@ -5,7 +5,7 @@ the distance of policy and value from those that acted. Where an actor does not 
 distribution or its value, the weights that act next are kept until their rows arrive.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, final
 
 import torch
@@ -85,17 +85,19 @@ class Looks:
         """Whether `after` may have work to do."""
         return self.due or self._waits_for is not None
 
-    def after(self, batch: Rollout, publication: Callable[[], Publication]) -> None:
+    def after(
+        self, batch: Rollout, version: int, weights: Callable[[], Mapping[str, Tensor]]
+    ) -> None:
         """Looks at a fresh batch after it was learned from, if a look is due.
 
-        publication: the weights that act from now on.
+        version, weights: of the policy that acts from now on.
         """
         if not self.at_work:
             return
         valid = batch.on_cpu("valid")
         if self._waits_for is not None and valid.any():
-            version = batch.on_cpu("version")
-            acted = valid & (version == self._waits_for)
+            versions = batch.on_cpu("version")
+            acted = valid & (versions == self._waits_for)
             if acted.any():
                 use = places_of(acted, batch.valid.device)
                 assert self._past is not None
@@ -104,7 +106,7 @@ class Looks:
                 now = self._forward(batch, use, self.network, self.normalize)
                 self._add_changes(rows_at(batch.action, use), then, now)
                 self._waits_for = None
-            elif version[valid].min() > self._waits_for:  # it never acted
+            elif versions[valid].min() > self._waits_for:  # it never acted
                 self._waits_for = None
         if not self.due or not valid.any():
             return
@@ -122,9 +124,8 @@ class Looks:
             return
         if self._past is None:
             self._past = self.make_past()
-        kept = publication()
-        self._past.load(kept)
-        self._waits_for = kept.version
+        self._past.load(Publication(version, weights()))
+        self._waits_for = version
 
     def begin(self) -> None:
         """Requests the next look; called at a report."""

@@ -13,12 +13,13 @@ from quintet.algorithms.parts.diagnostics import not_finite, require_finite, req
 from quintet.algorithms.parts.minibatches import Rows
 from quintet.algorithms.parts.optimizer import ADAM, Optimizer, initial_memory
 from quintet.algorithms.parts.options import Knob
+from quintet.algorithms.parts.segments import Segment, joined, segments_of
 from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Interval, Names, Statistics
 from quintet.errors import ConfigError
 from quintet.models.captured import Captured
 from quintet.models.compiled import Graph
-from quintet.models.flat import ModuleTensors, flatten_in_place, load_into, views_of
+from quintet.models.flat import ModuleTensors, flatten_in_place, load_into
 from quintet.ops import adam, rmsprop
 from quintet.ops.adam import AdamRates
 from quintet.ops.rmsprop import RMSPropRates
@@ -49,21 +50,10 @@ CLEAR_EVERY = 1024
 FOLD_EVERY = LOOK_EVERY_UPDATES
 """Number of steps whose statistics are added at once, by learners that make one step per update."""
 
-_UNKNOWN = (-1, 0.0)
+Fetched = tuple[tuple[int, ...], float, Mapping[str, Tensor]]
+"""The last publication on a GPU: that on which it depends, the weights' sum, and the tensors."""
 
-
-class Segment(NamedTuple):
-    """Views of one segment's part of the vectors.  In a graph they replace the vectors: a part that
-    is cut out inside the graph would be written back by a select over the whole vector.
-
-    name: name of a child module; empty: the segment is the whole network.
-    """
-
-    name: str
-    theta: Tensor
-    memory: dict[str, Tensor]
-    average: Tensor | None
-    shapes: dict[str, torch.Size]
+_NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 
 Kind = tuple[Names, tuple[int, ...]]
@@ -155,7 +145,7 @@ class Trained(Generic[B, K]):
         self.optimizer = optimizer
         self.memory = initial_memory(optimizer, self.theta)
         self.average = self.theta.clone() if averages else None
-        self.segments = self._segments_of(groups)
+        self.segments = segments_of(groups, self.theta, self.memory, self.average)
         self.modules = {"network": network, **modules}
         self._tensors, self._only_learning = ModuleTensors(self.modules), only_learning
         self.loss: Loss[B, K, Any] = loss
@@ -163,7 +153,9 @@ class Trained(Generic[B, K]):
         self.check_numerics, self.ranks = check_numerics, setup.ranks
         self.gradient: Tensor | None = None
         self.interval = Interval()
-        self._sum = _UNKNOWN  # number of steps, and the weights' sum after them
+        # Actors on the CPU need what is published there.
+        self._fetches = self.theta.is_cuda and setup.compute.act_on == "cpu"
+        self._fetched: Fetched | None = None
         self.steps = self.memory_steps = 0
         self._sat_out = dict.fromkeys(delayed, 0)  # steps, by segment
         self._knobs: Callable[..., K] = knobs
@@ -185,23 +177,6 @@ class Trained(Generic[B, K]):
         elif captures:
             gradient = Captured(self._gradient, sets=("_names",), kept=(Rows,))
             self._parts = gradient, Captured(self._apply, self._changed)
-
-    def _segments_of(self, groups: Mapping[str, Mapping[str, Tensor]]) -> list[Segment]:
-        segments: list[Segment] = []
-        begin = 0
-        for segment, group in groups.items():
-            end = begin + sum(p.numel() for p in group.values())
-            segments.append(
-                Segment(
-                    segment,
-                    self.theta[begin:end],
-                    {name: x[begin:end] for name, x in self.memory.items()},
-                    None if self.average is None else self.average[begin:end],
-                    {name: p.shape for name, p in group.items()},
-                )
-            )
-            begin = end
-        return segments
 
     def keep_gradient(self) -> None:
         """Keeps the gradient of the last step, before clipping, in `gradient`."""
@@ -283,7 +258,7 @@ class Trained(Generic[B, K]):
     def views(self) -> Parameters:
         """New views of the parameters; a graph gets segments as inputs, since each input costs
         time."""
-        return _joined((each.theta, each.shapes) for each in self.segments)
+        return joined((each.theta, each.shapes) for each in self.segments)
 
     # The graphs
 
@@ -394,6 +369,13 @@ class Trained(Generic[B, K]):
         """Names of all statistics of a step, with its own in front of those of the loss."""
         return Names((*self._own, *names.means), *names[1:])
 
+    def end_update(self) -> None:
+        """Folds, but leaves it to `published` where a GPU would be waited for, unless other ranks
+        wait for an error of this one.
+        """
+        if not self.theta.is_cuda or self.ranks.size > 1:
+            self.fold()
+
     def fold(self) -> None:
         """Adds the waiting steps' statistics to the interval, on the CPU.  Waits for a GPU, once.
 
@@ -401,16 +383,24 @@ class Trained(Generic[B, K]):
             NonFiniteError: a loss or the gradient's norm is not finite; names the first such step
                 and loss or norm.
         """
+        if self._pending:
+            self._fold(_NOTHING)
+
+    def _fold(self, also: Mapping[str, Tensor]) -> tuple[float, Mapping[str, Tensor]]:
+        """Folds; on a GPU also returns the weights' sum and further tensors, on the CPU."""
         pending, self._pending = self._pending, []
         rows: dict[Kind, list[int]] = {}
         for i, (kind, _) in enumerate(pending):
             rows.setdefault(kind, []).append(i)
         every = [torch.stack([pending[i][1] for i in each]) for each in rows.values()]
-        if every and self.theta.is_cuda:
-            *every, total = fetched(dict(enumerate([*every, self.theta.sum()]))).values()
-            self._sum = self.steps, total.item()
+        total, here = math.nan, also
+        if self.theta.is_cuda:
+            found = fetched({**also, **dict(enumerate([*every, self.theta.sum()]))})
+            *every, last = (found[k] for k in range(len(every) + 1))
+            total, here = last.item(), {name: found[name] for name in also}
         for (kind, each), vectors in zip(rows.items(), every, strict=True):
             self._add(kind, vectors, [self.steps - len(pending) + i for i in each])
+        return total, here
 
     def _add(self, kind: Kind, vectors: Tensor, steps: list[int]) -> None:
         """Adds the vectors ``[K, N]`` of K steps, counted from 0, to the interval."""
@@ -451,29 +441,36 @@ class Trained(Generic[B, K]):
     def averaged(self) -> Parameters:
         """The average as views by the parameters' names; {} without an average."""
         parts = [(each.average, each.shapes) for each in self.segments]
-        return _joined((x, shapes) for x, shapes in parts if x is not None)
+        return joined((x, shapes) for x, shapes in parts if x is not None)
 
-    def published(self) -> dict[str, Tensor]:
-        """The part of `weights` that actors need.  Waits for a GPU unless a fold has just done so.
+    def current(self) -> dict[str, Tensor]:
+        """The part of `weights` that actors need, as views."""
+        return self._tensors.read(but=self._only_learning)
+
+    def published(self, also: Mapping[str, Tensor] = _NOTHING) -> dict[str, Tensor]:
+        """The same and `also`; on a GPU with actors on the CPU as copies there.  Folds on a GPU,
+        which is waited for once, and not again until one of the tensors has changed.
 
         Raises:
             NonFiniteError: a parameter is not finite; on a GPU also what `fold` raises.
         """
-        if self._pending and self.theta.is_cuda:
-            self.fold()
-        # A finite gradient may lead to one.  One sum of all is infinite or NaN where an element is.
-        known, total = self._sum
-        if known != self.steps:
+        tensors: Mapping[str, Tensor] = {**self.current(), **also}
+        if self.theta.is_cuda:
+            state = self.steps, *(x._version for x in tensors.values())
+            if self._pending or self._fetched is None or self._fetched[0] != state:
+                self._fetched = state, *self._fold(tensors if self._fetches else _NOTHING)
+            _, total, here = self._fetched
+            tensors = here if self._fetches else tensors
+        else:
             total = self.theta.sum().item()
-            if self.theta.is_cuda:
-                self._sum = self.steps, total
+        # A finite gradient may lead to one.  One sum of all is infinite or NaN where an element is.
         if not math.isfinite(total):
             require_finite(self.parameters, f"after update {self.steps}")
-        return self._tensors.read(but=self._only_learning)
+        return dict(tensors)
 
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Copies what `weights` returned; the optimizer stays unchanged."""
-        self._sum = _UNKNOWN
+        self._fetched = None
         load_into(self.modules, tensors)
         for name, x in self.averaged().items():
             x.copy_(tensors[f"{AVERAGE}{name}"])
@@ -493,8 +490,3 @@ class Trained(Generic[B, K]):
         self.memory_steps = int(tensors[_MEMORY_STEPS])
         self._sat_out = {name: int(tensors[_SAT_OUT.format(name)]) for name in self._sat_out}
         self._pending = []  # of an update that was given up half-way
-
-
-def _joined(parts: Iterable[tuple[Tensor, dict[str, torch.Size]]]) -> Parameters:
-    """The tensors of these shapes in flat vectors, by name."""
-    return {name: x for part, shapes in parts for name, x in views_of(part, shapes).items()}

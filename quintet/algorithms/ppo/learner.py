@@ -199,6 +199,7 @@ class PPOLearner:
     def update(self, batch: Rollout, env_steps: int) -> None:
         """One iteration: targets, epochs of minibatches, the penalty's weight, normalisers."""
         config, trained = self.config, self.trained
+        trained.fold()  # what an update without a publication left
         self.schedule.begin(env_steps)
         batch = self.ranks.whole(batch)
         self.normalizers.merge_first(batch)
@@ -235,7 +236,7 @@ class PPOLearner:
         if config.log_histograms:
             data = metrics.batch_values(batch, use, estimates, self.family)
             self.reports.distributions |= data
-        self.looks.after(batch, self.publication)
+        self.looks.after(batch, self.version, trained.current)
         self.normalizers.merge(batch)
 
     @torch.no_grad()

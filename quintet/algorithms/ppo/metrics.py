@@ -173,10 +173,11 @@ class Reports:
         first = trained.recent(0, 1)["policy/ratio_max_error"]
         greatest = {"policy/ratio_first_max_error": first}
         interval.add(Statistics(clipped | of_last, greatest=greatest))
-        trained.fold()
+        trained.end_update()
 
     def read(self) -> dict[str, float]:
         """The metrics of all iterations since the last call."""
+        self.trained.fold()
         values = self.trained.interval.read()
         if LOSSES[0] in values:
             values["loss/total_abs"] = sum(abs(values[name]) for name in LOSSES)
