@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from importlib.metadata import entry_points
 from typing import Any, Literal, cast, final
 
 import gymnasium
@@ -174,6 +175,8 @@ def _find_maker(name: str) -> MakeEnv:
                 "correct the name"
             )
         if attribute not in gymnasium.registry:  # importing the module may have registered it
+            _register_envs_of(module_name.partition(".")[0])
+        if attribute not in gymnasium.registry:
             near = difflib.get_close_matches(attribute, dir(module), n=3, cutoff=0.5)
             raise ConfigError(
                 f"{name!r} must name something in module {module_name!r} or an id that it "
@@ -182,3 +185,14 @@ def _find_maker(name: str) -> MakeEnv:
             )
     # Gymnasium's checker repeats at every step what the adapter checks more cheaply.
     return partial(gymnasium.make, attribute or name, disable_env_checker=True)
+
+
+def _register_envs_of(package: str) -> None:
+    """Runs what a package declares for Gymnasium to register its environments; since version 1.0
+    Gymnasium does not do so itself.
+    """
+    for entry in entry_points(group="gymnasium.envs"):
+        if entry.module.partition(".")[0] == package:
+            register = entry.load()
+            if callable(register):
+                register()

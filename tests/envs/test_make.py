@@ -98,6 +98,22 @@ def test_an_argument_that_only_gymnasium_has_is_told_with_the_backend():
         make_vector_env("FrozenLake-v1", kwargs={"sise": 8})
 
 
+def test_what_a_package_declares_for_gymnasium_is_registered(tmp_path, monkeypatch):
+    (tmp_path / "stray_games.py").write_text(
+        "import gymnasium\n\n\ndef register():\n"
+        "    gymnasium.register('Stray/Pole-v0', gymnasium.spec('CartPole-v1').entry_point)\n"
+    )
+    info = tmp_path / "stray_games-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stray-games\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[gymnasium.envs]\nStray = stray_games:register\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        make_vector_env("stray_games:Stray/Pole-v0").close()
+    finally:
+        gymnasium.registry.pop("Stray/Pole-v0", None)
+
+
 @pytest.mark.usefixtures("without_envpool")
 def test_without_envpool_gymnasium_is_taken_and_the_install_line_told():
     assert resolve_backend("CartPole-v1") == "gymnasium"
