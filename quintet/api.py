@@ -241,7 +241,8 @@ def _check_callbacks(callbacks: "Callbacks") -> None:
 
 
 def _check_call(name: str, function: object, what: str) -> None:
-    """Refuses what can't be called with so many arguments, joined by "and" in `what`."""
+    """Refuses an object that can't be called with the arguments that `what` names, joined by
+    "and"."""
     if callable(function):
         try:
             inspect.signature(function).bind(*what.split(" and "))

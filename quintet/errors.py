@@ -58,4 +58,4 @@ class NonFiniteError(QuintetError):
 
 
 class GroupFault(QuintetError):
-    """At least one run of a group failed; the others ran on."""
+    """At least one run of a group failed; the others continued."""

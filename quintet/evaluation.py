@@ -343,8 +343,8 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
 def _choose_env(
     policy: Policy, env: EnvLike | None, episodes: int, own: Mapping[str, Any]
 ) -> tuple[ResolvedEnv, int]:
-    """The environment with the evaluation's `own` options, and how many to step side by side;
-    raises UntrustedError if the policy's folder names code for it that may not run.
+    """The environment with the evaluation's `own` options, and the number of them that step at the
+    same time; raises UntrustedError if the policy's folder names code for it that may not run.
     """
     config = policy.env.model_copy(update={"reward_clip": "none"})
     num_streams, source = min(episodes, MAX_STREAMS), None

@@ -54,8 +54,7 @@ def _stored(value: Any) -> Any:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"must be of what JSON can hold, since it is stored ({error}); give a function that "
-            "has the rest"
+            f"must hold only what JSON can store ({error}); give a function that has the rest"
         ) from error
     return value
 
@@ -263,7 +262,7 @@ def require_tunable(old: BaseModel, new: BaseModel) -> None:
     if fixed:
         raise ConfigError(
             f"only numbers of {', '.join(sorted(able))} can change during a run, and not to or "
-            f"from 0 or none; got another {', '.join(sorted(fixed))}; begin a new run"
+            f"from 0 or none; got a change of {', '.join(sorted(fixed))}; begin a new run"
         )
 
 

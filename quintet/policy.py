@@ -60,7 +60,8 @@ def describe(
 
 
 def _spaces_from_json(data: Mapping[str, Any]) -> Spaces:
-    """The spaces of a description; raises ValueError where its own ones have other shapes."""
+    """The spaces of a description; raises ValueError where the environment's own spaces have other
+    shapes."""
     own = _spaces_from_json(data["own"]) if "own" in data else None
     of = Spaces(
         spaces.from_json(data["observation_space"]), spaces.from_json(data["action_space"]), own
@@ -272,7 +273,8 @@ class Policy:
     def _observe(self, obs: Any, leaves: Sequence[Leaf] = ()) -> tuple[Obs, bool]:
         """The leaves as tensors ``[B, ...]``, and whether a single observation was passed.
 
-        leaves: leaves to read; none: those by which it acts, where its critic's may be passed too.
+        leaves: leaves to read; None: those by which it acts, and leaves of its critic are allowed
+            too.
         """
         leaves, optional = leaves or self.leaves, () if leaves else self.critic_leaves
         leaf = leaves[0]

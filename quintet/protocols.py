@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 LOOK_EVERY_UPDATES = 16
-"""Most updates until a learner on a GPU, which would wait for it, finds that a number is NaN."""
+"""Largest number of updates within which a learner on a GPU finds a NaN; a look at every update
+would wait for the GPU."""
 
 
 @dataclass(frozen=True)

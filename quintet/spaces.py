@@ -164,7 +164,8 @@ def stored_spaces(observation: Space, action: Space, env_id: str) -> Spaces:
 
 
 def with_observation(of: Spaces, change: Callable[[Spaces], Space]) -> Spaces:
-    """The same with observation spaces that `change` makes, of the stored and of the own ones."""
+    """The same, with `change` applied to the stored and to the environment's own observation
+    space."""
     own = None if of.own is None else with_observation(of.own, change)
     return Spaces(change(of), of.action, own)
 

@@ -116,9 +116,9 @@ class Rollout:
     trace_cut: whether the next row is invalid although the episode continues: it is beyond the
         budget, of too old weights, or of another policy.  None if there is no such row.
     replayed: whether it was drawn from replay.
-    source: the same batch on the CPU, if it came from there to a GPU, whose `policy_id` and fields
-        without time then stay on the CPU; of a batch that was collected on the GPU, the same with
-        the fields of `on_cpu` alone on the CPU.
+    source: for a batch that was copied to a GPU, the same batch on the CPU (`policy_id` and fields
+        without a time axis are on the CPU in both); for a batch that was collected on a GPU, the
+        same batch with only the fields of `on_cpu` on the CPU.
     """
 
     obs: dict[str, Shaped[Tensor, "T1 B ..."]]

@@ -55,20 +55,20 @@ class Algorithm:
     """Record of a learner for the rest of quintet.
 
     config: its options; every field has a default.
-    check: returns the faults of (options, model, streams, budget) that no single field shows.
-    planned_updates: returns the optimizer steps of (options, streams, budget); 0 if none can be
-        compiled.
+    check: returns the faults that no single field shows, for (options, model, streams, budget).
+    planned_updates: returns the number of optimizer steps for (options, streams, budget); 0:
+        updates are never compiled.
     batch: options whose product is the number of env_steps of an iteration, which a budget must
         reach; none: it has no such bound.
     shared: option that sets the number of rows that several learners divide; it may be none for the
         whole batch; "": the learner does not use `Ranks`, so there can be only one.
-    chunk: returns the number of these rows that stay together, of (options, model).
+    chunk: returns the number of these rows that stay together, for (options, model).
     fitted: whether the option `shared` is lowered until it fits the others, at most to half, if the
         user did not give it; not on a resume.
     metrics: returns the names of `quintet.observe.metrics` that it may report.
     own_metrics: further metrics that it may report; `/` at the end of a name stands for every name
         with this prefix.
-    judged: returns the parts of a learner, of (options, spaces), each with the metrics that are
+    judged: returns the parts of a learner for (options, spaces), each with the metrics that are
         evidence for its state in reports.
     symptoms: returns further parts with evidence that only `quintet doctor` looks at.
     actions: classes of action spaces that it supports; none: all.
@@ -78,11 +78,11 @@ class Algorithm:
     presets: a YAML file of presets; see `quintet.algorithms.presets.read`.
     defaults: its own defaults of options under ``model.``, ``env.`` and ``runtime.``, by dotted
         name.
-    reward_scaling: returns the option that scales rewards, in words, of (options); "" if they are
+    reward_scaling: returns in words the option that scales rewards, for (options); "" if they are
         scaled already.
     reward_divisor: returns the least number by which these options divide rewards that are scaled;
         0: there is none.
-    warnings: returns warnings about allowed but seldom wise options, of (options, resolved model),
+    warnings: returns warnings about allowed but seldom wise options, for (options, resolved model),
         one sentence each.
     like: similar learners of other libraries, in lower case.
     """

@@ -29,7 +29,7 @@ class ClusterConfig(Options):
     this machine; of a group of runs (--seeds), the one on whose nodes the runs are placed
     """
     nodes_min: Tasks = option(1, needs="cluster.address", at_most="nodes_max")
-    """least number of nodes with which the run begins and goes on"""
+    """least number of nodes with which the run begins and continues"""
     nodes_max: Tasks | None = option(None, needs="cluster.address")
     """largest number of nodes that the run uses; none: all of the cluster; sets, times the cores of
     this machine, the default of runtime.num_workers

@@ -27,7 +27,8 @@ _ALWAYS = {"quintet", "python", "torch"}
 def compared(
     there: Mapping[str, str] | str, ours: Mapping[str, str], exact: bool
 ) -> tuple[str | None, str | None]:
-    """Reason why a node may not take part, and how it differs if it may; see `Entry`.
+    """Reason why a node may not take part; if it may, how it differs from the learner's machine;
+    see `Entry`.
 
     there: its versions and processor, or why it can't do the work.
     """
@@ -47,8 +48,9 @@ class Entry(NamedTuple):
 
     work: is sent to every node.
     facts: versions and processor of the learner's machine, see `quintet.system.provenance`.
-    exact: whether all of these must be equal; otherwise only a few, and others are told.
-    cores: number that a node takes from Ray, at most all of its own.
+    exact: whether all of these must be equal; otherwise only a few must, and other differences are
+        reported.
+    cores: number that a node reserves in Ray, at most all of its own.
     """
 
     work: object
@@ -83,8 +85,8 @@ class Gate:
         refused: Callable[[str], None],
         say: Callable[[str], None],
     ):
-        """joined: gets a node and its connection; refused: a sentence about one that can't take
-        part; say: one about a node that differs but may, or is tried again.
+        """joined: receives a node and its connection; refused: a sentence about a node that can't
+        take part; say: a sentence about a node that differs but may take part, or is tried again.
         """
         self._entry, self._joined, self._refused, self._say = entry, joined, refused, say
         self._listener = socket.create_server((on_ray.here(), 0), backlog=128)
@@ -175,7 +177,7 @@ class Gate:
         return None
 
     def _fault(self, there: Mapping[str, str] | str, machine: Machine) -> str | None:
-        """Returns why a node may not take part; says how it differs if it may."""
+        """Returns why a node may not take part; if it may, says how it differs."""
         fault, told = compared(there, self._entry.facts, self._entry.exact)
         if told:
             self._say(f"the node {machine.address} {told}")

@@ -1,6 +1,7 @@
 """One node of a run: its workers, each with memory of its own, and its connection to the learner.
 
-Every worker is `Workers` as on the learner's machine, with one process, and a thread that hears it.
+Every worker is a `Workers` of one process, as on the learner's machine, with a thread that reads
+its messages.
 """
 
 import importlib

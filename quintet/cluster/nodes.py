@@ -1,4 +1,4 @@
-"""The nodes of a cluster with the face of `quintet.runtime.processes.workers.Workers`.
+"""The nodes of a cluster with the interface of `quintet.runtime.processes.workers.Workers`.
 
 The groups of a worker are fixed by the configuration; a node is where it lives, and each worker's
 seat says where that is.  A worker moves by ending on one node and starting on another, where its
@@ -55,7 +55,7 @@ class Site(NamedTuple):
 
 
 class _Joined(NamedTuple):
-    """A node may be given workers."""
+    """Reports that a node may be given workers."""
 
 
 class _Gone(NamedTuple):
@@ -68,7 +68,7 @@ class _Gone(NamedTuple):
 class Seat:
     """The place of a worker: none while a node is awaited.
 
-    leaving: it was told to end there, to live elsewhere.
+    leaving: it was told to end on its node, to move to another.
     restart_at: iteration at which its streams restart as soon as it is ready.
     received: number of its unrolls that are in their slots and not told as events yet.
     """
@@ -148,7 +148,8 @@ class Nodes:
             raise
 
     def _await_first(self, gate: Gate) -> None:
-        """Waits for the nodes that there are, at least for the least number."""
+        """Waits until the present nodes have joined or been refused, and at least the least number
+        has joined."""
         begin_s, least = time.monotonic(), self.config.nodes_min
         notice = self.wait_notice()
         while len(self._peers) < least or (
@@ -182,7 +183,7 @@ class Nodes:
 
     def start(self) -> None:
         """Gives every worker a node and waits until all are ready.  Raises QuintetError if one of
-        them failed, or took too long; the others go on starting.
+        them failed, or took too long; the others continue to start.
         """
         with self._lock:
             self._started = True
@@ -241,8 +242,8 @@ class Nodes:
     def grant(
         self, index: int, versions: tuple[int, ...] | None, rows: int, asks: bool = False
     ) -> bool:
-        """Has a worker fill one slot of each of its groups; False if none is free.  See `Fill`; who
-        `asks` waits for `extend`.
+        """Has a worker fill one slot of each of its groups; False if none is free.  See `Fill`; a
+        worker that `asks` waits for `extend`.
         """
         sampler = self.samplers[index]
         with self._lock:
@@ -360,8 +361,8 @@ class Nodes:
             return [self._bytes[place.group, k] for place, k in held]
 
     def _lose(self, peer: Peer, why: str) -> list[Event]:
-        """Gives up the workers of a node.  The first one's death has the error, which counts once;
-        the rows of unfinished unrolls are not known and are not counted.
+        """Gives up the workers of a node.  Only the death of the first worker carries the error, so
+        the loss counts once; the rows of unfinished unrolls are not known and are not counted.
         """
         if peer not in self._peers:
             return []
@@ -382,7 +383,7 @@ class Nodes:
         return [Died(workers[0], error, 0), *(Lost(worker, 0) for worker in workers[1:])]
 
     def _vacate(self, worker: int) -> int:
-        """Takes a worker's seat and grants; returns the env_steps that those executed."""
+        """Takes away a worker's seat and grants; returns the env_steps that the grants executed."""
         peer = self._seats[worker].peer
         assert peer is not None
         peer.workers.discard(worker)

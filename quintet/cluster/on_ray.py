@@ -39,7 +39,7 @@ class Actor:
     """The actor of one node; it is never restarted."""
 
     def __init__(self, machine: Machine, cores: int, *given: Any):
-        """cores: number that it takes from those that Ray has to give; given: to `serve`."""
+        """cores: number that it reserves in Ray; given: argument of `serve`."""
         where = NodeAffinitySchedulingStrategy(machine.id, soft=False)
         kind = ray.remote(_Served).options(
             num_cpus=cores, max_restarts=0, max_task_retries=0, scheduling_strategy=where
@@ -70,7 +70,7 @@ class Hosted:
     """
 
     def __init__(self, machine: Machine, kind: type, cores: int, gpus: int = 0):
-        """cores, gpus: numbers that it takes from those that Ray has to give, and waits for."""
+        """cores, gpus: numbers that it reserves in Ray, for which it waits."""
         self._actor = (
             ray.remote(kind)
             .options(

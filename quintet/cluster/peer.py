@@ -32,7 +32,7 @@ class Peer:
         return f"node {self.index} ({self.visitor.machine.address})"
 
     def load(self, workers: int) -> float:
-        """Workers per core, if it had this many."""
+        """Workers per core with this many workers."""
         return workers / self.visitor.machine.cores
 
     def _begin(self) -> None:

@@ -52,9 +52,9 @@ def read(arguments: list[str]) -> Asked:
         search: Annotated[
             UseAppendAction[tuple[str, ...]],
             arg(
-                help="what to search, once or several times: NAME=LOW..HIGH, NAME=LOW..HIGH:log, "
-                "NAME=A,B,C, NAME alone for a range around its value, or a YAML file of these "
-                "(none: the options that populations tune by default)",
+                help="an option to search, once or several times: NAME=LOW..HIGH, "
+                "NAME=LOW..HIGH:log, NAME=A,B,C, NAME alone for a range around its value, or "
+                "a YAML file of these (none: the options that populations tune by default)",
                 metavar="NAME=...",
             ),
         ] = (),
@@ -74,7 +74,9 @@ def read(arguments: list[str]) -> Asked:
             ),
         ] = None,
         best: Annotated[int, arg(help="number of best trials that are trained again")] = 3,
-        seeds_of_best: Annotated[int, arg(help="fresh seeds on which they are")] = 3,
+        seeds_of_best: Annotated[
+            int, arg(help="number of fresh seeds on which each of them is trained")
+        ] = 3,
     ) -> Asked:
         own = (trials, minutes, jobs, search, sampler, pruner, metric, best, seeds_of_best)
         return Asked(*own)

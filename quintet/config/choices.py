@@ -55,7 +55,7 @@ class Learning:
 
     gamma: discount of a step.
     normalizes: whether floats in observations are normalised.
-    scaling: how rewards are scaled if they are not; "": they are, or there is no such option.
+    scaling: the option that would scale rewards; "": they are scaled, or there is no such option.
     divisor: least number by which rewards that are scaled are divided; 0: none.
     """
 
@@ -183,8 +183,8 @@ def _is_uint8(leaf: Any) -> bool:
 
 
 def reward_scale(learning: Learning, seen: Evidence) -> Doubt | None:
-    """Rewards that are learned from as they are, and are very large or very small; or so small that
-    normalising leaves them small."""
+    """Rewards that are not scaled and very large or very small, or so small that they stay small
+    when normalised."""
     size = seen.reward_size
     if seen.rewards < _LEAST_REWARDS:
         return None
@@ -208,7 +208,7 @@ def reward_scale(learning: Learning, seen: Evidence) -> Doubt | None:
 
 
 def short_horizon(learning: Learning, seen: Evidence) -> Doubt | None:
-    """An episode's only reward, so late that gamma makes next to nothing of it."""
+    """An episode's only reward, so late that gamma discounts it to next to nothing."""
     gamma, count = learning.gamma, len(seen.paid_lengths)
     if gamma is None or not 0.0 < gamma < 1.0 or count < _LEAST_EPISODES:
         return None

@@ -112,7 +112,7 @@ def facts(
     evaluated: ResolvedEnv | None = None,
     spaces: Spaces | None = None,
 ) -> Facts:
-    """Facts of a run; without an environment and its spaces those that are known before.
+    """Facts of a run; without an environment and its spaces those that are known without them.
 
     evaluated: the environment of evaluations, if it is another.
     """

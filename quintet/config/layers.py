@@ -218,7 +218,7 @@ def is_free(source: str) -> bool:
 
 
 def with_sources(fault: str, sources: Mapping[str, str]) -> str:
-    """The fault, with the names of options in it that a preset or the learner set."""
+    """The fault, with the names of those of its options that a preset or the learner set."""
     named: dict[str, list[str]] = {}
     for name, source in sources.items():
         if nobody_gave(source) and re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", fault):

@@ -97,14 +97,14 @@ def _compile(config: RunConfig, model: ModelConfig, spaces: Spaces, device: str)
     _require_cuda(runtime, device, "compile", "graph")
     if runtime.compile == "on" and not has_compiler():
         raise ConfigError(
-            "runtime.compile=on must have a PyTorch and a C++ compiler that compile acts and "
-            f"updates, got others: {compiler_fault()}, or begin another run with "
+            "runtime.compile=on must have a PyTorch and a C++ compiler that can compile acts "
+            f"and updates, got none: {compiler_fault()}, or begin another run with "
             "--runtime.compile off (a run that began compiled stays so)"
         )
     if runtime.compile == "on" and on_cuda and (fault := cuda_compiler_fault()):
         raise ConfigError(
-            "runtime.compile=on must have what PyTorch compiles for a GPU with, got a machine "
-            f"without it: {fault}, or begin another run with --runtime.compile graph, which "
+            "runtime.compile=on must have the tools with which PyTorch compiles for a GPU, "
+            f"got none: {fault}, or begin another run with --runtime.compile graph, which "
             "needs none of it"
         )
     if runtime.compile != "off" and not model.traits.one_graph:
@@ -192,7 +192,8 @@ def tensors_device(runtime: RuntimeConfig) -> str:
 
 
 def _present(device: str, module: Any, learners: int, what: str) -> str:
-    """The device; raises ConfigError if PyTorch, whose module that is, sees too few of its kind."""
+    """The device; raises ConfigError if `module`, PyTorch's for these devices, sees too few of
+    them."""
     fault = lacking(f"runtime.device={device}", device, module, learners, what)
     if fault is not None:
         raise ConfigError(f"{fault}: use --runtime.device cpu, or fewer learners")
@@ -202,7 +203,7 @@ def _present(device: str, module: Any, learners: int, what: str) -> str:
 def lacking(asked: str, device: str, module: Any, count: int, what: str) -> str | None:
     """A sentence on what PyTorch lacks for `device`, or for `count` of its kind; None: nothing.
 
-    asked: the option and its value; module: PyTorch's, of these devices.
+    asked: the option and its value; module: PyTorch's module for these devices.
     """
     seen = module.device_count() if module.is_available() else 0
     _, _, index = device.partition(":")

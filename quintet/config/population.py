@@ -112,8 +112,8 @@ def first_values(config: RunConfig) -> None:
 
 
 def with_values(options: BaseModel, values: Mapping[str, float]) -> BaseModel:
-    """The learner's options with those of these values that belong to it; raises ConfigError if a
-    value is out of bounds.
+    """The learner's options, with the values that belong to them; raises ConfigError if a value is
+    out of bounds.
     """
     own = {name: x for name, x in values.items() if not name.startswith(SHAPING)}
     try:

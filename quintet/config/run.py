@@ -161,7 +161,7 @@ OF_OLDER_RUNS: dict[str, Any] = {
     "env.observation_dtype": "float32",
     "runtime.inference": "local",
 }
-"""Values of newer options in runs that began before these existed, if not the defaults."""
+"""Values of newer options in runs that are older than the options, if not the defaults."""
 
 MAY_CHANGE_ON_RESUME = (
     "total_env_steps",
@@ -187,4 +187,4 @@ MAY_CHANGE_ON_RESUME = (
 """Options that a resumed run may change, besides those of eval and report."""
 
 CHANGE_ROUNDING = ("runtime.threads", "runtime.actor_threads")
-"""Options of these that change the rounding of a resumed run."""
+"""Those of them that change the rounding of a resumed run."""

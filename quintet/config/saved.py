@@ -248,7 +248,8 @@ def load_seeds(
 
 
 def _placed(loaded: Loaded, placing: Placing, source: str) -> Loaded:
-    """A run of a group on a cluster; if it has workers that may be replaced, as often as that."""
+    """A run of a group on a cluster; its workers may be replaced as often as the group's option
+    says."""
     config, most, sources = loaded.config, placing.max_restarts, loaded.sources
     if most is None:
         placing = replace(placing, max_restarts=config.runtime.max_restarts)

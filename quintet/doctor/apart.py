@@ -26,7 +26,7 @@ _STAGES = {
 @dataclass(frozen=True)
 class Examined:
     """Findings as JSON-able values, the likeliest first; unmade: measurements that could not be
-    made, with the reason; whole: whether all were made or could not be."""
+    made, with the reason; whole: whether no measurement is left to make."""
 
     found: Sequence[dict[str, Any]]
     unmade: dict[str, str] = field(default_factory=dict)

@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def _watch(deadline_s: float, tell: Any) -> None:
-    """Ends the process at the deadline, and tells the line where it hangs."""
+    """Ends the process at the deadline, and reports the line where it hangs."""
     thread = threading.get_ident()
 
     def end() -> None:

@@ -43,8 +43,8 @@ class RunSeen:
     given: names of options that the user gave.
     tuned: names of options that a preset has for this environment.
     parts: of the learner, with their evidence.
-    train: the begin of a command that trains again with the same options.
-    roles: options by the name that they have elsewhere, as "learning_rate": ("actor_lr",).
+    train: the beginning of a command that trains again with the same options.
+    roles: the learner's options by their usual names, as "learning_rate": ("actor_lr",).
     others: final levels of other seeds of the same options.
     """
 
@@ -108,7 +108,7 @@ class RunSeen:
 
     @property
     def doubt(self) -> float:
-        """The factor of weights: a run that learns has a fault less probably."""
+        """Factor of the findings' weights: a run that learns is less likely to have a fault."""
         if not self.learns:
             return 1.0
         return 0.5 if (self.rise or 0.0) > _CLEARLY else 0.8

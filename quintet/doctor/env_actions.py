@@ -53,7 +53,7 @@ def reward_ignores_action(seen: Seen) -> Finding | None:
 
 
 def action_inconsistent(seen: Seen) -> Finding | None:
-    """The same action does another thing in each episode."""
+    """The same action has another effect in each episode."""
     fits = seen.fits
     if fits is None or fits.action_by_episode < _SHARE:
         return None
@@ -68,7 +68,7 @@ def action_inconsistent(seen: Seen) -> Finding | None:
 
 
 def action_saturated(seen: Seen) -> Finding | None:
-    """Most of the range of a Box does the same."""
+    """Most actions in the range of a Box have the same effect."""
     pairs = seen.pairs
     if pairs is None or math.isnan(pairs.reached) or pairs.reached >= _REACHED:
         return None
@@ -86,7 +86,7 @@ def action_saturated(seen: Seen) -> Finding | None:
 
 
 def observation_late(seen: Seen) -> Finding | None:
-    """An action shows only in a later observation than the next one."""
+    """An action changes only observations after the next one."""
     pairs = seen.pairs
     if pairs is None or pairs.unlike or len(pairs.first) < _LEAST:
         return None

@@ -62,7 +62,7 @@ def observation_scale(seen: Seen) -> Finding | None:
 
 
 def observation_duplicate(seen: Seen) -> Finding | None:
-    """Two numbers that always say the same."""
+    """Two numbers that always agree."""
     played = seen.played
     if played is None or played.rows < 200:
         return None
@@ -107,7 +107,7 @@ def observation_dead(seen: Seen) -> Finding | None:
 
 
 def observation_noise(seen: Seen) -> Finding | None:
-    """A number that nothing before it tells, beside others that are told well."""
+    """A number that earlier steps don't predict, although they predict other numbers well."""
     fits = seen.fits
     if fits is None or len(fits.next) < 2:
         return None
@@ -132,7 +132,7 @@ def observation_noise(seen: Seen) -> Finding | None:
 
 
 def observation_memory(seen: Seen) -> Finding | None:
-    """The next observation is told far better with the observations before."""
+    """Earlier observations make the next one far more predictable."""
     fits = seen.fits
     if fits is None:
         return None

@@ -150,7 +150,7 @@ def reward_pays_far(seen: Seen) -> Finding | None:
 
 
 def _unexplained(seen: Seen) -> Fits | None:
-    """The fits, if the reward is not told by what is observed around it."""
+    """The fits, if the observations around a step don't predict its reward."""
     fits = seen.fits
     if fits is None or fits.reward is None or fits.reward.high >= _WELL:
         return None
@@ -158,8 +158,8 @@ def _unexplained(seen: Seen) -> Fits | None:
 
 
 def _doubtful(seen: Seen, fits: Fits, weight: float) -> float:
-    """The weight where pictures are seen through projections, or observations lack something that
-    explains the reward too."""
+    """The weight, lowered for pictures that are seen through projections, and for observations that
+    lack something that may explain the reward too."""
     if env_observations.observation_noise(seen) or env_observations.observation_memory(seen):
         weight *= 0.6
     return 0.5 * weight if fits.projected else weight
@@ -173,7 +173,7 @@ def _best_lag(fits: Fits) -> tuple[int, float]:
 
 
 def reward_late(seen: Seen) -> Finding | None:
-    """The reward belongs to what was done many steps before."""
+    """The reward belongs to an action many steps before."""
     fits = _unexplained(seen)
     if fits is None or fits.reward is None:
         return None
@@ -217,7 +217,7 @@ def reward_hidden(seen: Seen) -> Finding | None:
 
 
 def reward_memory(seen: Seen) -> Finding | None:
-    """The reward is told far better with the two steps before."""
+    """The two steps before make the reward far more predictable."""
     fits = _unexplained(seen)
     if fits is None or fits.reward is None or fits.reward_memory is None:
         return None
@@ -236,7 +236,7 @@ def reward_memory(seen: Seen) -> Finding | None:
 
 
 def reward_noise(seen: Seen) -> Finding | None:
-    """Nothing that is observed tells the reward."""
+    """Observations don't predict the reward."""
     fits = _unexplained(seen)
     if fits is None or fits.reward is None or fits.reward.high >= _BADLY:
         return None

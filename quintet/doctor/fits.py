@@ -28,8 +28,8 @@ class Next:
     name: leaf and place; "" for a projection of a large leaf.
     now: from the observation and the action; memory: also from the two before them.
     value: of the next value itself, from observation and action.
-    own_loss: loss of `value` without this number; nan: not looked at, it is told well.
-    reward_loss: loss of the reward's score without this number; nan: not looked at.
+    own_loss: loss of `value` without this number; nan: not measured, since it is predicted well.
+    reward_loss: loss of the reward's score without this number; nan: not measured.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Next:
 
     @property
     def noise(self) -> bool:
-        """Whether nothing tells its next value, or all but itself does as well."""
+        """Whether its next value is unpredictable, or is predicted as well without it."""
         return self.value.high < UNTOLD or (self.value.high < HALF_TOLD and self.own_loss < 0.02)
 
 
@@ -51,13 +51,13 @@ class Fits:
     """Scores on held-out rows.
 
     next: of numbers that change.
-    reward: of the reward, from both observations and the action; None: it is too rarely another.
+    reward: of the reward, from both observations and the action; None: it changes too rarely.
     reward_memory: also from the two steps before.
     reward_lags: from the observations and the action so many steps before.
-    reward_varies: number of rows with another reward than the most frequent.
-    reward_by_episode: share of what is left of the reward that belongs to whole episodes.
-    action_by_episode: share of the effect of actions on observations that belongs to whole
-        episodes: it is another in each.
+    reward_varies: number of rows whose reward is not the most frequent one.
+    reward_by_episode: share of the unpredicted rest of the reward that lies between episodes.
+    action_by_episode: share of the effect of actions on observations that lies between
+        episodes, so that an action has another effect in each.
     projected: whether leaves were too large to be looked at number by number.
     """
 
@@ -166,7 +166,7 @@ def _own_losses(table: _Table, varying: NDArray[np.int64], value: list[Score]) -
 
 
 def _reward_losses(table: _Table, varying: NDArray[np.int64], value: list[Score]) -> list[float]:
-    """Losses of the reward's score without each number that nothing before it tells."""
+    """Losses of the reward's score without each number that earlier steps don't predict."""
     losses = [float("nan")] * len(varying)
     doubtful = [i for i, each in enumerate(value) if each.high < HALF_TOLD]
     if not doubtful or _varies(table.reward) < _LEAST_PAID:
@@ -240,7 +240,8 @@ def _lagged(played: Play, lag: int) -> Score | None:
 
 
 def _by_episode(left: Floats, factors: list[Floats], group: NDArray[np.int64]) -> float:
-    """The greatest share that lies between episodes, of what is left and of its products."""
+    """The greatest share that lies between episodes, of the rest and of its products with the
+    factors."""
     found = [share_of_groups(left, group)]
     for factor in factors[:64]:
         spread = factor.std()

@@ -1,4 +1,4 @@
-"""Episodes that begin alike and go on with other actions: what actions change.
+"""Episodes that begin alike and continue with other actions: what actions change.
 
 All streams get one seed and the same random actions up to a step; there each takes another action,
 and afterwards all take the same ones again.
@@ -31,14 +31,14 @@ _PARTS = (1.0, 0.5, 0.25, 0.1)  # of the greatest action of a Box
 class Pairs:
     """Comparisons of streams that took another action with one that did not.
 
-    compared: number of comparisons; changed: of those in which an observation became another
-        within AFTER steps, `rewarded` a reward, `ended` the ending.
-    first: steps after which an observation became another, of the changed.
-    returns_differ: share of the seeds with which wholly other actions gave other rewards or
-        another end; seeds: their number.
-    unlike: what differed although all was the same; "" if nothing did.
-    reached: largest part of the greatest action that still made a difference; 1: all do; nan: no
-        Box with bounds.
+    compared: number of comparisons; changed: number of them in which an observation changed within
+        AFTER steps, `rewarded` a reward, `ended` the ending.
+    first: steps after which an observation changed, one for each of `changed`.
+    seeds: number of seeds; returns_differ: number of those for which entirely other actions gave
+        other rewards or another ending.
+    unlike: what differed although seed and actions were the same; "" if nothing did.
+    reached: fraction of the greatest action up to which larger actions made a difference; 1: all
+        did; nan: no Box with bounds.
     starts: number of different first observations of `seeds` seeds.
     """
 
@@ -160,7 +160,8 @@ def _add(found: Pairs, track: _Track, prefix: int) -> None:
 
 
 def _reached(track: _Track, prefix: int) -> float:
-    """The largest part of the greatest action that made a difference to the next larger one."""
+    """The largest fraction of the greatest action whose effect differs from the next smaller
+    fraction's."""
     if track.unlike or track.ended[: prefix + 1].any():
         return math.nan
     rows = track.obs[prefix:, 2:]
@@ -172,7 +173,7 @@ def _reached(track: _Track, prefix: int) -> float:
 
 
 def _other_returns(env: VectorEnv, seed: int) -> bool:
-    """Whether other actions throughout gave any other reward, or another end."""
+    """Whether entirely other actions gave any other reward, or another ending."""
     count = env.num_streams
     track = _track(env, seed, 60, uniform_chooser(env, seed))
     totals = np.cumsum(track.reward, 0)

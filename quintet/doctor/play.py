@@ -1,4 +1,4 @@
-"""Rows of random play, as tables of numbers: what findings about an environment are judged by."""
+"""Rows of random play as tables of numbers, from which findings about an environment follow."""
 
 import math
 from collections.abc import Mapping

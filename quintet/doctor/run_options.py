@@ -38,7 +38,7 @@ def options(seen: RunSeen, symptoms: Sequence[Finding]) -> list[Finding]:
 
 
 def decades(name: str, value: Any, usual: Any, near_1: bool) -> float | None:
-    """Distance of two numbers as a power of ten, signed; None: they can't be compared so."""
+    """Signed distance of two numbers in powers of ten; None: it is not defined."""
     if isinstance(value, list | tuple) and isinstance(usual, list | tuple) and usual:
         value, usual = _size(value), _size(usual)
     x, y = number(value), number(usual)
@@ -55,7 +55,7 @@ def decades(name: str, value: Any, usual: Any, near_1: bool) -> float | None:
 
 
 def number(value: Any) -> float | None:
-    """An option's value as a finite number; None: it is none."""
+    """An option's value as a finite number; None: it is not a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > LARGEST:
         return None
     return float(value) if math.isfinite(value) else None

@@ -17,7 +17,7 @@ from quintet.envs.check import EnvCheck
 class Options:
     """The options that findings about an environment depend on.
 
-    train: the begin of a command that trains in this environment.
+    train: the beginning of a command that trains in this environment.
     memory: whether the network has a memory, or sees several observations.
     normalizes: whether floats in observations are normalised.
     """

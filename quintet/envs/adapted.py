@@ -76,7 +76,7 @@ class AdaptedVectorEnv:
         env: GymVectorEnv[Any, Any, Any],
         make: Callable[[], GymVectorEnv[Any, Any, Any]] | None = None,
     ) -> None:
-        """Takes `env` over, which belongs to the caller, who closes it, unless `make` is given.
+        """Takes over `env`; unless `make` is given, it belongs to the caller, who closes it.
 
         make: makes an equal environment; None if there is only this one.
 

@@ -88,8 +88,7 @@ def of_another(config: EnvConfig, says: Mapping[str, Any]) -> EnvConfig:
 
 
 def _makers_only(backend: str | None) -> bool:
-    """Whether a backend takes no ids, so that it must be named for a maker that it does not
-    claim."""
+    """Whether a backend takes no ids and has to be named for a maker that it does not claim."""
     return backend not in (None, "auto") and BACKENDS.find(backend).ids is None
 
 

@@ -1,8 +1,8 @@
 """Vector environments of tensors from other libraries, as `TensorVectorEnv`.
 
 - A vector environment with Gymnasium's ``reset`` and ``step`` that has a ``device`` (ManiSkill,
-  Isaac Lab, mjlab).  Its arrays may be of any library with DLPack, as JAX and Warp; it is then
-  given actions of that library, without a copy.
+  Isaac Lab, mjlab).  Its arrays may be of any library with DLPack, as JAX and Warp; actions are
+  then arrays of that library, without a copy.
 - A ``VecEnv`` of rsl_rl, in either of its forms.  Its observations are a dict, or a TensorDict, of
   groups, each of which is a leaf.
 
@@ -99,7 +99,7 @@ class GymEnv:
 
 @final
 class RslEnv:
-    """A ``VecEnv`` of rsl_rl.  It can't be restarted, so streams run on."""
+    """A ``VecEnv`` of rsl_rl.  It can't be restarted, so streams continue."""
 
     autoreset, restarts, generators = AutoresetMode.SAME_STEP, False, None
 
@@ -186,7 +186,7 @@ def as_tensor(x: Any) -> Tensor:
 
 
 def _flat(x: Any) -> Tensor:
-    """One number per stream, ``[B]``, also of ``[B, 1]``."""
+    """One number per stream, ``[B]``, also from ``[B, 1]``."""
     found = as_tensor(x)
     return found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
 

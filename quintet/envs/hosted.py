@@ -191,7 +191,7 @@ def same_device(one: torch.device, other: torch.device) -> bool:
 class HostedEnv:
     """A `TensorVectorEnv` as a `VectorEnv`: every step waits for its tensors.
 
-    env: the environments themselves, for those who step tensors.
+    env: the environments themselves, for code that steps tensors.
     """
 
     def __init__(

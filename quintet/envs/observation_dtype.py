@@ -16,7 +16,7 @@ from quintet.system.files import same_folder
 from quintet.types import Spaces
 
 _STEPS, _SEED = 64, 0
-"""Random actions, in which an observation shows how much it changes, and their seed."""
+"""Number of random actions that show how much an observation changes, and their seed."""
 
 
 def with_observation_dtype(env: ResolvedEnv, of: Spaces) -> ResolvedEnv:

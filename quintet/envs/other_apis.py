@@ -109,7 +109,7 @@ _PLAIN_FLAGS = frozenset({bool, np.bool_})
 
 
 def plain_numbers(reward: Any, terminated: Any, truncated: Any) -> tuple[float, bool, bool]:
-    """Reward and flags of a step as Python's own numbers; raises Unfit if they are none."""
+    """Reward and flags of a step as Python's own numbers; raises Unfit for anything else."""
     try:
         gain = float(reward) if type(reward) in _PLAIN_NUMBERS else reward_of(reward)
     except OverflowError as error:  # a whole number that no float can hold
@@ -121,7 +121,8 @@ def plain_numbers(reward: Any, terminated: Any, truncated: Any) -> tuple[float, 
 
 
 def reward_of(value: Any) -> float:
-    """A reward as a number, also of an array or tensor of one; raises Unfit for anything else."""
+    """A reward as a number, also from an array or tensor of one number; raises Unfit for anything
+    else."""
     array = _one(value)
     if array is None or array.dtype.kind not in "biuf":
         sized = value.ndim > 0 if isinstance(value, np.ndarray) else isinstance(value, list | tuple)

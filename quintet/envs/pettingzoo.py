@@ -252,8 +252,8 @@ class ParallelVectorEnv:
         self._next_turn(index, out)
 
     def _next_turn(self, index: int, out: StepRow | None) -> None:
-        """Goes on to the agent that acts next, by way of those whose episode has ended; writes what
-        came to all of them since they acted.  Without such an agent the game is over.
+        """Moves to the agent that acts next, past agents whose episode has ended; writes what all
+        of them received since they acted.  Without such an agent the game is over.
 
         out: None after a reset.
         """

@@ -128,7 +128,7 @@ class ResolvedEnv:
         return self.backend.num_agents(self)
 
     def streams_of(self, wanted: int) -> int:
-        """Number of streams of a group: at least as many as wanted that make whole games, or all of
+        """Number of streams of a group: at least the wanted number, in whole games; all streams of
         a given vector environment.
         """
         if isinstance(self.source, GIVEN):

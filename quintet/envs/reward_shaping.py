@@ -67,7 +67,7 @@ class ShapedRewards:
         self._find()
 
     def _find(self) -> None:
-        """Finds the dicts of the environments, which have the given values yet."""
+        """Finds the dicts of the environments, which still have the given values."""
         self._declared = [declared_by(each) for each in self._singles()]
         if len({id(declared) for declared in self._declared}) < self.num_streams:
             raise ConfigError(

@@ -43,8 +43,8 @@ class TensorStep(NamedTuple):
 class TensorVectorEnv(Protocol):
     """B environments that step together, with PyTorch tensors on one device.
 
-    Tensors that it gave may be written again by its next step, and it must not write into those
-    that it is given.  No method should wait for the device.
+    Its next step may overwrite tensors that it gave, and it must not write into tensors that it is
+    given.  No method should wait for the device.
     """
 
     @property
@@ -72,14 +72,14 @@ class TensorVectorEnv(Protocol):
     @property
     def restarts(self) -> bool:
         """Whether `restart` begins new episodes, which depend on the seed and on actions alone;
-        else streams run on, and a run can't be repeated.
+        else streams continue, and a run can't be repeated.
         """
         ...
 
     @property
     def generators(self) -> tuple[torch.Generator, ...] | None:
-        """Generators from which a step draws, if all that it does is to launch kernels, which
-        change its memory in place: such steps become a part of a CUDA graph.  None: it does more.
+        """Generators from which a step draws, if it does nothing but launch kernels that change
+        its memory in place: such steps become a part of a CUDA graph.  None: a step does more.
         """
         ...
 

@@ -54,7 +54,8 @@ class _Streams:
         """Does nothing."""
 
     def ends(self, reward: Tensor, terminated: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Counts a step; reward and flags without those of streams that were reset."""
+        """Counts a step; returns reward, 0 for streams that were reset, and flags, false for
+        these."""
         goes = ~self.over
         self.steps.add_(1).mul_(goes)
         terminated = terminated & goes
@@ -72,7 +73,7 @@ class CartPole:
     """Gymnasium's CartPole-v1 in float32: a reward of 1 per step, until the pole or the cart is out
     of bounds, or after `max_episode_steps`.
 
-    Without `velocities` the observation has the two places alone, a task for memory.
+    Without `velocities` the observation has only the two positions, a task for memory.
     """
 
     autoreset, restarts = AutoresetMode.NEXT_STEP, True

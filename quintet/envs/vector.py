@@ -129,8 +129,8 @@ class VectorEnv(Protocol):
 
 
 def place_of_frame(frame: FrameType) -> str:
-    """The stream that a running frame steps or resets, with its step and seed; "" if it is of no
-    single stream.
+    """The stream that a running frame steps or resets, with its step and seed; "" if the frame is
+    not of a single stream.
 
     It asks the frame's `self` by ``place_of(stream)``, a method of vector environments that step
     one stream or game after another, for the stream that the frame holds as `stream`.

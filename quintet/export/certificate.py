@@ -41,13 +41,14 @@ class Entry(Strict):
 class Certificate(Strict):
     """The content of ``certificate.json``.
 
-    rows, streams: T and B of the recorded steps; episodes: those that begin in them.
-    observations: where the observations are from.
+    rows, streams: T and B of the recorded steps; episodes: number of episodes that begin in them.
+    observations: source of the observations.
     compared: the comparison of the program with the policy, when the export was made.
     tolerance, tie: see `quintet.export.compare`.
-    versions: of what computed both.
-    signature: of all before it, if there was a key; see `quintet.system.signature`.
-    sha256: of all else in the file.
+    versions: versions of the packages that computed both.
+    signature: signature of all entries before it, if there was a key; see
+        `quintet.system.signature`.
+    sha256: hash of everything else in the file.
     """
 
     format_version: Literal[1]
@@ -77,7 +78,8 @@ def sealed(content: Mapping[str, Any]) -> bytes:
 
 
 def parsed(model: type[Held], data: bytes, file: Path) -> Held:
-    """The content of a JSON file of an export; raises ExportError if it was not written so."""
+    """The content of a JSON file of an export; raises ExportError if quintet would write it
+    otherwise."""
     way_out = "it is damaged or was changed; export the policy again"
     if len(data) > _MOST_BYTES:
         raise ExportError(
@@ -135,8 +137,8 @@ class Read:
         given = rest.pop("sha256")
         if hashlib.sha256(as_bytes(rest)).hexdigest() != given:
             raise ExportError(
-                f"{folder / CERTIFICATE} must have its own SHA-256, got another content: it was "
-                "changed or is damaged; export the policy again"
+                f"{folder / CERTIFICATE} must match the SHA-256 that it holds, got other "
+                "content: it was changed or is damaged; export the policy again"
             )
         mark = rest.pop("signature")
         self.not_own = signature.fault(PURPOSE, as_bytes(rest), mark)
@@ -153,7 +155,7 @@ class Read:
             listed = self.certificate.files.get(name)
             if listed is None or listed.sha256 != digest:
                 raise ExportError(
-                    f"{path} must have the SHA-256 of {name} that the certificate has, got "
+                    f"{path} must have the SHA-256 that the certificate lists for {name}, got "
                     "another: export the policy again"
                 )
 
@@ -161,9 +163,9 @@ class Read:
         data = _read(file, entry.size)
         if Entry.of(data) != entry:
             raise ExportError(
-                f"{file} must have the {entry.size:,} bytes and the SHA-256 of the certificate, "
-                f"got {len(data):,} bytes of another content: it is damaged or was changed; export "
-                "the policy again"
+                f"{file} must have the {entry.size:,} bytes and the SHA-256 that the "
+                f"certificate lists, got {len(data):,} bytes of other content: it is damaged "
+                "or was changed; export the policy again"
             )
         return data
 

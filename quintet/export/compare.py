@@ -11,8 +11,8 @@ from quintet.export.players import Player, play
 from quintet.export.steps import STATE_EVERY, Arrays, Steps
 
 TOLERANCE, MOST_TOLERANCE = 1e-5, 1e-3
-"""Largest difference of an output of floats, relative to numbers above 1: unless a user gives
-another, and the largest that may be given.
+"""Largest differences of float outputs, relative to numbers above 1: the default, and the largest
+that a user may allow.
 """
 
 TIE = 1e-6
@@ -28,7 +28,7 @@ SINGLE_ROWS = 200
 class Actions(Strict):
     """Numbers of compared actions; `equal + ties == compared` in a whole export.
 
-    ties: actions that differ where two choices are as good up to `TIE`.
+    ties: actions that differ where two choices score the same up to `TIE`.
     """
 
     compared: Size
@@ -136,7 +136,8 @@ def _actions(
     scored: tuple[NDArray[Any] | None, NDArray[Any] | None],
     tolerance: float,
 ) -> Actions:
-    """Compares the actions of all rows ``[T, B]``; scored: parameters and noise, if there are."""
+    """Compares the actions of all rows ``[T, B]``; scored: parameters and noise, if there are
+    any."""
     params, noise = scored
     leaves = interface.of("action")
     rows = wanted[leaves[0].name].shape[:2]

@@ -1,4 +1,4 @@
-"""The inputs and outputs of an exported policy, as ``policy.json`` tells them.
+"""The inputs and outputs of an exported policy, as ``policy.json`` describes them.
 
 This module, and all that `verify` needs, imports no PyTorch.
 """
@@ -27,7 +27,7 @@ Role = Literal[
 ]  # fmt: skip
 
 _SINGLE: tuple[Role, ...] = ("is_first", "noise", "params", "value")
-"""Roles of which there is at most one input or output, with the role for its name."""
+"""Roles with at most one input or output, whose name is the role."""
 
 INPUTS: tuple[Role, ...] = ("observation", "action_mask", "is_first", "state", "noise")
 
@@ -49,7 +49,8 @@ _FLOATS = ("float16", "float32", "float64")
 
 
 class Strict(BaseModel):
-    """Base class of what an export's files hold: nothing is converted, nothing else is allowed."""
+    """Base class of the contents of an export's files: types are not converted, unknown names are
+    refused."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -86,11 +87,11 @@ class Port(Strict):
 
 @final
 class Choice(Strict):
-    """Places of one discrete choice, by which a tie is told.
+    """Places of one discrete choice, by which a tie is recognised.
 
     kind: categorical: the largest of `size` parameters wins; bit: a parameter above 0 is a 1.
     action: name of the output; place: index in its flattened row.
-    params: its first parameter (and its first number of the noise is `noise`).
+    params, noise: index of its first parameter, and of its first number of noise.
     """
 
     kind: Literal["categorical", "bit"]
@@ -115,7 +116,7 @@ class Played(Strict):
 class Interface(Strict):
     """The content of ``policy.json``.
 
-    state: the inputs that are fed back, by name, with the outputs that give their next values.
+    state: outputs with the next values, by the names of the inputs to which they are fed back.
     versions: of the packages that made the export.
     sha256: of the program and its code, by the files' names.
     """
@@ -142,19 +143,22 @@ class Interface(Strict):
         if not roles["observation"] or not roles["action"]:
             raise ValueError("there must be an observation and an action")
         if any((p.role in _SINGLE or p.name in _SINGLE) and p.role != p.name for p in ports):
-            raise ValueError(f"those of {', '.join(_SINGLE)} must have this name")
+            raise ValueError(
+                f"inputs and outputs with the roles {', '.join(_SINGLE)} must have the role as "
+                "their name"
+            )
         if any(len(p.shape) != 1 for p in self.of("noise", "params")):
             raise ValueError("noise and params must have one dimension")
         begin = len(self.inputs)
         if any((port.role in INPUTS) != (k < begin) for k, port in enumerate(ports)):
-            raise ValueError("an input must have the role of one, and an output too")
+            raise ValueError("inputs must have roles of inputs, and outputs roles of outputs")
         fed = {port.name: port for port in self.inputs if port.role == "state"}
         given = {port.name: port for port in self.outputs if port.role == "next_state"}
         if {*self.state} != {*fed} or {*self.state.values()} != {*given}:
             raise ValueError("state must name every state and its next value")
         pairs = [(fed[a], given[b]) for a, b in self.state.items()]
         if any((a.shape, a.dtype) != (b.shape, b.dtype) for a, b in pairs):
-            raise ValueError("a state and its next value must have one form")
+            raise ValueError("a state and its next value must have the same shape and dtype")
         self._check_choices()
         return self
 

@@ -33,7 +33,7 @@ _SAMPLES = 3
 
 
 def traced(whole: WholePolicy) -> torch.export.ExportedProgram:
-    """The policy as a graph of PyTorch's operators; raises ExportError where it can't be one."""
+    """The policy as a graph of PyTorch's operators; raises ExportError where that is impossible."""
     inputs = tuple(
         torch.from_numpy(port.zeros(_SAMPLES)).fill_(port.role == "action_mask")
         for port in whole.inputs
@@ -49,7 +49,7 @@ def traced(whole: WholePolicy) -> torch.export.ExportedProgram:
 
 
 def onnx_program(program: torch.export.ExportedProgram, whole: WholePolicy) -> bytes:
-    """A model of ONNX with its weights; raises ExportError where there is none."""
+    """A model of ONNX with its weights; raises ExportError where that is impossible."""
     try:
         with _quiet():
             made = torch.onnx.export(
@@ -72,7 +72,7 @@ def onnx_program(program: torch.export.ExportedProgram, whole: WholePolicy) -> b
 
 
 def _tidy(model: Any) -> None:
-    """Removes what names places on this machine."""
+    """Removes names of places on this machine."""
     model.doc_string = model.graph.doc_string = ""
     del model.metadata_props[:], model.graph.metadata_props[:], model.graph.value_info[:]
     for node in model.graph.node:
@@ -129,7 +129,7 @@ def require(format: Format) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporters' remarks about themselves."""
+    """Hides the exporters' remarks about themselves."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -160,7 +160,7 @@ _USUAL: dict[str, tuple[float, ...]] = {
     "stash_type": (1,),
     "select_last_index": (0,),
 }
-"""Attributes of ONNX's operators, with the values by which the numpy format plays them."""
+"""Attributes of ONNX's operators, with the values that the numpy format supports."""
 
 
 def numpy_program(onnx_model: bytes) -> bytes:

@@ -29,7 +29,7 @@ _FIRST_FRAC = 0.02
 
 
 _WIDE = 100.0
-"""Size of a bound beyond which samples of a Box of floats are drawn up to this size only."""
+"""Largest absolute value of samples of a Box of floats with wider bounds."""
 
 
 @final
@@ -95,7 +95,7 @@ def _own_form(policy: Policy, leaf: Leaf, stored: NDArray[Any]) -> NDArray[Any]:
 
 
 def _allow(policy: Policy, mask: NDArray[Any]) -> None:
-    """Allows all in choices without an allowed action, as where an episode has ended."""
+    """Allows all actions of a choice that allows none, as where an episode has ended."""
     begins = np.cumsum([0, *spaces.mask_sizes(policy.spaces.action)])
     for begin, end in pairwise(begins):
         part = mask[..., begin:end]
@@ -120,7 +120,8 @@ def of_space(policy: Policy, steps: int, seed: int) -> Seen:
 
 
 def _narrowed(space: spaces.Space) -> spaces.Space:
-    """The space, a Box of floats without bounds so wide that samples between them mean nothing."""
+    """The space; a Box of floats with wider bounds than `_WIDE`, between which samples would mean
+    nothing, gets these."""
     if not isinstance(space, gym_spaces.Box) or np.dtype(space.dtype).kind != "f":
         return space
     low, high = space.low.copy(), space.high.copy()

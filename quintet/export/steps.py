@@ -20,8 +20,8 @@ from quintet.system import memory
 STEPS = "steps.npz"
 
 STATE_EVERY = 16
-"""Rows between two stored states, which may be larger than all else; every row is compared when the
-export is made.
+"""Rows between two stored states, since states may be larger than all else; every row is compared
+when the export is made.
 """
 
 Arrays = dict[str, np.ndarray[Any, Any]]

@@ -15,7 +15,7 @@ from quintet.export.steps import STEPS, unpacked
 class Verified:
     """A verified export.
 
-    compared: today's comparison; version: what played the program.
+    compared: the new comparison; version: what played the program.
     """
 
     def __init__(

@@ -99,7 +99,8 @@ class WholePolicy(nn.Module):
 
 
 def told(policy: Policy) -> tuple[Recorded, ...]:
-    """Records of a policy beside its actions; the value only if it reads no more than that."""
+    """Records of a policy besides its actions; the value only if it reads no other leaves than the
+    actions."""
     return ("params_mu",) if policy.critic_leaves else ("params_mu", "value")
 
 

@@ -63,7 +63,7 @@ def make_encoder(
 
     hidden: widths of the hidden layers; None for a user's module.
     generator: seeds the weights of a user's module; other weights are undefined until drawn.
-    without: leaves that it does not read, as `critic_leaves` for a policy.
+    without: paths of leaves that it does not read, such as `critic_leaves` in a policy's encoder.
 
     Raises:
         ConfigError: the encoder can't read these observations.
@@ -103,7 +103,7 @@ class Trunk:
         leaves: frozenset[str] = frozenset(),
     ):
         """name: the state's leaves are ``name/h0``, ...; precision: precision of the encoder.
-        leaves: what it reads and others do not, which may be missing where its output is not used.
+        leaves: leaves that it alone reads; they may be missing where its output is not used.
         """
         self.name, self.encoder, self.core, self.precision = name, encoder, core, precision
         self.leaves = leaves

@@ -48,10 +48,10 @@ class Captured(Generic[P, R]):
         sets: Sequence[str] = (),
         kept: tuple[type, ...] = (),
     ):
-        """changes: returns the tensors of the object that the method writes to.
+        """changes: function that returns the tensors of the object that the method writes to.
         sets: attributes of the object that the method sets, which follow from the layout.
-        kept: dataclasses whose tensors nobody writes to but by PyTorch's operations; such a tensor
-            is copied again only if it was, or is another object.
+        kept: dataclasses whose tensors only PyTorch's operations write to; such a tensor is copied
+            again only after a write, or if it is another object.
         """
         assert isinstance(method, MethodType)
         self._method, self._object = method, method.__self__
@@ -134,7 +134,7 @@ class _Inputs:
         self._held: list[tuple[weakref.ref[Tensor], int] | None] = [None] * len(tensors)
 
     def fill(self, tensors: list[Tensor]) -> None:
-        """Copies the tensors: views of one block together, others by one kernel for a dtype."""
+        """Copies the tensors: views of one block together, others by one kernel per dtype."""
         done: set[int] = set()
         for group, places, copy in self._blocks:
             views = [tensors[k] for k in group]
@@ -189,8 +189,8 @@ class _Captive(NamedTuple):
     """A graph of one layout.
 
     outputs: where `replay` writes the method's result.
-    attributes: of the object, as the method sets them.
-    turn: kept as long as a graph uses its memory.
+    attributes: values of the object's attributes that the method sets.
+    turn: its memory is kept as long as a graph uses it.
     """
 
     inputs: _Inputs
@@ -202,7 +202,7 @@ class _Captive(NamedTuple):
 
 @final
 class _Turn:
-    """The memory that all graphs of a stream share, of which one runs at a time: what one leaves
+    """The memory that all graphs of a stream share.  One graph runs at a time, and what it leaves
     there is used up before the next one begins.
     """
 
@@ -284,7 +284,8 @@ def _layout(arg: Any, tensors: list[Tensor]) -> Hashable:
 
 
 def _inside(arg: Any, kinds: tuple[type, ...], inside: bool = False) -> list[bool]:
-    """Whether each tensor of an argument, in the order of `_layout`, is in one of these kinds."""
+    """Whether each tensor of an argument, in the order of `_layout`, is part of an object of one of
+    these types."""
     if isinstance(arg, Tensor):
         return [inside]
     inside = inside or isinstance(arg, kinds)

@@ -75,7 +75,7 @@ class SmallPicture(NamedTuple):
     frames: of a stack; 1 without one.
     channels_last: whether a frame is ``[H, W, C]``, not ``[C, H, W]``.
     doubtful: whether the other layout is possible too.
-    most: largest value of integers, which become 1.
+    most: largest value of integers, which is scaled to 1.
     """
 
     frames: int

@@ -60,7 +60,7 @@ class RunningMoments(nn.Module):
 
 
 _OF_A_CPU, _OF_A_GPU = (torch.float32, 256, 2**19), (torch.int32, 2**31, 2**25)
-"""Numbers for sums of bytes, rows at once, and numbers at once."""
+"""Dtype for sums of bytes, largest number of rows at once, and largest number of bytes at once."""
 
 
 def _moments_of_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -222,8 +222,9 @@ class ObservationNormalizer(nn.Module):
         """Share of the elements of normalised leaves that are at the clip, over the rows to `use`
         ``[T, B]``; 0 before there are statistics, NaN where there is no element.
 
-        obs: leaves ``[T * B, ...]``, normalised; rows behind these are not read.
-        count: of rows to use; of several ranks, in all of them, so that each gives its share.
+        obs: leaves ``[T * B, ...]``, normalised; later rows are not read.
+        count: number of rows to use; with several ranks over all of them, so that each gives its
+            share.
         """
         if not self.names:
             return torch.full((), torch.nan, device=use.device)

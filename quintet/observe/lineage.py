@@ -50,14 +50,14 @@ def _checked(event: Any) -> Event:
     steps = event.get("env_steps", 0) if begins else event["env_steps"]
     at = (steps, event["policy"]) if begins else (steps, event["policy"], event["donor"])
     if not (isinstance(known, dict) and all(isinstance(x, int) for x in at)):
-        raise TypeError("it has something else than events of a population")
+        raise TypeError("it has lines that are no events of a population")
     objectives = (
         [] if begins else [None if x is None else float(x) for x in event.get("objectives", ())]
     )
     known = {str(name): float(x) for name, x in known.items()}
     numbers = [*known.values(), *(x for x in objectives if x is not None)]
     if not 0 <= min(at) <= max(at) <= MOST_STEPS or not all(abs(x) <= LARGEST for x in numbers):
-        raise ValueError("it has numbers beyond all use")
+        raise ValueError("it has numbers that are too large")
     return {**event, "env_steps": steps, "known": known, "objectives": objectives}
 
 

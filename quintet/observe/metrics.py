@@ -158,7 +158,7 @@ HISTOGRAM = "histogram/"
 """Prefix of histograms, which only some sinks can show."""
 
 NODE = "node/"
-"""Prefix of a cluster's nodes, before their number."""
+"""Prefix of the metrics of a cluster's nodes; the node's number follows."""
 
 PREFIXES: dict[str, Metric] = {
     HISTOGRAM: Metric("1", "distribution of a value over rows or parameters, never a number"),

@@ -85,7 +85,7 @@ class RunSummary:
 
     @property
     def steps(self) -> str:
-        """The env_steps so far, and of how many if some are left."""
+        """The env_steps so far, and the budget if some are left."""
         whole = self.total_env_steps
         left = f" of {whole:,}" if whole is not None and self.env_steps < whole else ""
         return f"{self.env_steps:,}{left}"
@@ -251,7 +251,7 @@ def _has_checkpoints(folder: Path) -> bool:
 
 
 def _bounded(report: Mapping[str, float]) -> dict[str, float]:
-    """A report without numbers beyond all use, which no picture can show."""
+    """A report without numbers that are too large for a picture."""
     most = {"env_steps": float(MOST_STEPS), "wall_s": float(MOST_STEPS)}
     return {
         name: x

@@ -107,8 +107,8 @@ class PopulationConfig(Options):
     def _options_go_together(self) -> "PopulationConfig":
         if self.assignment == "agent" and self.pbt and self.several:
             raise ValueError(
-                "population.assignment=agent must have population.pbt=false, got true, but "
-                "policies of different agents can't be ranked: add population.pbt=false"
+                "population.assignment=agent must have population.pbt=false, got true: "
+                "policies of different agents can't be ranked; add population.pbt=false"
             )
         if self.several and self.pbt and math.ceil(self.replace_frac * self.size) == self.size:
             raise ValueError(

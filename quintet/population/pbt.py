@@ -108,8 +108,8 @@ def decide(
     is never mutated.  With n = 1 nothing happens.
 
     Args:
-        objectives: objectives of all policies; -inf ranks last, and any other leads it; None: not
-            ranked.
+        objectives: objectives of all policies; -inf ranks last, and any other objective leads it;
+            None: not ranked.
         values: hyperparameters of all policies.
     """
     config = rules.config

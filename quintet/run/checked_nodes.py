@@ -28,7 +28,7 @@ class Demand(NamedTuple):
     """Needs of runs, and the check of a node.
 
     cores, gpus: numbers that each run takes.
-    check: what a node is asked; folders: where it must read, write and lock.
+    check: questions to a node; folders: folders in which it must read, write and lock.
     facts: versions and processor of this machine; exact: whether all of them must be equal.
     """
 
@@ -126,7 +126,7 @@ class CheckedNodes:
         self.say(f"each run takes {wanted} of one node: {told}")
 
     def look(self) -> list[str]:
-        """Asks new nodes, and hears those that were asked; returns sentences about unfit ones."""
+        """Asks new nodes, and receives answers; returns sentences about unfit nodes."""
         refused: list[str] = []
         if time.monotonic() - self._looked_s > _LOOK_EVERY_S:
             self._looked_s = time.monotonic()
@@ -188,7 +188,7 @@ class CheckedNodes:
         return next((each for each in faults if each is not None), None)
 
     def drop(self, node: Node) -> None:
-        """Forgets a node, which is checked anew, as another one, if it is still there."""
+        """Forgets a node, which is checked again, as a new one, if it is still there."""
         node.close()
         if self.found.get(node.machine.id) is node:
             del self.found[node.machine.id]

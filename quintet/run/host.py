@@ -20,8 +20,8 @@ _HEARD_S = 1.0
 class Check(NamedTuple):
     """Questions to a node before it is given runs.
 
-    payload: of one of the runs.
-    working_folder: of the command's process.
+    payload: payload of one of the runs.
+    working_folder: working folder of the command's process.
     backend: name of the environment's backend; simulators: packages that it has imported, by
         module.
     folders: folders of the run folders, and the tokens of `SharedFolder` in them.
@@ -43,7 +43,7 @@ class Heard(NamedTuple):
 
 @final
 class Host:
-    """A process of a node that checks it, or has one run, which ends with it."""
+    """A process on a node, which checks the node, or has one run that ends with it."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []

@@ -328,7 +328,8 @@ def _going_back(trainer: Trainer, may_go_back: bool) -> Iterator[None]:
 
 
 def _goes_back_exactly(trainer: Trainer) -> bool:
-    """Whether the last exact checkpoint, or the beginning, leads to the same bytes again."""
+    """Whether training again from the last exact checkpoint, or from the beginning, gives the same
+    bytes."""
     if trainer.config.runtime.kind == "async" or not trainer.saving.on_path:
         return False
     if not checkpoint.any_of_run(trainer.folder.checkpoints):

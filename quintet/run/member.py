@@ -20,7 +20,7 @@ def overwriting_once(loaded: "Loaded", inode: int | None) -> "Loaded":
     """The configuration for a process that may not be the first of its run: what an earlier one has
     moved aside is not moved again.
 
-    inode: of the run's folder before the first one.
+    inode: inode of the run's folder before the first process.
     """
     from quintet.system import files
 
@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def serve(train: "Callable[[Loaded, dict[str, Any]], dict[str, Any]]") -> int:
-    """Calls a function with the run and the payload, and answers what it returns, which has a
+    """Calls a function with the run and the payload, and answers with its result, which has a
     status; returns the exit status of ``quintet train``.
     """
     payload: dict[str, Any] = pickle.loads(seed_group.attach())

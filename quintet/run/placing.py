@@ -27,7 +27,7 @@ _BEGUN_S = 60.0
 """Seconds after which a run that waits for cores that others use may try another node."""
 
 _LEFT_S = ORPHAN_GRACE_S + 30.0
-"""Seconds for processes that were begun before to leave a run's folder."""
+"""Seconds for earlier processes to leave a run's folder."""
 
 _KILLED_S = 1.0
 """Seconds for hosts to end their runs at once."""
@@ -41,7 +41,7 @@ class _Run:
     node: where it is or was last; host: None while it waits.
     begun: whether its process was begun there.
     since_s: when it was placed, or could have been.
-    heard_s: when its host answered; tried_s: when it was to be placed, last.
+    heard_s: when its host answered; tried_s: when a placement was last tried.
     lost: number of nodes that it has lost.
     """
 
@@ -150,7 +150,7 @@ class Placed:
                 each.leave()
 
     def _free(self, run: _Run) -> list[Node]:
-        """Nodes on which there is room, the best first: another one than before, with most free
+        """Nodes with room, the best first: another node than before, then the node with most free
         cores."""
         placed = [each.node for each in self._runs if each.host is not None]
         before = None if run.node is None else run.node.machine.id
@@ -185,8 +185,8 @@ class Placed:
             run.host.ask("begin", module, run.member, self.demand.check.working_folder)
 
     def _is_left(self, run: _Run, now: float) -> bool:
-        """Whether no process trains in the run's folder, or has done so for too long, as the run
-        itself will say.
+        """Whether no process trains in the run's folder, or one has done so for too long, which the
+        run itself then reports.
         """
         if run.member.folder is None or now - run.since_s > _LEFT_S:
             return True
@@ -202,7 +202,7 @@ class Placed:
         return True
 
     def _hear(self, run: _Run, host: Hosted) -> None:
-        """Takes in what a host has answered, or that it is gone or silent."""
+        """Takes in a host's answers, or notes that it is gone or silent."""
         now, timeout_s = time.monotonic(), self.config.node_timeout_s
         assert run.node is not None
         try:

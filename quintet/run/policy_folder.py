@@ -57,8 +57,8 @@ class PolicyFolder:
         return found.tensors[self._key(kind)]
 
     def part(self, meta: Mapping[str, Any]) -> Mapping[str, Any]:
-        """This policy's part of a checkpoint's meta; raises CheckpointError for another number of
-        them.
+        """This policy's part of a checkpoint's meta; raises CheckpointError if the checkpoint has
+        another number of policies.
         """
         count = len(meta.get(POLICIES, (None,)))
         if count != self.num_policies:
@@ -166,7 +166,7 @@ class RunReplay:
             ) from error
 
     def describe_once(self) -> str | None:
-        """A sentence about its size, once there are rows, and only then."""
+        """A sentence about its size, given once, when there are rows."""
         if self.described or not self.replay.size:
             return None
         self.described = True
@@ -176,7 +176,8 @@ class RunReplay:
 def _uneven_unrolls(
     plan: DataPlan, config: RunConfig, assignment: Assignment, num_streams: int
 ) -> int:
-    """Unrolls of one of a policy's streams that may come beyond its share of the run's batches.
+    """Number of unrolls by which one of a policy's streams may exceed its share of the run's
+    batches.
 
     Of several policies in the same streams one may play a single stream for long: all columns of a
     batch may be that stream's, and as many may have waited before.  With its own streams a policy

@@ -291,7 +291,8 @@ class PolicyRun:
         return any(was.get(f"eval.env.{name}") != value for name, value in now.items())
 
     def _require_spaces(self, path: Path, saved: Mapping[str, Any]) -> None:
-        """Refuses other spaces: equal sizes would be fed to weights of other leaves."""
+        """Refuses other spaces: a leaf of equal size would be fed to the weights of another
+        leaf."""
         for what, (was, now) in other_spaces(saved, self.description).items():
             raise CheckpointError(
                 f"{self.config.env.id} must have the run's {what} {was}, got {now}: restore the "

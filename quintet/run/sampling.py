@@ -176,7 +176,8 @@ def make_sampling(
     """The sampling of a resolved configuration; its processes start at the first restart.
 
     learners: one per policy, with equal plans.
-    say: receives what workers print, and how they ended; notice: what a long wait is for.
+    say: receives what workers print, and how they ended; notice: receives the reasons for long
+        waits.
 
     Raises ConfigError if workers can't be sent their work, or there is too little memory.
     """

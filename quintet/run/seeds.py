@@ -59,8 +59,8 @@ def run_seeds(
     jobs: number of runs at the same time; None: cores divided by ``runtime.threads`` and workers,
         at least 1, on a cluster as many as its nodes have cores for. If it is given, runs on this
         machine without a given number of threads share the cores.
-    minutes: time of each run; all get the number of env_steps that fits the slowest of `jobs`
-        runs, measured at the same time, or that of a run of the group that has begun.
+    minutes: time of each run; all get the number of env_steps that fits the slowest of `jobs` runs,
+        measured at the same time, or the number of a run of the group that has begun.
 
     Raises ConfigError for a fault that all runs share, or an environment that can't be sent.
     """
@@ -103,8 +103,8 @@ RunMembers = Callable[[str, Sequence[Member], int, Callable[[str], None]], list[
 
 
 def _member(loaded: Loaded, more: Mapping[str, Any] | None = None) -> Member:
-    """A process of a seed group; `more`: of its payload.  Only a run itself, without more, is in
-    its folder.
+    """A process of a seed group; `more`: further entries of its payload.  Only a process without
+    them trains, in the run's folder.
     """
     folder = None if more else loaded.config.run_dir
     return Member(f"s{loaded.config.seed}", payload(loaded, more), folder)
@@ -147,7 +147,8 @@ def _on_nodes(
 
 
 def _as_here(loaded: Loaded, values: Mapping[str, Any]) -> Loaded:
-    """The same with what would follow from the machine on which the run is placed, as it is here.
+    """The same, with the options that would follow from the machine of the run set as they resolve
+    on this machine.
 
     values: the configuration resolved on this machine.
     """
@@ -177,8 +178,8 @@ def _cores(values: Mapping[str, Any]) -> int:
 
 
 def sharing(loaded: Loaded, values: Mapping[str, Any], runs: int) -> Loaded:
-    """The same with at most the threads of its share of the cores, where it leaves them open: two
-    threads each of two runs on two cores are a quarter as fast as with one each.
+    """The same with at most the threads of its share of the cores, unless it sets a number: two
+    runs on two cores are a quarter as fast with two threads each as with one each.
 
     values: the configuration resolved for a single run.
     """

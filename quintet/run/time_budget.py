@@ -69,7 +69,7 @@ def timed(loaded: Loaded, budget: "TimeBudget", train: TrainOnce) -> Loaded:
 class Place:
     """The folder of a new run while its speed is measured.
 
-    runs: its files of a run, as far as there are any.
+    runs: names of the files of a run that it holds.
     holds_ours: whether it holds anything that a run may make.
     """
 

@@ -208,7 +208,7 @@ class Trainer:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Says, within the block, where environments hang, and what a stop waits for."""
+        """Reports, within the block, where environments hang, and what a stop waits for."""
         timeout_s = self.config.runtime.worker_timeout_s
         self.watch = Watch(self.timer, self.env, timeout_s, self.log.say)
         with self.watch.running():

@@ -15,7 +15,7 @@ from quintet.runtime.processes.pool import Pool
 from quintet.types import Publication
 
 _LOOK_AGAIN_S = 0.5
-"""Longest wait for a message before the workers are checked, and whether the run is ending."""
+"""Longest wait for a message before a check of the workers and of the run's end."""
 
 
 @final
@@ -222,7 +222,7 @@ class AsyncSampling:
                     self.delivery.put(unroll)
 
     def _tell(self, trouble: Died | BaseException) -> None:
-        """Leaves it to the learner's thread."""
+        """Leaves the trouble to the learner's thread."""
         with self.changed:
             self.trouble = trouble
             self.changed.notify_all()

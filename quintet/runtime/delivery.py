@@ -194,8 +194,8 @@ class Delivery:
         queue.published = queue.learned = publication.version
 
     def forget(self, policy: int, version: int) -> None:
-        """Drops rows of a policy's former weights, since its learner took over another policy's:
-        only rows from this version on, which was not published yet, are its own.
+        """Drops rows of a policy's former weights, since its learner took over another policy's
+        weights: only rows of this version, not yet published, and of later ones are its own.
         """
         self.queues[policy].least_version = version
 
@@ -226,8 +226,8 @@ class Delivery:
     def put_round(self, unrolls: Sequence[Unroll]) -> None:
         """Adds one unroll of every group, in the order of their streams.
 
-        Remaining columns may be dropped later, at a restart or for their age; so each stream is
-        first in turn.
+        Remaining columns may be dropped later, at a restart or for their age; so streams take turns
+        to come first.
         """
         late: list[ColumnBlock] = []
         begin = 0
@@ -294,7 +294,7 @@ class Delivery:
         columns do not hold the rest of the budget.  Columns of a single unroll are views.  The
         memory of the last batch may be written again.
 
-        Each policy is first in turn, so that a restart drops columns of all of them.
+        Policies take turns to come first, so that a restart drops columns of all of them.
         """
         self.release()
         count = len(self.queues)

@@ -31,7 +31,8 @@ _MOST_TOLD = 4_096
 ones cost a second wait."""
 
 _MOST_RECORDED = 512
-"""Most steps of an unroll that is one CUDA graph, of which each takes some tens of kernels."""
+"""Largest number of steps of an unroll that is one CUDA graph; each step launches some tens of
+kernels."""
 
 
 class Told(NamedTuple):
@@ -288,7 +289,7 @@ class DeviceRows:
 
     def _episodes(self, ended: Tensor, version: int) -> tuple[Tensor, ...]:
         """Return, length, version and success of the episodes that ended, ``[T, B]``, meaningful
-        there; carries the running sums on.
+        there; updates the running sums.
         """
         rollout, sums = self.rollout, self._sums
         numbers = torch.arange(len(ended), device=ended.device).unsqueeze(1)
@@ -374,9 +375,10 @@ def may_record(env: TensorVectorEnv, plan: DataPlan) -> bool:
 def recorded(
     run: Callable[[], None], device: torch.device, generators: tuple[torch.Generator, ...]
 ) -> Callable[[], None]:
-    """A function that repeats what `run` launches, by one launch; nothing is computed here.
+    """Captures what `run` launches, without computing it; returns a function that repeats it by one
+    launch.
 
-    generators: those from which `run` draws; a repetition draws on.
+    generators: generators from which `run` draws; each repetition continues their sequences.
     """
     graph = torch.cuda.CUDAGraph()
     for each in generators:

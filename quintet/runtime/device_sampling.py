@@ -313,8 +313,8 @@ class DeviceSampling:
 
 
 def _with_known(rollout: Rollout, known: Known, cut: bool) -> Rollout:
-    """The rollout with what the host knows of it as its `source`; with `cut` also with its valid
-    rows and `Rollout.trace_cut`.
+    """The rollout, with what the host knows of it as its `source`; `cut`: also with its valid rows
+    and `Rollout.trace_cut`.
     """
     device = rollout.reward.device
     valid, terminated, truncated = (

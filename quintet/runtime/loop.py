@@ -187,9 +187,9 @@ def run(
 ) -> Literal["finished", "stopped"]:
     """Trains until the budget is spent or a hook asks for a stop.
 
-    At an exact checkpoint every stream is re-keyed from (seed, group, iteration), in a run that
-    goes on too: so samplers need not be saved, and a resumed run gives the same bytes.  Streams run
-    on at other checkpoints, and always where ``sampling.restarts`` is False.
+    At an exact checkpoint every stream is re-keyed from (seed, group, iteration), also in a run
+    that is not interrupted: so samplers need not be saved, and a resumed run gives the same bytes.
+    Streams continue at other checkpoints, and always where ``sampling.restarts`` is False.
     """
     sampling, learners, replays = components.sampling, components.learners, components.replays
     devices = components.devices or [torch.device("cpu")] * len(learners)

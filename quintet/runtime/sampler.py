@@ -45,8 +45,8 @@ class GroupSampler:
         assignment: Assignment = ONE_POLICY,
         group: int = 0,
     ):
-        """actor: of the policies that act in the group; of several, it records which acted in each
-        row.
+        """actor: actor of the group's policies; if there are several, it records which one acted in
+        each row.
         """
         self.env, self.actor, self.plan, self.first_stream = env, actor, plan, first_stream
         self.policies, self.num_learners = assignment.of(group), assignment.num_learners

@@ -97,7 +97,7 @@ class StagedActor:
         )
 
     def _sent(self, inputs: Sequence[Sequence[Tensor]]) -> Iterator[Tensor]:
-        """The inputs on the GPU, each of its parts; the host does not wait."""
+        """The inputs on the GPU, each joined from its parts; the host does not wait."""
         alone = [len(x) == 1 and x[0].nbytes >= _LARGE and x[0].is_pinned() for x in inputs]
         together = [x for x, by_itself in zip(inputs, alone, strict=True) if not by_itself]
         rows = sum(map(len, inputs[0]))
@@ -112,7 +112,7 @@ class StagedActor:
         self, key: tuple[int, ...], rows: int, inputs: Sequence[Sequence[Tensor]]
     ) -> list[Tensor]:
         """The page-locked block of acts of this kind, cut into one tensor for each input; it is
-        free, since the act before has ended.
+        free, since the previous act has ended.
         """
         if key not in self._blocks:
             self._blocks[key] = page_locked(

@@ -26,7 +26,7 @@ _KEPT_BYTES = 2**30
 """Most freed memory that a process keeps for its next tensors."""
 
 _SIGN = " does not have a deterministic implementation"
-"""Follows the operation's name in PyTorch's warning."""
+"""Text after the operation's name in PyTorch's warning."""
 
 _threaded = False
 """Whether this process may have computed in several threads."""
@@ -163,10 +163,10 @@ def _tf32_settings() -> Callable[[], None]:
 
 @final
 class OwnTorch:
-    """A block, or a decorator of functions, in which PyTorch in this thread is as quintet's
-    computations need it: float32 and the CPU where nothing else is said, gradients, neither
-    autocast nor inference mode.  After it all is as the user's code has set it.  It takes a
-    microsecond where nothing was set.
+    """A context manager and decorator that sets PyTorch in this thread as quintet's
+    computations need it: float32 and the CPU by default, with gradients, without autocast and
+    inference mode.  Afterwards the user's settings are back.  It takes a microsecond where
+    nothing was set.
     """
 
     def __init__(self, threads: int | None = None) -> None:

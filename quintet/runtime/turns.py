@@ -244,8 +244,8 @@ class Turns:
 
 
 def _sources(items: Bools, steps: int) -> NDArray[np.int64]:
-    """The row that each row ``[T + 1, B]`` of the gathered unroll comes from: an item, or behind
-    the last one the same again; row 0 of the unroll where there is none.
+    """The source of each row ``[T + 1, B]`` of the gathered unroll: an item; after the last item,
+    that item again; without items, row 0 of the unroll.
     """
     count = items.sum(0)
     row, column = np.nonzero(items)

@@ -85,8 +85,8 @@ def around(name: str, config: RunConfig) -> Dimension:
     tune = about(info).tune
     if tune is None or not files.is_number(value) or not value:
         raise ConfigError(
-            f"--search {name} must have a range or values, since the option, here {value!r}, tells "
-            f"none: give --search {name}=LOW..HIGH or {name}=A,B"
+            f"--search {name} must have a range or values, since the option's value, "
+            f"{value!r}, gives none: give --search {name}=LOW..HIGH or {name}=A,B"
         )
     low, high = bounds(info)
     if tune.by == "distance_to_1":
@@ -172,9 +172,9 @@ def _dimension(name: str, said: Any, info: FieldInfo) -> Dimension:
         or not {int, float} & {*kinds(info)}
     ):
         raise ConfigError(
-            f"--search {name} must have a range of numbers, the lower first and above 0 with "
-            f":log, of an option that takes numbers, got {said!r}: correct it, or give values "
-            f"{name}=A,B"
+            f"--search {name} must have a range LOW..HIGH of numbers that the option takes, "
+            f"with LOW below HIGH, and above 0 with :log, got {said!r}: correct it, or give "
+            f"values {name}=A,B"
         )
     whole = float not in kinds(info)
     if whole and not (float(low).is_integer() and float(high).is_integer()):

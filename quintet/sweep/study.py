@@ -84,7 +84,7 @@ class Study:
             raise _damaged(path, f"{type(error).__name__}: {error}") from error
 
     def require_same(self, said: Mapping[str, Any]) -> None:
-        """Stores what the user asked in a new journal; raises ConfigError where an older one has
+        """Stores the user's request in a new journal; raises ConfigError where an older one has
         other values, FileFault where its trials are not of that space.
         """
         now = json.loads(json.dumps(said, default=str))  # as JSON can hold it
@@ -104,7 +104,9 @@ class Study:
             )
         for each in self._frozen():
             if each.distributions != self._space:
-                raise _damaged(self._path, f"trial {each.number} is of another space")
+                raise _damaged(
+                    self._path, f"trial {each.number} has options of another search space"
+                )
 
     @property
     def spent_s(self) -> float:
@@ -193,8 +195,8 @@ class Study:
 def judge(
     pruner: str, others: Sequence[Mapping[str, Any]]
 ) -> tuple[Callable[[int, float], bool], Callable[[], dict[str, Any]]]:
-    """A function that hears a trial's score at a step and returns whether the trial should end, and
-    one that returns what later trials have to know of it.
+    """A function that receives a trial's score at a step and returns whether the trial should end,
+    and one that returns what later trials must know of it.
 
     others: see `Study.others`.
     """
@@ -221,7 +223,8 @@ def judge(
 
 
 def _as_seen(trials: Sequence[FrozenTrial], batch: int) -> list[FrozenTrial]:
-    """The trials as they were when the batch that begins with a number began: its own ran."""
+    """The trials as they were when the batch that begins with this number began, with the batch's
+    own trials running."""
     return [
         create_trial(
             state=each.state if each.number < batch else TrialState.RUNNING,

@@ -69,7 +69,8 @@ def _draw(found: Found) -> None:
 
 
 def lines(found: Found) -> Iterator[str]:
-    """The best trials, how they did on fresh seeds, how many there were, and what mattered."""
+    """Lines about the best trials, their scores on fresh seeds, the number of trials, and the
+    options that mattered."""
     rows = [("trial", found.metric, "fresh seeds: mean, 95% interval", "values")]
     for each in found.ranked[:_MOST_ROWS]:
         rows.append(

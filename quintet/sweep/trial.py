@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Trains by the payload until the end, or until others show that it is not worth it."""
+    """Trains by the payload until the end, or until other trials show that it is not worth it."""
     return member.serve(_train)
 
 

@@ -31,7 +31,8 @@ def last_score(run_dir: Path, metric: str) -> float | None:
 
 @final
 class Watch:
-    """Hears the reports of a trial; the first one of each step decides whether the trial goes on.
+    """Receives the reports of a trial; the first one of each step decides whether the trial
+    continues.
 
     curve: scores by step; score: the newest.
     """
@@ -47,7 +48,7 @@ class Watch:
         self.pruned = False
 
     def reread(self, run_dir: Path) -> bool:
-        """Hears the reports of an earlier start; returns whether they ended the trial."""
+        """Receives the reports of an earlier start; returns whether they ended the trial."""
         with suppress(QuintetError):  # it has reported nothing
             return any(self.hear(each) for each in read_metrics(run_dir, lambda _: None))
         return False

@@ -192,13 +192,13 @@ class Forked:
 
     @property
     def pid(self) -> int:
-        """The server's own as long as it has not begun this process."""
+        """The pid of the process; the server's own as long as it has not begun the process."""
         self._hear(0.0)
         return self._pid or self._server.process.pid
 
     @property
     def refused(self) -> bool:
-        """Whether the system did not allow it."""
+        """Whether the system refused to begin the process."""
         return self._pid is None and self.returncode is not None
 
     def poll(self) -> int | None:
@@ -251,7 +251,7 @@ class Forked:
 
 @final
 class _Server:
-    """The fork server as the process sees it that has begun it."""
+    """The fork server, seen by the process that started it."""
 
     def __init__(self, preload: Sequence[str], environ: Mapping[str, str], output: int):
         """output: receives its output before it can fork."""
@@ -279,7 +279,8 @@ _choosing = threading.Lock()
 
 
 def _server_for(preload: Sequence[str], environ: Mapping[str, str], output: int) -> _Server:
-    """Fork server of this process for limits and variables that its forks can't change."""
+    """The fork server for this process's present limits, cores and variables, which forks can't
+    change."""
     import resource
 
     limits = (resource.getrlimit(getattr(resource, n)) for n in dir(resource) if n[:7] == "RLIMIT_")

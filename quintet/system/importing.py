@@ -89,7 +89,7 @@ def code_of(option: str, name: str, argument: str) -> Any:
     """The function or class that an option names: the one that was given in Python, or that of its
     import string.
 
-    argument: of Python, which takes the function itself.
+    argument: argument in Python that takes the function itself.
 
     Raises:
         ConfigError: there is none.

@@ -11,14 +11,14 @@ from queue import SimpleQueue
 from typing import Any, final
 
 _HEAD = struct.Struct("<QQ")
-"""Bytes of a message, and of the blocks behind it."""
+"""Sizes in bytes of a message, and of the blocks behind it."""
 
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 """Seconds and counts after which a connection to a machine that is gone ends (Linux)."""
 
 _LOOKS = 4
-"""Number of waits, one after another, that make a silence: after a pause of this process, or of
-both ends, only the first one is over at once."""
+"""Number of waits in a row that make a silence: after a pause of this process, or of both ends,
+only the first of them is over at once."""
 
 Views = Sequence[memoryview]
 
@@ -114,7 +114,7 @@ class Link:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def free(self) -> None:
-        """Closes the socket, which nobody uses any more."""
+        """Closes the socket, which must no longer be in use."""
         self.close()
         self._socket.close()
 

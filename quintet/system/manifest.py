@@ -294,7 +294,7 @@ class Meta(_Policy):
             own = getattr(self, name)
             if own is not None and self.counters.get(name, own) != own:
                 raise ValueError(
-                    f"{name} must be that of counters, {self.counters[name]}, got {own}"
+                    f"{name} must equal that of counters, {self.counters[name]}, got {own}"
                 )
         if self.policies is not None and self.leader >= len(self.policies):
             raise ValueError(f"leader must be one of {len(self.policies)} policies")

@@ -1,4 +1,5 @@
-"""Copies between the CPU and a GPU: for those to it the host never waits, for one from it once.
+"""Copies between the CPU and a GPU: the host never waits for copies to the GPU, and once for a copy
+from it.
 
 A copy to a GPU blocks the host unless its source is page-locked, and every copy costs some
 microseconds, however small it is.  So many tensors travel as one block of bytes, cut into views.
@@ -17,10 +18,11 @@ from torch._utils import _flatten_dense_tensors
 K = TypeVar("K")
 
 _ALIGNMENT = 16
-"""Bytes, of which the place of a tensor on a GPU is a multiple, as fast kernels need it."""
+"""Alignment in bytes of tensors on a GPU, which fast kernels need."""
 
 _LARGE_BYTES = 2**20
-"""Bytes from which PyTorch, with several threads, copies a tensor into a block, not NumPy."""
+"""Size in bytes from which PyTorch, with several threads, copies a tensor into a block; NumPy
+copies smaller ones."""
 
 
 def sent(x: Tensor, device: torch.device) -> Tensor:
@@ -40,7 +42,8 @@ def places_of(mask: Tensor, device: torch.device) -> Tensor:
 
 
 def rows_at(x: Tensor, places: Tensor) -> Tensor:
-    """The rows ``[N, ...]`` at these places among all of a tensor ``[T, B, ...]``, copied."""
+    """The rows ``[N, ...]`` at these places among all T * B rows of a tensor ``[T, B, ...]``,
+    copied."""
     return x.flatten(0, 1).index_select(0, places)
 
 
@@ -73,8 +76,8 @@ def page_locked(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def sent_all(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Tensors of the CPU on `device`, without a wait and by one copy, or two if only some of them
-    are the views that `page_locked` made, whose memory must not change before it has arrived.
+    """Tensors of the CPU on `device`, without a wait, by one copy, or by two if some of them are
+    views that `page_locked` made; the memory of views must not change before it has arrived.
     """
     if device.type != "cuda":
         return [x.to(device) for x in tensors]

@@ -55,7 +55,7 @@ class Call:
 
     @property
     def harmless(self) -> bool:
-        """Whether it can't run code that quintet does not know."""
+        """Whether it runs no code that quintet does not know."""
         return not self.imports and is_plain(self.kwargs)
 
 

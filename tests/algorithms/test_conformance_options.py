@@ -37,7 +37,7 @@ OTHER_RULES = {
         "must be auto, mlp, nature_cnn, impala_cnn, small_cnn, film_grid or an",
     ),
     "exploration": ("normal_0", "must be a list of none, normal_S, ou_S, adaptive-param_S"),
-    "encoder_kwargs": ({"a": float("inf")}, "must be of what JSON can hold"),
+    "encoder_kwargs": ({"a": float("inf")}, "must hold only what JSON can store"),
 }
 
 

@@ -241,6 +241,6 @@ def test_what_would_be_another_loss_is_refused(
     make: Callable[..., Any], config: BaseModel, change: dict[str, Any], word: str
 ) -> None:
     learner = make(config, False)
-    with pytest.raises(ConfigError, match=f"got another {word}; begin a new run"):
+    with pytest.raises(ConfigError, match=f"got a change of {word}; begin a new run"):
         learner.configure(config.model_copy(update=change))
     assert learner.config == config

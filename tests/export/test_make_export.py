@@ -120,7 +120,10 @@ def test_an_export_that_does_not_verify_is_not_written(policy, tmp_path, monkeyp
         ({"steps": 3}, r"steps must be in 100 \.\. 1,000,000, got 3"),
         ({"tolerance": 0.1}, r"tolerance must be in 0 \.\. 0\.001, got 0\.1"),
         ({"observations": "none"}, "observations must be environment or space, got 'none'"),
-        ({"observations": "space", "env": "CartPole-v1"}, "env must go with observations"),
+        (
+            {"observations": "space", "env": "CartPole-v1"},
+            "env must be left out with observations=space",
+        ),
     ],
 )
 def test_wrong_arguments(policy, tmp_path, given, message) -> None:

@@ -209,7 +209,7 @@ FORGED: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "noise of another name": (
         lambda f: edited(f, "policy.json", lambda x: x["inputs"][-1].update(name="x")),
-        "those of is_first, noise, params, value must have this name",
+        "with the roles is_first, noise, params, value must have the role as their name",
     ),
     "table of parameters": (
         lambda f: edited(f, "policy.json", lambda x: params_of(x).update(shape=[2, 3])),
@@ -247,7 +247,10 @@ def test_forged_exports_are_refused(kind: str, copy) -> None:
         (lambda x: x.update(tolerance=0.1), "tolerance: .*less than or equal to 0.001"),
         (lambda x: x.update(tie=0.1), "tie: "),
         (lambda x: x["files"].pop("policy.json"), "must list policy.json"),
-        (lambda x: x["files"].pop("policy.onnx"), "must have the SHA-256 of policy.onnx"),
+        (
+            lambda x: x["files"].pop("policy.onnx"),
+            "must have the SHA-256 that the certificate lists for policy.onnx",
+        ),
         (lambda x: x["files"].update({"../x": x["files"]["policy.onnx"]}), "must list plain names"),
         (lambda x: x["files"].update({"": x["files"]["policy.onnx"]}), "can't be read"),
         (lambda x: x["files"].update({"\udc9b": x["files"]["policy.onnx"]}), "valid string"),

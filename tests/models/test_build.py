@@ -388,7 +388,7 @@ def test_an_encoder_that_can_not_be(encoder: str):
 
 
 def test_encoder_kwargs_must_be_storable():
-    with pytest.raises(ValidationError, match="what JSON can hold"):
+    with pytest.raises(ValidationError, match="what JSON can store"):
         ModelConfig(encoder="a:B", encoder_kwargs={"x": {1, 2}})
 
 

@@ -353,7 +353,7 @@ class APPOLearner:
     @torch.no_grad()
     def _sums(self, chunks: Chunks, knobs: Knobs) -> Tensor:
         """Moments of the advantages of all ranks.  V-trace's advantages depend on the current
-        weights, so each rank computes its chunks' by another forward.
+        weights, so each rank computes those of its chunks by another forward.
         """
         if self.config.use_vtrace:
             values = self.trained.on_device(knobs)

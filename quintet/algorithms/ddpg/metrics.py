@@ -105,7 +105,7 @@ def statistics(outputs: Outputs, own: Transitions, knobs: Knobs) -> Statistics: 
 def finished(values: Mapping[str, float], bound: float) -> dict[str, float]:
     """The metrics of an interval from the statistics of its updates.
 
-    bound: of absolute returns, as targets are scaled; infinite without discount.
+    bound: largest possible absolute return, in the scale of the targets; infinite without discount.
     """
     values = with_critic_fit(values)
     largest = values.pop(_LARGEST, None)

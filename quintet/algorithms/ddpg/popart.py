@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 PRIOR_COUNT, VARIANCE_FLOOR = 1e-2, 1e-2
-"""Variance before any data is 1, with the weight of this fraction of one target."""
+"""Weight, as a fraction of one target, of the variance of 1 before any data."""
 
 
 @final

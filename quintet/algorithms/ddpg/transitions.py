@@ -12,7 +12,7 @@ class Transitions:
     """This learner's share of a batch.
 
     target: target of the values ``[B]``, if known already.
-    spread: mean and standard deviation of the units of values, ``[2]``.
+    spread: mean and standard deviation by which values are scaled, ``[2]``.
     """
 
     windows: Windows

@@ -127,8 +127,8 @@ class ImpalaLearner:
     def _forward(
         self, parameters: Parameters, unrolls: Unrolls, obs: Obs
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-        """Parameters of the distribution of rows 0 to T - 1, values of rows 0 to T of `obs`,
-        normalised, log-probabilities of the actions, and auxiliary losses: scalars, or by row.
+        """Distribution parameters of rows 0 to T - 1, values of rows 0 to T, log-probabilities of
+        the actions, and auxiliary losses (scalars, or by row); `obs` are normalised.
 
         Invalid rows get a harmless action, since a masked NaN still has a NaN gradient.
         """

@@ -88,7 +88,7 @@ class Warmup:
         self.steps, self.collected = steps, 0
 
     def count(self, batch: Rollout) -> None:
-        """Counts the rows of a fresh batch, which this learner has whole."""
+        """Counts the valid rows of a fresh batch; each of several learners has all of them."""
         self.collected += int(batch.on_cpu("valid").sum())
 
     def published(self) -> dict[str, Tensor]:
@@ -123,8 +123,8 @@ _NOISE = "noise"
 class SamplingActor:
     """Samples actions, and records for each what its learner requests.
 
-    Actions are uniform while a publication says so (`Warmup`); records are those of the policy all
-    the same, so a learner that corrects by ratios must not warm up.
+    Actions are uniform while a publication says so (`Warmup`); records describe the policy even
+    then, so a learner that corrects by ratios must not warm up.
     """
 
     def __init__(
@@ -136,9 +136,9 @@ class SamplingActor:
         correlation: float = 0.0,
     ):
         """network: an nn.Module; normalizer: None leaves observations unchanged.
-        correlation: of a step's noise with that of the step before, in one episode; each step's own
-            distribution stays what it is. Not 0 only for noise that is normal, and not for policies
-            that are asked for records, as exports are.
+        correlation: correlation of a step's noise with the step before in the same episode; the
+            distribution of each single step does not change.  It must be 0 unless the noise is
+            normal; it is 0 for policies that are asked for records, as in exports.
         """
         assert isinstance(network, nn.Module)
         self.correlation = 0.0 if compute.records is not None else correlation

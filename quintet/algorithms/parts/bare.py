@@ -82,7 +82,7 @@ class BareActorCritic(nn.Module):
         self.log_std = nn.Parameter(torch.zeros(outputs)) if spaces.action.shape else None
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits or means, and values; of pictures in bytes, or as floats from 0 to 1."""
+        """Logits or means, and values; pictures are bytes, or floats from 0 to 1."""
         features = self._features(obs)
         return self.policy(features), self.value(features).squeeze(-1)
 
@@ -103,9 +103,8 @@ def update_of(
     compiled: bool,
     max_norm: float = math.inf,
 ) -> Callable[[], object]:
-    """One step on a network's weights: the gradient of the loss of weights by name, clipped to
-    `max_norm`, and what `rule` makes of the weights, a function of gradients.  Compiled it is one
-    graph.
+    """One step on a network's weights by name: the gradient of the loss, clipped to `max_norm`,
+    then what `rule` makes of the weights, a function of gradients.  Compiled it is one graph.
     """
     named = {name: p.detach() if compiled else p for name, p in network.named_parameters()}
     step = rule(named)

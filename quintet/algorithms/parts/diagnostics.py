@@ -48,8 +48,8 @@ def require_finite(tensors: Mapping[str, Tensor], when: str) -> None:
 
 @lru_cache
 def required_finite(own: tuple[str, ...], means: tuple[str, ...]) -> list[int]:
-    """The columns of a step's statistics, named `own` and `means`, that must be finite; a loss
-    precedes the norm, which it would spoil.
+    """The columns of a step's statistics, named `own` and `means`, that must be finite; losses come
+    before the norm, which a bad loss would spoil.
     """
     losses = [len(own) + k for k, name in enumerate(means) if name.startswith("loss/")]
     return losses + [k for k, name in enumerate(own) if name.endswith("grad_norm")]

@@ -189,7 +189,7 @@ CriticLr = Annotated[
 Tau = Annotated[
     Share,
     option(
-        doc="fraction by which the target networks move to the networks per update",
+        doc="fraction of the way that the target networks move to the networks in each update",
         tune=USUAL,
         also="polyak",
     ),

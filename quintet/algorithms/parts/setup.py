@@ -25,7 +25,7 @@ class Compute:
     compile: whether an act, and the whole update, is one compiled graph.
     graph: whether on a GPU they are CUDA graphs of the eager operations.
     act_on: device of the actors.
-    records: what actors record with every act, if they know it; None: what their learner uses.
+    records: names of what actors record with every act; None: what their learner uses.
     """
 
     precision: Precision = "fp32"

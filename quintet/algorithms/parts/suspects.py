@@ -30,7 +30,8 @@ SYMPTOMS: dict[tuple[str, str], frozenset[str]] = {
     ("rollout", "below"): frozenset({"not-learning", "health-value-function"}),
     ("n_epochs", "above"): frozenset({"health-policy"}),
 }  # fmt: skip
-"""Findings that an option explains, by the option's name elsewhere and the direction."""
+"""Findings that an option explains, by the option's usual name and the direction in which it
+differs."""
 
 
 HARMLESS_WAYS = {

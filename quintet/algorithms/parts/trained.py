@@ -57,8 +57,8 @@ _NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 
 Kind = tuple[Names, tuple[int, ...]]
-"""Names of a step's statistics, which are fewer in some steps if the loss then has fewer terms, and
-numbers of the segments that sit it out."""
+"""Names of a step's statistics (fewer in a step whose loss has fewer terms), and numbers of the
+segments that skip the step."""
 
 
 class StepOptions(NamedTuple):
@@ -123,7 +123,7 @@ class Trained(Generic[B, K]):
         segments: children of the network, each with its own `StepOptions`; none: the whole network
             is one segment.
         delayed: segments that may skip a step, as the policy of TD3.
-        averages: whether there is an `average`, which actors never need.
+        averages: whether to keep an `average`; actors never get it.
         check_numerics: whether steps look for NaN and infinity in ``checked`` of the outputs.
 
         Raises:
@@ -193,7 +193,7 @@ class Trained(Generic[B, K]):
         for segment, each in zip(self.segments, options, strict=True):
             if each is None:
                 if self.optimizer.momentum:
-                    raise ValueError("RMSProp's momentum must be 0 for a segment to sit a step out")
+                    raise ValueError("RMSProp's momentum must be 0 for a segment to skip steps")
                 self._sat_out[segment.name] += 1
         self.steps += 1
         self.memory_steps += 1
@@ -221,7 +221,7 @@ class Trained(Generic[B, K]):
             x.masked_fill_(x.abs() < torch.finfo(x.dtype).tiny, 0.0)
 
     def _packed(self, knobs: K, options: Iterable[StepOptions | None], polyak: float) -> Tensor:
-        """The numbers of a step, of which each may be another at the next one."""
+        """The numbers of one step, each of which may differ at the next step."""
         numbers: list[Knob] = [*knobs]
         rest = adam.REST if self.optimizer.kind == "adam" else rmsprop.REST
         for each in options:
@@ -256,8 +256,8 @@ class Trained(Generic[B, K]):
         return StepOptions(rates, options.max_grad_norm)
 
     def views(self) -> Parameters:
-        """New views of the parameters; a graph gets segments as inputs, since each input costs
-        time."""
+        """New views of the parameters; a graph gets whole segments as inputs, since each input
+        costs time."""
         return joined((each.theta, each.shapes) for each in self.segments)
 
     # The graphs
@@ -359,8 +359,8 @@ class Trained(Generic[B, K]):
         return len(self._pending)
 
     def recent(self, begin: int = 0, end: int | None = None) -> dict[str, Tensor]:
-        """Statistics over those of the steps since `fold` that have these numbers, by name; not for
-        learners whose segments sit steps out.
+        """Statistics by name over the steps since `fold` that have these numbers; not for learners
+        whose segments skip steps.
         """
         vectors = torch.stack([vector for _, vector in self._pending[begin:end]])
         return self._all(self._names).by_name(vectors)
@@ -418,7 +418,7 @@ class Trained(Generic[B, K]):
 
     def fold_when_due(self) -> None:
         """Folds every FOLD_EVERY steps, and at once if a loss or the gradient of the last step was
-        not finite, unless a GPU would be waited for.
+        not finite, unless that means a wait for a GPU.
 
         Raises:
             NonFiniteError: as `fold`.
@@ -452,7 +452,7 @@ class Trained(Generic[B, K]):
         which is waited for once, and not again until one of the tensors has changed.
 
         Raises:
-            NonFiniteError: a parameter is not finite; on a GPU also what `fold` raises.
+            NonFiniteError: a parameter is not finite; on a GPU also for the reasons of `fold`.
         """
         tensors: Mapping[str, Tensor] = {**self.current(), **also}
         if self.theta.is_cuda:

@@ -17,7 +17,7 @@ class Windows:
 
     obs: normalised, flat in time-major order ``[(T + 1) * B, ...]``.
     action: of row 0, ``[B, A]``.
-    terminal, cut: bool ``[T, B]``: after which no value follows; see `Rollout.cut`.
+    terminal: rows after which no value follows; cut: see `Rollout.cut`; bool ``[T, B]``.
     record: what belongs to rows, ``[T, B, ...]``, as noise for the loss.
     rows: number of rows of the whole batch.
     """

@@ -97,10 +97,10 @@ class PPOConfig(Options):
     value_coef: parts.ValueCoef = 1.0
     entropy_coef: parts.EntropyCoef = 0.0
     policy_l2_coef: NotNegative = option(
-        0.0, doc=f"{_L2} layers that are the policy's alone", tune=FACTOR
+        0.0, doc=f"{_L2} layers that only the policy has", tune=FACTOR
     )
     value_l2_coef: NotNegative = option(
-        0.0, doc=f"{_L2} layers that are the value function's alone", tune=FACTOR
+        0.0, doc=f"{_L2} layers that only the value function has", tune=FACTOR
     )
     shared_l2_coef: NotNegative = option(
         0.0, doc=f"{_L2} shared layers", needs="model.shared_torso", tune=FACTOR

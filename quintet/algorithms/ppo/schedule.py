@@ -33,7 +33,7 @@ class Schedule:
         return metrics
 
     def configure(self, config: PPOConfig) -> None:
-        """Takes new options; a KL-adaptive rate is scaled like its option."""
+        """Takes new options; a KL-adaptive rate changes by the same factor as its option."""
         if config.lr_schedule == "kl_adaptive":
             factor = config.learning_rate / self.config.learning_rate
             self.learning_rate = schedules.within_bounds(self.learning_rate * factor)

@@ -1,4 +1,4 @@
-"""Watches for ranks that are gone while the host waits for a GPU, not for them."""
+"""Watches for lost ranks while the host waits for its GPU instead of the ranks."""
 
 import threading
 from collections.abc import Callable
@@ -9,9 +9,9 @@ from typing import final
 class Guard:
     """A thread that watches the other ranks while an exchange on a GPU has not ended.
 
-    The host goes on after it has begun an exchange, and waits when it next needs a result, which
-    nothing can interrupt. If the watch raises then, the guard ends the exchange, so that the wait
-    ends too, and keeps the error.
+    The host continues after it has begun an exchange; when it next needs a result it waits, and
+    nothing can interrupt this wait.  If the watch raises then, the guard ends the exchange, so that
+    the wait ends too, and keeps the error.
     """
 
     def __init__(
@@ -28,9 +28,9 @@ class Guard:
         self._thread: threading.Thread | None = None
 
     def follow(self, ended: Callable[[], bool]) -> None:
-        """Watches until an exchange has ended, and so all before it.
+        """Watches until an exchange, and so every earlier one, has ended.
 
-        ended: whether it has, and whatever came of it was written.
+        ended: whether it has ended and its result was written.
         """
         self._ended = ended
         if self._thread is None:

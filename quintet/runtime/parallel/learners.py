@@ -327,8 +327,9 @@ class Learners:
         return bool(process.row[2] < self.ranks.exchanges)
 
     def _watch(self, awaited: Callable[[Process], bool] | None = None) -> None:
-        """Checks the other learners during a wait for those that are `awaited`, by default to join
-        the exchange; raises QuintetError if one has failed, ended, or been silent for too long.
+        """Checks the other learners while this process waits for some of them: for the `awaited`
+        ones, by default until they join the exchange; raises QuintetError if one has failed, ended,
+        or been silent for too long.
         """
         error = self._fault or self._news(0.0)
         if error is not None:

@@ -142,7 +142,7 @@ class RankGroup:
     def _exchange(self, begin: Callable[[Any], Any]) -> None:
         """Makes an exchange with all others; raises PeerGone if one of them is gone.
 
-        On a GPU the host does not wait: what it asks for next comes after the exchange there.
+        On a GPU the host does not wait: work that it queues next runs after the exchange.
         """
         self._join()
         try:
@@ -172,9 +172,9 @@ class RankGroup:
 
 
 def passed(device: torch.device) -> Callable[[], bool]:
-    """Returns a function that says whether the GPU has done all that this thread asked of it by
-    now.  An exchange itself says that it is completed when it has failed, though the GPU still
-    waits for it.
+    """Returns a function that tells whether the GPU has finished all work that this thread has
+    queued so far.  An exchange that has failed calls itself completed, although the GPU still waits
+    for it.
     """
     make_event: Any = torch.cuda.Event
     event = make_event()
@@ -183,7 +183,7 @@ def passed(device: torch.device) -> Callable[[], bool]:
 
 
 def await_device(device: torch.device) -> None:
-    """Waits until the GPU has done all that this thread asked of it."""
+    """Waits until the GPU has finished all work that this thread has queued."""
     torch.cuda.current_stream(device).synchronize()
 
 

@@ -36,8 +36,8 @@ class Arena:
 
     @classmethod
     def create(cls, specs: Mapping[str, TensorSpec], folder: Path | None = None) -> Self:
-        """A new block, zeroed, of which all memory is allocated at once; `folder`: of an unlinked
-        file that replaces the memfd.  Raises ConfigError if there is too little memory.
+        """A new block, zeroed, of which all memory is allocated at once; `folder`: folder of an
+        unlinked file in place of the memfd.  Raises ConfigError if there is too little memory.
         """
         _, size = _places(specs)
         # Refuses a block for which the system would have to kill processes.

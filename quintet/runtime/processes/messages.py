@@ -38,7 +38,7 @@ class Fill(NamedTuple):
     """Grants a worker slots to fill.
 
     slots: index of the slot to fill, by group.
-    number: of the grant.
+    number: number of the grant.
     versions: versions of the weights to act with, by policy; None: the newest.
     rows: number of rows of the unroll; fewer at the end of a run.
     asks: whether the worker requests further rows after these.
@@ -247,8 +247,9 @@ class Sum(NamedTuple):
 def progress_specs(name: str) -> dict[str, TensorSpec]:
     """Tensors that a process of this name and its parent share: ``row`` and ``seconds`` by phase.
 
-    row: time of its last sign of life in ns; its row of the unroll, or update; 1 if it must stop at
-        once, or the exchanges that a learner joined; batches that a learner is done with.
+    row: four numbers: time of its last sign of life in ns; its row of the unroll, or its update; 1
+        if it must stop at once, or the number of exchanges that a learner joined; batches that a
+        learner is done with.
     """
     return {
         f"{name}/row": TensorSpec((4,), torch.int64),

@@ -35,8 +35,9 @@ class Board:
     and nothing else.  Versions are stored plus one; 0 marks an empty buffer.
 
     Fences make this correct.  If a reader has copied anything of a later version, the writer's
-    fence after `begun` came before that, and the reader's own before its read of `begun`: it finds
-    the later version there.  And a reader that finds `whole` finds all of that version.
+    fence after `begun` came before that copy, and the reader's own fence comes before its read of
+    `begun`: so it finds the later version there.  And a reader that finds `whole` finds all of that
+    version.
     """
 
     def __init__(self, arena: Arena, policy: int):

@@ -59,7 +59,8 @@ IMPORTING, MAKING, COMPILING = -3, -2, -1
 def pickled(work: object, refusal: str, instead: str) -> bytes:
     """Pickles the work of another process; callables that no module holds are sent by value.
 
-    refusal, instead: of the ConfigError about work that can't be sent, and what to do then.
+    refusal, instead: texts of the ConfigError about work that can't be sent: the refusal, and what
+        to do instead.
     """
     # The script of a process that multiprocessing has begun, where nobody else can import it.
     script = sys.modules.get("__mp_main__")
@@ -78,8 +79,9 @@ class ProcessKind:
 
     name: for messages (worker 0), and of its tensors; what: of the run it has, for messages.
     files: descriptors that it gets after the arena's and the channel's.
-    place: its place, with its row in place of {}; making: what it makes before it is ready.
-    slow_start: the cure if that or its imports take long.
+    place: phrase for its place, in which {} stands for its row; making: what it makes before it is
+        ready.
+    slow_start: advice if that or its imports take long.
     fault: class of the error at its end.
     """
 
@@ -216,13 +218,13 @@ class Process:
         )
 
     def failed(self, error: QuintetError) -> QuintetError:
-        """Ends the rest of it; returns the error."""
+        """Ends what is left of the process; returns the error."""
         self.end()
         return error
 
     @property
     def gone(self) -> bool:
-        """Whether it has ended though its channel is open, held by a process of its own."""
+        """Whether it has ended, although a child of it keeps its channel open."""
         ended = self.ready and self.child is not None and self.child.ended
         return ended and not self.channel.poll()
 
@@ -240,7 +242,7 @@ class Process:
 
     @property
     def cure(self) -> str:
-        """The cure if this activity takes too long."""
+        """Advice if this activity takes too long."""
         if self.row[1] == COMPILING:
             return "raise runtime.worker_timeout_s, or use --runtime.compile off"
         return self.kind.slow_start

@@ -133,8 +133,8 @@ class Workers:
         return processes if self.server is None else [*processes, self.server]
 
     def start(self) -> None:
-        """Starts the processes that there are not, and waits until all are ready.  Raises
-        QuintetError if one of them failed, or took too long; the others go on starting.
+        """Starts all missing processes, and waits until all are ready.  Raises QuintetError if one
+        of them failed, or took too long; the others continue to start.
         """
         missing = [process for process in self._processes if process.child is None]
         for process in missing:
@@ -165,7 +165,7 @@ class Workers:
         self, index: int, versions: tuple[int, ...] | None, rows: int, asks: bool = False
     ) -> bool:
         """Has a worker fill one free slot of each of its groups; False if there are none.  See
-        `Fill`; who `asks` waits for `extend`.
+        `Fill`; a worker that `asks` waits for `extend`.
         """
         sampler = self.samplers[index]
         with self.grants.lock:

@@ -23,8 +23,8 @@ _AT_ONCE_BYTES = 2**26
 
 
 def large_leaves(store: RowStore) -> Mapping[str, TensorSpec]:
-    """The leaves of the observation that are worth it, by field: those that are not in the records
-    of rows; of stacks of frames the newest frame.
+    """Leaves of the observation that are large enough for a copy, by field: those outside of the
+    records of rows; of stacks of frames the newest frame.
     """
     specs = store.rows.specs
     return {name: specs[name] for name in store.layout.leaves if name not in store.packed}

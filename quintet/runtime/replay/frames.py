@@ -102,9 +102,9 @@ _NONE: Numbers = np.empty(0, np.int64)
 class Origins(NamedTuple):
     """The pictures that the frames of some rows are made of, flat, the oldest frame of a row first.
 
-    rows: place of the row whose newest frame it is.
-    zero: numbers of frames that are zero instead.
-    whole, frames: numbers of frames that are these, from the pool.
+    rows: place, for each frame, of the row of which it is the newest.
+    zero: indices of frames that are zero instead.
+    whole, frames: indices of frames that come from the pool, and these frames.
     """
 
     rows: Numbers
@@ -223,8 +223,8 @@ class FrameStacks:
         return self._pool.take(origin[origin >= 0], 0, mode="clip")
 
     def recover(self, entries: int, held: Array) -> None:
-        """Restores the state from files, new or old: of the pool's `entries`, those are in use that
-        the rows `held` (a mask) point to.
+        """Restores the state from new or old files: the rows `held` (a mask) decide which of the
+        pool's `entries` are in use.
         """
         if entries > len(self._pool):
             self._grow(entries)

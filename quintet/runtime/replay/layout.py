@@ -33,8 +33,8 @@ class Layout:
     """Fields and lengths of the rings.
 
     stacks: slices of the leading axis that make one frame, of each leaf that is a stack of frames.
-        It is set when rows show that, or files; before, the smallest frame of each leaf that may be
-        one stands there, so that lengths and bytes are the least possible.
+        It is set once rows or files show it; until then it is the smallest frame of each leaf that
+        may be a stack, so that lengths and bytes are the least possible.
     numbers: numbers of the streams in the run, one per ring; None: 0, 1, 2, ...
     rows_per_stream: largest number of live rows of a ring.
     leaves: leaves of the observation, by field.

@@ -124,7 +124,7 @@ class Replay:
         """Asks for large leaves of observations to lie on a CUDA GPU too, from where draws take
         them; called before rows are stored or loaded.
 
-        must: whether that is refused by ConfigError where they don't fit, instead of left out.
+        must: whether leaves that don't fit raise ConfigError; otherwise they stay on the CPU alone.
         """
         self._device, self._must = device, must
 
@@ -313,7 +313,7 @@ class Replay:
         return {"format": _FORMAT, **counts, "rows": rows}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Goes on from the state of `save` and the files; called before any `store`.  Raises what
+        """Continues from the state of `save` and the files; called before any `store`.  Raises what
         `load_rows` raises.
         """
         wrong = content_fault(_Saved, state)

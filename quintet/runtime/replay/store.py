@@ -31,7 +31,7 @@ from quintet.runtime.replay.memory import Array, Numbers, row_bytes
 from quintet.types import Rollout, TensorSpec
 
 More = Callable[[slice], Sequence[Array]]
-"""A function that returns the data of the rows at these places that is stored elsewhere."""
+"""A function that returns further data of the rows at these places, stored outside of the rings."""
 
 _WORD = 8  # bytes
 
@@ -155,8 +155,8 @@ class Rings:
     def restore(
         self, oldest: Numbers, heads: Numbers, checksums: list[list[int]], more: More | None = None
     ) -> None:
-        """Restores the result of `checksums` and verifies every row under it; raises
-        CheckpointError if some rows are not those of the checkpoint.
+        """Restores the result of `checksums` and verifies every row that it covers; raises
+        CheckpointError if some rows differ from the checkpoint's.
         """
         for stream, (first, head) in enumerate(_pairs(oldest, heads)):
             segments = self._segments(first, head)
@@ -382,7 +382,7 @@ class RowStore:
                 self.rows.write(name, start, values[0][which])
 
     def _retire(self, stream: Numbers, old: Numbers, new: Numbers, gaps: bool) -> None:
-        """Removes the rows that are live only with the old heads from the index."""
+        """Removes from the index the rows that were live only with the old heads."""
         before = old - self.layout.rows_per_stream
         most = int((new - old).max()) if gaps else int(new[0] - old[0])
         if not self._full:
