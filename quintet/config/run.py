@@ -187,4 +187,4 @@ MAY_CHANGE_ON_RESUME = (
 """Options that a resumed run may change, besides those of eval and report."""
 
 CHANGE_ROUNDING = ("runtime.threads", "runtime.actor_threads")
-"""Those of them that change the rounding of a resumed run."""
+"""Options among them that change the rounding of a resumed run."""
