@@ -203,6 +203,7 @@ def _summary(outcomes: "list[SeedOutcome]") -> str:
     """A line per run, and mean and standard deviation of the finished runs' final scores."""
     from statistics import mean, stdev
 
+    from quintet.observe.run_summary import table
     from quintet.system.files import shown
 
     rows: list[tuple[str, ...]] = [("seed", "status", "env_steps", "evaluation", "training", "run")]
@@ -213,8 +214,7 @@ def _summary(outcomes: "list[SeedOutcome]") -> str:
         cells.insert(0, "-" if steps is None else f"{steps:,.0f}")
         status = "not begun" if each.status == "waiting" else each.status
         rows.append((str(each.seed), status, *cells, str(shown(each.run_dir))))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    lines = table(rows)
     finished = [each.metrics for each in outcomes if each.status == "finished"]
     for what in ("return_mean", "success_rate"):
         for name in (f"eval/{what}", f"episode/{what}"):

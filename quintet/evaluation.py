@@ -28,7 +28,7 @@ from quintet.errors import ConfigError, QuintetError
 from quintet.observe.video import VideoWriter, check_video
 from quintet.options import Facts, idle
 from quintet.play import Found, Games, How, play
-from quintet.policy import Policy
+from quintet.policy import LEAST_BOUND, Policy
 from quintet.runtime.spread import Spreading, make_streams, spread_envs
 from quintet.system.files import given_path
 from quintet.system.importing import settle_search_path
@@ -40,9 +40,6 @@ MaxSteps = int | Literal["auto"] | None
 
 MAX_STREAMS = 25
 """Most environments that an evaluation steps at the same time."""
-
-LEAST_BOUND = 1_000
-"""Least step limit of episodes without a known time limit."""
 
 MAX_FPS = 60.0
 """Most pictures per second of a video; a faster environment is shown at the right speed by leaving

@@ -24,7 +24,6 @@ from quintet.envs.policy_input import flat_observation, leaf_array
 from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.models.build import weights_bytes
 from quintet.models.config import ModelConfig, critic_leaves, uses_pictures
-from quintet.models.custom import Maker, encoder_name
 from quintet.policy_place import LEADER, LEARNER, POLICIES, POLICY, find
 from quintet.protocols import Actor
 from quintet.runtime.staged import Shared, StagedActor
@@ -39,6 +38,10 @@ if TYPE_CHECKING:
     from quintet.export.interface import Format
     from quintet.export.make import Observations
     from quintet.export.verify import Verified
+    from quintet.models.custom import Maker
+
+LEAST_BOUND = 1_000
+"""Least step limit of evaluated episodes without a known time limit."""
 
 _UNFIT = (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError, AssertionError)
 """Errors of an invalid description, including those of Gymnasium's checks."""
@@ -415,7 +418,7 @@ def load(
     which: str = "latest",
     *,
     trust: bool = False,
-    encoder: str | Maker | None = None,
+    encoder: "str | Maker | None" = None,
     threads: int | None = None,
 ) -> Policy:
     """The policy in a run folder, a checkpoint or a saved policy folder.
@@ -442,6 +445,8 @@ def load(
     found = find(files.given_path(path), which)
     try:
         description, publication, _ = _parts(found)
+        from quintet.models.custom import encoder_name
+
         named = description["model"]["encoder"]
         given = encoder if encoder is None or isinstance(encoder, str) else encoder_name(encoder)
         if given not in (None, named):

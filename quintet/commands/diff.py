@@ -8,7 +8,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from quintet.errors import ConfigError, QuintetError
-from quintet.observe.run_summary import SCORES, RunSummary, number, read_summary, text
+from quintet.observe.run_summary import SCORES, RunSummary, number, read_summary, table, text
 from quintet.system.files import given_path
 
 _NOT_COMPARED = ("run_dir", "resume")
@@ -151,7 +151,4 @@ def _with_source(value: Any, source: str | None) -> str:
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    if not rows:
-        return ["  no difference"]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return [f"  {line}" for line in table(rows)] or ["  no difference"]

@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 
 from quintet.errors import QuintetError
 from quintet.observe.pace import clock
-from quintet.observe.run_summary import RunSummary, find_runs, number, read_summary, text
+from quintet.observe.run_summary import RunSummary, find_runs, number, read_summary, table, text
 from quintet.system.files import given_path, shown
 
 _COLUMNS = ("run", "learner", "environment", "seed", "state", "env_steps", "score", "time", "when")
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
         elif not found:
             print(f"no runs in {shown(place)}")
         else:
-            print(table(found, place))
+            print(in_words(found, place))
 
     description = "Lists runs: their learner, environment, seed, state, score and time."
     tyro.cli(show, prog="quintet runs", description=description, args=arguments)
@@ -86,11 +86,10 @@ def cells(run: RunSummary, place: Path) -> tuple[str, ...]:
     )
 
 
-def table(runs: list[RunSummary], place: Path) -> str:
+def in_words(runs: list[RunSummary], place: Path) -> str:
     """A line per run, and the faults of damaged and failed ones."""
     rows = [_COLUMNS, *(cells(each, place) for each in runs)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    lines = table(rows)
     for run, row in zip(runs, rows[1:], strict=True):
         said = run.error if run.state == "failed" else ""
         if run.state == "damaged":

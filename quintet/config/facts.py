@@ -12,7 +12,6 @@ from quintet.algorithms import registry
 from quintet.config.layers import meant
 from quintet.config.run import RunConfig
 from quintet.envs import other_apis
-from quintet.envs.backends import BACKENDS
 from quintet.envs.config import EnvConfig
 from quintet.envs.env_source import EnvSource
 from quintet.envs.make import make_group_env
@@ -129,6 +128,5 @@ def facts(
         env=env,
         evaluated=evaluated or env,
         stepped=stepped,
-        pools=" or ".join(n for n in BACKENDS.own if BACKENDS.find(n).cost is not None),
         float64=bool(float64_leaves((spaces.own or spaces).observation)),
     )

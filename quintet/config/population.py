@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
 
@@ -11,8 +12,10 @@ from quintet.envs.config import EnvConfig
 from quintet.errors import ConfigError
 from quintet.observe.metrics import OF_RUNS
 from quintet.options import Facts, bounds_of, faults, idle, tunable
-from quintet.population.pbt import Bounds, Rules, with_initial
 from quintet.population.scores import MEANS
+
+if TYPE_CHECKING:
+    from quintet.population.pbt import Rules
 
 SHAPING = "reward_shaping."
 """Prefix of the names of tuned values of the environment (`EnvConfig.reward_shaping`)."""
@@ -20,8 +23,10 @@ SHAPING = "reward_shaping."
 _RETURN = "episode/return_mean"
 
 
-def rules(config: RunConfig) -> Rules:
+def rules(config: RunConfig) -> "Rules":
     """Rules of mutations; raises ConfigError if an option can't be tuned."""
+    from quintet.population.pbt import Bounds, Rules
+
     named, shaping = config.population.tuned, tuned_shaping(config)
     names: tuple[str, ...] = ()
     if not shaping or len(shaping) < len(named):
@@ -81,6 +86,8 @@ def shaping_of(env: EnvConfig, values: Mapping[str, float]) -> tuple[float, ...]
 
 def first_values(config: RunConfig) -> None:
     """Raises ConfigError if the policies can't begin with the given values."""
+    from quintet.population.pbt import with_initial
+
     going_by, initial = rules(config), config.population.initial
     first = going_by.first
     others = sorted(set(initial) - set(first))

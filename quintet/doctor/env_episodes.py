@@ -3,31 +3,15 @@
 import numpy as np
 
 from quintet.config.choices import Doubt
-from quintet.doctor.finding import Finding
+from quintet.doctor.finding import Finding, weight_of
 from quintet.doctor.seen import Seen
 
 _SLOW_S = 0.01
-WEIGHTS = {
-    "encoder": 0.5,
-    "layout": 0.25,
-    "observation_scale": 0.6,
-    "reward_size": 0.6,
-    "gamma": 0.8,
-    "time_limit": 0.65,
-    "actions": 0.4,
-    "action_mask": 0.25,
-}
-"""Weights of doubtful choices."""
 
 
 def doubts(seen: Seen) -> list[Finding]:
     """Doubtful choices, by the rows of the check."""
     return [_of_doubt(each, seen) for each in seen.doubts]
-
-
-def weight_of(choice: str) -> float:
-    """The weight of a doubtful choice."""
-    return WEIGHTS.get(choice, 0.3)
 
 
 def _of_doubt(doubt: Doubt, seen: Seen) -> Finding:

@@ -13,6 +13,18 @@ LIKELY, POSSIBLE = 0.5, 0.2
 
 MOST_WEIGHT = 0.99
 
+WEIGHTS = {
+    "encoder": 0.5,
+    "layout": 0.25,
+    "observation_scale": 0.6,
+    "reward_size": 0.6,
+    "gamma": 0.8,
+    "time_limit": 0.65,
+    "actions": 0.4,
+    "action_mask": 0.25,
+}
+"""Weights of doubtful choices."""
+
 Degree = Literal["likely", "possible", "note"]
 
 
@@ -73,3 +85,8 @@ def ranked(found: Iterable[Finding | None]) -> list[Finding]:
         if key not in best or each.weight > best[key].weight:
             best[key] = each
     return sorted(best.values(), key=lambda each: -each.weight)
+
+
+def weight_of(choice: str) -> float:
+    """The weight of a doubtful choice."""
+    return WEIGHTS.get(choice, 0.3)

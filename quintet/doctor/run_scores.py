@@ -5,8 +5,7 @@ import shlex
 from statistics import mean, pstdev
 
 from quintet.doctor.curves import RunSeen, level
-from quintet.doctor.env_episodes import weight_of
-from quintet.doctor.finding import Finding
+from quintet.doctor.finding import Finding, weight_of
 from quintet.doctor.run_options import change, number, scaled
 
 

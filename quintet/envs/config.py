@@ -92,7 +92,7 @@ class EnvConfig(Options):
     num_threads: Threads | None = option(
         None,
         needs=Needs(
-            "env.backend={f.pools}, which step in threads, {f.env.config.id} is of "
+            "env.backend={f.env.pools}, which step in threads, {f.env.config.id} is of "
             "{f.env.config.backend}",
             lambda _, f: f.env.backend.cost is not None,
         ),

@@ -74,6 +74,11 @@ class ResolvedEnv:
         return BACKENDS.find(self.config.backend)
 
     @property
+    def pools(self) -> str:
+        """Names of quintet's own backends that step in threads, for messages."""
+        return " or ".join(name for name in BACKENDS.own if BACKENDS.find(name).cost is not None)
+
+    @property
     def of_tensors(self) -> bool:
         """Whether its environments are known to be of tensors before one is made."""
         return self.backend.on_device or isinstance(self.source, GivenTensors)

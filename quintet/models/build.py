@@ -1,13 +1,12 @@
 """Builds networks of encoders, recurrent cores and heads: the pieces, and `ActorCritic`."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
 from quintet.errors import ConfigError
-from quintet.models import cores
 from quintet.models.config import (
     Init,
     ModelConfig,
@@ -15,17 +14,17 @@ from quintet.models.config import (
     encoded_leaves,
     picture_options,
 )
-from quintet.models.custom import CustomEncoder
 from quintet.models.encoders import Cnn, Encoder, Mlp, encoded_parts
-from quintet.models.film_grid import FilmGrid
 from quintet.models.flat import strip_prefix
 from quintet.models.heads import PolicyHead, action_family
 from quintet.models.precision import Precision, autocast
-from quintet.models.small_cnn import SmallCnn
 from quintet.models.weights import Role, draw_layers, kernels
 from quintet.ops.distributions import Family
 from quintet.spaces import observation_leaves
 from quintet.types import ACTION_MASK, Obs, Spaces, State, TensorSpec
+
+if TYPE_CHECKING:
+    from quintet.models.cores import Core
 
 
 def check_observation(spaces: Spaces, family: Family) -> None:
@@ -70,11 +69,17 @@ def make_encoder(
     """
     leaves = {path: x for path, x in encoded_leaves(spaces).items() if path not in without}
     if config.custom:
+        from quintet.models.custom import CustomEncoder
+
         return CustomEncoder(config.encoder, config.encoder_kwargs, leaves, generator)
     assert hidden is not None
     if config.encoder == "film_grid":
+        from quintet.models.film_grid import FilmGrid
+
         return FilmGrid(leaves, hidden, config)
     if config.encoder == "small_cnn":
+        from quintet.models.small_cnn import SmallCnn
+
         return SmallCnn(leaves, hidden, picture_options(config).layout, config.layer_norm)
     if config.encoder == "mlp":
         assert config.activation is not None
@@ -98,7 +103,7 @@ class Trunk:
         self,
         name: str,
         encoder: Encoder,
-        core: cores.Core | None,
+        core: "Core | None",
         precision: Precision,
         leaves: frozenset[str] = frozenset(),
     ):
@@ -185,8 +190,10 @@ def make_trunks(
     def trunk(name: str, hidden: tuple[int, ...] | None) -> Trunk:
         hidden_from = critics if name == "policy" else frozenset()
         encoder = make_encoder(spaces, config, hidden, generator, hidden_from)
-        core: cores.Core | None = None
+        core: "Core | None" = None
         if config.core != "none":
+            from quintet.models import cores
+
             sizes = encoder.feature_size, config.core_size, config.core_layers
             core = cores.Core(config.core, *sizes, config.core_skip)
         return Trunk(name, encoder, core, precision, critics - hidden_from)
@@ -250,6 +257,8 @@ def draw_weights(branches: Sequence[Branch], init: Init, generator: torch.Genera
         draw_layers(head, init, generator, role)
     for trunk in trunks:
         if trunk.core is not None:
+            from quintet.models import cores
+
             cores.draw_weights(trunk.core, generator)
 
 

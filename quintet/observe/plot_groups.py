@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quintet.observe.run_summary import text as printable
+
 _NOT_PART_OF_GROUP = ("seed", "run_dir", "resume", "report")  # may differ within an experiment
 _MAX_LABEL_PARTS = 4
 _MOST_SHOWN = 120  # characters of a text in a picture
@@ -74,12 +76,10 @@ def _part(name: str, value: object) -> str:
 
 
 def plain(text: str) -> str:
-    """The text as a picture must show it: dollars are escaped, since matplotlib would read a
-    formula between two, and unprintable characters are named.
+    """The text as a picture must show it: printable, and with dollars escaped, since matplotlib
+    would read a formula between two.
     """
-    shown = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
-    shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[: _MOST_SHOWN - 3]}..."
-    return shown.replace("$", "\\$")
+    return printable(text, _MOST_SHOWN).replace("$", "\\$")
 
 
 def env_name(config: Mapping[str, Any]) -> str:

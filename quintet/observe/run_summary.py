@@ -109,10 +109,11 @@ class RunSummary:
         return next((each[name] for each in reversed(self.reports) if name in each), None)
 
 
-def text(value: object) -> str:
-    """A value of a file as one line of printable characters of bounded length."""
+def text(value: object, most: int = _MOST_TEXT) -> str:
+    """A value of a file as one line of at most so many characters, before those that can't be
+    printed are named."""
     shown = str(value)
-    shown = shown if len(shown) <= _MOST_TEXT else f"{shown[: _MOST_TEXT - 3]}..."
+    shown = shown if len(shown) <= most else f"{shown[: most - 3]}..."
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
 
 
@@ -277,6 +278,12 @@ def _changed_at(folder: Path) -> str:
     with suppress(OSError):
         return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(os.stat(folder).st_mtime))
     return ""
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows as lines with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def number(value: float | None) -> str:

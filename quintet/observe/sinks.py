@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, final
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -39,9 +39,11 @@ from quintet.observe.report_files import (
     new_columns,
     set_damaged_aside,
 )
-from quintet.observe.wandb_sink import WandbSink
 from quintet.options import Options, option
 from quintet.system import files
+
+if TYPE_CHECKING:
+    from quintet.observe.wandb_sink import WandbSink
 
 SinkName = Literal["jsonl", "csv", "tensorboard", "wandb"]
 
@@ -105,7 +107,7 @@ class Reporter:
 
     def _write_histograms(self, env_steps: int, histograms: Mapping[str, ArrayLike]) -> None:
         check(histograms)
-        shown = [sink for sink in self._sinks if isinstance(sink, TensorBoardSink | WandbSink)]
+        shown = [sink for sink in self._sinks if not isinstance(sink, JsonlSink | CsvSink)]
         finite: dict[str, np.ndarray] = {}
         for name, values in histograms.items():
             x = np.asarray(values, np.float64).ravel()
@@ -168,6 +170,8 @@ def open_sinks(
         elif name == "csv":
             sinks.append(CsvSink(run_dir / CSV_FILE))
         elif name == "wandb":
+            from quintet.observe.wandb_sink import WandbSink
+
             sinks.append(WandbSink(run_dir, options or {}))
         else:
             try:
@@ -328,7 +332,7 @@ class TensorBoardSink:
         self._file.append(framed.getvalue())
 
 
-Sink = JsonlSink | CsvSink | TensorBoardSink | WandbSink
+Sink: TypeAlias = "JsonlSink | CsvSink | TensorBoardSink | WandbSink"
 """Takes reports in the order of their env_steps."""
 
 

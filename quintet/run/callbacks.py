@@ -4,12 +4,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, final
+from typing import TYPE_CHECKING, Literal, NamedTuple, final
 
 from quintet.errors import ConfigError
-from quintet.evaluation import Scores
 from quintet.policy import Policy
 from quintet.run.policy_run import PolicyRun
+
+if TYPE_CHECKING:
+    from quintet.evaluation import Scores
 
 OnReport = Callable[[dict[str, float]], object]
 """A function called with every report, at intervals of `report.interval_s`; returns True to stop
@@ -82,7 +84,7 @@ class Callbacks:
     """
 
     begin: Callable[[LiveRun], object] | None = None
-    evaluation: Callable[[LiveRun, Scores], object] | None = None
+    evaluation: "Callable[[LiveRun, Scores], object] | None" = None
     report: Callable[[LiveRun, dict[str, float]], object] | None = None
     checkpoint: Callable[[LiveRun, Path], object] | None = None
     end: Callable[[LiveRun, Literal["finished", "stopped"]], object] | None = None

@@ -2,15 +2,16 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 
 from quintet.config.resolve import Loaded
 from quintet.config.run import RunConfig
-from quintet.evaluation import Scores, evaluate_in
-from quintet.play import How
 from quintet.policy import Policy
+
+if TYPE_CHECKING:
+    from quintet.evaluation import Scores
 
 EVALUATION_SEED = 20_000
 """First environment seed of evaluations during training; published results use other seeds."""
@@ -63,7 +64,7 @@ class Evaluations:
             return False
         return finished or env_steps // steps > self.evaluated_steps // steps
 
-    def compare(self, scores: Scores, sampled: Sequence[float], who: str) -> None:
+    def compare(self, scores: "Scores", sampled: Sequence[float], who: str) -> None:
         """Reports once if greedy actions score far less than training's actions."""
         if self._apart_told or self.elsewhere or not self.config.eval.greedy:
             return
@@ -74,10 +75,13 @@ class Evaluations:
 
     def play(
         self, policies: Sequence[Policy], index: int, env_steps: int, stop: Callable[[], bool]
-    ) -> Scores | None:
+    ) -> "Scores | None":
         """The scores of a policy after `env_steps`, of its own agent if each agent has a policy;
         None if `stop` ended the evaluation, or none of the policy's agents joined a game.
         """
+        from quintet.evaluation import evaluate_in
+        from quintet.play import How
+
         begin = time.perf_counter()
         config = self.config.eval
         policy, team = policies[index], self.config.population.assignment == "agent"
@@ -113,7 +117,7 @@ class Evaluations:
         return scores
 
 
-def far_apart(greedy: Scores, sampled: Sequence[float]) -> str | None:
+def far_apart(greedy: "Scores", sampled: Sequence[float]) -> str | None:
     """A sentence where greedy actions score far less than sampled ones in the last episodes: by
     more than twice the larger standard deviation, and by a quarter of the larger number.
     """

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, final
+from typing import TYPE_CHECKING, Literal, final
 
 from quintet import checkpoint
 from quintet.algorithms import registry
@@ -22,15 +22,12 @@ from quintet.config.resolve import (
 from quintet.envs.backends import BACKENDS
 from quintet.errors import LearnerFault, WorkerFault
 from quintet.observe.metrics import policy_prefix
-from quintet.observe.wandb_sink import require_wandb
 from quintet.policy import Policy
-from quintet.run import making, time_budget
+from quintet.run import making
 from quintet.run.callbacks import Callbacks, OnReport, UserCode
 from quintet.run.folder import RunFolder, move_aside
 from quintet.run.learners import make_policies, several
-from quintet.run.policy_folder import RunReplay
 from quintet.run.policy_run import leader
-from quintet.run.population import Population
 from quintet.run.sampling import (
     Source,
     assignment_of,
@@ -40,11 +37,8 @@ from quintet.run.sampling import (
     row_specs,
 )
 from quintet.run.tensors import host_note, in_this_process, on_their_device
-from quintet.run.time_budget import BeginsAnew, TimeBudget
-from quintet.run.trainer import Trainer
+from quintet.run.trainer import BeginsAnew, Trainer
 from quintet.runtime.loop import Sampling
-from quintet.runtime.parallel.learners import Learners
-from quintet.runtime.processes.process import prepare
 from quintet.runtime.slots import RowSpecs
 from quintet.runtime.torch_settings import OwnTorch, inexact_told, torch_settings
 from quintet.system import provenance, trust
@@ -52,6 +46,10 @@ from quintet.system.inside import run_lock
 from quintet.system.memory import memory_fault
 from quintet.system.signals import save_on_signal, stop_on_signals
 from quintet.system.user_code import no_exit, traced
+
+if TYPE_CHECKING:
+    from quintet.run.time_budget import TimeBudget
+    from quintet.runtime.parallel.learners import Learners
 
 
 @final
@@ -82,8 +80,11 @@ def run(
     user = UserCode(on_report, callbacks or Callbacks())
     here = Path.cwd()  # before environments may change it
     try:
-        budget = None if minutes is None else TimeBudget(minutes)
-        if budget is not None:
+        budget: TimeBudget | None = None
+        if minutes is not None:
+            from quintet.run import time_budget
+
+            budget = time_budget.TimeBudget(minutes)
             loaded = time_budget.timed(loaded, budget, partial(_trial, here))
         # Once on one machine, where a fault that always occurs would occur again.
         clustered = loaded.config.cluster.address is not None
@@ -122,8 +123,9 @@ def _trial(here: Path, loaded: Loaded, on_report: OnReport) -> Literal["finished
 @no_exit()
 def measured_steps(loaded: Loaded, minutes: float) -> int:
     """The env_steps of a new run that fit the minutes; see `quintet.run.time_budget`."""
-    train = partial(_trial, Path.cwd())
-    return time_budget.timed(loaded, TimeBudget(minutes), train).config.total_env_steps
+    from quintet.run.time_budget import TimeBudget, timed
+
+    return timed(loaded, TimeBudget(minutes), partial(_trial, Path.cwd())).config.total_env_steps
 
 
 class _GoesBack(Exception):
@@ -136,7 +138,7 @@ def _run(
     here: Path,
     *,
     may_go_back: bool,
-    budget: TimeBudget | None = None,
+    budget: "TimeBudget | None" = None,
     is_trial: bool = False,
 ) -> Result:
     """here: the folder of the user's code; is_trial: whether a stop by a signal is a Ctrl-C."""
@@ -158,16 +160,24 @@ def _run(
         found = replace(found, config=config)
         assert config.run_dir is not None
         if "wandb" in config.report.sinks:
+            from quintet.observe.wandb_sink import require_wandb
+
             require_wandb()
         runtime = config.runtime
         assert runtime.threads is not None
         ends.enter_context(torch_settings(runtime.threads, runtime.device, runtime.gpu_math))
         if runtime.kind != "serial" or runtime.num_learners > 1:
+            from quintet.runtime.processes.process import prepare
+
             prepare()  # imports go on while learners are made, with the variables of these settings
         # The caller gave, or vouched for, all code that the configuration names.
         folder = RunFolder(config.run_dir, signed=not trust.all_harmless(config.flat()))
         folder.sources, folder.revision = sources_of(loaded, found), provenance.revision(here)
-        population = Population(config, folder) if config.population.several else None
+        population = None
+        if config.population.several:
+            from quintet.run.population import Population
+
+            population = Population(config, folder)
         options = [] if population is None else population.options
         require_networks(config, source.spaces)
         policies = make_policies(config, options, source.spaces, folder)
@@ -251,6 +261,8 @@ def _make_replays(trainer: Trainer, source: Source, rows: RowSpecs) -> None:
     plan = trainer.policies[0].plan
     if plan.replay is None:
         return
+    from quintet.run.replay import RunReplay
+
     assignment = assignment_of(trainer.config, source.env, plan, len(trainer.policies))
     for each in trainer.policies:
         interval = trainer.saving.interval
@@ -261,7 +273,7 @@ def _make_replays(trainer: Trainer, source: Source, rows: RowSpecs) -> None:
 @contextmanager
 def _ends_told(trainer: Trainer, sampling: Sampling, source: Source) -> Iterator[None]:
     """Opens the trainer for the block, records how the run ends, and closes everything."""
-    others: list[Sampling | Learners] = [sampling, *several(trainer.policies)]
+    others: "list[Sampling | Learners]" = [sampling, *several(trainer.policies)]
     try:
         trainer.open()
         with no_exit():
@@ -283,7 +295,7 @@ def _ends_told(trainer: Trainer, sampling: Sampling, source: Source) -> Iterator
             trainer.close()
 
 
-def _close(others: Sequence[Sampling | Learners]) -> None:
+def _close(others: "Sequence[Sampling | Learners]") -> None:
     """Closes everything that has processes; a Ctrl-C meanwhile ends them at once."""
     try:
         for each in others:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import torch
 from pydantic import BaseModel
@@ -15,10 +16,12 @@ from quintet.run.folder import RunFolder
 from quintet.run.policy_folder import PolicyFolder
 from quintet.run.policy_run import PolicyRun
 from quintet.run.sampling import row_specs
-from quintet.runtime.parallel.learners import Learners, LearnersSpec
 from quintet.runtime.seeds import Role, generator_seed
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.types import Spaces
+
+if TYPE_CHECKING:
+    from quintet.runtime.parallel.learners import Learners
 
 
 @OwnTorch()
@@ -55,8 +58,10 @@ def batch_device(runtime: RuntimeConfig, policy: int) -> torch.device:
 
 
 @OwnTorch()
-def make_learners(config: RunConfig, spaces: Spaces) -> Learners:
+def make_learners(config: RunConfig, spaces: Spaces) -> "Learners":
     """The learners of a resolved configuration that share every batch."""
+    from quintet.runtime.parallel.learners import Learners, LearnersSpec
+
     runtime = config.runtime
     assert runtime.threads is not None
     spec = LearnersSpec(
@@ -89,6 +94,7 @@ def make_policies(
     return policies
 
 
-def several(policies: Sequence[PolicyRun]) -> list[Learners]:
+def several(policies: Sequence[PolicyRun]) -> "list[Learners]":
     """The policies' learners that have other processes."""
-    return [each.learner for each in policies if isinstance(each.learner, Learners)]
+    found = [each.learner for each in policies if each.config.runtime.num_learners > 1]
+    return cast("list[Learners]", found)

@@ -19,7 +19,6 @@ from quintet.run.sampling import Source
 from quintet.system.core_time import own_delay_s
 from quintet.system.files import same_folder
 from quintet.system.signals import interrupts_for_us_alone
-from quintet.uniform import random_rows
 
 _FREE_S = 0.1  # for each stream, within which making is free: MuJoCo took 0.02 to 0.08 s
 _LEAST_STEP_S = 20e-6  # that acting and learning add to an env_step
@@ -74,6 +73,8 @@ def _trial(env: ResolvedEnv, num_streams: int) -> tuple[float, float]:
     """Seconds to make a stream, and of one env_step by random actions; infinity and 0 where no
     further environments can be made, or they fail: the run itself says why.
     """
+    from quintet.uniform import random_rows
+
     make_s, step_s = math.inf, 0.0
     with suppress(QuintetError), interrupts_for_us_alone(), same_folder():
         begin = unhindered_s()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from pydantic import BaseModel
@@ -17,15 +17,13 @@ from torch import Tensor
 from quintet.checkpoint import Checkpoint, not_finite, require_finite
 from quintet.config.run import RunConfig
 from quintet.errors import CheckpointError, NonFiniteError
-from quintet.evaluation import LEAST_BOUND, Scores
 from quintet.models.config import uses_pictures
 from quintet.observe.metrics import EpisodeStats
-from quintet.policy import Policy, describe, misfit
+from quintet.policy import LEAST_BOUND, Policy, describe, misfit
 from quintet.policy_place import LEARNER, POLICY
 from quintet.population.scores import MEANS, MOST_WINDOWS, Record, compared
 from quintet.protocols import DataPlan, Learner
-from quintet.run.policy_folder import BEST, PolicyFolder, RunReplay
-from quintet.run.warm_start import donated
+from quintet.run.policy_folder import BEST, PolicyFolder
 from quintet.runtime.batch import Episode
 from quintet.runtime.delivery import Batch
 from quintet.runtime.loop import Counters
@@ -33,6 +31,10 @@ from quintet.runtime.torch_settings import OwnTorch
 from quintet.spaces import other_spaces
 from quintet.system import saved_options, trust
 from quintet.types import REWARD_SHAPING, LearnerState, Publication, Spaces
+
+if TYPE_CHECKING:
+    from quintet.evaluation import Scores
+    from quintet.run.replay import RunReplay
 
 
 @dataclass
@@ -121,6 +123,8 @@ class PolicyRun:
         path, keys = self.config.init_from, self.config.init_from_keys
         if path is None:
             return None
+        from quintet.run.warm_start import donated
+
         weights, note = donated(path, keys, self.learner, self.description)
         self.learner.warm_start(weights)
         return note
@@ -183,7 +187,7 @@ class PolicyRun:
         updates = self.learner.updates
         return f"weights and statistics must be finite, got {found} after update {updates}"
 
-    def score(self, policy: Policy, scores: Scores) -> None:
+    def score(self, policy: Policy, scores: "Scores") -> None:
         """Stores the scores of an evaluation; writes `policy` to ``best/`` if it is the best."""
         self.scores = scores.metrics()
         if self.config.checkpoint.save_best and (self.best is None or scores.mean > self.best):

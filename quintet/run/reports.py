@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
@@ -28,10 +28,12 @@ from quintet.observe.sinks import Reporter, mend_reports, open_sinks
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
 from quintet.run.policy_run import PolicyRun
-from quintet.run.population import Population
 from quintet.runtime.loop import Counters
 from quintet.system.cpus import usable_cores
 from quintet.types import Spaces
+
+if TYPE_CHECKING:
+    from quintet.run.population import Population
 
 
 @final
@@ -52,7 +54,7 @@ class Reports:
         policies: Sequence[PolicyRun],
         env: EnvDescription,
         timer: PhaseTimer,
-        population: Population | None = None,
+        population: "Population | None" = None,
     ) -> None:
         self.config, self.policies, self.env, self.timer = config, policies, env, timer
         self.population = population

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import Protocol, final
+from typing import TYPE_CHECKING, Protocol, final
 
 from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import PLAIN
@@ -26,12 +26,7 @@ from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
 from quintet.run.tensors import make_device_sampling, staying
 from quintet.runtime import loop
-from quintet.runtime.asynchronous import AsyncSampling
-from quintet.runtime.lockstep import LockstepSampling
 from quintet.runtime.policies import Assignment
-from quintet.runtime.processes.messages import Place, ServerOptions, WorkerSpec
-from quintet.runtime.processes.pool import Pool
-from quintet.runtime.processes.workers import Workers
 from quintet.runtime.sampler import SerialOptions, SerialSampling
 from quintet.runtime.slots import RowSpecs, slot_specs
 from quintet.runtime.spread import Spreading, make_streams, spread_envs
@@ -41,6 +36,10 @@ from quintet.system.files import same_folder
 from quintet.system.signals import interrupts_for_us_alone
 from quintet.system.user_code import slow_notice
 from quintet.types import Publication, Spaces
+
+if TYPE_CHECKING:
+    from quintet.runtime.processes.messages import Place, ServerOptions, WorkerSpec
+    from quintet.runtime.processes.pool import Pool
 
 
 class Publisher(Protocol):
@@ -219,6 +218,8 @@ def make_sampling(
                 act_on=runtime.actor_compute.act_on,
             ),
         )
+    from quintet.runtime.processes.messages import Place, WorkerSpec
+
     server = _server(config, source.spaces) if runtime.inference == "server" else None
     assert runtime.num_workers is not None
     places = tuple(Place(g, g * size, size) for g in range(streams // size))
@@ -239,14 +240,20 @@ def make_sampling(
     first = [learner.publication() for learner in learners]
     opponents = assignment.num_policies - len(learners)  # with weights of the same form
     publications = first + first[:1] * opponents
-    workers: Pool
+    workers: "Pool"
     if config.cluster.address is None:
+        from quintet.runtime.processes.workers import Workers
+
         workers = Workers(spec, publications, say, notice)
     else:
         workers = _nodes(config, source, spec, publications, say, notice)
     if runtime.kind == "lockstep":
+        from quintet.runtime.lockstep import LockstepSampling
+
         may_lag = runtime.publish_interval_iterations > 1
         return LockstepSampling(workers, timer, runtime.lag, may_lag)
+    from quintet.runtime.asynchronous import AsyncSampling
+
     # Several learners take batches from shared memory, which is not page-locked.
     pin = runtime.device.startswith("cuda") and runtime.num_learners == 1
     return AsyncSampling(workers, timer, runtime.prefetch_batches, runtime.max_restarts, pin)
@@ -255,11 +262,11 @@ def make_sampling(
 def _nodes(
     config: RunConfig,
     source: Source,
-    spec: WorkerSpec,
+    spec: "WorkerSpec",
     publications: Sequence[Publication],
     say: Callable[[str], None],
     notice: Callable[[str], None],
-) -> Pool:
+) -> "Pool":
     """The workers on the nodes of a cluster; raises ConfigError if Ray is not installed."""
     try:
         from quintet.cluster.nodes import Nodes, Site
@@ -321,7 +328,9 @@ def _require_fresh_rows(runtime: RuntimeConfig, plan: DataPlan) -> None:
         )
 
 
-def _server(config: RunConfig, spaces: Spaces) -> ServerOptions:
+def _server(config: RunConfig, spaces: Spaces) -> "ServerOptions":
+    from quintet.runtime.processes.messages import ServerOptions
+
     runtime = config.runtime
     assert runtime.actor_threads is not None
     exact = runtime.kind == "lockstep"
@@ -353,5 +362,5 @@ def _server(config: RunConfig, spaces: Spaces) -> ServerOptions:
     )
 
 
-def _make_place(env: ResolvedEnv, place: Place) -> VectorEnv:
+def _make_place(env: ResolvedEnv, place: "Place") -> VectorEnv:
     return make_group_env(env, place.num_streams, first_stream=place.first_stream)

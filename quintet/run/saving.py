@@ -4,7 +4,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from torch import Tensor
 
@@ -14,14 +14,16 @@ from quintet.config.run import CHANGE_ROUNDING, RunConfig
 from quintet.config.saved import require_same
 from quintet.errors import CheckpointError, ConfigError
 from quintet.policy_place import LEADER, POLICIES
-from quintet.population.self_play import PastWeights
 from quintet.run.folder import RunFolder
-from quintet.run.policy_folder import RunReplay
 from quintet.run.policy_run import PolicyRun, leader
-from quintet.run.population import Population
 from quintet.runtime import loop
 from quintet.runtime.delivery import Delivery
 from quintet.system import provenance, run_record, saved_options
+
+if TYPE_CHECKING:
+    from quintet.population.self_play import PastWeights
+    from quintet.run.population import Population
+    from quintet.run.replay import RunReplay
 
 _WITHOUT_END = 10
 """Divisor of the budget: after this fraction a notice says that no episode has ended."""
@@ -45,8 +47,8 @@ class Saving:
         folder: RunFolder,
         policies: Sequence[PolicyRun],
         system: Mapping[str, str],
-        population: Population | None = None,
-        past: PastWeights | None = None,
+        population: "Population | None" = None,
+        past: "PastWeights | None" = None,
     ) -> None:
         self.config, self.folder, self.policies, self.system = config, folder, policies, system
         self.population, self.past = population, past
@@ -72,7 +74,7 @@ class Saving:
         return all(replay.holds(iterations) for replay in self._replays)
 
     @property
-    def _replays(self) -> list[RunReplay]:
+    def _replays(self) -> "list[RunReplay]":
         return [each.replay for each in self.policies if each.replay is not None]
 
     def worth_writing(self, counters: loop.Counters, wall_s: float) -> bool:

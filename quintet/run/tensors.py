@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,8 +17,9 @@ from quintet.envs.vector import VectorEnv
 from quintet.errors import ConfigError
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
-from quintet.runtime.device_rows import may_record
-from quintet.runtime.device_sampling import DeviceOptions, DeviceSampling
+
+if TYPE_CHECKING:
+    from quintet.runtime.device_sampling import DeviceSampling
 
 
 def in_this_process(loaded: Loaded, env: VectorEnv) -> Loaded:
@@ -77,8 +79,11 @@ def host_note(config: RunConfig, env: VectorEnv, plan: DataPlan) -> str | None:
 
 def make_device_sampling(
     config: RunConfig, tensors: TensorVectorEnv, plan: DataPlan, timer: PhaseTimer
-) -> DeviceSampling:
+) -> "DeviceSampling":
     """Sampling of a resolved configuration that never leaves the tensors' device."""
+    from quintet.runtime.device_rows import may_record
+    from quintet.runtime.device_sampling import DeviceOptions, DeviceSampling
+
     runtime = config.runtime
     graph = runtime.compute.graph
     whole = graph and may_record(tensors, plan)  # of which an act is a part

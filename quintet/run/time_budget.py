@@ -38,10 +38,6 @@ TrainOnce = Callable[[Loaded, OnReport], object]
 """Trains with a function that gets the reports; raises KeyboardInterrupt after a signal."""
 
 
-class BeginsAnew(Exception):
-    """The run begins again, as another number of env_steps, the argument, fits the time."""
-
-
 def timed(loaded: Loaded, budget: "TimeBudget", train: TrainOnce) -> Loaded:
     """The configuration with the env_steps that fit the time; unchanged for a run that has begun.
     See `measure`.

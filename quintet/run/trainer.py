@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TextIO, final
+from typing import TYPE_CHECKING, Literal, TextIO, final
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from quintet.observe.report_files import MARK
 from quintet.observe.timing import Phase, PhaseTimer
 from quintet.observe.view import View
 from quintet.policy_place import POLICY
-from quintet.population.self_play import PastWeights
 from quintet.run.callbacks import LiveRun, UserCode
 from quintet.run.card import card
 from quintet.run.doubts import Doubts
@@ -37,10 +36,8 @@ from quintet.run.making import restarts_told
 from quintet.run.marks import Marks
 from quintet.run.policy_folder import PolicyFolder
 from quintet.run.policy_run import PolicyRun, leader
-from quintet.run.population import Population
 from quintet.run.reports import Reports, facts_of
 from quintet.run.saving import LongEpisodes, Saving
-from quintet.run.time_budget import BeginsAnew, TimeBudget
 from quintet.runtime import loop
 from quintet.runtime.delivery import Batch
 from quintet.runtime.processes.watch import Watch
@@ -50,7 +47,16 @@ from quintet.system.signals import StopRequest
 from quintet.system.user_code import no_exit
 from quintet.types import Obs, Publication, Rollout
 
+if TYPE_CHECKING:
+    from quintet.population.self_play import PastWeights
+    from quintet.run.population import Population
+    from quintet.run.time_budget import TimeBudget
+
 _NOT_TRAINING: tuple[Phase, ...] = ("evaluation", "checkpoint")
+
+
+class BeginsAnew(Exception):
+    """The run begins again, as another number of env_steps, the argument, fits the time."""
 
 
 @final
@@ -70,7 +76,7 @@ class Trainer:
         env: EnvDescription,
         user: UserCode,
         loaded: Loaded,
-        population: Population | None = None,
+        population: "Population | None" = None,
     ):
         self.config, self.folder, self.policies, self.env = config, folder, policies, env
         self.on_report, self.callbacks = user
@@ -82,7 +88,11 @@ class Trainer:
         self.counters = loop.Counters()
         self.timer = PhaseTimer(self._phase_begins)
         own = config.self_play
-        self.past = PastWeights(own, config.seed, config.total_env_steps) if own.on else None
+        self.past: "PastWeights | None" = None
+        if own.on:
+            from quintet.population.self_play import PastWeights
+
+            self.past = PastWeights(own, config.seed, config.total_env_steps)
         self.saving = Saving(config, folder, policies, self.system, population, self.past)
         self.log = RunLog()
         self.evaluations = Evaluations(config, loaded, self.log.say, self.log.waiting)
@@ -387,7 +397,7 @@ class Trainer:
             self.reports.show(self.counters, self.log)
         return self.stop.made
 
-    def _look_at_the_clock(self, budget: TimeBudget, steps: int) -> None:
+    def _look_at_the_clock(self, budget: "TimeBudget", steps: int) -> None:
         """Raises BeginsAnew, at most once, if the run is far too fast or too slow for its time."""
         # Before its first update a run is faster than it will be.
         if not (budget.checks and any(each.learner.updates for each in self.policies)):

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, Self, final
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, final
 
 import torch
 
@@ -12,9 +12,11 @@ from quintet.observe.timing import PhaseTimer
 from quintet.protocols import LOOK_EVERY_UPDATES, Learner
 from quintet.runtime.batch import to_device
 from quintet.runtime.delivery import Batch, BeginsAnew, Delivery
-from quintet.runtime.replay.replay import Replay
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.types import Publication, Rollout
+
+if TYPE_CHECKING:
+    from quintet.runtime.replay.replay import Replay
 
 
 class Sampling(Protocol):
@@ -177,7 +179,7 @@ class Components:
 
     learners: Sequence[Learner]
     sampling: Sampling
-    replays: Sequence[Replay] = ()
+    replays: "Sequence[Replay]" = ()
     devices: Sequence[torch.device] = ()
     publication: Callable[[int], Publication] | None = None
 
@@ -299,7 +301,7 @@ def _learn(
 
 
 def _rollouts(
-    batch: Batch, replay: Replay | None, counters: Counters, timer: PhaseTimer
+    batch: Batch, replay: "Replay | None", counters: Counters, timer: PhaseTimer
 ) -> Iterator[tuple[Rollout, int]]:
     """The rollouts to learn from, each with the env_steps before it: the fresh batch, if a row is
     valid, then those that replay draws.  A batch whose update fails is not stored.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter, process_time
-from typing import NamedTuple, Self, final
+from typing import TYPE_CHECKING, NamedTuple, Self, final
 
 import psutil
 
@@ -19,12 +19,13 @@ from quintet.envs.vector import (
     allocate_row,
 )
 from quintet.errors import QuintetError
-from quintet.runtime.processes.process import prepare
-from quintet.runtime.processes.stepped import SteppedEnv
 from quintet.system.core_time import own_delay_s
 from quintet.system.cpus import usable_cores
 from quintet.system.memory import free_bytes
 from quintet.types import Spaces
+
+if TYPE_CHECKING:
+    from quintet.runtime.processes.stepped import SteppedEnv
 
 MOST_PROCESSES = 64
 """Most processes for environments that mostly wait, whatever the number of cores."""
@@ -133,7 +134,7 @@ class SpreadEnv:
         self.spaces: Spaces = made.spaces
         self.description: EnvDescription = made.description
         self._source, self._env, self._how = env, made, how
-        self._tried: SteppedEnv | None = None  # processes that don't step yet
+        self._stepped: "SteppedEnv | None" = None  # in other processes; perhaps they don't step yet
         self._judging = True
         # Once it is decided who steps, these are the methods of the environments that step.
         self.send: Callable[[Array], None] = self._send
@@ -181,6 +182,8 @@ class SpreadEnv:
             cost, self.num_streams, max(1, usable_cores() // groups), free_bytes() / groups
         )
         if count > 1 and len(self._actions) < _ROWS:
+            from quintet.runtime.processes.process import prepare
+
             prepare()
             return
         if count > 1:
@@ -196,9 +199,8 @@ class SpreadEnv:
 
     def kill(self) -> None:
         """Ends the processes at once, from any thread; `close` does the rest."""
-        for env in (self._env, self._tried):
-            if isinstance(env, SteppedEnv):
-                env.kill()
+        if self._stepped is not None:
+            self._stepped.kill()
 
     def close(self) -> None:
         self._env.close()
@@ -207,20 +209,21 @@ class SpreadEnv:
         """Lets `count` processes step from here on, if they reproduce the rows so far."""
         fault = "in another process the same seed gives other observations"
         try:
-            self._tried = self._others(count)
-            if self._sees_the_same(self._tried):
-                stepped, self._tried = self._tried, None
-                self._take(stepped, why)
+            self._stepped = self._others(count)
+            if self._sees_the_same(self._stepped):
+                self._take(self._stepped, why)
                 return
         except (QuintetError, OSError) as error:  # OSError: the system allows no more processes
             fault = str(error)
         finally:
-            if self._tried is not None:
-                self._tried.close()
-                self._tried = None
+            if self._stepped is not None and self._env is not self._stepped:
+                self._stepped.close()
+                self._stepped = None
         self._say(f"this process steps the environments one by one, though {why}: {fault}")
 
-    def _others(self, count: int) -> SteppedEnv:
+    def _others(self, count: int) -> "SteppedEnv":
+        from quintet.runtime.processes.stepped import SteppedEnv
+
         first_stream, timeout_s = self._how.first_stream, self._how.timeout_s
         stepped = SteppedEnv(
             self._source, self._env, count, first_stream=first_stream, timeout_s=timeout_s
@@ -228,12 +231,13 @@ class SpreadEnv:
         stepped.tell(*self._tell)
         return stepped
 
-    def _take(self, stepped: SteppedEnv, why: str) -> None:
+    def _take(self, stepped: "SteppedEnv", why: str) -> None:
         self._env.close()
-        self._env, self.num_processes = stepped, stepped.num_processes
+        self._env = self._stepped = stepped
+        self.num_processes = stepped.num_processes
         self._say(f"{self.num_processes} processes step the environments: {why}")
 
-    def _sees_the_same(self, stepped: SteppedEnv) -> bool:
+    def _sees_the_same(self, stepped: "SteppedEnv") -> bool:
         """Lets processes repeat the rows so far, and compares."""
         obs = allocate_obs(self.spaces.observation, (self.num_streams,))
         row = allocate_row(self.spaces.observation, self.num_streams)

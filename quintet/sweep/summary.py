@@ -12,6 +12,7 @@ import numpy as np
 from quintet.errors import QuintetError
 from quintet.observe.intervals import bootstrap_band
 from quintet.observe.plots import figure_classes, save, style_axes
+from quintet.observe.run_summary import table
 from quintet.sweep.search import TRIALS, Found, name_of, said
 from quintet.system import files
 
@@ -81,9 +82,7 @@ def lines(found: Found) -> Iterator[str]:
                 said(found.space, each.drawn),
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows if len(rows) > 1 else []:
-        yield "  ".join(map(str.ljust, row, widths)).rstrip()
+    yield from table(rows) if len(rows) > 1 else ()
     states = [each.state for each in found.trials]
     words = {"complete": "complete", "pruned": "pruned", "fail": "failed", "running": "not ended"}
     counts = [f"{states.count(state)} {word}" for state, word in words.items() if state in states]

@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from quintet.doctor import env_episodes, finding, run_learning
+from quintet.doctor import finding, run_learning
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / finding.PAGE
@@ -12,7 +12,7 @@ PAGE = ROOT / finding.PAGE
 
 def names() -> set[str]:
     """Names of findings that the code has."""
-    found = {name.replace("_", "-") for name in env_episodes.WEIGHTS}
+    found = {name.replace("_", "-") for name in finding.WEIGHTS}
     found |= {f"health-{name.replace('_', '-')}" for name in (*run_learning.PARTS, "part")}
     for file in (ROOT / "quintet" / "doctor").glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):

@@ -9,9 +9,9 @@ import pytest
 from gymnasium import spaces
 
 import quintet
+from quintet import evaluation
 from quintet.envs.vector import EnvDescription
 from quintet.evaluation import Scores
-from quintet.run import evaluations
 from quintet.run.evaluations import far_apart
 
 SMALL = {
@@ -69,12 +69,12 @@ def test_far_apart(greedy: list[float], sampled: list[float], far: bool) -> None
 def test_an_evaluation_that_was_stopped_has_no_scores(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = evaluations.evaluate_in
+    whole = evaluation.evaluate_in
 
     def stopped(*given: Any) -> Scores:
         return replace(whole(*given), complete=False)
 
-    monkeypatch.setattr(evaluations, "evaluate_in", stopped)
+    monkeypatch.setattr("quintet.evaluation.evaluate_in", stopped)
     result = quintet.train("ppo", Variety, 256, 1, tmp_path / "run", SMALL | {"eval.episodes": 5})
     assert "eval/return_mean" not in result.metrics
     assert not (result.run_dir / "best").exists()

@@ -13,7 +13,8 @@ from quintet.config.layers import Layer
 from quintet.config.saved import load_config
 from quintet.run.folder import RunFolder
 from quintet.run.learners import make_learner
-from quintet.run.policy_folder import PolicyFolder, RunReplay
+from quintet.run.policy_folder import PolicyFolder
+from quintet.run.replay import RunReplay
 from quintet.runtime.policies import ONE_POLICY
 from quintet.runtime.slots import RowSpecs
 from quintet.types import Spaces

@@ -253,7 +253,7 @@ def test_each_agent_is_played_by_its_own_policy_in_evaluations(monkeypatch: pyte
         found.append(how)
         return SimpleNamespace(complete=False)
 
-    monkeypatch.setattr(evaluations, "evaluate_in", evaluate_in)
+    monkeypatch.setattr("quintet.evaluation.evaluate_in", evaluate_in)
     loaded: Any = SimpleNamespace(evaluated=None, plays_elsewhere=False)
     plays = evaluations.Evaluations(config, loaded)
     for index in range(3):
