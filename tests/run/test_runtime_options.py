@@ -371,7 +371,8 @@ def _gpu_math(where: Where) -> None:
     assert seen == [(True, False), (False, True)]
     begun: list[str | None] = []
     where.monkeypatch.setattr(
-        launch, "prepare", lambda: begun.append(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+        "quintet.runtime.processes.process.prepare",
+        lambda: begun.append(os.environ.get("CUBLAS_WORKSPACE_CONFIG")),
     )
     with pytest.raises(KeyboardInterrupt):
         run(where.folder / "workers", 64, runtime__device="cuda", runtime__kind="lockstep")
