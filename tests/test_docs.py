@@ -266,7 +266,18 @@ def test_the_document_of_populations_says_what_fields_say(monkeypatch: pytest.Mo
 
 
 PRESETS = {
-    "ppo": (9, ("clip", "kl_penalty", "tf_agents_base", "vector_discrete", "pixels", "atari")),
+    "ppo": (
+        9,
+        (
+            "clip",
+            "kl_penalty",
+            "tf_agents_base",
+            "vector_discrete",
+            "small_pixels",
+            "pixels",
+            "atari",
+        ),
+    ),
     "impala": (5, ("vector_discrete", "vector_continuous", "pixels", "atari")),
     "appo": (6, ("vector_discrete", "vector_continuous", "pixels", "atari", "grid")),
     "ddpg": (10, ("vector_continuous", "pixels")),

@@ -17,16 +17,17 @@ from quintet.envs.env_source import EnvSource
 from quintet.envs.make import make_group_env
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.models.config import facts_of
-from quintet.models.leaves import is_grid_with_mission, is_image
+from quintet.models.leaves import has_small_picture, is_grid_with_mission, is_image
 from quintet.options import Facts
 from quintet.spaces import action_leaves, action_space_of, float64_leaves, observation_leaves
 from quintet.system.files import same_folder
 from quintet.system.user_code import slow_notice
 from quintet.types import Spaces
 
-EnvKind = Literal["atari", "pixels", "grid", "vector_discrete", "vector_continuous"]
+EnvKind = Literal["atari", "pixels", "grid", "small_pixels", "vector_discrete", "vector_continuous"]
 """atari: a game with our preprocessing. pixels: a picture among the observations. grid: ids of
-cells with a mission, as in MiniGrid and BabyAI. vector_continuous: any other with at least one
+cells with a mission, as in MiniGrid and BabyAI. small_pixels: a picture that is too small for
+nature_cnn or is not uint8, with channels. vector_continuous: any other with at least one
 continuous action. vector_discrete: all others.
 """
 
@@ -100,6 +101,8 @@ def kind_by_spaces(spaces: Spaces) -> EnvKind:
         return "pixels"
     if is_grid_with_mission(leaves):
         return "grid"
+    if has_small_picture(leaves):
+        return "small_pixels"
     if any(isinstance(leaf, Box) for leaf in action_leaves(spaces.action)):
         return "vector_continuous"
     return "vector_discrete"

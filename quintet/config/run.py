@@ -51,7 +51,7 @@ class RunConfig(Options):
     """seed of everything random in the run"""
     preset: str = "auto"
     """name of a preset; auto: the preset of the environment, else of its kind (vector_discrete,
-    vector_continuous, pixels, atari, grid); none: no preset
+    vector_continuous, small_pixels, pixels, atari, grid); none: no preset
     """
     run_dir: Path | None = option(
         None,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self, TypeVar, final, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, final
 
 from gymnasium.spaces import Box, Discrete
 from gymnasium.spaces import Dict as DictSpace
@@ -14,6 +14,7 @@ from quintet.models.leaves import (
     SMALLEST,
     Layout,
     Leaves,
+    has_small_picture,
     is_added,
     is_grid_with_mission,
     is_image,
@@ -398,16 +399,9 @@ def _with_encoder(config: ModelConfig, spaces: Spaces) -> ModelConfig:
     encoder = "film_grid" if len(leaves) == 3 and is_grid_with_mission(leaves) else "mlp"
     if any(is_image(space) for space in leaves.values()):
         encoder = "nature_cnn"
-    elif not is_grid_with_mission(leaves) and _with_channels(leaves, config):
+    elif has_small_picture(leaves, config.encoder_kwargs.get("layout", "auto")):
         encoder = "small_cnn"
     return config.model_copy(update={"encoder": encoder})
-
-
-def _with_channels(leaves: Leaves, config: ModelConfig) -> bool:
-    """Whether small_cnn finds a picture with channels: a table of numbers has two dimensions."""
-    layout = config.encoder_kwargs.get("layout", "auto")
-    found = small_pictures(leaves, layout if layout in get_args(Layout) else "auto")
-    return any(len(leaves[name].shape or ()) > 2 for name in found)
 
 
 def facts_of(config: ModelConfig, spaces: Spaces | None) -> dict[str, Any]:

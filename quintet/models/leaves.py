@@ -1,6 +1,6 @@
 """Roles of an observation's leaves in a network: pictures, grids, numbers to normalise."""
 
-from typing import Literal, NamedTuple, final
+from typing import Literal, NamedTuple, cast, final, get_args
 
 import numpy as np
 from gymnasium import spaces as gym_spaces
@@ -130,6 +130,17 @@ def small_pictures(leaves: Leaves, layout: Layout = "auto") -> dict[str, SmallPi
     there = {name: picture for name, picture in found.items() if picture is not None}
     with_channels = {k: x for k, x in there.items() if len(leaves[k].shape or ()) > 2}
     return with_channels or there
+
+
+def has_small_picture(leaves: Leaves, layout: object = "auto") -> bool:
+    """Whether small_cnn is chosen where nature_cnn can't be: there is a picture with channels (a
+    table of numbers has two dimensions), and it is no grid with a mission.
+    """
+    known = cast(Layout, layout if layout in get_args(Layout) else "auto")
+    found = small_pictures(leaves, known)
+    return not is_grid_with_mission(leaves) and any(
+        len(leaves[name].shape or ()) > 2 for name in found
+    )
 
 
 def require_small(leaves: Leaves, layout: Layout) -> dict[str, SmallPicture]:

@@ -87,10 +87,10 @@ def test_the_kind_of_an_environment(env, backend, kind):
 def test_the_kind_of_what_is_given_as_an_object():
     asked = {"env.id": "mine", "env.num_streams": 2}
     assert KindProbe(asked, Camera).kind == "pixels"
-    too_small_for_a_cnn = partial(Camera, 35)
-    assert KindProbe(asked, too_small_for_a_cnn).kind == "vector_discrete"
-    small = KindProbe({"env.id": "mine", "env.kwargs": {"size": 12}}, Camera)
-    assert small.kind == "vector_discrete"
+    too_small_for_nature_cnn = partial(Camera, 35)
+    assert KindProbe(asked, too_small_for_nature_cnn).kind == "small_pixels"
+    too_small = KindProbe({"env.id": "mine", "env.kwargs": {"size": 4}}, Camera)
+    assert too_small.kind == "vector_discrete"
     pendulum = partial(gymnasium.make_vec, "Pendulum-v1", vectorization_mode="sync")
     assert KindProbe(asked, partial(pendulum, num_envs=1)).kind == "vector_continuous"
     assert all(env.closed for env in made)
@@ -301,7 +301,7 @@ def test_the_spaces_of_the_environment_that_was_made_for_the_kind():
     probe = KindProbe({"env.id": "mine", "env.kwargs": {"size": 12}}, Camera)
     asked = resolve_env(EnvConfig(id="mine", kwargs={"size": 12}), Camera)
     assert probe.spaces(asked) is None  # none was made yet
-    assert probe.kind == "vector_discrete"
+    assert probe.kind == "small_pixels"
     count = len(made)
     spaces = probe.spaces(asked.with_options({"num_streams": 5, "success": "reward>0"}))
     assert spaces is not None
