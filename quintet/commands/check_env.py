@@ -122,6 +122,7 @@ def _in_words(found: "EnvCheck", doubts: "list[Doubt]") -> str:
     else:
         episodes = "none ended"
     shaping = ", ".join(f"{name} {value:g}" for name, value in found.reward_shaping.items())
+    same = "the same" if found.deterministic else "different"
     lines = [
         f"{found.env.id} ({found.env.backend})",
         f"  observation  {found.spaces.observation}",
@@ -132,7 +133,7 @@ def _in_words(found: "EnvCheck", doubts: "list[Doubt]") -> str:
         f"  reward       {found.reward_min:g} to {found.reward_max:g}, not 0 in "
         f"{100 * found.rewarded_frac:.0f}% of the steps",
         f"  episodes     {episodes}",
-        f"  seeds        {_seeds(found)}",
+        f"  seeds        the same seeds and actions give {same} bytes",
     ]
     lines += [f"remark: {each}" for each in found.remarks]
     lines += [f"choice: {each}" for each in doubts]
@@ -145,12 +146,6 @@ def _in_words(found: "EnvCheck", doubts: "list[Doubt]") -> str:
 def _finite(number: float) -> float | None:
     """Replaces values that JSON can't hold by None."""
     return number if math.isfinite(number) else None
-
-
-def _seeds(found: "EnvCheck") -> str:
-    if found.deterministic:
-        return "the same seeds and actions give the same bytes"
-    return "the same seeds and actions give different bytes"
 
 
 def _time(seconds: float) -> str:

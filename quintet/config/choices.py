@@ -147,11 +147,12 @@ def scales(model: ModelConfig, spaces: Spaces, learning: Learning, seen: Evidenc
         return None
     leaves = encoded_leaves(spaces)
     normalized = normalized_leaves(spaces.observation) if learning.normalizes else {}
-    read = small_pictures(leaves, picture_options(model).layout) if _small(model) else {}
+    small = model.encoder == "small_cnn"
+    read = small_pictures(leaves, picture_options(model).layout) if small else {}
     sizes = {
         name: seen.sizes(name)
         for name in seen.squares
-        if name not in normalized and not (name in read and _is_uint8(leaves[name]))
+        if name not in normalized and not (name in read and leaves[name].dtype == np.uint8)
     }
     if not sizes:
         return None
@@ -172,14 +173,6 @@ def scales(model: ModelConfig, spaces: Spaces, learning: Learning, seen: Evidenc
         f"(root mean squares over {seen.observed:,} steps)",
         way,
     )
-
-
-def _small(model: ModelConfig) -> bool:
-    return model.encoder == "small_cnn"
-
-
-def _is_uint8(leaf: Any) -> bool:
-    return bool(leaf.dtype == np.uint8)
 
 
 def reward_scale(learning: Learning, seen: Evidence) -> Doubt | None:

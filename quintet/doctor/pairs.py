@@ -53,10 +53,6 @@ class Pairs:
     reached: float = math.nan
     starts: int = 0
 
-    @property
-    def changed_frac(self) -> float:
-        return self.changed / max(self.compared, 1)
-
 
 def compare(env: VectorEnv, seed: int, most_s: float) -> Pairs:
     """Compares as many beginnings as `most_s` seconds allow."""

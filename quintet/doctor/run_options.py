@@ -102,7 +102,8 @@ def _other(seen: RunSeen, name: str, value: Any, usual: Any) -> Finding | None:
     distance = decades(name, value, usual, False)
     if distance is not None:  # it is not far
         weight = min(0.3, 0.4 * abs(distance))
-    if name.endswith("_hidden") and isinstance(value, list) and value and _tiny(value):
+    tiny = isinstance(value, list) and all(isinstance(x, int) and x <= 8 for x in value)
+    if name.endswith("_hidden") and value and tiny:
         weight = 0.65
     return Finding(
         "option-other",
@@ -113,10 +114,6 @@ def _other(seen: RunSeen, name: str, value: Any, usual: Any) -> Finding | None:
         change(seen, {name: usual}),
         name,
     )
-
-
-def _tiny(layers: Sequence[Any]) -> bool:
-    return all(isinstance(x, int) and x <= 8 for x in layers)
 
 
 def change(seen: RunSeen, values: dict[str, Any]) -> str:

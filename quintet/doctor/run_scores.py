@@ -183,12 +183,8 @@ def seeds_differ(seen: RunSeen) -> Finding | None:
         f"{max(means):.4g}: some learned and some did not",
         {"mean": mean(means), "standard deviation": pstdev(means)},
         "more exploration, more streams, or a lower learning rate",
-        _entropy_or_rate(seen),
+        scaled(seen, "ent_coef", 3.0) or scaled(seen, "learning_rate", 0.3),
     )
-
-
-def _entropy_or_rate(seen: RunSeen) -> str:
-    return scaled(seen, "ent_coef", 3.0) or scaled(seen, "learning_rate", 0.3)
 
 
 def not_learning(seen: RunSeen) -> Finding | None:

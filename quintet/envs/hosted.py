@@ -103,9 +103,10 @@ class NextStep:
         truncated = out.truncated.bool() & valid & ~terminated
         ended = terminated | truncated
         raw = torch.where(valid, out.reward.float(), 0.0)
+        same_step = self.env.autoreset == AutoresetMode.SAME_STEP
         for name, x in self.obs.items():
             new = out.obs[name].to(x.dtype)
-            if self.env.autoreset == AutoresetMode.SAME_STEP:
+            if same_step:
                 # Without a final observation, the one that is still there.
                 last = x if out.final_obs is None else out.final_obs[name].to(x.dtype)
                 new = torch.where(ended.view(-1, *[1] * (new.ndim - 1)), last, new)

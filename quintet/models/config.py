@@ -317,7 +317,9 @@ def picture_leaves(model: ModelConfig, spaces: Spaces) -> dict[str, tuple[int, .
     leaves, traits = encoded_leaves(spaces), model.traits
     if model.encoder == "small_cnn":
         read = small_pictures(leaves, picture_options(model).layout)
-        return {name: tuple(leaves[name].shape or ()) for name in read if _is_uint8(leaves[name])}
+        return {
+            name: tuple(leaves[name].shape or ()) for name in read if leaves[name].dtype == "uint8"
+        }
     if traits.smallest is None:
         return {}
     grid, found = is_grid_with_mission(leaves), {}
@@ -331,10 +333,6 @@ def picture_leaves(model: ModelConfig, spaces: Spaces) -> dict[str, tuple[int, .
         ):
             found[name] = tuple(leaf.shape or ())
     return found
-
-
-def _is_uint8(leaf: Any) -> bool:
-    return bool(leaf.dtype == "uint8")
 
 
 def resolve_model(config: ModelConfig, spaces: Spaces) -> ModelConfig:

@@ -16,7 +16,7 @@ from typing import Any, Literal, final
 
 from quintet.bounds import LARGEST, MOST_STEPS
 from quintet.errors import CheckpointError, FileFault, QuintetError
-from quintet.observe.metrics import by_policy
+from quintet.observe.metrics import highest
 from quintet.observe.report_files import CSV_FILE, JSONL_FILE, read_metrics
 from quintet.system import files, manifest, run_record, saved_options
 from quintet.system.inside import holder_of, require_own
@@ -99,10 +99,8 @@ class RunSummary:
         """Name and newest value of the run's score; of several policies the highest."""
         for name in SCORES:
             for report in reversed(self.reports):
-                found = [own[name] for own in by_policy(report).values() if name in own]
-                found += [report[name]] if name in report else []
-                if found:
-                    return name, max(found)
+                if (score := highest(report, name)) is not None:
+                    return name, score
         return None
 
     def _last(self, name: str) -> float | None:

@@ -1,18 +1,28 @@
-"""The doubtful choices of a run, each of which is said once, when there is evidence."""
+"""Why a run may not learn, said once: doubtful choices, and what the doctor finds meanwhile."""
 
+from collections.abc import Mapping
 from typing import final
 
 from quintet.algorithms import registry
 from quintet.config import choices
 from quintet.config.choices import Doubt, Learning
 from quintet.config.run import RunConfig
+from quintet.doctor.run import examine_runs
 from quintet.envs.evidence import Evidence
 from quintet.models.config import ModelConfig
+from quintet.observe.run_summary import RunSummary
+from quintet.run.folder import RunFolder
 from quintet.runtime.delivery import Batch
+from quintet.spaces import as_json
+from quintet.system.files import shown
+from quintet.system.user_code import described
 from quintet.types import Spaces
 
 _FIRST_ROWS = 512  # after which the data are judged for the first time; then twice as many each
 _LEAST_ROWS, _FRAC = 20_000, 0.1  # of the budget, in which the data are looked at
+_LOOKS = (0.25, 0.5, 0.75, 1.0)  # fractions of the budget after which reports are looked at
+_MOST_REPORTS = 600
+_SAID_BY_OTHERS = ("health-",)
 
 
 @final
@@ -82,3 +92,55 @@ class Doubts:
         self._known |= {each.choice for each in new}
         self.said += map(str, new)
         return new
+
+
+@final
+class Marks:
+    """Examines the reports of a run a few times, as the doctor does.
+
+    said: sentences about likely causes so far; a list that others may keep.
+    """
+
+    def __init__(self, config: RunConfig, spaces: Spaces, folder: RunFolder) -> None:
+        self.config, self.spaces, self.folder = config, spaces, folder
+        self.said: list[str] = []
+        self._reports: list[Mapping[str, float]] = []
+        self._looks = list(_LOOKS)
+        self._known: set[tuple[str, str]] = set()
+
+    def look(self, report: Mapping[str, float], env_steps: int) -> list[str]:
+        """Adds a report; returns lines about likely causes that were not said before."""
+        self._reports.append(report)
+        if len(self._reports) > _MOST_REPORTS:  # every other, and the newest
+            del self._reports[-2:0:-2]
+        done = env_steps / self.config.total_env_steps
+        if done < self._looks[0]:
+            return []
+        self._looks = [each for each in self._looks if each > done] or [2.0]
+        run = RunSummary(
+            self.folder.path,
+            "finished" if done >= 1.0 else "running",
+            options=self.config.flat(),
+            sources=self.folder.sources,
+            spaces=as_json(self.spaces),
+            choices=self.folder.choices,
+            reports=self._reports,
+        )
+        try:
+            (found,) = examine_runs([run]).values()
+        except Exception as error:  # which must not end the run
+            return [f"doctor: it could not look at the reports: {described(error)}"]
+        told = {each.choice.replace("_", "-") for each in run.choices}
+        new = [
+            each
+            for each in found
+            if each.degree == "likely"
+            and (each.name, each.subject) not in self._known
+            and each.name not in told
+            and not each.name.startswith(_SAID_BY_OTHERS)
+        ]
+        self._known |= {(each.name, each.subject) for each in new}
+        lines = [f"{each.said} ({each.name})" for each in new]
+        self.said += lines
+        pointer = f"quintet doctor {shown(self.folder.path)}"
+        return [f"doctor: {line}; {pointer} says more" for line in lines]

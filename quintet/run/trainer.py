@@ -29,11 +29,10 @@ from quintet.observe.view import View
 from quintet.policy_place import POLICY
 from quintet.run.callbacks import LiveRun, UserCode
 from quintet.run.card import card
-from quintet.run.doubts import Doubts
+from quintet.run.doubts import Doubts, Marks
 from quintet.run.evaluations import Evaluations
 from quintet.run.folder import RunFolder
 from quintet.run.making import restarts_told
-from quintet.run.marks import Marks
 from quintet.run.policy_folder import PolicyFolder
 from quintet.run.policy_run import PolicyRun, leader
 from quintet.run.reports import Reports, facts_of

@@ -6,25 +6,16 @@ from pathlib import Path
 from typing import Any, final
 
 from quintet.errors import QuintetError
-from quintet.observe.metrics import by_policy
+from quintet.observe.metrics import highest
 from quintet.observe.report_files import read_metrics
 from quintet.sweep import study
 from quintet.system.files import is_number
 
 
-def score_in(report: Mapping[str, float], metric: str) -> float | None:
-    """The metric of a report, of several policies the highest; None without one."""
-    found = [own[metric] for own in by_policy(report).values() if metric in own]
-    found += [report[metric]] if metric in report else []
-    return max(found, default=None)
-
-
 def last_score(run_dir: Path, metric: str) -> float | None:
     """The newest value of the metric in a run's reports."""
     with suppress(QuintetError):
-        scores = (
-            score_in(each, metric) for each in reversed(read_metrics(run_dir, lambda _: None))
-        )
+        scores = (highest(each, metric) for each in reversed(read_metrics(run_dir, lambda _: None)))
         return next((x for x in scores if x is not None), None)
     return None
 
@@ -55,7 +46,7 @@ class Watch:
 
     def hear(self, report: Mapping[str, float]) -> bool:
         """Returns whether the trial should end."""
-        score = score_in(report, self._metric)
+        score = highest(report, self._metric)
         if score is None or not is_number(score):
             return False
         self.score = float(score)

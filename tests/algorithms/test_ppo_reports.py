@@ -19,7 +19,7 @@ import quintet
 from quintet.algorithms import registry
 from quintet.algorithms.ppo import metrics
 from quintet.algorithms.ppo.config import PPOConfig
-from quintet.algorithms.ppo.schedule import Schedule
+from quintet.algorithms.ppo.learner import Schedule
 from quintet.models.config import ModelConfig
 from quintet.observe import metrics as declared
 from quintet.observe.report_files import read_metrics
