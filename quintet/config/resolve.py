@@ -247,8 +247,7 @@ def _with_workers(config: RunConfig, sources: dict[str, str]) -> RunConfig:
     if config.cluster.address is None or config.runtime.kind != "serial" or not is_free(by):
         return config
     sources["runtime.kind"] = FOR_CLUSTER
-    runtime = config.runtime.model_copy(update={"kind": "lockstep"})
-    return config.model_copy(update={"runtime": runtime})
+    return config.changed("runtime", {"kind": "lockstep"})
 
 
 def _with_whole_games(
@@ -266,8 +265,8 @@ def _with_whole_games(
     if count == env.config.num_streams:
         return config, env
     sources["env.num_streams"] = f"resolved ({by})"
-    own = config.env.model_copy(update={"num_streams": count})
-    return config.model_copy(update={"env": own}), env.with_options({"num_streams": count})
+    own = {"num_streams": count}
+    return config.changed("env", own), env.with_options(own)
 
 
 def _with_fitted_rows(config: RunConfig, sources: dict[str, str]) -> RunConfig:
@@ -282,8 +281,7 @@ def _with_fitted_rows(config: RunConfig, sources: dict[str, str]) -> RunConfig:
         return config
     most = min(size, batch_steps(config))
     for rows in range(most, (most - 1) // 2, -1):
-        fitting = learner.model_copy(update={name: rows})
-        found = config.model_copy(update={"learner": fitting})
+        found = config.changed("learner", {name: rows})
         if not size_faults(found, MOST_STEPS):
             if rows != size:
                 sources[name] = f"resolved ({by})"

@@ -97,6 +97,10 @@ class RunConfig(Options):
     def _one_or_many(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
 
+    def changed(self, part: str, values: dict[str, Any]) -> "RunConfig":
+        """A copy with other values of a part's options."""
+        return self.model_copy(update={part: getattr(self, part).model_copy(update=values)})
+
     def flat(self) -> dict[str, Any]:
         """Every option by its dotted name, as JSON-able values; the learner's options have no
         prefix."""

@@ -254,11 +254,8 @@ def _placed(loaded: Loaded, placing: Placing, source: str) -> Loaded:
     if most is None:
         placing = replace(placing, max_restarts=config.runtime.max_restarts)
     elif config.runtime.kind == "async":
-        runtime = config.runtime.model_copy(update={"max_restarts": most})
-        config, sources = (
-            config.model_copy(update={"runtime": runtime}),
-            {**sources, RESTARTS: source},
-        )
+        config = config.changed("runtime", {"max_restarts": most})
+        sources = {**sources, RESTARTS: source}
     return replace(loaded, config=config, sources=sources, placing=placing)
 
 

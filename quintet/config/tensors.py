@@ -40,5 +40,4 @@ def in_one_process(config: RunConfig, sources: dict[str, str]) -> RunConfig:
     if config.runtime.kind == "serial" or not is_free(by) or _host_needed(config):
         return config
     sources["runtime.kind"] = FOR_TENSORS
-    runtime = config.runtime.model_copy(update={"kind": "serial"})
-    return config.model_copy(update={"runtime": runtime})
+    return config.changed("runtime", {"kind": "serial"})

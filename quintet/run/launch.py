@@ -94,13 +94,9 @@ def run(
                 return _run(loaded, user, here, may_go_back=left > 0, budget=budget)
             except _GoesBack as back:
                 resume, restart_env_steps = back.args
-                checkpoints = loaded.config.checkpoint.model_copy(
-                    update={"restart_env_steps": restart_env_steps}
-                )
-                again = loaded.config.model_copy(
-                    update={"resume": resume, "checkpoint": checkpoints}
-                )
-                loaded = replace(loaded, config=again)
+                cost = {"restart_env_steps": restart_env_steps}
+                again = loaded.config.changed("checkpoint", cost)
+                loaded = replace(loaded, config=again.model_copy(update={"resume": resume}))
                 left, budget = left - 1, None
             except BeginsAnew as anew:
                 (total,) = anew.args

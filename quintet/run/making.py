@@ -38,8 +38,7 @@ def with_restart_cost(config: RunConfig, source: Source, opened_s: float) -> Run
     if config.checkpoint.restart_env_steps != "auto":
         return config
     steps = _restart_env_steps(config, source, opened_s)
-    checkpoint = config.checkpoint.model_copy(update={"restart_env_steps": steps})
-    return config.model_copy(update={"checkpoint": checkpoint})
+    return config.changed("checkpoint", {"restart_env_steps": steps})
 
 
 def _restart_env_steps(config: RunConfig, source: Source, opened_s: float) -> int:

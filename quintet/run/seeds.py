@@ -163,12 +163,8 @@ def _as_here(loaded: Loaded, values: Mapping[str, Any]) -> Loaded:
         for name, value in left.items()
         if value is not None
     }
-    runtime = config.runtime.model_copy(update=left)
-    return replace(
-        loaded,
-        config=config.model_copy(update={"runtime": runtime}),
-        sources={**loaded.sources, **sources},
-    )
+    config = config.changed("runtime", left)
+    return replace(loaded, config=config, sources={**loaded.sources, **sources})
 
 
 def _cores(values: Mapping[str, Any]) -> int:
@@ -194,13 +190,9 @@ def sharing(loaded: Loaded, values: Mapping[str, Any], runs: int) -> Loaded:
     }
     if not fewer:
         return loaded
-    runtime = loaded.config.runtime.model_copy(update=fewer)
     sources = {f"runtime.{name}": f"resolved ({runs} runs share the cores)" for name in fewer}
-    return replace(
-        loaded,
-        config=loaded.config.model_copy(update={"runtime": runtime}),
-        sources={**loaded.sources, **sources},
-    )
+    config = loaded.config.changed("runtime", fewer)
+    return replace(loaded, config=config, sources={**loaded.sources, **sources})
 
 
 def payload(loaded: Loaded, more: Mapping[str, Any] | None = None) -> bytes:

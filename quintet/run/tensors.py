@@ -56,8 +56,8 @@ def on_their_device(loaded: Loaded, env: VectorEnv) -> Loaded:
                 f"{runtime.inference}: leave it out"
             )
         given["inference"] = "device"
-    config = loaded.config.model_copy(update={"runtime": runtime.model_copy(update=given)})
     sources = {f"runtime.{name}": FOR_TENSORS for name in given}
+    config = loaded.config.changed("runtime", given)
     return replace(loaded, config=config, sources=loaded.sources | sources)
 
 

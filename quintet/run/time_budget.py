@@ -298,8 +298,7 @@ def measure(loaded: Loaded, budget: TimeBudget, train: TrainOnce) -> Loaded:
 
 
 def _compiling(loaded: Loaded, how: str) -> Loaded:
-    runtime = loaded.config.runtime.model_copy(update={"compile": how})
-    return replace(loaded, config=loaded.config.model_copy(update={"runtime": runtime}))
+    return replace(loaded, config=loaded.config.changed("runtime", {"compile": how}))
 
 
 def _fitting(loaded: Loaded, budget: TimeBudget) -> Loaded:
@@ -321,17 +320,13 @@ def _measured(loaded: Loaded, budget: TimeBudget, train: TrainOnce) -> None:
     seconds = min(max(_SHARE * budget.total_s, _LEAST_S), _MOST_S, 0.05 * budget.total_s + 0.1)
     probe = _Probe(seconds, _LARGEST_SHARE * budget.total_s + 0.1)
     with TemporaryDirectory(prefix="quintet-") as folder:
-        config = loaded.config
-        report = config.report.model_copy(
-            update={"interval_s": _REPORTS_S, "sinks": (), "progress": False}
+        steps = max(loaded.config.total_env_steps, _STEPS)
+        report = {"interval_s": _REPORTS_S, "sinks": (), "progress": False}
+        quiet = loaded.config.changed("report", report).changed("eval", {"episodes": 0})
+        config = quiet.model_copy(
+            update={"total_env_steps": steps, "run_dir": Path(folder) / "run"}
         )
-        update = {
-            "total_env_steps": max(config.total_env_steps, _STEPS),
-            "run_dir": Path(folder) / "run",
-            "report": report,
-            "eval": config.eval.model_copy(update={"episodes": 0}),
-        }
-        trial = replace(loaded, config=config.model_copy(update=update), overwrite=False)
+        trial = replace(loaded, config=config, overwrite=False)
         # The run itself will say it again.
         with redirect_stderr(io.StringIO()):
             train(trial, probe)
