@@ -79,7 +79,7 @@ class CheckpointConfig(Options):
     checkpoint is exact
     """
     restart_env_steps: Literal["auto"] | StepsFrom0 = "auto"
-    """cost of making all environments again at an exact checkpoint, in env_steps of the same time;
+    """cost of making all environments again at an exact checkpoint, in env_steps that take as long;
     exact checkpoints are so far apart that they take at most 5% of the run; auto: measured when the
     run begins, 0 if environments are made fast; part of the result's bytes
     """

@@ -24,7 +24,7 @@ HELP = """usage: quintet COMMAND ...
 commands:
   train ALGO --env ID   train a policy; the same command again resumes the run;
                         --seeds 1,2,3 trains a group of runs, --minutes 10 for ten minutes
-  sweep ALGO --env ID   search good options; --trials 30, or --minutes 60
+  sweep ALGO --env ID   search for good options; --trials 30, or --minutes 60
   eval RUN              play episodes with the policy of a run
   save RUN              make a running run write a checkpoint
   export RUN --out DIR  take the policy out: ONNX, torch.export or NumPy, with a proof
@@ -35,7 +35,7 @@ commands:
   report RUN... --out F write a page about runs
   bench [WORKLOAD]      measure the speed of fixed work, and the limit of this machine
   envs [PATTERN]        list the environments that can be trained on
-  check-env ID          check an environment: its spaces, its speed, whether a seed fixes it
+  check-env ID          check an environment: its spaces, its speed, its faults
   doctor ENV|RUN        say why an environment or a run may not learn, and what to do
   config ALGO --env ID  show every option, its value, and where the value comes from
 

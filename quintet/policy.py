@@ -356,7 +356,7 @@ class Policy:
         """
         folder, other = files.given_path(folder), ""
         if (folder / "learner.safetensors").exists():
-            other = "is a checkpoint of a run, which could go on no more"
+            other = "is a checkpoint of a run, which could then not resume"
         elif (folder / "manifest.json").exists():
             pass
         elif folder.is_file() or (folder.is_dir() and any(folder.iterdir())):

@@ -413,7 +413,7 @@ def test_the_same_command_again_says_finished_and_more_steps_go_on(quintet, fold
     before = tree(folder / "r/checkpoints")
     status, out, _ = quintet(*train("--eval.episodes", "0"))
     assert status == 0
-    assert "this run is finished: 128 env_steps; raise --total-steps to go on" in out
+    assert "this run is finished: 128 env_steps; raise --total-steps to continue" in out
     assert tree(folder / "r/checkpoints") == before
     status, out, _ = quintet(*train("--eval.episodes", "0", steps="200"))
     assert status == 0

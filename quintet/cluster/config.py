@@ -26,13 +26,13 @@ class ClusterConfig(Options):
     )
     """Ray cluster on whose nodes the workers run; auto: the one that this machine is part of;
     HOST:PORT: the one with this address, of which this machine must be part; none: workers run on
-    this machine; of a group of runs (--seeds), the one on whose nodes the runs are placed
+    this machine; for a group of runs (--seeds): the one on whose nodes the runs are placed
     """
     nodes_min: Tasks = option(1, needs="cluster.address", at_most="nodes_max")
     """least number of nodes with which the run begins and continues"""
     nodes_max: Tasks | None = option(None, needs="cluster.address")
-    """largest number of nodes that the run uses; none: all of the cluster; sets, times the cores of
-    this machine, the default of runtime.num_workers
+    """largest number of nodes that the run uses; none: all of the cluster; times the cores of this
+    machine it is the default of runtime.num_workers
     """
     wait_s: LongWait = option(60.0, needs="cluster.address")
     """seconds that a run waits for cluster.nodes_min nodes before it ends with an error"""

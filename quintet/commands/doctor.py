@@ -178,7 +178,7 @@ def _summary(found: Sequence[dict[str, Any]], beside: dict[str, Any]) -> str:
     counts += [f"{notes} {'note' if notes == 1 else 'notes'}"] * bool(notes)
     if not counts:
         whole = beside.get("whole", True) and not beside.get("unmade")
-        return "nothing was found" + ("" if whole else "; not everything was looked at")
+        return "nothing was found" + ("" if whole else "; not everything was examined")
     return ", ".join(counts) + (
         "" if "likely" in degrees else "; no likely cause, which is no proof that there is none"
     )

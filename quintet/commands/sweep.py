@@ -12,8 +12,9 @@ from quintet.sweep.asked import Asked
 from quintet.system.files import shown
 
 DESCRIPTION = (
-    "Searches good options of a learner: quintet sweep ALGO --env ID --trials N.  All options of "
-    "quintet train may be given too, for all trials; the same command again goes on."
+    "Searches for good options of a learner: quintet sweep ALGO --env ID --trials N.  All "
+    "options of quintet train may be given too, for all trials; the same command again "
+    "resumes the sweep."
 )
 
 
@@ -30,7 +31,7 @@ def main(arguments: list[str]) -> int:
     for name in write(found):
         print(shown(found.folder / name) if " " not in name else name)
     if found.status == "stopped":
-        print("stopped; the same command goes on")
+        print("stopped; the same command resumes the sweep")
         return 130
     if found.winner is None:
         first = next((each.error for each in found.trials if each.error), "all were pruned")
@@ -44,7 +45,7 @@ def read(arguments: list[str]) -> Asked:
     def ask(
         trials: Annotated[int | None, arg(help="number of trials", metavar="INT")] = None,
         minutes: Annotated[
-            float | None, arg(help="time after which no further trials begin", metavar="FLOAT")
+            float | None, arg(help="minutes after which no further trials begin", metavar="FLOAT")
         ] = None,
         jobs: Annotated[
             int, arg(help="number of trials at the same time, which share the cores")

@@ -26,7 +26,7 @@ def _verify(
     ] = None,
     as_json: Annotated[bool, arg(name="json", help="print one JSON object")] = False,
     trust: Annotated[
-        bool, arg(help="load a program of PyTorch, which can run code, although it is not yours")
+        bool, arg(help="load a PyTorch program, which can run code, even if it is not yours")
     ] = False,
 ) -> None:
     if folder is None:

@@ -153,10 +153,9 @@ def population_faults(config: RunConfig) -> list[str]:
         return [*faults, str(error), *_objective_faults(config)]
     if shaping and population.pbt and population.objective == _RETURN:
         faults.append(
-            f"population.objective={_RETURN} can't rank policies of which each weighs its "
-            f"rewards in another way ({', '.join(shaping)}); use episode/success_rate with "
-            "env.success, or eval/return_mean with runtime.kind=async: evaluations play by "
-            "env.reward_shaping"
+            f"population.objective={_RETURN} can't rank policies with different reward shaping "
+            f"({', '.join(shaping)}); use episode/success_rate with env.success, or "
+            "eval/return_mean with runtime.kind=async: evaluations use env.reward_shaping"
         )
     return faults + _objective_faults(config)
 

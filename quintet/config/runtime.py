@@ -131,7 +131,7 @@ class RuntimeConfig(Options):
         ),
     )
     """place where draws from replay find pictures and other large observations; cpu: the replay's
-    files; learner: the learner's CUDA GPU too; auto: there, if they fit in half of its free
+    files; learner: the learner's CUDA GPU too; auto: learner, if they fit in half of the GPU's free
     memory
     """
     threads: Threads | None = None
@@ -150,7 +150,8 @@ class RuntimeConfig(Options):
     """
     actor_precision: Literal["auto", "fp32", "bf16"] = "auto"
     """number format of encoders where actions are computed; auto: as runtime.precision, but fp32 if
-    a GPU learns and a CPU that is not faster with bf16 acts; part of the result's bytes
+    the learner is on a GPU and actors are on a CPU that is not faster with bf16; part of the
+    result's bytes
     """
     deterministic: Literal["auto", "on", "off"] = option("auto", needs=_GPU)
     """only algorithms of a GPU that give the same bytes twice, some of which are slower; auto: on,
@@ -171,9 +172,9 @@ class RuntimeConfig(Options):
     )
     """acts and whole updates (gradient, clipping, optimizer) as one graph each; on: compiled, for
     recurrent networks in minutes; graph: on a CUDA GPU one launch of the same operations, with the
-    bytes of off; auto: on a CUDA GPU graph, unless the encoder is your own; on the CPU on for
-    feed-forward networks from 30,000 planned optimizer steps of a policy on (3,000 on pictures),
-    with a C++ compiler; never for film_grid; on is part of the result's bytes
+    bytes of off; auto: `graph` on a CUDA GPU, unless the encoder is your own; `on` on the CPU for
+    feed-forward networks with at least 30,000 planned optimizer steps of a policy (3,000 on
+    pictures), if there is a C++ compiler; never for film_grid; `on` is part of the result's bytes
     """
 
     @property

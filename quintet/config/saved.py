@@ -283,8 +283,8 @@ def _other_run(run_dir: Path, differ: list[str]) -> ConfigError:
     return ConfigError(
         f"{run_dir} holds a run of another configuration:\n"
         + "\n".join(f"  - {line}" for line in differ)
-        + "\ngive another --run-dir to begin anew, or --overwrite to begin anew in this one (its "
-        "run is kept under another name), or leave these options out to go on"
+        + "give another --run-dir for a new run, or --overwrite for a new run in this one (its "
+        "run is kept under another name), or leave these options out to resume"
     )
 
 

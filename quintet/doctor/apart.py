@@ -111,8 +111,8 @@ def _examined(told: list[dict[str, Any]], status: int, late: bool, most_s: float
             f"{stage.replace('was', 'was being', 1)} and that had not ended after {most_s:.0f} s"
             + (f" (at {place})" if place else ""),
             {"seconds": most_s},
-            "look whether a step or a reset waits for something; a slow environment needs a larger "
-            "--most-s",
+            "check whether a step or a reset waits for something; a slow environment needs a "
+            "larger --most-s",
         )
     else:
         own = Finding(

@@ -44,8 +44,8 @@ def reward_ignores_action(seen: Seen) -> Finding | None:
     return Finding(
         "reward-ignores-action",
         0.75,
-        "no reward depends on the actions: with the same seed, wholly other actions gave the same "
-        "rewards and endings",
+        "no reward depends on the actions: with the same seed, entirely other actions gave "
+        "the same rewards and endings",
         {"seeds": pairs.seeds, "with other rewards": 0},
         "compute the reward from the state that the action has led to",
         seen.options.check,
@@ -60,8 +60,8 @@ def action_inconsistent(seen: Seen) -> Finding | None:
     return Finding(
         "action-inconsistent",
         min(0.95, 0.6 + fits.action_by_episode / 2),
-        "the same action does another thing in each episode, and no observation tells which",
-        {"share of its effect that belongs to the episode": fits.action_by_episode},
+        "the same action has another effect in each episode, and no observation shows which",
+        {"share of its effect that differs between episodes": fits.action_by_episode},
         "give actions a fixed meaning, or show in the observation which one holds",
         seen.options.check,
     )
@@ -77,8 +77,8 @@ def action_saturated(seen: Seen) -> Finding | None:
     return Finding(
         "action-saturated",
         0.7,
-        f"actions beyond {pairs.reached or 0.1:.0%} of their bounds do the same as at the bounds, "
-        "and a policy that is scaled to the bounds acts beyond nearly always",
+        f"actions beyond {pairs.reached or 0.1:.0%} of their bounds have the same effect as "
+        "the bounds, and a policy that is scaled to the bounds acts there nearly always",
         {"part of the range that matters": pairs.reached},
         "give the Box the bounds within which actions differ",
         seen.options.check,
@@ -97,8 +97,8 @@ def observation_late(seen: Seen) -> Finding | None:
     return Finding(
         "observation-late",
         0.3 if seen.options.memory else 0.91 if late > 0.98 else 0.6,
-        f"an action shows only {usual} observations later, not in the next one",
-        {"share of the actions that showed late": late, "observations until it shows": usual},
+        f"an action changes only the observation {usual} steps later, not the next one",
+        {"share of the actions with a late effect": late, "steps until the effect": usual},
         "return from step() the observation after the action; if the delay belongs to the task, "
         "the policy needs a memory, or its last actions in the observation",
         "" if seen.options.memory else f"{seen.options.train} --model.core lstm",

@@ -79,7 +79,7 @@ def remembers(seen: Seen) -> Finding | None:
         f"an episode depends on the one before: after a reset with the same seed and with the same "
         f"actions {seen.remembers} differs",
         {},
-        "set everything anew in reset()",
+        "set everything again in reset()",
         seen.options.check,
     )
 

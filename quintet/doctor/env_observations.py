@@ -55,8 +55,8 @@ def observation_scale(seen: Seen) -> Finding | None:
         f"observation {names[place]} is of size {size[place]:.3g}, the median of all is "
         f"{others:.3g}",
         {"its size": float(size[place]), "median size": float(others)},
-        "divide it by its usual size in the environment; the normaliser of observations only helps "
-        "floats, and learns slowly of what is rare",
+        "divide it by its usual size in the environment; the observation normaliser helps "
+        "floats only, and learns rare values slowly",
         "" if seen.options.normalizes else f"{seen.options.train} --normalize-observations true",
     )
 
@@ -79,9 +79,12 @@ def observation_duplicate(seen: Seen) -> Finding | None:
     return Finding(
         "observation-duplicate",
         0.15,
-        f"observations {first} and {second} always say the same: was one meant to be another?",
+        (
+            f"observations {first} and {second} always agree: was one of them meant to be "
+            "something else?"
+        ),
         {"correlation": float(table[a, b])},
-        "look whether one was written in the place of another",
+        "check whether one was written in place of another",
         seen.options.check,
     )
 
@@ -101,7 +104,7 @@ def observation_dead(seen: Seen) -> Finding | None:
         f"{len(still)} of {len(names)} numbers of the observation never changed, the first is "
         f"{still[0]}",
         {"numbers": len(names), "that never changed": len(still)},
-        "look whether they were meant to",
+        "check whether they were meant to change",
         seen.options.check,
     )
 
@@ -123,7 +126,7 @@ def observation_noise(seen: Seen) -> Finding | None:
     return Finding(
         "observation-noise",
         0.65 if len(told) >= len(noise) else 0.4,
-        f"observation {worst.name} is told by nothing before it and tells nothing of the reward: "
+        f"observation {worst.name} can't be predicted and does not help to predict the reward: "
         "it is noise, or its places are mixed up",
         {"score of its next value": worst.value.mean, "such numbers": len(useless)},
         "look at how it is written into the observation",
@@ -147,8 +150,8 @@ def observation_memory(seen: Seen) -> Finding | None:
     return Finding(
         "observation-memory",
         weight,
-        f"what follows is told far better with the two observations and actions before "
-        f"({name}): one observation does not show the state",
+        f"the next observation is predicted far better with the two steps before ({name}): one "
+        "observation does not show the state",
         {"score from one": worst.now.mean, "score with those before": worst.memory.mean},
         "show the missing part (velocities, what was chosen), or give the policy a memory",
         "" if options.memory else f"{options.train} --model.core lstm  # or --env.frame-stack 4",

@@ -29,8 +29,8 @@ def reward_never_seen(seen: Seen) -> Finding | None:
         f"random play of {played.rows:,} steps met no reward other than 0, so nothing tells good "
         "actions from bad ones",
         {"steps": played.rows, "rewards": 0},
-        "pay for steps on the way (reward shaping), begin nearer to the goal, or look whether the "
-        "reward is returned at all",
+        "pay for steps on the way (reward shaping), begin nearer to the goal, or check "
+        "whether the reward is returned at all",
         f"quintet eval RUN --random --episodes 1000  # or {seen.options.check} --steps 100000",
     )
 
@@ -69,7 +69,7 @@ def reward_constant(seen: Seen) -> Finding | None:
         f"every reward of {played.rows:,} random steps was {rewards[0]:g} and no episode was "
         "terminated, so all returns are alike until a goal is reached by chance",
         {"steps": played.rows, "reward": float(rewards[0]), "terminated episodes": 0},
-        "look whether the reward depends on the state; if only a goal ends the episodes, random "
+        "check whether the reward depends on the state; if only a goal ends the episodes, random "
         "actions must reach it now and then: shape the reward, or begin nearer to it",
         f"{seen.options.check} --steps 20000",
     )
@@ -95,7 +95,7 @@ def reward_sign(seen: Seen) -> Finding | None:
                 "reward-sign",
                 0.85,
                 f"the environment counts as solved at a return of {seen.threshold:g}, and {how}: "
-                "the sign or the scale of the reward is another",
+                "the sign or the scale of the reward differs",
                 numbers,
                 advice,
                 seen.options.check,
@@ -142,7 +142,7 @@ def reward_pays_far(seen: Seen) -> Finding | None:
         "reward-sign",
         0.5,
         "rewards are never negative and grow with the distance of what is observed from its "
-        "middle: is a distance paid for that should cost?",
+        "middle: is a distance rewarded that should cost?",
         {"correlation with the squared distance": float(even[best])},
         "compare the sign of the reward with what you want; the learner maximises it",
         seen.options.check,
@@ -186,11 +186,11 @@ def reward_late(seen: Seen) -> Finding | None:
     return Finding(
         "reward-late",
         _doubtful(seen, fits, min(0.95, 0.6 + gain / 2)),
-        f"the reward is told by what was observed and done about {lag} steps before it, not by the "
-        "step that gets it",
+        f"the reward is predicted by observation and action about {lag} steps before it, not "
+        "by the step that gets it",
         {"score now": fits.reward.mean, f"score {lag} steps before": fits.reward_lags[lag].mean},
-        "pay when it is earned; else show in the observation what is still to be paid, and take a "
-        "gamma and unrolls that reach so far",
+        "pay the reward when it is earned; else show in the observation what is still to be "
+        "paid, and choose gamma and unrolls that reach so far",
         f"{seen.options.train} --gamma {longer:g}" if better else seen.options.check,
     )
 
@@ -209,7 +209,7 @@ def reward_hidden(seen: Seen) -> Finding | None:
         "observation, as a hidden goal",
         {
             "score of the reward": fits.reward.mean,
-            "share of the rest that belongs to the episode": fits.reward_by_episode,
+            "share of the rest that lies between episodes": fits.reward_by_episode,
         },
         "put it (the goal, the variant of the task) into the observation",
         seen.options.check,
@@ -228,7 +228,7 @@ def reward_memory(seen: Seen) -> Finding | None:
     return Finding(
         "reward-memory",
         _doubtful(seen, fits, 0.15 if options.memory else min(0.9, 0.5 + gain / 2)),
-        "the reward is told far better with the two observations and actions before",
+        "the reward is predicted far better with the two steps before",
         {"score": fits.reward.mean, "score with them": fits.reward_memory.mean},
         "show it in the observation, or give the policy a memory",
         "" if options.memory else f"{options.train} --model.core lstm",
@@ -247,8 +247,8 @@ def reward_noise(seen: Seen) -> Finding | None:
     return Finding(
         "reward-noise",
         _doubtful(seen, fits, 0.3 + 0.5 * noise),
-        f"{noise:.0%} of the reward's variance is told by nothing that was observed: it is noise, "
-        "or depends on what is hidden",
+        f"{noise:.0%} of the reward's variance can't be predicted from what was observed: it "
+        "is noise, or depends on what is hidden",
         {"score of the reward": fits.reward.mean, "half its interval": fits.reward.half},
         "take the noise out of the reward; else larger batches, more steps and a lower learning "
         "rate average it",

@@ -31,7 +31,7 @@ SEED = 10_000
 """Seed of the environments, of the noise and of samples."""
 
 _SHORT = (
-    "nothing was written; if outputs alone differ a little, as those of many convolutions do, give "
+    "nothing was written; if only outputs differ, and a little, as after many convolutions, give "
     f"--tolerance (at most {compare.MOST_TOLERANCE:g}), else report it with the run"
 )
 """Advice for a program that falls short."""

@@ -176,7 +176,7 @@ def _observation(leaf: Leaf, policy: Policy) -> Port:
             "oldest first; the first one of an episode fills all places"
         )
     elif leaf.dtype == np.uint8 and len(leaf.shape) == 1:
-        told += "; a text as its bytes in UTF-8, with zeros behind"
+        told += "; a text as its UTF-8 bytes, filled up with zeros"
     space = spaces.to_json(leaf.space)
     name = _name("obs", leaf.path)
     return Port(

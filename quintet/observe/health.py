@@ -67,7 +67,7 @@ def _judged(part: Part, report: Mapping[str, float]) -> Finding:
     missing = [each.name for each in part.evidence if each.needed and each.metric not in report]
     if missing or not ripe:
         of = missing[0] if missing else "it"
-        return Finding(part.name, "not known yet", f"no report has told of {of}")
+        return Finding(part.name, "not known yet", f"no report has {of}")
     return Finding(part.name, "sound", _told(ripe, report))
 
 

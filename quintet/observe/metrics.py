@@ -32,7 +32,9 @@ OF_RUNS: Mapping[str, Metric] = {
     "wall_s": Metric("s", "wall time of training so far, over all resumptions"),
     "updates": Metric("updates", "optimizer steps made so far"),
     "iterations": Metric("iterations", "fresh batches so far"),
-    "version": Metric("updates", "of the weights: grows with each batch or optimizer step"),
+    "version": Metric(
+        "updates", "version of the weights, which grows with each batch or optimizer step"
+    ),
     "process/resident_bytes": Metric("bytes", "resident memory of the learner's process"),
     "episode/return_mean": Metric(_REWARD, "mean raw return of episodes since the last report"),
     "episode/return_std": Metric(_REWARD, "standard deviation of those returns"),
@@ -50,12 +52,14 @@ OF_RUNS: Mapping[str, Metric] = {
     "eval/success_rate": Metric("1", "share of evaluation episodes that succeeded, where defined"),
     "eval/entropy": Metric("nats", "mean entropy of the policy over the last evaluation"),
     "eval/episodes": Metric("episodes", "episodes of the last evaluation"),
-    "eval/cut_episodes": Metric("episodes", "episodes of it that eval.max_steps cut"),
+    "eval/cut_episodes": Metric(
+        "episodes", "episodes of the last evaluation that eval.max_steps cut"
+    ),
     "throughput/env_steps_per_s": Metric("env_steps/s", "env_steps per second since last report"),
     "throughput/updates_per_s": Metric("updates/s", "optimizer steps per second since last report"),
     "machine/cores_used": Metric("cores", "cores that this process and its children kept busy"),
     "machine/cores_used_by_others": Metric("cores", "cores of this process that others kept busy"),
-    "machine/memory_bytes": Metric("bytes", "memory of these processes alone (Linux)"),
+    "machine/memory_bytes": Metric("bytes", "private memory of these processes (Linux)"),
     "machine/cores_waited_for": Metric("cores", "cores that these processes waited for (Linux)"),
     "time/stepping_frac": Metric("1", "share of time spent in environments"),
     "time/making_frac": Metric("1", "share of time spent making and resetting all environments"),
@@ -74,15 +78,19 @@ OF_RUNS: Mapping[str, Metric] = {
     "data/discarded_columns": Metric(
         "columns", "columns dropped so far: too old, or left by a restart"
     ),
-    "data/executed_env_steps": Metric(_STEPS, "all that environments made, learned from or not"),
+    "data/executed_env_steps": Metric(
+        _STEPS, "all env_steps that environments made, learned from or not"
+    ),
     "data/discarded_env_steps": Metric(
         _STEPS,
-        "executed and never learned from: too old, past the budget, or lost in a restart",
+        "executed env_steps never learned from: too old, past the budget, or lost in a restart",
     ),
     "data/worker_restarts": Metric("restarts", "sampler processes replaced since the start"),
-    "population/objective": Metric("1", "by which the policies of a population are ranked"),
+    "population/objective": Metric(
+        "1", "objective by which the policies of a population are ranked"
+    ),
     "population/copies": Metric("copies", "times that the policy became a copy of another"),
-    "data/waiting_batches": Metric("batches", "assembled and waiting for the learner"),
+    "data/waiting_batches": Metric("batches", "assembled batches that wait for the learner"),
     "data/nodes": Metric("nodes", "nodes of the cluster that take part"),
     "data/lost_nodes": Metric("nodes", "nodes that were lost since the start"),
     "replay/size": Metric("transitions", "transitions held in replay"),
@@ -164,11 +172,11 @@ PREFIXES: dict[str, Metric] = {
     HISTOGRAM: Metric("1", "distribution of a value over rows or parameters, never a number"),
     "health/": Metric("1", "a part of the learner: 1 sound, -1 doubtful, 0 not known yet"),
     "hyperparameter/": Metric("1", "value of an option that a population tunes"),
-    "user/": Metric("1", "what callbacks have logged, in units of their own"),
+    "user/": Metric("1", "value that a callback has logged, in its own unit"),
     "server/": Metric("1", "share of the inference server's time by phase; streams of an act"),
     NODE: Metric(
         "1",
-        "of a node of a cluster, by its number: workers, env_steps_per_s, in_bytes_per_s and "
+        "facts of a cluster's node, by its number: workers, env_steps_per_s, in_bytes_per_s and "
         "out_bytes_per_s of the learner, waiting_frac of its workers, weights_age_s of unrolls",
     ),
     "worker/": Metric("1", "share of a sampler process's time, by its number and by phase"),

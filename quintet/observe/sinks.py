@@ -161,7 +161,7 @@ def open_sinks(
     dropped = len(gathered.reports) - len(kept)
     if dropped:
         where = f"beyond {upto:,} env_steps" if upto >= 0 else "of an earlier start"
-        notice(f"dropped {count(dropped, 'report')} {where}, which training makes anew")
+        notice(f"dropped {count(dropped, 'report')} {where}, which training writes again")
     set_damaged_aside(gathered.held, warn)
     sinks: list[Sink] = []
     for name in dict.fromkeys(config.sinks):

@@ -131,9 +131,9 @@ class RunFolder:
             found = checkpoint.latest(self.checkpoints, exact_only=exact, warn=warn)
         except CheckpointError as error:
             other = checkpoint.find(self.checkpoints)[0] if exact else None
-            instead = f"remove {self.checkpoints} to start the run anew"
+            instead = f"remove {self.checkpoints} to start the run again"
             if other is not None:
-                instead = f"use --resume latest to go on from {other.path}, which is not exact"
+                instead = f"use --resume latest to continue from {other.path}, which is not exact"
             raise CheckpointError(f"{error}, or {instead}") from error
         if found is None and exact and checkpoint.any_of_run(self.checkpoints):
             raise CheckpointError(
@@ -180,7 +180,7 @@ class RunFolder:
                 path = self.checkpoints / name
                 kept = checkpoint.take_away(path)
                 done = f"removed {path}" if kept is None else f"kept {path} as {kept}"
-                notes.append(f"{done}, as it is newer than the one that the run goes on from")
+                notes.append(f"{done}, as it is newer than the one from which the run resumes")
         return notes
 
     def prune(

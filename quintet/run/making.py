@@ -98,7 +98,7 @@ def restarts_told(config: RunConfig, interval: int, exact_interval: int, total: 
     if steps == "auto" or exact_interval <= interval:
         return None
     cost = (
-        "an exact checkpoint makes all environments anew, which takes as long as about "
+        "an exact checkpoint makes all environments again, which takes as long as about "
         f"{steps:,} env_steps (checkpoint.restart_env_steps), and this may take "
         f"{100 * RESTARTS_FRAC:g}% of the run's {config.total_env_steps:,}"
     )

@@ -200,7 +200,7 @@ class Saving:
         free = self.config.runtime.kind == "async"
         rounding = self._changed_rounding(found)
         self.on_path = free or (meta.get("exact", False) and total == asked and not rounding)
-        path = "" if self.on_path else ", which is off the uninterrupted run's path"
+        path = "" if self.on_path else ", with other bytes than the uninterrupted run"
         updates = sum(policy.learner.updates for policy in self.policies)
         self.notes.append(
             f"resumed at update {updates:,}, {counters.env_steps:,} env_steps, "
@@ -211,7 +211,7 @@ class Saving:
         if counters.env_steps < asked and total != asked:
             self.notes.append(
                 f"the budget was {total:,} env_steps and is {asked:,} now: "
-                "schedules go on as shares of the new one, so a falling rate rises at once"
+                "schedules continue as shares of the new one, so a falling rate rises at once"
             )
         return counters
 
@@ -231,7 +231,7 @@ class Saving:
                 f"({'; '.join(changed)}); leave it out, or use --resume latest"
             )
         if changed:
-            self.notes.append(f"{'; '.join(changed)}: the run goes on with other rounding")
+            self.notes.append(f"{'; '.join(changed)}: the run continues with other rounding")
         return bool(changed)
 
     def _load_replay(self, policy: PolicyRun, found: Checkpoint) -> None:
@@ -244,7 +244,7 @@ class Saving:
         if saved["rows"] is not None and self.interval > most:
             self.notes.append(
                 f"checkpoints are written every {most:,} iterations, not every "
-                f"{self.interval:,}: the replay was made with room for no more between two"
+                f"{self.interval:,}: the replay has room for no more between two"
             )
             self.interval = most
 

@@ -158,7 +158,7 @@ def no_effect(loaded: Loaded, minutes: float) -> str | None:
         return None
     return (
         f"minutes={minutes:g} has no effect on a run that has begun: it has "
-        f"{loaded.config.total_env_steps:,} env_steps; raise --total-steps to go on for longer"
+        f"{loaded.config.total_env_steps:,} env_steps; raise --total-steps to train for longer"
     )
 
 

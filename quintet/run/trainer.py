@@ -227,7 +227,7 @@ class Trainer:
         """Reports that the budget was already spent, and writes the final policies."""
         self.log.say(
             f"this run is finished: {self.counters.env_steps:,} env_steps; raise "
-            "--total-steps to go on, or give another --run-dir, or --overwrite, to begin anew"
+            "--total-steps to continue, or give another --run-dir, or --overwrite, for a new run"
         )
         self.save_policy()  # a kill may have come between the last checkpoint and it
 
@@ -272,13 +272,14 @@ class Trainer:
             self.save_policy()
         self._ask(self.callbacks.end, self.live, status)
         if self._raised is not None:
-            self._raised.add_note(f"The run was saved; the same call goes on: {self.folder.path}")
+            self._raised.add_note(
+                f"The run was saved; the same call resumes it: {self.folder.path}"
+            )
             raise self._raised
         self.log.say(f"time: {self._time_told()}")
         if status == "stopped":
             self.log.answer(
-                f"stopped at {self.counters.env_steps:,} env_steps; the same command goes on from "
-                "there"
+                f"stopped at {self.counters.env_steps:,} env_steps; the same command resumes there"
             )
         return status
 
@@ -478,8 +479,8 @@ class Trainer:
                 )
             elif self.watch is not None:
                 self.log.answer(
-                    f"stopping after {self.watch.where()}; a second Ctrl-C ends at once, and the "
-                    "same command goes on from the last checkpoint"
+                    f"stopping after {self.watch.where()}; a second Ctrl-C ends at once, and "
+                    "the same command resumes from the last checkpoint"
                 )
 
     def _abandon(self) -> None:

@@ -76,8 +76,10 @@ def donated(
     note = f"begins with {len(theirs)} tensors of {path} (version {found.version})"
     lacking = sorted({_module(name) for name in set(own) - set(theirs)})
     if lacking and not keys:
-        verb = "begins" if len(lacking) == 1 else "begin"
-        note += f"; a saved policy is only what acts, so {', '.join(lacking)} {verb} anew"
+        note += (
+            "; a saved policy holds only what acting needs, so these start fresh: "
+            f"{', '.join(lacking)}"
+        )
     return own | theirs, note
 
 

@@ -48,7 +48,7 @@ _ADVICE = {
     errno.EMFILE: "this process may open no more files: raise the limit (ulimit -n)",
     errno.ENFILE: "the system has no more files to give: close other programs",
     errno.ENOMEM: "free memory",
-    errno.ENOENT: "it is not there: give the right name, or bring it back",
+    errno.ENOENT: "it is missing: give the right name, or restore it",
     errno.ENOTDIR: "a file is where a folder must be: move it away",
     errno.EISDIR: "a folder is where a file must be: move it away",
     errno.EEXIST: "move away what is there",

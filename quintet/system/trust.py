@@ -121,13 +121,13 @@ TRUST_HELP = (
 )
 
 UNSIGNED = (
-    "to load it, or to go on with it by its folder alone, name the same --env and --model.encoder "
+    "to load it, or to continue it by its folder alone, name the same --env and --model.encoder "
     "again, or give --trust"
 )
 """Advice if a run that names code can't be signed."""
 
 UNKNOWN = Origin(
-    "a description without an origin", "is nobody's (give origin=quintet.system.trust.OWN)"
+    "a description without an origin", "has no known author (give origin==quintet.system.trust.OWN)"
 )
 
 

@@ -42,7 +42,7 @@ def _words(say: Callable[[], str]) -> str:
     except STOPS:
         raise
     except BaseException as again:
-        return f"(its text can't be had, that raised {type(again).__name__})"
+        return f"(without its text, which raised {type(again).__name__})"
 
 
 @contextmanager

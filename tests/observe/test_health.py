@@ -53,7 +53,7 @@ def test_sound_by_all_of_the_evidence() -> None:
 
 def test_nothing_is_known_without_evidence() -> None:
     assert states({}) == states({"updates": 500.0, "loss/total": 5.0}) == ["not known yet"] * 3
-    assert findings(PARTS, {})[2].reason == "no report has told of unlike share"
+    assert findings(PARTS, {})[2].reason == "no report has unlike share"
     assert set(health.metrics(PARTS, {}).values()) == {0.0}
 
 

@@ -125,7 +125,7 @@ def test_resume_drops_what_lies_beyond_the_checkpoint(tmp_path: Path) -> None:
     assert notices == [
         f"the last line of {tmp_path / 'metrics.jsonl'} is torn and left out",
         f"the last line of {tmp_path / 'progress.csv'} is torn and left out",
-        "dropped 2 reports beyond 20 env_steps, which training makes anew",
+        "dropped 2 reports beyond 20 env_steps, which training writes again",
     ]
     reporter.write({"env_steps": 25, "loss/policy": 99.0})
     reporter.close()
@@ -152,7 +152,7 @@ def test_beginning_anew_empties_the_files(tmp_path: Path) -> None:
         )
         reporter.write({"env_steps": first, "loss/policy": 1.0})
         reporter.close()
-    assert notices == ["dropped 1 report of an earlier start, which training makes anew"]
+    assert notices == ["dropped 1 report of an earlier start, which training writes again"]
     assert [report["env_steps"] for report in read_metrics(tmp_path)] == [5]
     assert [row["env_steps"] for row in rows_of(tmp_path / "progress.csv")] == ["5"]
     assert scalars_of(tmp_path / "tensorboard", "loss/policy") == [(5, 1)]
@@ -197,7 +197,7 @@ def test_a_damaged_line_within_stops_no_resume(tmp_path: Path) -> None:
     assert [notice.split(" is damaged")[0] for notice in notices] == [
         f"line 2 of {file}",
         f"line 3 of {file}",
-        "dropped 1 report beyond 5 env_steps, which training makes anew",
+        "dropped 1 report beyond 5 env_steps, which training writes again",
         f"the damaged {file} is kept as {aside}",
     ]
     assert aside.read_bytes() == before

@@ -184,11 +184,11 @@ def test_a_resume_that_must_be_exact_names_the_whole_checkpoint_that_is_not(half
     flip(folder / "checkpoints/000000010/learner.safetensors")
     there = re.escape(str(folder / "checkpoints/000000013"))
     with pytest.raises(
-        CheckpointError, match=rf"no exact .* --resume latest to go on from {there}"
+        CheckpointError, match=rf"no exact .* --resume latest to continue from {there}"
     ):
         run(folder, resume="exact")
     flip(folder / "checkpoints/000000013/learner.safetensors")
-    with pytest.raises(CheckpointError, match=r"or remove .* to start the run anew"):
+    with pytest.raises(CheckpointError, match=r"or remove .* to start the run again"):
         run(folder, resume="exact")
 
 

@@ -224,18 +224,18 @@ def test_a_signal_stops_the_run_with_a_checkpoint_and_it_goes_on(tmp_path, numbe
     assert result.status == "stopped"
     assert signal.getsignal(number) is before
     assert not (tmp_path / "a/policy").exists()
-    assert "the same command goes on" in log(tmp_path / "a")
+    assert "the same command resumes" in log(tmp_path / "a")
     newest = checkpoint.read(tmp_path / "a/checkpoints" / names(tmp_path / "a")[-1])
     assert newest.meta["exact"] is False
     assert newest.meta["iteration"] >= 6
     shutil.copytree(tmp_path / "a", tmp_path / "b")
 
     assert run(tmp_path / "a", 1000, **given).status == "finished"
-    assert "which is off the uninterrupted run's path" in log(tmp_path / "a")
+    assert "with other bytes than the uninterrupted run" in log(tmp_path / "a")
     # from the exact one before, it is as if nothing had happened
     run(tmp_path / "b", 1000, **given, resume="exact")
     resumed = next(line for line in log(tmp_path / "b").splitlines() if "resumed" in line)
-    assert "off the uninterrupted" not in resumed
+    assert "other bytes than the uninterrupted" not in resumed
     assert f"removed {tmp_path / 'b/checkpoints' / newest.path.name}" in log(tmp_path / "b")
     run(tmp_path / "c", 1000, **given)
     assert hashes(tmp_path / "b") == hashes(tmp_path / "c")
@@ -264,7 +264,7 @@ def test_two_processes_in_one_folder(tmp_path, capsys):
         finally:
             first.kill()
     assert first.returncode == 130
-    assert "the same command goes on from there" in rest
+    assert "the same command resumes there" in rest
     assert len(names(tmp_path)) == 1
     with run_lock(tmp_path):
         pass
@@ -302,7 +302,7 @@ def test_what_a_terminal_sends_to_all_processes_ends_in_a_checkpoint(tmp_path, n
             with suppress(ProcessLookupError):
                 os.killpg(first.pid, signal.SIGKILL)
     assert first.returncode == 130
-    assert "the same command goes on from there" in said
+    assert "the same command resumes there" in said
     assert len(names(tmp_path)) == 1
 
 

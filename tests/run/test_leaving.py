@@ -62,7 +62,7 @@ def test_an_environment_that_calls_sys_exit_has_failed_in_every_kind(tmp_path, k
         ("generator", "raised GeneratorExit: "),
         ("cancelled", "raised CancelledError: "),
         ("own", "raised Own: "),
-        ("mute", r"raised Mute: \(its text can't be had, that raised ValueError\)"),
+        ("mute", r"raised Mute: \(without its text, which raised ValueError\)"),
     ],
 )
 def test_whatever_an_environment_raises_is_its_fault(tmp_path, how, words):

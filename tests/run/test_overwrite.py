@@ -130,7 +130,7 @@ def test_the_command_line_a_group_and_plots(folder, capsys):
     seeds = ["--seeds", "1,2", "--jobs", "1", "--run-dir", "runs"]
     assert cli.main([*command, *seeds]) == 0
     assert cli.main([*command, *seeds, "--gamma", "0.5"]) == 2
-    assert "or --overwrite to begin anew in this one" in capsys.readouterr().err
+    assert "or --overwrite for a new run in this one" in capsys.readouterr().err
     assert cli.main([*command, *seeds, "--gamma", "0.5", "--overwrite"]) == 0
     kept = sorted(path.name for path in (folder / "runs").iterdir())
     assert kept == ["s1", "s1.old-1", "s2", "s2.old-1"]

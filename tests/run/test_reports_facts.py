@@ -95,7 +95,7 @@ def test_compiling_is_worth_it_in_long_runs_of_plain_networks(
 def test_the_option_says_from_when_on_it_compiles() -> None:
     said = RuntimeConfig.model_fields["compile"].description
     assert said is not None
-    assert f"from {machine.COMPILE_FROM_UPDATES:,} planned optimizer steps of a policy on" in said
+    assert f"at least {machine.COMPILE_FROM_UPDATES:,} planned optimizer steps of a policy" in said
     assert f"({machine.COMPILE_FROM_UPDATES_OF_PICTURES:,} on pictures)" in said
 
 

@@ -201,7 +201,10 @@ def test_a_population_tunes_them_and_a_resume_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"population.objective": "episode/return_mean"}, "can't rank policies .* another way"),
+        (
+            {"population.objective": "episode/return_mean"},
+            "can't rank policies with different reward shaping",
+        ),
         (
             {"population.tuned": ["reward_shaping.each", "reward_shaping.leap"]},
             r"first value of reward_shaping.leap, got none or 0: .* '\{\"leap\": \.\.\.\}'",

@@ -155,8 +155,8 @@ def test_other_threads_are_another_path(tmp_path, monkeypatch):
     run(tmp_path, on_report=lambda _: threads.add(torch.get_num_threads()), runtime__threads=2)
     assert threads == {2}
     said = (tmp_path / "log.txt").read_text()
-    assert "runtime.threads was 1 and is 2: the run goes on with other rounding" in said
-    assert "off the uninterrupted run's path" in said
+    assert "runtime.threads was 1 and is 2: the run continues with other rounding" in said
+    assert "other bytes than the uninterrupted run" in said
     assert newest(tmp_path).meta["exact"] is False
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["runtime.threads"] == 2
 
@@ -174,7 +174,7 @@ def test_a_finished_run_goes_on_with_a_larger_budget(tmp_path):
     assert read_metrics(tmp_path) == reports
     assert [report["env_steps"] for report in reports] == [64.0 * k for k in range(1, 41)]
     said = (tmp_path / "log.txt").read_text()
-    assert "the budget was 1,280 env_steps and is 2,560 now: schedules go on as shares" in said
+    assert "the budget was 1,280 env_steps and is 2,560 now: schedules continue as shares" in said
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["total_env_steps"] == 2 * TOTAL
     assert checkpoint.read(tmp_path / "policy").meta["version"] == 40
     plot_runs([tmp_path], tmp_path / "curve.svg", metric="loss/total")

@@ -102,7 +102,9 @@ def test_a_run_begins_with_the_weights_and_statistics_of_another(donor, tmp_path
     said = f"begins with {len(theirs)} tensors of {places[kind]} (version {version})"
     if acts_only:
         assert tensors["reward_moments/count"] == 0
-        said += "; a saved policy is only what acts, so reward_moments begins anew"
+        said += (
+            "; a saved policy holds only what acting needs, so these start fresh: reward_moments"
+        )
     assert f"{said}\n" in (tmp_path / "new/log.txt").read_text()
     config = yaml.safe_load((tmp_path / "new/config.yaml").read_text())
     assert config["init_from"] == str(places[kind])
@@ -119,7 +121,7 @@ def test_of_a_population_the_leading_learner_is_taken_whole(tmp_path, begun):
     taken = {name: x for name, x in theirs.items() if name.startswith(("reward_", "network/"))}
     assert taken["reward_moments/count"] > 0
     assert same({name: tensors[name] for name in taken}, taken)
-    assert "begins anew" not in (tmp_path / "new/log.txt").read_text()
+    assert "start fresh" not in (tmp_path / "new/log.txt").read_text()
 
 
 def test_statistics_of_rewards_that_are_not_used_go_no_further(donor, tmp_path, begun):

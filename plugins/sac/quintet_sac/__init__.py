@@ -10,7 +10,7 @@ from quintet.observe.metrics import Metric
 from quintet_sac import config
 
 OWN_METRICS = CRITIC_METRICS | {
-    "loss/temperature": Metric("1", "term of the temperature, whose gradient adapts it"),
+    "loss/temperature": Metric("1", "loss term of the temperature, whose gradient adapts it"),
     "policy/temperature": Metric("reward units per nat", "weight of the policy's entropy"),
     "policy/action_saturation_frac": Metric(
         "1", "share of the policy's actions within 0.01 of a bound, in replayed observations"

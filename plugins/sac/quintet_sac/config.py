@@ -50,8 +50,8 @@ class SACConfig(Options):
     replay_capacity_steps: parts.ReplayCapacitySteps = 1_000_000
     replay_start_steps: parts.ReplayStartSteps = 1_000  # with uniform actions
     noise_correlation: Below1 = 0.0
-    """correlation of the noise of an action with that of the action before, of the uniform ones
-    too; near 1 a policy tries one thing for longer
+    """correlation of an action's noise with the noise of the action before, also while actions are
+    uniform; near 1 a policy tries one thing for longer
     """
     batch_size: parts.BatchSize = 256
     gamma: parts.Gamma = 0.99

@@ -2,14 +2,14 @@
 
 Haarnoja et al., arXiv 1812.05905 ("the paper").  Read `SACLearner.loss` first, then
 `SACLearner.update`.  A batch from replay holds windows of `n_step` rows; fresh batches only update
-statistics.  Actions are those before the tanh, in [-1, 1] after it.
+statistics.  Actions are recorded before the tanh, after which they are in [-1, 1].
 
 Departures from the paper, each with the switch that turns it off, if there is one:
 
  1. Truncated episodes bootstrap from the value of their true final observation
     (``truncation_as_termination``).
- 2. Policy, critics and temperature make one step together, at the same weights; in the paper each
-    follows the step of the one before.
+ 2. Policy, critics and temperature make one step together, at the same weights; in the paper they
+    step one after the other.
  3. Updates come in blocks of `unroll_steps` (``unroll_steps=1``).
  4. Actions are uniform at first (``replay_start_steps=0``), and the noise of actions may be
     correlated in time (``noise_correlation=0``, the default).
@@ -186,7 +186,7 @@ class SACLearner:
         self.trained.fold_when_due()
 
     def _samples(self, batch: Rollout, learns_policy: bool) -> Samples:
-        """This learner's share of a batch, with noise, of which all learners draw the same."""
+        """This learner's share of a batch, with noise; all learners draw the same noise."""
         noisy = with_noise(batch, self.family, 2, self.generator)
         ends = self.config.truncation_as_termination
         windows = windows_of(noisy, self.ranks, self.normalizer, truncation_as_termination=ends)

@@ -38,7 +38,7 @@ class Samples(NamedTuple):
 
     windows: their record has the ``noise`` of the policy's action in row 0 and of its actions in
         rows 1 to T, ``[T, B, 2, A]``.
-    learns_policy: whether the step is one of policy and temperature too.
+    learns_policy: whether the step also updates policy and temperature.
     """
 
     windows: Windows
@@ -50,7 +50,7 @@ class Outputs(NamedTuple):
 
     losses: terms by metric's name, scalars.
     q, target: the first critic's prediction and its target, in scaled reward units ``[B]``.
-    log_prob, action: of the policy's actions, ``[B]`` and ``[B, A]``; None in steps without it.
+    log_prob, action: of the policy's actions, ``[B]`` and ``[B, A]``; None in steps that skip it.
     temperature: a scalar.
     """
 

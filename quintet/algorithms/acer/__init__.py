@@ -15,7 +15,7 @@ OWN_METRICS = {
     "trust_region/gradient_norm_after": Metric("1", "that norm within the trust region"),
     "trust_region/kl_gradient_norm": Metric("1", "norm of the KL's gradient, at the statistics"),
     "trust_region/kl_change": Metric("nats", "first-order change of the KL, without the region"),
-    "trust_region/adjustment": Metric("1", "what the KL's gradient is multiplied by and taken off"),
+    "trust_region/adjustment": Metric("1", "factor of the KL's gradient that is subtracted"),
     "trust_region/active_frac": Metric("1", "share of samples that the trust region holds back"),
     "trust_region/kl_to_average": Metric("nats", "KL(average policy, policy)"),
     "replay/age_mean": Metric("updates", "mean age of the weights that acted in replayed rows"),

@@ -115,7 +115,7 @@ class ACERConfig(Options):
     trust_region_delta: Positive = option(1.0, needs="trust_region", tune=FACTOR)
     """largest first-order change of the KL per sample, in nats"""
     tau: Share = option(0.01, needs="trust_region", tune=FACTOR, also="average_decay alpha polyak")
-    """fraction by which the average policy moves to the policy per update"""
+    """fraction of the way that the average policy moves to the policy in each update"""
     dueling_samples: Count = option(
         5,
         needs=Needs(f"actions that can't be summed over, {_SHOWN}", lambda _, f: not f.one_choice),

@@ -17,7 +17,7 @@ OWN_METRICS = {
     "advantage/normalized_min": Metric("1", "least advantage after normalising"),
     "advantage/normalized_max": Metric("1", "greatest advantage after normalising"),
     "optim/skipped_minibatches": Metric(
-        "minibatches", "of an iteration, left out as no row of them was valid"
+        "minibatches", "minibatches of an iteration left out, since no row was valid"
     ),
     "optim/second_moment_max": Metric("1", "largest element of Adam's mean of squared gradients"),
 }

@@ -22,17 +22,24 @@ OWN_METRICS = (
         "exploration/action_mean": Metric(
             "half the action range", "mean of executed actions, over dimensions too"
         ),
-        "exploration/action_std": Metric("half the action range", "their standard deviation"),
-        "exploration/action_saturation_frac": Metric("1", "share of them within 0.01 of a bound"),
+        "exploration/action_std": Metric(
+            "half the action range", "standard deviation of executed actions"
+        ),
+        "exploration/action_saturation_frac": Metric(
+            "1", "share of executed actions within 0.01 of a bound"
+        ),
         "exploration/param_noise_std": Metric("1", "standard deviation of parameter noise"),
         "exploration/param_noise_distance": Metric(
-            "half the action range", "how far parameter noise moves actions, root mean square"
+            "half the action range",
+            "distance by which parameter noise moves actions, root mean square",
         ),
         "normalizer/target_mean": Metric("reward units", "running mean of the critic's targets"),
-        "normalizer/target_std": Metric("reward units", "running standard deviation of these"),
+        "normalizer/target_std": Metric(
+            "reward units", "running standard deviation of the critic's targets"
+        ),
     }
     | {
-        f"reference/{name}_{what}": Metric(unit, f"{which} of {meaning}, on a batch that stays")
+        f"reference/{name}_{what}": Metric(unit, f"{which} of {meaning}, on a fixed batch")
         for name, unit, meaning in (
             ("q", "reward units", "the values of replayed actions"),
             ("actor_q", "reward units", "the values of the policy's actions"),

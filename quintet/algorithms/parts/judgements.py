@@ -105,7 +105,7 @@ CLIPPED = Evidence(
     "observations clipped",
     _FEW,
     _FEW,
-    above="they have outliers, or have moved on",
+    above="they have outliers, or have shifted",
 )
 FLOATS = (
     Evidence(
@@ -113,7 +113,7 @@ FLOATS = (
         "numbers 5 times off their running std",
         Range(high=0.3),
         Range(high=0.9),
-        above="the batch is unlike what the statistics were taken of",
+        above="the batch is unlike the data of the statistics",
         needed=True,
     ),
 )

@@ -11,7 +11,7 @@ OWN_METRICS = {
     "loss/kl_cutoff": Metric("1", "penalty on a mean KL above the cutoff"),
     "policy/kl_cutoff_frac": Metric("1", "share of updates whose KL was above the cutoff"),
     "policy/kl_coef": Metric("1", "weight of the KL penalty in force"),
-    "policy/kl_coef_factor": Metric("1", "what that weight was multiplied by after the update"),
+    "policy/kl_coef_factor": Metric("1", "factor of that weight after the update"),
     "policy/clip_epsilon": Metric("1", "clip range of the ratio in force"),
     "policy/ratio_max_error": Metric("1", "largest |ratio - 1|"),
     "grad_norm/": Metric("1", "gradient norm of one parameter in the last step, before clipping"),

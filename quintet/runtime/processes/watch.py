@@ -97,8 +97,8 @@ class Watch:
             )
         return (
             f"{self.where()} has not come back, it hangs or takes longer than "
-            "runtime.worker_timeout_s; Ctrl-C waits for it, a second Ctrl-C ends at once, and the "
-            "same command goes on from the last checkpoint"
+            "runtime.worker_timeout_s; Ctrl-C waits for it, a second Ctrl-C ends at once, and "
+            "the same command resumes from the last checkpoint"
         )
 
     def _step(self) -> str:
