@@ -374,7 +374,7 @@ def _require_effect(env: ResolvedEnv, own: Mapping[str, Any], says: Mapping[str,
 
 
 def environment_of(policy: Policy, env: EnvLike | None, num_streams: int) -> VectorEnv:
-    """The policy's environment, or `env`, see `evaluate`: at least so many streams of it, to be
+    """The policy's environment, or `env`, see `evaluate`: at least this many streams of it, to be
     closed by the caller.
 
     Raises:

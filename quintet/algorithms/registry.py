@@ -115,7 +115,7 @@ class Algorithm:
         return (*self.metrics(), *self.own_metrics)
 
     def advice(self, options: BaseModel, batch_steps: int) -> UpdateAdvice:
-        """Advice on the speed of updates with batches of so many env_steps."""
+        """Advice on the speed of updates with batches of this many env_steps."""
         from quintet.options import Facts, about, bounds, idle
 
         work, less, larger = list[str](), list[str](), list[str]()

@@ -104,7 +104,7 @@ class Gate:
             return [each.machine.address for each in self._visitors.values() if each.awaited]
 
     def forget(self, visitor: Visitor) -> None:
-        """Lets a lost node take part again, as another one, if it is still there."""
+        """Lets a lost node take part again, as a new one, if it is still there."""
         with self._lock:
             for token in [t for t, each in self._visitors.items() if each is visitor]:
                 del self._visitors[token]

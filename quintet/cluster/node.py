@@ -167,7 +167,7 @@ class Node:
 
 @final
 class Hosted:
-    """One worker of a node, and the thread that hears it.
+    """One worker of a node, and the thread that reads its messages.
 
     workers: None before it is made and after its end.
     """

@@ -70,7 +70,7 @@ class Seat:
 
     leaving: it was told to end on its node, to move to another.
     restart_at: iteration at which its streams restart as soon as it is ready.
-    received: number of its unrolls that are in their slots and not told as events yet.
+    received: number of its unrolls that are in their slots but not yet reported as events.
     """
 
     def __init__(self) -> None:

@@ -111,7 +111,7 @@ class Hosted:
 
 def connect(address: str) -> bool:
     """Connects to a running cluster; False if this process is connected already.  Raises
-    ConfigError if there is none of which this machine is part.
+    ConfigError if this machine is part of none.
     """
     if ray.is_initialized():
         return False

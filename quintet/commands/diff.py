@@ -84,8 +84,8 @@ def _newest(run: RunSummary, name: str) -> float | None:
 
 
 def _reports(a: RunSummary, b: RunSummary) -> dict[str, Any] | None:
-    """Place where the curves part: the number of reports of the same env_steps, how many of them
-    are equal in all common numbers but those of time, and what differs first; None if nothing does.
+    """Place where two curves part: the number of reports at the same env_steps, how many first ones
+    are equal in all common numbers but times, and what differs next; None if nothing does.
     """
     of = [_spans(run) for run in (a, b)]
     common = sorted(of[0].keys() & of[1].keys())

@@ -1,4 +1,5 @@
-"""``quintet --version``: versions of quintet, of what it stands on, and of the backends."""
+"""``quintet --version``: versions of quintet, of the packages that it builds on, and of the
+backends."""
 
 import platform
 from importlib import metadata

@@ -125,7 +125,7 @@ def flat_pictures(model: ModelConfig, spaces: Spaces) -> Iterator[Doubt]:
 
 
 def layouts(model: ModelConfig, spaces: Spaces) -> Iterator[Doubt]:
-    """Pictures whose layout the shape does not tell."""
+    """Pictures whose shape does not show their layout."""
     resolved = resolve_model(model, spaces)
     if resolved.encoder != "small_cnn" or picture_options(resolved).layout != "auto":
         return

@@ -116,7 +116,7 @@ def facts(
 ) -> Facts:
     """Facts of a run; without an environment and its spaces those that are known without them.
 
-    evaluated: the environment of evaluations, if it is another.
+    evaluated: the environment of evaluations, if it differs.
     """
     parts = ("learner", "runtime", "eval", "population", "self_play", "cluster")
     known = {name: getattr(config, name) for name in parts} | facts_of(config.model, spaces)

@@ -51,7 +51,7 @@ class Loaded:
     """A valid configuration and the source of each of its options.
 
     env: its environment, resolved.
-    eval_env: the environment of evaluations, if it is another.
+    eval_env: the environment of evaluations, if it differs from training's.
     placing: the cluster on one of whose nodes the whole run is placed.
     spaces: spaces of the environment, if one with the same options was made to find its kind.
     overwrite: whether an existing run in its folder is moved aside.
@@ -355,7 +355,7 @@ def resolve(loaded: Loaded, spaces: Spaces) -> Loaded:
 
 def check_spaces(loaded: Loaded) -> None:
     """Raises ConfigError for options that the spaces rule out, if the spaces are known or the
-    backend can tell them.  The run itself checks again after the import of PyTorch.
+    backend knows them.  The run itself checks again after the import of PyTorch.
     """
     spaces = loaded.spaces
     if spaces is None and loaded.env.backend.tells_spaces:

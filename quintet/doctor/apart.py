@@ -43,7 +43,8 @@ def examine_apart(
 ) -> Examined:
     """Examines an environment within `most_s` seconds.
 
-    words: options as of ``quintet train``, with the environment; typed: those for commands.
+    words: options as for ``quintet train``, with the environment; typed: options to repeat in
+        commands.
     say: receives what the environment prints.
 
     Raises:

@@ -39,7 +39,7 @@ class RunSeen:
 
     policy: its index; -1: it is the only one.
     reports: its metrics and those of the run, under plain names.
-    usual: the options as they would be without those that the user gave.
+    usual: the options of a run without the user's own.
     given: names of options that the user gave.
     tuned: names of options that a preset has for this environment.
     parts: of the learner, with their evidence.

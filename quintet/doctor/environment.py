@@ -166,7 +166,7 @@ def _threshold(env_id: str) -> float | None:
 
 
 def load(algo: str, words: list[str]) -> Loaded:
-    """The configuration of a run in the environment, of words as of ``quintet train``."""
+    """The configuration of a run in the environment, from words as for ``quintet train``."""
     asked = parse("config", [algo, *words])
     return load_config(asked.algo, asked.files, asked.options, trust=asked.trust, beside=True)
 

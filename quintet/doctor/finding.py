@@ -36,7 +36,7 @@ class Finding:
     name: of the finding, also of its section in the documentation.
     weight: how likely it is the cause, 0 to 1; an estimate, not a probability.
     said: one sentence.
-    evidence: the numbers that show it, by what they are.
+    evidence: the numbers that show it, by their meaning.
     advice: what to do.
     command: the command that does it; "": there is none.
     subject: the option or policy that it is about, where there may be several of one name.

@@ -53,7 +53,7 @@ class Fits:
     next: of numbers that change.
     reward: of the reward, from both observations and the action; None: it changes too rarely.
     reward_memory: also from the two steps before.
-    reward_lags: from the observations and the action so many steps before.
+    reward_lags: by lag, from the observations and the action that many steps before.
     reward_varies: number of rows whose reward is not the most frequent one.
     reward_by_episode: share of the unpredicted rest of the reward that lies between episodes.
     action_by_episode: share of the effect of actions on observations that lies between
@@ -219,7 +219,7 @@ def _lag_scores(played: Play) -> dict[int, Score]:
 
 
 def _lagged(played: Play, lag: int) -> Score | None:
-    """The score of the reward from what was observed and done `lag` steps before."""
+    """The score of the reward from observation and action `lag` steps before."""
     before = played.valid.copy()
     same = np.zeros_like(before)
     if lag >= len(before):

@@ -188,7 +188,7 @@ def few_updates(seen: RunSeen) -> Finding | None:
 
 
 def replay_small(seen: RunSeen) -> Finding | None:
-    """Replay forgets what was seen before long."""
+    """Replay soon forgets what was seen."""
     size, steps = seen.last("replay/size"), seen.last("env_steps")
     given = [number(seen.run.options.get(name)) for name in seen.roles.get("buffer_size", ())]
     capacity = [x for x in given if x is not None and x > 0]

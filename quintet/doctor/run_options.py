@@ -134,7 +134,7 @@ def scaled(seen: RunSeen, role: str, factor: float) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value as on the command line; it may be from a file of others."""
+    """A value as on the command line; it may come from another person's file."""
     if value is None:
         return "none"
     if isinstance(value, bool):

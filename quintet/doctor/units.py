@@ -1,4 +1,4 @@
-"""Units of a saved policy's network that no longer answer to what is observed."""
+"""Units of a saved policy's network that no longer respond to observations."""
 
 from pathlib import Path
 from typing import Any, NamedTuple, final

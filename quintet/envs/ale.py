@@ -5,9 +5,9 @@ The adapter handles these properties of ale-py 0.12:
 - It clips rewards to -1 .. 1 by default, and then does not report the score.
 - Frames before the first of an episode are black in its stacks; here a wrapper stacks frames.
 - Its time limit counts frames from the first observation on.
-- Its `episodic_life` begins a new game after a lost life. Here, as in EnvPool, the game goes on:
+- Its `episodic_life` begins a new game after a lost life. Here, as in EnvPool, the game continues:
   ale-py only reports lost lives, and the reset row is a step without action, or with FIRE.
-- A reset with a seed loads the game anew, about 150 ms per stream.
+- A reset with a seed loads the game again, about 150 ms per stream.
 """
 
 from collections.abc import Sequence

@@ -8,9 +8,9 @@ bit from the same start. The remaining differences:
 
 - Frames without action at the start: 1 to `noop_max` in EnvPool and here, 0 to ``noop_max - 1`` in
   ALE's vector environment; with `use_fire_reset` the last one presses FIRE.
-- After a lost life (`episodic_life`) the game goes on. EnvPool keeps the earlier frames in the
+- After a lost life (`episodic_life`) the game continues.  EnvPool keeps the earlier frames in the
   stack; the others start a new stack. The time limit counts over the game, with ``gymnasium`` over
-  the life. ``ale`` goes on with one step, the others with the frames of a start.
+  the life.  ``ale`` continues with one step, the others with the frames of a start.
 - The final observation lacks the last frames where a game ends (``gymnasium``) or its time is up
   (``ale``); EnvPool's has them.
 - Random numbers: a seed gives another episode on another backend.

@@ -1,4 +1,4 @@
-"""The environment of evaluations, if it is another than training's."""
+"""The environment of evaluations, if it differs from training's."""
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, final

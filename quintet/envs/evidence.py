@@ -1,4 +1,4 @@
-"""Facts that rows of an environment tell: sizes of numbers, rewards, endings, allowed actions."""
+"""Facts from rows of an environment: sizes of numbers, rewards, endings, allowed actions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

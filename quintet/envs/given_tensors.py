@@ -216,7 +216,7 @@ def _start(leaf: Space) -> Tensor | None:
 
 
 def _packer(space: Space, env_id: str, library: Any) -> Callable[[Tensor], Any]:
-    """A function from packed actions to those of the space, as arrays of a library."""
+    """A function from packed actions to actions of the space, as arrays of a library."""
     if isinstance(space, spaces.Tuple | spaces.Dict):
         raise ConfigError(
             f"{env_id}: environments of tensors must have one kind of actions, got {space}; wrap "

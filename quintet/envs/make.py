@@ -47,7 +47,7 @@ def make_vector_env(
             - a Gymnasium or ALE vector environment with any autoreset mode (for what SAME_STEP and
               DISABLED lose see `quintet.envs.adapted`). It belongs to the caller: it isn't closed,
               and restarts only reset it. Of a plain SyncVectorEnv only the ``env_fns`` are used, to
-              make its environments anew;
+              make its environments again;
             - a pool of EnvPool with ``env_type="gymnasium"``, of which equal pools are made;
             - an environment of `gymnasium.make`, of which equal ones are made by its specification:
               what was changed in it afterwards is not in them.

@@ -65,7 +65,8 @@ _MAKERS = "return an environment of PettingZoo's parallel API (parallel_env) or 
 
 
 def num_agents(env: ResolvedEnv) -> int:
-    """The number of agents that a game may have, of which one is made; raises ConfigError."""
+    """The number of agents that a game may have; one game is made to find it; raises
+    ConfigError."""
     game = _make_one(env)
     try:
         return len(_agents_of(game, env.config.id))

@@ -26,8 +26,8 @@ class TensorStep(NamedTuple):
     reward: in raw reward units.
     terminated, truncated: where both are set, termination counts.
     final_obs: with SAME_STEP, the last observations of the streams that ended, as leaves
-        ``[B, ...]`` of which the rows of other streams are not read; None: it gives none, and the
-        observation before the last step stands for them.
+        ``[B, ...]`` in which rows of other streams are not read; None: there are none, and the
+        observation before the last step takes their place.
     success: whether the episode that ended was won, read only where ``env.success`` asks for info.
     """
 

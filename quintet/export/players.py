@@ -30,7 +30,7 @@ class OnnxPlayer:
 
     def __init__(self, program: bytes, interface: Interface):
         """Raises ExportError if onnxruntime is missing or can't play it, or if its inputs and
-        outputs are others than the interface's.
+        outputs differ from the interface's.
         """
         try:
             import onnxruntime

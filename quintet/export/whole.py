@@ -243,7 +243,7 @@ def _noise_told(space: spaces.Space) -> str:
 
 
 def _choices(space: spaces.Space, num_params: int, num_noise: int) -> list[Choice]:
-    """The discrete choices; none if the parameters are others than quintet's families have."""
+    """The discrete choices; none if the parameters are not those of quintet's families."""
     found, params, noise = [], 0, 0
     for kind, name, place, size in _segments(space):
         if kind != "normal":

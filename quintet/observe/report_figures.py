@@ -105,7 +105,7 @@ def _name(metric: str) -> str:
 def _spans(
     reports: Sequence[Mapping[str, float]], name: str, state: State
 ) -> list[tuple[float, float]]:
-    """The beginning and the width of each stretch of env_steps in a state; a report tells the state
+    """The beginning and the width of each stretch of env_steps in a state; a report has the state
     of the steps before it."""
     spans: list[tuple[float, float]] = []
     before = 0.0

@@ -108,8 +108,8 @@ class RunSummary:
 
 
 def text(value: object, most: int = _MOST_TEXT) -> str:
-    """A value of a file as one line of at most so many characters, before those that can't be
-    printed are named."""
+    """A value of a file as one line, cut after `most` characters, in which unprintable ones are
+    named."""
     shown = str(value)
     shown = shown if len(shown) <= most else f"{shown[: most - 3]}..."
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)

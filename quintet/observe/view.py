@@ -23,7 +23,7 @@ class View:
     best: the highest score of an evaluation so far.
     parts: parts of the learner, with their evidence.
     stage: the current activity until the next report, or "".
-    evaluated: the environment of evaluations, if it is another than training's.
+    evaluated: the environment of evaluations, if it differs from training's.
     choices: sentences about choices that are doubtful.
     marks: sentences about likely causes of a failure.
     """
@@ -46,7 +46,7 @@ class View:
 
     @property
     def evaluation_name(self) -> str:
-        """The name of scores of evaluations, with their environment if it is another than
+        """The name of scores of evaluations, with their environment if it differs from
         training's."""
         return f"evaluation in {self.evaluated}" if self.evaluated else "evaluation"
 

@@ -103,8 +103,8 @@ def compared(records: Sequence[Record], name: str, window: int, least: int) -> l
     """The mean of each policy over its newest env_steps, with the same span for all.
 
     The span is the window, or longer if a policy has fewer than `least` episodes in the window.
-    None: fewer episodes ended in MOST_WINDOWS windows or since the policy took the weights of
-        another one, or it took them less than a span ago.
+    None: fewer than `least` episodes ended in MOST_WINDOWS windows, or since the policy took
+        another one's weights, or it took them less than a span ago.
     """
     spans = [record.span(name, least) for record in records]
     span = max([window, *(each for each in spans if each is not None)])

@@ -98,7 +98,7 @@ class CheckedNodes:
         return node.machine.cores >= self.demand.cores and node.machine.gpus >= self.demand.gpus
 
     def await_first(self) -> None:
-        """Waits until the nodes that there are have been checked, and for the least number; raises
+        """Waits until all present nodes have been checked and there are enough of them; raises
         ConfigError if one of them is unfit, or they are too few or too small.
         """
         least, begin_s = self.config.nodes_min, time.monotonic()

@@ -1,5 +1,5 @@
-"""A node's side of a group of runs: its checks, and the process of one run, which is the same as
-that of a group on one machine."""
+"""A node's side of a group of runs: its checks, and the process of one run, the same as in a group
+on one machine."""
 
 import importlib
 import pickle

@@ -58,7 +58,7 @@ class RunReplay:
         return (self.replay.slack_unrolls - self._uneven) * self._streams // self._columns
 
     def holds(self, iterations: int) -> bool:
-        """Whether it has the rows that a checkpoint of so many iterations ago needs."""
+        """Whether it has the rows that a checkpoint from that many iterations ago needs."""
         return iterations <= self.reach or not self.replay.full
 
     @OwnTorch()
@@ -72,7 +72,7 @@ class RunReplay:
         except CheckpointError as error:
             raise CheckpointError(
                 "; ".join([*before, f"{path} can't be resumed: {error}"])
-                + f"; with --init-from {path} a run begins anew with its policy"
+                + f"; with --init-from {path} a new run begins with its policy"
             ) from error
 
     def describe_once(self) -> str | None:

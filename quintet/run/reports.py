@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class Reports:
     """Collects the metrics of the run, its policies and the machine into reports.
 
-    Those of policy K of several have names that begin with ``policy_K/``.
+    With several policies, names of policy K's metrics begin with ``policy_K/``.
 
     parts: parts of the learner, whose states every report has.
     last: the newest report, empty before the first.

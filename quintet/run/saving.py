@@ -170,9 +170,9 @@ class Saving:
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             lacks = "it lacks " * isinstance(error, KeyError)
             raise CheckpointError(
-                f"{found.path} must hold a run's own checkpoint, got none ({lacks}"
-                f"{' '.join(str(error).split())}); remove it to go on from the one before, or give "
-                "another --run-dir"
+                f"{found.path} must hold a run's own checkpoint, got none "
+                f"({lacks}{' '.join(str(error).split())}); remove it to resume from the one "
+                "before, or give another --run-dir"
             ) from error
         if passed_over:
             self.warnings.append(
@@ -261,8 +261,8 @@ class LongEpisodes:
         replay_holds: Callable[[int], bool] = lambda _: True,
     ):
         """interval: iterations from one exact checkpoint to the next; max_cut_frac: see
-        `loop.Budget`; replay_holds: whether the rows of a checkpoint of so many iterations ago are
-        there.
+        `loop.Budget`; replay_holds: returns whether replay has the rows of a checkpoint that many
+        iterations ago.
         """
         self.total_env_steps, self.interval = total_env_steps, interval
         self.max_cut_frac, self._replay_holds = max_cut_frac, replay_holds

@@ -262,7 +262,7 @@ class TimeBudget:
 
 
 def rounded(steps: float) -> int:
-    """A round number of at most so many steps."""
+    """A round number of steps, at most `steps`."""
     whole = int(min(max(steps, 1.0), MOST_STEPS))
     unit = 10 ** max(len(str(whole)) - _DIGITS, 0)
     return int(whole // unit * unit)

@@ -257,7 +257,8 @@ class Delivery:
         return unroll.block
 
     def _add(self, block: ColumnBlock) -> None:
-        """Adds columns; of several policies each takes a copy of those in which it acted."""
+        """Adds columns; with several policies each takes a copy of the columns in which it
+        acted."""
         if len(self.queues) == 1:
             self.queues[0].waiting.append(block)
             return

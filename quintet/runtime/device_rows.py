@@ -344,7 +344,7 @@ class DeviceRows:
         wrong = (~self._possible() & self.rollout.valid).nonzero()
         row, column = (int(i) for i in wrong[0])
         raise EnvironmentFault(
-            f"{ACTION_MASK} must allow at least one action in each choice that is taken; "
+            f"{ACTION_MASK} must allow at least one action in each choice of an executed step; "
             f"{env.description.id}, stream {column}, step {self._rows_before + row}: it allows "
             "none; end the episode there"
         )

@@ -213,7 +213,7 @@ class GroupSampler:
         if none_allowed.any():
             row, column = (int(i) for i in np.argwhere(none_allowed)[0])
             raise EnvironmentFault(
-                f"{ACTION_MASK} must allow at least one action in each choice that is taken; "
+                f"{ACTION_MASK} must allow at least one action in each choice of an executed step; "
                 f"{self.env.description.id}, stream {self.first_stream + column}, step "
                 f"{self.steps_before + row}: it allows none; end the episode there"
             )

@@ -40,9 +40,9 @@ class Shared:
 class StagedActor:
     """An actor on a GPU as an actor of the CPU.
 
-    All inputs of an act travel as one page-locked block, except for large ones that are page-locked
-    themselves, and all outputs that leave the GPU as another one, for which the host waits.
-    Private state stays on the GPU.
+    All inputs of an act travel in one page-locked block, except for large ones that are page-locked
+    themselves; all outputs that leave the GPU travel in another, for which the host waits.  Private
+    state stays on the GPU.
     """
 
     def __init__(self, shared: Shared):

@@ -100,7 +100,7 @@ class Study:
             raise ConfigError(
                 "the folder holds another sweep:\n"
                 + "\n".join(f"  - {line}" for line in differ)
-                + "\ngive another --run-dir, or the same command to go on"
+                + "\ngive another --run-dir, or the same command to resume"
             )
         for each in self._frozen():
             if each.distributions != self._space:

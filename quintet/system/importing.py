@@ -44,7 +44,7 @@ CodeName = Annotated[str, WrapValidator(lambda x, check: x if isinstance(x, Give
 
 
 def words_or_code(*words: str) -> AfterValidator:
-    """Validator of one of these words, or of what names code."""
+    """Validator of an option that is one of these words, or names code."""
 
     def check(value: str) -> str:
         if value in words or is_code_name(value):

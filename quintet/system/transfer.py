@@ -98,7 +98,7 @@ def sent_all(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
 
 def fetched(tensors: Mapping[K, Tensor]) -> Mapping[K, Tensor]:
-    """The tensors on the CPU, by name; those of a GPU as copies, by one copy and one wait."""
+    """The tensors on the CPU, by name; tensors of a GPU are copied together, with one wait."""
     names = [name for name, x in tensors.items() if x.is_cuda]
     if not names:
         return tensors

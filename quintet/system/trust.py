@@ -148,7 +148,7 @@ def calls_of(options: Mapping[str, Any]) -> tuple[Call, ...]:
 
 
 def _evaluated_of(options: Mapping[str, Any]) -> list[Call]:
-    """The environment of a run's evaluations, if it is another or has other arguments."""
+    """The environment of a run's evaluations, if it or its arguments differ from training's."""
     name, kwargs = (options.get(f"eval.env.{each}") for each in ("id", "kwargs"))
     own = options.get("env.id") if name is None else name
     if own is None or (name is None and kwargs is None):

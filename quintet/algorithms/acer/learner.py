@@ -281,9 +281,8 @@ class ACERLearner:
     def _unrolls(self, batch: Rollout) -> Unrolls:
         """This learner's share of the batch, in the form that the loss reads.
 
-        Its record has the ``age`` of rows as well, in updates ``[T, B]``, which is NaN in a fresh
-        batch; and the ``noise`` of actions to sample ``[T, B, n + 1, ...]`` where values are those
-        of samples.
+        Its record also has the ``age`` of rows in updates ``[T, B]``, NaN in a fresh batch, and the
+        ``noise`` of sampled actions ``[T, B, n + 1, ...]``, where values come from samples.
         """
         normalizers = self.normalizers
         if batch.replayed:

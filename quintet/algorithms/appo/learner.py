@@ -67,7 +67,8 @@ class GAEInputs(NamedTuple):
 
     reward: normalised.
     v_mu: recorded values.
-    behind, state, is_first: of the rows after the unrolls ``[B, ...]``.
+    behind, state, is_first: observations, state and ``is_first`` of the rows after the unrolls
+        ``[B, ...]``.
     """
 
     reward: Tensor

@@ -108,7 +108,7 @@ class DDPGActor:
     def _choose(
         self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None, warming_up: bool
     ) -> tuple[Tensor, Tensor, State]:
-        """Actions, by the learner's and the environment's form, and the process behind them."""
+        """Actions in the learner's and in the environment's form, and the next private state."""
         if noise is None:
             action = self._shared(obs)
             return action, self.box.to_env(action), {}

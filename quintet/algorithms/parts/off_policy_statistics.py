@@ -16,7 +16,7 @@ METRICS = (
     "policy/rho_clip_frac",
     "policy/c_clip_frac",
 )
-"""The metrics of `statistics` beside those of all learners."""
+"""The metrics of `statistics` in addition to those of all learners."""
 
 _TARGET, _ERROR, _ADVANTAGE = "value/target_mean", "value/error_mean", "advantage/mean"
 _SQUARED = "_squared"
@@ -28,7 +28,7 @@ so half of them are above 1.
 
 
 class Terms(NamedTuple):
-    """Values behind the statistics, by row ``[T, B]``.
+    """Values from which statistics follow, by row ``[T, B]``.
 
     entropy: the policy's entropy.
     log_rho, rho: ratio of pi to mu; 0 and 1 in invalid rows.

@@ -1,4 +1,4 @@
-"""The parts of a network's weights, of which each has its own step."""
+"""The parts of a network's weights, each of which has its own step."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple

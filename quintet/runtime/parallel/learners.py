@@ -266,7 +266,7 @@ class Learners:
 
     def start(self, say: Callable[[str], None], notice: Callable[[str], None]) -> None:
         """Begins the processes, if there are none; the first update waits until they are ready.
-        `say` gets what they print, `notice` what a long wait is for.
+        `say` gets what they print, `notice` the reason for a long wait.
         """
         if self._started:
             return

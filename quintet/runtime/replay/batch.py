@@ -38,7 +38,7 @@ def as_tensor(x: Array, dtype: torch.dtype) -> Tensor:
 
 
 def split(rollout: Rollout, columns: int) -> list[Rollout]:
-    """Parts of so many columns each, as views; a single part is the rollout itself."""
+    """Parts of this many columns each, as views; a single part is the rollout itself."""
     count = rollout.stream_id.numel() // columns
     if count == 1:
         return [rollout]

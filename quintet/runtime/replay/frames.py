@@ -102,7 +102,7 @@ _NONE: Numbers = np.empty(0, np.int64)
 class Origins(NamedTuple):
     """The pictures that the frames of some rows are made of, flat, the oldest frame of a row first.
 
-    rows: place, for each frame, of the row of which it is the newest.
+    rows: for each frame, the place of the row whose newest frame it is.
     zero: indices of frames that are zero instead.
     whole, frames: indices of frames that come from the pool, and these frames.
     """

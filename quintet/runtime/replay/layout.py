@@ -127,8 +127,8 @@ class Layout:
 
     @property
     def needed_rows(self) -> int:
-        """Rows of a stream that a draw can need, once there are so many: live ones, and those
-        before the oldest, for its last action and older frames.
+        """Largest number of rows of a stream that a draw can need: live rows, and rows before the
+        oldest one, for its last action and older frames.
         """
         frames = (self.leaves[name].shape[0] // slices for name, slices in self.stacks.items())
         return self.rows_per_stream + max(frames, default=1)

@@ -102,7 +102,7 @@ def load_rows(layout: Layout, state: Mapping[str, Any]) -> RowStore:
         raise CheckpointError(
             "replay must have the layout with which the checkpoint was written, got another: "
             + "; ".join(f"{k} was {state['layout'].get(k)} and is {mine[k]}" for k in differing)
-            + "; go on with the old settings, or start again in another run folder"
+            + "; continue with the old settings, or start again in another run folder"
         )
     for name, nbytes in layout.rings_bytes().items():
         require_file(layout.file(name), nbytes)
