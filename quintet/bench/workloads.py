@@ -70,8 +70,7 @@ def scheduling(arguments: list[str]) -> Layer:
     fixed = [name for name in layer.values if name not in FREE] + ["config"] * bool(asked.files)
     if fixed:
         raise ConfigError(
-            f"a workload fixes all options but {', '.join(FREE)}; got {', '.join(fixed)}; "
-            "leave it out"
+            f"options must be some of {', '.join(FREE)}; got {', '.join(fixed)}; leave it out"
         )
     return layer
 

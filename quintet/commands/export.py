@@ -29,8 +29,7 @@ def _export(
     ] = None,
     out: Annotated[str | None, arg(help="new folder for the export", metavar="DIR")] = None,
     format: Annotated[
-        Format,
-        arg(help="form of the program; torch: of torch.export; numpy: only MLPs, LSTMs and GRUs"),
+        Format, arg(help="program; torch: of torch.export; numpy: only MLPs, LSTMs and GRUs")
     ] = "onnx",
     checkpoint: Annotated[str, arg(help="best, latest, or a checkpoint's name or path")] = "latest",
     steps: Annotated[int, arg(help="env_steps that are recorded and compared")] = 10_000,
@@ -42,11 +41,7 @@ def _export(
     ] = None,
     tolerance: Annotated[
         float,
-        arg(
-            help=(
-                "largest allowed difference of outputs, relative for numbers above 1; at most 1e-3"
-            )
-        ),
+        arg(help="largest difference of outputs, relative for numbers above 1; at most 1e-3"),
     ] = 1e-5,
     encoder: Annotated[
         str | None,

@@ -12,9 +12,8 @@ from quintet.sweep.asked import Asked
 from quintet.system.files import shown
 
 DESCRIPTION = (
-    "Searches for good options of a learner: quintet sweep ALGO --env ID --trials N.  All "
-    "options of quintet train may be given too, for all trials; the same command again "
-    "resumes the sweep."
+    "Searches for good options of a learner: quintet sweep ALGO --env ID --trials N.  All options "
+    "of quintet train may be given too, for all trials; the same command resumes a sweep."
 )
 
 
@@ -75,9 +74,7 @@ def read(arguments: list[str]) -> Asked:
             ),
         ] = None,
         best: Annotated[int, arg(help="number of best trials that are trained again")] = 3,
-        seeds_of_best: Annotated[
-            int, arg(help="number of fresh seeds on which each of them is trained")
-        ] = 3,
+        seeds_of_best: Annotated[int, arg(help="number of fresh seeds for each of them")] = 3,
     ) -> Asked:
         own = (trials, minutes, jobs, search, sampler, pruner, metric, best, seeds_of_best)
         return Asked(*own)

@@ -79,10 +79,7 @@ def observation_duplicate(seen: Seen) -> Finding | None:
     return Finding(
         "observation-duplicate",
         0.15,
-        (
-            f"observations {first} and {second} always agree: was one of them meant to be "
-            "something else?"
-        ),
+        f"observations {first} and {second} always agree: was one meant to be something else?",
         {"correlation": float(table[a, b])},
         "check whether one was written in place of another",
         seen.options.check,

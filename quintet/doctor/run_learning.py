@@ -108,11 +108,7 @@ def entropy_stuck(seen: RunSeen) -> Finding | None:
         "entropy-stuck",
         0.55 if high else 0.4,
         "the policy stayed as random as at first: "
-        + (
-            "the entropy bonus outweighs the rewards"
-            if high
-            else "nothing showed it what is better"
-        ),
+        + ("the entropy bonus outweighs the rewards" if high else "no reward guided it"),
         {"entropy at first": first, "entropy at last": last},
         "a smaller entropy bonus" if high else "a higher learning rate; look at the rewards",
         scaled(seen, "ent_coef", 0.05) if high else scaled(seen, "learning_rate", 3.0),

@@ -143,10 +143,7 @@ class Interface(Strict):
         if not roles["observation"] or not roles["action"]:
             raise ValueError("there must be an observation and an action")
         if any((p.role in _SINGLE or p.name in _SINGLE) and p.role != p.name for p in ports):
-            raise ValueError(
-                f"inputs and outputs with the roles {', '.join(_SINGLE)} must have the role as "
-                "their name"
-            )
+            raise ValueError(f"roles {', '.join(_SINGLE)} must be the names of their ports")
         if any(len(p.shape) != 1 for p in self.of("noise", "params")):
             raise ValueError("noise and params must have one dimension")
         begin = len(self.inputs)

@@ -108,9 +108,7 @@ def _check(format: str, steps: int, observations: str, env: Any, tolerance: floa
     if observations not in get_args(Observations):
         raise ConfigError(f"observations must be environment or space, got {observations!r}")
     if observations == "space" and env is not None:
-        raise ConfigError(
-            f"env must be left out with observations=space, got {env!r}: leave one of them out"
-        )
+        raise ConfigError(f"env has no effect with observations=space, got {env!r}: leave it out")
     whole = isinstance(steps, int) and not isinstance(steps, bool)
     if not whole or not LEAST_STEPS <= steps <= MOST_STEPS:
         raise ConfigError(f"steps must be in {LEAST_STEPS} .. {MOST_STEPS:,}, got {steps!r}")

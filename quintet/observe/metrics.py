@@ -32,9 +32,7 @@ OF_RUNS: Mapping[str, Metric] = {
     "wall_s": Metric("s", "wall time of training so far, over all resumptions"),
     "updates": Metric("updates", "optimizer steps made so far"),
     "iterations": Metric("iterations", "fresh batches so far"),
-    "version": Metric(
-        "updates", "version of the weights, which grows with each batch or optimizer step"
-    ),
+    "version": Metric("updates", "version of the weights, by batches or optimizer steps"),
     "process/resident_bytes": Metric("bytes", "resident memory of the learner's process"),
     "episode/return_mean": Metric(_REWARD, "mean raw return of episodes since the last report"),
     "episode/return_std": Metric(_REWARD, "standard deviation of those returns"),
@@ -52,9 +50,7 @@ OF_RUNS: Mapping[str, Metric] = {
     "eval/success_rate": Metric("1", "share of evaluation episodes that succeeded, where defined"),
     "eval/entropy": Metric("nats", "mean entropy of the policy over the last evaluation"),
     "eval/episodes": Metric("episodes", "episodes of the last evaluation"),
-    "eval/cut_episodes": Metric(
-        "episodes", "episodes of the last evaluation that eval.max_steps cut"
-    ),
+    "eval/cut_episodes": Metric("episodes", "evaluation episodes that eval.max_steps cut"),
     "throughput/env_steps_per_s": Metric("env_steps/s", "env_steps per second since last report"),
     "throughput/updates_per_s": Metric("updates/s", "optimizer steps per second since last report"),
     "machine/cores_used": Metric("cores", "cores that this process and its children kept busy"),
@@ -78,17 +74,13 @@ OF_RUNS: Mapping[str, Metric] = {
     "data/discarded_columns": Metric(
         "columns", "columns dropped so far: too old, or left by a restart"
     ),
-    "data/executed_env_steps": Metric(
-        _STEPS, "all env_steps that environments made, learned from or not"
-    ),
+    "data/executed_env_steps": Metric(_STEPS, "all steps of environments, learned from or not"),
     "data/discarded_env_steps": Metric(
         _STEPS,
-        "executed env_steps never learned from: too old, past the budget, or lost in a restart",
+        "executed steps never learned from: too old, past the budget, or lost in a restart",
     ),
     "data/worker_restarts": Metric("restarts", "sampler processes replaced since the start"),
-    "population/objective": Metric(
-        "1", "objective by which the policies of a population are ranked"
-    ),
+    "population/objective": Metric("1", "objective by which a population ranks policies"),
     "population/copies": Metric("copies", "times that the policy became a copy of another"),
     "data/waiting_batches": Metric("batches", "assembled batches that wait for the learner"),
     "data/nodes": Metric("nodes", "nodes of the cluster that take part"),

@@ -272,9 +272,7 @@ class Trainer:
             self.save_policy()
         self._ask(self.callbacks.end, self.live, status)
         if self._raised is not None:
-            self._raised.add_note(
-                f"The run was saved; the same call resumes it: {self.folder.path}"
-            )
+            self._raised.add_note(f"The run was saved; the same call resumes: {self.folder.path}")
             raise self._raised
         self.log.say(f"time: {self._time_told()}")
         if status == "stopped":

@@ -76,10 +76,7 @@ def donated(
     note = f"begins with {len(theirs)} tensors of {path} (version {found.version})"
     lacking = sorted({_module(name) for name in set(own) - set(theirs)})
     if lacking and not keys:
-        note += (
-            "; a saved policy holds only what acting needs, so these start fresh: "
-            f"{', '.join(lacking)}"
-        )
+        note += f"; a saved policy holds only its actor, so these start fresh: {', '.join(lacking)}"
     return own | theirs, note
 
 

@@ -104,9 +104,7 @@ class Study:
             )
         for each in self._frozen():
             if each.distributions != self._space:
-                raise _damaged(
-                    self._path, f"trial {each.number} has options of another search space"
-                )
+                raise _damaged(self._path, f"trial {each.number} has another search space")
 
     @property
     def spent_s(self) -> float:

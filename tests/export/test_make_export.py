@@ -122,7 +122,7 @@ def test_an_export_that_does_not_verify_is_not_written(policy, tmp_path, monkeyp
         ({"observations": "none"}, "observations must be environment or space, got 'none'"),
         (
             {"observations": "space", "env": "CartPole-v1"},
-            "env must be left out with observations=space",
+            "env has no effect with observations=space",
         ),
     ],
 )

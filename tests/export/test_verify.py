@@ -209,7 +209,7 @@ FORGED: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "noise of another name": (
         lambda f: edited(f, "policy.json", lambda x: x["inputs"][-1].update(name="x")),
-        "with the roles is_first, noise, params, value must have the role as their name",
+        "roles is_first, noise, params, value must be the names of their ports",
     ),
     "table of parameters": (
         lambda f: edited(f, "policy.json", lambda x: params_of(x).update(shape=[2, 3])),

@@ -90,7 +90,7 @@ def test_targets_begin_with_a_saved_policy(tmp_path: Path) -> None:
     tensors = {name: x for part in found.tensors.values() for name, x in part.items()}
     name = "actor.head.weight"
     assert tensors[f"average/{name}"].allclose(tensors[f"network/{name}"], atol=1e-6)
-    said = "acting needs, so these start fresh: average/critic, network/critic, targets"
+    said = "only its actor, so these start fresh: average/critic, network/critic, targets"
     assert said in (run / "log.txt").read_text()
 
 

@@ -102,9 +102,7 @@ def test_a_run_begins_with_the_weights_and_statistics_of_another(donor, tmp_path
     said = f"begins with {len(theirs)} tensors of {places[kind]} (version {version})"
     if acts_only:
         assert tensors["reward_moments/count"] == 0
-        said += (
-            "; a saved policy holds only what acting needs, so these start fresh: reward_moments"
-        )
+        said += "; a saved policy holds only its actor, so these start fresh: reward_moments"
     assert f"{said}\n" in (tmp_path / "new/log.txt").read_text()
     config = yaml.safe_load((tmp_path / "new/config.yaml").read_text())
     assert config["init_from"] == str(places[kind])

@@ -124,9 +124,7 @@ def test_a_trial_of_another_space_is_refused(tmp_path: Path) -> None:
     Study(tmp_path, SPACE).require_same({"algo": "ppo"})
     held = (tmp_path / JOURNAL).read_text()
     (tmp_path / JOURNAL).write_text(held.replace("tanh", "tahn"))
-    with pytest.raises(
-        FileFault, match=r"damaged one \(trial 0 has options of another search space\)"
-    ):
+    with pytest.raises(FileFault, match=r"damaged one \(trial 0 has another search space\)"):
         Study(tmp_path, SPACE).require_same({"algo": "ppo"})
 
 

@@ -22,21 +22,16 @@ OWN_METRICS = (
         "exploration/action_mean": Metric(
             "half the action range", "mean of executed actions, over dimensions too"
         ),
-        "exploration/action_std": Metric(
-            "half the action range", "standard deviation of executed actions"
-        ),
+        "exploration/action_std": Metric("half the action range", "std of executed actions"),
         "exploration/action_saturation_frac": Metric(
-            "1", "share of executed actions within 0.01 of a bound"
+            "1", "share of actions within 0.01 of a bound"
         ),
         "exploration/param_noise_std": Metric("1", "standard deviation of parameter noise"),
         "exploration/param_noise_distance": Metric(
-            "half the action range",
-            "distance by which parameter noise moves actions, root mean square",
+            "half the action range", "shift of actions by parameter noise, root mean square"
         ),
         "normalizer/target_mean": Metric("reward units", "running mean of the critic's targets"),
-        "normalizer/target_std": Metric(
-            "reward units", "running standard deviation of the critic's targets"
-        ),
+        "normalizer/target_std": Metric("reward units", "running std of the critic's targets"),
     }
     | {
         f"reference/{name}_{what}": Metric(unit, f"{which} of {meaning}, on a fixed batch")
