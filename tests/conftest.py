@@ -77,13 +77,18 @@ def presets_are_parsed_once():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def workers_import_envpool_once():
-    """In the process that forks them: each of them would take a second of a core for it."""
+def workers_import_once():
+    """In the process that forks them: each would take more than a second of a core for EnvPool, a
+    learner, and what the test that made its environments imports.
+    """
+    from quintet.algorithms import registry
     from quintet.runtime.processes import process
 
+    learners = Path(registry.__file__).parent.glob("*/learner.py")
+    modules = [f"quintet.algorithms.{path.parent.name}.learner" for path in sorted(learners)]
+    modules += [name for name in ("quintet.run.launch", "pytest", "envpool") if find_spec(name)]
     with pytest.MonkeyPatch.context() as patched:
-        if find_spec("envpool") is not None:
-            patched.setattr(process, "_PRELOAD", (*process._PRELOAD, "envpool"))
+        patched.setattr(process, "_PRELOAD", (*process._PRELOAD, *modules))
         yield
 
 

@@ -320,7 +320,7 @@ def test_a_resumed_run_has_the_bytes_of_one_that_was_not_interrupted(
     env = "CartPole-v1"
     if not LEARNERS[algo].acts_in(gymnasium.spaces.Discrete(2)):
         env = "Pendulum-v1"
-    budget, run = 10 * 6 * case.config.unroll_steps + 5, tmp_path / "run"
+    budget, run = 7 * 6 * case.config.unroll_steps + 5, tmp_path / "run"
     name = algo.replace(" ", "_")
     whole = quintet.train(name, env, budget, 1, run, config)
     assert whole.metrics["env_steps"] == budget

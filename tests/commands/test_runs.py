@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -114,39 +113,42 @@ def test_states(runs: Path, capsys: pytest.CaptureFixture[str]):
     assert "group/s2: ValueError: the floor gave way" in said(capsys, "runs", runs)
 
 
-def damages() -> Iterator[Any]:
-    def link(run: Path) -> None:
-        (run / "log.txt").unlink()
-        (run / "log.txt").symlink_to("/etc/hostname")
-
-    def pipe(run: Path) -> None:
-        (run / ".lock").unlink(missing_ok=True)
-        os.mkfifo(run / ".lock")
-
-    def reports(run: Path) -> None:
-        for name in ("metrics.jsonl", "progress.csv"):
-            lines = (run / name).read_text().splitlines()
-            (run / name).write_text("\n".join([*lines[:1], "}{", *lines[2:], ""]))
-
-    def checkpoints(run: Path) -> None:
-        for path in run.glob("checkpoints/*/meta.json"):
-            path.write_text("{}")
-
-    def options(run: Path) -> None:
-        shutil.rmtree(run / "checkpoints")
-        (run / "config.yaml").write_text("[1, 2]")
-
-    for damage in (link, pipe, reports, checkpoints, options):
-        yield pytest.param(damage, id=damage.__name__)
+def link(run: Path) -> None:
+    (run / "log.txt").unlink()
+    (run / "log.txt").symlink_to("/etc/hostname")
 
 
-@pytest.mark.parametrize("damage", list(damages()))
-def test_a_damaged_run_is_told(damage: Any, runs: Path, capsys: pytest.CaptureFixture[str]):
-    damage(runs / "other")
-    found = listed(capsys, runs)
-    assert found["other"]["state"] == "damaged"
-    assert found["group/s1"]["state"] == "finished"
-    assert re.search(r"\nother: \S", said(capsys, "runs", runs))
+def pipe(run: Path) -> None:
+    (run / ".lock").unlink(missing_ok=True)
+    os.mkfifo(run / ".lock")
+
+
+def reports(run: Path) -> None:
+    for name in ("metrics.jsonl", "progress.csv"):
+        lines = (run / name).read_text().splitlines()
+        (run / name).write_text("\n".join([*lines[:1], "}{", *lines[2:], ""]))
+
+
+def checkpoints(run: Path) -> None:
+    for path in run.glob("checkpoints/*/meta.json"):
+        path.write_text("{}")
+
+
+def options(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    (run / "config.yaml").write_text("[1, 2]")
+
+
+def test_damaged_runs_are_told(runs: Path, capsys: pytest.CaptureFixture[str]):
+    damages = (link, pipe, reports, checkpoints, options)
+    for damage in damages:
+        shutil.copytree(runs / "other", runs / damage.__name__)
+        damage(runs / damage.__name__)
+    states = {name: each["state"] for name, each in listed(capsys, runs).items()}
+    damaged = {damage.__name__: "damaged" for damage in damages}
+    assert states == damaged | dict.fromkeys(("group/s1", "group/s2", "other"), "finished")
+    told = said(capsys, "runs", runs)
+    assert all(re.search(rf"\n{name}: \S", told) for name in damaged), told
     written = runs / "page.html"
     said(capsys, "report", runs, "--out", written)
     assert written.stat().st_size > 10_000

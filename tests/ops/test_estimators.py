@@ -79,13 +79,12 @@ ALL: dict[str, Estimator] = {
     "retrace": lambda u: run_retrace(u, 1.0, 0.9),
 }
 every_estimator = pytest.mark.parametrize("estimate", ALL.values(), ids=ALL.keys())
-seeds = pytest.mark.parametrize("seed", range(6))
+UNROLLS = [random_unroll(seed) for seed in range(6)]
 
 
 def test_the_random_unrolls_hold_every_kind_of_row():
     kinds = set()
-    for seed in range(6):
-        u = random_unroll(seed)
+    for u in UNROLLS:
         kinds |= set(
             zip(
                 u.not_cut_t.flatten().tolist(),
@@ -98,52 +97,47 @@ def test_the_random_unrolls_hold_every_kind_of_row():
     assert kinds == {(1.0, True, True), (0.0, True, True), (0.0, False, True), (1.0, True, False)}
 
 
-@seeds
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 0.95, 1.0])
-def test_gae_is_the_double_sum(seed: int, lambda_: float):
-    u = random_unroll(seed)
-    advantage, target = run_gae(u, lambda_)
-    expected = gae_oracle(u, lambda_)
-    assert_near(advantage, expected)
-    assert_near(target, expected + u.v_tm1)
+def test_gae_is_the_double_sum(lambda_: float):
+    for u in UNROLLS:
+        advantage, target = run_gae(u, lambda_)
+        expected = gae_oracle(u, lambda_)
+        assert_near(advantage, expected)
+        assert_near(target, expected + u.v_tm1)
 
 
-@seeds
 @pytest.mark.parametrize("lambda_", [0.0, 0.3, 0.95, 1.0])
-def test_lambda_return_is_the_average_of_n_step_returns(seed: int, lambda_: float):
-    u = random_unroll(seed)
-    expected = lambda_return_oracle(u, lambda_)
-    assert_near(run_lambda(u, lambda_)[0], expected)
+def test_lambda_return_is_the_average_of_n_step_returns(lambda_: float):
+    for u in UNROLLS:
+        expected = lambda_return_oracle(u, lambda_)
+        assert_near(run_lambda(u, lambda_)[0], expected)
 
 
-@seeds
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 10, 11, 12, 100, None])
-def test_n_step_is_the_explicit_sum(seed: int, n: int | None):
-    u = random_unroll(seed)
-    assert_near(run_n_step(u, n)[0], n_step_oracle(u, n))
+def test_n_step_is_the_explicit_sum(n: int | None):
+    for u in UNROLLS:
+        assert_near(run_n_step(u, n)[0], n_step_oracle(u, n))
 
 
-@seeds
 @pytest.mark.parametrize(
     "clips",
     [(1.0, 1.0, 1.0), (None, None, None), (2.0, 0.5, 1.3), (1.5, 1.0, None), (0.7, 0.0, 3.0)],
 )
 @pytest.mark.parametrize("lambda_", [0.0, 0.6, 1.0])
-def test_vtrace_is_the_sum_of_the_paper(seed: int, clips, lambda_: float):
-    u = random_unroll(seed)
-    target, advantage = run_vtrace(u, *clips, lambda_)
-    expected_target, expected_advantage = vtrace_oracle(u, *clips, lambda_)
-    assert_near(target, expected_target)
-    assert_near(advantage, expected_advantage)
+def test_vtrace_is_the_sum_of_the_paper(clips, lambda_: float):
+    for u in UNROLLS:
+        target, advantage = run_vtrace(u, *clips, lambda_)
+        expected_target, expected_advantage = vtrace_oracle(u, *clips, lambda_)
+        assert_near(target, expected_target)
+        assert_near(advantage, expected_advantage)
 
 
-@seeds
 @pytest.mark.parametrize("c_bar", [1.0, 0.4, 3.0, None])
 @pytest.mark.parametrize("lambda_", [0.0, 0.6, 1.0])
-def test_retrace_is_the_sum_of_the_paper(seed: int, c_bar: float | None, lambda_: float):
-    u = random_unroll(seed)
-    expected = retrace_oracle(u, c_bar, lambda_)
-    assert_near(run_retrace(u, c_bar, lambda_)[0], expected)
+def test_retrace_is_the_sum_of_the_paper(c_bar: float | None, lambda_: float):
+    for u in UNROLLS:
+        expected = retrace_oracle(u, c_bar, lambda_)
+        assert_near(run_retrace(u, c_bar, lambda_)[0], expected)
 
 
 @every_estimator
@@ -223,70 +217,67 @@ def test_mismatched_shapes_are_refused(estimate: Estimator):
         estimate(u._replace(r_t=u.r_t[:-1]))
 
 
-@seeds
-def test_lambda_limits(seed: int):
-    u = random_unroll(seed)
-    one_step = u.r_t + u.discount_t * u.v_t
-    to_the_end = n_step_oracle(u, None)
-    assert_near(run_gae(u, 0.0)[0], one_step - u.v_tm1)
-    assert_near(run_lambda(u, 0.0)[0], one_step)
-    assert_near(run_lambda(u, 1.0)[0], to_the_end)
-    # The sum of errors telescopes only where v_t is the value of the next row: the valid rows.
-    valid = u.valid_tm1
-    assert_near(run_gae(u, 1.0)[1][valid], to_the_end[valid])
-    assert_near(run_gae(u, 0.8)[1][valid], run_lambda(u, 0.8)[0][valid])
+def test_lambda_limits():
+    for u in UNROLLS:
+        one_step = u.r_t + u.discount_t * u.v_t
+        to_the_end = n_step_oracle(u, None)
+        assert_near(run_gae(u, 0.0)[0], one_step - u.v_tm1)
+        assert_near(run_lambda(u, 0.0)[0], one_step)
+        assert_near(run_lambda(u, 1.0)[0], to_the_end)
+        # The sum of errors telescopes only where v_t is the value of the next row: the valid rows.
+        valid = u.valid_tm1
+        assert_near(run_gae(u, 1.0)[1][valid], to_the_end[valid])
+        assert_near(run_gae(u, 0.8)[1][valid], run_lambda(u, 0.8)[0][valid])
 
 
-@seeds
-def test_vtrace_on_policy_is_the_lambda_return(seed: int):
-    u = random_unroll(seed)
-    u = u._replace(rho_tm1=torch.ones_like(u.r_t))
-    valid = u.valid_tm1
-    for lambda_ in (0.0, 0.7, 1.0):
-        target, advantage = run_vtrace(u, 1.0, 1.0, 1.0, lambda_)
-        assert_near(target[valid], run_lambda(u, lambda_)[0][valid])
-        assert_near(run_gae(u, lambda_)[0], target - u.v_tm1)
-    assert_near(target[valid], n_step_oracle(u, None)[valid])
-    assert_near(advantage[valid], (target - u.v_tm1)[valid])
+def test_vtrace_on_policy_is_the_lambda_return():
+    for u in UNROLLS:
+        u = u._replace(rho_tm1=torch.ones_like(u.r_t))
+        valid = u.valid_tm1
+        for lambda_ in (0.0, 0.7, 1.0):
+            target, advantage = run_vtrace(u, 1.0, 1.0, 1.0, lambda_)
+            assert_near(target[valid], run_lambda(u, lambda_)[0][valid])
+            assert_near(run_gae(u, lambda_)[0], target - u.v_tm1)
+        assert_near(target[valid], n_step_oracle(u, None)[valid])
+        assert_near(advantage[valid], (target - u.v_tm1)[valid])
 
 
-@seeds
-def test_vtrace_limits(seed: int):
-    u = random_unroll(seed)
-    nothing = u._replace(rho_tm1=torch.zeros_like(u.r_t))
-    target, advantage = run_vtrace(nothing, 1.0, 1.0, 1.0, 1.0)
-    assert torch.equal(target, u.v_tm1)
-    assert not advantage.any()
-    one_step = run_vtrace(u, 1.0, 0.0, 1.0, 1.0)[0]
-    error = u.r_t + u.discount_t * u.v_t - u.v_tm1
-    assert_near(one_step, u.v_tm1 + u.rho_tm1.clamp(max=1.0) * error)
-    unclipped = run_vtrace(u, None, None, None, 1.0)
-    infinite = run_vtrace(u, float("inf"), float("inf"), float("inf"), 1.0)
-    for a, b in zip(unclipped, infinite, strict=True):
-        assert torch.equal(a, b)
-    flat = u._replace(discount_t=torch.zeros_like(u.r_t))
-    assert_near(run_vtrace(flat, None, 1.0, None, 1.0)[0], u.v_tm1 + u.rho_tm1 * (u.r_t - u.v_tm1))
+def test_vtrace_limits():
+    for u in UNROLLS:
+        nothing = u._replace(rho_tm1=torch.zeros_like(u.r_t))
+        target, advantage = run_vtrace(nothing, 1.0, 1.0, 1.0, 1.0)
+        assert torch.equal(target, u.v_tm1)
+        assert not advantage.any()
+        one_step = run_vtrace(u, 1.0, 0.0, 1.0, 1.0)[0]
+        error = u.r_t + u.discount_t * u.v_t - u.v_tm1
+        assert_near(one_step, u.v_tm1 + u.rho_tm1.clamp(max=1.0) * error)
+        unclipped = run_vtrace(u, None, None, None, 1.0)
+        infinite = run_vtrace(u, float("inf"), float("inf"), float("inf"), 1.0)
+        for a, b in zip(unclipped, infinite, strict=True):
+            assert torch.equal(a, b)
+        flat = u._replace(discount_t=torch.zeros_like(u.r_t))
+        assert_near(
+            run_vtrace(flat, None, 1.0, None, 1.0)[0], u.v_tm1 + u.rho_tm1 * (u.r_t - u.v_tm1)
+        )
 
 
-@seeds
-def test_retrace_limits(seed: int):
-    u = random_unroll(seed)
-    one_step = u.r_t + u.discount_t * u.v_t
-    no_trace = u._replace(rho_tm1=torch.zeros_like(u.r_t))
-    assert_near(run_retrace(no_trace, 1.0, 1.0)[0], one_step)
-    assert_near(run_retrace(u, 1.0, 0.0)[0], one_step)
-    # On-policy with q equal to v the errors telescope to the return.
-    on_policy = u._replace(rho_tm1=torch.ones_like(u.r_t), q_a_tm1=u.v_tm1)
-    valid = u.valid_tm1
-    assert_near(run_retrace(on_policy, 1.0, 1.0)[0][valid], n_step_oracle(u, None)[valid])
+def test_retrace_limits():
+    for u in UNROLLS:
+        one_step = u.r_t + u.discount_t * u.v_t
+        no_trace = u._replace(rho_tm1=torch.zeros_like(u.r_t))
+        assert_near(run_retrace(no_trace, 1.0, 1.0)[0], one_step)
+        assert_near(run_retrace(u, 1.0, 0.0)[0], one_step)
+        # On-policy with q equal to v the errors telescope to the return.
+        on_policy = u._replace(rho_tm1=torch.ones_like(u.r_t), q_a_tm1=u.v_tm1)
+        valid = u.valid_tm1
+        assert_near(run_retrace(on_policy, 1.0, 1.0)[0][valid], n_step_oracle(u, None)[valid])
 
 
-@seeds
-def test_retrace_never_uses_the_ratio_of_the_first_row_of_an_episode(seed: int):
-    u = random_unroll(seed)
-    starts = torch.cat([torch.ones_like(u.not_cut_t[:1]), 1.0 - u.not_cut_t[:-1]]).bool()
-    changed = u._replace(rho_tm1=torch.where(starts, 0.123, u.rho_tm1))
-    assert torch.equal(run_retrace(u, 1.0, 1.0)[0], run_retrace(changed, 1.0, 1.0)[0])
+def test_retrace_never_uses_the_ratio_of_the_first_row_of_an_episode():
+    for u in UNROLLS:
+        starts = torch.cat([torch.ones_like(u.not_cut_t[:1]), 1.0 - u.not_cut_t[:-1]]).bool()
+        changed = u._replace(rho_tm1=torch.where(starts, 0.123, u.rho_tm1))
+        assert torch.equal(run_retrace(u, 1.0, 1.0)[0], run_retrace(changed, 1.0, 1.0)[0])
 
 
 def test_n_below_one_is_an_error():

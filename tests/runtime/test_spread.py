@@ -76,6 +76,9 @@ class Slow(gymnasium.Env):
         return self.np_random.random(2, dtype=np.float32)
 
 
+MOVED = r"4 processes step the environments: a step takes [\d.]+ ms"
+
+
 @pytest.fixture(autouse=True)
 def clocks_move_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spread, "best_num_processes", best_num_processes)
@@ -219,7 +222,7 @@ def test_slow_environments_move_to_other_processes_and_fast_ones_stay(
         steps = 2 * 4 * 8  # one of nine rows is a reset
         assert len(pids) == steps + (2 * 4 if moved else 0), "only the first two rows, again"
         assert said == ([s] if (s := "".join(said)) else [])
-        assert s.startswith("4 processes step the environments: a step takes 2") == moved
+        assert (re.match(MOVED, s) is not None) == moved
 
 
 def test_one_stream_and_one_process_are_stepped_here(closing: Any) -> None:
@@ -378,7 +381,7 @@ def test_a_run_has_the_same_bytes_by_whomever_its_environments_are_stepped(
 
     alone = train("one", **{"env.num_processes": 1})
     assert train("auto") == alone
-    assert "4 processes step the environments: a step takes 2" in log("auto")
+    assert re.search(MOVED, log("auto"))
     metrics = (tmp_path / "auto" / "metrics.jsonl").read_text()
     assert '"data/env_processes": 4' in metrics
     assert "processes step" not in log("one")

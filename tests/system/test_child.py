@@ -96,6 +96,18 @@ def test_how_one_has_ended(begin, line: str, status: int) -> None:
     assert ("ValueError: no" in said) == ("ValueError" in line)
 
 
+def test_what_is_left_for_the_end_is_done(begin) -> None:
+    child, said = begin(
+        "tidies",
+        "import atexit, threading",
+        "atexit.register(print, 'tidied up')",
+        "threading.Thread(target=lambda: (time.sleep(0.2), print('was awaited'))).start()",
+        "sys.exit(300)",
+    )
+    assert child.wait(30) == 300 % 256
+    assert said == ["was awaited", "tidied up"]
+
+
 def test_draws_of_the_global_generators_differ(begin) -> None:
     lines = ("print(np.random.random(), random.random())", "return 0")
     children = [begin(f"draws{k}", *lines) for k in range(3)]
