@@ -97,7 +97,8 @@ def train(
             given vector environment that can't be copied has no evaluations during training, and a
             warning says so.
         total_steps: agent decisions over all streams; None: the preset's, else 1,000,000.
-        run_dir: None: ``runs/ALGO-ENV-sSEED``; of a group, the folder of the folders ``sSEED``.
+        run_dir: None: ``runs/ALGO-ENV-sSEED``; with `seeds`, the folder that holds the folders
+            ``sSEED``.
         config: any other option, nested or by dotted name: ``{"learning_rate": 1e-3,
             "env.num_streams": 4}``.  ``eval.env.id``, the environment of the evaluations, may be
             everything that `env` may be except a vector environment.
@@ -114,7 +115,8 @@ def train(
             without one has to be given again to resume the run.
         cluster: ``auto`` or the address of a Ray cluster, on whose nodes the workers run.
         trust: whether any code that the run in `run_dir` names may be imported and called. False:
-            only code that is also given here, or any if this user made the run on this machine.
+            only code that is also given here, or any code if this user made the run on this
+            machine.
         overwrite: starts a new run if `run_dir` holds a run, whose folder is kept as
             ``RUN_DIR.old-1``, ``-2``, ...
         minutes: time of a new run, in place of `total_steps`: the speed is measured when it begins,

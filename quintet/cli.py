@@ -317,7 +317,7 @@ def _bench(arguments: list[str]) -> int:
 
 
 def _later(module: str, arguments: list[str]) -> int:
-    """Runs a command whose module is imported when it is given."""
+    """Runs a command; its module is imported only then."""
     return int(import_module(f"quintet.commands.{module}").main(arguments))
 
 

@@ -161,7 +161,7 @@ class Actor(Protocol):
         """The state at a restart, leaves ``[B, ...]``; `act` resets it at ``is_first``.
 
         At ``is_first`` a perturbed actor also makes private weights from the published weights and
-        a seed in the noise, and keeps them until the next start; not without noise.
+        a seed in the noise, and keeps them until the next start; without noise it makes none.
         """
         ...
 

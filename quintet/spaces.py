@@ -385,8 +385,8 @@ def for_networks(data: Any) -> Any:
 
 
 def other_spaces(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The spaces described by `to_json` (``observation_space``, ``action_space``) that differ for a
-    network, by "observation space" and "action space". Names and order of leaves matter; bounds of
+    """Both forms of each space described by `to_json` (``observation_space``, ``action_space``) that
+    differs for a network, by "observation space" and "action space".  Names and order of leaves matter; bounds of
     observations and float64 don't.
     """
     differ = {}

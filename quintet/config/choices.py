@@ -35,7 +35,7 @@ _TRIES = 100  # of each action in the whole budget
 class Doubt(NamedTuple):
     """A doubtful choice.
 
-    choice: which one, a word for programs.
+    choice: name of the choice, for programs.
     said: a sentence with its evidence.
     option: the way to make another choice.
     """

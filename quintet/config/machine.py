@@ -181,8 +181,8 @@ def _resolve_device(runtime: RuntimeConfig, pictures: bool) -> str:
 
 
 def tensors_device(runtime: RuntimeConfig) -> str:
-    """Device of environments whose tensors stay on it, if they can choose: the learner's; auto: a
-    CUDA GPU if there is one.
+    """Device of environments whose tensors stay on their device, if they can choose it: the
+    learner's; for auto a CUDA GPU if there is one.
     """
     if runtime.device != "auto":
         return _resolve_device(runtime, pictures=False)

@@ -33,7 +33,7 @@ class Play:
     action: ``[T, B, m]``, choices one-hot.
     reward: raw.
     valid: rows whose action was executed.
-    held: streams whose random actions were often repeated, which reach more.
+    held: streams whose random actions were often repeated, so that they reach more.
     bad: first NaN or infinity, as text; the rows end before it.
     """
 

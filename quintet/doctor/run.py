@@ -145,7 +145,7 @@ def _spaces(run: RunSummary) -> Spaces | None:
 def _usual(
     run: RunSummary, algo: str, spaces: Spaces | None
 ) -> tuple[Mapping[str, Any], frozenset[str]]:
-    """The options of the preset and the defaults, and the names of the preset's."""
+    """The options of the preset and the defaults, and the names of those that the preset sets."""
     tuned = frozenset[str]()
     values = {
         name: info.get_default(call_default_factory=True)

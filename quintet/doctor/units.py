@@ -23,7 +23,7 @@ _LEAST, _MANY = 0.5, 0.9  # shares of dead units
 
 
 def dead_units(folder: Path) -> Finding | None:
-    """A finding about the newest policy of a run; None too where it can't be loaded without
+    """A finding about the newest policy of a run; also None where it can't be loaded without
     running code that the folder names."""
     try:
         found = units(load(folder))

@@ -75,8 +75,8 @@ class FixedShape(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class _Fixed(NamedTuple):
-    """A space in fixed shapes, and the function that brings an observation into them, or returns it
-    as it is where it is not as declared.
+    """A space in fixed shapes, and the function that converts its observations; it returns an
+    observation unchanged that is not as declared.
     """
 
     space: Space

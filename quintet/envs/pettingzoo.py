@@ -3,8 +3,8 @@
 A game has one stream for each of its possible agents, in their order; games are stepped one after
 another.  An agent that acts has ordinary rows.  Where it is absent - from its own ending until the
 next game begins, or before it joins a game - its rows are not valid and repeat its last
-observation, or, before the first one, zeros within the space's bounds; the last of them has the
-observation with which it comes in.  So each agent's presence in a game is an episode.
+observation, or, before the first one, zeros within the space's bounds; the last of these rows has
+the observation with which the agent comes in.  So each agent's presence in a game is an episode.
 
 In games of the AEC API agents act in turn: the selected agent acts while the others are absent, see
 `EnvDescription.turns`.  Rewards before an agent's first decision count for that decision; a game in

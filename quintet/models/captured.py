@@ -244,7 +244,7 @@ def stream_of(device: torch.device) -> int:
 
 
 def record(run: Callable[[], R], turn: _Turn) -> tuple[Callable[[], None], R]:
-    """Captures what `run` launches, after some calls; the tensors that it reads are left changed.
+    """Captures what `run` launches, after warm-up calls; tensors that it changes are left changed.
 
     Returns: a function that launches it again, and the result, whose tensors it writes to.
     """

@@ -300,8 +300,8 @@ def _processes(load: Load) -> Iterator[_Block]:
 
 
 def _nodes(view: View) -> Iterator[_Block]:
-    """A line for each node of a cluster; of many nodes a line for all, and the one that is waited
-    for.
+    """A line for each node of a cluster; with many nodes one line for all, and the node that others
+    wait for.
     """
     nodes = by_node(view.report)
     waits = {index: own["waiting_frac"] for index, own in nodes.items() if "waiting_frac" in own}

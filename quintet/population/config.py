@@ -90,7 +90,8 @@ class PopulationConfig(Options):
         return self.size > 1
 
     def start(self, budget: int) -> int:
-        """env_steps of a policy before its first consideration; budget: of all policies."""
+        """env_steps of a policy before its first consideration; budget: env_steps of all
+        policies."""
         given = self.start_env_steps
         return budget // self.size // 10 if given is None else given
 

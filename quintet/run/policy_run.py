@@ -346,7 +346,8 @@ def objectives(policies: Sequence[PolicyRun]) -> list[float | None]:
 
 
 def _require_alike(path: Path, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Refuses saved values of a learner of other types than its own; KeyError if one is missing."""
+    """Refuses saved values of a learner whose types differ from its own; KeyError if one is
+    missing."""
     for name, now in own.items():
         was = saved[name]
         if type(was) is not type(now) and (now is not None or isinstance(was, str)):

@@ -51,7 +51,7 @@ class Population:
         self, batch: Batch, policies: Sequence[PolicyRun], of_run: int, say: Callable[[str], None]
     ) -> bool:
         """Considers the policy that has just learned, if it is time and its objective is new;
-        whether it was replaced.
+        returns whether it was replaced.
 
         of_run: env_steps of all policies.
         """

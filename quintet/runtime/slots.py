@@ -97,7 +97,7 @@ def slot_specs(rows: RowSpecs, plan: DataPlan, num_streams: int) -> dict[str, Te
 
 
 def zeros(specs: Mapping[str, TensorSpec], page_locked: bool = False) -> dict[str, Tensor]:
-    """Zeroed memory of this process; page-locked memory is what a GPU copies from by itself."""
+    """Zeroed memory of this process; from page-locked memory a GPU copies by itself."""
     return {
         name: torch.zeros(spec.shape, dtype=spec.dtype, pin_memory=page_locked)
         for name, spec in specs.items()

@@ -13,7 +13,7 @@ from quintet.system.transfer import fetched, page_locked, sent_all
 from quintet.types import ActOutput, Obs, Publication, State, TensorSpec
 
 _LARGE = 2**18
-"""Bytes from which a copy of its own takes the host less time than a copy into the block."""
+"""Size in bytes from which a separate copy takes the host less time than a copy into the block."""
 
 
 @final

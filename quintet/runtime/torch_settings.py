@@ -111,7 +111,7 @@ def torch_settings(threads: int, device: str, gpu: GpuMath) -> Iterator[None]:
 
 
 def _gpu_settings() -> Callable[[], None]:
-    """A function that sets PyTorch for GPUs as it is now."""
+    """A function that restores PyTorch's present settings for GPUs."""
     cudnn: Any = torch.backends.cudnn
     before = cudnn.deterministic, cudnn.benchmark
     algorithms = (
@@ -138,7 +138,7 @@ def _gpu_settings() -> Callable[[], None]:
 
 
 def _tf32_settings() -> Callable[[], None]:
-    """A function that sets TF32 as it is now."""
+    """A function that restores TF32's present setting."""
     cudnn: Any = torch.backends.cudnn
     matmul: Any = torch.backends.cuda.matmul
     try:
@@ -234,7 +234,7 @@ def _make_plain(ends: ExitStack) -> None:
 
 
 def _leave_modes(ends: ExitStack) -> None:
-    """Leaves the caller's modes, until `ends`."""
+    """Leaves the caller's inference mode, gradient mode and autocast, until `ends`."""
     ends.enter_context(torch.inference_mode(False))
     ends.enter_context(torch.enable_grad())
     for device in ("cpu", "cuda"):

@@ -19,7 +19,8 @@ class Asked:
     minutes: time after which no further trials begin.
     jobs: number of trials at the same time.
     search: see `quintet.sweep.space.given`; empty: the options that populations tune by default.
-    metric: name of the score; None: the mean return of evaluations, without these of training.
+    metric: name of the score; None: the mean return of evaluations, or of training if there are
+        none.
     best, seeds_of_best: number of trials that are trained again, and of the seeds for each.
     layers: options of all trials, of the ``--config`` files and the command line.
     trust: whether code that the trials' folders name may be imported.

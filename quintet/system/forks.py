@@ -28,7 +28,8 @@ def watch() -> None:
 
 
 def leave(what: str) -> None:
-    """Ends this child of the code of `what`, with the status of a sys.exit() that is under way."""
+    """Ends this child, which the code of `what` forked, with the status of a sys.exit() under
+    way."""
     error = sys.exception()
     if error is not None and error.__cause__ is not None:
         error = error.__cause__

@@ -108,7 +108,7 @@ class Link:
             self.bytes_in += count
 
     def close(self) -> None:
-        """Ends the connection; who receives or sends gets an error."""
+        """Ends the connection; whoever receives or sends gets an error."""
         self._outbox.put(None)
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -25,7 +25,8 @@ class Choice(Checked):
 
 
 class Record(Checked):
-    """env_steps: trained at its end; None: it runs, or was killed. error: error that ended it.
+    """env_steps: number trained at its end; None: it still runs, or was killed. error: error that
+    ended it.
     sources: source of each option's value when it was set.  choices: those that are doubtful.
     """
 

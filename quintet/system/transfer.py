@@ -1,5 +1,5 @@
-"""Copies between the CPU and a GPU: the host never waits for copies to the GPU, and once for a copy
-from it.
+"""Copies between the CPU and a GPU: the host never waits for copies to the GPU, and waits once for
+a copy from it.
 
 A copy to a GPU blocks the host unless its source is page-locked, and every copy costs some
 microseconds, however small it is.  So many tensors travel as one block of bytes, cut into views.
@@ -115,7 +115,8 @@ def fetched(tensors: Mapping[K, Tensor]) -> Mapping[K, Tensor]:
 
 
 def _locked(tensors: Sequence[Tensor]) -> list[int]:
-    """Indices of the tensors that are all the views of one block of `page_locked`, in order."""
+    """Indices of the tensors, in order, that together are all views of one block of
+    `page_locked`."""
     if not tensors[0].is_pinned():
         return []
     memory = tensors[0].untyped_storage()

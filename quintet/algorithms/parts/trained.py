@@ -448,8 +448,9 @@ class Trained(Generic[B, K]):
         return self._tensors.read(but=self._only_learning)
 
     def published(self, also: Mapping[str, Tensor] = _NOTHING) -> dict[str, Tensor]:
-        """The same and `also`; on a GPU with actors on the CPU as copies there.  Folds on a GPU,
-        which is waited for once, and not again until one of the tensors has changed.
+        """The same and `also`; with a learner on a GPU and actors on the CPU, as copies on the CPU.
+        Folds on a GPU, which is waited for once, and not again until one of the tensors has
+        changed.
 
         Raises:
             NonFiniteError: a parameter is not finite; on a GPU also for the reasons of `fold`.

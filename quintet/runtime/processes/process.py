@@ -53,7 +53,7 @@ def prepare() -> None:
 
 
 IMPORTING, MAKING, COMPILING = -3, -2, -1
-"""Values of a process's row before its first row, in place of a number from 0 on."""
+"""Values of a process's row number before its first row, which is row 0."""
 
 
 def pickled(work: object, refusal: str, instead: str) -> bytes:
