@@ -385,9 +385,9 @@ def for_networks(data: Any) -> Any:
 
 
 def other_spaces(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Both forms of each space described by `to_json` (``observation_space``, ``action_space``) that
-    differs for a network, by "observation space" and "action space".  Names and order of leaves matter; bounds of
-    observations and float64 don't.
+    """Spaces described by `to_json` (``observation_space``, ``action_space``) that differ for a
+    network, both forms of each, by "observation space" and "action space".  Names and order of
+    leaves matter; bounds of observations and float64 don't.
     """
     differ = {}
     for name in ("observation_space", "action_space"):

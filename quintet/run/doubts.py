@@ -1,4 +1,4 @@
-"""Why a run may not learn, said once: doubtful choices, and what the doctor finds meanwhile."""
+"""Reasons why a run may not learn, each said once: doubtful choices, and findings of the doctor."""
 
 from collections.abc import Mapping
 from typing import final
