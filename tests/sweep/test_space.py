@@ -77,7 +77,7 @@ def test_lists_are_choices_too(config: RunConfig, tmp_path: Path) -> None:
         ("learning_rat=1..2", "did you mean 'learning_rate'"),
         ("seed=1,2", "same in all trials"),
         ("eval.episodes=1,2", "same in all trials"),
-        ("learning_rate=1..0", "the lower first"),
+        ("learning_rate=1..0", "with LOW below HIGH"),
         ("learning_rate=0..1:log", "above 0 with :log"),
         ("learning_rate=1e-3", "at least two different values"),
         ("learning_rate=-1..1", "values that the option takes, got -1"),
