@@ -10,6 +10,7 @@ from quintet.doctor.curves import RunSeen
 from quintet.doctor.finding import Finding
 from quintet.observe.run_summary import text
 from quintet.options import about
+from quintet.system.files import is_number
 
 _FAR = 0.65  # decades
 _PARTS = ("model.", "env.reward_clip", "env.frame_stack")
@@ -56,9 +57,7 @@ def decades(name: str, value: Any, usual: Any, near_1: bool) -> float | None:
 
 def number(value: Any) -> float | None:
     """An option's value as a finite number; None: it is not a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > LARGEST:
-        return None
-    return float(value) if math.isfinite(value) else None
+    return float(value) if is_number(value) and abs(value) <= LARGEST else None
 
 
 def _size(layers: Sequence[Any]) -> float:
