@@ -193,10 +193,7 @@ class Idle(NamedTuple):
 
 
 def idle(
-    options: BaseModel,
-    facts: Facts,
-    prefix: str = "",
-    others: Mapping[str, Needs] | None = None,
+    options: BaseModel, facts: Facts, prefix: str = "", others: Mapping[str, Needs] | None = None
 ) -> dict[str, Idle]:
     """Options of one part that have no effect, whatever their value: because their condition is not
     met, or because another option of the part has no effect.

@@ -118,11 +118,7 @@ def run(work: Work, options: Layer) -> dict[str, Any]:
     )
     return record | {
         "limit_env_steps_per_s": bare.env_steps_per_s,
-        "limit_us_per_env_step": {
-            "env": bare.env_us,
-            "act": bare.act_us,
-            "update": bare.update_us,
-        },
+        "limit_us_per_env_step": {"env": bare.env_us, "act": bare.act_us, "update": bare.update_us},
         "load_average": os.getloadavg(),
         "commit": revision_of(Path(__file__)),
     }
@@ -150,10 +146,7 @@ def train(
 
 
 def _train(
-    work: Work,
-    config: RunConfig,
-    source: Source,
-    on_iteration: Callable[[float, int], None] | None,
+    work: Work, config: RunConfig, source: Source, on_iteration: Callable[[float, int], None] | None
 ) -> Stopwatch:
     timer, counters = PhaseTimer(), loop.Counters()
     learner = make_learner(config, source.spaces)

@@ -207,10 +207,7 @@ class Nodes:
         with self._lock:
             for name, x in weights.publication.tensors.items():
                 x.copy_(tensors[name])
-            posted = (
-                Published(policy, publication.version),
-                [memoryview(weights.bytes.tobytes())],
-            )
+            posted = (Published(policy, publication.version), [memoryview(weights.bytes.tobytes())])
             self._published[policy] = posted
             self._published_s[policy, publication.version] = time.monotonic()
             while len(self._published_s) > 1_000:

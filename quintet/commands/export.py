@@ -40,8 +40,7 @@ def _export(
         str | None, arg(help="environment to play in, if not the one of training")
     ] = None,
     tolerance: Annotated[
-        float,
-        arg(help="largest difference of outputs, relative for numbers above 1; at most 1e-3"),
+        float, arg(help="largest difference of outputs, relative for numbers above 1; at most 1e-3")
     ] = 1e-5,
     encoder: Annotated[
         str | None,

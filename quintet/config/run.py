@@ -161,10 +161,7 @@ AUTOMATIC: dict[str, Any] = {
 }
 """Options that are resolved when a run begins, and their automatic value."""
 
-OF_OLDER_RUNS: dict[str, Any] = {
-    "env.observation_dtype": "float32",
-    "runtime.inference": "local",
-}
+OF_OLDER_RUNS: dict[str, Any] = {"env.observation_dtype": "float32", "runtime.inference": "local"}
 """Values of newer options in runs that are older than the options, if not the defaults."""
 
 MAY_CHANGE_ON_RESUME = (

@@ -15,14 +15,7 @@ from quintet.envs.make import make_group_env
 from quintet.envs.observation_dtype import with_observation_dtype
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.reward_shaping import declared_by
-from quintet.envs.vector import (
-    Array,
-    EnvDescription,
-    StepRow,
-    VectorEnv,
-    check_finite,
-    coarse,
-)
+from quintet.envs.vector import Array, EnvDescription, StepRow, VectorEnv, check_finite, coarse
 from quintet.errors import EnvironmentFault
 from quintet.spaces import observation_leaves
 from quintet.system.user_code import no_exit

@@ -25,13 +25,7 @@ from torch import Tensor
 from quintet.envs.adapted import stated_autoreset
 from quintet.envs.other_apis import Unfit, require_spaces, step_parts
 from quintet.envs.success import key_of
-from quintet.envs.tensor import (
-    GymTensors,
-    RslTensors,
-    TensorStep,
-    TensorVectorEnv,
-    bare,
-)
+from quintet.envs.tensor import GymTensors, RslTensors, TensorStep, TensorVectorEnv, bare
 from quintet.envs.vector import EnvDescription
 from quintet.errors import ConfigError
 from quintet.spaces import Keys, Space, leaf_keys, stored_spaces

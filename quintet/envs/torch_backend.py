@@ -26,9 +26,5 @@ def _make(env: "ResolvedEnv", group: Group) -> "HostedEnv":
 
 
 BACKEND = Backend(
-    title="PyTorch",
-    make=_make,
-    ids=lambda: _MAKERS,
-    knows=_MAKERS.__contains__,
-    on_device=True,
+    title="PyTorch", make=_make, ids=lambda: _MAKERS, knows=_MAKERS.__contains__, on_device=True
 )

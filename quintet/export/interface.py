@@ -14,11 +14,7 @@ FORMAT_VERSION: Literal[1] = 1
 
 Format = Literal["onnx", "torch", "numpy"]
 
-PROGRAMS: dict[Format, str] = {
-    "onnx": "policy.onnx",
-    "torch": "policy.pt2",
-    "numpy": "policy.npz",
-}
+PROGRAMS: dict[Format, str] = {"onnx": "policy.onnx", "torch": "policy.pt2", "numpy": "policy.npz"}
 """The file of the program, by format."""
 
 Role = Literal[

@@ -7,13 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.errors import ConfigError
-from quintet.models.config import (
-    Init,
-    ModelConfig,
-    critic_leaves,
-    encoded_leaves,
-    picture_options,
-)
+from quintet.models.config import Init, ModelConfig, critic_leaves, encoded_leaves, picture_options
 from quintet.models.encoders import Cnn, Encoder, Mlp, encoded_parts
 from quintet.models.flat import strip_prefix
 from quintet.models.heads import PolicyHead, action_family
@@ -174,10 +168,7 @@ class Trunk:
 
 
 def make_trunks(
-    spaces: Spaces,
-    config: ModelConfig,
-    generator: torch.Generator | None,
-    precision: Precision,
+    spaces: Spaces, config: ModelConfig, generator: torch.Generator | None, precision: Precision
 ) -> tuple[Trunk, Trunk]:
     """The policy's trunk and the value function's; with `shared_torso` both are the same object,
     else the value function's alone reads `critic_leaves`.

@@ -7,9 +7,7 @@ _RESAMPLES = 2000
 _BAND = (2.5, 97.5)
 
 
-def bootstrap_band(
-    curves: NDArray[np.float64],
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def bootstrap_band(curves: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Lower and upper end ``[N]`` of the 95% bootstrap interval of the mean of `curves` ``[S, N]``.
 
     Whole runs are drawn with replacement, the same in every call.

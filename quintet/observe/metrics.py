@@ -76,8 +76,7 @@ OF_RUNS: Mapping[str, Metric] = {
     ),
     "data/executed_env_steps": Metric(_STEPS, "all steps of environments, learned from or not"),
     "data/discarded_env_steps": Metric(
-        _STEPS,
-        "executed steps never learned from: too old, past the budget, or lost in a restart",
+        _STEPS, "executed steps never learned from: too old, past the budget, or lost in a restart"
     ),
     "data/worker_restarts": Metric("restarts", "sampler processes replaced since the start"),
     "population/objective": Metric("1", "objective by which a population ranks policies"),
@@ -122,8 +121,7 @@ OF_LEARNERS: Mapping[str, Metric] = {
     "policy/entropy_min": Metric("nats", "lowest entropy of the policy in a row"),
     "policy/entropy_max": Metric("nats", "highest entropy of the policy in a row"),
     "policy/logp_abs_max": Metric(
-        "nats",
-        "largest |log-probability| of an allowed option, or executed continuous action",
+        "nats", "largest |log-probability| of an allowed option, or executed continuous action"
     ),
     "policy/rho_clip_frac": Metric("1", "share of ratios that V-trace's errors or the policy clip"),
     "policy/c_clip_frac": Metric("1", "share of ratios that V-trace's or Retrace's traces clip"),

@@ -23,12 +23,7 @@ from quintet.system.inside import holder_of, require_own
 
 State = Literal["running", "finished", "interrupted", "failed", "damaged"]
 
-SCORES = (
-    "eval/success_rate",
-    "eval/return_mean",
-    "episode/success_rate",
-    "episode/return_mean",
-)
+SCORES = ("eval/success_rate", "eval/return_mean", "episode/success_rate", "episode/return_mean")
 """Metrics of which the first that a run has is its score."""
 
 _RUN_FILES = (run_record.FILE, JSONL_FILE, CSV_FILE)

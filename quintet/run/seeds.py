@@ -47,9 +47,7 @@ class SeedOutcome:
 
 
 def run_seeds(
-    loaded: Sequence[Loaded | Unusable],
-    jobs: int | None = None,
-    minutes: float | None = None,
+    loaded: Sequence[Loaded | Unusable], jobs: int | None = None, minutes: float | None = None
 ) -> list[SeedOutcome]:
     """Trains by several configurations that differ in their seed, each in a separate process, on
     this machine or on the nodes of a cluster.

@@ -352,11 +352,7 @@ class Delivery:
         queue.waiting = kept
 
     def batch(
-        self,
-        block: ColumnBlock,
-        policy: int,
-        env_steps_left: int,
-        begins_anew: BeginsAnew = never,
+        self, block: ColumnBlock, policy: int, env_steps_left: int, begins_anew: BeginsAnew = never
     ) -> Batch:
         """Makes a batch from the result of `take`; rows beyond the budget are masked.
 

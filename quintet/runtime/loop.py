@@ -283,10 +283,7 @@ def _cause(error: NonFiniteError, newest: Recent) -> Rollout:
 
 
 def _learn(
-    learner: Learner,
-    device: torch.device,
-    rollouts: Iterable[tuple[Rollout, int]],
-    newest: Recent,
+    learner: Learner, device: torch.device, rollouts: Iterable[tuple[Rollout, int]], newest: Recent
 ) -> None:
     """Updates the learner on its device with each of the rollouts, which are added to `newest`.
 

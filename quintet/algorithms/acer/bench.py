@@ -63,10 +63,7 @@ class ACERWork(Work):
 
     def options(self) -> dict[str, Any]:
         """No decay of the learning rate."""
-        region = {
-            "trust_region_delta": self.trust_region_delta,
-            "tau": self.tau,
-        }
+        region = {"trust_region_delta": self.trust_region_delta, "tau": self.tau}
         return super().options() | {
             "model.shared_torso": self.shared_torso,
             "unroll_steps": self.rollout,

@@ -59,12 +59,7 @@ from quintet.algorithms.parts.options import refuse_aux_losses
 from quintet.algorithms.parts.schedule import find_schedule
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.statistics import Statistics
-from quintet.algorithms.parts.trained import (
-    AVERAGE,
-    Parameters,
-    Trained,
-    knobs_of,
-)
+from quintet.algorithms.parts.trained import AVERAGE, Parameters, Trained, knobs_of
 from quintet.algorithms.parts.unrolls import Unrolls, unrolls_of
 from quintet.models.config import ModelConfig
 from quintet.models.encoders import Cnn

@@ -7,9 +7,7 @@ from quintet.algorithms.parts.options import reward_divisor, reward_scaling
 from quintet.algorithms.registry import Algorithm, Late
 from quintet.observe.metrics import Metric
 
-OWN_METRICS = {
-    "loss/aux/": Metric("1", "an auxiliary loss term"),
-}
+OWN_METRICS = {"loss/aux/": Metric("1", "an auxiliary loss term")}
 
 ENTRY = Algorithm(
     config=config.ImpalaConfig,

@@ -20,12 +20,7 @@ LOSSES = ("loss/policy", "loss/value", "loss/entropy")
 
 AUX = "loss/aux/"
 
-METRICS = (
-    *diagnostics.METRICS,
-    *off_policy.METRICS,
-    *looks.VALUE_CHANGES,
-    "loss/total_abs",
-)
+METRICS = (*diagnostics.METRICS, *off_policy.METRICS, *looks.VALUE_CHANGES, "loss/total_abs")
 """All metrics but the learner's own."""
 
 

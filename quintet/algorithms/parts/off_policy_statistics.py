@@ -10,12 +10,7 @@ from torch import Tensor
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.ops import policy_losses
 
-METRICS = (
-    "policy/ratio_min",
-    "policy/ratio_max",
-    "policy/rho_clip_frac",
-    "policy/c_clip_frac",
-)
+METRICS = ("policy/ratio_min", "policy/ratio_max", "policy/rho_clip_frac", "policy/c_clip_frac")
 """The metrics of `statistics` in addition to those of all learners."""
 
 _TARGET, _ERROR, _ADVANTAGE = "value/target_mean", "value/error_mean", "advantage/mean"

@@ -15,12 +15,7 @@ from torch import Tensor
 
 from quintet.errors import ConfigError, LearnerFault, QuintetError
 from quintet.protocols import DataPlan, Learner, Ranks
-from quintet.runtime.parallel.ranks import (
-    LOOK_EVERY_S,
-    PeerGone,
-    RankGroup,
-    host_store,
-)
+from quintet.runtime.parallel.ranks import LOOK_EVERY_S, PeerGone, RankGroup, host_store
 from quintet.runtime.processes import messages
 from quintet.runtime.processes.arena import Arena, prefixed
 from quintet.runtime.processes.process import (

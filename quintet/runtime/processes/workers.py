@@ -20,15 +20,7 @@ from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PHASES
 from quintet.runtime.processes import messages
 from quintet.runtime.processes.arena import Arena
-from quintet.runtime.processes.grants import (
-    SERVER,
-    Asking,
-    Died,
-    Event,
-    Grants,
-    Lost,
-    Sampler,
-)
+from quintet.runtime.processes.grants import SERVER, Asking, Died, Event, Grants, Lost, Sampler
 from quintet.runtime.processes.messages import Line, Place, Work, WorkerSpec
 from quintet.runtime.processes.params import Board, board_specs
 from quintet.runtime.processes.process import (
