@@ -33,7 +33,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector import VectorEnv as GymVectorEnv
 from numpy.typing import NDArray
 
-from quintet.envs import other_apis
+from quintet.envs import atari, other_apis
 from quintet.envs.backends import Group
 from quintet.envs.gymnasium import Leaf, close_all, leaf_of, read_leaf, steps_per_s
 from quintet.envs.other_apis import Unfit, fault_of, step_parts
@@ -88,6 +88,7 @@ class AdaptedVectorEnv:
         other_apis.require_spaces(env, env_id, "single_")
         self._mode = _autoreset_mode(env, env_id)
         _refuse_partial_batches(env, env_id)
+        atari.refuse_endless_resets(env, self._mode, env_id)
         self._leaves = [
             leaf_of(path, *found) for path, found in leaf_keys(env.single_observation_space).items()
         ]

@@ -21,9 +21,11 @@ import difflib
 import importlib.util
 import re
 from collections.abc import Mapping
+from importlib import metadata
 from typing import Any, Literal, final
 
 import gymnasium
+from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import AtariPreprocessing, TimeLimit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -101,6 +103,21 @@ def game_of(env_id: str) -> str:
 def is_ales(env_id: str) -> bool:
     """Whether ale-py registered the id, which it does when it is imported."""
     return str(gymnasium.registry[env_id].entry_point).startswith("ale_py")
+
+
+def refuse_endless_resets(env: Any, mode: AutoresetMode, env_id: str) -> None:
+    """Raises ConfigError for a vector environment of ale-py 0.12.0 whose streams are reset one by
+    one: it waits for the observations of all of them, for ever.
+    """
+    if mode == AutoresetMode.NEXT_STEP or env.num_envs == 1:
+        return
+    if not type(env.unwrapped).__module__.startswith("ale_py"):
+        return
+    if metadata.version("ale-py") == "0.12.0":
+        raise ConfigError(
+            f"{env_id}: a vector environment of ale-py 0.12.0 must have "
+            f"autoreset_mode=AutoresetMode.NEXT_STEP, got {mode.name}: install ale-py 0.12.1 or later"
+        )
 
 
 def hint(env_id: str) -> str:
