@@ -28,6 +28,8 @@ PACKAGES: dict[Format, tuple[str, ...]] = {
 """Packages, beside PyTorch and NumPy, that make and play a program."""
 
 _BATCH = "batch"
+_MOST_ROWS = 2**31
+"""More than memory holds; PyTorch 2.7 can't trace a slice of a dimension without a bound."""
 _SAMPLES = 3
 """Rows of the observations with which a policy is traced: not 1, which PyTorch takes for fixed."""
 
@@ -38,7 +40,7 @@ def traced(whole: WholePolicy) -> torch.export.ExportedProgram:
         torch.from_numpy(port.zeros(_SAMPLES)).fill_(port.role == "action_mask")
         for port in whole.inputs
     )
-    batch = torch.export.Dim(_BATCH, min=1)
+    batch = torch.export.Dim(_BATCH, min=1, max=_MOST_ROWS)
     try:
         with _quiet(), torch.no_grad():
             return torch.export.export(
@@ -48,8 +50,22 @@ def traced(whole: WholePolicy) -> torch.export.ExportedProgram:
         raise _cannot("torch.export", fault) from fault
 
 
+def _without_writes_to_copies(program: torch.export.ExportedProgram) -> None:
+    """Makes arithmetic in place on what `Tensor.to` gave, which nothing else reads, arithmetic out
+    of place: PyTorch 2.7 refuses to translate it.
+    """
+    aten = torch.ops.aten
+    others = {aten.mul_.Tensor: aten.mul.Tensor, aten.sub_.Tensor: aten.sub.Tensor}
+    for node in program.graph.nodes:
+        if node.target in others and node.args[0].target is aten.to.dtype:
+            if len(node.args[0].users) == 1:
+                node.target = others[node.target]
+    program.graph_module.recompile()
+
+
 def onnx_program(program: torch.export.ExportedProgram, whole: WholePolicy) -> bytes:
     """A model of ONNX with its weights; raises ExportError where that is impossible."""
+    _without_writes_to_copies(program)
     try:
         with _quiet():
             made = torch.onnx.export(
@@ -191,7 +207,7 @@ def numpy_program(onnx_model: bytes) -> bytes:
     program = {kind: [each.name for each in ports] for kind, ports in names.items()}
     text = json.dumps({**program, "nodes": nodes}).encode()
     file = io.BytesIO()
-    np.savez(file, allow_pickle=False, program=np.frombuffer(text, np.uint8), **arrays)
+    np.savez(file, program=np.frombuffer(text, np.uint8), **arrays)
     return file.getvalue()
 
 

@@ -65,7 +65,7 @@ class Steps:
             source = {"in": self.inputs, "greedy": self.greedy, "sampled": self.sampled}[kind]
             arrays[name] = source[port.name][:: STATE_EVERY if port.role == "next_state" else 1]
         file = io.BytesIO()
-        np.savez_compressed(file, allow_pickle=False, **arrays)
+        np.savez_compressed(file, **arrays)
         return file.getvalue()
 
 
