@@ -74,7 +74,7 @@ def test_an_id_of_another_version_is_answered_with_the_known_ones():
     for unknown in ("Taxi-v12", "Taxi"):
         with pytest.raises(ConfigError, match=rf"it knows {taxi[0]}, Taxi-v3 of that name"):
             resolve_backend(unknown)
-    with pytest.raises(ConfigError, match=r"it knows Taxi-v3 of that name; see"):
+    with pytest.raises(ConfigError, match=r"it knows (Taxi-v4, )?Taxi-v3 of that name; see"):
         resolve_backend("Taxi-v12", "envpool")
 
 
@@ -92,8 +92,9 @@ def test_an_argument_that_only_gymnasium_has_is_told_with_the_backend():
         r"\['is_slippery'\]; use --env.backend gymnasium; known",
     ):  # fmt: skip
         make_vector_env("FrozenLake-v1", kwargs={"is_slippery": False})
-    with pytest.raises(ConfigError, match=r"--env.backend gymnasium --env Taxi-v\d; known"):
-        make_vector_env("Taxi-v3", kwargs={"is_rainy": True})
+    if ("Taxi-v4", "envpool") not in list_envs("Taxi"):  # EnvPool 1.2.7 has the argument too
+        with pytest.raises(ConfigError, match=r"--env.backend gymnasium --env Taxi-v\d; known"):
+            make_vector_env("Taxi-v3", kwargs={"is_rainy": True})
     with pytest.raises(ConfigError, match=r"'sise': did you mean \['size'\]\?; known"):
         make_vector_env("FrozenLake-v1", kwargs={"sise": 8})
 
