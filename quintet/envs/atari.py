@@ -115,8 +115,8 @@ def refuse_endless_resets(env: Any, mode: AutoresetMode, env_id: str) -> None:
         return
     if metadata.version("ale-py") == "0.12.0":
         raise ConfigError(
-            f"{env_id}: a vector environment of ale-py 0.12.0 must have "
-            f"autoreset_mode=AutoresetMode.NEXT_STEP, got {mode.name}: install ale-py 0.12.1 or later"
+            f"{env_id}: a vector environment of ale-py 0.12.0 must have autoreset_mode="
+            f"AutoresetMode.NEXT_STEP, got {mode.name}: install ale-py 0.12.1 or later"
         )
 
 

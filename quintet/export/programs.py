@@ -57,9 +57,13 @@ def _without_writes_to_copies(program: torch.export.ExportedProgram) -> None:
     aten = torch.ops.aten
     others = {aten.mul_.Tensor: aten.mul.Tensor, aten.sub_.Tensor: aten.sub.Tensor}
     for node in program.graph.nodes:
-        if node.target in others and node.args[0].target is aten.to.dtype:
-            if len(node.args[0].users) == 1:
-                node.target = others[node.target]
+        copy = node.args[0] if node.target in others else None
+        if (
+            isinstance(copy, torch.fx.Node)
+            and copy.target is aten.to.dtype
+            and len(copy.users) == 1
+        ):
+            node.target = others[node.target]
     program.graph_module.recompile()
 
 
@@ -207,7 +211,8 @@ def numpy_program(onnx_model: bytes) -> bytes:
     program = {kind: [each.name for each in ports] for kind, ports in names.items()}
     text = json.dumps({**program, "nodes": nodes}).encode()
     file = io.BytesIO()
-    np.savez(file, program=np.frombuffer(text, np.uint8), **arrays)
+    members: dict[str, Any] = {"program": np.frombuffer(text, np.uint8), **arrays}
+    np.savez(file, **members)
     return file.getvalue()
 
 
