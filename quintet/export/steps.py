@@ -60,7 +60,7 @@ class Steps:
 
     def packed(self, interface: Interface) -> bytes:
         """The file's content, with every `STATE_EVERY`-th row of the states."""
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for name, port, kind, _ in _listed(interface, self.rows, self.streams):
             source = {"in": self.inputs, "greedy": self.greedy, "sampled": self.sampled}[kind]
             arrays[name] = source[port.name][:: STATE_EVERY if port.role == "next_state" else 1]
