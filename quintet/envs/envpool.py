@@ -100,7 +100,7 @@ def settle(env: object) -> dict[str, Any] | None:
     if is_pool(env):
         pool: Any = env
         env_id, kwargs, num_threads = describe_pool(pool)
-        says = {"id": env_id, "backend": "envpool", "kwargs": kwargs, "num_streams": pool.num_envs}
+        says = {"id": env_id, "backend": "envpool", "kwargs": kwargs, "num_streams": len(pool)}
         return says | ({"num_threads": num_threads} if num_threads else {})
     if isinstance(env, GymVectorEnv) and is_pool(env.unwrapped):
         raise ConfigError(

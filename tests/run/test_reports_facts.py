@@ -34,6 +34,8 @@ from quintet.system import compiler
 from quintet.system.compiler import compiler_fault
 from quintet.types import Spaces
 
+may_compile = pytest.mark.skipif(compiler.too_old() is not None, reason=f"{compiler.too_old()}")
+
 TOY = "quintet.envs.toy:EndlessPay"
 NUMBERS = Spaces(spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2))
 PICTURES = Spaces(spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(2))
@@ -99,6 +101,7 @@ def test_the_option_says_from_when_on_it_compiles() -> None:
     assert f"({machine.COMPILE_FROM_UPDATES_OF_PICTURES:,} on pictures)" in said
 
 
+@may_compile
 def test_the_compiler_is_what_cxx_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """And it must make a library with what PyTorch's code includes."""
     monkeypatch.delenv("CXX", raising=False)
@@ -133,6 +136,7 @@ def test_an_old_pytorch_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
         assert able or not machine.has_compiler()
 
 
+@may_compile
 def test_auto_goes_on_uncompiled_and_says_why(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("CXX", "/bin/false")
     monkeypatch.setattr(machine, "COMPILE_FROM_UPDATES", 1)
@@ -322,6 +326,7 @@ def test_learner_and_reports() -> None:
     assert found.eval_episodes == 7
 
 
+@may_compile
 @pytest.mark.parametrize(("option", "compiles"), [("auto", True), ("on", True), ("off", False)])
 def test_compiling_is_told_as_it_was_resolved(
     monkeypatch: pytest.MonkeyPatch, option: str, compiles: bool
