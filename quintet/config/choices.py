@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from gymnasium import spaces as gym_spaces
 
+from quintet.algorithms import registry
 from quintet.envs.evidence import Evidence
 from quintet.models.config import ModelConfig, encoded_leaves, picture_options, resolve_model
 from quintet.models.leaves import SMALL, is_grid_with_mission, normalized_leaves, small_pictures
@@ -63,6 +64,15 @@ class Learning:
     normalizes: bool = True
     scaling: str = ""
     divisor: float = 0.0
+
+    @classmethod
+    def of(cls, algo: str, options: Any) -> "Learning":
+        """Reads the options of this learner."""
+        gamma = getattr(options, "gamma", None)
+        normalizes = getattr(options, "normalize_observations", False)
+        record = registry.find(algo)
+        scaling, divisor = record.reward_scaling(options), record.reward_divisor(options)
+        return cls(gamma, normalizes, scaling, divisor)
 
 
 def before(model: ModelConfig, spaces: Spaces, total_env_steps: int | None) -> list[Doubt]:

@@ -7,7 +7,6 @@ from time import perf_counter
 
 import gymnasium
 
-from quintet.algorithms import registry
 from quintet.config import choices
 from quintet.config.choices import Learning
 from quintet.config.command import parse
@@ -145,13 +144,7 @@ def _made(env: ResolvedEnv) -> VectorEnv:
 def _doubts(loaded: Loaded, seen: Seen) -> list[choices.Doubt]:
     config, check = loaded.config, seen.check
     assert check is not None
-    learner, record = config.learner, registry.find(config.algo)
-    learning = Learning(
-        gamma=getattr(learner, "gamma", None),
-        normalizes=getattr(learner, "normalize_observations", False),
-        scaling=record.reward_scaling(learner),
-        divisor=record.reward_divisor(learner),
-    )
+    learning = Learning.of(config.algo, config.learner)
     share = config.total_env_steps // config.population.size
     found = choices.before(config.model, check.spaces, share)
     model = resolve_model(config.model, check.spaces)
@@ -177,12 +170,12 @@ def options_of(loaded: Loaded, words: str) -> Options:
     words: the typed options, for commands.
     """
     config = loaded.config
-    name = shlex.quote(config.env.id)
+    name, learning = shlex.quote(config.env.id), Learning.of(config.algo, config.learner)
     return Options(
         config.algo,
-        getattr(config.learner, "gamma", None),
+        learning.gamma,
         config.model.core != "none" or config.env.frame_stack > 1,
-        getattr(config.learner, "normalize_observations", False),
+        learning.normalizes,
         config.total_env_steps,
         f"quintet train {config.algo} --env {name}{words}",
         f"quintet check-env {name}",

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import final
 
-from quintet.algorithms import registry
 from quintet.config import choices
 from quintet.config.choices import Doubt, Learning
 from quintet.config.run import RunConfig
@@ -36,14 +35,7 @@ class Doubts:
         """config: resolved; asked: the network's options as they were given."""
         self.config, self.asked, self.spaces = config, asked, spaces
         self.said: list[str] = []
-        learner = config.learner
-        record = registry.find(config.algo)
-        self._learning = Learning(
-            gamma=getattr(learner, "gamma", None),
-            normalizes=getattr(learner, "normalize_observations", False),
-            scaling=record.reward_scaling(learner),
-            divisor=record.reward_divisor(learner),
-        )
+        self._learning = Learning.of(config.algo, config.learner)
         self._seen: Evidence | None = Evidence(spaces.observation)
         self._passed, self._next = 0, _FIRST_ROWS  # env_steps
         self._last = max(_LEAST_ROWS, int(_FRAC * config.total_env_steps))
