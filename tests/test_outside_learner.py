@@ -300,7 +300,9 @@ def test_broken_packages_do_not_stop_ppo(
     capsys.readouterr()
     assert main(["train", "broken", "--env", "CartPole-v1"]) == 2
     said = capsys.readouterr().err
-    assert "error: learner 'broken' must be importable, importing no_such_module:ENTRY of " in said
+    assert (
+        "error: learner 'broken' must be importable, but importing no_such_module:ENTRY of " in said
+    )
     assert len(said.splitlines()) == 1
 
 

@@ -46,7 +46,7 @@ def scores(x: Floats, y: Floats, group: NDArray[np.int64]) -> list[Score]:
 
 
 def residuals(x: Floats, y: Floats, group: NDArray[np.int64]) -> Floats:
-    """The rest of `y` ``[N, k]`` on held-out rows."""
+    """The unpredicted rest of `y` ``[N, k]`` on held-out rows."""
     return _folds(x, y, group)[0]
 
 

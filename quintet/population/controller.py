@@ -104,9 +104,9 @@ class Controller:
         values: list[Values] = saved["values"]
         sound = len(values) == len(self.values) == len(saved["considered"])
         if not sound or any(each.keys() != self.values[0].keys() for each in values):
-            raise ValueError("the values of its population are of other policies or options")
+            raise ValueError("the values of its population belong to other policies or options")
         if any(event["policy"] >= len(values) for event in saved["events"]):
-            raise ValueError("the events of its population are of other policies")
+            raise ValueError("the events of its population belong to other policies")
         self.values = [dict(each) for each in values]
         self.considered, self.events = list(saved["considered"]), list(saved["events"])
         self.rng.bit_generator.state = saved["generator"]

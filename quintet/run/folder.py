@@ -89,9 +89,8 @@ class RunFolder:
             yield place
         except OSError as fault:
             raise FileFault(
-                f"a run folder must be one that can be written, {fault.filename or self.path} "
-                f"can't be ({files.reason(fault)}): {files.advice(fault)}, or give another "
-                "--run-dir"
+                f"a run folder must be writable, {fault.filename or self.path} is not "
+                f"({files.reason(fault)}): {files.advice(fault)}, or give another --run-dir"
             ) from fault
 
     def check(self) -> None:

@@ -135,7 +135,7 @@ class Catalog(Generic[T]):
             from quintet.system.user_code import raised  # with Gymnasium
 
             raise ConfigError(
-                f"{self.noun} {name!r} must be importable, importing {points[0].value} of "
+                f"{self.noun} {name!r} must be importable, but importing {points[0].value} of "
                 f"{package} {raised(error)}: mend or uninstall {package}"
             ) from error
         if fault := self._fault(name, found, f"{points[0].value} of {package}"):

@@ -42,7 +42,7 @@ _MOST_CHARACTERS = 200
 @final
 @dataclass(frozen=True)
 class Call:
-    """A call by a configuration; `option`: by which its name is given again."""
+    """A call by a configuration; `option`: the option that can give its name again."""
 
     option: str
     name: str

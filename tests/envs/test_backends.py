@@ -73,7 +73,9 @@ def test_ids_of_a_package_come_after_ours(packages: Path, monkeypatch: pytest.Mo
         resolve_backend("Their-v1", "theirs")
     with pytest.raises(ConfigError, match="needs one of Theirs's ids; got the import string 'a:b'"):
         resolve_backend("a:b", "theirs")
-    with pytest.raises(ConfigError, match="environment backend 'lost' must be importable, import"):
+    with pytest.raises(
+        ConfigError, match="environment backend 'lost' must be importable, but import"
+    ):
         resolve_backend("CartPole-v1", "lost")
 
 

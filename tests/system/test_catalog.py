@@ -47,19 +47,19 @@ def test_names_are_read_without_an_import(catalog: Catalog[int], packages: Path)
         (
             "three = others:N",
             "import no_such_module\n",
-            "number 'three' must be importable, importing others:N of num-three 1.0 raised "
+            "number 'three' must be importable, but importing others:N of num-three 1.0 raised "
             "ModuleNotFoundError: No module named 'no_such_module' (",
         ),
         (
             "three = others:N",
             "raise SystemExit(3)\n",
-            "number 'three' must be importable, importing others:N of num-three 1.0 called "
+            "number 'three' must be importable, but importing others:N of num-three 1.0 called "
             "sys.exit(3) (",
         ),
         (
             "three = others:M",
             "N = 3\n",
-            "number 'three' must be importable, importing others:M of num-three 1.0 raised "
+            "number 'three' must be importable, but importing others:M of num-three 1.0 raised "
             "AttributeError: module 'others' has no attribute 'M'",
         ),
         (
