@@ -29,7 +29,7 @@ def _export(
     ] = None,
     out: Annotated[str | None, arg(help="new folder for the export", metavar="DIR")] = None,
     format: Annotated[
-        Format, arg(help="program; torch: of torch.export; numpy: only MLPs, LSTMs and GRUs")
+        Format, arg(help="onnx, torch (by torch.export), or numpy (MLPs, LSTMs and GRUs only)")
     ] = "onnx",
     checkpoint: Annotated[str, arg(help="best, latest, or a checkpoint's name or path")] = "latest",
     steps: Annotated[int, arg(help="env_steps that are recorded and compared")] = 10_000,

@@ -78,7 +78,7 @@ def check_name(path: Path, meta: Mapping[str, Any]) -> None:
     iteration = meta.get("iteration")
     if iteration is not None and iteration != int(path.name):
         raise CheckpointError(
-            f"{path} holds the checkpoint of iteration {iteration}: it must be named after it"
+            f"{path} holds the checkpoint of iteration {iteration}: it must be named after that"
         )
 
 

@@ -54,7 +54,7 @@ class Layout:
         assert replay is not None
         if replay.column_source == "per_stream" and replay.columns % num_streams:
             raise AssertionError(
-                f"{replay.columns} columns, as many of each of {num_streams} streams"
+                f"{replay.columns} columns, equally many from each of {num_streams} streams"
             )
         if replay.kind == "sequences" and replay.steps != plan.unroll_steps:
             raise AssertionError(f"sequences of {replay.steps} from unrolls of {plan.unroll_steps}")
