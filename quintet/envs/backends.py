@@ -67,7 +67,7 @@ class Backend:
     claims: whether it takes a maker of environments, named ``module:name``, where
         ``env.backend=auto``; None: it takes no makers.
     identify: returns the environment of an id that it knows.
-    needs: its input in words, if it takes no ids.
+    needs: description of its input, if it takes no ids.
     hint: a sentence for users who give an id that no backend knows, or "".
     install: the command that installs it.
     in_python: whether its environments are stepped in Python one after another.

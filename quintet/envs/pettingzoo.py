@@ -386,7 +386,7 @@ class ParallelVectorEnv:
 
 
 def in_turn(game: Any) -> Any:
-    """The game of the AEC API within PettingZoo's conversion to parallel; others as they are."""
+    """The game of the AEC API inside PettingZoo's conversion to parallel; other games unchanged."""
     converted = type(game).__name__ == "turn_based_aec_to_parallel_wrapper"
     return game.aec_env if converted and hasattr(game, "aec_env") else game
 

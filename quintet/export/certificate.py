@@ -84,7 +84,7 @@ def parsed(model: type[Held], data: bytes, file: Path) -> Held:
     if len(data) > _MOST_BYTES:
         raise ExportError(
             f"{file} must have at most {_MOST_BYTES:,} bytes, got {len(data):,}: give the "
-            "environment spaces with fewer bounds of their own"
+            "environment smaller spaces, or bounds that are equal in all dimensions"
         )
     try:
         held = files.parse_json(data)

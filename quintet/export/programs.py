@@ -136,7 +136,7 @@ def torch_program(program: torch.export.ExportedProgram) -> bytes:
 
 
 def require(format: Format) -> None:
-    """Raises ExportError if a package is missing with which a program is made or compared."""
+    """Raises ExportError if a package that makes or compares a program is missing."""
     for package in PACKAGES[format]:
         try:
             version(package)

@@ -388,7 +388,7 @@ def _tell(file: int, number: int) -> None:
 
 
 def _become(files: list[int], server: int) -> int:
-    """Makes of a fork what `entry.main` expects, and calls it."""
+    """Prepares a fork as `entry.main` expects, and calls it."""
     import numpy as np
 
     request, stdin, stdout, told, here, *given = files

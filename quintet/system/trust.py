@@ -29,8 +29,8 @@ _CALLED: tuple[tuple[_Option, str, str], ...] = (
     ("env", "env.id", "env.kwargs"),
     ("model.encoder", "model.encoder", "model.encoder_kwargs"),
 )
-"""Options of a run that are imported and called: the option that repeats a name, and the options of
-the name and of its arguments.
+"""Options of a run that are imported and called: the option with which a user repeats the name, the
+option that holds the name, and the option of its arguments.
 """
 
 _SCHEDULE = "_schedule"

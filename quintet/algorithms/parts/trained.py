@@ -449,8 +449,7 @@ class Trained(Generic[B, K]):
 
     def published(self, also: Mapping[str, Tensor] = _NOTHING) -> dict[str, Tensor]:
         """The same and `also`; with a learner on a GPU and actors on the CPU, as copies on the CPU.
-        Folds on a GPU, which is waited for once, and not again until one of the tensors has
-        changed.
+        Folds on a GPU, with one wait, which is repeated only when one of the tensors has changed.
 
         Raises:
             NonFiniteError: a parameter is not finite; on a GPU also for the reasons of `fold`.
