@@ -22,6 +22,7 @@ from quintet.system.trust import vouched
 if TYPE_CHECKING:
     from quintet.models.custom import Maker
     from quintet.policy import Policy
+    from quintet.race.asked import Asked
     from quintet.run.callbacks import Callbacks, OnReport
     from quintet.run.launch import Result
 
@@ -91,7 +92,9 @@ def train(
     """Trains a policy, or resumes the run in `run_dir`.
 
     Args:
-        algo: the learner's name, in any case.
+        algo: the learner's name, in any case; ``auto``: a race over learners and settings for
+            `minutes`, whose result is the winner's run. It has no `total_steps`, `seeds`,
+            `on_report` and `callbacks`; Ctrl-C raises KeyboardInterrupt, and the same call goes on.
         env: an environment's id, a callable that makes environments, a vector environment, or an
             environment of `gymnasium.make`, which is copied, as for `quintet.make_vector_env`. A
             given vector environment that can't be copied has no evaluations during training, and a
@@ -135,7 +138,8 @@ def train(
         UntrustedError: the run in `run_dir` names code that may not run.
         GroupFault: with `seeds`, some runs failed; the others ran to their ends.
     """
-    algo = registry.canonical(algo)
+    racing = isinstance(algo, str) and algo.lower() == "auto"
+    algo = registry.DEFAULT if racing else registry.canonical(algo)
     if others:
         raise ConfigError("; ".join(_argument_fault(algo, name, x) for name, x in others.items()))
     if config is not None and not isinstance(config, Mapping):
@@ -159,6 +163,13 @@ def train(
     _settle_evaluated(values)
     source = _settle_env(env, values)
     command = Layer("call", values)
+    if racing:
+        unfit = {"on_report": on_report, "callbacks": callbacks, "seeds": seeds}
+        for name in (name for name, x in unfit.items() if x is not None):
+            raise ConfigError(f"{name} does not belong to a race: leave it out")
+        from quintet.race.asked import Asked
+
+        return _race(Asked(minutes, (command,), jobs, source, trust, overwrite))
     if seeds is None:
         if jobs is not None:
             raise ConfigError(f"jobs={jobs} has no effect without seeds; leave it out")
@@ -189,10 +200,29 @@ def train(
     if failed:
         raise GroupFault(f"{len(failed)} of {len(outcomes)} runs failed\n" + "\n".join(failed))
     return [
-        Result(each.run_dir, _trained_policy(each.run_dir, mine), each.metrics, each.status)
+        Result(each.run_dir, _trained_policy(each.run_dir, _flat(mine)), each.metrics, each.status)
         for each, mine in zip(outcomes, group, strict=True)
         if each.status == "finished" or each.status == "stopped"
     ]
+
+
+def _flat(loaded: Loaded | Unusable) -> dict[str, Any]:
+    """The options of a run that was trained, with functions as they were given."""
+    assert isinstance(loaded, Loaded)
+    return {**loaded.config.flat(), "model.encoder": loaded.config.model.encoder}
+
+
+def _race(asked: "Asked") -> "Result":
+    """The winner's run of a race."""
+    from quintet.observe.run_summary import read_summary
+    from quintet.race.course import race
+    from quintet.run.launch import Result
+
+    if race(asked).state != "finished":
+        raise KeyboardInterrupt(f"the race in {asked.folder} was stopped; the same call goes on")
+    run_dir = asked.folder
+    metrics = dict(read_summary(run_dir).reports[-1])
+    return Result(run_dir, _trained_policy(run_dir, asked.values), metrics, "finished")
 
 
 def _argument_fault(algo: str, name: str, value: object) -> str:
@@ -208,16 +238,15 @@ def _argument_fault(algo: str, name: str, value: object) -> str:
     return f"unknown argument {name!r}{told}" + (whose if "here" in told else "")
 
 
-def _trained_policy(run_dir: Path, loaded: Loaded | Unusable) -> "Policy":
-    """The policy of a run of a seed group.  The caller's configuration is trusted in place of a
+def _trained_policy(run_dir: Path, values: Mapping[str, Any]) -> "Policy":
+    """The policy of a run in another process.  The caller's options are trusted in place of a
     signature, for which there may be no key.
     """
     from quintet.policy import find_policy, load
 
-    assert isinstance(loaded, Loaded)
     description, *_ = find_policy(run_dir)
-    trusted = vouched(description, loaded.config.flat())
-    own = loaded.config.model.encoder
+    trusted = vouched(description, values)
+    own = values.get("model.encoder")
     return load(run_dir, trust=trusted, encoder=own if isinstance(own, Given) else None)
 
 

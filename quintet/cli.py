@@ -24,6 +24,7 @@ HELP = """usage: quintet COMMAND ...
 commands:
   train ALGO --env ID   train a policy; the same command again resumes the run;
                         --seeds 1,2,3 trains a group of runs, --minutes 10 for ten minutes
+  train auto --env ID   train by the best of several learners and settings in --minutes M
   sweep ALGO --env ID   search for good options; --trials 30, or --minutes 60
   eval RUN              play episodes with the policy of a run
   save RUN              make a running run write a checkpoint
@@ -153,6 +154,8 @@ def _guarded(command: Callable[[], int], leave: Callable[[int], object] | None) 
 def _train(arguments: list[str]) -> int:
     from quintet.config.command import parse
 
+    if arguments and arguments[0].lower() == "auto":
+        return _later("race", arguments[1:])
     asked = parse("train", arguments)
     if asked.seeds is not None:
         return _train_seeds(asked)

@@ -28,7 +28,7 @@ from quintet.algorithms.ppo import config as ppo_config
 from quintet.algorithms.ppo import learner as ppo
 from quintet.bench import workloads
 from quintet.cli import COMMANDS, main
-from quintet.commands import doctor, sweep
+from quintet.commands import doctor, race, sweep
 from quintet.config.command import parse
 from quintet.config.layers import named_here, options, preset_layers
 from quintet.config.resolve import compose
@@ -82,10 +82,10 @@ def check_command(words: list[str]) -> None:
     if command in ("train", "config", "sweep"):
         if "--help" in rest:
             return
-        if command == "sweep":
-            wanted = sweep.read(rest)
+        if command == "sweep" or rest[0] == "auto":
+            wanted = sweep.read(rest) if command == "sweep" else race.read(rest[1:])
             wanted.require()
-            algo, layers = wanted.algo, list(wanted.layers)
+            algo, layers = getattr(wanted, "algo", "ppo"), list(wanted.layers)
         else:
             asked = parse(command, rest)
             algo, layers = asked.algo, [*asked.files, asked.options]

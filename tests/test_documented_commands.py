@@ -79,7 +79,8 @@ def shortened(words: list[str]) -> list[str]:
     """The command with a small budget, if it trains or plays."""
     if words[0] == "train" and "--minutes" in words:
         place = words.index("--minutes") + 1
-        return [*words[:place], "0.1", *words[place + 1 :], "--eval.episodes", "1"]
+        minutes = "0.5" if words[1] == "auto" else "0.1"
+        return [*words[:place], minutes, *words[place + 1 :], "--eval.episodes", "1"]
     if words[0] == "train" and "--help" not in words:
         steps = MORE_STEPS if "--total-steps" in words else STEPS
         steps *= 4 if any(word.endswith(("parallel_env", ":env")) for word in words) else 1

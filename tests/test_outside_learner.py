@@ -268,8 +268,11 @@ def test_its_metrics_presets_and_work_are_known(
     ("text", "said"),
     [
         ("named: [", "must be readable, got"),
-        ("- named", "must be a mapping of environments, kinds, named, got ['named'] in"),
-        ("nmaed: {}", "must be a mapping of environments, kinds, named, got {'nmaed': {}} in"),
+        ("- named", "must be a mapping of environments, kinds, named, race, got ['named'] in"),
+        (
+            "nmaed: {}",
+            "must be a mapping of environments, kinds, named, race, got {'nmaed': {}} in",
+        ),
         ("named: {long: 5}", "must be mappings of options, got {'long': 5} for named in"),
     ],
 )

@@ -7,12 +7,13 @@ from quintet.algorithms import registry
 from quintet.errors import ConfigError, FileFault
 from quintet.system.files import read_yaml
 
-_PARTS = ("environments", "kinds", "named")
+_PARTS = ("environments", "kinds", "named", "race")
 
 
 def read(algo: str) -> dict[str, Mapping[str, Any]]:
     """The presets of a learner by part: `environments` by a pattern of ids, `kinds` by the kind of
-    environment, and `named` by name; empty parts where the learner has none.
+    environment, `named` by name, and the entries of a race by name (see `quintet.race.portfolio`);
+    empty parts where the learner has none.
 
     Raises:
         ConfigError: the file can't be read, or has an invalid form.

@@ -280,6 +280,8 @@ def _help(command: str, algo: str, *, everything: bool) -> str:
         end = (
             f"Also --config FILE.yaml{others}.\n"
             f"`quintet {command} {algo} --help all` explains all {len(known)} options."
+            + "\n`quintet train auto --help`: a race over learners and settings."
+            * (command == "train")
         )
     lines = [f"usage: quintet {command} {algo} --env ID [OPTION VALUE ...]", ""]
     for flag, text in rows.items():

@@ -89,7 +89,7 @@ def preset_layers(
     """
     if name == "none":
         return []
-    environments, of_kind, named = presets.read(algo).values()
+    environments, of_kind, named, _ = presets.read(algo).values()
     if name not in ("auto", *of_kind, *named):
         raise ConfigError(
             f"preset must be auto, none or one of {', '.join((*named, *of_kind))}; got {name!r}"

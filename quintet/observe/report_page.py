@@ -77,10 +77,26 @@ class Entry:
     marks: Sequence[Mark] | None
 
 
-def page(runs: Sequence[RunSummary], title: str, marks: Marks | None = None) -> str:
+@dataclass(frozen=True)
+class Opening:
+    """Paragraphs, a table and pictures before the runs of a page."""
+
+    said: Sequence[str]
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    pictures: Sequence[Picture]
+
+
+def page(
+    runs: Sequence[RunSummary],
+    title: str,
+    marks: Marks | None = None,
+    opening: Opening | None = None,
+) -> str:
     """The page; raises QuintetError if a package that it needs is missing.
 
     marks: None: the runs were not examined.
+    opening: takes the place of the curves of each environment.
     """
     try:
         from jinja2 import Environment, StrictUndefined
@@ -95,16 +111,24 @@ def page(runs: Sequence[RunSummary], title: str, marks: Marks | None = None) -> 
     by_env: dict[str, list[RunSummary]] = {}
     for run in runs:
         by_env.setdefault(run.environment, []).append(run)
-    sections = [Section(env or "no environment", _pictures(own)) for env, own in by_env.items()]
+    sections = [
+        Section(env or "no environment", _pictures(own))
+        for env, own in by_env.items()
+        if opening is None
+    ]
     entries = [_entry(run, None if marks is None else marks[str(run.folder)]) for run in runs]
-    return template.render(title=text(title), sections=sections, entries=entries)
+    return template.render(title=text(title), opening=opening, sections=sections, entries=entries)
 
 
 def write_page(
-    runs: Sequence[RunSummary], title: str, out: Path, marks: Marks | None = None
+    runs: Sequence[RunSummary],
+    title: str,
+    out: Path,
+    marks: Marks | None = None,
+    opening: Opening | None = None,
 ) -> Path:
     """Writes the page and returns its path; raises QuintetError if it can't be written."""
-    content = page(runs, title, marks)
+    content = page(runs, title, marks, opening)
     try:
         files.make_folder(out.parent)
         files.write_whole(out, content.encode())
@@ -126,7 +150,7 @@ def _pictures(runs: Sequence[RunSummary]) -> list[Picture]:
         wanted = [("Score", "env_steps", score), ("Score over time", "wall_s", score)]
     wanted += [(title, "env_steps", name) for name, title in _CURVES.items() if name in there]
     found = ((title, curves_of(runs, x, name)) for title, x, name in wanted)
-    return [Picture(title, _address(data)) for title, data in found if data is not None]
+    return [Picture(title, address(data)) for title, data in found if data is not None]
 
 
 def _entry(run: RunSummary, marks: Sequence[Mark] | None) -> Entry:
@@ -146,7 +170,7 @@ def _entry(run: RunSummary, marks: Sequence[Mark] | None) -> Entry:
         score=score,
         time="-" if run.wall_s is None else clock(run.wall_s),
         steps=run.steps,
-        health=None if health is None else Picture("Health over time", _address(health)),
+        health=None if health is None else Picture("Health over time", address(health)),
         lineage=_lineage(run.folder),
         films=_films(run.folder),
         given=given,
@@ -164,7 +188,7 @@ def _lineage(folder: Path) -> Picture | None:
         figure = lineage_figure(read_events(folder))
         figure.set_size_inches(WIDTH_IN, figure.get_figheight())
         drawn = svg(figure)
-        return Picture("Copies and tuned options of the population", _address(drawn))
+        return Picture("Copies and tuned options of the population", address(drawn))
     return None
 
 
@@ -182,10 +206,10 @@ def _films(folder: Path) -> list[Picture]:
                 if name.lower().endswith(".mp4") and small and len(found) < _MOST_FILMS:
                     data = files.read_bytes(path)
                     if data[4:8] == b"ftyp":
-                        found.append(Picture(text(name), _address(data, "video/mp4")))
+                        found.append(Picture(text(name), address(data, "video/mp4")))
     return found
 
 
-def _address(data: bytes, kind: str = "image/svg+xml") -> str:
+def address(data: bytes, kind: str = "image/svg+xml") -> str:
     """The data as an address that needs no other resource."""
     return f"data:{kind};base64,{b64encode(data).decode()}"

@@ -11,12 +11,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, NamedTuple
 
 from quintet.system import entry
 from quintet.system.child import Child
+from quintet.system.inside import holder_of
 from quintet.system.signals import StopRequest, stop_on_signals
 
 ORPHAN_GRACE_S = 60.0
@@ -26,13 +29,14 @@ _POLL_S = 0.05
 
 
 class Member(NamedTuple):
-    """A process to start: the name in front of its lines, its payload, and the folder in which it
-    trains.
+    """A process to start: the name in front of its lines, its payload, the folder in which it
+    trains, and the seconds after which it is killed.
     """
 
     name: str
     payload: bytes
     folder: Path | None = None
+    most_s: float = inf
 
 
 class Outcome(NamedTuple):
@@ -44,18 +48,30 @@ class Outcome(NamedTuple):
     status: int | None
     answer: dict[str, Any] | None
 
+    @property
+    def by_signal(self) -> bool:
+        """Whether the user's signal ended the process, or it was not started."""
+        stopped = (self.answer or {}).get("status") == "stopped"
+        return stopped or (self.answer is None and self.status in (None, 130, -signal.SIGTERM))
+
 
 def run_members(
-    module: str, members: Sequence[Member], jobs: int, say: Callable[[str], None]
+    module: str,
+    members: Sequence[Member],
+    jobs: int,
+    say: Callable[[str], None],
+    preload: Sequence[str] = (),
 ) -> list[Outcome]:
     """Runs all members, `jobs` at the same time, and returns their outcomes in the same order.
 
     Ctrl-C and SIGTERM are passed on to the running members, which stop in an orderly way, and no
     others are started.  A second Ctrl-C kills them.  `say` receives every line that they print.
+    `preload`: see `Child`.
     """
     stop = stop_request(say)
     waiting = list(enumerate(members))
     running: dict[int, Child] = {}
+    ends_at: dict[int, float] = {}
     outcomes = [Outcome(None, None)] * len(members)
     asked = False
     with ExitStack() as ends, stop_on_signals(stop):
@@ -64,11 +80,16 @@ def run_members(
             while running or (waiting and not stop.made):
                 while waiting and len(running) < jobs and not stop.made:
                     index, member = waiting.pop(0)
-                    running[index] = begun(module, member, answers[index].fileno(), say)
+                    file = answers[index].fileno()
+                    running[index] = begun(module, member, file, say, preload)
+                    ends_at[index] = time.monotonic() + member.most_s
                 if stop.made and not asked:
                     asked = True
                     for child in running.values():
                         child.terminate()
+                for index, child in running.items():
+                    if time.monotonic() > ends_at[index]:
+                        child.kill()
                 for index in [i for i, child in running.items() if child.ended]:
                     outcomes[index] = Outcome(running.pop(index).wait(), answer_in(answers[index]))
                 time.sleep(_POLL_S)
@@ -86,11 +107,32 @@ def stop_request(say: Callable[[str], None]) -> StopRequest:
     )
 
 
-def begun(module: str, member: Member, answer: int, say: Callable[[str], None]) -> Child:
-    """The process of a member, which writes its answer to the file `answer`."""
-    child = Child(member.name, module, lambda line: say(f"[{member.name}] {line}"), [answer])
+def await_left(folder: Path) -> None:
+    """Waits until the process of an earlier start, whose parent was killed, has left a folder."""
+    until = time.monotonic() + ORPHAN_GRACE_S + 30.0
+    while holder_of(folder) is not None and time.monotonic() < until:
+        time.sleep(0.2)
+
+
+def begun(
+    module: str,
+    member: Member,
+    answer: int,
+    say: Callable[[str], None],
+    preload: Sequence[str] = (),
+) -> Child:
+    """The process of a member, which writes its answer to `answer`; preload: see `Child`."""
+    tell = partial(_told, say, member.name)
+    if preload:
+        child = Child(member.name, module, tell, [answer], preload=preload)
+    else:
+        child = Child(member.name, module, tell, [answer])
     child.give(member.payload)
     return child
+
+
+def _told(say: Callable[[str], None], name: str, line: str) -> None:
+    say(f"[{name}] {line}")
 
 
 def answer_in(file: IO[bytes]) -> dict[str, Any] | None:

@@ -70,7 +70,7 @@ def run_seeds(
     if placing is not None:
         sound, jobs = [_as_here(each, values) for each in sound], jobs or len(sound)
     elif jobs is None:
-        jobs = max(1, usable_cores() // _cores(values))
+        jobs = max(1, usable_cores() // cores_of(values))
     else:
         sound = [sharing(each, values, min(jobs, len(sound))) for each in sound]
     out = QuietStream(sys.stdout)
@@ -134,7 +134,7 @@ def _on_nodes(
     simulators = {module: name for module, name in packages if module in sys.modules}
     learners = values["runtime.num_learners"]
     demand = Demand(
-        cores=_cores(values),
+        cores=cores_of(values),
         gpus=learners if values["runtime.device"].startswith("cuda") else 0,
         check=Check(payload(runs[0]), os.getcwd(), env.config.backend, simulators, ()),
         folders=sorted({x.config.run_dir.resolve().parent for x in runs if x.config.run_dir}),
@@ -165,7 +165,7 @@ def _as_here(loaded: Loaded, values: Mapping[str, Any]) -> Loaded:
     return replace(loaded, config=config, sources={**loaded.sources, **sources})
 
 
-def _cores(values: Mapping[str, Any]) -> int:
+def cores_of(values: Mapping[str, Any]) -> int:
     """Number of cores that a run keeps busy, from its resolved options."""
     learning: int = values["runtime.threads"] * values["runtime.num_learners"]
     return learning + (values["runtime.num_workers"] or 0)

@@ -26,12 +26,11 @@ from quintet.sweep.study import JOURNAL, STEPS, Study, Trial
 from quintet.sweep.watch import last_score
 from quintet.system import files, run_record
 from quintet.system.child import how_ended
-from quintet.system.inside import holder_of, run_lock
+from quintet.system.inside import run_lock
 
 TRIALS, FRESH = "trials", "fresh"
 
 _TRIES = 3  # of a trial whose process is killed
-_LEFT_S = seed_group.ORPHAN_GRACE_S + 30.0  # for processes of an earlier start to leave a folder
 
 
 @final
@@ -232,7 +231,7 @@ class _Search:
                 self._failed(each, f"it reported no {self.metric}: give another --metric")
             elif "error" in answer:
                 self._failed(each, answer["error"])
-            elif _by_signal(how):
+            elif how.by_signal:
                 self.stopped = True
             elif last:
                 assert how.status is not None
@@ -248,14 +247,8 @@ class _Search:
     def _run(self, module: str, members: Sequence[Member]) -> list[Outcome]:
         for each in members:
             assert each.folder is not None
-            self._await(each.folder)
+            seed_group.await_left(each.folder)
         return seed_group.run_members(module, members, self.asked.jobs, self.say)
-
-    def _await(self, folder: Path) -> None:
-        """Waits until the process of an earlier start, whose parent was killed, has left."""
-        until = time.monotonic() + _LEFT_S
-        while holder_of(folder) is not None and time.monotonic() < until:
-            time.sleep(0.2)
 
     def _member(self, name: str, loaded: Loaded, more: Mapping[str, Any]) -> Member:
         return Member(name, seeds.payload(loaded, more), loaded.config.run_dir)
@@ -303,7 +296,7 @@ class _Search:
                 f"{', '.join(map(str, fresh))}"
             )
         for member, how in zip(members, self._run("quintet.run.member", members), strict=True):
-            self.stopped |= _by_signal(how)
+            self.stopped |= how.by_signal
             if "error" in (how.answer or {}):
                 self.say(f"[{member.name}] failed: {(how.answer or {})['error']}")
         for run_dir, each in runs.items():
@@ -325,12 +318,6 @@ def said(searched: Sequence[Dimension], drawn: Mapping[str, Any]) -> str:
 def _shown(value: Any) -> str:
     """A value of an option, with few digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _by_signal(how: Outcome) -> bool:
-    """Whether the user's signal ended a process, or it was not started."""
-    stopped = (how.answer or {}).get("status") == "stopped"
-    return stopped or (how.answer is None and how.status in (None, 130, -15))
 
 
 def _only_inexact(checkpoints: Path) -> bool:

@@ -1,0 +1,150 @@
+"""`quintet train auto` beside Stable-Baselines3's defaults and quintet's, each for the same time.
+
+    python benchmarks/race.py PEER_PYTHON --minutes 10 --out race.json ENV [ENV ...]
+    PEER_PYTHON benchmarks/race.py --peer ppo --env CartPole-v1 --minutes 10
+
+PEER_PYTHON is a Python with stable-baselines3.  ENV is an id of Gymnasium, or ``module:callable``,
+which both Pythons can import from --path.  On every environment there is a cell for the race, for
+`quintet train ppo`, and for PPO, A2C and DQN (discrete actions) or SAC (continuous ones) of the
+peer: trained for the minutes from the start of the process, then 100 greedy episodes of the final
+policy on environment seeds from 10,000 on.  Cells run one after the other, so each has all cores.
+Killed at any moment, the same command goes on with the cells that are not in the file.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+from statistics import mean, pstdev
+from typing import Any
+
+BEGIN = time.monotonic()
+ROOT = Path(__file__).parent.parent
+EPISODES, SEED, MOST_STEPS = 100, 10_000, 10_000
+PEERS = ("ppo", "a2c", "dqn", "sac")
+
+
+def make_env(name: str) -> Any:
+    import gymnasium
+
+    module, colon, attribute = name.partition(":")
+    if colon and (made := getattr(import_module(module), attribute, None)) is not None:
+        return made()
+    return gymnasium.make(name)
+
+
+def peer(args: argparse.Namespace) -> dict[str, Any]:
+    """Trains and evaluates one learner of the peer, in the peer's own Python."""
+    import gymnasium
+    import stable_baselines3
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.preprocessing import is_image_space
+
+    env = make_env(args.env)
+    until = BEGIN + 60.0 * args.minutes
+    space = env.observation_space
+
+    class UntilLate(BaseCallback):
+        def _on_step(self) -> bool:
+            return time.monotonic() < until
+
+    policy = "MlpPolicy"
+    if isinstance(space, gymnasium.spaces.Dict):
+        policy = "MultiInputPolicy"
+    elif is_image_space(space) and min(sorted(space.shape)[1:]) >= 36:
+        policy = "CnnPolicy"
+    try:
+        learner = getattr(stable_baselines3, args.peer.upper())(policy, env, seed=args.seed)
+    except (AssertionError, ValueError) as error:  # spaces that it does not support
+        return {"unfit": str(error).splitlines()[0][:300]}
+    learner.learn(10**12, callback=UntilLate())
+    trained_s, steps = time.monotonic() - BEGIN, learner.num_timesteps
+    returns = []
+    for episode in range(EPISODES):
+        obs, _ = env.reset(seed=SEED + episode)
+        total, over, length = 0.0, False, 0
+        while not over and length < MOST_STEPS:
+            action, _ = learner.predict(obs, deterministic=True)
+            obs, reward, terminated, truncated, _ = env.step(action)
+            total, over, length = total + float(reward), terminated or truncated, length + 1
+        returns.append(total)
+    cell = {"mean": mean(returns), "std": pstdev(returns), "episodes": EPISODES}
+    return cell | {"env_steps": steps, "wall_s": trained_s}
+
+
+def ours(algo: str, env: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Trains by `quintet train ALGO` in a folder that the same cell continues."""
+    run = args.folder / f"{algo}-{env.replace(':', '_').replace('/', '_')}-s{args.seed}"
+    quintet, begin = [sys.executable, "-m", "quintet"], time.monotonic()
+    options = ["--env", env, "--minutes", str(args.minutes), "--seed", str(args.seed)]
+    called([*quintet, "train", algo, *options, "--run-dir", str(run)], args)
+    wall_s = time.monotonic() - begin
+    played = ["--episodes", str(EPISODES), "--seed", str(SEED), "--json"]
+    found = json.loads(called([*quintet, "eval", str(run), *played], args).splitlines()[-1])
+    journal = run / "race" / "race.json"
+    winner = json.loads(journal.read_text())["winner"] if journal.exists() else algo
+    cell = {"mean": found["return_mean"], "std": found["return_std"], "episodes": EPISODES}
+    return cell | {"wall_s": wall_s, "winner": winner}
+
+
+def called(command: list[str], args: argparse.Namespace) -> str:
+    paths = [str(args.path), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {(done.stderr or done.stdout)[-1000:]}")
+    return done.stdout
+
+
+def cell(env: str, who: str, args: argparse.Namespace) -> dict[str, Any]:
+    if not who.startswith("sb3-"):
+        return ours(who, env, args)
+    words = ["--peer", who.removeprefix("sb3-"), "--env", env, "--seed", str(args.seed)]
+    command = [args.python, __file__, *words, "--minutes", str(args.minutes)]
+    return dict(json.loads(called(command, args).splitlines()[-1]))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("python", nargs="?", metavar="PEER_PYTHON")
+    parser.add_argument("envs", nargs="*", metavar="ENV")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=11)
+    parser.add_argument("--out", type=Path, default=Path("race.json"), help="file of all cells")
+    parser.add_argument("--folder", type=Path, default=Path("race-runs"), help="of quintet's runs")
+    parser.add_argument("--path", type=Path, default=ROOT / "examples", help="modules of ENV")
+    parser.add_argument("--only", nargs="*", help="some of auto ppo sb3-ppo sb3-a2c sb3-dqn ...")
+    parser.add_argument("--peer", choices=PEERS, help="one learner of the peer, in this Python")
+    parser.add_argument("--env")
+    args = parser.parse_intermixed_args()
+    if args.peer:
+        print(json.dumps(peer(args)))
+        return 0
+    if not args.python or not args.envs:
+        parser.error("PEER_PYTHON and ENV are required")
+    cells: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
+    for env in args.envs:
+        for who in args.only or ["auto", "ppo", *(f"sb3-{each}" for each in PEERS)]:
+            key = f"{env} {who} {args.minutes:g}min s{args.seed}"
+            if key in cells and "error" not in cells[key]:
+                continue
+            load = os.getloadavg()[0]
+            try:
+                cells[key] = cell(env, who, args) | {"load": load}
+            except (RuntimeError, ValueError) as error:
+                cells[key] = {"error": str(error)}
+            beside = args.out.with_suffix(".tmp")
+            beside.write_text(json.dumps(cells, indent=1) + "\n")
+            beside.replace(args.out)
+            print(f"{key}: {json.dumps(cells[key])}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

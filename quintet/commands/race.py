@@ -1,0 +1,59 @@
+"""``quintet train auto``: a race over learners and settings."""
+
+from quintet.algorithms.registry import DEFAULT
+from quintet.config.command import parse
+from quintet.errors import ConfigError
+from quintet.race.asked import Asked
+from quintet.system.files import shown
+
+HELP = """usage: quintet train auto --env ID --minutes M [OPTION VALUE ...]
+
+A race over learners and settings that suit this kind of environment: entries train for a while, are
+evaluated, and the worse half falls out, again and again; the last ones train to the end, and the
+best is the result, an ordinary run.  All within M minutes.  The same command again goes on.
+
+  --minutes M      time of everything
+  --run-dir DIR    folder of the result (default: runs/auto-ENV-sSEED); DIR/race tells of the race
+  --jobs N         entries at the same time (default: by the cores)
+  --seed S, --env.NAME VALUE, --eval.NAME VALUE, ...
+                   options that all learners have, for all entries
+  --config FILE, --trust, --overwrite
+                   as for other runs
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Returns 0 if the race is finished, 130 if it was stopped."""
+    if {"-h", "--help"} & {*arguments}:
+        print(HELP, end="")
+        return 0
+    asked = read(arguments)
+    asked.require()
+    from quintet.race.course import race
+
+    found = race(asked)
+    place = shown(asked.folder)
+    if found.state != "finished":
+        print("stopped; the same command goes on")
+        return 130
+    print(f"this race is finished: {found.winner} won; {place / 'race'} tells how")
+    print(f"run:    {place}")
+    print(f"policy: {place / 'policy'}")
+    return 0
+
+
+def read(arguments: list[str]) -> Asked:
+    """The race of a command line; raises ConfigError for words that can't be parsed."""
+    parsed = parse("train", [DEFAULT, *arguments])
+    if parsed.seeds is not None:
+        raise ConfigError(
+            f"--seeds does not belong to a race, got {parsed.seeds}: give --seed, or race once for "
+            "each"
+        )
+    return Asked(
+        parsed.minutes,
+        (*parsed.files, parsed.options),
+        parsed.jobs,
+        trust=parsed.trust,
+        overwrite=parsed.overwrite,
+    )

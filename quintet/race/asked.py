@@ -1,0 +1,115 @@
+"""The race that the user asks for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+from quintet.config.command import require_minutes
+from quintet.config.layers import Layer, options
+from quintet.config.saved import asked_for, find_run_dir
+from quintet.envs.env_source import EnvSource, can_be_made_again
+from quintet.errors import ConfigError
+
+NAME = "auto"
+"""The word in the place of a learner."""
+
+_LEFT = {
+    "resume": "an interrupted race goes on by the same command",
+    "preset": "the entries choose theirs",
+    "init_from": "the entries have different networks",
+    "cluster.address": "a race has one machine",
+    "population.size": "a population is one run",
+}
+"""Options that a race does not have, and why."""
+
+
+@final
+@dataclass(frozen=True)
+class Asked:
+    """A race as the user asks for it.
+
+    minutes: time of everything: examination, entries, evaluations, the winner.
+    jobs: number of entries at the same time; None: by their cores.
+    layers: options of all entries, of the ``--config`` files and the command line.
+    source: makes the environments in place of their id.
+    trust: whether code that the folders name may be imported.
+    overwrite: whether what is in the folder is moved aside.
+    """
+
+    minutes: float | None
+    layers: tuple[Layer, ...]
+    jobs: int | None = None
+    source: EnvSource | None = None
+    trust: bool = False
+    overwrite: bool = False
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """The options of all entries."""
+        return asked_for(*self.layers)
+
+    @property
+    def total_s(self) -> float:
+        assert self.minutes is not None
+        return 60.0 * self.minutes
+
+    @property
+    def folder(self) -> Path:
+        """The given folder, else ``runs/auto-ENV-sSEED``."""
+        found = find_run_dir(NAME, self.values)
+        assert found is not None
+        return found
+
+    def require(self) -> None:
+        """Raises ConfigError for what no race can be."""
+        if self.minutes is None:
+            raise ConfigError(
+                "quintet train auto must have a time, got none: give --minutes 10 for ten minutes"
+            )
+        require_minutes(self.minutes, self.values)
+        if "env.id" not in self.values:
+            raise ConfigError(
+                "env must name an environment, got none: give it by --env ID (quintet envs lists "
+                "them)"
+            )
+        if self.jobs is not None and self.jobs < 1:
+            raise ConfigError(f"jobs must be a whole number of at least 1, got {self.jobs}")
+        for name, why in _LEFT.items():
+            if name in self.values:
+                raise ConfigError(
+                    f"{name} must be left out of a race, got {self.values[name]!r}: {why}"
+                )
+        if not can_be_made_again(self.source):
+            raise ConfigError(
+                f"a race must have environments that can be made again, got {self.source}: give a "
+                "function that makes it"
+            )
+
+    def require_common(self, learners: Sequence[str]) -> None:
+        """Raises ConfigError for an option that not all of these learners have."""
+        for name in self.values:
+            having = [each for each in learners if name in options(each)]
+            if len(having) < len(learners):
+                whose = f"of {', '.join(having)} only" if having else "which no learner has"
+                way = f"give it to quintet train {having[0]}" if having else "correct its name"
+                raise ConfigError(
+                    f"options of a race must be those of all its learners "
+                    f"({', '.join(learners)}), got {name}, {whose}: leave it out, or {way}"
+                )
+
+
+def as_asked(asked: Asked) -> Mapping[str, Any]:
+    """Options that may not change when a race goes on, as JSON-able values."""
+    left = ("run_dir",)
+    kept = {
+        name: list(x) if isinstance(x, tuple) else x if _plain(x) else repr(x)
+        for name, x in asked.values.items()
+        if name not in left and not name.startswith("report.")
+    }
+    return {"minutes": asked.minutes, "jobs": asked.jobs, **kept}
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, str | int | float | bool | list | dict | None)

@@ -1,0 +1,117 @@
+"""The entries that run in a race on an environment, and the configurations of their runs."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quintet.algorithms import registry
+from quintet.config.layers import Layer
+from quintet.config.resolve import Loaded, resolved
+from quintet.config.saved import load_config
+from quintet.errors import ConfigError
+from quintet.race import portfolio
+from quintet.race.asked import Asked
+from quintet.race.journal import FOLDER
+from quintet.race.portfolio import Entry
+from quintet.run.time_budget import rounded, with_total
+
+_EXAMINED_SHARE, _LEAST_EXAMINED_S, _MOST_EXAMINED_S = 0.05, 15.0, 40.0
+_TIME_WAS_SHORT = "hangs"  # what the doctor calls that; entries that really hang are killed
+_COMPILES_FROM_S = 30.0  # of the first leg, which compiling would else fill
+_SLOW = 2_000.0  # env_steps per second, by which it is decided whether compiling pays
+_REPORTS, _CHECKPOINTS = 300, 30  # over the time of the race
+
+
+class Able(NamedTuple):
+    """An entry that can run, its configuration, and the resolved options."""
+
+    entry: Entry
+    loaded: Loaded
+    values: Mapping[str, Any]
+
+
+def load(asked: Asked, entry: Entry, more: Mapping[str, Any], *, beside: bool = False) -> Loaded:
+    """The configuration of an entry's run in the folder of the race; raises ConfigError.
+
+    more: further options; beside: that of a new run, whatever is in the folder.
+    """
+    own = {
+        "report.interval_s": max(1.0, asked.total_s / _REPORTS),
+        "checkpoint.interval_s": max(5.0, min(60.0, asked.total_s / _CHECKPOINTS)),
+        **entry.options,
+    }
+    command = asked.layers[-1]
+    place: Path = asked.folder / FOLDER / entry.name
+    return load_config(
+        entry.algo,
+        (Layer(f"preset {entry.name} of the race", own), *asked.layers[:-1]),
+        Layer(command.source, {**command.values, "run_dir": str(place), **more}),
+        asked.source,
+        trust=asked.trust,
+        beside=beside,
+    )
+
+
+def able(asked: Asked, listed: Sequence[Entry], say: Callable[[str], None]) -> list[Able]:
+    """The entries that can run; raises ConfigError, with the first reason, if none can."""
+    found: list[Able] = []
+    faults: dict[str, str] = {}
+    for each in listed:
+        try:
+            loaded = load(asked, each, {}, beside=True)
+            found.append(Able(each, loaded, resolved(loaded)[0]))
+        except ConfigError as error:
+            faults[each.name] = str(error)
+    if not found:
+        raise ConfigError(next(iter(faults.values()), "no learner has an entry for a race"))
+    for name, fault in faults.items():
+        say(f"{name} does not fit: {fault.splitlines()[0]}")
+    return found
+
+
+def examined(
+    asked: Asked, listed: Sequence[Able], say: Callable[[str], None]
+) -> tuple[list[Able], list[str]]:
+    """The entries as findings about the environment change them, and sentences about these."""
+    from quintet.doctor.apart import examine_apart
+
+    most_s = min(_EXAMINED_SHARE * asked.total_s, _MOST_EXAMINED_S)
+    if most_s < _LEAST_EXAMINED_S or asked.source is not None:
+        return list(listed), []
+    say(f"examines the environment for at most {most_s:.0f} s")
+    words = [
+        word
+        for name, x in asked.values.items()
+        if name.startswith("env.")
+        for word in (f"--{name}", x if isinstance(x, str) else json.dumps(x))
+    ]
+    seed = listed[0].loaded.config.seed % 2**30
+    found = examine_apart(registry.DEFAULT, words, "", seed, most_s, lambda _: None)
+    told = [
+        f"doubtful, {each['name']}: {each['said']}; to do: {each['advice']}"
+        for each in found.found
+        if each["degree"] == "likely" and each["name"] != _TIME_WAS_SHORT
+    ]
+    before = {each.entry.name: each for each in listed}
+    now, changes = portfolio.changed(
+        [each.entry for each in listed], portfolio.changes(found.found), asked.values
+    )
+    other = [each for each in now if each.name not in before or before[each.name].entry != each]
+    able_now = {x.entry.name: x for x in able(asked, other, say)} if other else {}
+    kept = [able_now.get(each.name, before.get(each.name)) for each in now]
+    return [each for each in kept if each is not None], [*told, *changes]
+
+
+def compiles(each: Able, leg_s: Sequence[float]) -> str:
+    """The value of ``runtime.compile``, which may not change in a run, for legs of these times."""
+    given = each.loaded.config.runtime.compile
+    if given != "auto":
+        return given
+    if len(leg_s) > 1 and leg_s[0] < _COMPILES_FROM_S:
+        return "off"
+    total = rounded(sum(leg_s) * _SLOW)
+    try:
+        return str(resolved(with_total(each.loaded, total, 0.0))[0]["runtime.compile"])
+    except ConfigError:  # of sizes that do not fit so few steps
+        return "off"

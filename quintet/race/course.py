@@ -1,0 +1,407 @@
+"""The course of a race: rungs in which entries fall out, and the last ones to the end."""
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, final
+
+from pydantic import ValidationError
+
+from quintet.algorithms import registry
+from quintet.config.facts import KindProbe
+from quintet.config.resolve import Loaded, resolved
+from quintet.config.saved import held_in, require_movable
+from quintet.errors import CheckpointError, ConfigError, FileFault, QuintetError
+from quintet.observe.pace import clock as in_minutes
+from quintet.observe.stream import QuietStream
+from quintet.race import choosing, page, portfolio
+from quintet.race import journal as journals
+from quintet.race import plan as plans
+from quintet.race.asked import Asked, as_asked
+from quintet.race.choosing import compiles, examined, load
+from quintet.race.journal import FOLDER, Journal, Look, Runner
+from quintet.race.page import interval
+from quintet.race.portfolio import Entry
+from quintet.run import seed_group, seeds
+from quintet.run.folder import move_aside
+from quintet.run.seed_group import Member, Outcome
+from quintet.run.time_budget import rounded
+from quintet.system import files
+from quintet.system.child import how_ended, prepare
+from quintet.system.cpus import usable_cores
+from quintet.system.files import shown
+from quintet.system.inside import run_lock
+
+SEED = 30_000
+"""First environment seed of the evaluations of a race; those of a rung begin 1,000 later."""
+
+_PRELOAD = ("quintet.run.launch", "quintet.evaluation", "quintet.race.leg")
+_FAST = {"pixels": 500.0, "atari": 500.0}
+_USUAL = 10_000.0
+"""env_steps per second, for which schedules are made until the speed is known, by kind."""
+_OF_TRAINING = 0.95  # of the last leg; the rest is for the run's own evaluations and checkpoints
+_READY_S = 300.0
+_GRACE_S, _GRACE_SHARE = 10.0, 0.2  # after which an entry that does not stop is killed
+
+
+def race(asked: Asked) -> Journal:
+    """Runs or continues a race in its folder; returns how it ended.
+
+    Raises:
+        ConfigError: any fault of the options, or the folder holds something else.
+        CheckpointError: another process has the folder.
+        QuintetError: no entry trained.
+    """
+    asked.require()
+    registry.declare_all()
+    try:
+        return _Race(asked).run()
+    except OSError as fault:
+        raise files.cannot_write(asked.folder / FOLDER, fault) from fault
+
+
+@final
+class _Race:
+    """One start of a race."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked, self.folder = asked, asked.folder
+        self.probe = KindProbe(asked.values, asked.source)
+        self.out = QuietStream(sys.stdout)
+        self.stopped = False
+        self.journal = Journal(asked=dict(as_asked(asked)))
+        self._since = time.monotonic()
+
+    def say(self, line: str) -> None:
+        self.out.write(f"[{in_minutes(self.spent_s)}] {line}\n")
+        self.out.flush()
+
+    def quiet(self, _: str) -> None:
+        """Lines of the entries, which their log.txt has."""
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds of the race so far; what a kill lost does not count."""
+        return self.journal.spent_s + time.monotonic() - self._since
+
+    @property
+    def left_s(self) -> float:
+        return self.asked.total_s - self.spent_s
+
+    def keep(self, **changes: Any) -> None:
+        """Stores changes of the journal, and the time."""
+        passed = time.monotonic() - self._since
+        self._since = time.monotonic()
+        own = {
+            "spent_s": self.journal.spent_s + passed,
+            "rung_s": self.journal.rung_s + passed,
+            **changes,
+        }
+        self.journal = self.journal.model_copy(update=own)
+        journals.write(self.folder, self.journal)
+
+    def update(self, name: str, **changes: Any) -> None:
+        """Changes what is known of an entry, without storing it yet."""
+        runners = [
+            each.model_copy(update=changes) if each.name == name else each
+            for each in self.journal.runners
+        ]
+        self.journal = self.journal.model_copy(update={"runners": runners})
+
+    def run(self) -> Journal:
+        folder = self.folder
+        found = journals.read(folder)
+        if self.asked.overwrite:
+            if found is None:
+                require_movable(folder)
+            if (place := move_aside(folder)) is not None:
+                self.say(f"what was in {shown(folder)} is kept in {shown(place)}")
+            found = None
+        held = held_in(folder)
+        if held and found is None:
+            raise ConfigError(
+                f"run_dir must be a new or empty folder, or one with a race, got {folder} with "
+                f"{', '.join(sorted(held)[:3])}: give another --run-dir"
+            )
+        if found is not None:
+            journals.require_same(folder, found, _as_read(self.journal.asked))
+        with run_lock(folder):
+            if found is not None:
+                self.journal = found
+                self._since = time.monotonic()
+            if self.journal.state == "finished":
+                return self.journal
+            prepare(_PRELOAD, {})  # imports go on while the environment is examined
+            if self.journal.runners:
+                self._ready(_entry(self.journal.runners[0]))
+            else:
+                self._begin()
+            while self.journal.state == "running" and not self.stopped:
+                self._rung()
+            if self.journal.state == "moving":
+                self._move()
+        return self.journal
+
+    # Entries
+
+    def _begin(self) -> None:
+        """Chooses the entries, and makes the plan."""
+        asked = self.asked
+        try:
+            kind = self.probe.kind
+        except ValidationError:  # which the entries tell with its name
+            kind = "vector_discrete"
+        listed = portfolio.entries(kind)
+        asked.require_common(sorted({each.algo for each in listed}))
+        able, told = examined(asked, choosing.able(asked, listed, self.say), self.say)
+        self._ready(able[0].entry)
+        if self.stopped:
+            return
+        least = min(seeds.cores_of(each.values) for each in able)
+        jobs = min(len(able), asked.jobs or max(1, usable_cores() // least))
+        found = plans.plan(len(able), jobs, self.left_s)
+        for line in told:
+            self.say(line)
+        count = found.counts[0]
+        late = [each.entry.name for each in able[count:]]
+        if late:
+            told.append(f"{', '.join(late)}: no time in {asked.minutes:g} minutes")
+            self.say(told[-1])
+        self.say(
+            f"{kind.replace('_', ', ')}: {count} entr{'y' if count == 1 else 'ies'}, {jobs} at a "
+            f"time; {_course(found)}"
+        )
+        runners = [
+            Runner(name=x.name, algo=x.algo, options=dict(x.options), why=x.why[:2_000])
+            for x, *_ in able[:count]
+        ]
+        for each in runners:
+            self.say(f"{each.name}: {each.algo}{_said(each.options)} ({each.why})")
+        self.keep(
+            runners=runners,
+            told=told,
+            jobs=jobs,
+            compiles={x.entry.name: compiles(x, found.leg_s) for x in able[:count]},
+            counts=list(found.counts),
+            leg_s=list(found.leg_s),
+            rung_s=0.0,
+        )
+
+    def _ready(self, entry: Entry) -> None:
+        """Waits until processes can begin at once, so that the first entries lose no time."""
+        given = seeds.payload(load(self.asked, entry, {}, beside=True))
+        members = [Member("ready", given, None, _READY_S)]
+        (how,) = seed_group.run_members("quintet.race.leg", members, 1, self.quiet, _PRELOAD)
+        self.stopped = how.by_signal
+
+    # Rungs
+
+    def _rung(self) -> None:
+        """Runs the entries of a rung, and lets some fall out, or ends the race."""
+        journal = self.journal
+        last = journal.rung == len(journal.counts) - 1
+        inside = [each for each in journal.runners if not each.out]
+        waiting = [each for each in inside if len(each.looks) <= journal.rung]
+        size = plans.batches(len(waiting), journal.jobs)
+        whole_s = (
+            self.left_s + journal.rung_s
+            if last
+            else journal.leg_s[journal.rung]
+            * (plans.batches(journal.counts[journal.rung], journal.jobs))
+        )
+        for number in range(size):
+            batch = waiting[number * journal.jobs : (number + 1) * journal.jobs]
+            left_s = whole_s - (self.journal.rung_s + time.monotonic() - self._since)
+            leg_s = max(plans.SHORTEST_S, left_s / (size - number))
+            self._batch(batch, leg_s, last=last)
+            if self.stopped:
+                return
+        inside = [each for each in self.journal.runners if not each.out]
+        if not inside:
+            failed = [each for each in self.journal.runners if each.failed]
+            first = max(failed, key=lambda each: len(each.looks))
+            when = " to the end; the reason" if first.looks else "; the first reason"
+            raise QuintetError(f"no entry trained{when}, of {first.name}: {first.out}")
+        ranked = sorted(inside, key=_rank)
+        if last:
+            self._end(ranked)
+            return
+        stay = self.journal.counts[self.journal.rung + 1]
+        for place, each in enumerate(ranked):
+            if place >= stay:
+                reason = f"place {place + 1} of {len(ranked)} in rung {self.journal.rung + 1}"
+                self.update(each.name, out=reason, out_at_s=self.spent_s)
+        self.say(f"rung {self.journal.rung + 1}: {_standing(ranked, stay)}")
+        self.keep(rung=self.journal.rung + 1, rung_s=0.0)
+        self._picture()
+
+    def _batch(self, batch: Sequence[Runner], leg_s: float, *, last: bool) -> None:
+        """Runs entries side by side for the time of a leg, and stores how they did."""
+        members, begun = list[Member](), list[Runner]()
+        if last:
+            self.say(f"{', '.join(x.name for x in batch)}: to the end, {leg_s / 60:.2g} minutes")
+        for each in batch:
+            run_dir = self.folder / FOLDER / each.name
+            seed_group.await_left(run_dir)
+            try:
+                loaded = self._for_leg(each, leg_s, last=last)
+            except (ConfigError, FileFault, CheckpointError) as error:
+                self._fails(each, str(error))
+                continue
+            payload = {
+                "begin": time.monotonic(),
+                "training_s": plans.training_s(leg_s),
+                "most_s": leg_s - min(1.0, 0.02 * leg_s),
+                "seed": SEED + 1_000 * self.journal.rung,
+                "last": last,
+                "minutes": None,
+            }
+            if last and not each.looks:
+                payload["minutes"] = plans.training_s(leg_s) / 60.0
+            most_s = leg_s + max(_GRACE_S, _GRACE_SHARE * leg_s)
+            members.append(Member(each.name, seeds.payload(loaded, payload), run_dir, most_s))
+            begun.append(each)
+        begin = time.monotonic()
+        ended = seed_group.run_members(
+            "quintet.race.leg", members, self.journal.jobs, self.quiet, _PRELOAD
+        )
+        passed_s = time.monotonic() - begin
+        self.stopped = any(how.by_signal for how in ended)
+        for each, how in zip(begun, ended, strict=True):
+            self._hear(each, how, leg_s, passed_s)
+        self.keep()
+
+    def _for_leg(self, runner: Runner, leg_s: float, *, last: bool) -> Loaded:
+        """The configuration of an entry's next leg."""
+        journal = self.journal
+        more: dict[str, Any] = {}
+        if runner.name in journal.compiles:
+            more["runtime.compile"] = journal.compiles[runner.name]
+        if runner.looks:
+            look = runner.looks[-1]
+            left_s = plans.training_s(leg_s)
+            if not last:
+                left_s = sum(map(plans.training_s, journal.leg_s[journal.rung :]))
+            fits = rounded(look.speed * left_s * _OF_TRAINING)
+            total = journal.totals.get(runner.name) or look.env_steps + fits
+            if last and runner.name not in journal.totals:
+                self.keep(totals={**journal.totals, runner.name: total})
+            more["total_env_steps"] = total
+        elif not last:
+            speed = _FAST.get(self.probe.kind, _USUAL)
+            more["total_env_steps"] = rounded(sum(journal.leg_s) * speed)
+        loaded = load(self.asked, _entry(runner), more)
+        if journal.jobs > 1:
+            values = resolved(loaded)[0]
+            loaded = seeds.sharing(loaded, values, journal.jobs)
+        return loaded
+
+    def _hear(self, runner: Runner, how: Outcome, leg_s: float, passed_s: float) -> None:
+        """Takes the answer of an entry's process."""
+        answer = how.answer or {}
+        if how.by_signal:
+            return
+        if answer.get("status") == "ran":
+            before = runner.looks[-1].env_steps if runner.looks else 0
+            look = Look(
+                returns=answer["returns"],
+                env_steps=answer["env_steps"],
+                at_s=self.spent_s,
+                speed=answer["speed"] or (answer["env_steps"] - before) / passed_s,
+                training=answer["training"],
+            )
+            if look.mean is None:
+                self._fails(runner, f"no episode ended in its {leg_s:.0f} s")
+                return
+            self.update(runner.name, looks=[*runner.looks, look])
+            self.say(f"{runner.name}: {interval(look)} after {look.env_steps:,} env_steps")
+            return
+        if answer.get("status") == "late":
+            self._fails(runner, f"it had not begun to train within its {leg_s:.0f} s")
+        elif "error" in answer:
+            self._fails(runner, answer["error"])
+        elif how.status == -9 and passed_s > leg_s:
+            self._fails(runner, f"it did not stop within {passed_s:.0f} s: a step or a reset hangs")
+        else:
+            assert how.status is not None
+            self._fails(runner, f"its process {how_ended(how.status)}")
+
+    def _fails(self, runner: Runner, reason: str) -> None:
+        line = reason.splitlines()[0] if reason else "no reason"
+        self.say(f"{runner.name} falls out: {line}")
+        self.update(runner.name, out=reason[:2_000], failed=True, out_at_s=self.spent_s)
+
+    # The end
+
+    def _end(self, ranked: Sequence[Runner]) -> None:
+        """The best of the finalists wins, and the files about the race are written."""
+        first, *others = ranked
+        for place, each in enumerate(others, 2):
+            self.update(each.name, out=f"place {place} at the end", out_at_s=self.spent_s)
+        self.say(f"at the end: {_standing(ranked, 1)}")
+        self.keep(winner=first.name, state="moving")
+
+    def _move(self) -> None:
+        """Makes the winner's run that of the folder; a kill in between loses nothing."""
+        winner = self.journal.winner
+        assert winner is not None
+        place = self.folder / FOLDER / winner
+        if place.is_dir():
+            seed_group.await_left(place)
+            for name in sorted(path.name for path in place.iterdir()):
+                if name != ".lock":
+                    (place / name).rename(self.folder / name)
+            with suppress(OSError):
+                (place / ".lock").unlink(missing_ok=True)
+                place.rmdir()
+            files.sync_folder(self.folder)
+        self.keep(state="finished")
+        self._picture()
+
+    def _picture(self) -> None:
+        """Writes ``race.csv`` and, where the packages are there, ``race.html``."""
+        for line in page.write(self.folder, self.journal):
+            if self.journal.state == "finished":
+                self.say(line)
+
+
+def _entry(runner: Runner) -> Entry:
+    return Entry(runner.name, runner.algo, runner.options, runner.why)
+
+
+def _rank(runner: Runner) -> tuple[float, float]:
+    """Sorts the best first: by the mean return of the newest evaluation, where these are equal by
+    that of training; entries of the same rank stay in the order of the portfolio.
+    """
+    look = runner.looks[-1]
+    mean = look.mean
+    return -(mean if mean is not None else float("-inf")), -(look.training or 0.0)
+
+
+def _standing(ranked: Sequence[Runner], stay: int) -> str:
+    """The entries that stay and fall out, with means and intervals."""
+    told = [f"{each.name} {interval(each.looks[-1])}" for each in ranked]
+    out = f"; out: {', '.join(told[stay:])}" if told[stay:] else ""
+    return f"{', '.join(told[:stay])} stay{'s' if stay == 1 or len(told) == 1 else ''}{out}"
+
+
+def _said(options: Mapping[str, Any]) -> str:
+    return "".join(f", {name}={x}" for name, x in options.items())
+
+
+def _course(found: plans.Plan) -> str:
+    """A plan in words."""
+    told = [
+        f"rung {number} has {count} for {leg_s:.0f} s each"
+        for number, (count, leg_s) in enumerate(zip(found.counts, found.leg_s, strict=True), 1)
+    ]
+    told[-1] = f"{found.counts[-1]} for the last {found.leg_s[-1]:.0f} s"
+    return ", ".join(told)
+
+
+def _as_read(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values as a JSON file holds them."""
+    held: dict[str, Any] = json.loads(json.dumps(values))
+    return held

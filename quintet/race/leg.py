@@ -1,0 +1,162 @@
+"""One leg of an entry: the process that trains it for the time of a rung and then evaluates it."""
+
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, final
+
+from quintet.run import member
+
+if TYPE_CHECKING:
+    from quintet.config.resolve import Loaded
+    from quintet.policy import Policy
+
+_BLOCK, _MOST_EPISODES = 10, 100
+
+
+def main() -> int:
+    """Trains and evaluates by the payload; returns an exit status."""
+    return member.serve(_leg)
+
+
+@final
+class _Clock:
+    """Stops the training of this process when its time is over.
+
+    begin: when its parent began it, by `time.monotonic`, which processes of one machine share.
+    over: whether it has done so.
+    """
+
+    def __init__(self, begin: float, seconds: float) -> None:
+        self.begin = begin
+        self.over = False
+        self._timer = threading.Timer(max(0.0, seconds - self.passed_s), self._end)
+        self._timer.daemon = True
+
+    def start(self) -> None:
+        self._timer.start()
+
+    def _end(self) -> None:
+        self.over = True
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    @property
+    def passed_s(self) -> float:
+        return time.monotonic() - self.begin
+
+
+@final
+class _Speed:
+    """Hears reports; env_steps per second after the first one of this process."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, float] | None = None
+        self.value = 0.0
+
+    def __call__(self, report: dict[str, float]) -> None:
+        steps, now = report["env_steps"], report["wall_s"]
+        self._first = self._first or (steps, now)
+        if now > self._first[1]:
+            self.value = (steps - self._first[0]) / (now - self._first[1])
+
+
+def _leg(loaded: "Loaded", payload: dict[str, Any]) -> dict[str, Any]:
+    """Trains until `training_s`, or to the end of the run, and plays episodes until `most_s`, both
+    seconds after `begin`; the answer of the process.
+
+    payload: also `seed`, of the episodes; `last`, whether the run has to be finished; and
+    `minutes`, of a run whose number of env_steps is not known; nothing, to show that a process
+    can begin.
+    """
+    if "begin" not in payload:
+        return {"status": "ready"}
+    from quintet.run.launch import run
+
+    clock, speed = _Clock(payload["begin"], payload["training_s"]), _Speed()
+    # Until the run handles it: an exit would be taken for one of the environment's code.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        clock.start()
+        result = run(loaded, speed, minutes=payload["minutes"])
+    except KeyboardInterrupt:
+        if clock.over:  # before there was anything to stop
+            return {"status": "late"}
+        raise
+    finally:
+        clock.cancel()
+    if result.status == "stopped" and not clock.over:
+        return {"status": "stopped"}
+    metrics = result.metrics
+    if not metrics:
+        return {"status": "late"}
+    if payload["last"] and result.status == "stopped":
+        result = run(_ends_after(loaded, int(metrics["env_steps"])))
+        if result.status == "stopped":  # by the user
+            return {"status": "stopped"}
+    returns = _returns(result.policy, loaded, payload["seed"], payload["most_s"], clock)
+    return {
+        "status": "ran",
+        "returns": returns,
+        "env_steps": int(result.metrics["env_steps"]),
+        "speed": speed.value,
+        "training": metrics.get("episode/return_mean"),
+    }
+
+
+def _ends_after(loaded: "Loaded", env_steps: int) -> "Loaded":
+    """The configuration of a run that is finished after one more batch, as any run is: with its
+    last report, evaluation and policy.
+    """
+    from quintet.config.resolve import batch_steps
+    from quintet.config.saved import read_saved
+
+    config = loaded.config
+    assert config.run_dir is not None
+    saved = read_saved(config.run_dir)
+    assert saved is not None
+    # Which the first start measured.
+    measured = {"restart_env_steps": saved.values["checkpoint.restart_env_steps"]}
+    total = env_steps + max(batch_steps(config), config.env.num_streams)
+    checkpoints = config.checkpoint.model_copy(update=measured)
+    config = config.model_copy(update={"total_env_steps": total, "checkpoint": checkpoints})
+    return replace(loaded, config=config, overwrite=False)
+
+
+def _returns(
+    policy: "Policy", loaded: "Loaded", seed: int, most_s: float, clock: _Clock
+) -> list[float]:
+    """Returns of whole episodes, in blocks that begin while there is time.  A block that has no
+    time to end counts only if it is the first one.
+    """
+    from quintet.evaluation import evaluate_in
+    from quintet.play import How
+
+    found: list[float] = []
+    options = loaded.config.eval
+    begin = clock.passed_s
+    while len(found) < _MOST_EPISODES:
+        how = How(
+            policy.player_on("cpu"),
+            _BLOCK,
+            seed + len(found),
+            options.greedy,
+            lambda: clock.passed_s > most_s,
+            loaded.config.runtime.worker_timeout_s,
+            who=lambda _: None,
+            threads=policy.threads,
+        )
+        scores = evaluate_in(policy, loaded.evaluated, how, options.max_steps)
+        if not scores.complete and found:
+            break
+        found += [float(x) for x in scores.returns]
+        blocks = len(found) / _BLOCK
+        if not scores.complete or clock.passed_s + (clock.passed_s - begin) / blocks > most_s:
+            break
+        if not len(scores.returns):
+            break
+    return found

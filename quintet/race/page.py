@@ -1,0 +1,169 @@
+"""Files about a race: ``race.csv``, and ``race.html``, a page without outside resources.
+
+They show who ran, who fell out, when and why, with curves over time.
+"""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quintet.errors import QuintetError
+from quintet.observe.intervals import bootstrap_band
+from quintet.observe.pace import clock
+from quintet.observe.plots import LINES, figure_classes, line_colour, style_axes
+from quintet.observe.report_figures import WIDTH_IN, svg
+from quintet.observe.report_page import Opening, Picture, address, write_page
+from quintet.observe.run_summary import RunSummary, number, read_summary, text
+from quintet.race.journal import FOLDER, Journal, Look, Runner
+from quintet.system import files
+from quintet.system.files import shown
+
+_COLUMNS = (
+    "entry", "learner", "rung", "at_s", "env_steps", "return_mean", "low", "high", "episodes",
+    "training_return", "out_at_s", "out",
+)  # fmt: skip
+
+
+def interval(look: Look) -> str:
+    """The mean return with its 95% bootstrap interval."""
+    mean = number(look.mean)
+    if len(look.returns) < 2:
+        return f"{mean} (no interval)" if look.returns else f"{mean} (of training)"
+    low, high = _band(look)
+    return f"{mean} [{number(low)}, {number(high)}]"
+
+
+def write(folder: Path, journal: Journal) -> list[str]:
+    """Writes the files; returns a line for each, or why there is none."""
+    place = folder / FOLDER
+    files.write_whole(place / "race.csv", table(journal).encode())
+    told = [f"table: {shown(place / 'race.csv')}"]
+    try:
+        runs = _runs(folder, journal)
+        title = f"Race on {text(journal.asked.get('env.id', ''))}"
+        opening = _opening(journal, runs)
+        out = write_page(list(runs.values()), title, place / "race.html", opening=opening)
+        told.append(f"page:  {shown(out)}")
+    except QuintetError as fault:
+        told.append(f"no race.html: {fault}")
+    return told
+
+
+def table(journal: Journal) -> str:
+    """The rows of ``race.csv``: one for each evaluation, and one for an entry without any."""
+    out = io.StringIO()
+    rows = csv.writer(out)
+    rows.writerow(_COLUMNS)
+    for each in journal.runners:
+        end = (f"{each.out_at_s:.1f}", each.out) if each.out else ("", "")
+        for rung, look in enumerate(each.looks, 1):
+            low, high = _band(look) if len(look.returns) > 1 else ("", "")
+            training = "" if look.training is None else look.training
+            ends = end if rung == len(each.looks) else ("", "")
+            rows.writerow(
+                [
+                    *(each.name, each.algo, rung, f"{look.at_s:.1f}", look.env_steps, look.mean),
+                    *(low, high, len(look.returns), training, *ends),
+                ]
+            )
+        if not each.looks:
+            rows.writerow([each.name, each.algo, *[""] * 8, *end])
+    return out.getvalue()
+
+
+def _band(look: Look) -> tuple[float, float]:
+    (low,), (high,) = bootstrap_band(np.array(look.returns, float)[:, None])
+    return float(low), float(high)
+
+
+def _runs(folder: Path, journal: Journal) -> dict[str, RunSummary]:
+    """Summaries of the entries that have a run, by name."""
+    found = {}
+    for each in journal.runners:
+        place = folder / FOLDER / each.name
+        if each.name == journal.winner and journal.state == "finished":
+            place = folder
+        if place.is_dir():
+            found[each.name] = read_summary(place)
+    return found
+
+
+def _opening(journal: Journal, runs: Mapping[str, RunSummary]) -> Opening:
+    winner = journal.winner
+    state = f"{winner} won" if winner else f"rung {journal.rung + 1} of {len(journal.counts)} runs"
+    said = [
+        f"{len(journal.runners)} entries, {journal.jobs} at the same time, in "
+        f"{clock(journal.spent_s)}: {state}. Scores are mean returns of fresh episodes with 95% "
+        "bootstrap intervals; at the end of a rung the entries with the highest stay.",
+        *map(text, journal.told),
+    ]
+    rungs = max((len(each.looks) for each in journal.runners), default=0)
+    header = ["entry", "learner", "why it runs", *(f"rung {i + 1}" for i in range(rungs)), "end"]
+    rows = [
+        [
+            each.name,
+            text(each.algo),
+            text(each.why),
+            *(interval(look) for look in each.looks),
+            *["-"] * (rungs - len(each.looks)),
+            _end_of(each, winner),
+        ]
+        for each in journal.runners
+    ]
+    drawn = _curves(journal, runs)
+    pictures = [] if drawn is None else [Picture("Returns over time", address(drawn))]
+    return Opening(said, header, rows, pictures)
+
+
+def _end_of(runner: Runner, winner: str | None) -> str:
+    if runner.name == winner:
+        return "won"
+    return f"out at {clock(runner.out_at_s)}: {text(runner.out)}" if runner.out else "runs"
+
+
+def _curves(journal: Journal, runs: Mapping[str, RunSummary]) -> bytes | None:
+    """Mean returns of training over each entry's own time, evaluations with their intervals, and a
+    cross where an entry fell out."""
+    figure_class, _ = figure_classes()
+    figure = figure_class(figsize=(WIDTH_IN, 4.2), dpi=150)
+    figure.set_layout_engine("constrained")
+    axes: Any = figure.add_subplot()
+    drawn = 0
+    for place, each in enumerate(journal.runners):
+        if each.name not in runs:
+            continue
+        reports = runs[each.name].reports
+        drawn += _curve(axes, place, each, reports)
+    if not drawn:
+        return None
+    axes.set_xlabel("seconds of the entry's training")
+    axes.set_ylabel("return")
+    style_axes(axes)
+    figure.legend(loc="outside upper left", ncols=3, frameon=False)
+    return svg(figure)
+
+
+def _curve(axes: Any, place: int, runner: Runner, reports: Sequence[Mapping[str, float]]) -> int:
+    """Draws an entry; returns the number of its points."""
+    name, colour = "episode/return_mean", line_colour(place)
+    points = [(x["wall_s"], x[name]) for x in reports if name in x and "wall_s" in x]
+    if not points:
+        return 0
+    style = LINES[place % len(LINES)]
+    axes.plot(*zip(*points, strict=True), color=colour, ls=style, lw=1.3, label=runner.name)
+    at = [(x["env_steps"], x["wall_s"]) for x in reports if "wall_s" in x]
+    for look in runner.looks:
+        if len(look.returns) < 2:
+            continue
+        wall_s = next((s for steps, s in reversed(at) if steps <= look.env_steps), at[0][1])
+        low, high = _band(look)
+        mean = look.mean or 0.0
+        band = [[max(0.0, mean - low)], [max(0.0, high - mean)]]
+        axes.errorbar([wall_s], [mean], band, color=colour, fmt="o", ms=4, capsize=2)
+    if runner.out:
+        axes.plot(*points[-1], "x", color=colour, ms=8, mew=2)
+    return len(points)

@@ -1,0 +1,80 @@
+"""Successive halving over time: how many entries run in each rung, and for how long.
+
+Each rung has the same time, which the entries of the rung share; the last one has the rest.
+"""
+
+from math import ceil
+from typing import NamedTuple, final
+
+HALVING_SHARE = 0.5
+"""Share of the time in which entries fall out; the last of them have the rest."""
+
+LEAST_S = 12.0
+"""Least seconds of an entry in a rung, in which it starts, trains and is evaluated."""
+
+SHORTEST_S = 5.0
+"""Seconds of an entry in a rung whose time is over, as after a slow start."""
+
+_EVALUATION_SHARE, _LEAST_EVALUATION_S, _MOST_EVALUATION_S = 0.12, 2.0, 20.0
+_ENDING_SHARE, _MOST_ENDING_S = 0.02, 5.0  # for checkpoints and the end of a process
+
+
+@final
+class Plan(NamedTuple):
+    """counts: number of entries in each rung, and at last of the finalists; leg_s: seconds of an
+    entry in each."""
+
+    counts: tuple[int, ...]
+    leg_s: tuple[float, ...]
+
+    @property
+    def last(self) -> int:
+        """Index of the part without a rung after it."""
+        return len(self.counts) - 1
+
+    @property
+    def whole_s(self) -> float:
+        """Seconds of an entry that stays to the end."""
+        return sum(self.leg_s)
+
+
+def kept(count: int, jobs: int) -> int:
+    """Number of `count` entries that stay: half of them, and as many more as run beside these
+    anyway.
+    """
+    return max(1, min(count, ceil(count / 2 / jobs) * jobs))
+
+
+def plan(entries: int, jobs: int, seconds: float) -> Plan:
+    """The plan for as many of the entries, the first ones, as have time."""
+    for count in range(entries, jobs, -1):
+        found = _plan(count, jobs, seconds)
+        if found.leg_s[0] >= LEAST_S:
+            return found
+    return _plan(min(entries, jobs), jobs, seconds)
+
+
+def _plan(count: int, jobs: int, seconds: float) -> Plan:
+    counts = [count]
+    while counts[-1] > jobs:
+        counts.append(kept(counts[-1], jobs))
+    *rungs, _ = counts
+    rung_s = HALVING_SHARE * seconds / max(1, len(rungs))
+    legs = [rung_s / batches(each, jobs) for each in rungs]
+    return Plan(tuple(counts), (*legs, seconds - rung_s * len(rungs)))
+
+
+def batches(count: int, jobs: int) -> int:
+    """Number of times that `jobs` entries run side by side until all of `count` have run."""
+    return ceil(count / jobs)
+
+
+def evaluation_s(leg_s: float) -> float:
+    """Seconds of a leg that are for its evaluation."""
+    share_s = max(_EVALUATION_SHARE * leg_s, min(_LEAST_EVALUATION_S, leg_s / 3))
+    return min(share_s, _MOST_EVALUATION_S)
+
+
+def training_s(leg_s: float) -> float:
+    """Seconds of a leg until its training stops."""
+    return leg_s - evaluation_s(leg_s) - min(_ENDING_SHARE * leg_s, _MOST_ENDING_S)

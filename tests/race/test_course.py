@@ -1,0 +1,294 @@
+"""Whole races: who stays and falls out, failures, kills, refusals; most with our own clock."""
+
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from quick import PRELOAD, begin
+from small_run import SMALL, TOY
+
+import quintet
+from quintet import cli
+from quintet.errors import QuintetError
+from quintet.observe.run_summary import find_runs, read_summary
+from quintet.race import choosing, course, portfolio
+from quintet.race import plan as plans
+from quintet.race.portfolio import Entry
+from quintet.run import seed_group
+from quintet.run.seed_group import Member, Outcome
+from quintet.system.inside import run_lock
+
+NAMES = ("slow", "good", "bad", "breaks")
+SCORES = {"slow": 3.0, "good": 9.0, "bad": 1.0}
+SMALL_ENTRY = {
+    name: list(x) if isinstance(x, tuple) else x
+    for name, x in SMALL.items()
+    if name.split(".")[0] not in ("report", "eval")
+}
+
+
+def command(folder: Path, *more: str, minutes: str = "4") -> list[str]:
+    return ["train", "auto", "--env", TOY, "--minutes", minutes, "--run-dir", str(folder), *more]
+
+
+@dataclass
+class Fake:
+    """Legs without processes: each takes its time, and answers by the entry's name.
+
+    dies_at: number of the leg in which the command is interrupted.
+    """
+
+    now: float = 1000.0
+    legs: list[tuple[str, float]] = field(default_factory=list)
+    totals: dict[str, int] = field(default_factory=dict)
+    dies_at: int = -1
+    broken: tuple[str, ...] = ("breaks",)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def payload(self, loaded: Any, more: Mapping[str, Any] | None = None) -> bytes:
+        self.totals[loaded.config.run_dir.name] = loaded.config.total_env_steps
+        return json.dumps(more).encode()
+
+    def run(self, module: str, members: Sequence[Member], *_: object) -> list[Outcome]:
+        assert module == "quintet.race.leg"
+        if members[0].name == "ready":
+            return [Outcome(0, {"status": "ready"})]
+        found, leg_s = [], 0.0
+        for each in members:
+            if len(self.legs) == self.dies_at:
+                self.dies_at = -1
+                raise KeyboardInterrupt
+            asked = json.loads(each.payload)
+            assert asked["training_s"] < asked["most_s"] < each.most_s
+            leg_s = max(leg_s, asked["most_s"])
+            self.legs.append((each.name, asked["most_s"]))
+            if each.name in self.broken:
+                found.append(Outcome(1, {"error": "the environment broke\nfor good"}))
+                continue
+            assert each.folder is not None
+            each.folder.mkdir(parents=True, exist_ok=True)
+            (each.folder / "config.yaml").write_text(each.name)
+            answer = {"returns": [SCORES[each.name] + x for x in (-1.0, 1.0)], "env_steps": 5000}
+            answer |= {"speed": 100.0, "training": 0.0, "status": "ran"}
+            found.append(Outcome(0, answer))
+        self.now += leg_s
+        return found
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = [Entry(name, "ppo", SMALL_ENTRY, "a test") for name in NAMES]
+    monkeypatch.setattr(portfolio, "entries", lambda _: own)
+    monkeypatch.setattr(choosing, "_LEAST_EXAMINED_S", 1e9)
+
+
+@pytest.fixture
+def fake(few: None, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    made = Fake()
+    monkeypatch.setattr(course, "time", made)
+    monkeypatch.setattr(course.seeds, "payload", made.payload)
+    monkeypatch.setattr(course.seed_group, "run_members", made.run)
+    monkeypatch.setattr(course, "prepare", lambda *_: None)
+    return made
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    with (folder / "race" / "race.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_worst_fall_out_and_the_best_one_s_run_is_that_of_the_folder(
+    fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a"
+    assert cli.main(command(folder, "--jobs", "1")) == 0
+    said = capsys.readouterr().out
+    assert (folder / "config.yaml").read_text() == "good"
+    assert sorted(x.name for x in (folder / "race").iterdir() if x.is_dir()) == ["bad", "slow"]
+    ran = [name for name, _ in fake.legs]
+    assert ran == [*NAMES, "slow", "good", "good"]
+    assert "breaks falls out: the environment broke\n" in said
+    assert "rung 1: good 9 [8, 10], slow 3 [2, 4] stay; out: bad 1 [0, 2]" in said
+    assert "this race is finished: good won" in said
+    rows = {(row["entry"], row["rung"]): row for row in table(folder)}
+    assert rows["bad", "1"]["out"] == "place 3 of 3 in rung 1"
+    assert rows["slow", "2"]["out"] == "place 2 of 2 in rung 2"
+    assert rows["breaks", ""]["out"].startswith("the environment broke")
+    assert rows["good", "3"]["out"] == ""
+    page = (folder / "race" / "race.html").read_text()
+    assert "good won" in page
+    assert "place 3 of 3 in rung 1" in page
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
+    # All legs together take the time, the last one half of it.
+    assert fake.now - 1000.0 == pytest.approx(240.0, rel=0.05)
+    assert fake.legs[-1][1] == pytest.approx(120.0, rel=0.1)
+    # By 100 env_steps per second, as many as fit its time after 5,000.
+    assert fake.totals["good"] == pytest.approx(5000 + 100 * 105, rel=0.1)
+
+    # The same command again says so; others are refused.
+    assert cli.main(command(folder, "--jobs", "1")) == 0
+    assert "this race is finished" in capsys.readouterr().out
+    assert len(fake.legs) == 7
+    assert cli.main(command(folder, "--jobs", "1", "--gamma", "0.9")) == 2
+    assert "gamma: the race has None, asked is 0.9" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dies_at", range(7))
+def test_an_interrupted_race_goes_on_to_the_same_end(
+    fake: Fake, tmp_path: Path, dies_at: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a"
+    fake.dies_at = dies_at
+    assert cli.main(command(folder, "--jobs", "1")) == 130
+    assert cli.main(command(folder, "--jobs", "1")) == 0
+    assert (folder / "config.yaml").read_text() == "good"
+    assert [name for name, _ in fake.legs] == [*NAMES, "slow", "good", "good"]
+    capsys.readouterr()
+
+
+def test_a_kill_while_the_winner_is_moved_loses_nothing(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "a"
+    rename = Path.rename
+
+    def dies(path: Path, target: Path) -> Path:
+        rename(path, target)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", dies)
+        assert cli.main(command(folder)) == 130
+    assert json.loads((folder / "race" / "race.json").read_text())["state"] == "moving"
+    assert cli.main(command(folder)) == 0
+    assert (folder / "config.yaml").read_text() == "good"
+    assert not (folder / "race" / "good").exists()
+
+
+def test_if_all_entries_fail_the_first_reason_is_told(
+    fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.broken = NAMES
+    assert cli.main(command(tmp_path / "a", "--jobs", "2")) == 1
+    said = capsys.readouterr().err
+    assert "no entry trained; the first reason, of slow: the environment broke" in said
+    assert cli.main(command(tmp_path / "a", "--jobs", "2")) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--seeds", "1,2"), "--seeds does not belong to a race"),
+        (("--total-steps", "5"), "leave one out"),
+        (("--resume", "latest"), "resume must be left out of a race"),
+        (("--jobs", "0"), "jobs must be a whole number of at least 1"),
+        (("--gama", "0.9"), "got gama, which no learner has"),
+        (("--model.core", "lsmt"), "model.core"),
+        (("--env.num-streams", "-1"), "env.num_streams"),
+    ],
+)
+def test_wrong_words_are_refused(
+    fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], said: str
+) -> None:
+    assert cli.main(command(tmp_path / "a", *more)) == 2
+    assert said in capsys.readouterr().err
+    assert find_runs(tmp_path) == []
+
+
+def test_an_option_of_some_learners_only_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(command(tmp_path / "a", "--clip-epsilon", "0.1")) == 2
+    said = capsys.readouterr().err
+    assert "got clip_epsilon, of appo, ppo only: leave it out, or give it to quintet train" in said
+    assert cli.main(["train", "auto", "--env", TOY]) == 2
+    assert "must have a time, got none: give --minutes 10" in capsys.readouterr().err
+
+
+def test_other_folders_two_races_in_one_and_damage_are_refused(
+    fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis.tex").touch()
+    assert cli.main(command(tmp_path)) == 2
+    assert "or one with a race" in capsys.readouterr().err
+    folder = tmp_path / "a"
+    fake.dies_at = 0
+    assert cli.main(command(folder)) == 130
+    capsys.readouterr()
+    with run_lock(folder):
+        assert cli.main(command(folder)) == 1
+    assert "in use by the process" in capsys.readouterr().err
+    path = folder / "race" / "race.json"
+    held = json.loads(path.read_text())
+    for name, value in {"name": "../..", "options": {"model.encoder": "os:system"}}.items():
+        runners = [{**held["runners"][0], name: value}]
+        path.write_text(json.dumps({**held, "runners": runners}))
+        assert cli.main(command(folder)) == 1
+        assert "must be the journal of a race, got a damaged one" in capsys.readouterr().err
+
+
+# With processes
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    monkeypatch.setattr(course, "_PRELOAD", PRELOAD)
+    monkeypatch.setattr(plans, "LEAST_S", 1.0)
+    monkeypatch.setattr(plans, "SHORTEST_S", 2.0)
+    return lambda: None
+
+
+def make(num_contexts: int = 3) -> Any:
+    from quintet.envs.toy import Contextual
+
+    return Contextual(num_contexts)
+
+
+def test_a_race_in_python_ends_in_time_with_a_run_that_goes_on(
+    few: None, quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = [
+        Entry("unfit", "ppo", {**SMALL_ENTRY, "num_epochs": 0}, "a test"),
+        Entry("good", "ppo", {**SMALL_ENTRY, "learning_rate": 0.01}, "a test"),
+        Entry("still", "ppo", {**SMALL_ENTRY, "learning_rate": 1e-9}, "a test"),
+    ]
+    monkeypatch.setattr(portfolio, "entries", lambda _: own)
+    folder = tmp_path / "a"
+    result = quintet.train("auto", TOY, minutes=0.25, run_dir=folder, jobs=1)
+    assert result.status == "finished"
+    assert result.run_dir == folder
+    assert read_summary(folder).state == "finished"
+    journal = json.loads((folder / "race" / "race.json").read_text())
+    assert journal["winner"] == "good"
+    assert [x["name"] for x in journal["runners"]] == ["good", "still"]
+    assert 10.0 < journal["spent_s"] < 30.0  # on a busy machine
+    assert result.metrics["env_steps"] == journal["runners"][0]["looks"][-1]["env_steps"]
+    assert quintet.evaluate(result.policy, episodes=5).mean > 0.5
+    with pytest.raises(QuintetError, match="on_report does not belong to a race"):
+        quintet.train("auto", TOY, minutes=0.1, on_report=lambda _: None)
+
+
+@pytest.mark.slow
+def test_a_killed_race_goes_on(tmp_path: Path) -> None:
+    words = command(tmp_path / "a", minutes="0.8")
+    with begin(["-m", "quintet", *words]) as process:
+        for line in process.stdout:
+            if ": to the end" in line or "rung 1" in line.split("] ")[-1][:7]:
+                break
+        process.kill()
+    before = json.loads((tmp_path / "a" / "race" / "race.json").read_text())
+    assert before["state"] == "running"
+    assert cli.main(words) == 0
+    after = json.loads((tmp_path / "a" / "race" / "race.json").read_text())
+    assert after["state"] == "finished"
+    assert [x["name"] for x in before["runners"]] == [x["name"] for x in after["runners"]]
+    assert read_summary(tmp_path / "a").state == "finished"
+    assert partial(quintet.load, tmp_path / "a")() is not None
+    assert seed_group.Outcome(None, None).by_signal
