@@ -62,6 +62,7 @@ def test_runs_on_nodes_are_those_of_one_machine(
     assert sorted(each.name for each in folder.iterdir()) == ["s1", "s2"]
 
 
+@pytest.mark.slow
 def test_a_node_without_the_environment_s_package_is_refused(address: str, tmp_path: Path) -> None:
     home = os.getpid()
 

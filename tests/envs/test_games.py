@@ -68,7 +68,7 @@ class Matching:
     "algo",
     [
         "ppo",
-        "acer",
+        pytest.param("acer", marks=pytest.mark.slow),
         pytest.param("impala", marks=pytest.mark.slow),
         pytest.param("appo", marks=pytest.mark.slow),
     ],

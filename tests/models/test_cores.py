@@ -131,7 +131,7 @@ def test_gradients_by_hand_against_finite_differences(kind: CoreKind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_by_hand_are_those_of_autograd(kind: CoreKind):
     """With resets, under torch.func, and as the compiler sees the steps."""
-    core = make(kind, 2)
+    core = make(kind, 1)
     x, state = draw(core, 3, 4)
     data = (x, state, some_resets(x))
     parameters = dict(core.named_parameters())

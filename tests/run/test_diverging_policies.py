@@ -63,7 +63,7 @@ def diverged(folder: Path) -> list[dict[str, Any]]:
     [
         ("ppo", "CartPole-v1", {}),
         ("impala", "Pendulum-v1", MIXED),  # which is never given an action that is not finite
-        ("acer", "Pendulum-v1", {}),
+        pytest.param("acer", "Pendulum-v1", {}, marks=pytest.mark.slow),
         ("ddpg", "Pendulum-v1", {}),
         ("appo", "CartPole-v1", LAGS),
         # Whose state would stay NaN.

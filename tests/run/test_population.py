@@ -261,7 +261,15 @@ def test_rows_and_episodes_of_the_former_weights_do_not_count(
         assert result.metrics["data/discarded_env_steps"] > 0
 
 
-@pytest.mark.parametrize("algo", [name for name in OF if name != "appo"])
+@pytest.mark.parametrize(
+    "algo",
+    [
+        "ddpg",
+        "acer",
+        pytest.param("ppo", marks=pytest.mark.slow),
+        pytest.param("impala", marks=pytest.mark.slow),
+    ],
+)
 def test_every_learner_trains_as_a_population(algo: str, tmp_path: Path) -> None:
     folder = tmp_path / algo
     assert train(folder, algo).status == "finished"

@@ -137,7 +137,7 @@ def test_other_kinds_of_environments_are_refused() -> None:
         pytest.param(
             {"runtime.kind": "lockstep", "runtime.num_workers": 2}, marks=pytest.mark.slow
         ),
-        {"runtime.kind": "async", "runtime.num_workers": 3},
+        pytest.param({"runtime.kind": "async", "runtime.num_workers": 3}, marks=pytest.mark.slow),
         {"runtime.kind": "lockstep", "runtime.num_workers": 2, "runtime.inference": "server"},
     ],
 )
