@@ -3,9 +3,9 @@ acting."""
 
 from __future__ import annotations  # so that no tensor is needed where only options are
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -173,6 +173,26 @@ class Actor(Protocol):
         """Makes one forward of a group; `noise` is one row of `draw_noise`; None: the mode.
 
         It changes none of its inputs: an act can be repeated from the same state.
+        """
+        ...
+
+
+@runtime_checkable
+class HostActor(Protocol):
+    """An actor on a GPU whose acts can be one graph with the copies from the CPU and back."""
+
+    @property
+    def one_graph(self) -> bool:
+        """Whether acts with noise are one graph; a publication may change it."""
+        ...
+
+    def from_host(
+        self, block: Tensor, obs: Obs, state: State, is_first: Tensor, noise: Tensor
+    ) -> Callable[..., ActOutput]:
+        """A function that acts on what these page-locked tensors of the CPU then hold, and waits
+        for the GPU.
+
+        block: bytes, of which tensors are views; others are arguments of the function, in order.
         """
         ...
 

@@ -58,6 +58,16 @@ class Captured(Generic[P, R]):
         self._changes, self._sets, self._kept = changes, sets, kept
         self._graphs: OrderedDict[Hashable, _Captive] = OrderedDict()
 
+    def from_host(self, device: torch.device, block: Tensor, *args: Any) -> "HostCall[R]":
+        """A function that calls the method with what page-locked tensors of the CPU then hold, by
+        one launch and one wait.  The method must write to no tensor of its object.
+
+        block: bytes, of which tensors in `args` are views.  Other tensors are arguments of the
+            function, in order, as they are page-locked where they come from.
+        """
+        with _turn_of(device) as turn:
+            return HostCall(self._method, device, block, args, turn)
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Tensors may stand in dicts, tuples and dataclasses; everything else in the arguments is a
         constant of the graph.  The result holds new tensors.
@@ -85,25 +95,64 @@ class Captured(Generic[P, R]):
         static = _mapped(args, lambda _: next(buffers))
         changed = [*self._changes()]
         before = [x.clone() for x in changed]
-        try:
-            replay, outputs = record(lambda: _Outputs(self._method(*static)), turn)
-        except Exception as error:  # of CUDA, PyTorch, or a user's module
-            if memory_fault(error) is not None:
-                raise
-            # The end of a capture raises again, in words that name no cause.
-            cause = described(error.__context__ or error)
-            first = cause.strip().splitlines()[0][:_MOST_CHARACTERS]
-            fault = QuintetError(
-                "runtime.compile=graph must have acts and updates that a CUDA graph can hold, got "
-                f"{first} in {self._method.__qualname__}; begin another run with "
-                "--runtime.compile off"
-            )
-            raise traced(fault, error) from error
+        replay, outputs = _recorded(
+            self._method.__qualname__, lambda: _Outputs(self._method(*static)), turn
+        )
         with torch.no_grad():
             for x, kept in zip(changed, before, strict=True):
                 x.copy_(kept)
         held = {name: getattr(self._object, name) for name in self._sets}
         return _Captive(inputs, replay, outputs, held, turn)
+
+
+@final
+class HostCall(Generic[R]):
+    """A graph that also copies a method's arguments from page-locked memory, and its result there;
+    see `Captured.from_host`.
+    """
+
+    def __init__(
+        self,
+        method: Callable[..., R],
+        device: torch.device,
+        block: Tensor,
+        args: tuple[Any, ...],
+        turn: "_Turn",
+    ):
+        tensors: list[Tensor] = []
+        _layout(args, tensors)
+        begin, there = block.data_ptr(), torch.empty_like(block, device=device)
+        inside = [x.untyped_storage().data_ptr() == begin for x in tensors]
+        own = zip(tensors, inside, strict=True)
+        self._alone = [x.to(device) for x, of_block in own if not of_block]
+        views = moved([x for x, of_block in zip(tensors, inside, strict=True) if of_block], there)
+        parts = {True: iter(views), False: iter(self._alone)}
+        static = iter([next(parts[of_block]) for of_block in inside])
+        on_gpu = _mapped(args, lambda _: next(static))
+        here: list[Tensor] = []
+
+        def run() -> _Outputs:
+            there.copy_(block, non_blocking=True)
+            outputs = _Outputs(method(*on_gpu))
+            written = outputs.block
+            if not here:  # not while a graph is captured
+                here.append(torch.empty(written.shape, dtype=written.dtype, pin_memory=True))
+            here[0].copy_(written, non_blocking=True)
+            return outputs
+
+        self._replay, self._outputs = _recorded(method.__qualname__, run, turn)
+        self._here, self._turn = here[0], turn
+        self._kept = block, there  # as long as the graph copies between them
+
+    def __call__(self, *alone: Tensor) -> R:
+        """The result on the CPU, in new memory."""
+        with self._turn:
+            for buffer, x in zip(self._alone, alone, strict=True):
+                buffer.copy_(x, non_blocking=True)
+            self._replay()
+            torch.cuda.current_stream(self._turn.device).synchronize()
+            result: R = self._outputs.of_copy(self._here.clone())
+        return result
 
 
 @final
@@ -177,11 +226,21 @@ class _Outputs:
             views = iter(self._tensors)
             self._result = _mapped(result, lambda _: next(views))
 
+    @property
+    def block(self) -> Tensor:
+        """The memory of a result of several tensors."""
+        assert self._block is not None
+        return self._block
+
     def copied(self) -> Any:
         """The result, in new memory."""
         if self._block is None:
             return _mapped(self._result, Tensor.clone)
-        copies = iter(moved(self._tensors, self._block.clone()))
+        return self.of_copy(self._block.clone())
+
+    def of_copy(self, block: Tensor) -> Any:
+        """The result in a copy of its memory."""
+        copies = iter(moved(self._tensors, block))
         return _mapped(self._result, lambda _: next(copies))
 
 
@@ -259,6 +318,25 @@ def record(run: Callable[[], R], turn: _Turn) -> tuple[Callable[[], None], R]:
         with _capturing(graph, stream, handle):
             outputs = run()
     return graph.replay, outputs
+
+
+def _recorded(name: str, run: Callable[[], R], turn: _Turn) -> tuple[Callable[[], None], R]:
+    """The result of `record`; raises QuintetError if no graph can hold what the method of that name
+    launches.
+    """
+    try:
+        return record(run, turn)
+    except Exception as error:  # of CUDA, PyTorch, or a user's module
+        if memory_fault(error) is not None:
+            raise
+        # The end of a capture raises again, in words that name no cause.
+        cause = described(error.__context__ or error)
+        first = cause.strip().splitlines()[0][:_MOST_CHARACTERS]
+        fault = QuintetError(
+            "runtime.compile=graph must have acts and updates that a CUDA graph can hold, got "
+            f"{first} in {name}; begin another run with --runtime.compile off"
+        )
+        raise traced(fault, error) from error
 
 
 def _capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, handle: Any) -> Any:

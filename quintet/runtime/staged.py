@@ -1,28 +1,74 @@
 """Acting on a GPU for environments whose rows are on the CPU: one copy to the GPU, one back, and
 one wait per act."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import final
+from dataclasses import dataclass, replace
+from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.protocols import Actor
+from quintet.protocols import Actor, HostActor
 from quintet.system.transfer import fetched, page_locked, sent_all
 from quintet.types import ActOutput, Obs, Publication, State, TensorSpec
 
 _LARGE = 2**18
 """Size in bytes from which a separate copy takes the host less time than a copy into the block."""
 
+_MOST_KINDS = 32
+"""Number of kinds of acts whose memory is kept; the one unused for longest makes room."""
+
+Inputs = Sequence[Sequence[Tensor]]
+"""The tensors of each input of an act, one for each group."""
+
+
+@final
+@dataclass
+class _Stage:
+    """The page-locked block of acts of one kind; it is free, since the previous act has ended.
+
+    inputs: views of the block, one for each input that travels in it.
+    arrays: the same as arrays.
+    call: the act as one graph with its copies.
+    """
+
+    inputs: list[Tensor]
+    arrays: list[np.ndarray[Any, Any]]
+    call: Callable[..., ActOutput] | None = None
+
+    @classmethod
+    def of(cls, rows: int, inputs: Inputs) -> "_Stage":
+        forms = [torch.zeros((rows, *x[0].shape[1:]), dtype=x[0].dtype) for x in inputs]
+        views = page_locked(forms)
+        return cls(views, [x.numpy() for x in views])
+
+    @property
+    def block(self) -> Tensor:
+        """All of its bytes."""
+        memory = self.inputs[0].untyped_storage()
+        return torch.empty(0, dtype=torch.uint8).set_(memory)
+
+    def fill(self, inputs: Inputs) -> None:
+        """Copies the parts of each input one after the other."""
+        for parts, into, array in zip(inputs, self.inputs, self.arrays, strict=True):
+            if len(parts) == 1:
+                np.copyto(array, parts[0].numpy())
+            else:
+                torch.cat([*parts], out=into)
+
 
 @final
 class Shared:
-    """An actor on a GPU that several groups use: it loads each publication once, by one copy."""
+    """An actor on a GPU that several groups use, one after the other: it loads each publication
+    once, by one copy.
+    """
 
     def __init__(self, actor: Actor, device: torch.device):
         self.actor, self.device = actor, device
         self._newest: dict[int, Publication] = {}
+        self._stages: OrderedDict[tuple[int, ...], _Stage] = OrderedDict()
 
     def load(self, publication: Publication) -> None:
         if self._newest.get(publication.policy) is publication:
@@ -35,22 +81,34 @@ class Shared:
             publication = replace(publication, tensors={**publication.tensors, **there})
         self.actor.load(publication)
 
+    def stage(self, rows: int, alone: Sequence[bool], inputs: Inputs) -> _Stage:
+        """The stage of acts on as many rows, by whether an input travels alone; `inputs`: the
+        others.
+        """
+        key = (rows, *alone)
+        if key not in self._stages:
+            self._stages[key] = _Stage.of(rows, inputs)
+            if len(self._stages) > _MOST_KINDS:
+                self._stages.popitem(last=False)
+        self._stages.move_to_end(key)
+        return self._stages[key]
+
 
 @final
 class StagedActor:
     """An actor on a GPU as an actor of the CPU.
 
     All inputs of an act travel in one page-locked block, except for large ones that are page-locked
-    themselves; all outputs that leave the GPU travel in another, for which the host waits.  Private
-    state stays on the GPU.
+    themselves; all outputs that leave the GPU travel in another, for which the host waits.  In CUDA
+    graphs these copies are part of the graph (`HostActor`).  Private state stays on the GPU.
     """
 
     def __init__(self, shared: Shared):
-        self._actor, self._device = shared.actor, shared.device
+        self._shared, self._actor, self._device = shared, shared.actor, shared.device
+        self._host = shared.actor if isinstance(shared.actor, HostActor) else None
         self.action_spec, self.state_specs = self._actor.action_spec, self._actor.state_specs
         self.record_specs: Mapping[str, TensorSpec] = self._actor.record_specs
         self.draw_noise, self.load = self._actor.draw_noise, shared.load
-        self._blocks: dict[tuple[int, ...], list[Tensor]] = {}
 
     @torch.inference_mode()
     def initial_state(self, num_streams: int) -> State:
@@ -76,7 +134,20 @@ class StagedActor:
         inputs: list[Sequence[Tensor]] = [[each[name] for each in obs] for name in obs[0]]
         inputs += [[each[name] for each in states] for name in recorded]
         inputs += [is_first] if noise is None else [is_first, noise]
-        on_gpu = self._sent(inputs)
+        alone = [len(x) == 1 and x[0].nbytes >= _LARGE and x[0].is_pinned() for x in inputs]
+        together = [x for x, by_itself in zip(inputs, alone, strict=True) if not by_itself]
+        stage = self._shared.stage(sum(map(len, is_first)), alone, together)
+        stage.fill(together)
+        own = [x[0] for x, by_itself in zip(inputs, alone, strict=True) if by_itself]
+        if self._host is not None and self._host.one_graph and noise is not None:
+            if stage.call is None:
+                parts = _merged(alone, stage.inputs, own)
+                seen = {name: next(parts) for name in obs[0]}
+                state = {name: next(parts) for name in recorded}
+                host, block = self._host, stage.block
+                stage.call = host.from_host(block, seen, state, next(parts), next(parts))
+            return stage.call(*own)
+        on_gpu = self._sent(stage, alone, own)
         seen = {name: next(on_gpu) for name in obs[0]}
         state = {name: next(on_gpu) for name in recorded}
         state |= {
@@ -96,29 +167,20 @@ class StagedActor:
             out.state | {name: here[f"state/{name}"] for name in recorded},
         )
 
-    def _sent(self, inputs: Sequence[Sequence[Tensor]]) -> Iterator[Tensor]:
-        """The inputs on the GPU, each joined from its parts; the host does not wait."""
-        alone = [len(x) == 1 and x[0].nbytes >= _LARGE and x[0].is_pinned() for x in inputs]
-        together = [x for x, by_itself in zip(inputs, alone, strict=True) if not by_itself]
-        rows = sum(map(len, inputs[0]))
-        block = self._block((rows, *alone), rows, together)
-        for into, parts in zip(block, together, strict=True):
-            torch.cat([*parts], out=into)
-        of_block = iter(sent_all(block, self._device))
-        for parts, by_itself in zip(inputs, alone, strict=True):
-            yield parts[0].to(self._device, non_blocking=True) if by_itself else next(of_block)
+    def _sent(
+        self, stage: _Stage, alone: Sequence[bool], own: Sequence[Tensor]
+    ) -> Iterator[Tensor]:
+        """The inputs on the GPU; the host does not wait."""
+        by_themselves = [x.to(self._device, non_blocking=True) for x in own]
+        return _merged(alone, sent_all(stage.inputs, self._device), by_themselves)
 
-    def _block(
-        self, key: tuple[int, ...], rows: int, inputs: Sequence[Sequence[Tensor]]
-    ) -> list[Tensor]:
-        """The page-locked block of acts of this kind, cut into one tensor for each input; it is
-        free, since the previous act has ended.
-        """
-        if key not in self._blocks:
-            self._blocks[key] = page_locked(
-                [torch.zeros((rows, *x[0].shape[1:]), dtype=x[0].dtype) for x in inputs]
-            )
-        return self._blocks[key]
+
+def _merged(
+    alone: Sequence[bool], together: Sequence[Tensor], own: Sequence[Tensor]
+) -> Iterator[Tensor]:
+    """All inputs in order, from those in the block and those by themselves."""
+    parts = {False: iter(together), True: iter(own)}
+    return (next(parts[by_itself]) for by_itself in alone)
 
 
 def actors_of(make_actor: Callable[[], Actor], device: str) -> Callable[[tuple[int, ...]], Actor]:

@@ -91,6 +91,7 @@ def test_groups_act_together_with_one_wait(algo: str, spaces: str, options: dict
         case.config, case.model, case.spaces, Compute(graph=True, act_on="cuda")
     )
     staged = StagedActor(Shared(on_gpu, CUDA))
+    whole = plain.initial_state(1).keys() == plain.state_specs.keys()  # nothing private
     theirs = [plain.initial_state(STREAMS) for _ in range(groups)]
     ours = [staged.initial_state(STREAMS) for _ in range(groups)]
     for turn in range(4):
@@ -130,9 +131,9 @@ def test_groups_act_together_with_one_wait(algo: str, spaces: str, options: dict
             looks = "param" in str(options)
             assert counts.waits == 1 + looks, counts.lines()
             assert counts.kinds["graph"] == 1
-            assert looks or counts.kinds["h2d_async"] == 1
-        if turn and plain.initial_state(1).keys() == plain.state_specs.keys():  # nothing private
-            assert (counts.kinds["kernel"], counts.kinds["d2d"]) == (0, 2), counts.kernels
+            assert looks or counts.kinds["h2d_async"] == (not whole)
+            if whole:  # its copies are in it
+                assert counts.kinds.keys() <= {"graph", "stream"}, counts.kinds
     assert not standin.races
 
 
@@ -219,9 +220,9 @@ def _acts_and_learns_in_graphs(large: int) -> None:
     assert on_gpu.differs_by(run("ppo", "CartPole-v1", 320, sizes, "cpu")) == 0.0
     act, update = on_gpu.phases["act"], on_gpu.phases["update"]
     # Each capture waits for the GPU, once for an act's layout.
-    assert act.counts.kinds["d2h"] == act.calls
+    assert act.counts.kinds["stream"] == act.calls
     copies = act.counts.kinds["h2d_async"] / act.calls
-    assert copies > 1 if large == 0 else copies == 1
+    assert copies > 1 if large == 0 else copies < 0.1  # those of captures
     assert act.counts.waits <= act.calls + 4
     assert act.counts.kinds["graph"] == act.calls
     assert update.counts.kinds["graph"] >= update.calls

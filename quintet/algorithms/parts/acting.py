@@ -1,6 +1,7 @@
 """Acting: the actor of learners that sample from their policy, action masks, and uniform
 warm-up."""
 
+from collections.abc import Callable
 from typing import Protocol, final
 
 import torch
@@ -10,6 +11,7 @@ from torch.func import functional_call
 from quintet.algorithms.parts.graphs import in_graphs
 from quintet.algorithms.parts.setup import PLAIN, Compute, Recorded, Setup
 from quintet.models.build import ActorCritic
+from quintet.models.captured import Captured
 from quintet.models.config import ModelConfig, picture_leaves
 from quintet.models.flat import ModuleTensors, flatten_in_place, views_of
 from quintet.models.heads import action_family
@@ -209,6 +211,20 @@ class SamplingActor:
                 action = self.family.uniform(params, noise)
             action, env_action, record = self._chosen(action, params, value)
         return ActOutput(action, env_action, record, {**after, **private})
+
+    @property
+    def one_graph(self) -> bool:
+        captured = isinstance(self.sample, Captured) and not self.correlation
+        return captured and not self.warming_up
+
+    def from_host(
+        self, block: Tensor, obs: Obs, state: State, is_first: Tensor, noise: Tensor
+    ) -> Callable[..., ActOutput]:
+        """`act` as one graph with its copies, see `HostActor`."""
+        assert isinstance(self.sample, Captured)
+        device = next(self.network.parameters()).device
+        call = self.sample.from_host(device, block, obs, state, is_first, noise)
+        return lambda *alone: ActOutput(*call(*alone))
 
     def _sample(
         self, obs: Obs, state: State, is_first: Tensor, noise: Tensor
