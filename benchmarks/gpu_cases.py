@@ -147,13 +147,21 @@ def _turns() -> list[Case]:
     """Our PPO and LeanRL's on Pong, with the same work, twice in turns."""
     env, name = "Pong-v5", "LeanRL compile cudagraphs"
     file, arguments = PEERS[name]
-    whole = {**like_theirs(env), "env.streams_per_group": 8}
+    tf32 = {**_way("device", "fp32"), "runtime.tf32": "on"}
+    served = {**tf32, "runtime.kind": "lockstep", "runtime.inference": "server"}
+    ways: dict[str, Options] = {
+        "tf32 two groups": {**tf32, "env.streams_per_group": 4},  # as is chosen
+        "bf16 two groups": {**_way("device", "bf16"), "env.streams_per_group": 4},
+        "tf32 one group": {**tf32, "env.streams_per_group": 8},
+        "tf32 four groups": {**tf32, "env.streams_per_group": 2},
+        "tf32 server": {**served, "env.streams_per_group": 4, "runtime.num_workers": 2},
+    }
     cases = []
     for turn in (1, 2):
-        for precision, more in (("tf32", {"runtime.tf32": "on"}), ("bf16", {})):
-            options = {**whole, **_way("device", precision.replace("tf", "fp")), **more}
+        for way, how in ways.items():
+            options = {**like_theirs(env), **how}
             call = partial(_on_device, algo="ppo", env=env, options=options)
-            cases.append(Case(f"{turn} quintet {precision}", call))
+            cases.append(Case(f"{turn} quintet {way}", call))
         call = partial(peer, file=file, arguments=arguments, env=env)
         cases.append(Case(f"{turn} {name}", call, 150))
     return cases
