@@ -65,6 +65,8 @@ class Algorithm:
     chunk: returns the number of these rows that stay together, for (options, model).
     fitted: whether the option `shared` is lowered until it fits the others, at most to half, if the
         user did not give it; not on a resume.
+    for_many_streams: returns values of its options that suit so many streams, of (options,
+        streams); used where the user gave none of them, and not on a resume.
     metrics: returns the names of `quintet.observe.metrics` that it may report.
     own_metrics: further metrics that it may report; `/` at the end of a name stands for every name
         with this prefix.
@@ -96,6 +98,7 @@ class Algorithm:
     shared: str = ""
     chunk: Callable[[Any, ModelConfig], int] = lambda *_: 1
     fitted: bool = False
+    for_many_streams: Callable[[Any, int], Mapping[str, Any]] = lambda *_: {}
     metrics: Callable[[], tuple[str, ...]] = tuple
     own_metrics: Mapping[str, Metric] = field(default_factory=dict)
     judged: Callable[[Any, Spaces], tuple[Part, ...]] = lambda *_: ()

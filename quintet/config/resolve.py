@@ -38,6 +38,7 @@ from quintet.types import Spaces
 FOR_CLUSTER = "resolved (a cluster needs workers, and serial has none)"
 """Source of a `runtime.kind` that was chosen because the run uses a cluster."""
 
+_FOR_MANY = "resolved (for many streams)"
 _SAVED = "saved run"
 _NO_ENV = EnvConfig(id="none")
 
@@ -110,6 +111,7 @@ def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None)
         if env is not None and not unknown and _SAVED not in sources.values():
             # Whose code is not checked yet.
             config, env = _with_whole_games(config, env, sources)
+            config = _for_many_streams(config, sources)
             config = _with_fitted_rows(config, sources)
         faults += combination_faults(config)
         if env is not None:
@@ -267,6 +269,31 @@ def _with_whole_games(
     sources["env.num_streams"] = f"resolved ({by})"
     own = {"num_streams": count}
     return config.changed("env", own), env.with_options(own)
+
+
+def _for_many_streams(config: RunConfig, sources: dict[str, str]) -> RunConfig:
+    """Gives the learner the values that suit this number of streams, see
+    `Algorithm.for_many_streams`; unchanged if the user gave one of them, or they do not fit.
+    """
+    streams = config.env.num_streams
+    values = registry.find(config.algo).for_many_streams(config.learner, streams)
+    if not values or not all(is_free(sources.get(name, "default")) for name in values):
+        return config
+    learner = config.learner.model_copy(update=values)
+    found = config.model_copy(update={"learner": learner})
+    if size_faults(found, MOST_STEPS):
+        return config
+    sources.update(dict.fromkeys(values, _FOR_MANY))
+    return found
+
+
+def many_streams_note(loaded: Loaded) -> str | None:
+    """A notice if options of the learner were chosen for the number of streams."""
+    flat = loaded.config.flat()
+    chosen = [name for name, source in loaded.sources.items() if source == _FOR_MANY]
+    told = " and ".join(f"{name}={flat[name]}" for name in chosen)
+    why = f"for {loaded.config.env.num_streams:,} streams; give one of them to choose otherwise"
+    return f"{told} were chosen {why}" if chosen else None
 
 
 def _with_fitted_rows(config: RunConfig, sources: dict[str, str]) -> RunConfig:

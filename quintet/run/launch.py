@@ -14,6 +14,7 @@ from quintet.config.machine import on_gpu_note, require_networks, uncompiled_not
 from quintet.config.resolve import (
     FOR_CLUSTER,
     Loaded,
+    many_streams_note,
     require_evaluated,
     resolve,
     sources_of,
@@ -236,6 +237,8 @@ def _doubtful(trainer: Trainer, loaded: Loaded, source: Source) -> None:
     if (note := host_note(config, source.envs[0], trainer.policies[0].plan)) is not None:
         saving.notes.append(note)
     if (note := uncompiled_note(loaded.config, config, source.spaces)) is not None:
+        saving.notes.append(note)
+    if (note := many_streams_note(loaded)) is not None:
         saving.notes.append(note)
     if (note := on_gpu_note(loaded.config, config)) is not None:
         saving.notes.append(note)

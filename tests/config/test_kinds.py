@@ -15,7 +15,7 @@ from small_run import save_options
 from quintet.cli import main
 from quintet.config.facts import KindProbe
 from quintet.config.layers import Layer, options, preset_layers
-from quintet.config.resolve import Loaded, compose
+from quintet.config.resolve import Loaded, compose, many_streams_note
 from quintet.config.saved import load_config, load_seeds
 from quintet.envs.config import EnvConfig
 from quintet.envs.resolved import resolve_env
@@ -239,6 +239,32 @@ def test_minibatches_of_a_preset_fit_a_user_s_streams(options, size):
     assert loaded.config.learner.minibatch_steps == size
     fitted = "" if size == 512 else "resolved ("
     assert loaded.sources["minibatch_steps"].startswith(f"{fitted}preset CartPole-*")
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "unroll", "minibatch"),
+    [
+        ("torch/CartPole-v1", {"env.num_streams": 4096}, 32, 32_768),
+        ("Pendulum-v1", {"env.num_streams": 1024}, 32, 8_192),
+        ("CartPole-v1", {"env.num_streams": 1023}, 64, 496),
+        ("CartPole-v1", {"env.num_streams": 4096, "minibatch_steps": 1024}, 64, 1024),
+        ("CartPole-v1", {"env.num_streams": 4096, "unroll_steps": 16}, 16, 512),
+        ("CartPole-v1", {"env.num_streams": 4096, "preset": "tf_agents_base"}, 256, None),
+        ("CartPole-v1", {"env.num_streams": 1025, "model.core": "lstm"}, 64, 320),  # by chunks
+    ],
+)
+def test_thousands_of_streams_get_a_short_unroll_and_large_minibatches(
+    env, options, unroll, minibatch
+):
+    loaded = load(env, total_env_steps=10_000_000, **options)
+    learner = loaded.config.learner
+    assert (learner.unroll_steps, learner.minibatch_steps) == (unroll, minibatch)
+    chosen = minibatch in (32_768, 8_192)
+    assert (loaded.sources["minibatch_steps"] == "resolved (for many streams)") is chosen
+    told = many_streams_note(loaded)
+    assert (told is not None) is chosen
+    if told:
+        assert f"unroll_steps=32 and minibatch_steps={minibatch} were chosen for" in told
 
 
 @pytest.mark.parametrize(

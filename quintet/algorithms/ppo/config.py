@@ -187,6 +187,24 @@ def check(config: PPOConfig, model: ModelConfig, num_streams: int, _budget: int)
     ]
 
 
+MANY_STREAMS = 1024
+"""Streams from which on small minibatches would make an iteration thousands of optimizer steps."""
+
+_MANY_UNROLL_STEPS, _MANY_MINIBATCHES = 32, 4
+
+
+def for_many_streams(config: PPOConfig, num_streams: int) -> dict[str, int]:
+    """A short unroll and a few large minibatches, as simulators on GPUs are usually trained with;
+    {} with fewer streams, or if a minibatch is at least as large already.
+    """
+    steps = min(config.unroll_steps, _MANY_UNROLL_STEPS)
+    size = num_streams * steps // _MANY_MINIBATCHES
+    large = config.minibatch_steps is None or config.minibatch_steps >= size
+    if num_streams < MANY_STREAMS or large:
+        return {}
+    return {"unroll_steps": steps, "minibatch_steps": size}
+
+
 def chunk(config: PPOConfig, model: ModelConfig) -> int:
     """Rows that stay together."""
     return 1 if model.core == "none" else config.bptt_steps
