@@ -1,7 +1,10 @@
 """Programs of exported policies, ready to be played: one class for each format."""
 
 import io
+import threading
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -22,6 +25,28 @@ class Player(Protocol):
     def __call__(self, inputs: Arrays) -> Arrays:
         """All outputs by name, from all inputs by name, ``[B, ...]``."""
         ...
+
+    def stop(self) -> None:
+        """Ends an act that another thread makes, with ExportError, if the format's programs can
+        loop for ever and need no trust.
+        """
+        ...
+
+
+LIMIT_S, ROW_LIMIT_S = 60.0, 0.2
+"""Longest time of a play, and what each of its rows adds."""
+
+
+@contextmanager
+def _limited(player: Player, rows: int) -> Iterator[None]:
+    """Stops the player if the block takes longer than such a play may."""
+    timer = threading.Timer(LIMIT_S + rows * ROW_LIMIT_S, player.stop)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @final
@@ -44,6 +69,7 @@ class OnnxPlayer:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4  # what is wrong comes as an error too
         self._outputs = [port.name for port in interface.outputs]
+        self._run: Any = onnxruntime.RunOptions()
         try:
             self._session: Any = onnxruntime.InferenceSession(
                 program, options, providers=["CPUExecutionProvider"]
@@ -57,10 +83,18 @@ class OnnxPlayer:
 
     def __call__(self, inputs: Arrays) -> Arrays:
         try:
-            found = self._session.run(self._outputs, inputs)
+            found = self._session.run(self._outputs, inputs, self._run)
         except Exception as fault:
+            if self._run.terminate:
+                raise ExportError(
+                    "policy.onnx must end its acts, got one that was still at work after the "
+                    "longest time that the recorded steps may take: do not use it"
+                ) from fault
             raise _unplayable("policy.onnx", fault) from fault
         return dict(zip(self._outputs, found, strict=True))
+
+    def stop(self) -> None:
+        self._run.terminate = True
 
 
 @final
@@ -94,6 +128,8 @@ class NumpyPlayer:
         except Exception as fault:
             raise _unplayable("policy.npz", fault) from fault
         return found
+
+    def stop(self) -> None: ...
 
 
 def _require_unpacked(program: bytes) -> None:
@@ -133,6 +169,8 @@ class TorchPlayer:
             return dict(zip(self._outputs, arrays, strict=True))
         except Exception as fault:
             raise _unplayable("policy.pt2", fault) from fault
+
+    def stop(self) -> None: ...
 
 
 _ONNX_TYPES = {"float": "float32", "double": "float64", "float16": "float16", "bool": "bool"}
@@ -177,8 +215,14 @@ def _unplayable(file: str, fault: Exception) -> ExportError:
 
 def play(player: Player, inputs: Arrays, interface: Interface) -> Arrays:
     """Outputs of all rows ``[T, B, ...]`` by name, from inputs ``[T, B, ...]`` without the state,
-    which is fed back from row to row and begins with zeros.
+    which is fed back from row to row and begins with zeros.  Raises ExportError if a row is not as
+    the interface says, or the player had to be stopped.
     """
+    with _limited(player, len(next(iter(inputs.values())))):
+        return _played(player, inputs, interface)
+
+
+def _played(player: Player, inputs: Arrays, interface: Interface) -> Arrays:
     rows, streams = next(iter(inputs.values())).shape[:2]
     outputs = {port.name: port.zeros(rows, streams) for port in interface.outputs}
     state = {port.name: port.zeros(streams) for port in interface.of("state")}

@@ -21,7 +21,7 @@ from forge import HOSTILE, place_in, replaced
 
 from quintet.cli import main
 from quintet.errors import ExportError, QuintetError
-from quintet.export import programs
+from quintet.export import players, programs
 from quintet.export.certificate import CERTIFICATE, as_bytes
 from quintet.export.make import export
 from quintet.export.verify import verify
@@ -293,6 +293,59 @@ def test_a_program_that_unpacks_to_more_is_refused(copy) -> None:
     sealed(folder)
     with pytest.raises(ExportError, match=r"ValueError: it has compressed arrays"):
         verify(folder)
+
+
+def endless(folder: Path) -> None:
+    """A number is added to an output that a loop without an end computes."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    def constant(name: str, value: Any, dtype: str = "float32") -> Any:
+        return numpy_helper.from_array(np.array(value, dtype), name)
+
+    model = onnx.load(folder / "policy.onnx")
+    graph = model.graph
+    out = next(x for x in graph.output if x.type.tensor_type.elem_type == TensorProto.FLOAT)
+    for node in graph.node:
+        node.output[:] = [f"{name}/as_was" if name == out.name else name for name in node.output]
+        node.input[:] = [f"{name}/as_was" if name == out.name else name for name in node.input]
+
+    def port(name: str, kind: int, shape: list[int]) -> Any:
+        return helper.make_tensor_value_info(name, kind, shape)
+
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["goes_on"], ["still"]),
+            helper.make_node("Add", ["x", "loop/one"], ["x_after"]),
+        ],
+        "body",
+        [port("step", TensorProto.INT64, []), port("goes_on", TensorProto.BOOL, []),
+         port("x", TensorProto.FLOAT, [])],
+        [port("still", TensorProto.BOOL, []), port("x_after", TensorProto.FLOAT, [])],
+    )  # fmt: skip
+    graph.initializer.extend(
+        [constant("loop/one", 1.0), constant("loop/zero", 0.0), constant("loop/on", True, "bool")]
+    )
+    graph.node.extend(
+        [
+            helper.make_node("Loop", ["", "loop/on", "loop/zero"], ["loop/x"], body=body),
+            helper.make_node("Mul", ["loop/x", "loop/zero"], ["loop/nothing"]),
+            helper.make_node("Add", [f"{out.name}/as_was", "loop/nothing"], [out.name]),
+        ]
+    )
+    onnx.save(model, folder / "policy.onnx")
+
+
+def test_a_program_without_an_end_is_ended(copy, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(players, "LIMIT_S", 0.5)
+    monkeypatch.setattr(players, "ROW_LIMIT_S", 0.0)
+    folder = copy()
+    endless(folder)
+    sealed(folder)
+    assert main(["verify", str(folder)]) == 1
+    assert (
+        "policy.onnx must end its acts, got one that was still at work" in capsys.readouterr().err
+    )
 
 
 def test_hostile_documents(copy) -> None:

@@ -11,11 +11,11 @@ from cases import CUDA, case_of, learner_on
 from conformance import STREAMS
 
 import quintet
+from quintet import evaluation
 from quintet.algorithms.parts.setup import Compute
 from quintet.errors import ConfigError
 from quintet.models.film_grid import _over_grid
 from quintet.models.normalize import _moments_of_bytes
-from quintet.run import evaluations
 from quintet.runtime.policies import Assignment
 
 
@@ -101,7 +101,7 @@ def test_evaluations_act_where_the_run_acts() -> None:
     kernels, scores = {}, {}
     for inference in ("local", "device"):
         played: list[int] = []
-        play = evaluations.evaluate_in
+        play = evaluation.evaluate_in
 
         def counted(*given: Any, of: Any = play, told: list[int] = played) -> Any:
             with standin.counting() as counts:
@@ -109,13 +109,13 @@ def test_evaluations_act_where_the_run_acts() -> None:
             told.append(counts.kinds["kernel"])
             return found
 
-        evaluations.evaluate_in = counted
+        evaluation.evaluate_in = counted
         try:
             ran = runs.run(
                 "ppo", "CartPole-v1", 512, options | {"runtime.inference": inference}, "cuda"
             )
         finally:
-            evaluations.evaluate_in = play
+            evaluation.evaluate_in = play
         kernels[inference] = played
         scores[inference] = ran.result.metrics["eval/return_mean"]
     assert sum(kernels["local"]) == 0
