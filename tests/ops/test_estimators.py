@@ -40,32 +40,14 @@ def run_n_step(u: Unroll, n: int | None) -> tuple[Tensor, ...]:
 
 
 def run_vtrace(u: Unroll, rho_bar, c_bar, pg_rho_bar, lambda_) -> tuple[Tensor, ...]:
-    return tuple(
-        vtrace(
-            u.v_tm1,
-            u.v_t,
-            u.r_t,
-            u.discount_t,
-            u.not_cut_t,
-            u.rho_tm1,
-            rho_bar=rho_bar,
-            c_bar=c_bar,
-            pg_rho_bar=pg_rho_bar,
-            lambda_=lambda_,
-        )
-    )
+    rows = u.v_tm1, u.v_t, u.r_t, u.discount_t, u.not_cut_t, u.rho_tm1
+    clips = {"rho_bar": rho_bar, "c_bar": c_bar, "pg_rho_bar": pg_rho_bar}
+    return tuple(vtrace(*rows, **clips, lambda_=lambda_))
 
 
 def run_retrace(u: Unroll, c_bar: float | None, lambda_: float) -> tuple[Tensor, ...]:
     target = retrace(
-        u.q_a_tm1,
-        u.v_t,
-        u.r_t,
-        u.discount_t,
-        u.not_cut_t,
-        u.rho_tm1,
-        c_bar=c_bar,
-        lambda_=lambda_,
+        u.q_a_tm1, u.v_t, u.r_t, u.discount_t, u.not_cut_t, u.rho_tm1, c_bar=c_bar, lambda_=lambda_
     )
     return (target,)
 

@@ -262,13 +262,7 @@ def test_rows_and_episodes_of_the_former_weights_do_not_count(
 
 
 @pytest.mark.parametrize(
-    "algo",
-    [
-        "ddpg",
-        "acer",
-        pytest.param("ppo", marks=pytest.mark.slow),
-        pytest.param("impala", marks=pytest.mark.slow),
-    ],
+    "algo", ["ddpg", "acer", *(pytest.param(x, marks=pytest.mark.slow) for x in ("ppo", "impala"))]
 )
 def test_every_learner_trains_as_a_population(algo: str, tmp_path: Path) -> None:
     folder = tmp_path / algo
