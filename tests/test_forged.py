@@ -144,7 +144,7 @@ def test_forged_draws_are_refused(runs, tmp_path, capsys, name):
 
 META: dict[str, Any] = {
     "counters.env_steps": lambda meta: meta["counters"].update(env_steps=-1),
-    "env_steps must be": lambda meta: meta["counters"].update(env_steps=1),
+    "env_steps must equal": lambda meta: meta["counters"].update(env_steps=1),
     "wall_s": lambda meta: meta.pop("wall_s"),
     "reports": lambda meta: meta.update(reports=["x", "y"]),
     "system": lambda meta: meta.update(system=[]),
