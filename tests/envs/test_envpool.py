@@ -117,6 +117,8 @@ def test_action_start_is_added():
     """TSP's cities start elsewhere than 0; the space given to learners counts from 0."""
     import envpool
 
+    if "TSP-v1" not in envpool.list_all_envs():
+        pytest.skip("EnvPool 1.2.0 has no TSP-v1")
     pool = envpool.make_spec("TSP-v1").gymnasium_observation_space
     starts = [int(leaf.start) for leaf in pool.values() if hasattr(leaf, "start")]
     assert any(starts), "no start left to test with"
@@ -218,6 +220,10 @@ def test_wrong_kwargs_are_told(kwargs, says):
 
 
 def test_several_players_are_refused():
+    import envpool
+
+    if "Go9x9-v1" not in envpool.list_all_envs():
+        pytest.skip("EnvPool 1.2.0 has no Go9x9-v1")
     with pytest.raises(ConfigError, match="must have one agent; Go9x9-v1 has up to 2"):
         make_vector_env("Go9x9-v1", 2)
 

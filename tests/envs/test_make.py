@@ -64,6 +64,8 @@ def test_an_unknown_id_is_answered_with_the_nearest():
 
 def test_an_id_of_another_version_is_answered_with_the_known_ones():
     taxi = [known for known in gymnasium.registry if known.startswith("Taxi-")]
+    if "Taxi-v3" in taxi:
+        pytest.skip("Gymnasium 1.1 has EnvPool's version")
     assert taxi
     here = f"depends on Gymnasium's, {gymnasium.__version__} here"
     with pytest.raises(
@@ -92,7 +94,8 @@ def test_an_argument_that_only_gymnasium_has_is_told_with_the_backend():
         r"\['is_slippery'\]; use --env.backend gymnasium; known",
     ):  # fmt: skip
         make_vector_env("FrozenLake-v1", kwargs={"is_slippery": False})
-    if ("Taxi-v4", "envpool") not in list_envs("Taxi"):  # EnvPool 1.2.7 has the argument too
+    # EnvPool 1.2.7 has the argument too, Gymnasium 1.1 lacks it.
+    if [backend for name, backend in list_envs("Taxi") if name == "Taxi-v4"] == ["gymnasium"]:
         with pytest.raises(ConfigError, match=r"--env.backend gymnasium --env Taxi-v\d; known"):
             make_vector_env("Taxi-v3", kwargs={"is_rainy": True})
     with pytest.raises(ConfigError, match=r"'sise': did you mean \['size'\]\?; known"):
@@ -196,7 +199,7 @@ def test_list_envs():
         ("CartPole-v1", "gymnasium"),
     ]
     assert list_envs("no such thing") == []
-    assert len(list_envs()) > 1500
+    assert len(list_envs()) > 900
 
 
 def test_options_out_of_range_are_told_together():
