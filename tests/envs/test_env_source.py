@@ -121,8 +121,10 @@ def test_pools_that_cant_be_used_are_told():
     if isinstance(pool, gymnasium.vector.VectorEnv):  # in EnvPool 1.2.0 it can't be wrapped
         with pytest.raises(ConfigError, match="wrapper around EnvPool can't be given new seeds"):
             make_vector_env(VectorWrapper(pool))
-    with pytest.raises(ConfigError, match="EnvPool's can't; give the pool itself"):
-        make_vector_env(lambda num_envs: envpool.make_gymnasium("CartPole-v1", num_envs=num_envs))
+        with pytest.raises(ConfigError, match="EnvPool's can't; give the pool itself"):
+            make_vector_env(
+                lambda num_envs: envpool.make_gymnasium("CartPole-v1", num_envs=num_envs)
+            )
     with pytest.raises(ConfigError, match=r"must make one gymnasium.Env at each call; .*num_envs"):
         make_vector_env(lambda: envpool.make_gymnasium("CartPole-v1", num_envs=2))
     with pytest.raises(ConfigError, match=r"env must be an id, a callable .* got 3"):
