@@ -125,8 +125,10 @@ def test_pools_that_cant_be_used_are_told():
             make_vector_env(
                 lambda num_envs: envpool.make_gymnasium("CartPole-v1", num_envs=num_envs)
             )
-    with pytest.raises(ConfigError, match=r"must make one gymnasium.Env at each call; .*num_envs"):
-        make_vector_env(lambda: envpool.make_gymnasium("CartPole-v1", num_envs=2))
+        with pytest.raises(
+            ConfigError, match=r"must make one gymnasium.Env at each call; .*num_envs"
+        ):
+            make_vector_env(lambda: envpool.make_gymnasium("CartPole-v1", num_envs=2))
     with pytest.raises(ConfigError, match=r"env must be an id, a callable .* got 3"):
         make_vector_env(3)
 
