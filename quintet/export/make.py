@@ -66,7 +66,7 @@ def export(
     place = files.given_path(folder)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise ExportError(
-            f"DIR must be new or empty, got {place}, which holds something: give another folder, "
+            f"DIR must be new or empty, got {place}, which is neither: give another folder, "
             "or remove it"
         )
     programs.require(format)

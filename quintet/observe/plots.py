@@ -156,8 +156,7 @@ def save(figure: Any, out: Path) -> Path:
 def _require_format(out: Path) -> None:
     if out.suffix.lower() not in _FORMATS:
         raise QuintetError(
-            f"a plot is written as {', '.join(_FORMATS)}, not {out.suffix or 'without ending'!r} "
-            f"({out}): give --out a name with such an ending"
+            f"a plot's name must end in {' or '.join(_FORMATS)}, got {out}: give --out another name"
         )
 
 

@@ -27,8 +27,7 @@ def check_video(path: Path) -> None:
     """
     if path.suffix.lower() != ".mp4":
         raise QuintetError(
-            f"a video is written as .mp4, not {path.suffix or 'without ending'!r} ({path}): give "
-            "it a name with that ending"
+            f"a video's name must end in .mp4, got {path}: give it another name"
         )
     if path.is_dir():
         raise QuintetError(f"a video must be a file, got the folder {path}; name a file")
