@@ -601,7 +601,10 @@ def test_a_folder_of_something_else_or_of_another_run(refused, quintet, folder):
             r"no checkpoint at \S+/empty/checkpoints/000000007",
         ),
         (["plot", "empty", "--out", "a.png"], "empty has no metrics.jsonl"),
-        (["plot", "empty", "--out", "a.xyz"], r"must end in \.png or \.svg or \.pdf, got \S*a\.xyz"),
+        (
+            ["plot", "empty", "--out", "a.xyz"],
+            r"must end in \.png or \.svg or \.pdf, got \S*a\.xyz",
+        ),
         (["envs", "qqqq"], "must match an id, got 'qqqq'"),
     ],
 )

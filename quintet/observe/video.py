@@ -26,9 +26,7 @@ def check_video(path: Path) -> None:
     is a folder, or a package is missing.
     """
     if path.suffix.lower() != ".mp4":
-        raise QuintetError(
-            f"a video's name must end in .mp4, got {path}: give it another name"
-        )
+        raise QuintetError(f"a video's name must end in .mp4, got {path}: give it another name")
     if path.is_dir():
         raise QuintetError(f"a video must be a file, got the folder {path}; name a file")
     try:
