@@ -27,19 +27,19 @@ class Player(Protocol):
         ...
 
     def stop(self) -> None:
-        """Ends an act that another thread makes, with ExportError, if the format's programs can
-        loop for ever and need no trust.
+        """Makes an act in another thread raise ExportError; does nothing for formats whose
+        programs always end, or need trust.
         """
         ...
 
 
 LIMIT_S, ROW_LIMIT_S = 60.0, 0.2
-"""Longest time of a play, and what each of its rows adds."""
+"""Seconds that a play may take, and more seconds for each of its rows."""
 
 
 @contextmanager
 def _limited(player: Player, rows: int) -> Iterator[None]:
-    """Stops the player if the block takes longer than such a play may."""
+    """Stops the player if the block takes longer than a play of that many rows may."""
     timer = threading.Timer(LIMIT_S + rows * ROW_LIMIT_S, player.stop)
     timer.daemon = True
     timer.start()

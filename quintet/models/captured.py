@@ -59,11 +59,11 @@ class Captured(Generic[P, R]):
         self._graphs: OrderedDict[Hashable, _Captive] = OrderedDict()
 
     def from_host(self, device: torch.device, block: Tensor, *args: Any) -> "HostCall[R]":
-        """A function that calls the method with what page-locked tensors of the CPU then hold, by
-        one launch and one wait.  The method must write to no tensor of its object.
+        """A function that calls the method by one launch and one wait, with the values that
+        page-locked tensors of the CPU have then.  The method must write to no tensor of its object.
 
-        block: bytes, of which tensors in `args` are views.  Other tensors are arguments of the
-            function, in order, as they are page-locked where they come from.
+        block: bytes; some tensors in `args` are views of it.  The others are page-locked tensors
+            of their own, which the function takes as arguments, in order.
         """
         with _turn_of(device) as turn:
             return HostCall(self._method, device, block, args, turn)

@@ -63,7 +63,7 @@ class Asked:
         return found
 
     def require(self) -> None:
-        """Raises ConfigError for what no race can be."""
+        """Raises ConfigError for options that no race can have."""
         if self.minutes is None:
             raise ConfigError(
                 "quintet train auto must have a time, got none: give --minutes 10 for ten minutes"

@@ -34,7 +34,7 @@ class Able(NamedTuple):
 def load(asked: Asked, entry: Entry, more: Mapping[str, Any], *, beside: bool = False) -> Loaded:
     """The configuration of an entry's run in the folder of the race; raises ConfigError.
 
-    more: further options; beside: that of a new run, whatever is in the folder.
+    more: further options; beside: whether it is that of a new run, whatever is in the folder.
     """
     own = {
         "report.interval_s": max(1.0, asked.total_s / _REPORTS),
@@ -104,7 +104,7 @@ def examined(
 
 
 def compiles(each: Able, leg_s: Sequence[float]) -> str:
-    """The value of ``runtime.compile``, which may not change in a run, for legs of these times."""
+    """The value of ``runtime.compile`` for legs of these times; it may not change in a run."""
     given = each.loaded.config.runtime.compile
     if given != "auto":
         return given

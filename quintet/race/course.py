@@ -40,7 +40,7 @@ SEED = 30_000
 _PRELOAD = ("quintet.run.launch", "quintet.evaluation", "quintet.race.leg")
 _FAST = {"pixels": 500.0, "atari": 500.0}
 _USUAL = 10_000.0
-"""env_steps per second, for which schedules are made until the speed is known, by kind."""
+"""env_steps per second, by kind, that schedules assume until the speed is known."""
 _OF_TRAINING = 0.95  # of the last leg; the rest is for the run's own evaluations and checkpoints
 _READY_S = 300.0
 _GRACE_S, _GRACE_SHARE = 10.0, 0.2  # after which an entry that does not stop is killed
@@ -79,11 +79,11 @@ class _Race:
         self.out.flush()
 
     def quiet(self, _: str) -> None:
-        """Lines of the entries, which their log.txt has."""
+        """Drops a line of an entry, whose log.txt has it."""
 
     @property
     def spent_s(self) -> float:
-        """Seconds of the race so far; what a kill lost does not count."""
+        """Seconds of the race so far, without the time that a kill lost."""
         return self.journal.spent_s + time.monotonic() - self._since
 
     @property
@@ -372,8 +372,8 @@ def _entry(runner: Runner) -> Entry:
 
 
 def _rank(runner: Runner) -> tuple[float, float]:
-    """Sorts the best first: by the mean return of the newest evaluation, where these are equal by
-    that of training; entries of the same rank stay in the order of the portfolio.
+    """Sorts the best first: by the mean return of the newest evaluation, then by that of training;
+    equal entries stay in the order of the portfolio.
     """
     look = runner.looks[-1]
     mean = look.mean

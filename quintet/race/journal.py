@@ -48,7 +48,7 @@ class Look(Checked):
 
     @property
     def mean(self) -> float | None:
-        """Mean of the returns; without an evaluated episode that of training."""
+        """Mean of the returns; that of training if no episode was evaluated."""
         return sum(self.returns) / len(self.returns) if self.returns else self.training
 
 

@@ -17,7 +17,7 @@ _BLOCK, _MOST_EPISODES = 10, 100
 
 
 def main() -> int:
-    """Trains and evaluates by the payload; returns an exit status."""
+    """Trains and evaluates as the payload says; returns an exit status."""
     return member.serve(_leg)
 
 
@@ -26,7 +26,7 @@ class _Clock:
     """Stops the training of this process when its time is over.
 
     begin: when its parent began it, by `time.monotonic`, which processes of one machine share.
-    over: whether it has done so.
+    over: whether it has stopped it.
     """
 
     def __init__(self, begin: float, seconds: float) -> None:
@@ -52,7 +52,7 @@ class _Clock:
 
 @final
 class _Speed:
-    """Hears reports; env_steps per second after the first one of this process."""
+    """Measures env_steps per second from the first report of this process to the newest."""
 
     def __init__(self) -> None:
         self._first: tuple[float, float] | None = None
@@ -70,8 +70,8 @@ def _leg(loaded: "Loaded", payload: dict[str, Any]) -> dict[str, Any]:
     seconds after `begin`; the answer of the process.
 
     payload: also `seed`, of the episodes; `last`, whether the run has to be finished; and
-    `minutes`, of a run whose number of env_steps is not known; nothing, to show that a process
-    can begin.
+    `minutes`, of a run whose number of env_steps is not known.  An empty one only shows that a
+    process can begin.
     """
     if "begin" not in payload:
         return {"status": "ready"}

@@ -13,7 +13,7 @@ LEAST_S = 12.0
 """Least seconds of an entry in a rung, in which it starts, trains and is evaluated."""
 
 SHORTEST_S = 5.0
-"""Seconds of an entry in a rung whose time is over, as after a slow start."""
+"""Seconds that an entry gets even if the time of its rung is over, as after a slow start."""
 
 _EVALUATION_SHARE, _LEAST_EVALUATION_S, _MOST_EVALUATION_S = 0.12, 2.0, 20.0
 _ENDING_SHARE, _MOST_ENDING_S = 0.02, 5.0  # for checkpoints and the end of a process
@@ -21,15 +21,15 @@ _ENDING_SHARE, _MOST_ENDING_S = 0.02, 5.0  # for checkpoints and the end of a pr
 
 @final
 class Plan(NamedTuple):
-    """counts: number of entries in each rung, and at last of the finalists; leg_s: seconds of an
-    entry in each."""
+    """counts: number of entries in each rung, then of finalists; leg_s: seconds of each entry in
+    these parts."""
 
     counts: tuple[int, ...]
     leg_s: tuple[float, ...]
 
     @property
     def last(self) -> int:
-        """Index of the part without a rung after it."""
+        """Index of the last part, that of the finalists."""
         return len(self.counts) - 1
 
     @property
@@ -39,14 +39,14 @@ class Plan(NamedTuple):
 
 
 def kept(count: int, jobs: int) -> int:
-    """Number of `count` entries that stay: half of them, and as many more as run beside these
-    anyway.
+    """Number of `count` entries that stay: half of them, and as many more as can run beside
+    these in the same time.
     """
     return max(1, min(count, ceil(count / 2 / jobs) * jobs))
 
 
 def plan(entries: int, jobs: int, seconds: float) -> Plan:
-    """The plan for as many of the entries, the first ones, as have time."""
+    """The plan for the first entries, as many of them as there is time for."""
     for count in range(entries, jobs, -1):
         found = _plan(count, jobs, seconds)
         if found.leg_s[0] >= LEAST_S:

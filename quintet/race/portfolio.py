@@ -87,7 +87,7 @@ def _read(algo: str, name: str, given: Mapping[str, Any]) -> _Listed:
 
 
 def changes(findings: Iterable[Mapping[str, Any]]) -> list[Change]:
-    """Changes by likely findings, of those of `quintet.doctor.apart.examine_apart`."""
+    """Changes by the likely ones of these findings of `quintet.doctor.apart.examine_apart`."""
     found = []
     for each in findings:
         words = shlex.split(each["command"], comments=True)

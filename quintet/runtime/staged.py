@@ -82,8 +82,8 @@ class Shared:
         self.actor.load(publication)
 
     def stage(self, rows: int, alone: Sequence[bool], inputs: Inputs) -> _Stage:
-        """The stage of acts on as many rows, by whether an input travels alone; `inputs`: the
-        others.
+        """The stage of acts on this number of rows with the same inputs alone; `inputs`: those that
+        travel in the block.
         """
         key = (rows, *alone)
         if key not in self._stages:
