@@ -202,7 +202,7 @@ def payload(loaded: Loaded, more: Mapping[str, Any] | None = None) -> bytes:
     if any(name.startswith("__main__:") and not isinstance(name, Given) for name in code):
         raise ConfigError(
             "seeds must have environments, models and schedules that other processes can import, "
-            "got one of __main__; give it in Python, or move it to a module of its own"
+            "got one in __main__; give it in Python, or move it to another module"
         )
     work = pickled(
         replace(loaded, spaces=None, placing=None),  # which may hold what can't be sent
