@@ -154,7 +154,7 @@ def test_a_full_disk(tmp_path, count):
 def test_what_can_be_no_file(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "folder.mp4").mkdir()
-    with pytest.raises(QuintetError, match=r"as \.mp4, not '\.gif' \(v\.gif\): give it a name"):
+    with pytest.raises(QuintetError, match=r"must end in \.mp4, got v\.gif: give it another name"):
         check_video(Path("v.gif"))
     with pytest.raises(QuintetError, match=r"must end in \.mp4, got v:"):
         check_video(Path("v"))
