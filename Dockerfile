@@ -6,7 +6,7 @@ FROM python:3.13-slim
 # acts and updates; EGL draws MuJoCo without a display.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --no-install-recommends --yes g++ libegl1 libgl1 \
+    && apt-get install --no-install-recommends --yes g++ libegl1 libgl1 libopengl0 \
     && rm -rf /var/lib/apt/lists/* \
     && pip install --no-cache-dir uv==0.13.8
 

@@ -1,5 +1,6 @@
 """A learner of an installed package, that of docs/adding-a-learner.md, works in every command."""
 
+import inspect
 import json
 import os
 import subprocess
@@ -63,8 +64,8 @@ def test_the_document_has_every_line_of_the_package_in_order() -> None:
 def test_the_docstring_of_a_record_has_every_field() -> None:
     """The document leads to it."""
     assert "api/learners.md" in QUOTED.read_text()
-    text = registry.Algorithm.__doc__ or ""
-    named = {name for name in FIELDS if f"\n    {name}: " in text}
+    text = inspect.cleandoc(registry.Algorithm.__doc__ or "")
+    named = {name for name in FIELDS if f"\n{name}: " in text}
     assert named == FIELDS - {"make_learner", "make_actor"}  # whose types say all
 
 

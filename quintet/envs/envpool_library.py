@@ -79,7 +79,8 @@ def imported() -> Any:
     except ImportError as fault:
         raise ConfigError(
             f"EnvPool must find the system's libraries, got an ImportError ({fault}): install the "
-            "library (on Debian and Ubuntu libegl1 and libgl1), or give --env.backend gymnasium"
+            "library (on Debian and Ubuntu libegl1, libgl1 and libopengl0), or give --env.backend "
+            "gymnasium"
         ) from fault
     return envpool
 
