@@ -283,7 +283,7 @@ def test_what_can_not_be_filmed_is_refused_before_anything_is_played(policy, tmp
         quintet.evaluate(policy, Numbered, 4, video=tmp_path / "v.mp4")
     assert all(env.closed and not env.ended for env in Numbered.made)
     Numbered.made.clear()
-    with pytest.raises(QuintetError, match=r"as \.mp4, not '\.avi'"):
+    with pytest.raises(QuintetError, match=r"must end in \.mp4, got \S*\.avi"):
         quintet.evaluate(policy, Shown, 4, video="v.avi")
     assert Numbered.made == []
     stopped = quintet.evaluate(policy, Shown, 4, video=tmp_path / "v.mp4", stop=lambda: True)
