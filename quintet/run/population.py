@@ -47,6 +47,10 @@ class Population:
         for policy, values in zip(policies, self.controller.values, strict=True):
             policy.reward_shaping = shaping_of(self.config.env, values)
 
+    def rests(self, batch: Batch, policy: PolicyRun) -> bool:
+        """Whether `consider` will do nothing after a batch that its policy has not counted yet."""
+        return not self.controller.due(batch.policy, policy.counters.env_steps + batch.env_steps)
+
     def consider(
         self, batch: Batch, policies: Sequence[PolicyRun], of_run: int, say: Callable[[str], None]
     ) -> bool:

@@ -77,6 +77,11 @@ class Saving:
     def _replays(self) -> "list[RunReplay]":
         return [each.replay for each in self.policies if each.replay is not None]
 
+    def due(self, counters: loop.Counters, wall_s: float) -> bool:
+        """Whether a checkpoint is due and worth writing."""
+        passed = counters.iteration - counters.checkpoint_iteration
+        return passed >= self.interval and self.worth_writing(counters, wall_s)
+
     def worth_writing(self, counters: loop.Counters, wall_s: float) -> bool:
         """Whether to write a checkpoint that is merely due."""
         # A replay keeps the rows that a checkpoint needs for one interval and no longer.

@@ -243,6 +243,10 @@ class Trainer:
         learners = [policy.learner for policy in self.policies]
         devices = [policy.device for policy in self.policies]
         replays = [each.replay.replay for each in self.policies if each.replay is not None]
+        hooks = loop.Hooks(
+            self.save, self.after_iteration, self.keep_batch, self.learned, self.diverged,
+            partial(self._published, sampling), self.asks_to_save, self.quiet,
+        )  # fmt: skip
         status = loop.run(
             loop.Components(
                 learners, sampling, replays, devices, lambda k: self.policies[k].publication()
@@ -255,15 +259,7 @@ class Trainer:
                 runtime.publish_interval_iterations,
                 self.saving.exact_interval,
             ),
-            loop.Hooks(
-                self.save,
-                self.after_iteration,
-                self.keep_batch,
-                self.learned,
-                self.diverged,
-                partial(self._published, sampling),
-                self.asks_to_save,
-            ),
+            hooks,
             self.timer,
         )
         with self._telling:  # what is told from here on comes after the stop
@@ -337,6 +333,14 @@ class Trainer:
             self.population.replace(batch.policy, fault, self.policies, steps, self.log.warn)
             return True
         return self.population.consider(batch, self.policies, steps, self.log.say)
+
+    def quiet(self, batch: Batch) -> bool:
+        """Whether nothing that follows this batch, which is counted, looks at other policies."""
+        counters, wall_s, own = self.counters, self.reports.wall_s, self.policies[batch.policy]
+        if self.stop.made or self.budget is not None or self.past is not None or self.reports.due:
+            return False
+        due = self.saving.due(counters, wall_s) or self.evaluations.due(counters.env_steps, wall_s)
+        return not due and (self.population is None or self.population.rests(batch, own))
 
     def _say_choices(self, doubts: Sequence[Doubt]) -> None:
         for doubt in doubts:

@@ -160,6 +160,7 @@ class Delivery:
         self.queues = [PolicyQueue() for _ in range(num_policies)]
         self.may_lag = may_lag or num_policies > 1 or num_streams != plan.columns_per_batch
         self.pin = False  # whether batches are put in page-locked memory, for a GPU
+        self.samples_ahead = False  # whether the last whole batch begins the next round
         self.first_stream = self.first_policy = 0  # of the next round, and of the next batch
         self.running: dict[int, int] = {}  # env_steps in episodes that have not ended, by group
         self.executed = self.counted = self.cut = self.past_budget = self.lost = 0
@@ -280,6 +281,27 @@ class Delivery:
                 for block in queue.waiting
             ]
 
+    def next_policy(self) -> int | None:
+        """The policy of the batch that `take` would return; None if none waits, rows would be
+        dropped first, or a round begins with it.
+        """
+        count = len(self.queues)
+        for policy in (
+            turn % count for turn in range(self.first_policy, self.first_policy + count)
+        ):
+            queue = self.queues[policy]
+            if queue.columns >= self.plan.columns_per_batch:
+                least, blocks = self._least_version(queue), [x.rollout for x in queue.waiting]
+                old = any(bool((x.valid & (x.version < least)).any()) for x in blocks)
+                return None if old or self.samples_ahead else policy
+        return None
+
+    def _least_version(self, queue: PolicyQueue) -> int:
+        """Version of weights below which rows are not learned from."""
+        most = self.plan.max_policy_lag
+        least = queue.least_version
+        return least if most is None else max(least, queue.learned - most)
+
     def join_ahead(self, batches: int) -> None:
         """Joins the columns of the first waiting batches, at most this many per policy, so that
         `take` finds them joined.
@@ -337,9 +359,7 @@ class Delivery:
 
     def _drop_old(self, queue: PolicyQueue) -> None:
         """Masks rows that are too old and drops columns without other valid rows."""
-        least, most = queue.least_version, self.plan.max_policy_lag
-        if most is not None:
-            least = max(least, queue.learned - most)
+        least = self._least_version(queue)
         if least < 0:
             return
         kept: list[ColumnBlock] = []

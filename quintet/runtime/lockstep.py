@@ -37,6 +37,7 @@ class LockstepSampling:
         spec = workers.spec
         self.workers, self.timer, self.lag = workers, timer, lag
         self.delivery = Delivery(spec.plan, spec.num_streams, spec.assignment, may_lag or lag > 0)
+        self.delivery.samples_ahead = lag > 0
         self.flying = False
         self.rows = 0  # of the round at work
 

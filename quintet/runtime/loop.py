@@ -120,6 +120,8 @@ class Hooks:
         True if its learner now has another policy's weights, so that older rows are not its own.
     published: receives the publication.
     asks_to_save: returns whether to write a checkpoint that cuts no episode after this iteration.
+    quiet: returns whether, after this batch, which is counted, `learned` and `after_iteration` look
+        at nothing but its own policy, and a checkpoint that is due is not written.
     """
 
     save: Callable[[bool], None]
@@ -129,6 +131,7 @@ class Hooks:
     diverged: Callable[[int, NonFiniteError], None] = _raise
     published: Callable[[Publication], None] = lambda _: None
     asks_to_save: Callable[[], bool] = lambda: False
+    quiet: Callable[[Batch], bool] = lambda _: True
 
 
 @final
@@ -193,81 +196,161 @@ def run(
     that is not interrupted: so samplers need not be saved, and a resumed run gives the same bytes.
     Streams continue at other checkpoints, and always where ``sampling.restarts`` is False.
     """
-    sampling, learners, replays = components.sampling, components.learners, components.replays
-    devices = components.devices or [torch.device("cpu")] * len(learners)
-    of_policy = components.publication or (lambda policy: learners[policy].publication())
+    return _Course(components, counters, budget, hooks, timer).run()
 
-    def publish(policy: int) -> None:
-        publication = replace(of_policy(policy), policy=policy)
-        sampling.publish(publication)
-        hooks.published(publication)
 
-    def publish_all() -> None:
-        for policy in range(len(learners)):
-            publish(policy)
+@dataclass
+class _Step:
+    """A batch, and the state of its updates: a GPU may still be at work on them.
 
-    def restart() -> None:
-        sampling.restart(counters.iteration)
-        for replay in replays:
-            replay.cut()
+    exact: whether the checkpoint after it is exact.
+    newest: its last rollouts.
+    error: of an update that found a number that is not finite.
+    counted: whether the run's counters contain it.
+    """
 
-    counters.begin_anew()
-    publish_all()
-    restart()
+    batch: Batch
+    exact: bool
+    newest: "Recent"
+    error: NonFiniteError | None = None
+    counted: bool = False
 
-    def begins_anew(batch: Batch) -> bool:
-        return sampling.restarts and budget.exact_after(counters, batch)
 
-    unpublished = [0] * len(learners)  # batches learned from since the last publication
-    while counters.env_steps < budget.total_env_steps:
-        batch = sampling.collect(budget.total_env_steps - counters.env_steps, begins_anew)
-        learner = learners[batch.policy]
+@final
+class _Course:
+    """The course of a run, from its first publication to its end."""
+
+    def __init__(
+        self,
+        components: Components,
+        counters: Counters,
+        budget: Budget,
+        hooks: Hooks,
+        timer: PhaseTimer,
+    ):
+        self.parts, self.counters, self.budget = components, counters, budget
+        self.hooks, self.timer, self.sampling = hooks, timer, components.sampling
+        count = len(components.learners)
+        self.devices = components.devices or [torch.device("cpu")] * count
+        self.unpublished = [0] * count  # batches learned from since the last publication
+
+    def run(self) -> Literal["finished", "stopped"]:
+        counters, budget = self.counters, self.budget
+        counters.begin_anew()
+        self._publish_all()
+        self._restart()
+        while counters.env_steps < budget.total_env_steps:
+            steps = [self._begin(self._collect())]
+            while self._goes_on(steps):
+                steps.append(self._begin(self._collect()))
+            for step in steps:
+                self._end(step)
+            last = steps[-1]
+            finished = counters.env_steps >= budget.total_env_steps
+            if last.exact:
+                self._publish_all()  # a run that is resumed there begins with the newest weights
+                counters.begin_anew()
+                counters.exact_iteration = counters.iteration
+            if finished:
+                counters.discard_waiting()
+            self.timer.switch("other")
+            # Before the checkpoint, which holds the best score that an evaluation found.
+            stop = self.hooks.after_iteration(last.batch)
+            due = counters.iteration - counters.checkpoint_iteration >= budget.checkpoint_iterations
+            if last.exact or finished or due or stop or self.hooks.asks_to_save():
+                self.hooks.save(last.exact or finished)  # which may leave out one that is only due
+            if stop and not finished:
+                return "stopped"
+            if last.exact and not finished:
+                self._restart()
+        return "finished"
+
+    def _collect(self) -> Batch:
+        left = self.budget.total_env_steps - self.counters.env_steps
+        return self.sampling.collect(left, self._begins_anew)
+
+    def _begins_anew(self, batch: Batch) -> bool:
+        return self.sampling.restarts and self.budget.exact_after(self.counters, batch)
+
+    def _begin(self, batch: Batch) -> _Step:
+        """Learns from a batch; a GPU may not have begun when it returns."""
+        learner, replays = self.parts.learners[batch.policy], self.parts.replays
         replay = replays[batch.policy] if replays else None
         if replay is not None and replay.overwrites(batch.rollout):
-            hooks.save(False)  # as after the last batch
-        timer.switch("learning")
-        exact = begins_anew(batch)
-        device, replaced = devices[batch.policy], False
+            self.hooks.save(False)  # as after the last batch
+        self.timer.switch("learning")
         newest: Recent = deque([(learner.updates, batch.rollout)], LOOK_EVERY_UPDATES)
+        step = _Step(batch, self._begins_anew(batch), newest)
+        try:
+            with OwnTorch():
+                rollouts = _rollouts(batch, replay, self.counters, self.timer)
+                _learn(learner, self.devices[batch.policy], rollouts, newest)
+        except NonFiniteError as error:
+            step.error = error
+        return step
+
+    def _goes_on(self, steps: Sequence[_Step]) -> bool:
+        """Whether the update of another policy begins, on another device, before those of `steps`
+        have ended: its batch waits, and nothing that is due looks at any of them.
+        """
+        last = steps[-1]
+        if len({*self.devices}) == 1 or self.parts.replays or last.exact or last.error is not None:
+            return False
+        policy = self.sampling.delivery.next_policy()
+        if policy is None or self.devices[policy] in [self.devices[x.batch.policy] for x in steps]:
+            return False
+        self._count(last)
+        over = self.counters.env_steps >= self.budget.total_env_steps
+        return not (over or self.hooks.asks_to_save()) and self.hooks.quiet(last.batch)
+
+    def _count(self, step: _Step) -> None:
+        if not step.counted:
+            self.counters.add(step.batch)
+            step.counted = True
+
+    def _end(self, step: _Step) -> None:
+        """Looks for what is not finite, counts the batch and publishes."""
+        policy, hooks = step.batch.policy, self.hooks
+        learner, replaced = self.parts.learners[policy], False
         try:
             with OwnTorch():
                 try:
-                    _learn(learner, device, _rollouts(batch, replay, counters, timer), newest)
+                    if step.error is not None:
+                        raise step.error
+                    if self.devices[policy].type != "cpu":
+                        learner.publication()  # finds a NaN as long as its batch is there
                 except NonFiniteError as error:
-                    hooks.diverged(batch.policy, error)
+                    hooks.diverged(policy, error)
                     replaced = True
-            counters.add(batch)
-            replaced |= hooks.learned(batch)
+            self._count(step)
+            replaced |= hooks.learned(step.batch)
             if replaced:
-                sampling.delivery.forget(batch.policy, learner.version)
-            unpublished[batch.policy] += budget.publish_iterations if replaced else 1
-            if unpublished[batch.policy] >= budget.publish_iterations:
-                unpublished[batch.policy] = 0
-                publish(batch.policy)
+                self.sampling.delivery.forget(policy, learner.version)
+            self.unpublished[policy] += self.budget.publish_iterations if replaced else 1
+            if self.unpublished[policy] >= self.budget.publish_iterations:
+                self._publish(policy)
             else:
-                sampling.delivery.queues[batch.policy].learned = learner.version
+                self.sampling.delivery.queues[policy].learned = learner.version
         except NonFiniteError as error:
-            kept = hooks.keep_batch(_cause(error, newest), batch.policy)
+            kept = hooks.keep_batch(_cause(error, step.newest), policy)
             raise NonFiniteError(f"{error}. {kept}") from error
-        finished = counters.env_steps >= budget.total_env_steps
-        if exact:
-            publish_all()  # a run that is resumed there begins with the newest weights, too
-            unpublished = [0] * len(learners)
-            counters.begin_anew()
-            counters.exact_iteration = counters.iteration
-        if finished:
-            counters.discard_waiting()
-        timer.switch("other")
-        # Before the checkpoint, which holds the best score that an evaluation found.
-        stop = hooks.after_iteration(batch)
-        due = counters.iteration - counters.checkpoint_iteration >= budget.checkpoint_iterations
-        if exact or finished or due or stop or hooks.asks_to_save():
-            hooks.save(exact or finished)  # which may leave out one that is only due
-        if stop and not finished:
-            return "stopped"
-        if exact and not finished:
-            restart()
-    return "finished"
+
+    def _publish(self, policy: int) -> None:
+        self.unpublished[policy] = 0
+        own = self.parts.publication
+        found = own(policy) if own else self.parts.learners[policy].publication()
+        publication = replace(found, policy=policy)
+        self.sampling.publish(publication)
+        self.hooks.published(publication)
+
+    def _publish_all(self) -> None:
+        for policy in range(len(self.parts.learners)):
+            self._publish(policy)
+
+    def _restart(self) -> None:
+        self.sampling.restart(self.counters.iteration)
+        for replay in self.parts.replays:
+            replay.cut()
 
 
 Recent = deque[tuple[int, Rollout]]
@@ -288,13 +371,12 @@ def _learn(
     """Updates the learner on its device with each of the rollouts, which are added to `newest`.
 
     Raises:
-        NonFiniteError: a loss, a gradient's norm or a weight is not finite.
+        NonFiniteError: a loss, a gradient's norm or a weight is not finite; on a GPU, if it was
+            looked at.
     """
     for rollout, before in rollouts:
         newest.append((learner.updates, rollout))
         learner.update(to_device(rollout, device), before)
-    if device.type != "cpu":
-        learner.publication()  # finds a NaN as long as its batch is there
 
 
 def _rollouts(

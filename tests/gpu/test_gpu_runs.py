@@ -128,6 +128,21 @@ def test_policies_of_a_population_share_the_gpus(tmp_path: Path) -> None:
     assert same(*found)
 
 
+@pytest.mark.gpus(2)
+def test_policies_on_two_gpus_update_at_the_same_time(tmp_path: Path) -> None:
+    """The second update is launched before the host waits for the first one."""
+    options = {"population.size": 2, "population.pbt": False, "checkpoint.interval_iterations": 50}
+    calls: list[tuple[str, int]] = []
+    with runs.phases(calls):
+        on_gpus = trained(tmp_path / "cuda", "cuda", 8, **options)
+    assert same(weights(on_gpus), weights(trained(tmp_path / "cpu", "cpu", 8, **options)))
+    learning = [(name, waits) for name, waits in calls if name in ("update", "publication")]
+    begins = [k for k, (name, _) in enumerate(learning) if name == "update"]
+    pairs = [learning[k + 1] == ("update", 0) for k in begins[::2]]
+    assert sum(pairs) >= len(pairs) - 2, learning  # exact checkpoints, and the end, come between
+    assert not standin.races
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", "impala"])
 def test_a_nan_is_found_and_blamed_as_on_the_cpu(algo: str, tmp_path: Path) -> None:
