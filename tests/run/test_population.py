@@ -132,9 +132,8 @@ def test_lockstep_that_lags_has_the_same_bytes_twice(tmp_path: Path) -> None:
     """Copies drop rows of their former weights that fly while they are made."""
     ours, theirs = tmp_path / "two", tmp_path / "three"
     for folder, workers in ((ours, 2), (theirs, 3)):
-        result = train(
-            folder, runtime__kind="lockstep", runtime__lag=1, runtime__num_workers=workers
-        )
+        lags = {"runtime.kind": "lockstep", "runtime.lag": 1, "runtime.num_workers": workers}
+        result = train(folder, total=2 * TOTAL, **lags)
         assert result.metrics["data/discarded_env_steps"] > 0
     assert any(event["event"] == "copied" for event in events(ours))
     assert events(ours) == events(theirs)
