@@ -11,6 +11,7 @@ thread, so its forks are safe.  It ends with the process that began it, and its 
 import atexit
 import gc
 import importlib
+import io
 import os
 import pickle
 import select
@@ -395,6 +396,12 @@ def _become(files: list[int], server: int) -> int:
     os.fchdir(here)
     for source, stream in ((stdin, 0), (stdout, 1), (stdout, 2)):
         os.dup2(source, stream)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        # Those of the server may have been made for a file, whose place a pipe can't tell.
+        old = getattr(sys, name)
+        made = io.FileIO(number, "w", closefd=False)
+        new = io.TextIOWrapper(made, old.encoding, old.errors, write_through=True)
+        setattr(sys, name, new)
     with os.fdopen(request, "rb") as file:
         file.seek(0)
         arguments, environ, sys.path[:] = pickle.load(file)

@@ -305,7 +305,8 @@ def test_values_outside_of_discrete_spaces_are_refused(space, good, bad, wrap):
 
 def test_an_environment_itself_makes_none():
     with pytest.raises(
-        ConfigError, match=r"itself; give its class, Target, or a function .* lambda: Target\("
+        ConfigError,
+        match=r"which is one; give its class, Target, or a function .* lambda: Target\(",
     ):
         make_vector_env(Target())
     wrapped = gymnasium.ObservationWrapper(gymnasium.make("CartPole-v1"))

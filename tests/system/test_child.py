@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from quintet.system.child import AVAILABLE, Child
+from quintet.system.child import AVAILABLE, Child, _server_for, _whole
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="Linux only")
 
@@ -106,6 +106,16 @@ def test_what_is_left_for_the_end_is_done(begin) -> None:
     )
     assert child.wait(30) == 300 % 256
     assert said == ["was awaited", "tidied up"]
+
+
+def test_its_output_is_a_pipe_though_the_server_began_with_a_file(begin, tmp_path: Path) -> None:
+    preload = ["json", "html"]
+    with (tmp_path / "said").open("w") as file:
+        _server_for(preload, _whole({}), file.fileno())
+    lines = ("sys.stdout.reconfigure(errors='replace')", "print('done')", "return 0")
+    child, said = begin("piped", *lines, preload=preload)
+    assert child.wait(30) == 0
+    assert said == ["done"]
 
 
 def test_draws_of_the_global_generators_differ(begin) -> None:
