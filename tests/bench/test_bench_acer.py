@@ -220,7 +220,9 @@ def test_the_bare_update_is_the_trained_one(
     """From the same weights and batch: the weights after some updates, and so the average too."""
     monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)  # the graph, eagerly
-    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)  # float32 on every processor
+    monkeypatch.setattr(
+        torch.cpu, "get_capabilities", dict, raising=False
+    )  # float32 on every processor
     small = {"num_envs": 3, "rollout": 5} if name == "pong-acer" else {}
     work = acer_step.read(name).model_copy(update={**HARSH, **small, "trust_region": region})
     spaces = acer_step.spaces_of(work)
