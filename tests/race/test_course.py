@@ -246,7 +246,7 @@ def test_other_folders_two_races_in_one_and_damage_are_refused(
 def quick(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     monkeypatch.setattr(course, "_PRELOAD", PRELOAD)
     monkeypatch.setattr(plans, "LEAST_S", 1.0)
-    monkeypatch.setattr(plans, "SHORTEST_S", 2.0)
+    monkeypatch.setattr(plans, "SHORTEST_S", 4.0)
     return lambda: None
 
 
