@@ -191,7 +191,17 @@ def train(
             f"{what} is not possible with seeds, each of which trains in its own process: "
             "leave one of them out, or call train for each seed"
         )
-    group = load_seeds(algo, [], command, seeds, source, trust=trust, overwrite=overwrite)
+    return _train_group(
+        load_seeds(algo, [], command, seeds, source, trust=trust, overwrite=overwrite),
+        jobs,
+        minutes,
+    )
+
+
+def _train_group(
+    group: Sequence[Loaded | Unusable], jobs: int | None, minutes: float | None
+) -> "list[Result]":
+    """The results of the runs of a seed group; raises GroupFault if some failed."""
     from quintet.run.launch import Result
     from quintet.run.seeds import run_seeds
 

@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+# Read when NumPy is loaded: threads of its products wait for each other on cores that another test
+# process uses.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def own_state_folder(tmp_path_factory: pytest.TempPathFactory):

@@ -224,7 +224,7 @@ class _Race:
             first = max(failed, key=lambda each: len(each.looks))
             when = " to the end; the reason" if first.looks else "; the first reason"
             raise QuintetError(f"no entry trained{when}, of {first.name}: {first.out}")
-        ranked = sorted(inside, key=_rank)
+        ranked = _ranked(inside)
         if last:
             self._end(ranked)
             return
@@ -371,13 +371,22 @@ def _entry(runner: Runner) -> Entry:
     return Entry(runner.name, runner.algo, runner.options, runner.why)
 
 
-def _rank(runner: Runner) -> tuple[float, float]:
-    """Sorts the best first: by the mean return of the newest evaluation, then by that of training;
-    equal entries stay in the order of the portfolio.
+def _ranked(runners: Sequence[Runner]) -> list[Runner]:
+    """The best first, by the mean return of the newest evaluation, then by that of training; where
+    an entry has no evaluated episode, all by that of training, since sampled actions have other
+    returns than greedy ones.  Equal entries stay in the order of the portfolio.
     """
-    look = runner.looks[-1]
-    mean = look.mean
-    return -(mean if mean is not None else float("-inf")), -(look.training or 0.0)
+    fresh = all(each.looks[-1].returns for each in runners)
+
+    def worst_last(runner: Runner) -> tuple[float, float]:
+        look = runner.looks[-1]
+        training = look.mean if look.training is None else look.training
+        mean = look.mean if fresh else training
+        assert mean is not None
+        assert training is not None
+        return -mean, -training
+
+    return sorted(runners, key=worst_last)
 
 
 def _standing(ranked: Sequence[Runner], stay: int) -> str:

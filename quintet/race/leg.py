@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from quintet.config.resolve import Loaded
     from quintet.policy import Policy
 
-_BLOCK, _MOST_EPISODES = 10, 100
+_BLOCK, _MOST_EPISODES = 5, 100
 
 
 def main() -> int:
@@ -131,7 +131,7 @@ def _returns(
     policy: "Policy", loaded: "Loaded", seed: int, most_s: float, clock: _Clock
 ) -> list[float]:
     """Returns of whole episodes, in blocks that begin while there is time.  A block that has no
-    time to end counts only if it is the first one.
+    time to end does not count: its short episodes would stand for all.
     """
     from quintet.evaluation import evaluate_in
     from quintet.play import How
@@ -151,12 +151,10 @@ def _returns(
             threads=policy.threads,
         )
         scores = evaluate_in(policy, loaded.evaluated, how, options.max_steps)
-        if not scores.complete and found:
+        if not scores.complete:
             break
         found += [float(x) for x in scores.returns]
-        blocks = len(found) / _BLOCK
-        if not scores.complete or clock.passed_s + (clock.passed_s - begin) / blocks > most_s:
-            break
-        if not len(scores.returns):
+        block_s = (clock.passed_s - begin) * _BLOCK / len(found)
+        if clock.passed_s + block_s > most_s:
             break
     return found

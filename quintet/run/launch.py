@@ -20,6 +20,7 @@ from quintet.config.resolve import (
     sources_of,
     stored_alike,
 )
+from quintet.config.run import RunConfig
 from quintet.envs.backends import BACKENDS
 from quintet.errors import LearnerFault, WorkerFault
 from quintet.observe.metrics import policy_prefix
@@ -28,7 +29,7 @@ from quintet.run import making
 from quintet.run.callbacks import Callbacks, OnReport, UserCode
 from quintet.run.folder import RunFolder, move_aside
 from quintet.run.learners import make_policies, several
-from quintet.run.policy_run import leader
+from quintet.run.policy_run import PolicyRun, leader
 from quintet.run.sampling import (
     Source,
     assignment_of,
@@ -47,8 +48,10 @@ from quintet.system.inside import run_lock
 from quintet.system.memory import memory_fault
 from quintet.system.signals import save_on_signal, stop_on_signals
 from quintet.system.user_code import no_exit, traced
+from quintet.types import Spaces
 
 if TYPE_CHECKING:
+    from quintet.run.population import Population
     from quintet.run.time_budget import TimeBudget
     from quintet.runtime.parallel.learners import Learners
 
@@ -170,16 +173,7 @@ def _run(
         # The caller gave, or vouched for, all code that the configuration names.
         folder = RunFolder(config.run_dir, signed=not trust.all_harmless(config.flat()))
         folder.sources, folder.revision = sources_of(loaded, found), provenance.revision(here)
-        population = None
-        if config.population.several:
-            from quintet.run.population import Population
-
-            population = Population(config, folder)
-        options = [] if population is None else population.options
-        require_networks(config, source.spaces)
-        policies = make_policies(config, options, source.spaces, folder)
-        if population is not None:
-            population.shape(policies)
+        policies, population = _make_policies(config, source.spaces, folder)
         for each in several(policies):
             ends.callback(each.close)
         trainer = Trainer(config, folder, policies, env, user, loaded, population)
@@ -213,6 +207,21 @@ def _run(
             if is_trial and trainer.stop.signalled:
                 raise KeyboardInterrupt
         return _result(trainer, status)
+
+
+def _make_policies(
+    config: RunConfig, spaces: Spaces, folder: RunFolder
+) -> "tuple[list[PolicyRun], Population | None]":
+    """The policies of a run, and the population that they are, if any."""
+    require_networks(config, spaces)
+    if not config.population.several:
+        return make_policies(config, [], spaces, folder), None
+    from quintet.run.population import Population
+
+    population = Population(config, folder)
+    policies = make_policies(config, population.options, spaces, folder)
+    population.shape(policies)
+    return policies, population
 
 
 def _doubtful(trainer: Trainer, loaded: Loaded, source: Source) -> None:

@@ -189,8 +189,6 @@ def make_sampling(
     if runtime.max_policy_lag is not None:
         plan = replace(plan, max_policy_lag=runtime.max_policy_lag)
     _require_fresh_rows(runtime, plan)
-    size, streams = config.env.streams_per_group, config.env.num_streams
-    assert size is not None
     assignment = assignment_of(config, source.env, plan, len(learners))
     tensors = staying(config, source.envs[0], plan)
     if tensors is not None:
@@ -218,25 +216,7 @@ def make_sampling(
                 act_on=runtime.actor_compute.act_on,
             ),
         )
-    from quintet.runtime.processes.messages import Place, WorkerSpec
-
-    server = _server(config, source.spaces) if runtime.inference == "server" else None
-    assert runtime.num_workers is not None
-    places = tuple(Place(g, g * size, size) for g in range(streams // size))
-    spec = WorkerSpec(
-        make_env=partial(_make_place, source.env),
-        make_actor=make_actor,
-        spaces=source.spaces,
-        plan=plan,
-        seed=config.seed,
-        places=places,
-        num_workers=runtime.num_workers,
-        num_slots=slots_per_group(runtime, plan, streams),
-        assignment=assignment,
-        timeout_s=runtime.worker_timeout_s,
-        threads=1 if server else runtime.actor_threads,
-        server=server,
-    )
+    spec = _worker_spec(config, source, make_actor, plan, assignment)
     first = [learner.publication() for learner in learners]
     opponents = assignment.num_policies - len(learners)  # with weights of the same form
     publications = first + first[:1] * opponents
@@ -257,6 +237,38 @@ def make_sampling(
     # Several learners take batches from shared memory, which is not page-locked.
     pin = runtime.device.startswith("cuda") and runtime.num_learners == 1
     return AsyncSampling(workers, timer, runtime.prefetch_batches, runtime.max_restarts, pin)
+
+
+def _worker_spec(
+    config: RunConfig,
+    source: Source,
+    make_actor: Callable[[], Actor],
+    plan: DataPlan,
+    assignment: Assignment,
+) -> "WorkerSpec":
+    """What all workers are told."""
+    from quintet.runtime.processes.messages import Place, WorkerSpec
+
+    runtime, streams = config.runtime, config.env.num_streams
+    size = config.env.streams_per_group
+    assert size is not None
+    assert runtime.num_workers is not None
+    assert runtime.actor_threads is not None
+    server = _server(config, source.spaces) if runtime.inference == "server" else None
+    return WorkerSpec(
+        make_env=partial(_make_place, source.env),
+        make_actor=make_actor,
+        spaces=source.spaces,
+        plan=plan,
+        seed=config.seed,
+        places=tuple(Place(g, g * size, size) for g in range(streams // size)),
+        num_workers=runtime.num_workers,
+        num_slots=slots_per_group(runtime, plan, streams),
+        assignment=assignment,
+        timeout_s=runtime.worker_timeout_s,
+        threads=1 if server else runtime.actor_threads,
+        server=server,
+    )
 
 
 def _nodes(

@@ -1,5 +1,6 @@
 """Examination of whole environments: what is planted in one is what is found."""
 
+import os
 from typing import Any
 
 import gymnasium
@@ -53,6 +54,7 @@ class Hostile(gymnasium.Env[Any, Any]):
 
     def __init__(self, how: str = "raises") -> None:
         self.how, self.steps = how, 0
+        print(f"threads of NumPy: {os.environ.get('OPENBLAS_NUM_THREADS')}")
         self.observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
         self.action_space = spaces.Discrete(2)
 
@@ -124,7 +126,10 @@ def test_what_is_planted_is_found_first(fault: str, wanted: list[str]):
         pytest.param("hangs", "hangs", "had not ended after", marks=pytest.mark.slow),
     ],
 )
-def test_a_hostile_environment_is_a_finding(how: str, wanted: str, said: str):
+def test_a_hostile_environment_is_a_finding(
+    how: str, wanted: str, said: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     most_s = 8.0 if how == "hangs" else 60.0
     lines: list[str] = []
     found = examine_apart("ppo", _words(how, "how", "Hostile"), "", 0, most_s, lines.append)
@@ -132,6 +137,7 @@ def test_a_hostile_environment_is_a_finding(how: str, wanted: str, said: str):
     assert found.found[0]["name"] == wanted
     assert said in found.found[0]["said"]
     assert not any("Traceback" in line for line in lines)
+    assert "threads of NumPy: 1" in lines
 
 
 def test_wrong_options_are_an_error():

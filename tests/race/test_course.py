@@ -18,6 +18,7 @@ from quintet.errors import QuintetError
 from quintet.observe.run_summary import find_runs, read_summary
 from quintet.race import choosing, course, portfolio
 from quintet.race import plan as plans
+from quintet.race.journal import Look, Runner
 from quintet.race.portfolio import Entry
 from quintet.run import seed_group
 from quintet.run.seed_group import Member, Outcome
@@ -138,6 +139,16 @@ def test_the_worst_fall_out_and_the_best_one_s_run_is_that_of_the_folder(
     assert len(fake.legs) == 7
     assert cli.main(command(folder, "--jobs", "1", "--gamma", "0.9")) == 2
     assert "gamma: the race has None, asked is 0.9" in capsys.readouterr().err
+
+
+def test_greedy_episodes_are_not_compared_with_sampled_ones() -> None:
+    def runner(name: str, returns: list[float], training: float) -> Runner:
+        look = Look(returns=returns, env_steps=100, at_s=1.0, training=training)
+        return Runner(name=name, algo="ppo", options={}, why="a test", looks=[look])
+
+    a, b, c = runner("a", [5.0], 9.0), runner("b", [6.0], 7.0), runner("c", [], 8.0)
+    assert [each.name for each in course._ranked([a, b])] == ["b", "a"]
+    assert [each.name for each in course._ranked([b, c, a])] == ["a", "c", "b"]
 
 
 @pytest.mark.parametrize("dies_at", range(7))
