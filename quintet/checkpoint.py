@@ -69,7 +69,7 @@ class CheckpointConfig(Options):
     """iterations (fresh batches) between checkpoints; auto: 1/20 of the run, skipped while
     checkpoints have taken more than 1% of the time
     """
-    interval_s: Seconds | None = None
+    interval_s: Seconds | None = option(None, on_resume="free")
     """seconds between further checkpoints, in addition to interval_iterations; they cut no episode.
     `quintet save RUN` and SIGUSR1 ask for one at once
     """
@@ -78,7 +78,7 @@ class CheckpointConfig(Options):
     restart at an exact checkpoint, so it waits until unfinished episodes hold few steps; 1: every
     checkpoint is exact
     """
-    restart_env_steps: Literal["auto"] | StepsFrom0 = "auto"
+    restart_env_steps: Literal["auto"] | StepsFrom0 = option("auto", auto=True)
     """cost of making all environments again at an exact checkpoint, in env_steps that take as long;
     exact checkpoints are so far apart that they take at most 5% of the run; auto: measured when the
     run begins, 0 if environments are made fast; part of the result's bytes

@@ -143,6 +143,8 @@ class About(NamedTuple):
     at_most: str = ""
     faster: Literal["", "lower", "higher"] = ""
     also: tuple[str, ...] = ()
+    auto: bool = False
+    on_resume: Literal["kept", "free", "rounds"] = "kept"
 
 
 def option(
@@ -154,6 +156,8 @@ def option(
     at_most: str = "",
     faster: Literal["", "lower", "higher"] = "",
     also: str = "",
+    auto: bool = False,
+    on_resume: Literal["kept", "free", "rounds"] = "kept",
     **limits: Any,
 ) -> Any:
     """A field of a configuration, as the value of an attribute or, without a default, in Annotated.
@@ -164,6 +168,9 @@ def option(
     at_most: another option that it may not exceed, of the same class; none means infinity.
     faster: the direction in which it makes updates faster, for advice on speed.
     also: names of the same option in other libraries, separated by blanks.
+    auto: whether its default stands for a value that is found when a run begins, which a resumed
+        run keeps.
+    on_resume: whether a resumed run may change it; rounds: that changes the rounding of numbers.
     limits: other arguments of `pydantic.Field`.
     """
     several = needs if isinstance(needs, tuple) and not isinstance(needs, Needs) else (needs,)
@@ -172,7 +179,8 @@ def option(
         limits["default"] = default
     tune = tune and tune._replace(at_most=at_most)
     info: FieldInfo = Field(description=doc, **limits)
-    info.metadata.append(About(each, tune, at_most, faster, tuple(also.split())))
+    others = tuple(also.split())
+    info.metadata.append(About(each, tune, at_most, faster, others, auto, on_resume))
     return info
 
 

@@ -13,7 +13,7 @@ from quintet.envs.config import EnvConfig
 from quintet.envs.evaluated import EvalEnvConfig
 from quintet.models.config import ModelConfig
 from quintet.observe.sinks import ReportConfig
-from quintet.options import Options, option
+from quintet.options import Options, about, option
 from quintet.population.config import PopulationConfig, SelfPlayConfig
 
 
@@ -45,6 +45,7 @@ class RunConfig(Options):
         1_000_000,
         also="total_timesteps num_timesteps n_timesteps timesteps max_timesteps "
         "train_for_env_steps",
+        on_resume="free",
     )
     """exact number of agent decisions over all streams"""
     seed: int = option(0, ge=0, lt=2**63)
@@ -57,9 +58,12 @@ class RunConfig(Options):
         None,
         also="tensorboard_log log_dir save_path savedir train_dir experiment exp_name xpid "
         "monitor_dir",
+        on_resume="free",
     )
     """folder of the run; none: runs/ALGO-ENV-sSEED; a folder that holds this run resumes it"""
-    resume: Literal["latest", "exact", "never"] = option("latest", also="restart_behavior")
+    resume: Literal["latest", "exact", "never"] = option(
+        "latest", also="restart_behavior", on_resume="free"
+    )
     """checkpoint of a resume; latest: the newest; exact: the newest exact one, with the bytes of
     the uninterrupted run; never: refuse a folder that holds a run
     """
@@ -140,52 +144,25 @@ ALIASES = {
 }
 """Short names that users may use."""
 
+_FIELDS = {
+    **{name: RunConfig.model_fields[name] for name in TOP},
+    **{
+        prefix_of(part) + name: info
+        for part, kind in PARTS.items()
+        for name, info in kind.model_fields.items()
+    },
+}
+
 AUTOMATIC: dict[str, Any] = {
-    "env.backend": "auto",
-    "env.streams_per_group": None,
-    "env.observation_dtype": "auto",
-    "runtime.device": "auto",
-    "runtime.inference": "auto",
-    "runtime.threads": None,
-    "runtime.actor_threads": None,
-    "runtime.num_workers": None,
-    "runtime.slots": None,
-    "runtime.precision": "auto",
-    "runtime.actor_precision": "auto",
-    "runtime.compile": "auto",
-    "checkpoint.restart_env_steps": "auto",
-    "model.encoder": "auto",
-    "model.policy_hidden": None,
-    "model.value_hidden": None,
-    "model.activation": None,
+    name: info.default for name, info in _FIELDS.items() if about(info).auto
 }
 """Options that are resolved when a run begins, and their automatic value."""
 
-OF_OLDER_RUNS: dict[str, Any] = {"env.observation_dtype": "float32", "runtime.inference": "local"}
-"""Values of newer options in runs that are older than the options, if not the defaults."""
-
-MAY_CHANGE_ON_RESUME = (
-    "total_env_steps",
-    "resume",
-    "run_dir",
-    "env.num_processes",
-    "runtime.device",
-    "runtime.replay_device",
-    "runtime.threads",
-    "runtime.actor_threads",
-    "runtime.num_workers",
-    "runtime.worker_timeout_s",
-    "runtime.max_restarts",
-    "runtime.num_learners",
-    "runtime.learner_timeout_s",
-    "checkpoint.interval_s",
-    "cluster.address",
-    "cluster.nodes_min",
-    "cluster.nodes_max",
-    "cluster.wait_s",
-    "cluster.node_timeout_s",
-)
+MAY_CHANGE_ON_RESUME = {name for name, info in _FIELDS.items() if about(info).on_resume != "kept"}
 """Options that a resumed run may change, besides those of eval and report."""
 
-CHANGE_ROUNDING = ("runtime.threads", "runtime.actor_threads")
+CHANGE_ROUNDING = [name for name, info in _FIELDS.items() if about(info).on_resume == "rounds"]
 """Options among them that change the rounding of a resumed run."""
+
+OF_OLDER_RUNS: dict[str, Any] = {"env.observation_dtype": "float32", "runtime.inference": "local"}
+"""Values of newer options in runs that are older than the options, if not the defaults."""

@@ -46,6 +46,8 @@ class RuntimeConfig(Options):
         None,
         needs="runtime.kind=lockstep or runtime.kind=async",
         also="num_actors num_rollout_workers num_env_runners n_workers",
+        auto=True,
+        on_resume="free",
     )
     """number of worker processes, at most one per group of streams; none: the number of cores, on
     a cluster times cluster.nodes_max (else nodes_min); changes the result's bytes only through
@@ -65,6 +67,7 @@ class RuntimeConfig(Options):
                 ),
             ),
         ),
+        auto=True,
     )
     """place where actions are computed; local: on the CPU, in the process that steps environments;
     server: in one process for all workers, on runtime.device (for a GPU); device: on the GPU, in
@@ -81,18 +84,20 @@ class RuntimeConfig(Options):
     """server of async: longest wait for streams, in milliseconds"""
     max_policy_lag: StepsFrom0 | None = option(None, needs="runtime.kind=async")
     """async: age in versions above which rows are not learned from; none: the learner's default"""
-    slots: Count | None = option(None, needs="runtime.kind=async")
+    slots: Count | None = option(None, needs="runtime.kind=async", auto=True)
     """async: unrolls for which each group has memory; none: 2, or a batch and one more"""
     prefetch_batches: Count = option(2, needs="runtime.kind=async")
     """async: number of batches assembled in advance"""
     publish_interval_iterations: Steps = option(1, also="publish_interval_updates")
     """iterations (fresh batches) between two publications of weights to actors"""
-    worker_timeout_s: LongWait = 60.0
+    worker_timeout_s: LongWait = option(60.0, on_resume="free")
     """seconds that one step of the environments may take before a worker counts as hung (a minute
     more where it makes them or compiles; time without a core does not count); in serial a notice
     says where it hangs
     """
-    max_restarts: CountFrom0 = option(3, needs="runtime.kind=async or cluster.address")
+    max_restarts: CountFrom0 = option(
+        3, needs="runtime.kind=async or cluster.address", on_resume="free"
+    )
     """async: number of workers and nodes that may be lost before the run ends with an error; on a
     cluster, lockstep: number of times that the run goes back to its last exact checkpoint
     """
@@ -103,11 +108,12 @@ class RuntimeConfig(Options):
             Needs("an algorithm whose learners can share batches", lambda _, f: f.shared),
         ),
         also="num_gpu_learners",
+        on_resume="free",
     )
     """number of processes that share every batch and make one update together, equal to one
     learner's but for rounding; each has its own GPU, from cuda:0 on, or `threads` of the CPU
     """
-    learner_timeout_s: LongWait = option(300.0, needs="runtime.num_learners > 1")
+    learner_timeout_s: LongWait = option(300.0, needs="runtime.num_learners > 1", on_resume="free")
     """seconds by which one of several learners may finish an update later than another before it
     counts as hung
     """
@@ -115,6 +121,8 @@ class RuntimeConfig(Options):
         "auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?|xpu(:\d+)?|mps)$",
         also="cuda use_cuda gpu use_gpu num_gpus",
+        auto=True,
+        on_resume="free",
     )
     """device of the learner: cpu, cuda, cuda:1, or xpu (Intel's GPUs, not tried); auto: a
     CUDA GPU for pictures and grids if there is one, else the CPU; cuda divides the policies of a
@@ -129,26 +137,27 @@ class RuntimeConfig(Options):
             ),
             "runtime.num_learners=1",
         ),
+        on_resume="free",
     )
     """place where draws from replay find pictures and other large observations; cpu: the replay's
     files; learner: the learner's CUDA GPU too; auto: learner, if they fit in half of the GPU's free
     memory
     """
-    threads: Threads | None = None
+    threads: Threads | None = option(None, auto=True, on_resume="rounds")
     """number of PyTorch's CPU threads; none: 1 for small networks, all cores (at most 8) for
     pictures, grids and layers of 256 x 256, half of them with workers, divided among several
     learners; part of the result's bytes, but a resume may change it
     """
-    actor_threads: Threads | None = None
+    actor_threads: Threads | None = option(None, auto=True, on_resume="rounds")
     """number of PyTorch's CPU threads where actions are computed; none: 1, or runtime.threads for
     pictures and grids in one process or in a server; part of the result's bytes
     """
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = option("auto", auto=True)
     """number format of the learner's encoders; auto: bf16 for pictures and grids if the device is
     faster with it (AMX, AMD's AVX512-BF16, GPUs with bfloat16), else fp32; weights, heads and
     losses are always fp32; part of the result's bytes
     """
-    actor_precision: Literal["auto", "fp32", "bf16"] = "auto"
+    actor_precision: Literal["auto", "fp32", "bf16"] = option("auto", auto=True)
     """number format of encoders where actions are computed; auto: as runtime.precision, but fp32 if
     the learner is on a GPU and actors are on a CPU that is not faster with bf16; part of the
     result's bytes
@@ -169,6 +178,7 @@ class RuntimeConfig(Options):
             lambda o, _: o.compile != "graph" or _may_be_cuda(o.device),
         ),
         also="torch_compile",
+        auto=True,
     )
     """acts and whole updates (gradient, clipping, optimizer) as one graph each; on: compiled, for
     recurrent networks in minutes; graph: on a CUDA GPU one launch of the same operations, with the

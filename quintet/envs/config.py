@@ -32,7 +32,7 @@ class EnvConfig(Options):
     """environment: an id (CartPole-v1), or the import string of a maker of one Gymnasium
     environment, or of a vector environment if it has a parameter num_envs (pkg.module:make_env)
     """
-    backend: BackendName = "auto"
+    backend: BackendName = option("auto", auto=True)
     """implementation of the environment; auto: EnvPool if it is installed and knows the id, then
     ALE's vector environment for Atari games, else Gymnasium; PettingZoo for its makers and makers
     named parallel_env; the backend changes the task
@@ -52,7 +52,7 @@ class EnvConfig(Options):
         "num_envs_per_worker num_envs_per_env_runner",
     )
     """number of environments that step at the same time"""
-    streams_per_group: Streams | None = option(None, also="worker_num_splits")
+    streams_per_group: Streams | None = option(None, also="worker_num_splits", auto=True)
     """number of environments that step and act together, a divisor of num_streams; none: half of
     them for simulators in C++ (pixels from 4 cores on), so that one half steps while the other
     acts, else all; with workers, one group per worker
@@ -83,7 +83,9 @@ class EnvConfig(Options):
     them at every reset and step; a mask in the observation needs no option
     """
     observation_dtype: Literal["auto", "float32", "float64"] = option(
-        "auto", needs=Needs("observations of float64", lambda _, f: f.float64, rest="float32")
+        "auto",
+        needs=Needs("observations of float64", lambda _, f: f.float64, rest="float32"),
+        auto=True,
     )
     """dtype in which leaves of float64 are stored; float64: normalize_observations subtracts their
     mean before they become float32 for networks; auto: float64 if the first steps of a Python
@@ -113,6 +115,7 @@ class EnvConfig(Options):
                 lambda _, f: any(env.can_be_spread for env in f.stepped),
             ),
         ),
+        on_resume="free",
     )
     """number of processes that step Python environments in the serial runtime and in evaluations;
     1: the run's own process; none: the run times the first two rows, and slow steps get one process

@@ -138,7 +138,7 @@ class ModelConfig(Options):
     """Options of the network of policy and value function."""
 
     encoder: Annotated[CodeName, words_or_code("auto", *TRAITS)] = option(
-        "auto", also="policy encoder_type features_extractor_class policy_class network"
+        "auto", also="policy encoder_type features_extractor_class policy_class network", auto=True
     )
     """network body: mlp, nature_cnn, impala_cnn, small_cnn (any picture from 5 x 5 on), film_grid
     (MiniGrid, BabyAI), or the import string of your own module (pkg.module:Class) or its maker;
@@ -157,7 +157,7 @@ class ModelConfig(Options):
     JSON
     """
     policy_hidden: tuple[Width, ...] | None = option(
-        None, max_length=MOST_LAYERS, needs=_LAYERS_OF_OURS, also=_HIDDEN
+        None, max_length=MOST_LAYERS, needs=_LAYERS_OF_OURS, also=_HIDDEN, auto=True
     )
     """widths of the policy's (or the shared) hidden layers; none: 64 64 for mlp, 512 for
     nature_cnn, 256 for impala_cnn and film_grid, 128 for small_cnn
@@ -167,6 +167,7 @@ class ModelConfig(Options):
         max_length=MOST_LAYERS,
         needs=(_LAYERS_OF_OURS, "model.shared_torso=false"),
         also=_HIDDEN,
+        auto=True,
     )
     """widths of the value function's hidden layers; none: as the policy's"""
     shared_torso: bool = option(
@@ -210,6 +211,7 @@ class ModelConfig(Options):
             ),
         ),
         also="activation_fn nonlinearity activation_function",
+        auto=True,
     )
     """activation after each hidden layer; none: tanh for mlp, relu for the others"""
     layer_norm: bool = option(
