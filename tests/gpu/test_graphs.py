@@ -10,6 +10,7 @@ from cases import CPU, CUDA, case_of, learned, learner_on, worst
 from conformance import STREAMS
 from runs import run
 
+from quintet.algorithms.parts.acting import WARMING_UP
 from quintet.algorithms.parts.setup import Compute
 from quintet.protocols import Actor
 from quintet.runtime import staged as staging
@@ -135,6 +136,28 @@ def test_groups_act_together_with_one_wait(algo: str, spaces: str, options: dict
             if whole:  # its copies are in it
                 assert counts.kinds.keys() <= {"graph", "stream"}, counts.kinds
     assert not standin.races
+
+
+def test_actions_are_random_as_long_as_a_publication_says_so() -> None:
+    case = case_of("sac", "numbers", {})
+    learner, plain = learner_on(case, CPU), case.actor()
+    on_gpu = case.algorithm.make_actor(
+        case.config, case.model, case.spaces, Compute(graph=True, act_on="cuda")
+    )
+    staged = StagedActor(Shared(on_gpu, CUDA))
+    state, mine = plain.initial_state(STREAMS), staged.initial_state(STREAMS)
+    policys = None
+    for random in (False, True, False):
+        here, there = (copied(learner.publication()) for _ in range(2))
+        for each in (here, there):
+            each.tensors[WARMING_UP] = torch.tensor(random)
+        plain.load(here)
+        staged.load(there)
+        obs, is_first, noise = inputs(case, 3)
+        wanted = plain.act(obs, state, is_first, noise).action
+        assert torch.equal(staged.act(obs, mine, is_first, noise).action, wanted)
+        policys = wanted if policys is None else policys
+        assert torch.equal(policys, wanted) is not random
 
 
 def test_groups_in_one_process_share_an_actor_that_loads_once() -> None:
