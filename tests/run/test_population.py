@@ -17,6 +17,8 @@ from quintet.observe.plots import plot_runs
 from quintet.observe.report_files import read_metrics
 from quintet.population.scores import OF_EPISODES
 from quintet.run.policy_run import PolicyRun
+from quintet.run.trainer import Trainer
+from quintet.runtime.delivery import Batch
 
 TOTAL, START, PERIOD = 2_000, 200, 100
 SMALL: dict[str, Any] = {
@@ -118,6 +120,26 @@ def test_each_considered_policy_had_made_its_steps(whole: Path) -> None:
         assert len(own) >= 3
         assert own[0] >= START
         assert all(b - a > PERIOD for a, b in pairwise(own))
+
+
+def test_no_decision_follows_a_batch_after_which_others_may_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On several GPUs the next policy updates before such a batch is looked at."""
+    learned, found = Trainer.learned, list[tuple[bool, bool]]()
+
+    def looked_at(self: Trainer, batch: Batch) -> bool:
+        quiet, population = self.quiet(batch), self.population
+        assert population is not None
+        before = [*population.controller.considered]
+        replaced = learned(self, batch)
+        found.append((quiet, before != population.controller.considered))
+        return replaced
+
+    monkeypatch.setattr(Trainer, "learned", looked_at)
+    train(tmp_path, checkpoint__interval_iterations=1_000)
+    assert {(True, False), (False, True)} <= {*found}
+    assert (True, True) not in found
 
 
 def test_the_same_run_twice_has_the_same_decisions_and_bytes(whole: Path, tmp_path: Path) -> None:
