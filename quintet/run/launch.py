@@ -39,7 +39,7 @@ from quintet.run.sampling import (
     row_specs,
 )
 from quintet.run.tensors import host_note, in_this_process, on_their_device
-from quintet.run.trainer import BeginsAnew, Trainer
+from quintet.run.trainer import BudgetChanged, Trainer
 from quintet.runtime.loop import Sampling
 from quintet.runtime.slots import RowSpecs
 from quintet.runtime.torch_settings import OwnTorch, inexact_told, torch_settings
@@ -102,7 +102,7 @@ def run(
                 again = loaded.config.changed("checkpoint", cost)
                 loaded = replace(loaded, config=again.model_copy(update={"resume": resume}))
                 left, budget = left - 1, None
-            except BeginsAnew as anew:
+            except BudgetChanged as anew:
                 (total,) = anew.args
                 assert budget is not None
                 loaded = time_budget.begun_anew(loaded, total, budget.minutes)
@@ -286,7 +286,7 @@ def _ends_told(trainer: Trainer, sampling: Sampling, source: Source) -> Iterator
         trainer.open()
         with no_exit():
             yield
-    except (_GoesBack, BeginsAnew):
+    except (_GoesBack, BudgetChanged):
         raise
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)

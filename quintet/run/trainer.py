@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _NOT_TRAINING: tuple[Phase, ...] = ("evaluation", "checkpoint")
 
 
-class BeginsAnew(Exception):
+class BudgetChanged(Exception):
     """The run begins again, as another number of env_steps, the argument, fits the time."""
 
 
@@ -400,7 +400,7 @@ class Trainer:
         return self.stop.made
 
     def _look_at_the_clock(self, budget: "TimeBudget", steps: int) -> None:
-        """Raises BeginsAnew, at most once, if the run is far too fast or too slow for its time."""
+        """Raises BudgetChanged, at most once, if the run is much too fast or slow for its time."""
         # Before its first update a run is faster than it will be.
         if not (budget.checks and any(each.learner.updates for each in self.policies)):
             return
@@ -410,7 +410,7 @@ class Trainer:
         if budget.said:
             self.log.say(budget.said)
         if fits is not None:
-            raise BeginsAnew(fits)
+            raise BudgetChanged(fits)
 
     def _own_metrics(self, report: dict[str, float]) -> dict[str, float]:
         self._ask(self.callbacks.report, self.live, report)

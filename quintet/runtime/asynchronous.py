@@ -9,7 +9,7 @@ from typing import final
 from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import ColumnBlock
-from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
+from quintet.runtime.delivery import Batch, Delivery, RestartsAfter, never, rows_for
 from quintet.runtime.processes.grants import SERVER, Died, Event, Filled, Lost
 from quintet.runtime.processes.pool import Pool
 from quintet.types import Publication
@@ -75,7 +75,7 @@ class AsyncSampling:
             self.workers.restart(sampler.index, iteration)
         self.assembler.start()
 
-    def collect(self, env_steps_left: int, begins_anew: BeginsAnew = never) -> Batch:  # noqa: ARG002
+    def collect(self, env_steps_left: int, restarts_after: RestartsAfter = never) -> Batch:  # noqa: ARG002
         """The next batch, as soon as it exists; rows beyond the budget are masked.  Raises
         QuintetError if workers died too often.
         """

@@ -81,7 +81,7 @@ class Lag:
         }
 
 
-BeginsAnew = Callable[[Batch], bool]
+RestartsAfter = Callable[[Batch], bool]
 """Returns whether the streams restart after a batch, so that the next batch is sampled after it."""
 
 
@@ -372,7 +372,11 @@ class Delivery:
         queue.waiting = kept
 
     def batch(
-        self, block: ColumnBlock, policy: int, env_steps_left: int, begins_anew: BeginsAnew = never
+        self,
+        block: ColumnBlock,
+        policy: int,
+        env_steps_left: int,
+        restarts_after: RestartsAfter = never,
     ) -> Batch:
         """Makes a batch from the result of `take`; rows beyond the budget are masked.
 
@@ -392,7 +396,7 @@ class Delivery:
             queue.lag.add((queue.learned - rollout.version)[rollout.valid])
         batch = Batch(rollout, policy, env_steps, kept, self.steps())
         self._lease = block.lease
-        if env_steps < env_steps_left and not begins_anew(batch):
+        if env_steps < env_steps_left and not restarts_after(batch):
             return batch
         self.clear()
         learning = self.queues[: self.num_learners]

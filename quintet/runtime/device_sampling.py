@@ -13,7 +13,7 @@ from quintet.envs.hosted import NextStep
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
 from quintet.runtime.batch import Episode, join, narrow, select
-from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
+from quintet.runtime.delivery import Batch, Delivery, RestartsAfter, never, rows_for
 from quintet.runtime.device_rows import DeviceRows
 from quintet.runtime.seeds import group_seeds
 from quintet.runtime.torch_settings import OwnTorch
@@ -197,12 +197,12 @@ class DeviceSampling:
         env_seeds, noise_seed = group_seeds(self.seed, 0, iteration, 1)
         self.rows.restart(env_seeds[0], noise_seed)
 
-    def collect(self, env_steps_left: int, begins_anew: BeginsAnew = never) -> Batch:
+    def collect(self, env_steps_left: int, restarts_after: RestartsAfter = never) -> Batch:
         """The next batch; samples if too few columns wait, no more rows than the budget needs."""
         while (taken := self._take(env_steps_left)) is None:
             self._waiting = [each if each.own else each.copy() for each in self._waiting]
             self._unroll(env_steps_left - self._waiting_steps)
-        return self._batch(taken, env_steps_left, begins_anew)
+        return self._batch(taken, env_steps_left, restarts_after)
 
     @property
     def _waiting_steps(self) -> int:
@@ -276,7 +276,7 @@ class DeviceSampling:
             queue.ended += [replace(each, row=-1, column=-1) for each in columns.episodes]
         self._waiting = [x for x in self._waiting if not any(x is each for each in dropped)]
 
-    def _batch(self, columns: Columns, left: int, begins_anew: BeginsAnew) -> Batch:
+    def _batch(self, columns: Columns, left: int, restarts_after: RestartsAfter) -> Batch:
         """Makes a batch as `Delivery.batch` does."""
         delivery, queue, known = self.delivery, self._queue, columns.known
         env_steps, episodes, executed = columns.env_steps, columns.episodes, columns.env_steps
@@ -294,7 +294,7 @@ class DeviceSampling:
             lag = np.repeat(queue.learned - known.versions, known.counts)
             queue.lag.add(torch.from_numpy(lag))
         batch = Batch(rollout, 0, env_steps, episodes, delivery.steps())
-        if env_steps < left and not begins_anew(batch):
+        if env_steps < left and not restarts_after(batch):
             return batch
         self._drop(self._waiting)
         now = delivery.steps()

@@ -6,7 +6,7 @@ from typing import final
 from quintet.errors import WorkerFault
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import Unroll
-from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
+from quintet.runtime.delivery import Batch, Delivery, RestartsAfter, never, rows_for
 from quintet.runtime.processes.grants import Asking, Died, Lost
 from quintet.runtime.processes.pool import Pool
 from quintet.runtime.processes.process import WaitNotice
@@ -54,7 +54,7 @@ class LockstepSampling:
         for sampler in self.workers.samplers:
             self.workers.restart(sampler.index, iteration)
 
-    def collect(self, env_steps_left: int, begins_anew: BeginsAnew = never) -> Batch:
+    def collect(self, env_steps_left: int, restarts_after: RestartsAfter = never) -> Batch:
         """The next batch; rows beyond the budget are masked."""
         notice = self.workers.wait_notice()
         while (taken := self.delivery.take(env_steps_left)) is None:
@@ -62,9 +62,9 @@ class LockstepSampling:
             if not self.flying:
                 self._begin_round(wanted)
             self.delivery.put_round(self._end_round(wanted, notice))
-        batch = self.delivery.batch(*taken, env_steps_left, begins_anew)
+        batch = self.delivery.batch(*taken, env_steps_left, restarts_after)
         wanted = env_steps_left - batch.env_steps - self.delivery.waiting
-        if self.lag and wanted > 0 and not self.delivery.batches and not begins_anew(batch):
+        if self.lag and wanted > 0 and not self.delivery.batches and not restarts_after(batch):
             self._begin_round(wanted)
         return batch
 

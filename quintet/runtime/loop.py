@@ -11,7 +11,7 @@ from quintet.errors import NonFiniteError
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import LOOK_EVERY_UPDATES, Learner
 from quintet.runtime.batch import to_device
-from quintet.runtime.delivery import Batch, BeginsAnew, Delivery
+from quintet.runtime.delivery import Batch, Delivery, RestartsAfter
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.types import Publication, Rollout
 
@@ -33,7 +33,7 @@ class Sampling(Protocol):
 
     def restart(self, iteration: int) -> None: ...
 
-    def collect(self, env_steps_left: int, begins_anew: BeginsAnew) -> Batch: ...
+    def collect(self, env_steps_left: int, restarts_after: RestartsAfter) -> Batch: ...
 
     def report(self) -> dict[str, float]: ...
 

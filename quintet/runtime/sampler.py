@@ -14,7 +14,7 @@ from quintet.errors import EnvironmentFault
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
 from quintet.runtime.batch import Lease
-from quintet.runtime.delivery import Batch, BeginsAnew, Delivery, never, rows_for
+from quintet.runtime.delivery import Batch, Delivery, RestartsAfter, never, rows_for
 from quintet.runtime.policies import ONE_POLICY, Assignment
 from quintet.runtime.seeds import group_seeds
 from quintet.runtime.slots import PLAYER, UNDEFINED, VERSION, RowSpecs, Slot, slot_specs, zeros
@@ -375,7 +375,7 @@ class SerialSampling:
         for index, (group, slot) in enumerate(zip(self.groups, self.slots, strict=True)):
             group.restart(*group_seeds(self.seed, index, iteration, group.num_streams), slot)
 
-    def collect(self, env_steps_left: int, begins_anew: BeginsAnew = never) -> Batch:
+    def collect(self, env_steps_left: int, restarts_after: RestartsAfter = never) -> Batch:
         """The next batch.  The next batch; samples if no policy has enough columns, no more rows
         than the budget needs.
         """
@@ -384,7 +384,7 @@ class SerialSampling:
             self._unroll(env_steps_left - self.delivery.waiting)
             # The lease frees nothing: what still waits is copied before the next round's writes.
             self.delivery.put_round([slot.unroll(Lease(lambda: None)) for slot in self.slots])
-        return self.delivery.batch(*taken, env_steps_left, begins_anew)
+        return self.delivery.batch(*taken, env_steps_left, restarts_after)
 
     def _unroll(self, wanted: int) -> None:
         """Collects one unroll of every group, which ends once `wanted` env_steps were executed."""

@@ -324,7 +324,7 @@ class Turns:
     def restart(self, iteration: int) -> None:
         pass
 
-    def collect(self, env_steps_left: int, begins_anew: Any) -> Batch:
+    def collect(self, env_steps_left: int, restarts_after: Any) -> Batch:
         self.turn += 1
         steps = Steps(18, 0, 0, 0, 0)
         return Batch(all_valid(3), self.turn % 2, 18, [], steps)

@@ -31,7 +31,7 @@ class Sampling:
 
     def restart(self, iteration: int) -> None: ...
 
-    def collect(self, env_steps_left: int, begins_anew: Any) -> Batch:
+    def collect(self, env_steps_left: int, restarts_after: Any) -> Batch:
         batch = Slot(zeros(slot_specs(ROWS, PLAN, 2)), ROWS, PLAN).rollout
         batch.valid.fill_(True)
         return Batch(batch, 0, STEPS, [], Steps(STEPS, 0, 0, 0, 0))

@@ -209,7 +209,7 @@ class Given:
 
     def restart(self, iteration: int) -> None: ...
 
-    def collect(self, env_steps_left: int, begins_anew: object) -> Batch:
+    def collect(self, env_steps_left: int, restarts_after: object) -> Batch:
         rollout = next(self.batches)
         steps = int(rollout.valid.sum())
         return Batch(rollout, 0, steps, [], Steps(steps, 0, 0, 0, 0))
