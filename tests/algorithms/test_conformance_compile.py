@@ -1,5 +1,6 @@
 """What is compiled gives what is eager, for every actor and every learner that compiles updates."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ def test_compiled_equals_eager() -> None:
     done = subprocess.run(
         [sys.executable, "compiled.py", *LEARNERS],
         cwd=Path(__file__).parent,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
         timeout=900,
