@@ -1,6 +1,7 @@
 """A replay in its files: the same draws after a resume, and nothing but the checkpoint's rows."""
 
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -92,7 +93,9 @@ def test_streams_that_were_not_restarted_go_on_after_a_resume(kind: str, tmp_pat
 
 def start(kind: str, folder: Path, pause_s: float) -> subprocess.Popen:
     folder.mkdir(exist_ok=True)
-    return subprocess.Popen([sys.executable, SCRIPT, kind, folder, str(pause_s)])
+    found = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    words = [sys.executable, SCRIPT, kind, folder, str(pause_s)]
+    return subprocess.Popen(words, env=os.environ | found)
 
 
 def digests(folder: Path) -> dict[int, str]:
