@@ -37,6 +37,7 @@ size_t size_of(const Tensor& t) { return t.numel() * t.element_size(); }
 // All that was issued up to `number` has happened.
 void arrive(int64_t number) {
   int races = 0;
+  std::deque<Pending> over;  // freed without the lock, since a tensor of Python's may take that of Python
   {
     std::lock_guard<std::mutex> held(pending_lock);
     while (!pending.empty() && pending.front().number <= number) {
@@ -44,6 +45,7 @@ void arrive(int64_t number) {
       void* host = p.host.mutable_data_ptr();
       if (p.to_host) std::memcpy(host, p.then.const_data_ptr(), size_of(p.host));
       else if (std::memcmp(host, p.then.const_data_ptr(), size_of(p.host)) != 0) ++races;
+      over.push_back(std::move(p));
       pending.pop_front();
     }
   }
@@ -59,10 +61,14 @@ Tensor same_bytes(const Tensor& t) {
 constexpr size_t kMostPending = 4096;
 
 void later(const Tensor& host, const Tensor& then, bool to_host) {
+  Pending over;
   std::lock_guard<std::mutex> held(pending_lock);
   pending.push_back({++issued, host, then, to_host});
   if (to_host) std::memset(host.mutable_data_ptr(), 0xff, size_of(host));
-  if (pending.size() > kMostPending && !pending.front().to_host) pending.pop_front();
+  if (pending.size() > kMostPending && !pending.front().to_host) {
+    over = std::move(pending.front());
+    pending.pop_front();
+  }
 }
 
 // ---- graphs
