@@ -20,7 +20,7 @@ from quintet.race import choosing, page, portfolio
 from quintet.race import journal as journals
 from quintet.race import plan as plans
 from quintet.race.asked import Asked, as_asked
-from quintet.race.choosing import compiles, examined, load
+from quintet.race.choosing import Able, compiles, examined, load
 from quintet.race.journal import FOLDER, Journal, Look, Runner
 from quintet.race.page import interval
 from quintet.race.portfolio import Entry
@@ -111,22 +111,21 @@ class _Race:
         self.journal = self.journal.model_copy(update={"runners": runners})
 
     def run(self) -> Journal:
-        folder = self.folder
+        folder, able = self.folder, list[Able]()
         found = journals.read(folder)
         if self.asked.overwrite:
             if found is None:
                 require_movable(folder)
+            able, found = self._able(), None  # every refusal precedes any change of the folder
             if (place := move_aside(folder)) is not None:
                 self.say(f"what was in {shown(folder)} is kept in {shown(place)}")
-            found = None
-        held = held_in(folder)
-        if held and found is None:
+        elif found is not None:
+            journals.require_same(folder, found, _as_read(self.journal.asked))
+        elif held := held_in(folder):
             raise ConfigError(
                 f"run_dir must be a new or empty folder, or one with a race, got {folder} with "
                 f"{', '.join(sorted(held)[:3])}: give another --run-dir"
             )
-        if found is not None:
-            journals.require_same(folder, found, _as_read(self.journal.asked))
         with run_lock(folder):
             if found is not None:
                 self.journal = found
@@ -137,7 +136,7 @@ class _Race:
             if self.journal.runners:
                 self._ready(_entry(self.journal.runners[0]))
             else:
-                self._begin()
+                self._begin(able or self._able())
             while self.journal.state == "running" and not self.stopped:
                 self._rung()
             if self.journal.state == "moving":
@@ -146,16 +145,23 @@ class _Race:
 
     # Entries
 
-    def _begin(self) -> None:
-        """Chooses the entries, and makes the plan."""
-        asked = self.asked
+    @property
+    def _kind(self) -> str:
         try:
-            kind = self.probe.kind
+            return self.probe.kind
         except ValidationError:  # which the entries tell with its name
-            kind = "vector_discrete"
-        listed = portfolio.entries(kind)
-        asked.require_common(sorted({each.algo for each in listed}))
-        able, told = examined(asked, choosing.able(asked, listed, self.say), self.say)
+            return "vector_discrete"
+
+    def _able(self) -> list[Able]:
+        """The entries that can run; raises ConfigError for options that none of them can have."""
+        listed = portfolio.entries(self._kind)
+        self.asked.require_common(sorted({each.algo for each in listed}))
+        return choosing.able(self.asked, listed, self.say)
+
+    def _begin(self, able: list[Able]) -> None:
+        """Chooses among the entries that can run, and makes the plan."""
+        asked = self.asked
+        able, told = examined(asked, able, self.say)
         self._ready(able[0].entry)
         if self.stopped:
             return
@@ -169,8 +175,9 @@ class _Race:
         if late:
             told.append(f"{', '.join(late)}: no time in {asked.minutes:g} minutes")
             self.say(told[-1])
+        kind = self._kind.replace("_", ", ")
         self.say(
-            f"{kind.replace('_', ', ')}: {count} entr{'y' if count == 1 else 'ies'}, {jobs} at a "
+            f"{kind}: {count} entr{'y' if count == 1 else 'ies'}, {jobs} at a "
             f"time; {_course(found)}"
         )
         runners = [
@@ -181,7 +188,7 @@ class _Race:
             self.say(f"{each.name}: {each.algo}{_said(each.options)} ({each.why})")
         self.keep(
             runners=runners,
-            told=told,
+            told=[line[:2_000] for line in told],
             jobs=jobs,
             compiles={x.entry.name: compiles(x, found.leg_s) for x in able[:count]},
             counts=list(found.counts),
@@ -193,8 +200,16 @@ class _Race:
         """Waits until processes can begin at once, so that the first entries lose no time."""
         given = seeds.payload(load(self.asked, entry, {}, beside=True))
         members = [Member("ready", given, None, _READY_S)]
-        (how,) = seed_group.run_members("quintet.race.leg", members, 1, self.quiet, _PRELOAD)
-        self.stopped = how.by_signal
+        self._run(members)
+
+    def _run(self, members: Sequence[Member]) -> list[Outcome]:
+        """Runs processes; notes whether the user has stopped the race meanwhile."""
+        stop = seed_group.stop_request(self.say)
+        ended = seed_group.run_members(
+            "quintet.race.leg", members, self.journal.jobs, self.quiet, _PRELOAD, stop
+        )
+        self.stopped = stop.made or any(how.by_signal for how in ended)
+        return ended
 
     # Rungs
 
@@ -211,11 +226,19 @@ class _Race:
             else journal.leg_s[journal.rung]
             * (plans.batches(journal.counts[journal.rung], journal.jobs))
         )
-        for number in range(size):
-            batch = waiting[number * journal.jobs : (number + 1) * journal.jobs]
+        # What a failed entry leaves is for the last ones: those after it would have more than those
+        # before it.
+        began = [
+            *inside,
+            *(x for x in journal.runners if x.failed and len(x.looks) == journal.rung),
+        ]
+        most_s = whole_s / max(1, plans.batches(len(began), journal.jobs))
+        batches = [waiting[k * journal.jobs : (k + 1) * journal.jobs] for k in range(size)]
+        had_s = [min(each.begun_s for each in batch) for batch in batches]
+        for number, batch in enumerate(batches):
             left_s = whole_s - (self.journal.rung_s + time.monotonic() - self._since)
-            leg_s = max(plans.SHORTEST_S, left_s / (size - number))
-            self._batch(batch, leg_s, last=last)
+            each_s = min(most_s, (left_s + sum(had_s[number:])) / (size - number))
+            self._batch(batch, max(plans.SHORTEST_S, each_s - had_s[number]), last=last)
             if self.stopped:
                 return
         inside = [each for each in self.journal.runners if not each.out]
@@ -243,8 +266,9 @@ class _Race:
         if last:
             self.say(f"{', '.join(x.name for x in batch)}: to the end, {leg_s / 60:.2g} minutes")
         for each in batch:
+            seed_group.await_left(self.folder / FOLDER / each.name)
+        for each in batch:
             run_dir = self.folder / FOLDER / each.name
-            seed_group.await_left(run_dir)
             try:
                 loaded = self._for_leg(each, leg_s, last=last)
             except (ConfigError, FileFault, CheckpointError) as error:
@@ -264,11 +288,8 @@ class _Race:
             members.append(Member(each.name, seeds.payload(loaded, payload), run_dir, most_s))
             begun.append(each)
         begin = time.monotonic()
-        ended = seed_group.run_members(
-            "quintet.race.leg", members, self.journal.jobs, self.quiet, _PRELOAD
-        )
+        ended = self._run(members)
         passed_s = time.monotonic() - begin
-        self.stopped = any(how.by_signal for how in ended)
         for each, how in zip(begun, ended, strict=True):
             self._hear(each, how, leg_s, passed_s)
         self.keep()
@@ -302,20 +323,14 @@ class _Race:
         """Takes the answer of an entry's process."""
         answer = how.answer or {}
         if how.by_signal:
+            self.update(runner.name, begun_s=runner.begun_s + passed_s)
             return
         if answer.get("status") == "ran":
-            before = runner.looks[-1].env_steps if runner.looks else 0
-            look = Look(
-                returns=answer["returns"],
-                env_steps=answer["env_steps"],
-                at_s=self.spent_s,
-                speed=answer["speed"] or (answer["env_steps"] - before) / passed_s,
-                training=answer["training"],
-            )
+            look = self._look(runner, answer, passed_s)
             if look.mean is None:
                 self._fails(runner, f"no episode ended in its {leg_s:.0f} s")
                 return
-            self.update(runner.name, looks=[*runner.looks, look])
+            self.update(runner.name, looks=[*runner.looks, look], begun_s=0.0)
             self.say(f"{runner.name}: {interval(look)} after {look.env_steps:,} env_steps")
             return
         if answer.get("status") == "late":
@@ -327,6 +342,22 @@ class _Race:
         else:
             assert how.status is not None
             self._fails(runner, f"its process {how_ended(how.status)}")
+
+    def _look(self, runner: Runner, answer: Mapping[str, Any], passed_s: float) -> Look:
+        """What an entry's process has seen; what it had no time for as it was before."""
+        speed, training = answer["speed"], answer["training"]
+        if runner.looks:
+            before = runner.looks[-1]
+            speed = speed or before.speed
+            if training is None:
+                training = before.mean if before.training is None else before.training
+        return Look(
+            returns=answer["returns"],
+            env_steps=answer["env_steps"],
+            at_s=self.spent_s,
+            speed=speed or answer["env_steps"] / passed_s,
+            training=training,
+        )
 
     def _fails(self, runner: Runner, reason: str) -> None:
         line = reason.splitlines()[0] if reason else "no reason"

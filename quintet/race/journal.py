@@ -55,7 +55,7 @@ class Look(Checked):
 @final
 class Runner(Checked):
     """An entry and how it did; out: why it is not in the race any more, "" while it is; out_at_s:
-    seconds of the race.
+    seconds of the race; begun_s: seconds that it has had of a leg that the user stopped.
     """
 
     name: Name
@@ -66,6 +66,7 @@ class Runner(Checked):
     out: Sentence = ""
     failed: bool = False
     out_at_s: float = 0.0
+    begun_s: float = 0.0
 
 
 @final

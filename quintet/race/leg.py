@@ -12,6 +12,7 @@ from quintet.run import member
 if TYPE_CHECKING:
     from quintet.config.resolve import Loaded
     from quintet.policy import Policy
+    from quintet.run.launch import Result
 
 _BLOCK, _MOST_EPISODES = 5, 100
 
@@ -43,7 +44,10 @@ class _Clock:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def cancel(self) -> None:
+        """Returns when the timer has ended, and sends no signal any more."""
         self._timer.cancel()
+        if self._timer.is_alive():
+            self._timer.join()
 
     @property
     def passed_s(self) -> float:
@@ -51,18 +55,40 @@ class _Clock:
 
 
 @final
-class _Speed:
-    """Measures env_steps per second from the first report of this process to the newest."""
+class _Heard:
+    """What the reports of this process tell.
+
+    any: whether there was one; speed: env_steps per second from the first to the newest.
+    """
 
     def __init__(self) -> None:
         self._first: tuple[float, float] | None = None
-        self.value = 0.0
+        self._episodes: list[tuple[float, float]] = []
+        self.speed = 0.0
 
     def __call__(self, report: dict[str, float]) -> None:
         steps, now = report["env_steps"], report["wall_s"]
         self._first = self._first or (steps, now)
         if now > self._first[1]:
-            self.value = (steps - self._first[0]) / (now - self._first[1])
+            self.speed = (steps - self._first[0]) / (now - self._first[1])
+        if "episode/return_mean" in report:
+            self._episodes.append((report["episode/count"], report["episode/return_mean"]))
+
+    @property
+    def any(self) -> bool:
+        return self._first is not None
+
+    @property
+    def training(self) -> float | None:
+        """Mean return of the last episodes, of as many reports as have enough; the newest report
+        may have none, or one that is not like the others.
+        """
+        count = total = 0.0
+        for more, mean in reversed(self._episodes):
+            count, total = count + more, total + more * mean
+            if count >= _MOST_EPISODES:
+                break
+        return total / count if count else None
 
 
 def _leg(loaded: "Loaded", payload: dict[str, Any]) -> dict[str, Any]:
@@ -77,35 +103,54 @@ def _leg(loaded: "Loaded", payload: dict[str, Any]) -> dict[str, Any]:
         return {"status": "ready"}
     from quintet.run.launch import run
 
-    clock, speed = _Clock(payload["begin"], payload["training_s"]), _Speed()
-    # Until the run handles it: an exit would be taken for one of the environment's code.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    clock, heard = _Clock(payload["begin"], payload["training_s"]), _Heard()
+
+    def handle(*_: object) -> None:
+        # The run handles signals while it trains.  One of the clock that comes right after that
+        # finds nothing to stop.
+        if not (clock.over and heard.any):
+            raise KeyboardInterrupt
+
+    # In place of an exit, which would be taken for one of the environment's code.
+    signal.signal(signal.SIGTERM, handle)
     try:
         clock.start()
-        result = run(loaded, speed, minutes=payload["minutes"])
+        result: Result | None = run(loaded, heard, minutes=payload["minutes"])
     except KeyboardInterrupt:
-        if clock.over:  # before there was anything to stop
-            return {"status": "late"}
-        raise
+        if not clock.over or heard.any:
+            raise
+        result = None  # it was over before there was anything to stop
     finally:
         clock.cancel()
-    if result.status == "stopped" and not clock.over:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if result is not None and result.status == "stopped" and not clock.over:
         return {"status": "stopped"}
-    metrics = result.metrics
-    if not metrics:
-        return {"status": "late"}
-    if payload["last"] and result.status == "stopped":
-        result = run(_ends_after(loaded, int(metrics["env_steps"])))
+    metrics = {} if result is None else result.metrics
+    if result is None or not metrics or (payload["last"] and result.status == "stopped"):
+        env_steps = metrics.get("env_steps") or _trained(loaded)
+        if not env_steps:
+            return {"status": "late"}
+        result = run(_ends_after(loaded, int(env_steps)), heard)
         if result.status == "stopped":  # by the user
             return {"status": "stopped"}
+    training = heard.training
     returns = _returns(result.policy, loaded, payload["seed"], payload["most_s"], clock)
     return {
         "status": "ran",
         "returns": returns,
         "env_steps": int(result.metrics["env_steps"]),
-        "speed": speed.value,
-        "training": metrics.get("episode/return_mean"),
+        "speed": heard.speed,
+        "training": metrics.get("episode/return_mean") if training is None else training,
     }
+
+
+def _trained(loaded: "Loaded") -> int:
+    """The env_steps of an earlier start of the run, which has had no time for more."""
+    from quintet.system import manifest
+
+    assert loaded.config.run_dir is not None
+    found = manifest.newest(loaded.config.run_dir / "checkpoints")
+    return 0 if found is None or loaded.overwrite else int(found.meta["env_steps"])
 
 
 def _ends_after(loaded: "Loaded", env_steps: int) -> "Loaded":
@@ -122,6 +167,8 @@ def _ends_after(loaded: "Loaded", env_steps: int) -> "Loaded":
     # Which the first start measured.
     measured = {"restart_env_steps": saved.values["checkpoint.restart_env_steps"]}
     total = env_steps + max(batch_steps(config), config.env.num_streams)
+    if config.total_env_steps > env_steps:  # a resume asks for that again
+        total = min(total, config.total_env_steps)
     checkpoints = config.checkpoint.model_copy(update=measured)
     config = config.model_copy(update={"total_env_steps": total, "checkpoint": checkpoints})
     return replace(loaded, config=config, overwrite=False)

@@ -61,14 +61,16 @@ def run_members(
     jobs: int,
     say: Callable[[str], None],
     preload: Sequence[str] = (),
+    stop: StopRequest | None = None,
 ) -> list[Outcome]:
     """Runs all members, `jobs` at the same time, and returns their outcomes in the same order.
 
     Ctrl-C and SIGTERM are passed on to the running members, which stop in an orderly way, and no
     others are started.  A second Ctrl-C kills them.  `say` receives every line that they print.
-    `preload`: see `Child`.
+    `preload`: see `Child`.  `stop`: tells a caller whether the user stopped the group, also where
+    all members had ended by then; None: one that `say` receives.
     """
-    stop = stop_request(say)
+    stop = stop_request(say) if stop is None else stop
     waiting = list(enumerate(members))
     running: dict[int, Child] = {}
     ends_at: dict[int, float] = {}

@@ -41,13 +41,18 @@ def command(folder: Path, *more: str, minutes: str = "4") -> list[str]:
 class Fake:
     """Legs without processes: each takes its time, and answers by the entry's name.
 
-    dies_at: number of the leg in which the command is interrupted.
+    dies_at: number of the leg in which the command is killed; stops_at: in whose middle the user
+        stops it, or, if `heeded` is False, while its process ends anyway.
+    failure_s: seconds until a broken entry fails; None: all of its leg.
     """
 
     now: float = 1000.0
     legs: list[tuple[str, float]] = field(default_factory=list)
     totals: dict[str, int] = field(default_factory=dict)
     dies_at: int = -1
+    stops_at: int = -1
+    heeded: bool = True
+    failure_s: float | None = None
     broken: tuple[str, ...] = ("breaks",)
 
     def monotonic(self) -> float:
@@ -57,8 +62,9 @@ class Fake:
         self.totals[loaded.config.run_dir.name] = loaded.config.total_env_steps
         return json.dumps(more).encode()
 
-    def run(self, module: str, members: Sequence[Member], *_: object) -> list[Outcome]:
+    def run(self, module: str, members: Sequence[Member], *more: Any) -> list[Outcome]:
         assert module == "quintet.race.leg"
+        stop = more[-1]
         if members[0].name == "ready":
             return [Outcome(0, {"status": "ready"})]
         found, leg_s = [], 0.0
@@ -67,8 +73,15 @@ class Fake:
                 self.dies_at = -1
                 raise KeyboardInterrupt
             asked = json.loads(each.payload)
+            if len(self.legs) == self.stops_at:
+                self.stops_at, stop.made = -1, True
+                if self.heeded:
+                    self.now += asked["most_s"] / 2
+                    self.legs.append((each.name, asked["most_s"] / 2))
+                    return [Outcome(130, None)]
             assert asked["training_s"] < asked["most_s"] < each.most_s
-            leg_s = max(leg_s, asked["most_s"])
+            fails_soon = each.name in self.broken and self.failure_s is not None
+            leg_s = max(leg_s, self.failure_s or 0.0 if fails_soon else asked["most_s"])
             self.legs.append((each.name, asked["most_s"]))
             if each.name in self.broken:
                 found.append(Outcome(1, {"error": "the environment broke\nfor good"}))
@@ -162,6 +175,46 @@ def test_an_interrupted_race_goes_on_to_the_same_end(
     assert (folder / "config.yaml").read_text() == "good"
     assert [name for name, _ in fake.legs] == [*NAMES, "slow", "good", "good"]
     capsys.readouterr()
+
+
+@pytest.mark.parametrize("failure_s", [None, 0.5])
+def test_the_time_that_a_failed_entry_leaves_is_not_for_those_after_it(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure_s: float | None
+) -> None:
+    monkeypatch.setitem(SCORES, "breaks", 2.0)
+    fake.broken, fake.failure_s = ("good",), failure_s
+    assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 0
+    first = dict(fake.legs[:4])
+    assert max(first.values()) == pytest.approx(min(first.values()), rel=0.05)
+    assert fake.now - 1000.0 == pytest.approx(240.0, rel=0.05)  # the last ones have it
+
+
+def test_after_a_stop_an_entry_has_the_rest_of_its_leg(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SCORES, "breaks", 2.0)
+    fake.broken, fake.stops_at = (), 1
+    assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 130
+    assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 0
+    had = {name: sum(s for x, s in fake.legs[:5] if x == name) for name in NAMES}
+    assert max(had.values()) == pytest.approx(min(had.values()), rel=0.05)
+
+
+def test_a_stop_is_heeded_also_where_the_processes_have_just_ended(
+    fake: Fake, tmp_path: Path
+) -> None:
+    fake.stops_at, fake.heeded = 1, False
+    assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 130
+    assert [name for name, _ in fake.legs] == ["slow", "good"]
+    assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 0
+    assert [name for name, _ in fake.legs] == [*NAMES, "slow", "good", "good"]
+
+
+def test_a_refused_race_leaves_the_folder_where_it_is(fake: Fake, tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    assert cli.main(command(folder)) == 0
+    assert cli.main(command(folder, "--overwrite", "--gama", "0.9")) == 2
+    assert (folder / "config.yaml").read_text() == "good"
 
 
 def test_a_kill_while_the_winner_is_moved_loses_nothing(

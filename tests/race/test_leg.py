@@ -1,0 +1,93 @@
+"""One leg of an entry: its clock, and what it answers."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from small_run import SMALL, TOY
+
+from quintet.config.layers import Layer
+from quintet.config.resolve import Loaded
+from quintet.config.saved import load_config
+from quintet.race import leg
+from quintet.run import launch
+
+
+@pytest.fixture(autouse=True)
+def _handler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(leg, "_returns", lambda *_: [1.0])
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def payload(training_s: float, *, last: bool = True) -> dict[str, Any]:
+    times = {"begin": time.monotonic(), "training_s": training_s, "most_s": training_s + 1.0}
+    return {**times, "seed": 0, "last": last, "minutes": None}
+
+
+def report(env_steps: int, **more: float) -> dict[str, float]:
+    return {"env_steps": float(env_steps), "wall_s": env_steps / 100.0, **more}
+
+
+def scored(count: int, mean: float) -> dict[str, float]:
+    return {"episode/count": float(count), "episode/return_mean": mean}
+
+
+def ends(monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any]) -> None:
+    monkeypatch.setattr(launch, "run", run)
+
+
+def test_a_clock_that_comes_when_the_run_has_just_ended_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(_: Loaded, hear: Callable[..., object], **__: object) -> Any:
+        hear(report(100, **scored(3, 5.0)))
+        time.sleep(0.3)
+        return SimpleNamespace(status="finished", metrics=report(100), policy=None)
+
+    ends(monkeypatch, run)
+    found = leg._leg(SimpleNamespace(), payload(0.1))  # type: ignore[arg-type]
+    assert found["status"] == "ran"
+    assert found["env_steps"] == 100
+
+
+def test_the_score_of_training_is_that_of_the_last_episodes_whatever_the_newest_report_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(_: Loaded, hear: Callable[..., object], **__: object) -> Any:
+        hear(report(100, **scored(60, -50.0)))
+        hear(report(200, **scored(60, 4.0)))
+        hear(report(300, **scored(40, 9.0)))
+        hear(report(350))
+        return SimpleNamespace(status="finished", metrics=report(350), policy=None)
+
+    ends(monkeypatch, run)
+    found = leg._leg(SimpleNamespace(), payload(60.0))  # type: ignore[arg-type]
+    assert found["training"] == pytest.approx(6.0)
+    assert found["speed"] == pytest.approx(100.0)
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> Loaded:
+    values = {**SMALL, "env.id": TOY, "total_env_steps": 64, "run_dir": str(tmp_path / "run")}
+    return load_config("ppo", [], Layer("a test", values))
+
+
+def test_a_run_that_has_no_time_for_more_is_judged_by_what_it_has_learned(loaded: Loaded) -> None:
+    """As where a race goes on for its last seconds, in which a process hardly starts."""
+    assert leg._leg(loaded, payload(-1.0))["status"] == "late"
+    launch.run(loaded)
+    values = {**SMALL, "env.id": TOY, "total_env_steps": 640, "run_dir": str(loaded.config.run_dir)}
+    more = load_config("ppo", [], Layer("a test", values))
+    found = leg._leg(more, payload(-1.0))
+    assert found["status"] == "ran"
+    assert found["env_steps"] == 128
+    # A resume asks for the same number, which the end must not pass.
+    near = replace(more, config=more.config.model_copy(update={"total_env_steps": 80}))
+    assert leg._ends_after(near, 64).config.total_env_steps == 80
