@@ -44,6 +44,7 @@ def train(
     trust: bool = False,
     overwrite: bool = False,
     minutes: float | None = None,
+    jobs: int | None = None,
 ) -> "Result": ...
 
 

@@ -156,6 +156,14 @@ def require_minutes(minutes: float | None, values: Mapping[str, Any]) -> None:
         )
 
 
+def require_jobs(jobs: int | None) -> None:
+    """Raises ConfigError for a number of runs at the same time that is none."""
+    if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
+        raise ConfigError(
+            f"jobs must be a whole number of at least 1, got {jobs!r}: give one, or leave it out"
+        )
+
+
 def _minutes(words: list[str]) -> float:
     """The number of ``--minutes``; whether it is above 0 is checked later."""
     try:

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
-from quintet.config.command import require_minutes
+from quintet.config.command import require_jobs, require_minutes
 from quintet.config.layers import Layer, options
 from quintet.config.saved import asked_for, find_run_dir
 from quintet.envs.env_source import EnvSource, can_be_made_again
@@ -74,8 +74,7 @@ class Asked:
                 "env must name an environment, got none: give it by --env ID (quintet envs lists "
                 "them)"
             )
-        if self.jobs is not None and self.jobs < 1:
-            raise ConfigError(f"jobs must be a whole number of at least 1, got {self.jobs}")
+        require_jobs(self.jobs)
         for name, why in _LEFT.items():
             if name in self.values:
                 raise ConfigError(

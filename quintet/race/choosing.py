@@ -55,6 +55,16 @@ def load(asked: Asked, entry: Entry, more: Mapping[str, Any], *, beside: bool = 
 
 def able(asked: Asked, listed: Sequence[Entry], say: Callable[[str], None]) -> list[Able]:
     """The entries that can run; raises ConfigError, with the first reason, if none can."""
+    found, faults = _fitting(asked, listed)
+    if not found:
+        raise ConfigError(next(iter(faults.values()), "no learner has an entry for a race"))
+    for name, fault in faults.items():
+        say(f"{name} does not fit: {_first(fault)}")
+    return found
+
+
+def _fitting(asked: Asked, listed: Sequence[Entry]) -> tuple[list[Able], dict[str, str]]:
+    """The entries that can run, and by name why others can't."""
     found: list[Able] = []
     faults: dict[str, str] = {}
     for each in listed:
@@ -63,11 +73,13 @@ def able(asked: Asked, listed: Sequence[Entry], say: Callable[[str], None]) -> l
             found.append(Able(each, loaded, resolved(loaded)[0]))
         except ConfigError as error:
             faults[each.name] = str(error)
-    if not found:
-        raise ConfigError(next(iter(faults.values()), "no learner has an entry for a race"))
-    for name, fault in faults.items():
-        say(f"{name} does not fit: {fault.splitlines()[0]}")
-    return found
+    return found, faults
+
+
+def _first(text: str) -> str:
+    """The first fault of a text that may list several."""
+    head, *lines = text.splitlines()
+    return lines[0].removeprefix("  - ") if lines and head.endswith("faults:") else head
 
 
 def examined(
@@ -98,9 +110,12 @@ def examined(
         [each.entry for each in listed], portfolio.changes(found.found), asked.values
     )
     other = [each for each in now if each.name not in before or before[each.name].entry != each]
-    able_now = {x.entry.name: x for x in able(asked, other, say)} if other else {}
+    fitting, faults = _fitting(asked, other)
+    told += changes
+    told += [f"{x}: not so, as that does not fit: {_first(y)}" for x, y in faults.items()]
+    able_now = {x.entry.name: x for x in fitting}
     kept = [able_now.get(each.name, before.get(each.name)) for each in now]
-    return [each for each in kept if each is not None], [*told, *changes]
+    return [each for each in kept if each is not None], told
 
 
 def compiles(each: Able, leg_s: Sequence[float]) -> str:

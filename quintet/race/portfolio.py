@@ -9,13 +9,14 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from quintet.algorithms import presets, registry
 from quintet.config.command import parse
 from quintet.config.layers import flatten, options
 from quintet.doctor.finding import LIKELY
 from quintet.errors import ConfigError
+from quintet.race.journal import Runner
 from quintet.system.manifest import Checked, content_fault
 
 _LEFT = ("total_env_steps", "runtime.", "env.", "report.", "eval.", "checkpoint.")
@@ -71,19 +72,26 @@ def entries(kind: str) -> list[Entry]:
                     f"{found[name][1].algo}: rename one"
                 )
             if not one.kinds or kind in one.kinds:
-                own = flatten(one.options, options(algo))
-                found[name] = one.place, Entry(name, algo, own, one.why)
+                found[name] = one.place, _entry(algo, name, one)
     return [each for _, each in sorted(found.values(), key=lambda x: (x[0], x[1].name))]
 
 
 def _read(algo: str, name: str, given: Mapping[str, Any]) -> _Listed:
-    fault = content_fault(_Listed, dict(given))
+    _require(_Listed, algo, name, given)
+    return _Listed.model_validate(given)
+
+
+def _entry(algo: str, name: str, one: _Listed) -> Entry:
+    own = flatten(one.options, options(algo))
+    # What the journal holds: a race is not begun that could not go on.
+    _require(Runner, algo, name, {"name": name, "algo": algo, "options": own, "why": one.why})
+    return Entry(name, algo, own, one.why)
+
+
+def _require(model: type[Checked], algo: str, name: str, given: Mapping[str, Any]) -> None:
+    fault = content_fault(model, given)
     if fault is not None:
         raise ConfigError(f"entry {name} of {algo} for a race must be valid, got {fault}: mend it")
-    try:
-        return _Listed(**given)
-    except ValidationError as error:
-        raise ConfigError(f"entry {name} of {algo} for a race must be valid: {error}") from error
 
 
 def changes(findings: Iterable[Mapping[str, Any]]) -> list[Change]:
@@ -125,6 +133,8 @@ def changed(
                 {**first.options, **own},
                 why,
             )
+            if twin.name in [each.name for each in listed]:  # by an earlier finding
+                continue
             place = listed.index(first) + 1
             listed = [*listed[:place], twin, *listed[place:]]
             told.append(f"{twin.name} runs too, with {value}, since {change.said}")

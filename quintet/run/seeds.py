@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from quintet.cluster.config import no_ray
+from quintet.config.command import require_jobs
 from quintet.config.group import Placing
 from quintet.config.resolve import Loaded, resolved
 from quintet.config.run import AUTOMATIC, RunConfig
@@ -62,8 +63,7 @@ def run_seeds(
 
     Raises ConfigError for a fault that all runs share, or an environment that can't be sent.
     """
-    if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
-        raise ConfigError(f"jobs must be a whole number of at least 1, got {jobs!r}")
+    require_jobs(jobs)
     sound = [each for each in loaded if isinstance(each, Loaded)]
     values = resolved(sound[0])[0]
     placing = sound[0].placing

@@ -14,7 +14,7 @@ from small_run import SMALL, TOY
 
 import quintet
 from quintet import cli
-from quintet.errors import QuintetError
+from quintet.errors import ConfigError, QuintetError
 from quintet.observe.run_summary import find_runs, read_summary
 from quintet.race import choosing, course, portfolio
 from quintet.race import plan as plans
@@ -279,6 +279,8 @@ def test_an_option_of_some_learners_only_is_refused(
     assert "got clip_epsilon, of appo, ppo only: leave it out, or give it to quintet train" in said
     assert cli.main(["train", "auto", "--env", TOY]) == 2
     assert "must have a time, got none: give --minutes 10" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"jobs must be a whole number .* got 1\.5: give one"):
+        quintet.train("auto", TOY, minutes=1, jobs=1.5)  # type: ignore[arg-type]
 
 
 def test_other_folders_two_races_in_one_and_damage_are_refused(

@@ -32,6 +32,10 @@ def test_every_kind_has_entries_of_known_options(kind: str) -> None:
         ("{place: 1, why: it is odd, kinds: [grid]}", ""),
         ("{place: first, why: it is odd}", "entry odd-one of odd for a race must be valid, got"),
         ("{why: it is odd}", "entry odd-one of odd for a race must be valid, got"),
+        (
+            "{place: 1, why: it is odd, options: {model.encoder: 'odd:Net'}}",
+            "must be valid, got options.model.encoder: must name no code",
+        ),
     ],
 )
 def test_an_installed_learner_brings_its_own(
@@ -83,7 +87,8 @@ def test_a_change_is_made_in_all_entries_that_have_the_option_and_memory_runs_be
     gamma = Change("gamma", "episodes are long", {"gamma": 0.999})
     scale = Change("scale", "numbers are large", {"reward_normalizer": "return_std"})
     core = Change("memory", "it is hidden", {"model.core": "lstm"})
-    changed, told = portfolio.changed(listed, [gamma, scale, core], {})
+    late = Change("late", "it is late", {"model.core": "lstm"})
+    changed, told = portfolio.changed(listed, [gamma, scale, core, late], {})
     assert [each.name for each in changed] == ["a", "a-lstm", "b", "c"]
     assert [each.options.get("gamma") for each in changed] == [0.999] * 4
     assert ["reward_normalizer" in each.options for each in changed] == [True, True, True, False]

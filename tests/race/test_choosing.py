@@ -1,0 +1,33 @@
+"""Entries that run, and what findings about the environment make of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_run import SMALL, TOY
+
+from quintet.config.layers import Layer
+from quintet.doctor import apart
+from quintet.doctor.apart import Examined
+from quintet.doctor.finding import Finding
+from quintet.errors import ConfigError
+from quintet.race import choosing
+from quintet.race.asked import Asked
+from quintet.race.portfolio import Entry
+
+
+def test_a_change_that_does_not_fit_an_entry_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A memory learns from sequences that are longer than these unrolls."""
+    values: dict[str, Any] = {**SMALL, "env.id": TOY, "run_dir": str(tmp_path / "a")}
+    asked = Asked(10.0, (Layer("command line", values),))
+    memory = Finding("memory", 0.9, "it is hidden", {}, "do", "quintet train ppo --model.core lstm")
+    monkeypatch.setattr(apart, "examine_apart", lambda *_: Examined([memory.as_json()]))
+    able = choosing.able(asked, [Entry("a", "ppo", {}, "a test")], print)
+    found, told = choosing.examined(asked, able, print)
+    assert found == able
+    assert told[1].startswith("a-lstm runs too")
+    assert told[2].startswith("a-lstm: not so, as that does not fit: unroll_steps must")
+    with pytest.raises(ConfigError, match="gamma"):
+        choosing.able(asked, [Entry("a", "ppo", {"gamma": 2.0}, "a test")], print)
