@@ -62,10 +62,12 @@ class Found:
 
     @property
     def winner(self) -> Trial | None:
-        """The trial with the best mean on fresh seeds, else the best trial."""
+        """The trial with the best mean on fresh seeds, among those of which most seeds trained to
+        their end; else the best trial.
+        """
         again = [each for each in self.ranked if self.fresh.get(each.number)]
-        mean = {k: sum(x) / len(x) for k, x in self.fresh.items() if x}
-        return max(again, key=lambda x: mean[x.number]) if again else next(iter(self.ranked), None)
+        rank = {k: (len(x), sum(x) / len(x)) for k, x in self.fresh.items() if x}
+        return max(again, key=lambda x: rank[x.number]) if again else next(iter(self.ranked), None)
 
 
 def sweep(asked: Asked) -> Found:
@@ -188,8 +190,7 @@ class _Search:
                     break
             else:
                 self._batch(left, last=True)
-            if not self.stopped:
-                study.spend(time.monotonic() - begin)
+            study.spend(time.monotonic() - begin)
 
     def _usual(self) -> dict[str, Any] | None:
         """The draw for the values of a run by itself; None if it is not in the space."""
@@ -232,7 +233,7 @@ class _Search:
             elif "error" in answer:
                 self._failed(each, answer["error"])
             elif how.by_signal:
-                self.stopped = True
+                continue
             elif last:
                 assert how.status is not None
                 self._failed(each, f"its process {how_ended(how.status)} {_TRIES} times")
@@ -248,7 +249,10 @@ class _Search:
         for each in members:
             assert each.folder is not None
             seed_group.await_left(each.folder)
-        return seed_group.run_members(module, members, self.asked.jobs, self.say)
+        stop = seed_group.stop_request(self.say)
+        ended = seed_group.run_members(module, members, self.asked.jobs, self.say, stop=stop)
+        self.stopped |= stop.made or any(how.by_signal for how in ended)
+        return ended
 
     def _member(self, name: str, loaded: Loaded, more: Mapping[str, Any]) -> Member:
         return Member(name, seeds.payload(loaded, more), loaded.config.run_dir)
@@ -296,8 +300,10 @@ class _Search:
                 f"{', '.join(map(str, fresh))}"
             )
         for member, how in zip(members, self._run("quintet.run.member", members), strict=True):
-            self.stopped |= how.by_signal
-            if "error" in (how.answer or {}):
+            if how.answer is None and not how.by_signal:
+                assert how.status is not None
+                self.say(f"[{member.name}] failed: its process {how_ended(how.status)}")
+            elif "error" in (how.answer or {}):
                 self.say(f"[{member.name}] failed: {(how.answer or {})['error']}")
         for run_dir, each in runs.items():
             record, score = run_record.read(run_dir), last_score(run_dir, self.metric)

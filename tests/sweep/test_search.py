@@ -4,6 +4,7 @@ import csv
 import importlib
 import json
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from small_run import SMALL, TOY
 from quintet import cli
 from quintet.observe.run_summary import find_runs
 from quintet.run import seed_group
+from quintet.run.seed_group import Member, Outcome
 from quintet.system.child import Child
 from quintet.system.inside import run_lock
+from quintet.system.signals import StopRequest
 
 OPTIONS = [
     word
@@ -159,3 +162,61 @@ def test_without_optuna_one_sentence_says_how_to_get_it(
     assert cli.main(command(tmp_path / "a", "--trials", "2")) == 2
     assert 'pip install "quintet-rl[sweep]"' in capsys.readouterr().err
     importlib.invalidate_caches()
+
+
+class Fake:
+    """Processes of trials that have ended at once.
+
+    scores: by trial; killed: names of members that are killed; stops_at: number of the batch in
+        which the user stops the sweep while its trials end anyway.
+    """
+
+    def __init__(self, scores: Sequence[float], killed: Sequence[str] = (), stops_at: int = -1):
+        self.scores, self.killed, self.stops_at = list(scores), killed, stops_at
+        self.batches: list[list[str]] = []
+
+    def run(
+        self, module: str, members: Sequence[Member], *_: object, stop: StopRequest
+    ) -> list[Outcome]:
+        self.batches.append([each.name for each in members])
+        if len(self.batches) - 1 == self.stops_at:
+            stop.made = True
+        return [self._outcome(each) for each in members]
+
+    def _outcome(self, member: Member) -> Outcome:
+        if member.name in self.killed:
+            return Outcome(-9, None)
+        number, *fresh = member.name.split("-")
+        if fresh:
+            assert member.folder is not None
+            member.folder.mkdir(parents=True)
+            (member.folder / "run.json").write_text('{"state": "finished"}')
+            line = {"env_steps": 1024, "wall_s": 1.0, "eval/return_mean": 1.0}
+            (member.folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+        return Outcome(0, {"status": "finished", "score": self.scores[int(number) - 1]})
+
+
+def test_a_stop_is_heeded_also_where_the_trials_have_just_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = (*SEARCH, "--trials", "3", "--best", "0")
+    fake = Fake([1.0, 2.0, 3.0], stops_at=1)
+    monkeypatch.setattr(seed_group, "run_members", fake.run)
+    assert cli.main(command(tmp_path / "a", *more)) == 130
+    assert [each for each in fake.batches if each] == [["0001"], ["0002"]]
+    assert (tmp_path / "a" / "journal.log").read_text().count("spent_s") == 2
+    assert cli.main(command(tmp_path / "a", *more)) == 0
+    assert [each for each in fake.batches if each] == [["0001"], ["0002"], ["0003"]]
+    assert [row["state"] for row in table(tmp_path / "a")] == ["complete"] * 3
+
+
+def test_a_trial_of_which_a_fresh_seed_is_killed_comes_after_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = Fake([1.0, 2.0], killed=["0002-s1"])
+    monkeypatch.setattr(seed_group, "run_members", fake.run)
+    more = (*SEARCH, "--trials", "2", "--best", "2", "--seeds-of-best", "2")
+    assert cli.main(command(tmp_path / "a", *more)) == 0
+    assert "[0002-s1] failed: its process was ended by SIGKILL" in capsys.readouterr().out
+    first = table(tmp_path / "a")[0]
+    assert f"learning_rate: {first['learning_rate']}" in (tmp_path / "a" / "best.yaml").read_text()
