@@ -62,6 +62,8 @@ class _Asked:
 
 def _asked(algo: str, layers: tuple[Layer, ...], source: EnvSource | None) -> _Asked:
     settle_search_path()
+    if (given := asked_for(*layers).get("algo", algo)) != algo:
+        raise ConfigError(f"algo must be that of the command, {algo}, got {given!r}: leave it out")
     values = asked_for(learner_defaults(algo), *layers)
     return _Asked(algo, layers, source, KindProbe(values, source))
 
@@ -283,7 +285,7 @@ def _other_run(run_dir: Path, differ: list[str]) -> ConfigError:
     return ConfigError(
         f"{run_dir} holds a run of another configuration:\n"
         + "\n".join(f"  - {line}" for line in differ)
-        + "give another --run-dir for a new run, or --overwrite for a new run in this one (its "
+        + "\ngive another --run-dir for a new run, or --overwrite for a new run in this one (its "
         "run is kept under another name), or leave these options out to resume"
     )
 

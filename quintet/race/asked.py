@@ -16,6 +16,7 @@ NAME = "auto"
 """The word in the place of a learner."""
 
 _LEFT = {
+    "algo": "the entries have different learners",
     "resume": "an interrupted race goes on by the same command",
     "preset": "the entries choose theirs",
     "init_from": "the entries have different networks",

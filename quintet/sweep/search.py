@@ -86,6 +86,11 @@ def sweep(asked: Asked) -> Found:
             f"--metric must be a metric that runs report, got {asked.metric}: docs/metrics.md "
             "lists them"
         )
+    if (asked.metric or "").startswith("eval/") and not base.config.eval.episodes:
+        raise ConfigError(
+            f"--metric must be a metric that these runs report, got {asked.metric} with "
+            "eval.episodes=0: raise that, or give --metric episode/return_mean"
+        )
     searched = (
         space.given(asked.search, base.config, asked.values)
         if asked.search

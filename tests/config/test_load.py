@@ -248,6 +248,9 @@ def test_an_unknown_algorithm():
         ConfigError, match=r"one of ppo, impala, appo, ddpg, acer; got 'pppo'; did you mean 'ppo'"
     ):
         compose("pppo", [])
+    # As in the file of a run of another learner.
+    with pytest.raises(ConfigError, match="algo must be that of the command, ppo, got 'acer'"):
+        load_config("ppo", [Layer("file f", {"algo": "acer"})], Layer("x", CARTPOLE))
 
 
 @pytest.mark.parametrize(
@@ -316,7 +319,7 @@ def test_a_run_of_another_configuration_is_refused_with_the_differences(tmp_path
     assert "  - gamma: the run has 0.9, asked is 0.8" in said
     assert "  - seed: the run has 0, asked is 3" in said
     assert said.count("  - ") == 3
-    assert "--run-dir" in said
+    assert "\ngive another --run-dir" in said
     assert sorted(tmp_path.rglob("*")) == before
 
 

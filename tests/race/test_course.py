@@ -257,6 +257,7 @@ def test_if_all_entries_fail_the_first_reason_is_told(
         (("--seeds", "1,2"), "--seeds does not belong to a race"),
         (("--total-steps", "5"), "leave one out"),
         (("--resume", "latest"), "resume must be left out of a race"),
+        (("--algo", "acer"), "algo must be left out of a race"),
         (("--jobs", "0"), "jobs must be a whole number of at least 1"),
         (("--gama", "0.9"), "got gama, which no learner has"),
         (("--model.core", "lsmt"), "model.core"),

@@ -133,6 +133,10 @@ def test_a_trial_that_fails_is_recorded_and_the_sweep_goes_on(
         (("--trials", "2", "--resume", "latest"), "resume must be left to a sweep"),
         (("--trials", "2", "--seeds", "1,2"), "--seeds belongs to quintet train"),
         (("--trials", "2", "--metric", "eval/retrun_mean"), "a metric that runs report"),
+        (
+            ("--trials", "2", "--metric", "eval/return_mean", "--eval.episodes", "0"),
+            "with eval.episodes=0: raise that",
+        ),
         (("--trials", "2", "--gama", "0.9"), "did you mean 'gamma'"),
         (("--trials", "2", "--search", "learning_rat"), "did you mean 'learning_rate'"),
     ],
