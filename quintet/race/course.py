@@ -344,7 +344,7 @@ class _Race:
             self._fails(runner, f"its process {how_ended(how.status)}")
 
     def _look(self, runner: Runner, answer: Mapping[str, Any], passed_s: float) -> Look:
-        """What an entry's process has seen; what it had no time for as it was before."""
+        """Look of an entry whose process has ended; what it had no time for is as it was before."""
         speed, training = answer["speed"], answer["training"]
         if runner.looks:
             before = runner.looks[-1]

@@ -56,7 +56,7 @@ class _Clock:
 
 @final
 class _Heard:
-    """What the reports of this process tell.
+    """Speed and returns from the reports of this process.
 
     any: whether there was one; speed: env_steps per second from the first to the newest.
     """

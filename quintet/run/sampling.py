@@ -246,7 +246,7 @@ def _worker_spec(
     plan: DataPlan,
     assignment: Assignment,
 ) -> "WorkerSpec":
-    """What all workers are told."""
+    """Work that all workers are given."""
     from quintet.runtime.processes.messages import Place, WorkerSpec
 
     runtime, streams = config.runtime, config.env.num_streams

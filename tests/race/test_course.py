@@ -333,7 +333,7 @@ def test_a_race_in_python_ends_in_time_with_a_run_that_goes_on(
     ]
     monkeypatch.setattr(portfolio, "entries", lambda _: own)
     folder = tmp_path / "a"
-    result = quintet.train("auto", TOY, minutes=0.2, run_dir=folder, jobs=1)
+    result = quintet.train("auto", TOY, minutes=0.25, run_dir=folder, jobs=1)
     assert result.status == "finished"
     assert result.run_dir == folder
     assert read_summary(folder).state == "finished"
