@@ -18,7 +18,7 @@ from quintet.observe.intervals import bootstrap_band, iqm, iqm_interval
 from quintet.observe.metrics import by_policy, describe
 from quintet.observe.plot_groups import env_name, group_key, group_labels, plain
 from quintet.observe.report_files import read_metrics
-from quintet.system import files, manifest, run_record, saved_options
+from quintet.system import files, run_record, saved_options
 
 Axis = Literal["env_steps", "wall_s"]
 Kind = Literal["curve", "bars"]
@@ -254,8 +254,8 @@ def _options(folder: Path) -> dict[str, Any]:
     except FileFault as fault:
         files.warn_on_stderr(f"{fault}: {folder} is taken for a run by itself")
         return {}
-    if manifest.numbered(folder / "checkpoints"):
-        files.warn_on_stderr(f"no checkpoint of {folder} is whole: options are read from {file}")
+    if (folder / "checkpoints").exists():  # there was one
+        files.warn_on_stderr(f"{folder} has no whole checkpoint: its options are read from {file}")
     return _flatten(values)
 
 

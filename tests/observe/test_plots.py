@@ -376,16 +376,16 @@ def test_a_run_without_a_configuration_is_drawn_by_itself(
     assert f"{folder} is taken for a run by itself" in capsys.readouterr().err
 
 
-def test_a_run_whose_checkpoints_are_damaged_says_where_its_options_are_from(
+def test_a_run_without_a_whole_checkpoint_says_where_its_options_are_from(
     tmp_path: Path, drawn: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_run(tmp_path / "a", 1)
     plot_runs([folder], tmp_path / "out.png")
     assert "options" not in capsys.readouterr().err
-    (folder / "checkpoints" / "000000002").mkdir(parents=True)
+    (folder / "checkpoints").mkdir()
     plot_runs([folder], tmp_path / "out.png")
     file = folder / "config.yaml"
-    told = f"no checkpoint of {folder} is whole: options are read from {file}"
+    told = f"{folder} has no whole checkpoint: its options are read from {file}"
     assert told in capsys.readouterr().err
 
 
