@@ -11,7 +11,7 @@ from quintet.doctor.finding import Finding
 from quintet.errors import ConfigError
 from quintet.system.child import Child, how_ended
 
-# Threads of NumPy's products wait for each other: on busy cores fits took seven times as long.
+# On a busy machine NumPy's threads wait for each other: with two, a fit took seven times as long.
 _ENVIRON = {"OPENBLAS_NUM_THREADS": "1"}
 _GRACE_S = 5.0  # of a process that ends itself at the deadline
 _STAGES = {

@@ -112,7 +112,10 @@ def examined(
     other = [each for each in now if each.name not in before or before[each.name].entry != each]
     fitting, faults = _fitting(asked, other)
     told += changes
-    told += [f"{x}: not so, as that does not fit: {_first(y)}" for x, y in faults.items()]
+    told += [
+        f"{x}: the change is left out, since it does not fit: {_first(y)}"
+        for x, y in faults.items()
+    ]
     able_now = {x.entry.name: x for x in fitting}
     kept = [able_now.get(each.name, before.get(each.name)) for each in now]
     return [each for each in kept if each is not None], told

@@ -37,7 +37,7 @@ size_t size_of(const Tensor& t) { return t.numel() * t.element_size(); }
 // All that was issued up to `number` has happened.
 void arrive(int64_t number) {
   int races = 0;
-  std::deque<Pending> over;  // freed without the lock, since a tensor of Python's may take that of Python
+  std::deque<Pending> over;  // freed after the lock: to free a tensor that Python knows takes Python's lock
   {
     std::lock_guard<std::mutex> held(pending_lock);
     while (!pending.empty() && pending.front().number <= number) {

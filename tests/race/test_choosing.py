@@ -28,6 +28,8 @@ def test_a_change_that_does_not_fit_an_entry_is_left_out(
     found, told = choosing.examined(asked, able, print)
     assert found == able
     assert told[1].startswith("a-lstm runs too")
-    assert told[2].startswith("a-lstm: not so, as that does not fit: unroll_steps must")
+    assert told[2].startswith(
+        "a-lstm: the change is left out, since it does not fit: unroll_steps must"
+    )
     with pytest.raises(ConfigError, match="gamma"):
         choosing.able(asked, [Entry("a", "ppo", {"gamma": 2.0}, "a test")], print)
