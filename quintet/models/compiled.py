@@ -43,10 +43,9 @@ class Graph(Generic[P, R]):
 
     With small networks the overhead of a `torch.compile` call takes as long as the arithmetic.  So
     the method is compiled ahead, for the layout of the first call's tensors, and only that layout
-    is
-    checked later: each layout has its own graph.  Everything else that the method reads from its
-        object must stay the same, except tensors, which may change their values and be replaced by
-        tensors of the same layout.
+    is checked later: each layout has its own graph.  Everything else that the method reads from its
+    object must stay the same, except tensors, which may change their values and be replaced by
+    tensors of the same layout.
     """
 
     def __init__(self, method: Callable[P, R]):

@@ -243,10 +243,7 @@ class _Race:
                 return
         inside = [each for each in self.journal.runners if not each.out]
         if not inside:
-            failed = [each for each in self.journal.runners if each.failed]
-            first = max(failed, key=lambda each: len(each.looks))
-            when = " to the end; the reason" if first.looks else "; the first reason"
-            raise QuintetError(f"no entry trained{when}, of {first.name}: {first.out}")
+            raise QuintetError(self._all_failed())
         ranked = _ranked(inside)
         if last:
             self._end(ranked)
@@ -259,6 +256,21 @@ class _Race:
         self.say(f"rung {self.journal.rung + 1}: {_standing(ranked, stay)}")
         self.keep(rung=self.journal.rung + 1, rung_s=0.0)
         self._picture()
+
+    def _all_failed(self) -> str:
+        """Why there is no winner, and the best run that there is."""
+        runners = self.journal.runners
+        first = max((x for x in runners if x.failed), key=lambda each: len(each.looks))
+        if not first.looks:
+            return f"no entry trained; the first reason, of {first.name}: {first.out}"
+        rungs = max(len(each.looks) for each in runners)
+        best = _ranked([each for each in runners if len(each.looks) == rungs])[0]
+        place = shown(self.folder / FOLDER / best.name)
+        return (
+            f"no entry trained to the end; the reason, of {first.name}: {first.out}\n"
+            f"the best policy so far is that of {best.name}, with {interval(best.looks[-1])}: "
+            f"quintet eval {place}"
+        )
 
     def _batch(self, batch: Sequence[Runner], leg_s: float, *, last: bool) -> None:
         """Runs entries side by side for the time of a leg, and stores how they did."""

@@ -251,6 +251,67 @@ def test_if_all_entries_fail_the_first_reason_is_told(
     assert cli.main(command(tmp_path / "a", "--jobs", "2")) == 1
 
 
+def test_if_the_last_entries_fail_the_best_policy_so_far_is_named(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = fake.run
+
+    def fails_at_the_end(module: str, members: Sequence[Member], *more: Any) -> list[Outcome]:
+        if len(fake.legs) == 4 + 2:
+            fake.broken = NAMES
+        return run(module, members, *more)
+
+    monkeypatch.setattr(course.seed_group, "run_members", fails_at_the_end)
+    assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 1
+    said = capsys.readouterr().err
+    assert "no entry trained to the end; the reason, of good: the environment broke" in said
+    assert "the best policy so far is that of good, with 9 [8, 10]: quintet eval " in said
+    assert str(tmp_path / "a" / "race" / "good") in said
+
+
+def test_a_leg_without_a_report_keeps_what_was_known(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = fake.run
+
+    def resumed_too_late(module: str, members: Sequence[Member], *more: Any) -> list[Outcome]:
+        ended = run(module, members, *more)
+        if len(fake.legs) == 7:
+            assert ended[0].answer is not None
+            ended[0].answer.update(returns=[], speed=0.0, training=None)
+        return ended
+
+    monkeypatch.setattr(course.seed_group, "run_members", resumed_too_late)
+    assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 0
+    good = json.loads((tmp_path / "a" / "race" / "race.json").read_text())["runners"][1]
+    assert [look["speed"] for look in good["looks"]] == [100.0, 100.0, 100.0]
+    assert good["looks"][-1]["training"] == 0.0
+
+
+def test_no_leg_begins_before_an_orphan_of_its_run_has_ended(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    awaited: list[tuple[str, int]] = []
+
+    def note(place: Path) -> None:
+        awaited.append((place.name, len(fake.legs)))
+
+    monkeypatch.setattr(course.seed_group, "await_left", note)
+    assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 0
+    legs = [(name, number) for number, (name, _) in enumerate(fake.legs)]
+    assert awaited == [*legs, ("good", 7)]  # and once more before the run is moved
+
+
+def test_a_long_finding_is_kept_short(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(course, "examined", lambda _, able, say: (able, ["x" * 3_000]))
+    assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 0
+    assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 0  # its journal is whole
+    held = json.loads((tmp_path / "a" / "race" / "race.json").read_text())
+    assert held["told"] == ["x" * 2_000]
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
