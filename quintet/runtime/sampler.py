@@ -376,8 +376,8 @@ class SerialSampling:
             group.restart(*group_seeds(self.seed, index, iteration, group.num_streams), slot)
 
     def collect(self, env_steps_left: int, restarts_after: RestartsAfter = never) -> Batch:
-        """The next batch.  The next batch; samples if no policy has enough columns, no more rows
-        than the budget needs.
+        """The next batch.  While no policy has enough columns, it samples, but no more rows than
+        the budget needs.
         """
         while (taken := self.delivery.take(env_steps_left)) is None:
             self.delivery.keep()
