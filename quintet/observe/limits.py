@@ -42,7 +42,7 @@ def limit(load: Load, facts: RunFacts, *, starting: bool = False) -> str:
         others = f"they take {by_others:.1f} of {count(facts.cores, 'core')}"
         return (
             f"Other processes limit the speed: {others}. {_help('others', facts)}. "
-            f"Behind them: {said[0].lower()}{said[1:]}"
+            f"Without them: {said[0].lower()}{said[1:]}"
         )
     most = " most" if _is_even(why, shares) else ""
     return begun or f"{said} {_help(why, facts)}{most}."

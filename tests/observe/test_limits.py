@@ -262,7 +262,7 @@ def test_what_would_limit_the_speed_without_the_others_is_said() -> None:
     shares = {"stepping": 0.7, "learning": 0.3}
     text = limit(Load(shares, cores=Cores(0.5, 1.5, 1.0)), facts)  # type: ignore[arg-type]
     assert text.endswith(
-        " Behind them: environments limit the speed: 70% of the time goes into stepping "
+        " Without them: environments limit the speed: 70% of the time goes into stepping "
         "CartPole-v1 (gymnasium)."
     )
 
@@ -274,10 +274,10 @@ def test_fewer_threads_are_advised_only_where_there_are_more_than_cores_left() -
 
     assert said(2, 2, 1.04) == (
         "Other processes limit the speed: they take 1.0 of 2 cores. Waiting until they end or "
-        "fewer threads (--runtime.threads 1) would help. Behind them: the update limits the speed: "
+        "fewer threads (--runtime.threads 1) would help. Without them: the update limits the speed: "
         "100% of the time goes into learning on cpu (10 passes in minibatches of 64)."
     )
-    assert "1 core. Waiting until they end would help. Behind" in said(1, 1, 0.5)
+    assert "1 core. Waiting until they end would help. Without" in said(1, 1, 0.5)
     assert "--runtime.threads 5" in said(8, 8, 3.0)
     of_two = replace(FACTS, cores=8, threads=4, num_learners=2)
     text = limit(Load({"learning": 1.0}, cores=Cores(5.0, 3.0, 2.0)), of_two)
@@ -504,7 +504,7 @@ def test_start_of_workers() -> None:
     )
     crowded = begun._replace(cores=Cores(0.5, 1.5, 1.0))
     assert limit(crowded, replace(compiled, cores=2), starting=True).endswith(
-        "Behind them: starting took most of the time so far (80%): processes are begun."
+        "Without them: starting took most of the time so far (80%): processes are begun."
     )
 
 
@@ -533,6 +533,6 @@ def test_every_setting_with_workers_has_a_whole_sentence(kind: str) -> None:
             faster="",
         )
         assert text[0].isupper()
-        assert text.endswith("would help.") or "would help. Behind them: " in text
+        assert text.endswith("would help.") or "would help. Without them: " in text
         assert ",," not in text
         assert "  " not in text
