@@ -101,7 +101,7 @@ def fault(words: list[str], status: int, told: str) -> str:
     """How a command ended that should not have ended so; "" if it ended as it should."""
     wanted, says = 0, ""
     if "cuda" in words and torch.cuda.device_count() < 4:
-        wanted, says = 2, r"must (be|have) a (CUDA )?GPU"
+        wanted, says = 2, r"must (be|have) (a|4) (CUDA )?GPU"
     elif "--cluster" in words:  # clusters have tests of their own
         wanted, says = 2, "must name a running Ray cluster"
     elif words[0] == "doctor":  # cut down, a run has findings, as has `MyEnv`
