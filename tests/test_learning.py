@@ -65,13 +65,14 @@ def test_a_red_ball_is_gone_to(tmp_path: Path) -> None:
 
 def test_missions_are_followed(tmp_path: Path) -> None:
     """One seed, ended early: with schedules of 3M steps the rate fell before all was learned, and
-    the mode of the policy won half of its episodes.  Blind to the mission, success is 0.7 after 3M.
+    the mode of the policy won half of its episodes.  After 3.5M steps it wins 0.84 to 0.92 of them,
+    after 4.5M nearly all.  Blind to the mission, success is 0.8 after 4.5M.
     """
     given = {"env": "BabyAI-GoToLocal-v0", "total_steps": 10_000_000, "seed": 1}
     program = (
         "import quintet; "
         f"quintet.train('impala', **{given}, run_dir={str(tmp_path)!r}, "
-        "on_report=lambda report: report['env_steps'] >= 3_500_000)"
+        "on_report=lambda report: report['env_steps'] >= 4_500_000)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
     scores = quintet.evaluate(quintet.load(tmp_path), episodes=100)
