@@ -274,8 +274,8 @@ def test_fewer_threads_are_advised_only_where_there_are_more_than_cores_left() -
 
     assert said(2, 2, 1.04) == (
         "Other processes limit the speed: they take 1.0 of 2 cores. Waiting until they end or "
-        "fewer threads (--runtime.threads 1) would help. Without them: the update limits the speed: "
-        "100% of the time goes into learning on cpu (10 passes in minibatches of 64)."
+        "fewer threads (--runtime.threads 1) would help. Without them: the update limits the "
+        "speed: 100% of the time goes into learning on cpu (10 passes in minibatches of 64)."
     )
     assert "1 core. Waiting until they end would help. Without" in said(1, 1, 0.5)
     assert "--runtime.threads 5" in said(8, 8, 3.0)
