@@ -258,7 +258,7 @@ class _Race:
         self._picture()
 
     def _all_failed(self) -> str:
-        """Why there is no winner, and the best run that there is."""
+        """The reason why no entry won, and the best policy so far."""
         runners = self.journal.runners
         first = max((x for x in runners if x.failed), key=lambda each: len(each.looks))
         if not first.looks:
