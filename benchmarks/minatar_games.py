@@ -1,6 +1,6 @@
 """PPO with its default options on games of MinAtar.
 
-    python benchmarks/minatar.py [GAME ...] [--seeds 11 12 13] [--folder DIR]
+    python benchmarks/minatar_games.py [GAME ...] [--seeds 11 12 13] [--folder DIR]
 
 Needs the package minatar.  Trains GAME-SEED in --folder, for a million env_steps, as `quintet train
 ppo --env minatar:MinAtar/GAME-v1` does; a killed run goes on.  The score of a seed is the mean
