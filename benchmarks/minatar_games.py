@@ -23,14 +23,15 @@ STEPS, EPISODES, FIRST_SEED = 1_000_000, 100, 10_000
 RECORD = Path(__file__).parent / "results" / "minatar.json"
 
 
-def measure(game: str, seed: int, folder: Path) -> dict[str, float]:
-    """Trains, or goes on, and evaluates."""
+def trained(game: str, seed: int, folder: Path) -> quintet.Policy:
+    """The final policy; a run that is there goes on."""
     env, run = f"minatar:MinAtar/{game}-v1", folder / f"{game}-{seed}"
-    policy = quintet.train("ppo", env, STEPS, seed=seed, run_dir=run).policy
-    found = quintet.evaluate(policy, episodes=EPISODES, seed=FIRST_SEED)
-    score = {"return_mean": found.mean, "return_std": found.std}
-    print(game, seed, score, flush=True)
-    return score
+    return quintet.train("ppo", env, STEPS, seed=seed, run_dir=run).policy
+
+
+def score(policy: quintet.Policy, random: bool = False) -> dict[str, float]:
+    found = quintet.evaluate(policy, episodes=EPISODES, seed=FIRST_SEED, random=random)
+    return {"return_mean": found.mean, "return_std": found.std}
 
 
 def main() -> None:
@@ -42,9 +43,14 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/minatar"))
     args = parser.parse_args()
     for game in args.games:
-        seeds: dict[str, Any] = {str(x): measure(game, x, args.folder) for x in args.seeds}
+        seeds: dict[str, Any] = {}
+        for seed in args.seeds:
+            policy = trained(game, seed, args.folder)
+            seeds[str(seed)] = score(policy)
+            print(game, seed, seeds[str(seed)], flush=True)
+        chance = score(policy, random=True)["return_mean"]
         record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-        record[game] = {"env_steps": STEPS, "commit": commit(), "seeds": seeds}
+        record[game] = {"env_steps": STEPS, "commit": commit(), "random": chance, "seeds": seeds}
         write_whole(RECORD, json.dumps(record, indent=1) + "\n")
 
 

@@ -342,6 +342,23 @@ def efficiency_table() -> str:
     return "\n".join([*lines, "", f"Runs side by side: {found['jobs']}. Commit: {commits}."])
 
 
+def minatar_table() -> str:
+    """Records of `minatar_games.py`."""
+    found = result("minatar") or {}
+    lines = [
+        "| MinAtar | env_steps | seeds | of each seed | mean | random | commit |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for game, row in found.items():
+        scores = [seed["return_mean"] for seed in row["seeds"].values()]
+        each = ", ".join(f"{x:.1f}" for x in scores)
+        lines.append(
+            f"| {game}-v1 | {row['env_steps']:,} | {', '.join(row['seeds'])} | {each} "
+            f"| **{mean(scores):.1f}** | {row['random']:.1f} | {row['commit']} |"
+        )
+    return "\n".join(lines)
+
+
 def cost_table(algo: str) -> str:
     lines = [
         "| environment | seconds of training per seed | seeds side by side | cores "
@@ -524,6 +541,7 @@ def stepping_table() -> str:
 TABLES = {
     "headline": headline_table,
     "ppo-learning": lambda: learning_table("ppo"),
+    "minatar": minatar_table,
     "ppo-cost": lambda: cost_table("ppo"),
     "impala-learning": lambda: learning_table("impala"),
     "impala-cost": lambda: cost_table("impala"),

@@ -1,6 +1,7 @@
 """Examination of an environment in a process of its own, which it may hang, crash or end."""
 
 import json
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +9,10 @@ from tempfile import TemporaryFile
 from typing import IO, Any, final
 
 from quintet.doctor.finding import Finding
+from quintet.envs.env_source import EnvSource
 from quintet.errors import ConfigError
+from quintet.runtime.processes.process import pickled
+from quintet.system import user_state
 from quintet.system.child import Child, how_ended
 
 # On a busy machine NumPy's threads wait for each other: with two, a fit took seven times as long.
@@ -42,17 +46,26 @@ def examine_apart(
     seed: int,
     most_s: float,
     say: Callable[[str], None],
+    source: EnvSource | None = None,
 ) -> Examined:
-    """Examines an environment within `most_s` seconds.
+    """Examines an environment within `most_s` seconds, also one that this process has registered.
 
     words: options as for ``quintet train``, with the environment; typed: options to repeat in
         commands.
     say: receives what the environment prints.
+    source: makes the environment in place of its id.
 
     Raises:
-        ConfigError: an option is wrong, or the environment can't be made.
+        ConfigError: an option is wrong, or the environment can't be made or be sent.
     """
     payload = {
+        "state": user_state.capture(),
+        "source": pickled(
+            source,
+            "an environment that is examined must be one that can be sent to another process, got "
+            f"{source}",
+            "give a function that makes it and holds nothing of this process",
+        ),
         "algo": algo,
         "words": list(words),
         "typed": typed,
@@ -63,7 +76,7 @@ def examine_apart(
     with TemporaryFile() as answers:
         child = Child("doctor", "quintet.doctor.child", say, [answers.fileno()], _ENVIRON)
         try:
-            child.give(json.dumps(payload).encode())
+            child.give(pickle.dumps(payload))
             deadline = time.monotonic() + most_s + _GRACE_S
             while not child.ended and time.monotonic() < deadline:
                 time.sleep(0.02)

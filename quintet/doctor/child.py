@@ -5,6 +5,7 @@ It writes a line of JSON for each stage that begins, and for the findings after 
 
 import json
 import os
+import pickle
 import sys
 import threading
 import traceback
@@ -15,7 +16,7 @@ from quintet.system import entry
 
 def main() -> int:
     """Examines by the payload; returns 0, 1 if the environment failed, 2 for wrong options."""
-    asked: dict[str, Any] = json.loads(entry.receive(lambda: os._exit(130)))
+    asked: dict[str, Any] = pickle.loads(entry.receive(lambda: os._exit(130)))
     out = os.fdopen(int(sys.argv[1]), "w", buffering=1)
 
     def tell(content: dict[str, Any]) -> None:
@@ -24,6 +25,7 @@ def main() -> int:
 
     from quintet.doctor import environment
     from quintet.errors import ConfigError, QuintetError
+    from quintet.system import user_state
     from quintet.system.user_code import raised
 
     _watch(asked["deadline_s"], tell)
@@ -36,7 +38,9 @@ def main() -> int:
         tell({"stage": name})
 
     try:
-        loaded = environment.load(asked["algo"], asked["words"])
+        user_state.restore(asked["state"])
+        source = pickle.loads(asked["source"])
+        loaded = environment.load(asked["algo"], asked["words"], source)
         options = environment.options_of(loaded, asked["typed"])
         for seen, found in environment.examine(
             loaded, options, asked["seed"], asked["seconds"], begun

@@ -19,6 +19,7 @@ from quintet.doctor.pairs import AFTER, AGAIN, compare, remembers
 from quintet.doctor.play import play
 from quintet.doctor.seen import Options, Seen
 from quintet.envs.check import check_env
+from quintet.envs.env_source import EnvSource
 from quintet.envs.make import make_group_env
 from quintet.envs.observation_dtype import with_observation_dtype
 from quintet.envs.resolved import ResolvedEnv
@@ -158,10 +159,14 @@ def _threshold(env_id: str) -> float | None:
     return None if threshold is None else float(threshold)
 
 
-def load(algo: str, words: list[str]) -> Loaded:
-    """The configuration of a run in the environment, from words as for ``quintet train``."""
+def load(algo: str, words: list[str], source: EnvSource | None = None) -> Loaded:
+    """The configuration of a run in the environment, from words as for ``quintet train``; source:
+    makes it in place of its id.
+    """
     asked = parse("config", [algo, *words])
-    return load_config(asked.algo, asked.files, asked.options, trust=asked.trust, beside=True)
+    return load_config(
+        asked.algo, asked.files, asked.options, source, trust=asked.trust, beside=True
+    )
 
 
 def options_of(loaded: Loaded, words: str) -> Options:

@@ -89,7 +89,7 @@ def examined(
     from quintet.doctor.apart import examine_apart
 
     most_s = min(_EXAMINED_SHARE * asked.total_s, _MOST_EXAMINED_S)
-    if most_s < _LEAST_EXAMINED_S or asked.source is not None:
+    if most_s < _LEAST_EXAMINED_S:
         return list(listed), []
     say(f"examines the environment for at most {most_s:.0f} s")
     words = [
@@ -99,7 +99,7 @@ def examined(
         for word in (f"--{name}", x if isinstance(x, str) else json.dumps(x))
     ]
     seed = listed[0].loaded.config.seed % 2**30
-    found = examine_apart(registry.DEFAULT, words, "", seed, most_s, lambda _: None)
+    found = examine_apart(registry.DEFAULT, words, "", seed, most_s, lambda _: None, asked.source)
     told = [
         f"doubtful, {each['name']}: {each['said']}; to do: {each['advice']}"
         for each in found.found

@@ -7,11 +7,13 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 
 from quintet.doctor import environment, pairs
 from quintet.doctor.apart import examine_apart
 from quintet.doctor.seen import Seen
 from quintet.envs.config import EnvConfig
+from quintet.envs.env_source import settle
 from quintet.envs.make import make_group_env
 from quintet.envs.resolved import resolve_env
 from quintet.errors import ConfigError
@@ -143,6 +145,17 @@ def test_a_hostile_environment_is_a_finding(
 def test_wrong_options_are_an_error():
     with pytest.raises(ConfigError, match="unknown option"):
         examine_apart("ppo", ["--env", "CartPole-v1", "--gama", "1"], "", 0, 60.0, print)
+
+
+def test_an_environment_that_only_this_process_has_is_examined(monkeypatch: pytest.MonkeyPatch):
+    class Lost(Point):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            raise RuntimeError("lost on the way")
+
+    monkeypatch.setitem(gymnasium.registry, "Lost-v0", EnvSpec("Lost-v0", Lost))
+    says, source = settle(lambda: gymnasium.make("Lost-v0"))
+    found = examine_apart("ppo", ["--env", says["id"]], "", 0, 60.0, print, source)
+    assert "lost on the way" in found.found[0]["said"]
 
 
 def test_what_an_environment_has_not_implemented_is_told(monkeypatch: pytest.MonkeyPatch):

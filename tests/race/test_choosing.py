@@ -3,13 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
-from small_run import SMALL, TOY
+from small_run import SMALL
 
 from quintet.config.layers import Layer
 from quintet.doctor import apart
 from quintet.doctor.apart import Examined
 from quintet.doctor.finding import Finding
+from quintet.envs.env_source import settle
 from quintet.errors import ConfigError
 from quintet.race import choosing
 from quintet.race.asked import Asked
@@ -20,10 +22,16 @@ def test_a_change_that_does_not_fit_an_entry_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A memory learns from sequences that are longer than these unrolls."""
-    values: dict[str, Any] = {**SMALL, "env.id": TOY, "run_dir": str(tmp_path / "a")}
-    asked = Asked(10.0, (Layer("command line", values),))
+    says, source = settle(lambda: gymnasium.make("CartPole-v1"))
+    values: dict[str, Any] = {**SMALL, "env.id": says["id"], "run_dir": str(tmp_path / "a")}
+    asked = Asked(10.0, (Layer("command line", values),), source=source)
     memory = Finding("memory", 0.9, "it is hidden", {}, "do", "quintet train ppo --model.core lstm")
-    monkeypatch.setattr(apart, "examine_apart", lambda *_: Examined([memory.as_json()]))
+
+    def examine(*given: Any) -> Examined:
+        assert given[-1] is source
+        return Examined([memory.as_json()])
+
+    monkeypatch.setattr(apart, "examine_apart", examine)
     able = choosing.able(asked, [Entry("a", "ppo", {}, "a test")], print)
     found, told = choosing.examined(asked, able, print)
     assert found == able
