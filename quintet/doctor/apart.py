@@ -9,10 +9,7 @@ from tempfile import TemporaryFile
 from typing import IO, Any, final
 
 from quintet.doctor.finding import Finding
-from quintet.envs.env_source import EnvSource
 from quintet.errors import ConfigError
-from quintet.runtime.processes.process import pickled
-from quintet.system import user_state
 from quintet.system.child import Child, how_ended
 
 # On a busy machine NumPy's threads wait for each other: with two, a fit took seven times as long.
@@ -46,26 +43,21 @@ def examine_apart(
     seed: int,
     most_s: float,
     say: Callable[[str], None],
-    source: EnvSource | None = None,
+    own: bytes = b"",
 ) -> Examined:
-    """Examines an environment within `most_s` seconds, also one that this process has registered.
+    """Examines an environment within `most_s` seconds.
 
     words: options as for ``quintet train``, with the environment; typed: options to repeat in
         commands.
     say: receives what the environment prints.
-    source: makes the environment in place of its id.
+    own: what only this process has, pickled: `state` as of `user_state.capture`, and `source`,
+        pickled by itself, which makes the environment in place of its id; empty: nothing.
 
     Raises:
-        ConfigError: an option is wrong, or the environment can't be made or be sent.
+        ConfigError: an option is wrong, or the environment can't be made.
     """
     payload = {
-        "state": user_state.capture(),
-        "source": pickled(
-            source,
-            "an environment that is examined must be one that can be sent to another process, got "
-            f"{source}",
-            "give a function that makes it and holds nothing of this process",
-        ),
+        "own": own,
         "algo": algo,
         "words": list(words),
         "typed": typed,

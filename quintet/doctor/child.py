@@ -38,8 +38,11 @@ def main() -> int:
         tell({"stage": name})
 
     try:
-        user_state.restore(asked["state"])
-        source = pickle.loads(asked["source"])
+        source = None
+        if asked["own"]:
+            own: dict[str, Any] = pickle.loads(asked["own"])
+            user_state.restore(own["state"])
+            source = pickle.loads(own["source"])
         loaded = environment.load(asked["algo"], asked["words"], source)
         options = environment.options_of(loaded, asked["typed"])
         for seen, found in environment.examine(

@@ -1,6 +1,7 @@
 """The entries that run in a race on an environment, and the configurations of their runs."""
 
 import json
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,12 +10,15 @@ from quintet.algorithms import registry
 from quintet.config.layers import Layer
 from quintet.config.resolve import Loaded, resolved
 from quintet.config.saved import load_config
+from quintet.envs.env_source import EnvSource
 from quintet.errors import ConfigError
 from quintet.race import portfolio
 from quintet.race.asked import Asked
 from quintet.race.journal import FOLDER
 from quintet.race.portfolio import Entry
 from quintet.run.time_budget import rounded, with_total
+from quintet.runtime.processes.process import pickled
+from quintet.system import user_state
 
 _EXAMINED_SHARE, _LEAST_EXAMINED_S, _MOST_EXAMINED_S = 0.05, 15.0, 40.0
 _TIME_WAS_SHORT = "hangs"  # what the doctor calls that; entries that really hang are killed
@@ -99,7 +103,8 @@ def examined(
         for word in (f"--{name}", x if isinstance(x, str) else json.dumps(x))
     ]
     seed = listed[0].loaded.config.seed % 2**30
-    found = examine_apart(registry.DEFAULT, words, "", seed, most_s, lambda _: None, asked.source)
+    own = what_only_this_process_has(asked.source)
+    found = examine_apart(registry.DEFAULT, words, "", seed, most_s, lambda _: None, own)
     told = [
         f"doubtful, {each['name']}: {each['said']}; to do: {each['advice']}"
         for each in found.found
@@ -119,6 +124,18 @@ def examined(
     able_now = {x.entry.name: x for x in fitting}
     kept = [able_now.get(each.name, before.get(each.name)) for each in now]
     return [each for each in kept if each is not None], told
+
+
+def what_only_this_process_has(source: EnvSource | None) -> bytes:
+    """Registrations and settings of this process, and the source, for `examine_apart`.  Raises
+    ConfigError for a source that can't be sent.
+    """
+    sent = pickled(
+        source,
+        f"a race must have an environment that can be sent to other processes, got {source}",
+        "give a function that makes it and holds nothing of this process",
+    )
+    return pickle.dumps({"state": user_state.capture(), "source": sent})
 
 
 def compiles(each: Able, leg_s: Sequence[float]) -> str:

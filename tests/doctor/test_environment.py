@@ -17,6 +17,7 @@ from quintet.envs.env_source import settle
 from quintet.envs.make import make_group_env
 from quintet.envs.resolved import resolve_env
 from quintet.errors import ConfigError
+from quintet.race.choosing import what_only_this_process_has
 
 
 class Point(gymnasium.Env[Any, Any]):
@@ -154,7 +155,8 @@ def test_an_environment_that_only_this_process_has_is_examined(monkeypatch: pyte
 
     monkeypatch.setitem(gymnasium.registry, "Lost-v0", EnvSpec("Lost-v0", Lost))
     says, source = settle(lambda: gymnasium.make("Lost-v0"))
-    found = examine_apart("ppo", ["--env", says["id"]], "", 0, 60.0, print, source)
+    own = what_only_this_process_has(source)
+    found = examine_apart("ppo", ["--env", says["id"]], "", 0, 60.0, print, own)
     assert "lost on the way" in found.found[0]["said"]
 
 

@@ -1,5 +1,6 @@
 """Entries that run, and what findings about the environment make of them."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ def test_a_change_that_does_not_fit_an_entry_is_left_out(
     memory = Finding("memory", 0.9, "it is hidden", {}, "do", "quintet train ppo --model.core lstm")
 
     def examine(*given: Any) -> Examined:
-        assert given[-1] is source
+        own = pickle.loads(pickle.loads(given[-1])["source"])
+        assert own().spec.id == "CartPole-v1"
         return Examined([memory.as_json()])
 
     monkeypatch.setattr(apart, "examine_apart", examine)
