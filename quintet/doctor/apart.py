@@ -3,7 +3,7 @@
 import json
 import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from tempfile import TemporaryFile
 from typing import IO, Any, final
@@ -43,15 +43,15 @@ def examine_apart(
     seed: int,
     most_s: float,
     say: Callable[[str], None],
-    own: bytes = b"",
+    own: Mapping[str, Any] | None = None,
 ) -> Examined:
     """Examines an environment within `most_s` seconds.
 
     words: options as for ``quintet train``, with the environment; typed: options to repeat in
         commands.
     say: receives what the environment prints.
-    own: what only this process has, pickled: `state` as of `user_state.capture`, and `source`,
-        pickled by itself, which makes the environment in place of its id; empty: nothing.
+    own: what only this process has: `state` as of `user_state.capture`, and `source`, pickled,
+        which makes the environment in place of its id.
 
     Raises:
         ConfigError: an option is wrong, or the environment can't be made.

@@ -39,10 +39,9 @@ def main() -> int:
 
     try:
         source = None
-        if asked["own"]:
-            own: dict[str, Any] = pickle.loads(asked["own"])
-            user_state.restore(own["state"])
-            source = pickle.loads(own["source"])
+        if asked["own"] is not None:
+            user_state.restore(asked["own"]["state"])  # which says where its modules lie
+            source = pickle.loads(asked["own"]["source"])
         loaded = environment.load(asked["algo"], asked["words"], source)
         options = environment.options_of(loaded, asked["typed"])
         for seen, found in environment.examine(

@@ -1,7 +1,6 @@
 """The entries that run in a race on an environment, and the configurations of their runs."""
 
 import json
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -126,7 +125,7 @@ def examined(
     return [each for each in kept if each is not None], told
 
 
-def what_only_this_process_has(source: EnvSource | None) -> bytes:
+def what_only_this_process_has(source: EnvSource | None) -> dict[str, Any]:
     """Registrations and settings of this process, and the source, for `examine_apart`.  Raises
     ConfigError for a source that can't be sent.
     """
@@ -135,7 +134,7 @@ def what_only_this_process_has(source: EnvSource | None) -> bytes:
         f"a race must have an environment that can be sent to other processes, got {source}",
         "give a function that makes it and holds nothing of this process",
     )
-    return pickle.dumps({"state": user_state.capture(), "source": sent})
+    return {"state": user_state.capture(), "source": sent}
 
 
 def compiles(each: Able, leg_s: Sequence[float]) -> str:

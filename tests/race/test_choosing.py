@@ -29,7 +29,7 @@ def test_a_change_that_does_not_fit_an_entry_is_left_out(
     memory = Finding("memory", 0.9, "it is hidden", {}, "do", "quintet train ppo --model.core lstm")
 
     def examine(*given: Any) -> Examined:
-        own = pickle.loads(pickle.loads(given[-1])["source"])
+        own = pickle.loads(given[-1]["source"])
         assert own().spec.id == "CartPole-v1"
         return Examined([memory.as_json()])
 
