@@ -190,7 +190,7 @@ class HostActor(Protocol):
         self, block: Tensor, obs: Obs, state: State, is_first: Tensor, noise: Tensor
     ) -> Callable[..., ActOutput]:
         """A function that acts on what these page-locked tensors of the CPU then hold, and waits
-        for the GPU.
+        for the GPU; its next call overwrites its result.
 
         block: bytes, of which tensors are views; others are arguments of the function, in order.
         """

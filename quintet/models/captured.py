@@ -60,7 +60,8 @@ class Captured(Generic[P, R]):
 
     def from_host(self, device: torch.device, block: Tensor, *args: Any) -> "HostCall[R]":
         """A function that calls the method by one launch and one wait, with the values that
-        page-locked tensors of the CPU have then.  The method must write to no tensor of its object.
+        page-locked tensors of the CPU have then; the next call overwrites its result.  The method
+        must write to no tensor of its object.
 
         block: bytes; some tensors in `args` are views of it.  The others are page-locked tensors
             of their own, which the function takes as arguments, in order.
@@ -140,19 +141,20 @@ class HostCall(Generic[R]):
             here[0].copy_(written, non_blocking=True)
             return outputs
 
-        self._replay, self._outputs = _recorded(method.__qualname__, run, turn)
-        self._here, self._turn = here[0], turn
-        self._kept = block, there  # as long as the graph copies between them
+        self._replay, outputs = _recorded(method.__qualname__, run, turn)
+        # Made once: new views take as long as a small network's act.
+        self._result: R = outputs.of_copy(here[0])
+        self._turn = turn
+        self._kept = block, there, outputs  # as long as the graph copies between them
 
     def __call__(self, *alone: Tensor) -> R:
-        """The result on the CPU, in new memory."""
+        """The result on the CPU, which the next call overwrites."""
         with self._turn:
             for buffer, x in zip(self._alone, alone, strict=True):
                 buffer.copy_(x, non_blocking=True)
             self._replay()
             torch.cuda.current_stream(self._turn.device).synchronize()
-            result: R = self._outputs.of_copy(self._here.clone())
-        return result
+        return self._result
 
 
 @final

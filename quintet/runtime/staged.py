@@ -2,7 +2,7 @@
 one wait per act."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -121,7 +121,6 @@ class StagedActor:
     def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:
         return self.act_together([obs], [state], [is_first], None if noise is None else [noise])
 
-    @torch.inference_mode()
     def act_together(
         self,
         obs: Sequence[Obs],
@@ -129,27 +128,47 @@ class StagedActor:
         is_first: Sequence[Tensor],
         noise: Sequence[Tensor] | None,
     ) -> ActOutput:
-        """One forward for several groups, whose rows follow one another."""
-        recorded = [*self.state_specs]
+        """One forward for several groups, whose rows follow one another.  The next act overwrites
+        the actions and records of this one.
+        """
         inputs: list[Sequence[Tensor]] = [[each[name] for each in obs] for name in obs[0]]
-        inputs += [[each[name] for each in states] for name in recorded]
+        inputs += [[each[name] for each in states] for name in self.state_specs]
         inputs += [is_first] if noise is None else [is_first, noise]
         alone = [len(x) == 1 and x[0].nbytes >= _LARGE and x[0].is_pinned() for x in inputs]
-        together = [x for x, by_itself in zip(inputs, alone, strict=True) if not by_itself]
-        stage = self._shared.stage(sum(map(len, is_first)), alone, together)
+        together, own = inputs, list[Tensor]()
+        if any(alone):
+            together = [x for x, by_itself in zip(inputs, alone, strict=True) if not by_itself]
+            own = [x[0] for x, by_itself in zip(inputs, alone, strict=True) if by_itself]
+        stage = self._shared.stage(sum(x.shape[0] for x in is_first), alone, together)
         stage.fill(together)
-        own = [x[0] for x, by_itself in zip(inputs, alone, strict=True) if by_itself]
-        if self._host is not None and self._host.one_graph and noise is not None:
-            if stage.call is None:
-                parts = _merged(alone, stage.inputs, own)
-                seen = {name: next(parts) for name in obs[0]}
-                state = {name: next(parts) for name in recorded}
-                host, block = self._host, stage.block
-                stage.call = host.from_host(block, seen, state, next(parts), next(parts))
-            return stage.call(*own)
+        host = self._host
+        if noise is None or host is None or not host.one_graph:
+            return self._act(stage, alone, own, obs[0], states)
+        if stage.call is None:
+            parts = _merged(alone, stage.inputs, own)
+            seen = {name: next(parts) for name in obs[0]}
+            state = {name: next(parts) for name in self.state_specs}
+            with torch.inference_mode():
+                stage.call = host.from_host(stage.block, seen, state, next(parts), next(parts))
+        out = stage.call(*own)
+        if not self.state_specs:
+            return out
+        # It outlives the next act, of another group.
+        return replace(out, state={name: x.clone() for name, x in out.state.items()})
+
+    @torch.inference_mode()
+    def _act(
+        self,
+        stage: _Stage,
+        alone: Sequence[bool],
+        own: Sequence[Tensor],
+        names: Iterable[str],
+        states: Sequence[State],
+    ) -> ActOutput:
+        """The actor's own act, between two copies; `names`: those of the observation's leaves."""
         on_gpu = self._sent(stage, alone, own)
-        seen = {name: next(on_gpu) for name in obs[0]}
-        state = {name: next(on_gpu) for name in recorded}
+        seen = {name: next(on_gpu) for name in names}
+        state = {name: next(on_gpu) for name in self.state_specs}
         state |= {
             name: torch.cat([each[name] for each in states]) if len(states) > 1 else x
             for name, x in states[0].items()
@@ -158,13 +177,13 @@ class StagedActor:
         out = self._actor.act(seen, state, next(on_gpu), next(on_gpu, None))
         leaving = {"action": out.action, "env_action": out.env_action}
         leaving |= {f"record/{name}": x for name, x in out.record.items()}
-        leaving |= {f"state/{name}": out.state[name] for name in recorded}
+        leaving |= {f"state/{name}": out.state[name] for name in self.state_specs}
         here = fetched(leaving)
         return ActOutput(
             here["action"],
             here["env_action"],
             {name: here[f"record/{name}"] for name in out.record},
-            out.state | {name: here[f"state/{name}"] for name in recorded},
+            out.state | {name: here[f"state/{name}"] for name in self.state_specs},
         )
 
     def _sent(
