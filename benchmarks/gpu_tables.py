@@ -1,8 +1,9 @@
 """Tables of what `gpu.py` measured, for `gpu.md`.
 
-    python benchmarks/gpu_tables.py gpu.json     # keeps it as results/gpu.json, without logs
+    python benchmarks/gpu_tables.py gpu.json     # keeps it in results/gpu.json, without logs
 
-`python benchmarks/tables.py` then writes the tables.
+Cases that were measured again replace those that were kept.  `python benchmarks/tables.py` then
+writes the tables.
 """
 
 import argparse
@@ -19,10 +20,23 @@ NOTHING = "Nothing was measured yet: no figure for a GPU is claimed."
 
 
 def told(record: Mapping[str, Any] | None) -> str:
-    """All tables, in Markdown."""
+    """All tables, in Markdown, for each environment in which cases were measured."""
     if record is None:
         return NOTHING
-    rows = record["rows"]
+    return "\n\n".join(_of_session(rows) for rows in _sessions(record["rows"]))
+
+
+def _sessions(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows, cut before each environment."""
+    found: list[list[Row]] = []
+    for row in rows:
+        if row["part"] == "environment" or not found:
+            found.append([])
+        found[-1].append(row)
+    return found
+
+
+def _of_session(rows: Sequence[Row]) -> str:
     tables = (_environment(rows), _speed(rows), _steps(rows), _checks(rows), _failed(rows))
     return "\n\n".join(table for table in tables if table)
 
@@ -128,9 +142,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="keep what gpu.py measured")
     parser.add_argument("records", type=Path, nargs="+", help="JSON files of gpu.py")
     args = parser.parse_args()
-    rows = [row for file in args.records for row in json.loads(file.read_text())["rows"]]
-    record = kept({"rows": rows})
+    rows = list[Row]()
+    for file in args.records:
+        measured = json.loads(file.read_text())["rows"]
+        # Parts that measure no time may have ended before it.
+        rows += sorted(measured, key=lambda row: row["part"] != "environment")
     to = Path(__file__).with_name("results") / "gpu.json"
+    again = {(row["part"], row["case"]) for row in rows if row["part"] != "environment"}
+    before = json.loads(to.read_text())["rows"] if to.exists() else []
+    rows += [row for row in before if (row["part"], row["case"]) not in again]
+    record = kept({"rows": rows})
     to.write_text(json.dumps(record, indent=1) + "\n")
     print(told(record))
 
