@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, final
 
 from pydantic import ValidationError
@@ -28,7 +29,7 @@ from quintet.run import seed_group, seeds
 from quintet.run.folder import move_aside
 from quintet.run.seed_group import Member, Outcome
 from quintet.run.time_budget import rounded
-from quintet.system import files
+from quintet.system import files, manifest
 from quintet.system.child import how_ended, prepare
 from quintet.system.cpus import usable_cores
 from quintet.system.files import shown
@@ -126,9 +127,14 @@ class _Race:
                 f"run_dir must be a new or empty folder, or one with a race, got {folder} with "
                 f"{', '.join(sorted(held)[:3])}: give another --run-dir"
             )
+        if found is None and not able:
+            able = self._able()  # a refused race leaves no folder
         with run_lock(folder):
-            if found is not None:
+            if not self.asked.overwrite and (found := journals.read(folder)) is not None:
+                # Another process may have begun it meanwhile.
+                journals.require_same(folder, found, _as_read(self.journal.asked))
                 self.journal = found
+                self._count_killed()
                 self._since = time.monotonic()
             if self.journal.state == "finished":
                 return self.journal
@@ -136,14 +142,35 @@ class _Race:
             if self.journal.runners:
                 self._ready(_entry(self.journal.runners[0]))
             else:
-                self._begin(able or self._able())
+                self._begin(able)
             while self.journal.state == "running" and not self.stopped:
                 self._rung()
             if self.journal.state == "moving":
                 self._move()
         return self.journal
 
+    def _count_killed(self) -> None:
+        """Counts the time of the legs in which the race was killed, until the checkpoints from
+        which they go on.
+        """
+        journal, passed_s = self.journal, 0.0
+        for each in journal.runners:
+            if each.out or len(each.looks) > journal.rung:
+                continue
+            before_s = each.looks[-1].wall_s if each.looks else 0.0
+            had_s = min(_trained_s(self.folder / FOLDER / each.name) - before_s, self._leg_s)
+            if had_s > each.begun_s:
+                passed_s = max(passed_s, had_s - each.begun_s)  # they ran side by side
+                self.update(each.name, begun_s=had_s)
+        own = {"spent_s": journal.spent_s + passed_s, "rung_s": journal.rung_s + passed_s}
+        self.journal = self.journal.model_copy(update=own)
+
     # Entries
+
+    @property
+    def _leg_s(self) -> float:
+        """Seconds of a leg of this rung, by the plan."""
+        return self.journal.leg_s[self.journal.rung]
 
     @property
     def _kind(self) -> str:
@@ -223,8 +250,7 @@ class _Race:
         whole_s = (
             self.left_s + journal.rung_s
             if last
-            else journal.leg_s[journal.rung]
-            * (plans.batches(journal.counts[journal.rung], journal.jobs))
+            else self._leg_s * (plans.batches(journal.counts[journal.rung], journal.jobs))
         )
         # What a failed entry leaves is for the last ones: those after it would have more than those
         # before it.
@@ -369,6 +395,7 @@ class _Race:
             at_s=self.spent_s,
             speed=speed or answer["env_steps"] / passed_s,
             training=training,
+            wall_s=_trained_s(self.folder / FOLDER / runner.name),
         )
 
     def _fails(self, runner: Runner, reason: str) -> None:
@@ -408,6 +435,15 @@ class _Race:
         for line in page.write(self.folder, self.journal):
             if self.journal.state == "finished":
                 self.say(line)
+
+
+def _trained_s(folder: Path) -> float:
+    """Seconds of a run's training until its newest checkpoint; 0 without one."""
+    try:
+        found = manifest.newest(folder / "checkpoints")
+    except CheckpointError:  # with which its next leg fails
+        found = None
+    return 0.0 if found is None else float(found.meta["wall_s"])
 
 
 def _entry(runner: Runner) -> Entry:

@@ -37,7 +37,8 @@ class Look(Checked):
 
     returns: of its episodes, in raw reward units; training: mean return of the last training
         episodes, with sampled actions; at_s: seconds of the race, at its end.
-    env_steps: trained so far; speed: env_steps per second of training in this rung.
+    env_steps: trained so far; speed: env_steps per second of training in this rung; wall_s:
+        seconds of training so far.
     """
 
     returns: Annotated[list[Number], Field(max_length=1_000)]
@@ -45,6 +46,7 @@ class Look(Checked):
     at_s: float
     speed: float = 0.0
     training: float | None = None
+    wall_s: float = 0.0
 
     @property
     def mean(self) -> float | None:
@@ -55,7 +57,7 @@ class Look(Checked):
 @final
 class Runner(Checked):
     """An entry and how it did; out: why it is not in the race any more, "" while it is; out_at_s:
-    seconds of the race; begun_s: seconds that it has had of a leg that the user stopped.
+    seconds of the race; begun_s: seconds that it has had of a leg that was stopped or killed.
     """
 
     name: Name

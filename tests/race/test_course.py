@@ -41,8 +41,10 @@ def command(folder: Path, *more: str, minutes: str = "4") -> list[str]:
 class Fake:
     """Legs without processes: each takes its time, and answers by the entry's name.
 
-    dies_at: number of the leg in which the command is killed; stops_at: in whose middle the user
-        stops it, or, if `heeded` is False, while its process ends anyway.
+    dies_at: number of the leg in which the command is killed: at its begin, or if `trains`, in its
+        middle; stops_at: in whose middle the user stops it, or, if `heeded` is False, while its
+        process ends anyway.
+    trained: seconds of training in the checkpoint of each entry.
     failure_s: seconds until a broken entry fails; None: all of its leg.
     """
 
@@ -50,6 +52,8 @@ class Fake:
     legs: list[tuple[str, float]] = field(default_factory=list)
     totals: dict[str, int] = field(default_factory=dict)
     dies_at: int = -1
+    trains: bool = False
+    trained: dict[str, float] = field(default_factory=dict)
     stops_at: int = -1
     heeded: bool = True
     failure_s: float | None = None
@@ -69,10 +73,13 @@ class Fake:
             return [Outcome(0, {"status": "ready"})]
         found, leg_s = [], 0.0
         for each in members:
+            asked = json.loads(each.payload)
             if len(self.legs) == self.dies_at:
                 self.dies_at = -1
+                if self.trains:
+                    self._trains(each.name, asked["most_s"] / 2)
+                    self.now += asked["most_s"] / 2
                 raise KeyboardInterrupt
-            asked = json.loads(each.payload)
             if len(self.legs) == self.stops_at:
                 self.stops_at, stop.made = -1, True
                 if self.heeded:
@@ -82,7 +89,7 @@ class Fake:
             assert asked["training_s"] < asked["most_s"] < each.most_s
             fails_soon = each.name in self.broken and self.failure_s is not None
             leg_s = max(leg_s, self.failure_s or 0.0 if fails_soon else asked["most_s"])
-            self.legs.append((each.name, asked["most_s"]))
+            self._trains(each.name, asked["most_s"])
             if each.name in self.broken:
                 found.append(Outcome(1, {"error": "the environment broke\nfor good"}))
                 continue
@@ -94,6 +101,10 @@ class Fake:
             found.append(Outcome(0, answer))
         self.now += leg_s
         return found
+
+    def _trains(self, name: str, seconds: float) -> None:
+        self.legs.append((name, seconds))
+        self.trained[name] = self.trained.get(name, 0.0) + seconds
 
 
 @pytest.fixture
@@ -110,6 +121,7 @@ def fake(few: None, monkeypatch: pytest.MonkeyPatch) -> Fake:
     monkeypatch.setattr(course.seeds, "payload", made.payload)
     monkeypatch.setattr(course.seed_group, "run_members", made.run)
     monkeypatch.setattr(course, "prepare", lambda *_: None)
+    monkeypatch.setattr(course, "_trained_s", lambda folder: made.trained.get(folder.name, 0.0))
     return made
 
 
@@ -200,6 +212,21 @@ def test_after_a_stop_an_entry_has_the_rest_of_its_leg(
     assert max(had.values()) == pytest.approx(min(had.values()), rel=0.05)
 
 
+@pytest.mark.parametrize("dies_at", [1, 4, 6])
+def test_after_a_kill_an_entry_has_the_rest_of_its_leg(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: int
+) -> None:
+    """In the first rung, in a later one, and of the winner, which has the rest of the time."""
+    monkeypatch.setitem(SCORES, "breaks", 2.0)
+    fake.broken, fake.dies_at, fake.trains = (), dies_at, True
+    assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 130
+    killed, half_s = fake.legs[-1]
+    assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 0
+    assert fake.legs[dies_at + 1][0] == killed
+    assert fake.legs[dies_at + 1][1] == pytest.approx(half_s, rel=0.1)
+    assert fake.now - 1000.0 == pytest.approx(240.0, rel=0.05)
+
+
 def test_a_stop_is_heeded_also_where_the_processes_have_just_ended(
     fake: Fake, tmp_path: Path
 ) -> None:
@@ -215,6 +242,8 @@ def test_a_refused_race_leaves_the_folder_where_it_is(fake: Fake, tmp_path: Path
     assert cli.main(command(folder)) == 0
     assert cli.main(command(folder, "--overwrite", "--gama", "0.9")) == 2
     assert (folder / "config.yaml").read_text() == "good"
+    assert cli.main(command(tmp_path / "b", "--gama", "0.9")) == 2
+    assert not (tmp_path / "b").exists()
 
 
 def test_a_kill_while_the_winner_is_moved_loses_nothing(
