@@ -9,6 +9,7 @@ writes the tables.
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,10 @@ def _sessions(rows: Sequence[Row]) -> list[list[Row]]:
             found.append([])
         found[-1].append(row)
     return found
+
+
+def _key(row: Row) -> tuple[str, str]:
+    return row["part"], row["case"]
 
 
 def _of_session(rows: Sequence[Row]) -> str:
@@ -145,12 +150,20 @@ def main() -> None:
     rows = list[Row]()
     for file in args.records:
         measured = json.loads(file.read_text())["rows"]
-        # Parts that measure no time may have ended before it.
-        rows += sorted(measured, key=lambda row: row["part"] != "environment")
+        # Parts that measure no time may have ended before the environment's row.
+        measured.sort(key=lambda row: row["part"] != "environment")
+        if not measured or measured[0]["part"] != "environment":
+            parser.error(f"{file} must have the part environment: measure it in the same command")
+        rows += measured
     to = Path(__file__).with_name("results") / "gpu.json"
-    again = {(row["part"], row["case"]) for row in rows if row["part"] != "environment"}
     before = json.loads(to.read_text())["rows"] if to.exists() else []
-    rows += [row for row in before if (row["part"], row["case"]) not in again]
+    again = {_key(row) for row in rows if "result" in row}
+    left = [
+        session
+        for session in _sessions(before)
+        if any(_key(row) not in again for row in session if row["part"] != "environment")
+    ]
+    rows += [row for row in chain(*left) if row["part"] == "environment" or _key(row) not in again]
     record = kept({"rows": rows})
     to.write_text(json.dumps(record, indent=1) + "\n")
     print(told(record))

@@ -150,8 +150,10 @@ class HostCall(Generic[R]):
     def __call__(self, *alone: Tensor) -> R:
         """The result on the CPU, which the next call overwrites."""
         with self._turn:
-            for buffer, x in zip(self._alone, alone, strict=True):
-                buffer.copy_(x, non_blocking=True)
+            if alone:
+                with torch.inference_mode():  # as the buffers were made
+                    for buffer, x in zip(self._alone, alone, strict=True):
+                        buffer.copy_(x, non_blocking=True)
             self._replay()
             torch.cuda.current_stream(self._turn.device).synchronize()
         return self._result

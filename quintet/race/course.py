@@ -133,7 +133,7 @@ class _Race:
             if not self.asked.overwrite and (found := journals.read(folder)) is not None:
                 # Another process may have begun it meanwhile.
                 journals.require_same(folder, found, _as_read(self.journal.asked))
-                self.journal = found
+                self.journal, self._since = found, time.monotonic()
                 self._count_killed()
                 self._since = time.monotonic()
             if self.journal.state == "finished":
@@ -142,7 +142,7 @@ class _Race:
             if self.journal.runners:
                 self._ready(_entry(self.journal.runners[0]))
             else:
-                self._begin(able)
+                self._begin(able or self._able())
             while self.journal.state == "running" and not self.stopped:
                 self._rung()
             if self.journal.state == "moving":
@@ -150,15 +150,17 @@ class _Race:
         return self.journal
 
     def _count_killed(self) -> None:
-        """Counts the time of the legs in which the race was killed, until the checkpoints from
-        which they go on.
-        """
+        """Adds the training time of legs that a kill cut short, up to their newest checkpoints."""
         journal, passed_s = self.journal, 0.0
+        last = journal.rung == len(journal.counts) - 1
+        most_s = self.left_s + journal.rung_s if last else self._leg_s
         for each in journal.runners:
-            if each.out or len(each.looks) > journal.rung:
-                continue
             before_s = each.looks[-1].wall_s if each.looks else 0.0
-            had_s = min(_trained_s(self.folder / FOLDER / each.name) - before_s, self._leg_s)
+            if each.out or len(each.looks) > journal.rung or before_s is None:
+                continue
+            run_dir = self.folder / FOLDER / each.name
+            seed_group.await_left(run_dir)  # which may still save a checkpoint
+            had_s = min(_trained_s(run_dir) - before_s, most_s)
             if had_s > each.begun_s:
                 passed_s = max(passed_s, had_s - each.begun_s)  # they ran side by side
                 self.update(each.name, begun_s=had_s)
@@ -443,7 +445,7 @@ def _trained_s(folder: Path) -> float:
         found = manifest.newest(folder / "checkpoints")
     except CheckpointError:  # with which its next leg fails
         found = None
-    return 0.0 if found is None else float(found.meta["wall_s"])
+    return 0.0 if found is None else float(found.meta.get("wall_s", 0.0))
 
 
 def _entry(runner: Runner) -> Entry:

@@ -38,7 +38,7 @@ class Look(Checked):
     returns: of its episodes, in raw reward units; training: mean return of the last training
         episodes, with sampled actions; at_s: seconds of the race, at its end.
     env_steps: trained so far; speed: env_steps per second of training in this rung; wall_s:
-        seconds of training so far.
+        seconds of training so far, where they are known.
     """
 
     returns: Annotated[list[Number], Field(max_length=1_000)]
@@ -46,7 +46,7 @@ class Look(Checked):
     at_s: float
     speed: float = 0.0
     training: float | None = None
-    wall_s: float = 0.0
+    wall_s: float | None = None
 
     @property
     def mean(self) -> float | None:

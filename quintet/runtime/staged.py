@@ -129,7 +129,7 @@ class StagedActor:
         noise: Sequence[Tensor] | None,
     ) -> ActOutput:
         """One forward for several groups, whose rows follow one another.  The next act overwrites
-        the actions and records of this one.
+        ``action`` and ``record``.
         """
         inputs: list[Sequence[Tensor]] = [[each[name] for each in obs] for name in obs[0]]
         inputs += [[each[name] for each in states] for name in self.state_specs]
@@ -151,10 +151,10 @@ class StagedActor:
             with torch.inference_mode():
                 stage.call = host.from_host(stage.block, seen, state, next(parts), next(parts))
         out = stage.call(*own)
-        if not self.state_specs:
-            return out
-        # It outlives the next act, of another group.
-        return replace(out, state={name: x.clone() for name, x in out.state.items()})
+        # Both must outlive the next act, which may be another group's: an environment reads its
+        # action until its step ends.
+        state = {name: x.clone() for name, x in out.state.items()}
+        return replace(out, env_action=out.env_action.clone(), state=state)
 
     @torch.inference_mode()
     def _act(
