@@ -101,7 +101,7 @@ def observation_late(seen: Seen) -> Finding | None:
         {"share of the actions with a late effect": late, "steps until the effect": usual},
         "return from step() the observation after the action; if the delay belongs to the task, "
         "the policy needs a memory, or its last actions in the observation",
-        "" if seen.options.memory else f"{seen.options.train} --model.core lstm",
+        "" if seen.options.memory else f"{seen.options.train} {seen.options.remember}",
     )
 
 

@@ -7,6 +7,7 @@ from quintet.doctor.finding import Finding, weight_of
 from quintet.doctor.seen import Seen
 
 _SLOW_S = 0.01
+_LONG_EPISODE = 2_000  # steps, within which most episodes end
 
 
 def doubts(seen: Seen) -> list[Finding]:
@@ -116,9 +117,9 @@ def never_ends(seen: Seen) -> Finding | None:
         return None
     return Finding(
         "never-ends",
-        0.7,
+        0.7 if longest >= _LONG_EPISODE else 0.45,
         f"no episode ended in {longest:,} steps of each of {played.valid.shape[1]} streams, and "
-        "there is no time limit: no return is ever reported and every start is seen once",
+        "no time limit is known: without an end no return is reported and no start comes again",
         {"steps of a stream": longest, "episodes": 0},
         "return truncated=True after a number of steps (gymnasium.wrappers.TimeLimit)",
         seen.options.check,

@@ -151,7 +151,7 @@ def observation_memory(seen: Seen) -> Finding | None:
         "observation does not show the state",
         {"score from one": worst.now.mean, "score with those before": worst.memory.mean},
         "show the missing part (velocities, what was chosen), or give the policy a memory",
-        "" if options.memory else f"{options.train} --model.core lstm  # or --env.frame-stack 4",
+        "" if options.memory else f"{options.train} {options.remember}",
     )
 
 

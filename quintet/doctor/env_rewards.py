@@ -115,7 +115,7 @@ def reward_sign(seen: Seen) -> Finding | None:
         else "the only rewards are below 0 and come when an episode is terminated"
     )
     return Finding(
-        "reward-sign", 0.6 if early else 0.45, f"{how}: is ending what you want?", numbers, advice,
+        "reward-sign", 0.45, f"{how}: is ending what you want?", numbers, advice,
         seen.options.check,
     )  # fmt: skip
 
@@ -133,7 +133,9 @@ def reward_pays_far(seen: Seen) -> Finding | None:
     if not moving.shape[1]:
         return None
     z = (moving - moving.mean(0)) / moving.std(0)
-    even = np.array([np.corrcoef(x, rewards)[0, 1] for x in (z**2).T])
+    squares = (z**2).T
+    # Of a number with two values in balance the squares are all 1.
+    even = np.array([np.corrcoef(x, rewards)[0, 1] if x.std() > 1e-9 else -1.0 for x in squares])
     best = int(even.argmax())
     odd = abs(float(np.corrcoef(z[:, best], rewards)[0, 1]))
     if even[best] < _FAR or odd > 0.5 * even[best]:
@@ -231,7 +233,7 @@ def reward_memory(seen: Seen) -> Finding | None:
         "the reward is predicted far better with the two steps before",
         {"score": fits.reward.mean, "score with them": fits.reward_memory.mean},
         "show it in the observation, or give the policy a memory",
-        "" if options.memory else f"{options.train} --model.core lstm",
+        "" if options.memory else f"{options.train} {options.remember}",
     )
 
 

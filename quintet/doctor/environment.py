@@ -7,15 +7,16 @@ from time import perf_counter
 
 import gymnasium
 
+from quintet.algorithms import registry
 from quintet.config import choices
 from quintet.config.choices import Learning
 from quintet.config.command import parse
 from quintet.config.resolve import Loaded
 from quintet.config.saved import load_config
 from quintet.doctor import env_actions, env_episodes, env_observations, env_rewards
-from quintet.doctor.finding import Finding, ranked
+from quintet.doctor.finding import Finding, env_words, ranked
 from quintet.doctor.fits import LEAST_ROWS, fit
-from quintet.doctor.pairs import AFTER, AGAIN, compare, remembers
+from quintet.doctor.pairs import AFTER, AGAIN, LEAST_RESETS, compare, remembers
 from quintet.doctor.play import play
 from quintet.doctor.seen import Options, Seen
 from quintet.envs.check import check_env
@@ -54,10 +55,10 @@ def examine(
     for name, measure in _stages(loaded, seen, seed, most_s):
         if perf_counter() - begin > most_s:
             seen.unmade[name] = "no time was left"
-            continue
-        begun(name)
-        with no_exit():
-            measure()
+        else:
+            begun(name)
+            with no_exit():
+                measure()
         yield seen, findings(seen)
 
 
@@ -85,7 +86,8 @@ def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[St
         if env.num_agents > 1:
             seen.unmade["pairs"] = "its agents step together"
             return
-        if _step_s(seen) * _STREAMS * 2 * AFTER > 0.2 * most_s:
+        # Each comparison begins with a reset of all streams, which may make them anew.
+        if _STREAMS * (_step_s(seen) * 2 * AFTER + LEAST_RESETS * _reset_s(seen)) > 0.2 * most_s:
             seen.unmade["pairs"] = _SLOW
             return
         with closing(_made(env)) as made:
@@ -135,6 +137,10 @@ def _step_s(seen: Seen) -> float:
     return 0.0 if seen.check is None else seen.check.step_s
 
 
+def _reset_s(seen: Seen) -> float:
+    return 0.0 if seen.check is None else seen.check.reset_s
+
+
 def _made(env: ResolvedEnv) -> VectorEnv:
     streams = env.streams_of(_STREAMS)
     with closing(make_group_env(env, env.streams_of(1))) as first:
@@ -176,12 +182,14 @@ def options_of(loaded: Loaded, words: str) -> Options:
     """
     config = loaded.config
     name, learning = shlex.quote(config.env.id), Learning.of(config.algo, config.learner)
+    recurrent = "model.core" not in registry.find(config.algo).needs
     return Options(
         config.algo,
         learning.gamma,
         config.model.core != "none" or config.env.frame_stack > 1,
+        "--model.core lstm" if recurrent else "--env.frame-stack 4",
         learning.normalizes,
         config.total_env_steps,
         f"quintet train {config.algo} --env {name}{words}",
-        f"quintet check-env {name}",
+        f"quintet check-env {name}{env_words(config.env.model_dump(), check=True)}",
     )

@@ -1,6 +1,8 @@
 """A finding: what may be wrong, how likely it is why nothing is learned, and what to do."""
 
+import json
 import math
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, final
@@ -90,3 +92,19 @@ def ranked(found: Iterable[Finding | None]) -> list[Finding]:
 def weight_of(choice: str) -> float:
     """The weight of a doubtful choice."""
     return WEIGHTS.get(choice, 0.3)
+
+
+def env_words(options: Mapping[str, Any], *, check: bool = False) -> str:
+    """The words that make the same environment in a command of ``quintet doctor``, or if `check` of
+    ``quintet check-env``, with a space before each.
+
+    options: of the environment, by name.
+    """
+    words = list[str]()
+    if options.get("kwargs"):
+        words += ["--env.kwargs", json.dumps(options["kwargs"], default=str)]
+    if options.get("backend", "auto") != "auto":
+        words += ["--env.backend", str(options["backend"])]
+    if options.get("mask_from_info"):
+        words += ["--env.mask-from-info", *["true"] * (not check)]
+    return "".join(f" {shlex.quote(word)}" for word in words)

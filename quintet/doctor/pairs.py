@@ -22,6 +22,7 @@ from quintet.uniform import Chooser, chosen_rows, uniform_chooser
 
 AFTER = 12  # steps after the other action that are compared
 AGAIN = 30  # steps of an episode that is repeated
+LEAST_RESETS = 4  # of all streams, which a comparison makes at least
 _PREFIXES = (0, 1, 3, 6, 10, 20)
 _PARTS = (1.0, 0.5, 0.25, 0.1)  # of the greatest action of a Box
 
@@ -58,7 +59,7 @@ def compare(env: VectorEnv, seed: int, most_s: float) -> Pairs:
     """Compares as many beginnings as `most_s` seconds allow."""
     found, begin = Pairs(), perf_counter()
     count, starts = env.num_streams, set[bytes]()
-    greatest = _greatest(env)
+    greatest = _greatest(env, seed)
     reached: list[float] = []
     for number in range(8):
         for prefix in _PREFIXES:
@@ -74,6 +75,8 @@ def compare(env: VectorEnv, seed: int, most_s: float) -> Pairs:
                 reached.append(_reached(_track(env, own, prefix + 1 + AFTER, branch), prefix))
             if perf_counter() - begin > most_s:
                 break
+        if found.seeds and perf_counter() - begin > most_s:
+            break
         found.seeds += 1
         found.returns_differ += _other_returns(env, seed + 1000 * number)
         if perf_counter() - begin > most_s:
@@ -181,8 +184,10 @@ def _other_returns(env: VectorEnv, seed: int) -> bool:
     return False
 
 
-def _greatest(env: VectorEnv) -> NDArray[Any] | None:
-    """The greatest packed action of a space that is one Box with bounds."""
+def _greatest(env: VectorEnv, seed: int) -> NDArray[Any] | None:
+    """A packed action at the edge of a space that is one Box with bounds: in a random direction,
+    since an environment may heed only how its numbers differ from each other.
+    """
     leaves = action_leaves(env.spaces.action)
     if len(leaves) != 1 or not isinstance(leaves[0], gym.Box) or env.num_streams < 10:
         return None
@@ -190,7 +195,11 @@ def _greatest(env: VectorEnv) -> NDArray[Any] | None:
     symmetric = np.allclose(leaf.low, -leaf.high)
     if not (leaf.is_bounded() and symmetric and (leaf.high > 0).all()):
         return None
-    return leaf.high.reshape(-1).astype(np.float32)
+    high = leaf.high.reshape(-1)
+    random = np.random.default_rng(seed)
+    part = random.uniform(0.5, 1.0, high.shape) * random.choice((-1.0, 1.0), high.shape)
+    greatest: NDArray[Any] = (high * part / np.abs(part).max()).astype(np.float32)
+    return greatest
 
 
 @final

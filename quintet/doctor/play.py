@@ -17,6 +17,7 @@ from quintet.uniform import Chooser, chosen_rows, uniform_chooser
 
 _MOST_NUMBERS = 48  # of a leaf; of larger ones as many random projections
 _MOST_CHOICES = 32  # of a discrete leaf, shown one-hot
+_MOST_ROWS = 65_536  # of the table of random numbers for one with more
 _HELD = 0.9  # probability that an action is repeated in held play
 
 Floats = NDArray[np.float64]
@@ -27,8 +28,8 @@ Floats = NDArray[np.float64]
 class Play:
     """Rows ``[T, B]`` of streams, and the observations before and after them.
 
-    obs: numbers of the observations ``[T + 1, B, n]``: large leaves as random projections, small
-        discrete ones one-hot.
+    obs: numbers of the observations ``[T + 1, B, n]``: large leaves as random projections, choices
+        one-hot, or by a table of random numbers if there are many, as networks read them.
     numbers: leaf and place of each of the n, "" in front of projections.
     action: ``[T, B, m]``, choices one-hot.
     reward: raw.
@@ -166,11 +167,22 @@ class Reader:
         }
         self.space = env.spaces.action
         self._projections: dict[str, Floats] = {}
+        self._tables: dict[str, Floats] = {}
         names: list[str] = []
         for name, leaf in self.leaves.items():
             size = math.prod(leaf.shape or ())
-            if isinstance(leaf, gym.Discrete) and leaf.n <= _MOST_CHOICES:
-                names += [f"{name}={i}" for i in range(int(leaf.n))]
+            if (choices := _choices(leaf)) is not None:
+                where = "" if isinstance(leaf, gym.Discrete) else "[{}]"
+                names += [
+                    f"{name}{where.format(place)}={i}"
+                    for place, count in enumerate(choices)
+                    for i in range(count)
+                ]
+            elif isinstance(leaf, gym.Discrete):
+                generator = np.random.default_rng(int(leaf.n) % 2**32)
+                rows = min(int(leaf.n), _MOST_ROWS)
+                self._tables[name] = generator.normal(size=(rows, _MOST_NUMBERS))
+                names += [""] * _MOST_NUMBERS
             elif size <= _MOST_NUMBERS:
                 shape = leaf.shape or ()
                 places = [list(map(int, np.unravel_index(i, shape))) for i in range(size)]
@@ -187,8 +199,14 @@ class Reader:
         parts: list[Floats] = []
         for name, leaf in self.leaves.items():
             x = obs[name].reshape(len(obs[name]), -1)
-            if isinstance(leaf, gym.Discrete) and leaf.n <= _MOST_CHOICES:
-                parts.append((x == np.arange(int(leaf.n))).astype(np.float64))
+            if (choices := _choices(leaf)) is not None:
+                parts += [
+                    (x[:, place : place + 1] == np.arange(count)).astype(np.float64)
+                    for place, count in enumerate(choices)
+                ]
+            elif name in self._tables:
+                table = self._tables[name]
+                parts.append(table[x[:, 0].astype(np.int64) % len(table)])
             elif name in self._projections:
                 parts.append(x.astype(np.float64) @ self._projections[name])
             else:
@@ -211,3 +229,12 @@ class Reader:
                 parts.append((chosen == np.arange(size)).astype(np.float64) if shown else chosen)
                 place += 1
         return np.concatenate(parts, -1)
+
+
+def _choices(leaf: gym.Space[Any]) -> list[int] | None:
+    """The numbers of values of the choices of a leaf that is shown one-hot; None: it is not."""
+    if isinstance(leaf, gym.Discrete):
+        return [int(leaf.n)] if leaf.n <= _MOST_CHOICES else None
+    if isinstance(leaf, gym.MultiDiscrete) and leaf.nvec.sum() <= _MOST_NUMBERS:
+        return [int(n) for n in leaf.nvec.reshape(-1)]
+    return None

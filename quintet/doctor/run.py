@@ -12,7 +12,7 @@ from quintet.algorithms import registry
 from quintet.config import layers
 from quintet.config.facts import kind_by_spaces
 from quintet.doctor import run_learning, run_options, run_scores
-from quintet.doctor.curves import RunSeen, of_policies
+from quintet.doctor.curves import Level, RunSeen, of_policies
 from quintet.doctor.finding import MOST_WEIGHT, Finding, ranked
 from quintet.errors import ConfigError, QuintetError
 from quintet.observe.run_summary import RunSummary
@@ -25,6 +25,8 @@ from quintet.types import Spaces
 _BESIDE = ("seed", "run_dir", "resume")
 """Options in which the seeds of one group differ."""
 
+_AS_FAR = 0.1  # of the env_steps, by which runs that are compared may differ
+
 
 def examine_runs(runs: Sequence[RunSummary]) -> dict[str, list[Finding]]:
     """The findings of each run by its folder, the likeliest first."""
@@ -32,14 +34,23 @@ def examine_runs(runs: Sequence[RunSummary]) -> dict[str, list[Finding]]:
     groups: dict[str, list[str]] = {}
     for run in runs:
         groups.setdefault(_group(run), []).append(str(run.folder))
-    ends = {folder: each[0].level(0.75, 1.0) if each else None for folder, each in seen.items()}
     found: dict[str, list[Finding]] = {}
     for run in runs:
         own = str(run.folder)
-        beside = (ends[folder] for folder in groups[_group(run)] if folder != own)
-        others = [end for end in beside if end is not None]
-        each = [replace(x, others=others) for x in seen[own]]
-        found[own] = ranked([*_of_folder(run), *_merged(each)])
+        others = [x for folder in groups[_group(run)] if folder != own for x in seen[folder]]
+        each = [replace(x, others=_as_far(x, others)) for x in seen[own]]
+        found[own] = ranked([*_merged(each), run_scores.failed(run), *_of_folder(run)])
+    return found
+
+
+def _as_far(seen: RunSeen, others: Iterable[RunSeen]) -> list[Level]:
+    """The last levels of the same policy of other runs that have trained about as long."""
+    steps, found = seen.last("env_steps") or 0.0, list[Level]()
+    for each in others:
+        end = each.level(0.75, 1.0)
+        gap = abs((each.last("env_steps") or 0.0) - steps)
+        if end is not None and each.policy == seen.policy and gap <= _AS_FAR * steps:
+            found.append(end)
     return found
 
 

@@ -186,8 +186,11 @@ def few_updates(seen: RunSeen) -> Finding | None:
 def replay_small(seen: RunSeen) -> Finding | None:
     """Replay soon forgets what was seen."""
     size, steps = seen.last("replay/size"), seen.last("env_steps")
-    given = [number(seen.run.options.get(name)) for name in seen.roles.get("buffer_size", ())]
-    capacity = [x for x in given if x is not None and x > 0]
+    streams = number(seen.run.options.get("env.num_streams")) or 1.0
+    names = seen.roles.get("buffer_size", ())
+    parts = {name: streams if name.endswith("_per_stream") else 1.0 for name in names}
+    given = {name: number(seen.run.options.get(name)) for name in names}
+    capacity = [x * parts[name] for name, x in given.items() if x is not None and x > 0]
     if size is None or steps is None or not capacity or capacity[0] > 2_000:
         return None
     if steps < 5 * capacity[0]:
@@ -199,7 +202,7 @@ def replay_small(seen: RunSeen) -> Finding | None:
         "sees nearly the same few episodes",
         {"transitions in replay": size, "env_steps": steps},
         "a larger replay",
-        change(seen, dict.fromkeys(seen.roles["buffer_size"], 100000)),
+        change(seen, {name: math.ceil(100_000 / part) for name, part in parts.items()}),
     )
 
 

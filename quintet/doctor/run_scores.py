@@ -5,8 +5,11 @@ import shlex
 from statistics import mean, pstdev
 
 from quintet.doctor.curves import RunSeen, level
-from quintet.doctor.finding import Finding, weight_of
+from quintet.doctor.finding import Finding, env_words, weight_of
 from quintet.doctor.run_options import change, number, scaled
+from quintet.observe.run_summary import RunSummary
+
+_LONG_EPISODE = 2_000  # env_steps of a stream, within which most episodes end
 
 
 def choices(seen: RunSeen) -> list[Finding]:
@@ -31,29 +34,42 @@ def choices(seen: RunSeen) -> list[Finding]:
 
 def run_failed(seen: RunSeen) -> Finding | None:
     """The run ended by an error."""
-    if seen.run.state != "failed":
+    return failed(seen.run, scaled(seen, "learning_rate", 0.1))
+
+
+def failed(run: RunSummary, slower: str = "") -> Finding | None:
+    """The run ended by an error, if only before its first report.
+
+    slower: the command with a lower learning rate.
+    """
+    if run.state != "failed":
         return None
-    bad = any(word in seen.run.error.lower() for word in ("nan", "finite", "infinit"))
+    bad = any(word in run.error.lower() for word in ("nan", "finite", "infinit"))
     return Finding(
         "run-failed",
         0.9,
-        f"the run ended by an error: {seen.run.error or 'it is in log.txt'}",
-        {"env_steps": float(seen.run.env_steps)},
+        f"the run ended by an error: {run.error or 'it is in log.txt'}",
+        {"env_steps": float(run.env_steps)},
         "a lower learning rate, or a mended environment" if bad else "mend what it names",
-        scaled(seen, "learning_rate", 0.1) if bad else "",
+        slower if bad else "",
     )
 
 
 def no_episode(seen: RunSeen) -> Finding | None:
     """No episode ended in the whole run."""
     steps = seen.last("env_steps") or 0.0
-    if steps < 2_000 or seen.values("episode/return_mean"):
+    streams = number(seen.run.options.get("env.num_streams")) or 1.0
+    long = steps >= _LONG_EPISODE * streams
+    if steps < _LONG_EPISODE or seen.values("episode/return_mean"):
+        return None
+    if not long and seen.run.state != "finished":  # the first episodes may still end
         return None
     return Finding(
         "no-episode",
-        0.75,
-        f"no episode ended in {steps:,.0f} env_steps, so there is no return",
-        {"env_steps": steps, "episodes": 0},
+        0.75 if long else 0.4,
+        f"no episode ended in {steps:,.0f} env_steps, {steps / streams:,.0f} of each stream, so "
+        "there is no return",
+        {"env_steps": steps, "streams": streams, "episodes": 0},
         "give the environment a time limit, or a larger budget",
         doctor_of_env(seen),
     )
@@ -230,7 +246,13 @@ def slow(seen: RunSeen) -> Finding | None:
 
 def doctor_of_env(seen: RunSeen) -> str:
     """The command that examines the run's environment."""
-    return shlex.join(["quintet", "doctor", seen.run.environment, "--algo", seen.run.learner])
+    given = {
+        name.removeprefix("env."): x
+        for name, x in seen.run.options.items()
+        if name.startswith("env.")
+    }
+    words = ["quintet", "doctor", seen.run.environment, "--algo", seen.run.learner]
+    return shlex.join(words) + env_words(given)
 
 
 FINDINGS = (

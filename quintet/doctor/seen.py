@@ -19,12 +19,15 @@ class Options:
 
     train: the beginning of a command that trains in this environment.
     memory: whether the network has a memory, or sees several observations.
+    remember: the words that give it one, in the learners that have no such network several
+        observations.
     normalizes: whether floats in observations are normalised.
     """
 
     algo: str = DEFAULT
     gamma: float | None = 0.99
     memory: bool = False
+    remember: str = "--model.core lstm"
     normalizes: bool = True
     total_env_steps: int = 1_000_000
     train: str = f"quintet train {DEFAULT} --env ID"

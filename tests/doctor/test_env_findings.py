@@ -183,6 +183,25 @@ def test_a_doubtful_choice_is_a_finding_with_its_option():
     assert not env_episodes.doubts(seen())
 
 
+def test_a_step_that_costs_until_the_goal_is_only_asked_about():
+    found = env_rewards.reward_sign(seen(played=played(reward=-1.0)))
+    assert found is not None
+    assert found.degree == "possible"
+
+
+def test_a_number_of_two_values_is_no_distance():
+    turn = np.where(np.arange(1_001) % 2, 1.0, -1.0)[:, None, None] * np.ones((1, 4, 2))
+    rewards = np.abs(np.random.default_rng(1).standard_normal((1_000, 4)))
+    assert env_rewards.reward_pays_far(seen(played=played(obs=turn, reward=rewards))) is None
+
+
+@pytest.mark.parametrize(("rows", "degree"), [(1_000, "possible"), (2_500, "likely")])
+def test_that_nothing_ends_is_likely_only_after_many_steps(rows: int, degree: str):
+    found = env_episodes.never_ends(seen(check=_check(lengths=[]), played=played(rows, every=0)))
+    assert found is not None
+    assert found.degree == degree
+
+
 def test_a_memory_makes_findings_about_memory_notes():
     planted = PLANTED["observation-memory"][1]().fits
     with_memory = seen(fits=planted, options=Options(memory=True))

@@ -1,6 +1,7 @@
 """Examination of whole environments: what is planted in one is what is found."""
 
 import os
+from contextlib import closing
 from typing import Any
 
 import gymnasium
@@ -11,6 +12,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from quintet.doctor import environment, pairs
 from quintet.doctor.apart import examine_apart
+from quintet.doctor.play import Reader
 from quintet.doctor.seen import Seen
 from quintet.envs.config import EnvConfig
 from quintet.envs.env_source import settle
@@ -18,6 +20,7 @@ from quintet.envs.make import make_group_env
 from quintet.envs.resolved import resolve_env
 from quintet.errors import ConfigError
 from quintet.race.choosing import what_only_this_process_has
+from quintet.types import Spaces
 
 
 class Point(gymnasium.Env[Any, Any]):
@@ -169,6 +172,69 @@ def test_what_an_environment_has_not_implemented_is_told(monkeypatch: pytest.Mon
     loaded = environment.load("ppo", _words(""))
     dict(environment._stages(loaded, seen, 0, 30.0))["remembers"]()
     assert "not implemented a method" in seen.unmade["remembers"]
+
+
+class Portfolio(gymnasium.Env[Any, Any]):
+    """Heeds only how the numbers of an action differ."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.action_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed, options=options)
+        self.steps = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        weights = np.exp(action) / np.exp(action).sum()
+        obs = weights.round(4).astype(np.float32)
+        return obs, float(weights[0]), False, self.steps >= 30, {}
+
+
+def test_actions_whose_differences_matter_are_not_saturated():
+    env = make_group_env(resolve_env(EnvConfig(id="test_environment:Portfolio")), 12)
+    with closing(env):
+        assert pairs.compare(env, 0, 1.0).reached == 1.0
+
+
+def test_choices_are_read_as_networks_read_them():
+    class Choices:
+        spaces = Spaces(
+            spaces.Dict(
+                {
+                    "many": spaces.Discrete(1_000),
+                    "parts": spaces.MultiDiscrete([3, 2]),
+                }
+            ),
+            spaces.Discrete(2),
+        )
+
+    reader: Any = Reader(Choices())  # type: ignore[arg-type]
+    rows = {"many": np.array([7, 8, 7]), "parts": np.array([[2, 1], [0, 1], [2, 1]])}
+    numbers = reader.numbers(rows)
+    assert numbers.shape == (3, len(reader.names))
+    assert (numbers[0] == numbers[2]).all()
+    assert np.abs(numbers).max() < 10.0
+    shown = [name for name in reader.names if name]
+    assert shown == ["parts[0]=0", "parts[0]=1", "parts[0]=2", "parts[1]=0", "parts[1]=1"]
+    assert numbers[0, -5:].tolist() == [0.0, 0.0, 1.0, 0.0, 1.0]
+
+
+def test_commands_repeat_the_environment():
+    words = ["--env", "test_environment:Point", "--env.kwargs", '{"fault": "keeps"}']
+    found = environment.options_of(environment.load("ddpg", words), "")
+    assert found.check.endswith("""Point --env.kwargs '{"fault": "keeps"}'""")
+    assert found.remember == "--env.frame-stack 4"
+    assert environment.options_of(environment.load("ppo", words), "").remember.endswith(" lstm")
+
+
+def test_stages_without_time_are_told():
+    loaded = environment.load("ppo", _words(""))
+    options = environment.options_of(loaded, "")
+    *_, (found, _) = environment.examine(loaded, options, 0, 0.0, lambda _: None)
+    assert found.unmade["predict"] == "no time was left"
 
 
 def test_other_actions_show_in_the_next_observation():

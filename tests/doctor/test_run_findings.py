@@ -249,6 +249,46 @@ def test_seeds_of_one_group_are_compared():
     assert "seeds-differ" not in {x.name for x in examine_runs([runs[0], other])["runs/0"]}
 
 
+def test_seeds_are_compared_where_they_have_trained_as_long():
+    options = USUAL | {"algo": "ppo", "env.id": "CartPole-v1"}
+    short = [{**x, "env_steps": x["env_steps"] / 10} for x in reports(**FLAT)]
+    runs = [
+        RunSummary(Path(f"runs/{i}"), "running", options=options | {"seed": i}, reports=rows)
+        for i, rows in enumerate([reports(), short])
+    ]
+    assert "seeds-differ" not in {x.name for x in examine_runs(runs)["runs/0"]}
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a plugin that is not installed"])
+def test_a_run_that_failed_before_its_first_report_is_told(algo: str):
+    run = RunSummary(Path("runs/a"), "failed", options={"algo": algo}, error="reset() is broken")
+    first, *_ = examine_runs([run])["runs/a"]
+    assert first.name == "run-failed"
+    assert "reset() is broken" in first.said
+
+
+def test_first_episodes_of_many_streams_may_be_long():
+    def found(state: str, streams: int) -> str | None:
+        own = seen(NO_EPISODES)
+        options = own.run.options | {"env.num_streams": streams}
+        own = replace(own, run=replace(own.run, state=state, options=options))
+        each = run_scores.no_episode(own)
+        return None if each is None else each.degree
+
+    assert found("running", 8) == "likely"
+    assert found("running", 64) is None
+    assert found("finished", 64) == "possible"
+
+
+def test_the_size_of_a_replay_is_that_of_all_streams():
+    name = "replay_capacity_steps_per_stream"
+    own = seen({"replay__size": 1_000.0}, {name: 1_000, "env.num_streams": 16})
+    own = replace(own, roles={"buffer_size": (name,)})
+    assert run_learning.replay_small(own) is None
+    few = replace(own, run=replace(own.run, options=own.run.options | {"env.num_streams": 1}))
+    assert run_learning.replay_small(few) is not None
+
+
 def test_every_finding_has_a_row():
     functions = {find for module in (run_learning, run_scores) for find in module.FINDINGS}
     assert functions <= {find for find, _ in PLANTED.values()}

@@ -118,7 +118,7 @@ def check(
 
 def reward_scaling(config: SACConfig) -> str:
     """The way to scale rewards; "" if they are scaled already."""
-    return "--reward-scale scales them" if config.reward_scale == 1.0 else ""
+    return "scale them by --reward-scale" if config.reward_scale == 1.0 else ""
 
 
 def planned_updates(config: SACConfig, num_streams: int, total_env_steps: int) -> int:  # noqa: ARG001
