@@ -22,6 +22,7 @@ from quintet.algorithms.parts.acting import WARMING_UP
 from quintet.algorithms.parts.bare import transitions
 from quintet.algorithms.parts.trained import knobs_of
 from quintet.algorithms.parts.windows import Windows
+from quintet.errors import ConfigError
 from quintet.types import Rollout
 
 PACKAGE = Path(__file__).parents[2] / "plugins" / "sac"
@@ -111,11 +112,17 @@ def test_the_loss_is_that_of_a_loop(n_step: int, learned: bool) -> None:
 
 def test_the_temperature_falls_where_the_policy_is_too_random() -> None:
     for target, rises in ((-50.0, False), (50.0, True)):
-        of = case(target_entropy=target, temperature_lr=0.1, temperature_init=0.5)
+        of = case(temperature_lr=0.1, temperature_init=0.5)
         learner = of.learner()
+        learner.target_entropy = target
         learn(learner, of.batches(2)[1])
         found = learn(learner, of.batches(2)[1])["policy/temperature"]
         assert (found > 0.5) == rises
+
+
+def test_a_target_that_no_policy_reaches_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"below 1\.39 nats, .* of 2 dimensions .* got 2: usual"):
+        case(target_entropy=2.0).learner()
 
 
 def test_a_delayed_policy_sits_updates_out() -> None:

@@ -18,8 +18,11 @@ Departures from the paper, each with the switch that turns it off, if there is o
  6. Observations may be normalised (``normalize_observations=false``, the default), and rates may
     fall (``lr_schedule=constant``, the default).
  7. First weights are orthogonal, those of the policy's last layer near 0.
+ 8. The logarithm of the standard deviation is clamped to [-20, 2] and begins at 0
+    (``model.action_std_init=1``, the default).
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, final
 
@@ -36,6 +39,7 @@ from quintet.algorithms.parts.schedule import find_decay
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.trained import Parameters, StepOptions, Trained, knobs_of
 from quintet.algorithms.parts.windows import windows_of
+from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
 from quintet.ops import schedules, value_losses
 from quintet.options import require_tunable
@@ -76,7 +80,13 @@ class SACLearner:
         )
         self.warm_start = self.trained.load_weights
         self.warmup = Warmup(config.replay_start_steps)
-        target = config.target_entropy
+        target, most = config.target_entropy, self.family.size * math.log(2.0)
+        if target is not None and target >= most:
+            raise ConfigError(
+                f"target_entropy must be below {most:.2f} nats, the entropy of uniform actions of "
+                f"{self.family.size} dimensions in [-1, 1], got {target:g}: usual is minus their "
+                "number"
+            )
         self.target_entropy = -float(self.family.size) if target is None else target
         self.decay = find_decay(config.lr_schedule)
         self.factor = 1.0
