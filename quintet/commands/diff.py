@@ -83,9 +83,10 @@ def _newest(run: RunSummary, name: str) -> float | None:
     return next((each[name] for each in reversed(run.reports) if name in each), None)
 
 
-def _reports(a: RunSummary, b: RunSummary) -> dict[str, Any] | None:
+def _reports(a: RunSummary, b: RunSummary) -> dict[str, Any]:
     """Place where two curves part: the number of reports at the same env_steps, how many first ones
-    are equal in all common numbers but times, and what differs next; None if nothing does.
+    are equal in all common numbers but times, and where and in what the next one differs; nowhere
+    if none does.
     """
     of = [_spans(run) for run in (a, b)]
     common = sorted(of[0].keys() & of[1].keys())
@@ -103,7 +104,7 @@ def _reports(a: RunSummary, b: RunSummary) -> dict[str, Any] | None:
                 "at": int(steps),
                 "metrics": sorted(names),
             }
-    return None
+    return {"common": len(common), "equal": len(common), "at": None, "metrics": []}
 
 
 def _spans(run: RunSummary) -> dict[tuple[float, float], Mapping[str, float]]:
@@ -130,8 +131,10 @@ def in_words(found: Mapping[str, Any], a: RunSummary, b: RunSummary) -> str:
             lines += _table([(name, *map(text, own)) for name, own in found[part].items()])
     lines += ["", "curves"]
     parts = found["reports"]
-    if parts is None:
-        lines.append("  no difference in the reports of the same env_steps")
+    if not parts["common"]:
+        lines.append("  no reports of both are of the same env_steps, so none were compared")
+    elif not parts["metrics"]:
+        lines.append(f"  no difference in {parts['common']:,} reports of the same env_steps")
     else:
         names = ", ".join(map(text, parts["metrics"][:_MOST_METRICS]))
         more = len(parts["metrics"]) - _MOST_METRICS

@@ -15,15 +15,13 @@ from quintet.doctor import run_learning, run_options, run_scores
 from quintet.doctor.curves import Level, RunSeen, of_policies
 from quintet.doctor.finding import MOST_WEIGHT, Finding, ranked
 from quintet.errors import ConfigError, QuintetError
+from quintet.observe.plot_groups import group_key
 from quintet.observe.run_summary import RunSummary
 from quintet.options import about
 from quintet.protocols import Part
 from quintet.spaces import from_json
 from quintet.system.files import shown
 from quintet.types import Spaces
-
-_BESIDE = ("seed", "run_dir", "resume")
-"""Options in which the seeds of one group differ."""
 
 _AS_FAR = 0.1  # of the env_steps, by which runs that are compared may differ
 
@@ -33,11 +31,12 @@ def examine_runs(runs: Sequence[RunSummary]) -> dict[str, list[Finding]]:
     seen = {str(run.folder): _seen(run) for run in runs}
     groups: dict[str, list[str]] = {}
     for run in runs:
-        groups.setdefault(_group(run), []).append(str(run.folder))
+        groups.setdefault(group_key(run.options, run.sources), []).append(str(run.folder))
     found: dict[str, list[Finding]] = {}
     for run in runs:
         own = str(run.folder)
-        others = [x for folder in groups[_group(run)] if folder != own for x in seen[folder]]
+        group = groups[group_key(run.options, run.sources)]
+        others = [x for folder in group if folder != own for x in seen[folder]]
         each = [replace(x, others=_as_far(x, others)) for x in seen[own]]
         found[own] = ranked([*_merged(each), run_scores.failed(run), *_of_folder(run)])
     return found
@@ -94,11 +93,6 @@ def _of_folder(run: RunSummary) -> Iterable[Finding]:
             {"reports": float(len(run.reports))},
             "let it train and report, or look at its log.txt",
         )
-
-
-def _group(run: RunSummary) -> str:
-    """The options that the seeds of one group share, as text."""
-    return repr(sorted((name, repr(x)) for name, x in run.options.items() if name not in _BESIDE))
 
 
 def _seen(run: RunSummary) -> list[RunSeen]:

@@ -1,20 +1,30 @@
 """Groups of runs in plots, and their names."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quintet.observe.run_summary import text as printable
 
 _NOT_PART_OF_GROUP = ("seed", "run_dir", "resume", "report")  # may differ within an experiment
+_MEASURED = ("checkpoint.restart_env_steps",)
+_NONE: Mapping[str, str] = {}
 _MAX_LABEL_PARTS = 4
 _MOST_SHOWN = 120  # characters of a text in a picture
 _ENV = ("env", "env.id")  # either names the environment
 
 
-def group_key(config: Mapping[str, Any]) -> str:
-    """The configuration without seed and folder, as text; equal for runs of one experiment."""
-    shared = {name: x for name, x in config.items() if name.split(".")[0] not in _NOT_PART_OF_GROUP}
+def group_key(config: Mapping[str, Any], sources: Mapping[str, str] = _NONE) -> str:
+    """The configuration without seed and folder, as text; equal for runs of one experiment.
+
+    sources: of the options, as far as known; two starts rarely measure the same number.
+    """
+    shared = {
+        name: sources[name] if sources.get(name, "").startswith("measured") else x
+        for name, x in config.items()
+        if name.split(".")[0] not in _NOT_PART_OF_GROUP and name not in _MEASURED
+    }
     return json.dumps(shared, sort_keys=True, default=str)
 
 
@@ -32,32 +42,53 @@ def group_labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
         ]
         if len(set(labels)) == len(labels):
             return labels
-    return [", ".join(each) for each in told]
+    return _numbered([", ".join(each) for each in told])
+
+
+def _numbered(labels: Sequence[str]) -> list[str]:
+    """The labels, equal ones with a number after the first."""
+    seen = Counter[str]()
+    numbered = []
+    for label in labels:
+        seen[label] += 1
+        numbered.append(f"{label} ({seen[label]})" if seen[label] > 1 else label)
+    return numbered
 
 
 def _told_apart(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """The algorithm of each group, and everything that `group_labels` may add."""
     envs = _differing(configs, [name for name in _ENV if any(name in each for each in configs)])
-    labels = []
+    peers: dict[Any, list[Mapping[str, Any]]] = {}
     for config in configs:
-        peers = [each for each in configs if each.get("algo") == config.get("algo")]
-        names = sorted({name for each in peers for name in each})
-        compared = [n for n in names if n.split(".")[0] not in (*_NOT_PART_OF_GROUP, "algo")]
-        # An option that a run of an older version does not have tells only where nothing else does.
-        everywhere = [name for name in compared if all(name in each for each in peers)]
-        differing = _differing(peers, everywhere) or _differing(peers, compared)
-        differing.sort(key=lambda name: name != "preset")  # which tells many others
-        told = {_parted(peers, name): name for name in reversed(differing)}
-        own = [name for name in (*envs, *differing) if name in (*envs, *told.values())]
-        own = [name for name in dict.fromkeys(own) if name in config]
-        labels.append([str(config.get("algo", "run")), *(_part(n, config[n]) for n in own)])
-    return labels
+        peers.setdefault(config.get("algo"), []).append(config)
+    telling = {algo: _telling(of, envs) for algo, of in peers.items()}
+    return [
+        [
+            str(config.get("algo", "run")),
+            *(_part(n, config[n]) for n in telling[config.get("algo")] if n in config),
+        ]
+        for config in configs
+    ]
+
+
+def _telling(peers: Sequence[Mapping[str, Any]], envs: Sequence[str]) -> list[str]:
+    """The options that tell groups of one algorithm apart; `envs`: those that always do."""
+    names = sorted({name for each in peers for name in each})
+    compared = [n for n in names if n.split(".")[0] not in (*_NOT_PART_OF_GROUP, "algo")]
+    # An option that a run of an older version does not have tells only where nothing else does.
+    everywhere = [name for name in compared if all(name in each for each in peers)]
+    differing = _differing(peers, everywhere) or _differing(peers, compared)
+    differing.sort(key=lambda name: name != "preset")  # which tells many others
+    told = {_parted(peers, name): name for name in reversed(differing)}
+    kept = {*envs, *told.values()}
+    return list(dict.fromkeys(name for name in (*envs, *differing) if name in kept))
 
 
 def _parted(configs: Sequence[Mapping[str, Any]], name: str) -> tuple[int, ...]:
     """The index, for each configuration, of the first one with the same value."""
-    values = [json.dumps(config.get(name), default=str) for config in configs]
-    return tuple(values.index(value) for value in values)
+    first: dict[str, int] = {}
+    values = (json.dumps(config.get(name), default=str) for config in configs)
+    return tuple(first.setdefault(value, place) for place, value in enumerate(values))
 
 
 def _differing(configs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:

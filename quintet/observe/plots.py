@@ -77,9 +77,9 @@ def plot_runs(
         each seed.  Evaluations are markers if the metric is a return or the success rate of
         training.
     bars: final scores: for each group the interquartile mean over runs with its 95% bootstrap
-        interval, and a mark for each run; one panel per environment.  Failed runs are left out,
-        unless all failed.  The final score of a run is its last evaluation; for other metrics the
-        mean over the last tenth of its env_steps.
+        interval, and a mark for each run; one panel per environment.  Runs that failed or have
+        not finished are left out, unless all did.  The final score of a run is its last evaluation;
+        for other metrics the mean over the last tenth of its env_steps.
 
     metric: None: the success rate if every run has one, else the mean return; from training for
         curves, from evaluations for bars, or the other way round if a run lacks it.
@@ -109,7 +109,9 @@ def plot_runs(
         print(f"left out: {fault}", file=sys.stderr)
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        groups.setdefault(group_key(run.config), []).append(run)
+        record = run_record.read(run.folder)
+        sources = {} if record is None else record.sources
+        groups.setdefault(group_key(run.config, sources), []).append(run)
     if kind == "bars":
         return save(_bars(metric, list(groups.values())), out)
     labels = group_labels([members[0].config for members in groups.values()])
@@ -120,7 +122,7 @@ def plot_runs(
 def _reports(
     folders: Sequence[Path], kind: Kind, left_out: list[QuintetError]
 ) -> dict[Path, list[dict[str, float]]]:
-    """The reports of each run that has reports; for bars of the runs that did not fail, if any.
+    """The reports of each run that has reports; for bars of the finished runs, if any.
 
     left_out: receives the reasons why runs are left out.
     """
@@ -132,11 +134,15 @@ def _reports(
                 raise QuintetError(f"{folder} has no reports yet")
             reports[folder] = found
     records = {folder: run_record.read(folder) for folder in reports}
-    failed = [folder for folder, of in records.items() if of is not None and of.state == "failed"]
-    if kind == "bars" and len(failed) < len(reports):
-        for folder in failed:
+    ended = {
+        folder: "failed" if of.state == "failed" else "has not finished"
+        for folder, of in records.items()
+        if of is not None and of.state != "finished"
+    }
+    if kind == "bars" and len(ended) < len(reports):
+        for folder, how in ended.items():
             del reports[folder]
-            left_out.append(QuintetError(f"{folder} failed, so it has no final score"))
+            left_out.append(QuintetError(f"{folder} {how}, so it has no final score"))
     return reports
 
 

@@ -54,7 +54,7 @@ def curves_of(runs: Sequence[RunSummary], x: Axis, metric: str) -> bytes | None:
             options = {**run.options, **own}
             evaluations = extract(reports, x, EVALUATED.get(metric, ""))
             drawn = Run(run.folder, options, curve, evaluations)
-            groups.setdefault(group_key(options), []).append(drawn)
+            groups.setdefault(group_key(options, run.sources), []).append(drawn)
     if not groups:
         return None
     labels = group_labels([members[0].config for members in groups.values()])

@@ -137,14 +137,21 @@ def write_page(
     return out
 
 
+def _named(run: RunSummary) -> set[str]:
+    """The metrics of a run, those of its policies also without the policy."""
+    names = {name for report in run.reports for name in report}
+    return names | {n.partition("/")[2] for n in names if n.startswith("policy_")}
+
+
 def _pictures(runs: Sequence[RunSummary]) -> list[Picture]:
     """Curves of the runs of one environment: the score over steps and over time, and others."""
-    names = {name.partition("/")[0] for run in runs for report in run.reports for name in report}
-    there = {name for run in runs for report in run.reports for name in report}
-    if any(name.startswith("policy_") for name in names):
-        there |= {name.partition("/")[2] for name in there}
-    training = [name for name in SCORES if name.startswith("episode/") and name in there]
-    score = next(iter(training or [name for name in SCORES if name in there]), None)
+    there = {name for run in runs for name in _named(run)}
+    # One that all runs have, so that none is missing; else one that some have.
+    every = [_named(run) for run in runs if run.reports]
+    common = [name for name in SCORES if all(name in own for own in every)]
+    scores = common or [name for name in SCORES if name in there]
+    scores.sort(key=lambda name: not name.startswith("episode/"))
+    score = next(iter(scores), None)
     wanted: list[tuple[str, Any, str]] = []
     if score is not None:
         wanted = [("Score", "env_steps", score), ("Score over time", "wall_s", score)]

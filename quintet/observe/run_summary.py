@@ -43,6 +43,7 @@ class RunSummary:
     system: versions and the machine; empty if unknown.
     spaces: the observation and action space as JSON, of the newest checkpoint.
     at: when the run began, ended or was last written to, as text.
+    trained: env_steps at its end or newest checkpoint, where no report says so.
     """
 
     folder: Path
@@ -56,6 +57,7 @@ class RunSummary:
     choices: Sequence[run_record.Choice] = ()
     reports: Sequence[Mapping[str, float]] = ()
     at: str = ""
+    trained: int = 0
 
     @property
     def learner(self) -> str:
@@ -71,7 +73,7 @@ class RunSummary:
 
     @property
     def env_steps(self) -> int:
-        return int(self._last("env_steps") or 0)
+        return int(self._last("env_steps") or self.trained)
 
     @property
     def total_env_steps(self) -> int | None:
@@ -122,7 +124,7 @@ def find_runs(place: Path) -> list[Path]:
         with suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
                 path = Path(entry.path)
-                if not entry.is_dir() or re.search(r"\.old-\d+$", entry.name):
+                if not _is_folder(entry) or re.search(r"\.old-\d+$", entry.name):
                     continue
                 if _is_run(path):
                     found.append(path)
@@ -132,6 +134,12 @@ def find_runs(place: Path) -> list[Path]:
     links = {path: path.resolve() != place.resolve() / path.relative_to(place) for path in found}
     named = {path.resolve(): path for path in sorted(found, key=lambda x: (links[x], x))[::-1]}
     return sorted(named.values())
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    with suppress(OSError):  # of a link in a circle, or to a place that is closed to us
+        return entry.is_dir()
+    return False
 
 
 def _is_run(folder: Path) -> bool:
@@ -197,6 +205,7 @@ def read_summary(folder: Path) -> RunSummary:
         () if record is None else [_printable(each) for each in record.choices],
         reports,
         at_end or at,
+        int((record and record.env_steps) or meta.get("env_steps") or 0),
     )
 
 

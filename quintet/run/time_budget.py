@@ -166,11 +166,12 @@ def no_effect(loaded: Loaded, minutes: float) -> str | None:
 class _Probe:
     """Receives the reports of a measurement and ends it.
 
-    speed: env_steps per second after the first update; start_s: seconds up to then.
+    speed: env_steps per second after the first update; start_s, start_steps: seconds and env_steps
+        up to then.
     """
 
     def __init__(self, seconds: float, most_s: float):
-        self.speed = self.start_s = 0.0
+        self.speed = self.start_s = self.start_steps = 0.0
         self.done = False
         self._seconds, self._most_s = seconds, most_s
         self._first: tuple[float, float] | None = None
@@ -179,8 +180,7 @@ class _Probe:
         steps, now = report["env_steps"], report["wall_s"]
         updated = any(x > 0 for name, x in report.items() if name.split("/")[-1] == "updates")
         if self._first is None and updated:
-            self._first = steps, now
-            self.start_s = now
+            self._first = self.start_steps, self.start_s = steps, now
         elif self._first is not None and now > self._first[1]:
             self.speed = (steps - self._first[0]) / (now - self._first[1])
             self.done = now - self._first[1] >= self._seconds
@@ -198,7 +198,8 @@ class TimeBudget:
 
     notes: what was measured, for the user; said: what was seen too late, "" without it.
     checks: whether the number of env_steps may still be corrected.
-    speed: env_steps per second; start_s: seconds until the first update, once the run begins.
+    speed: env_steps per second; start_s, start_steps: seconds and env_steps until the first update,
+        once the run begins.
     """
 
     minutes: float
@@ -208,6 +209,7 @@ class TimeBudget:
     checks: bool = True
     speed: float = 0.0
     start_s: float = 0.0
+    start_steps: float = 0.0
     _began: float = 0.0
     _first: tuple[int, float] | None = None
 
@@ -222,7 +224,7 @@ class TimeBudget:
     def steps_left(self) -> float:
         """The env_steps that fit into the time that is left."""
         left_s = self.total_s - (time.monotonic() - self.begin) - self.start_s
-        return self.speed * max(left_s, 0.0) * _OF_TRAINING
+        return self.start_steps + self.speed * max(left_s, 0.0) * _OF_TRAINING
 
     def correction(self, env_steps: int, total: int, seconds: float) -> int | None:
         """Another number of env_steps if the run, looked at once, is far too fast or too slow.
@@ -233,7 +235,7 @@ class TimeBudget:
             return None
         if self._first is None:
             self._first = env_steps, seconds
-            self.start_s = time.monotonic() - self._began
+            self.start_s, self.start_steps = time.monotonic() - self._began, env_steps
             return None
         passed = seconds - self._first[1]
         if passed < max(_CHECK_SHARE * self.total_s, min(_LEAST_S, _LARGEST_SHARE * self.total_s)):
@@ -330,4 +332,5 @@ def _measured(loaded: Loaded, budget: TimeBudget, train: TrainOnce) -> None:
         # The run itself will say it again.
         with redirect_stderr(io.StringIO()):
             train(trial, probe)
-    budget.speed, budget.start_s = max(probe.speed, 1e-6), probe.start_s
+    budget.speed = max(probe.speed, 1e-6)
+    budget.start_s, budget.start_steps = probe.start_s, probe.start_steps

@@ -207,7 +207,7 @@ def test_versions_and_spaces(runs: Path, capsys: pytest.CaptureFixture[str]):
     found = json.loads(said(capsys, "diff", run, runs / "twin", "--json"))
     assert found["versions"]["numpy"][1] == "1.0"
     assert found["options"] == {}
-    assert found["reports"] is None
+    assert found["reports"] == {"common": 9, "equal": 9, "at": None, "metrics": []}
     assert found["environment"] is None  # which only checkpoints tell
 
 
@@ -222,7 +222,42 @@ def test_means_over_other_steps_are_not_compared(runs: Path, capsys: pytest.Capt
         (runs / name / "progress.csv").unlink()
         text = "\n".join([*kept, lines[-1] if name == "group/s1" else json.dumps(last), ""])
         (runs / name / "metrics.jsonl").write_text(text)
-    assert json.loads(said(capsys, "diff", run, runs / "twin", "--json"))["reports"] is None
+    found = json.loads(said(capsys, "diff", run, runs / "twin", "--json"))["reports"]
+    assert found == {"common": 7, "equal": 7, "at": None, "metrics": []}
+
+
+def test_runs_without_a_report_of_the_same_steps_are_not_called_equal(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = runs / "group" / "s1"
+    shutil.copytree(run, runs / "twin")
+    for name, odd in (("group/s1", 0), ("twin", 1)):
+        shutil.rmtree(runs / name / "checkpoints")
+        (runs / name / "progress.csv").unlink()
+        path = runs / name / "metrics.jsonl"
+        reports = [json.loads(line) for line in path.read_text().splitlines()]
+        moved = [json.dumps({**each, "env_steps": each["env_steps"] + odd}) for each in reports]
+        path.write_text("\n".join([*moved, ""]))
+    assert "so none were compared" in said(capsys, "diff", run, runs / "twin")
+
+
+def test_a_link_in_a_circle_hides_no_run(runs: Path, capsys: pytest.CaptureFixture[str]):
+    (runs / "circle").symlink_to("circle")
+    assert len(find_runs(runs)) == len(find_runs(runs / "group")) + 1
+    capsys.readouterr()
+
+
+def test_a_run_of_a_learner_that_is_not_here_is_sound(runs: Path):
+    run = runs / "other"
+    shutil.rmtree(run / "checkpoints")
+    (run / "metrics.jsonl").unlink()
+    path = run / "progress.csv"
+    path.write_text(path.read_text().replace("loss/policy", "loss/of_a_plugin", 1))
+    found = read_summary(run)
+    assert found.state == "finished"
+    assert found.reports
+    path.unlink()
+    assert read_summary(run).env_steps == found.env_steps  # as run.json says
 
 
 def test_what_is_not_known_does_not_differ(runs: Path, capsys: pytest.CaptureFixture[str]):

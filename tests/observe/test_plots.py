@@ -345,6 +345,22 @@ def test_names_are_short_and_no_two_are_the_same():
     assert len(set(group_labels(many))) == 7
 
 
+def test_names_that_tell_nothing_have_numbers():
+    """As where an option is null in one run and missing in another of an older version."""
+    a = {"algo": "ppo", "lr": 1}
+    configs = [a, a | {"clip": None}, a | {"lr": 2, "clip": None}]
+    assert group_labels(configs) == ["ppo, lr 1", "ppo, lr 1 (2)", "ppo, lr 2"]
+
+
+def test_what_two_starts_measured_does_not_part_their_runs():
+    a = {"algo": "ppo", "total_env_steps": 1_200_000, "checkpoint.restart_env_steps": 64}
+    b = a | {"total_env_steps": 1_300_000, "checkpoint.restart_env_steps": 256}
+    measured = {"total_env_steps": "measured (minutes=10)"}
+    assert group_key(a, measured) == group_key(b, measured)
+    assert group_key(a, measured) != group_key(b, {"total_env_steps": "measured (minutes=20)"})
+    assert group_key(a) != group_key(b)
+
+
 def test_learners_are_told_apart_by_their_names_and_each_by_what_it_could_differ_in():
     ppo = {"algo": "ppo", "env.id": "A-v1", "gamma": 0.99, "clip_epsilon": 0.2, "lr": 3e-4}
     impala = {"algo": "impala", "env.id": "A-v1", "gamma": 0.9, "rho_bar": 1.0, "lr": 1e-3}
@@ -420,6 +436,9 @@ def test_failed_runs_have_no_bars(tmp_path: Path, drawn: dict[str, Any], capsys:
     assert [label.get_text()[-8:] for label in axes.get_yticklabels()] == [", 1 seed"]
     plot_runs([failed], tmp_path / "out.png", kind="bars")  # better than no picture
     assert not capsys.readouterr().err
+    (failed / "run.json").write_text('{"state": "stopped", "env_steps": 9}')
+    plot_runs([failed, good], tmp_path / "out.png", kind="bars")
+    assert "has not finished, so it has no final score" in capsys.readouterr().err
 
 
 def test_bars_of_training_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

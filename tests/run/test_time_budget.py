@@ -139,6 +139,17 @@ def test_when_it_is_far_off(speed: float, expected: int | None, monkeypatch: pyt
         assert f"{speed:,.0f} env_steps/s, not 1,000, so it begins again" in budget.notes[0]
 
 
+def test_the_env_steps_before_the_first_update_count(monkeypatch: pytest.MonkeyPatch):
+    """Which a replay makes fast: 25,000 in 5 s, then 300 a second."""
+    monkeypatch.setattr("time.monotonic", lambda: 0.0)
+    probe = time_budget._Probe(3.0, 60.0)
+    for steps, now, updates in ((10_000, 2.0, 0), (25_000, 5.0, 1), (26_200, 9.0, 1_200)):
+        probe({"env_steps": steps, "wall_s": now, "updates": updates})
+    budget = TimeBudget(1.0, 0.0, speed=probe.speed, start_s=probe.start_s)
+    budget.start_steps = probe.start_steps
+    assert budget.steps_left() == pytest.approx(25_000 + 300 * 55 * 0.94)
+
+
 def test_a_compiled_run_is_measured_compiled(
     tmp_path: Path, measured: list[float], monkeypatch: pytest.MonkeyPatch
 ):
