@@ -82,6 +82,7 @@ class NextStep:
         self._resets = torch.zeros(count, dtype=torch.bool, device=device)
         self._never = torch.zeros_like(self._resets)
         self._checked = False
+        self._held: Any = None
 
     def restart(self, seed: int) -> None:
         """Begins new episodes."""
@@ -91,6 +92,7 @@ class NextStep:
         self._checked = False
         for name, x in self.obs.items():
             x.copy_(obs[name])
+        self._held = obs
 
     def step(self, action: Tensor) -> TensorRow:
         """Steps all streams; streams that ended in the last step are reset in this one."""
@@ -112,6 +114,9 @@ class NextStep:
                 new = torch.where(ended.view(-1, *[1] * (new.ndim - 1)), last, new)
             x.copy_(new)
         self._resets.copy_(ended)
+        # Another library may reuse the memory of its arrays once they are gone, while the copies
+        # still wait on the GPU; it waits for them with the next action.
+        self._held = out
         return TensorRow(
             self._clipped(raw), raw, terminated, truncated, valid, self._success(out, raw)
         )
@@ -184,8 +189,14 @@ class NextStep:
 
 
 def same_device(one: torch.device, other: torch.device) -> bool:
-    """Whether two devices are one; ``cuda`` is the first GPU."""
-    return one.type == other.type and (one.index or 0) == (other.index or 0)
+    """Whether two devices are one; ``cuda`` is the current GPU."""
+
+    def index(device: torch.device) -> int:
+        if device.index is None and device.type == "cuda":
+            return torch.cuda.current_device()
+        return device.index or 0
+
+    return one.type == other.type and index(one) == index(other)
 
 
 @final

@@ -13,7 +13,8 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     """Computes convolutions and matrix products within the block in `precision`."""
     if precision == "fp32":
         return nullcontext()
-    return torch.autocast(device.type, torch.bfloat16)
+    # The cache of casts outlives the block inside of a caller's autocast, while weights change.
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
 
 def cast_weights(module: nn.Module, precision: Precision) -> None:

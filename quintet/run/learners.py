@@ -44,12 +44,15 @@ def make_learner(
 
 
 def _devices(runtime: RuntimeConfig, policy: int = 0) -> tuple[str, ...]:
-    """Devices of a policy's learners: several have a GPU each, policies take turns."""
+    """Devices of a policy's learners: several have a GPU each, policies take turns, from the
+    current GPU on."""
     device, count = runtime.device, runtime.num_learners
     if count > 1 and device != "cpu":
         return tuple(f"{device}:{index}" for index in range(count))
     gpus = torch.cuda.device_count() if device == "cuda" else 1
-    return (f"{device}:{policy % gpus}" if gpus > 1 else device,) * count
+    if gpus < 2:
+        return (device,) * count
+    return (f"{device}:{(torch.cuda.current_device() + policy) % gpus}",) * count
 
 
 def batch_device(runtime: RuntimeConfig, policy: int) -> torch.device:

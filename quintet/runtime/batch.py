@@ -80,12 +80,18 @@ def to_device(rollout: Rollout, device: torch.device) -> Rollout:
 
 
 def pinned(rollout: Rollout) -> Rollout:
-    """A copy in page-locked memory, from which a GPU reads without waiting."""
-    return _map_together(page_locked, rollout)
+    """A copy, with what learners read in page-locked memory, for which a GPU does not wait."""
+    return _map_together(page_locked, rollout, Tensor.clone)
 
 
-def _map_together(function: Callable[[list[Tensor]], list[Tensor]], rollout: Rollout) -> Rollout:
-    """The rollout with the results of a function of all tensors that learners read."""
+def _map_together(
+    function: Callable[[list[Tensor]], list[Tensor]],
+    rollout: Rollout,
+    others: Callable[[Tensor], Tensor] = lambda x: x,
+) -> Rollout:
+    """The rollout with the results of a function of all tensors that learners read; `others`:
+    function of each other tensor of the CPU.
+    """
     fields: Any = vars(rollout)
     paths, leaves, tree = optree.tree_flatten_with_path(fields)
     moves = [
@@ -95,6 +101,9 @@ def _map_together(function: Callable[[list[Tensor]], list[Tensor]], rollout: Rol
     ]
     for i, x in zip(moves, function([leaves[i] for i in moves]), strict=True):
         leaves[i] = x
+    for i in {*range(len(leaves))} - {*moves}:
+        if isinstance(leaves[i], Tensor) and leaves[i].is_cpu:
+            leaves[i] = others(leaves[i])
     return Rollout(**tree.unflatten(leaves))
 
 

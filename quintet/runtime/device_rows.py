@@ -385,8 +385,11 @@ def recorded(
         graph.register_generator_state(each)
     try:
         # Other threads may use the GPU meanwhile.
-        with torch.cuda.device(device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            run()
+        with torch.cuda.device(device):
+            # PyTorch's own stream for captures is of the GPU of the first one.
+            stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                run()
     except Exception as error:
         if memory_fault(error) is not None:
             raise

@@ -320,9 +320,11 @@ def _with_known(rollout: Rollout, known: Known, cut: bool) -> Rollout:
     valid, terminated, truncated = (
         torch.from_numpy(x) for x in (known.valid, known.terminated, known.truncated)
     )
-    if cut and (cuts := known.cuts).any():
-        there = sent_all([valid, torch.from_numpy(cuts)], device)
-        rollout = replace(rollout, valid=there[0], trace_cut=there[1])
+    if cut:
+        mask, cuts = sent_all([valid, torch.from_numpy(known.cuts)], device)
+        # Of one row there is none before to be cut.
+        trace_cut = cuts if known.cuts.any() else rollout.trace_cut
+        rollout = replace(rollout, valid=mask, trace_cut=trace_cut)
     if device.type == "cpu":
         return rollout
     version = torch.from_numpy(known.versions).expand(known.valid.shape)

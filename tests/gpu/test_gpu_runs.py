@@ -10,7 +10,10 @@ import torch
 
 import quintet
 from quintet import checkpoint
+from quintet.config.runtime import RuntimeConfig
+from quintet.envs.hosted import same_device
 from quintet.errors import NonFiniteError
+from quintet.run import learners
 
 PPO: dict[str, Any] = {
     **runs.PLAIN,
@@ -117,6 +120,18 @@ def test_two_learners_on_two_gpus_are_those_of_the_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.gpus(2)
+def test_cuda_is_the_gpu_that_the_process_has_chosen() -> None:
+    runtime = RuntimeConfig(kind="serial", device="cuda")
+    with torch.cuda.device(1):
+        assert [learners._devices(runtime, policy) for policy in range(2)] == [
+            ("cuda:1",),
+            ("cuda:0",),
+        ]
+        assert same_device(torch.device("cuda"), torch.device("cuda:1"))
+    assert same_device(torch.device("cuda"), torch.device("cuda:0"))
+
+
 @pytest.mark.gpus(2)
 def test_policies_of_a_population_share_the_gpus(tmp_path: Path) -> None:
     options = {

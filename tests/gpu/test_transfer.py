@@ -1,8 +1,11 @@
 """Many tensors travel to a GPU and back as one block, without a wait or with one."""
 
+import optree
 import standin
 import torch
+from cases import case_of
 
+from quintet.runtime.batch import pinned
 from quintet.system.transfer import fetched, page_locked, places_of, sent, sent_all
 
 CUDA = torch.device("cuda")
@@ -56,6 +59,18 @@ def test_what_is_page_locked_already_is_not_copied_again() -> None:
     # A part of a block, and memory that is page-locked in another way, travel as any other.
     for others in (locked[:5], [torch.ones(3).pin_memory(), torch.ones(2)]):
         assert same([x.cpu() for x in sent_all(others, CUDA)], others)
+
+
+def test_a_page_locked_batch_holds_nothing_of_its_slot() -> None:
+    """Which is filled again while the batch waits, and which replay compares with later ones."""
+    batch = case_of("ddpg", "numbers").batches(1)[0][0]
+    leaves, _ = optree.tree_flatten(vars(batch))
+    before = [x.clone() for x in leaves if isinstance(x, torch.Tensor)]
+    copied, _ = optree.tree_flatten(vars(pinned(batch)))
+    for x in leaves:
+        if isinstance(x, torch.Tensor):
+            x.zero_()
+    assert same([x for x in copied if isinstance(x, torch.Tensor)], before)
 
 
 def test_a_mask_on_the_cpu_is_not_waited_for() -> None:

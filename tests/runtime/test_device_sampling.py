@@ -138,10 +138,11 @@ def test_batches_are_those_of_the_serial_runtime(env, plan) -> None:
     assert device.report() == serial.report()
 
 
+@pytest.mark.parametrize("steps", [STEPS, 1])
 @pytest.mark.parametrize("budget", [1, 8, 20, 31])
-def test_the_budget_ends_within_an_unroll(budget: int) -> None:
-    device, serial = both(ENVS["next step"], return_discount=0.9)
-    mine, theirs = run(device, 9, budget), run(serial, 9, budget)
+def test_the_budget_ends_within_an_unroll(budget: int, steps: int) -> None:
+    device, serial = both(ENVS["next step"], return_discount=0.9, unroll_steps=steps)
+    mine, theirs = run(device, 40, budget), run(serial, 40, budget)
     assert sum(batch.env_steps for batch in mine) == budget
     for one, other in zip(mine, theirs, strict=True):
         require_equal(one, other)

@@ -20,6 +20,7 @@ from troubles import SMALL, Drifting
 import quintet
 from quintet.config.runtime import RuntimeConfig
 from quintet.errors import ConfigError
+from quintet.models.precision import autocast
 from quintet.run import learners
 from quintet.runtime.torch_settings import GpuMath, OwnTorch, inexact_told, torch_settings
 
@@ -38,6 +39,19 @@ def settings() -> dict[str, Any]:
         "fill": deterministic.fill_uninitialized_memory,
         "workspace": os.environ.get(WORKSPACE),
     }
+
+
+def test_weights_in_a_callers_autocast_are_the_newest() -> None:
+    """A cache of casts in the caller's block would keep the first ones."""
+    layer, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    with torch.autocast("cpu", torch.bfloat16), OwnTorch():
+        with autocast("bf16", torch.device("cpu")):
+            assert layer(x).abs().max() > 0
+        with torch.no_grad():
+            layer.weight.zero_()
+            layer.bias.zero_()
+        with autocast("bf16", torch.device("cpu")):
+            assert layer(x).abs().max() == 0
 
 
 def computes_in_a_fork(told: Any) -> None:
