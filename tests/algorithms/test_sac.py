@@ -125,6 +125,17 @@ def test_a_target_that_no_policy_reaches_is_refused() -> None:
         case(target_entropy=2.0).learner()
 
 
+def test_the_policy_of_another_run_collects_the_first_steps() -> None:
+    of = case(replay_start_steps=50)
+    learner = of.learner()
+    assert learner.publication().tensors[WARMING_UP]
+    learner.warm_start(of.learner(seeds=(7, 8)).weights())
+    assert not learner.publication().tensors[WARMING_UP]
+    again = of.learner()
+    again.load(learner.save())
+    assert not again.publication().tensors[WARMING_UP]
+
+
 def test_a_delayed_policy_sits_updates_out() -> None:
     """And the target critics still follow in every update."""
     of = case(policy_delay=3)

@@ -11,8 +11,8 @@ Departures from the paper, each with the switch that turns it off, if there is o
  2. Policy, critics and temperature make one step together, at the same weights; in the paper they
     step one after the other.
  3. Updates come in blocks of `unroll_steps` (``unroll_steps=1``).
- 4. Actions are uniform at first (``replay_start_steps=0``), and the noise of actions may be
-    correlated in time (``noise_correlation=0``, the default).
+ 4. Actions are uniform at first (``replay_start_steps=0``, or ``init_from``), and the noise of
+    actions may be correlated in time (``noise_correlation=0``, the default).
  5. Targets may be n-step returns without the entropy of the actions in between (``n_step=1``, the
     default), and updates of the policy may be rarer (``policy_delay=1``, the default).
  6. Observations may be normalised (``normalize_observations=false``, the default), and rates may
@@ -78,7 +78,6 @@ class SACLearner:
             averages=True,
             check_numerics=config.check_numerics,
         )
-        self.warm_start = self.trained.load_weights
         self.warmup = Warmup(config.replay_start_steps)
         target, most = config.target_entropy, self.family.size * math.log(2.0)
         if target is not None and target >= most:
@@ -232,6 +231,11 @@ class SACLearner:
 
     def weights(self) -> dict[str, Tensor]:
         return self.trained.weights() | self.warmup.published()
+
+    def warm_start(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes the weights of another run, whose policy then also collects the first env_steps."""
+        self.trained.load_weights(tensors)
+        self.warmup.collected = self.warmup.steps
 
     def save(self) -> LearnerState:
         self.trained.fold()
