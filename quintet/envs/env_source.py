@@ -99,7 +99,9 @@ def _like(env: gymnasium.Env[Any, Any]) -> tuple[dict[str, Any], EnvSource | Non
         if registered is not None and plain:
             changed = {k: v for k, v in kwargs.items() if (k, v) not in registered.kwargs.items()}
             if spec.max_episode_steps != registered.max_episode_steps:
-                changed["max_episode_steps"] = spec.max_episode_steps
+                # None would be the registered limit.
+                limit = spec.max_episode_steps
+                changed["max_episode_steps"] = -1 if limit is None else limit
             return {"id": spec.id, "backend": "gymnasium", "kwargs": changed}, None
     make = partial(gymnasium.make, replace(spec, kwargs=kwargs), disable_env_checker=True)
     return {"id": f"gymnasium:<{spec.id}>"}, make

@@ -359,6 +359,13 @@ def read_leaf(obs: Any, leaf: Leaf, leading: tuple[int, ...] = ()) -> Array:
             f"must give observation {leaf.path!r} as declared, {leaf.space}{streams}; "
             f"gave shape {array.shape}, dtype {array.dtype}"
         )
+    if array.dtype.kind in "iu" and not np.can_cast(array.dtype, leaf.dtype) and array.size:
+        held = np.iinfo(leaf.dtype) if leaf.dtype.kind in "iu" else None
+        if held is not None and not held.min <= array.min() <= array.max() <= held.max:
+            raise Unfit(
+                f"must give observation {leaf.path!r} in numbers of {leaf.dtype}; gave "
+                f"{array.min()} to {array.max()}"
+            )
     if leaf.start is not None:
         array = array - leaf.start
     if leaf.size is not None and not ((array >= 0) & (array < leaf.size)).all():

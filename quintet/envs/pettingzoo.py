@@ -263,7 +263,14 @@ class ParallelVectorEnv:
         self._present[first : first + size] = False
         try:
             for _ in range(size + 1):
-                if not self._there(first, game):
+                there = self._there(first, game)
+                for place in np.flatnonzero(self._acted[first : first + size]):
+                    stream = first + int(place)
+                    if self.agents[place] not in there:
+                        raise Unfit(
+                            "must tell an agent that it has ended before it removes it from agents"
+                        )
+                if not there:
                     return
                 stream = first
                 agent = self._call(first, "agent_selection", lambda: game.agent_selection)

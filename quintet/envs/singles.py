@@ -138,6 +138,8 @@ def _adapt(
     # Gymnasium 1.1 keeps an iterator of makers as it was given, used up.
     if is_plain_sync(made) and (given := [*made.env_fns]):  # type: ignore[attr-defined]
         makers = itertools.cycle(given)
+        if make is not None:
+            made.close()  # only its makers are used
         return _step_singles(env, lambda: next(makers)(), group._replace(num_streams=made.num_envs))
     return AdaptedVectorEnv(env, group, made, make)
 
@@ -199,7 +201,8 @@ class MaskFromInfo(gymnasium.Wrapper[dict[str, Any], Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        obs, info = self.env.reset(seed=seed, options=options)
+        given = {} if options is None else {"options": options}  # which not every reset takes
+        obs, info = self.env.reset(seed=seed, **given)
         return {**_parts(obs), ACTION_MASK: self._mask(info, over=False)}, info
 
     def step(self, action: Any) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:

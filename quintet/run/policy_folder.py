@@ -64,12 +64,17 @@ class PolicyFolder:
 
     # policy/ and best/
 
-    def write(self, name: str, policy: Policy, card: str | None = None) -> None:
-        """Writes ``policy/`` or ``best/``, perhaps with a card; raises CheckpointError if it can't
-        be written.
+    def write(
+        self, name: str, policy: Policy, card: str | None = None, score: float | None = None
+    ) -> None:
+        """Writes ``policy/`` or ``best/``, perhaps with a card and its score; raises
+        CheckpointError if it can't be written.
         """
         self.run.check()
-        checkpoint.write(self.path, name, *policy.contents(), signed=policy.signed, card=card)
+        tensors, meta = policy.contents()
+        if score is not None:
+            meta["best"] = score
+        checkpoint.write(self.path, name, tensors, meta, signed=policy.signed, card=card)
 
     def best_mark(self) -> str | None:
         """A hash that identifies ``best/``; None if it can't be read."""
@@ -78,6 +83,16 @@ class PolicyFolder:
         except FileFault:
             return None
         return hashlib.sha256(whole).hexdigest()
+
+    def newer_best(self, part: Mapping[str, Any]) -> float | None:
+        """The score of a sound policy in ``best/`` that is newer than the checkpoint of `part`."""
+        try:
+            meta = checkpoint.read(self.path / BEST).meta
+        except CheckpointError:
+            return None
+        score = meta.get("best")
+        newer = int(meta.get("version", 0)) > part["version"]
+        return float(score) if newer and score is not None else None
 
     def best_fault(self, part: Mapping[str, Any]) -> str | None:
         """Damage of ``best/``, by a checkpoint's `part`; None if it is sound, or there was none."""

@@ -46,6 +46,10 @@ class PolicyCounters:
     ended_episodes: int = 0
 
 
+_COMPARED = ("greedy", "max_steps", "episodes")
+"""Options of evaluations whose scores are not compared with those of other values."""
+
+
 @final
 class PolicyRun:
     """The K-th policy of a run.
@@ -192,7 +196,7 @@ class PolicyRun:
         self.scores = scores.metrics()
         if self.config.checkpoint.save_best and (self.best is None or scores.mean > self.best):
             self.best = scores.mean
-            self.folder.write(BEST, policy)
+            self.folder.write(BEST, policy, score=self.best)
 
     @OwnTorch()
     def configure(self, options: BaseModel) -> None:
@@ -278,21 +282,33 @@ class PolicyRun:
         if (fault := self.folder.best_fault(part)) is not None:
             after = "use the final one" if ended else "the next evaluation writes it again"
             told.append(f"the best policy is lost ({fault}); {after}")
-        if not ended and self.best is not None and self._evaluates_elsewhere(found):
+        if not ended and self.best is not None and (other := self._evaluated_otherwise(found)):
             told.append(
-                f"the best score so far, {self.best:,.4g}, is of another environment than eval.env "
-                "names now; the next evaluation chooses the best policy"
+                f"the best score so far, {self.best:,.4g}, is of {other}; the next evaluation "
+                "chooses the best policy"
             )
         if told and not ended:
             self.best = None
         return told
 
-    def _evaluates_elsewhere(self, found: Checkpoint) -> bool:
-        """Whether the run that wrote a checkpoint had another environment for evaluations."""
+    def take_newer_best(self, found: Checkpoint) -> None:
+        """Takes the score of a policy in ``best/`` that is newer than the checkpoint, as after a
+        kill, so that a worse one does not replace it.
+        """
+        score = self.folder.newer_best(self.folder.part(found.meta))
+        if score is not None and (self.best is None or score > self.best):
+            self.best = score
+
+    def _evaluated_otherwise(self, found: Checkpoint) -> str:
+        """How the run that wrote a checkpoint evaluated in another way; "" if it did not."""
         was = found.meta.get(saved_options.CONFIG, {})
         own = self.config.eval_env
         now = {"id": own.id, "kwargs": own.kwargs, "backend": own.backend}
-        return any(was.get(f"eval.env.{name}") != value for name, value in now.items())
+        if any(was.get(f"eval.env.{name}") != value for name, value in now.items()):
+            return "another environment than eval.env names now"
+        others = {name: getattr(self.config.eval, name) for name in _COMPARED}
+        changed = [name for name, x in others.items() if was.get(f"eval.{name}", x) != x]
+        return f"evaluations with another eval.{changed[0]}" if changed else ""
 
     def _require_spaces(self, path: Path, saved: Mapping[str, Any]) -> None:
         """Refuses other spaces: a leaf of equal size would be fed to the weights of another

@@ -158,7 +158,8 @@ class Saving:
 
     def restore(self) -> tuple[Checkpoint | None, loop.Counters]:
         """Resumes from the folder's newest checkpoint; None where the run begins.  Raises
-        CheckpointError if none that fits can be read.
+        CheckpointError if none that fits can be read, ConfigError if the budget is smaller than the
+        steps trained.
         """
         exact = self.config.resume == "exact"
         passed_over: list[str] = []
@@ -183,8 +184,17 @@ class Saving:
             self.warnings.append(
                 f"what was trained after {counters.env_steps:,} env_steps is trained again"
             )
+        trained, asked = counters.env_steps, self.config.total_env_steps
+        if trained > asked:
+            raise ConfigError(
+                f"total_env_steps must be at least the {trained:,} that {self.folder.path} has "
+                f"trained, got {asked:,}: leave it out or raise it"
+            )
         if exact:
             self.notes += self.folder.remove_newer(found.path)
+        if self.config.runtime.kind == "async" or not self.on_path:  # else it comes again
+            for policy in self.policies:
+                policy.take_newer_best(found)
         return found, counters
 
     def _load(self, found: Checkpoint) -> loop.Counters:

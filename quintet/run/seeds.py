@@ -111,8 +111,21 @@ def _member(loaded: Loaded, more: Mapping[str, Any] | None = None) -> Member:
 def _answers(
     run: RunMembers, members: Sequence[Member], jobs: int, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """The answers of processes; empty for one that gave none."""
-    return [each.answer or {} for each in run("quintet.run.member", members, jobs, say)]
+    """The answers of processes: its error for one that ended by itself without any, empty for one
+    that the user stopped.
+    """
+    return [
+        each.answer or ({} if each.by_signal else {"error": _ended(name, each.status)})
+        for name, each in zip(
+            [member.name for member in members],
+            run("quintet.run.member", members, jobs, say),
+            strict=True,
+        )
+    ]
+
+
+def _ended(name: str, status: int | None) -> str:
+    return f"the process of {name} {how_ended(status or 0)}, without an answer"
 
 
 def _on_nodes(

@@ -17,7 +17,7 @@ from quintet.config.choices import Doubt
 from quintet.config.resolve import Loaded
 from quintet.config.run import RunConfig
 from quintet.envs.vector import EnvDescription, coarse
-from quintet.errors import ConfigError, NonFiniteError
+from quintet.errors import NonFiniteError, QuintetError
 from quintet.models.leaves import normalized_leaves
 from quintet.observe.log import RunLog
 from quintet.observe.metrics import policy_prefix
@@ -156,11 +156,6 @@ class Trainer:
             )
             saving.notes += [] if told is None else [told]
         trained, asked = self.counters.env_steps, self.config.total_env_steps
-        if trained > asked:
-            raise ConfigError(
-                f"total_env_steps must be at least the {trained:,} that {self.folder.path} has "
-                f"trained, got {asked:,}: leave it out or raise it"
-            )
         self.finished = trained == asked
         self._write_options()
         self._open_log()
@@ -388,7 +383,11 @@ class Trainer:
             self._look_at_the_clock(self.budget, steps)
         evaluated = False
         if not self.stop.made and self.evaluations.due(steps, self.reports.wall_s):
-            evaluated = self._evaluate()
+            try:
+                evaluated = self._evaluate()
+            except QuintetError as error:  # what was trained is saved first
+                self._raised = self._raised or error
+                self.stop.made = True
         if finished or evaluated or self.stop.made or self.reports.due:
             self.folder.check()
             self.reports.write(self.counters, self.log)

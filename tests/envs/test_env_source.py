@@ -303,6 +303,25 @@ def test_values_outside_of_discrete_spaces_are_refused(space, good, bad, wrap):
         record(env, [1, 2], np.zeros((2, 2), np.int64))
 
 
+def test_numbers_beyond_the_declared_type_are_refused():
+    class Deep(gymnasium.Env):
+        observation_space, action_space = spaces.Box(0, 255, (1,), np.uint8), spaces.Discrete(2)
+        depth = 250
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return np.array([self.depth], np.uint16), {}
+
+        def step(self, action):
+            self.depth += 4
+            return np.array([self.depth], np.uint16), 0.0, False, False, {}
+
+    env = make_vector_env(Deep, 1, backend="gymnasium")
+    assert record(env, [1], np.zeros((1, 1), np.int64)).obs["obs"].max() == 254
+    with pytest.raises(EnvironmentFault, match=r"in numbers of uint8; gave 25[89] to"):
+        record(env, [1], np.zeros((4, 1), np.int64))
+
+
 def test_an_environment_itself_makes_none():
     with pytest.raises(
         ConfigError,
@@ -330,6 +349,8 @@ def test_an_environment_of_gymnasium_stands_for_environments_like_it():
     assert says["kwargs"] == {"is_slippery": False, "max_episode_steps": 3}
     rows = record(make_vector_env(short, 2), [1, 2], np.zeros((4, 2), np.int64))
     assert rows.truncated.any()
+    endless, _ = settled(gymnasium.make("CartPole-v1", max_episode_steps=-1))
+    assert endless["kwargs"] == {"max_episode_steps": -1}  # None would be the usual 500
     with pytest.raises(ConfigError, match="backend must be left to the environment that is given"):
         make_vector_env(plain, backend="envpool")
 

@@ -63,6 +63,14 @@ def test_every_row_has_the_mask_of_its_own_observation() -> None:
     assert masks(Told) == [*rows, rows[0], rows[1]]
 
 
+def test_a_reset_need_not_take_options() -> None:
+    class Plain(Told):
+        def reset(self, seed: int | None = None) -> Any:
+            return super().reset(seed=seed)
+
+    record(make_vector_env(Plain, 2, mask_from_info=True), [1, 2], np.zeros((4, 2), np.int64))
+
+
 def test_a_mask_may_be_missing_where_the_episode_ended() -> None:
     rows = np.eye(4, dtype=int).tolist()
     assert masks(lambda: Told(at_the_end=False)) == [*rows[:3], [0, 0, 0, 0], rows[0], rows[1]]

@@ -304,6 +304,15 @@ class Lingers(Scripted):
             super().step(action)
 
 
+class Prunes(Scripted):
+    """Ends an agent without a word."""
+
+    def step(self, action: int | None) -> None:
+        super().step(action)
+        if self.time == 5:
+            self.agents = []
+
+
 class Says(Scripted):
     def last(self) -> tuple[Any, ...]:
         return super().last()[:4]
@@ -341,6 +350,7 @@ class Selects(Scripted):
         (partial(Selects, "zoe"), "has agent_selection 'zoe', which is not in possible"),
         (partial(Selects, None), "has agent_selection None"),
         (Lingers, r"must remove an agent that has ended from agents at its step\(None\)"),
+        (Prunes, "must tell an agent that it has ended before it removes it"),
         (Says, "must give five values from last"),
     ],
 )

@@ -1,5 +1,7 @@
 """Evaluations while training: what is said of their scores, and what is chosen by them."""
 
+import json
+import shutil
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +13,9 @@ from gymnasium import spaces
 import quintet
 from quintet import evaluation
 from quintet.envs.vector import EnvDescription
+from quintet.errors import EnvironmentFault
 from quintet.evaluation import Scores
+from quintet.observe.run_summary import read_summary
 from quintet.run.evaluations import far_apart
 
 SMALL = {
@@ -64,6 +68,55 @@ def test_far_apart(greedy: list[float], sampled: list[float], far: bool) -> None
     assert (told is not None) == far
     if told is not None:
         assert f"{np.mean(sampled):,.4g} in the last {len(sampled)} episodes" in told
+
+
+def test_a_fault_in_an_evaluation_costs_no_training(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: Any) -> Scores:
+        raise EnvironmentFault("the other environment is broken")
+
+    config = {**SMALL, "eval.episodes": 5, "eval.interval": 10**6}
+    with monkeypatch.context() as patched:
+        patched.setattr("quintet.evaluation.evaluate_in", breaks)
+        with pytest.raises(EnvironmentFault, match="the other environment is broken"):
+            quintet.train("ppo", Variety, 256, 1, tmp_path / "run", config)
+    assert read_summary(tmp_path / "run").env_steps == 256
+    again = quintet.train("ppo", Variety, 256, 1, tmp_path / "run", config)
+    assert again.status == "finished"
+
+
+def test_a_kill_before_the_next_checkpoint_loses_no_best_policy(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the run goes on with other bytes, in which nothing as good comes."""
+    whole, means = evaluation.evaluate_in, [1.0, 2.0, 3.0, 9.0, 5.0, 5.0]
+
+    def scored(*given: Any) -> Scores:
+        found = whole(*given)
+        return replace(found, returns=np.full(len(found.returns), means.pop(0)))
+
+    monkeypatch.setattr("quintet.evaluation.evaluate_in", scored)
+    config = {
+        **SMALL, "eval.episodes": 5, "eval.interval": 64, "checkpoint.keep": 100,
+        "checkpoint.interval_iterations": 1,
+    }  # fmt: skip
+    run = quintet.train("ppo", Variety, 256, 1, tmp_path / "run", config).run_dir
+    shutil.rmtree(max((run / "checkpoints").iterdir(), key=lambda path: int(path.name)))
+    quintet.train("ppo", Variety, 264, 1, run, config)
+    assert not means
+    assert json.loads((run / "best" / "meta.json").read_text())["best"] == 9.0
+
+
+def test_scores_of_other_evaluations_are_not_compared(
+    tmp_path: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = {**SMALL, "eval.episodes": 1, "eval.interval": 64, "eval.greedy": False}
+    quintet.train("ppo", Variety, 128, 1, tmp_path / "run", config)
+    capfd.readouterr()
+    more = {**config, "eval.episodes": 5}
+    quintet.train("ppo", Variety, 256, 1, tmp_path / "run", more)
+    assert "is of evaluations with another eval.episodes; the next" in capfd.readouterr().err
 
 
 def test_an_evaluation_that_was_stopped_has_no_scores(

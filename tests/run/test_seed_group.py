@@ -29,7 +29,7 @@ from quintet.errors import ConfigError, GroupFault
 from quintet.observe.report_files import read_metrics
 from quintet.run import seed_group, seeds
 from quintet.run.member import overwriting_once
-from quintet.run.seed_group import Member, run_members
+from quintet.run.seed_group import Member, Outcome, run_members
 from quintet.system import entry
 from quintet.system.inside import run_lock
 from quintet.system.memory import limit_told
@@ -413,6 +413,14 @@ def test_an_environment_that_can_not_travel_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"sent to other processes.*give functions that make"):
         quintet.train("ppo", make, 300, None, tmp_path / "g", SMALL, seeds=[1])
     assert not (tmp_path / "g").exists()
+
+
+def test_a_measurement_that_dies_is_no_ctrl_c():
+    ended = [Outcome(-11, None), Outcome(130, None), Outcome(0, {"total": 5})]
+    members = [Member(f"s{k}", b"", None) for k in range(3)]
+    died, stopped, told = seeds._answers(lambda *_: ended, members, 2, lambda _: None)
+    assert died == {"error": "the process of s0 was ended by SIGSEGV, without an answer"}
+    assert (stopped, told) == ({}, {"total": 5})
 
 
 def test_a_run_that_starts_again_moves_nothing_aside_twice(tmp_path):

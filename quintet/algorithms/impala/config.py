@@ -100,7 +100,7 @@ class ImpalaConfig(Options):
         0.99, needs="optimizer=rmsprop", tune=NEAR_1, also="rprop_alpha alpha"
     )
     """decay of RMSProp's running mean of squares"""
-    rmsprop_momentum: Below1 = option(0.0, needs="optimizer=rmsprop", tune=FACTOR)
+    rmsprop_momentum: Below1 = option(0.0, needs="optimizer=rmsprop", tune=NEAR_1)
     """momentum of RMSProp's steps; 0: none"""
     rmsprop_epsilon: Positive = option(0.01, needs="optimizer=rmsprop", tune=FACTOR)
     """term added in RMSProp's denominator"""
