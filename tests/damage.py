@@ -18,9 +18,9 @@ import quintet
 from quintet import checkpoint, cli
 from quintet.checkpoint import tensor_hashes
 from quintet.errors import QuintetError
-from quintet.observe.plot_groups import group_key
 from quintet.observe.plots import plot_runs
 from quintet.observe.report_files import read_metrics
+from quintet.observe.run_summary import group_key
 
 ENV = "quintet.envs.toy:Contextual"
 TOTAL, STOP_AT = 64 * 6, 3

@@ -15,8 +15,7 @@ from quintet.doctor import run_learning, run_options, run_scores
 from quintet.doctor.curves import Level, RunSeen, of_policies
 from quintet.doctor.finding import MOST_WEIGHT, Finding, ranked
 from quintet.errors import ConfigError, QuintetError
-from quintet.observe.plot_groups import group_key
-from quintet.observe.run_summary import RunSummary
+from quintet.observe.run_summary import RunSummary, group_key
 from quintet.options import about
 from quintet.protocols import Part
 from quintet.spaces import from_json

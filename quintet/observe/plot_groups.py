@@ -5,27 +5,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quintet.observe.run_summary import NOT_PART_OF_GROUP
 from quintet.observe.run_summary import text as printable
 
-_NOT_PART_OF_GROUP = ("seed", "run_dir", "resume", "report")  # may differ within an experiment
-_MEASURED = ("checkpoint.restart_env_steps",)
-_NONE: Mapping[str, str] = {}
 _MAX_LABEL_PARTS = 4
 _MOST_SHOWN = 120  # characters of a text in a picture
 _ENV = ("env", "env.id")  # either names the environment
-
-
-def group_key(config: Mapping[str, Any], sources: Mapping[str, str] = _NONE) -> str:
-    """The configuration without seed and folder, as text; equal for runs of one experiment.
-
-    sources: of the options, as far as known; two starts rarely measure the same number.
-    """
-    shared = {
-        name: sources[name] if sources.get(name, "").startswith("measured") else x
-        for name, x in config.items()
-        if name.split(".")[0] not in _NOT_PART_OF_GROUP and name not in _MEASURED
-    }
-    return json.dumps(shared, sort_keys=True, default=str)
 
 
 def group_labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -74,7 +59,7 @@ def _told_apart(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 def _telling(peers: Sequence[Mapping[str, Any]], envs: Sequence[str]) -> list[str]:
     """The options that tell groups of one algorithm apart; `envs`: those that always do."""
     names = sorted({name for each in peers for name in each})
-    compared = [n for n in names if n.split(".")[0] not in (*_NOT_PART_OF_GROUP, "algo")]
+    compared = [n for n in names if n.split(".")[0] not in (*NOT_PART_OF_GROUP, "algo")]
     # An option that a run of an older version does not have tells only where nothing else does.
     everywhere = [name for name in compared if all(name in each for each in peers)]
     differing = _differing(peers, everywhere) or _differing(peers, compared)

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from quintet.errors import FileFault, QuintetError
 from quintet.observe.intervals import bootstrap_band, iqm, iqm_interval
 from quintet.observe.metrics import by_policy, describe
-from quintet.observe.plot_groups import env_name, group_key, group_labels, plain
+from quintet.observe.plot_groups import env_name, group_labels, plain
 from quintet.observe.report_files import read_metrics
+from quintet.observe.run_summary import group_key
 from quintet.system import files, run_record, saved_options
 
 Axis = Literal["env_steps", "wall_s"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quintet.observe.health import NUMBERS, State
-from quintet.observe.plot_groups import group_key, group_labels, plain
+from quintet.observe.plot_groups import group_labels, plain
 from quintet.observe.plots import (
     EVALUATED,
     Axis,
@@ -18,7 +18,7 @@ from quintet.observe.plots import (
     policies_of,
     style_axes,
 )
-from quintet.observe.run_summary import RunSummary
+from quintet.observe.run_summary import RunSummary, group_key
 
 _HEALTH = re.compile(r"((?:policy_\d+/)?)health/([a-z_]+)")
 _MOST_PARTS = 16

@@ -4,6 +4,7 @@ A folder may come from another person, be damaged, or be written to meanwhile: e
 where it is read, nothing is opened through a link, and nothing that it names is imported.
 """
 
+import json
 import math
 import os
 import re
@@ -26,6 +27,11 @@ State = Literal["running", "finished", "interrupted", "failed", "damaged"]
 SCORES = ("eval/success_rate", "eval/return_mean", "episode/success_rate", "episode/return_mean")
 """Metrics of which the first that a run has is its score."""
 
+NOT_PART_OF_GROUP = ("seed", "run_dir", "resume", "report")
+"""Options, or parts of them, that may differ within an experiment."""
+
+_MEASURED = ("checkpoint.restart_env_steps",)
+_NONE: Mapping[str, str] = {}
 _RUN_FILES = (run_record.FILE, JSONL_FILE, CSV_FILE)
 _BESIDE = (".lock", "log.txt")  # beside config.yaml: others have files of this name
 _MOST_BYTES = 2**30  # of a file that is read whole
@@ -110,6 +116,19 @@ def text(value: object, most: int = _MOST_TEXT) -> str:
     shown = str(value)
     shown = shown if len(shown) <= most else f"{shown[: most - 3]}..."
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
+
+
+def group_key(config: Mapping[str, Any], sources: Mapping[str, str] = _NONE) -> str:
+    """The configuration without seed and folder, as text; equal for runs of one experiment.
+
+    sources: of the options, as far as known; two starts rarely measure the same number.
+    """
+    shared = {
+        name: sources[name] if sources.get(name, "").startswith("measured") else x
+        for name, x in config.items()
+        if name.split(".")[0] not in NOT_PART_OF_GROUP and name not in _MEASURED
+    }
+    return json.dumps(shared, sort_keys=True, default=str)
 
 
 def find_runs(place: Path) -> list[Path]:

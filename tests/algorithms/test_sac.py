@@ -121,7 +121,7 @@ def test_the_temperature_falls_where_the_policy_is_too_random() -> None:
 
 
 def test_a_target_that_no_policy_reaches_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"below 1\.39 nats, .* of 2 dimensions .* got 2: usual"):
+    with pytest.raises(ConfigError, match=r"below the 1\.39 nats .* got 2: usual is -2"):
         case(target_entropy=2.0).learner()
 
 

@@ -13,8 +13,9 @@ import yaml
 from quintet.errors import QuintetError
 from quintet.observe import plots
 from quintet.observe.intervals import bootstrap_band, iqm, iqm_interval
-from quintet.observe.plot_groups import env_name, group_key, group_labels
+from quintet.observe.plot_groups import env_name, group_labels
 from quintet.observe.plots import plot_runs
+from quintet.observe.run_summary import group_key
 
 
 def make_run(

@@ -20,6 +20,7 @@ def test_policies_take_turns_in_getting_a_gpu(
     device: str, gpus: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     found = [batch_device(RuntimeConfig(device=device), policy) for policy in range(3)]
     assert found == [torch.device(each) for each in expected]
 

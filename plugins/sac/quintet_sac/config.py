@@ -72,9 +72,7 @@ class SACConfig(Options):
     temperature_init: Positive = option(1.0, needs="learn_temperature", also="initial_alpha")
     """temperature at the start"""
     target_entropy: Bounded | None = option(None, needs="learn_temperature")
-    """entropy to which the temperature is adapted, in nats of actions in [-1, 1]; none: minus the
-    number of dimensions
-    """
+    """nats of actions in [-1, 1] to which the temperature leads; none: minus their dimensions"""
 
     # Normalisation
     normalize_observations: parts.NormalizeObservations = False

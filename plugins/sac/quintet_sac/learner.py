@@ -17,9 +17,8 @@ Departures from the paper, each with the switch that turns it off, if there is o
     default), and updates of the policy may be rarer (``policy_delay=1``, the default).
  6. Observations may be normalised (``normalize_observations=false``, the default), and rates may
     fall (``lr_schedule=constant``, the default).
- 7. First weights are orthogonal, those of the policy's last layer near 0.
- 8. The logarithm of the standard deviation is clamped to [-20, 2] and begins at 0
-    (``model.action_std_init=1``, the default).
+ 7. First weights are orthogonal, those of the policy's last layer near 0; the logarithm of the
+    standard deviation is clamped to [-20, 2].
 """
 
 import math
@@ -82,14 +81,12 @@ class SACLearner:
         target, most = config.target_entropy, self.family.size * math.log(2.0)
         if target is not None and target >= most:
             raise ConfigError(
-                f"target_entropy must be below {most:.2f} nats, the entropy of uniform actions of "
-                f"{self.family.size} dimensions in [-1, 1], got {target:g}: usual is minus their "
-                "number"
+                f"target_entropy must be below the {most:.2f} nats of uniform actions in [-1, 1], "
+                f"got {target:g}: usual is {-self.family.size}"
             )
         self.target_entropy = -float(self.family.size) if target is None else target
         self.decay = find_decay(config.lr_schedule)
-        self.factor = 1.0
-        self.version = 0
+        self.factor, self.version = 1.0, 0
 
     # The loss
 
@@ -136,8 +133,7 @@ class SACLearner:
         """Targets ``[B]`` of row 0: the n-step return, which bootstraps from the lower of the
         target critics' values of the policy's action and from its entropy, equations 2 and 3.
         """
-        windows = samples.windows
-        obs = windows.following
+        windows, obs = samples.windows, samples.windows.following
         params = functional_call(self.network.actor, _part(parameters, "actor."), (obs,))
         noise = windows.record["noise"][:, :, 1].flatten(0, 1)
         u, log_prob = self.family.sample_and_log_prob(params, noise)
@@ -240,13 +236,9 @@ class SACLearner:
     def save(self) -> LearnerState:
         self.trained.fold()
         tensors = {**self.trained.save(), "generator": self.generator.get_state()}
-        scalars = {
-            "updates": self.updates,
-            "version": self.version,
-            "learning_rate_factor": self.factor,
-            "collected_env_steps": self.warmup.collected,
-        }
-        return LearnerState(tensors, scalars)
+        counts = {"updates": self.updates, "version": self.version}
+        counts["collected_env_steps"] = self.warmup.collected
+        return LearnerState(tensors, {**counts, "learning_rate_factor": self.factor})
 
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
         scalars: Any = state.scalars
