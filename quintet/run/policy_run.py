@@ -295,6 +295,8 @@ class PolicyRun:
         """Takes the score of a policy in ``best/`` that is newer than the checkpoint, as after a
         kill, so that a worse one does not replace it.
         """
+        if self._evaluated_otherwise(found):
+            return
         score = self.folder.newer_best(self.folder.part(found.meta))
         if score is not None and (self.best is None or score > self.best):
             self.best = score
