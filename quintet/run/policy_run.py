@@ -302,7 +302,7 @@ class PolicyRun:
             self.best = score
 
     def _evaluated_otherwise(self, found: Checkpoint) -> str:
-        """How the run that wrote a checkpoint evaluated in another way; "" if it did not."""
+        """Words for how the run that wrote a checkpoint evaluated otherwise; "" if it did not."""
         was = found.meta.get(saved_options.CONFIG, {})
         own = self.config.eval_env
         now = {"id": own.id, "kwargs": own.kwargs, "backend": own.backend}
