@@ -85,8 +85,8 @@ def _newest(run: RunSummary, name: str) -> float | None:
 
 def _reports(a: RunSummary, b: RunSummary) -> dict[str, Any]:
     """Place where two curves part: the number of reports at the same env_steps, how many first ones
-    are equal in all common numbers but times, and where and in what the next one differs; nowhere
-    if none does.
+    are equal in all common numbers but times, and the env_steps and metrics of the next one, which
+    differs; None and no metrics if all are equal.
     """
     of = [_spans(run) for run in (a, b)]
     common = sorted(of[0].keys() & of[1].keys())
@@ -132,7 +132,7 @@ def in_words(found: Mapping[str, Any], a: RunSummary, b: RunSummary) -> str:
     lines += ["", "curves"]
     parts = found["reports"]
     if not parts["common"]:
-        lines.append("  no reports of both are of the same env_steps, so none were compared")
+        lines.append("  the runs have no reports of the same env_steps, so none were compared")
     elif not parts["metrics"]:
         lines.append(f"  no difference in {parts['common']:,} reports of the same env_steps")
     else:

@@ -119,7 +119,7 @@ def never_ends(seen: Seen) -> Finding | None:
         "never-ends",
         0.7 if longest >= _LONG_EPISODE else 0.45,
         f"no episode ended in {longest:,} steps of each of {played.valid.shape[1]} streams, and "
-        "no time limit is known: without an end no return is reported and no start comes again",
+        "no time limit is known: without an end no return is reported and every start is seen once",
         {"steps of a stream": longest, "episodes": 0},
         "return truncated=True after a number of steps (gymnasium.wrappers.TimeLimit)",
         seen.options.check,

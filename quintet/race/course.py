@@ -152,6 +152,8 @@ class _Race:
     def _count_killed(self) -> None:
         """Adds the training time of legs that a kill cut short, up to their newest checkpoints."""
         journal, passed_s = self.journal, 0.0
+        if not journal.runners:  # nor a plan
+            return
         last = journal.rung == len(journal.counts) - 1
         most_s = self.left_s + journal.rung_s if last else self._leg_s
         for each in journal.runners:

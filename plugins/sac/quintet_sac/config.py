@@ -72,7 +72,7 @@ class SACConfig(Options):
     temperature_init: Positive = option(1.0, needs="learn_temperature", also="initial_alpha")
     """temperature at the start"""
     target_entropy: Bounded | None = option(None, needs="learn_temperature")
-    """nats of actions in [-1, 1] to which the temperature leads; none: minus their dimensions"""
+    """entropy to keep, in nats of actions in [-1, 1]; none: minus the number of dimensions"""
 
     # Normalisation
     normalize_observations: parts.NormalizeObservations = False
