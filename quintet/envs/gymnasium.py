@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -99,7 +100,7 @@ class GymnasiumVectorEnv:
         self.envs: list[gymnasium.Env] = []
         try:
             for _ in range(num_streams):
-                self.envs.append(_single(make_env(), env_id))
+                self.envs.append(self._new())
             self._refuse_unequal()
             given = self.envs[0].observation_space
             self._leaves = [leaf_of(path, *found) for path, found in leaf_keys(given).items()]
@@ -133,7 +134,7 @@ class GymnasiumVectorEnv:
         self._action = None
         if self._used:
             self.close()
-            self.envs = [_single(self._make_env(), self._id) for _ in self._seeds]
+            self.envs = [self._new() for _ in self._seeds]
         self._used = True
         for stream, seed in enumerate(self._seeds):
             self._reset(stream, seed, out)
@@ -172,7 +173,21 @@ class GymnasiumVectorEnv:
 
     def close(self) -> None:
         envs, self.envs = self.envs, []
+        for env in envs:
+            _OPEN.pop(id(env.unwrapped), None)
         close_all(envs, self._id)
+
+    def _new(self) -> gymnasium.Env:
+        env = _single(self._make_env(), self._id)
+        other = _OPEN.get(id(env.unwrapped))
+        if other is not None and other is not self and other._forks == forks.generation:
+            raise ConfigError(
+                f"{self._id} must make a new environment at each call; it gave one that other "
+                "streams use (those of the training, if this is an evaluation): create the "
+                "environment inside the callable, or train with eval.episodes=0"
+            )
+        _OPEN[id(env.unwrapped)] = self
+        return env
 
     def place_of(self, stream: int) -> str:
         """A stream's number, step and seed, for a message."""
@@ -264,6 +279,10 @@ def require_new(envs: Sequence[Any], env_id: str) -> None:
             f"{env_id} must make a new environment at each call; it gave the same object twice; "
             "create the environment inside the callable"
         )
+
+
+_OPEN: weakref.WeakValueDictionary[int, GymnasiumVectorEnv] = weakref.WeakValueDictionary()
+"""What steps an environment, by the id of the innermost one; forks have copies."""
 
 
 def _single(env: Any, env_id: str) -> gymnasium.Env:

@@ -132,9 +132,15 @@ class NextStep:
     def _success(self, out: TensorStep, raw: Tensor) -> Tensor:
         if self._above is not None:
             return raw > self._above
-        if self._key is not None and out.success is not None:
-            return out.success.bool()
-        return self._never
+        if self._key is None:
+            return self._never
+        if out.success is None:
+            raise ConfigError(
+                f"env.success 'info:{self._key}' must have info[{self._key!r}] at every step, "
+                f"{self._who} gives none: name what is there, give 'reward>NUMBER', or leave "
+                "env.success out"
+            )
+        return out.success.bool()
 
     def _call(self, what: str, function: Callable[[], T]) -> T:
         try:
@@ -159,13 +165,7 @@ class NextStep:
             self._check_tensor(name, getattr(out, name), ())
         if out.final_obs is not None:
             self._check_obs(out.final_obs, "final observation")
-        if self._key is not None:
-            if out.success is None:
-                raise ConfigError(
-                    f"env.success 'info:{self._key}' must have info[{self._key!r}] at every step, "
-                    f"{self._who} gives none: name what is there, give 'reward>NUMBER', or leave "
-                    "env.success out"
-                )
+        if self._key is not None and out.success is not None:
             self._check_tensor("success", out.success, ())
 
     def _check_obs(self, obs: Any, what: str = "observation") -> None:

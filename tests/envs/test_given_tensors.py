@@ -15,7 +15,7 @@ import quintet
 from quintet.envs.given_tensors import adapted, observed
 from quintet.envs.make import make_vector_env
 from quintet.envs.tensor import gives_tensors
-from quintet.envs.vector import allocate_obs
+from quintet.envs.vector import allocate_obs, allocate_row
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.runtime.device_sampling import DeviceSampling
 
@@ -211,6 +211,28 @@ def test_success_is_that_of_the_ended_episode(tmp_path) -> None:
     made.restart([0] * COUNT, allocate_obs(made.spaces.observation, (COUNT,)))
     with pytest.raises(ConfigError, match=r"info\['lost'\] at every step"):
         made.send(np.zeros(COUNT, np.int64))
+
+
+def test_a_success_that_is_missing_later_is_refused() -> None:
+    class Forgets(ManiSkill):
+        def step(self, action):
+            *parts, infos = super().step(action)
+            if "final_info" in infos:
+                infos = infos | {"final_info": {}}
+            return *parts, infos
+
+    made = make_vector_env(Forgets(), success="info:success")
+    row = allocate_row(made.spaces.observation, COUNT)
+    made.restart([0] * COUNT, row.obs)
+    made.send(np.zeros(COUNT, np.int64))
+    made.recv(row)
+    with pytest.raises(ConfigError, match=r"info\['success'\] at every step"):
+        made.send(np.array([1, 0, 0]))
+
+
+def test_tensors_have_no_float64_observations() -> None:
+    with pytest.raises(ConfigError, match="observation_dtype must be float32"):
+        make_vector_env(ManiSkill(), observation_dtype="float64")
 
 
 def test_given_ones_stay_open_and_made_ones_are_closed() -> None:

@@ -14,7 +14,13 @@ from quintet.envs.config import EnvConfig
 from quintet.envs.gymnasium import leaf_of, read_leaf
 from quintet.envs.make import make_group_env, make_vector_env
 from quintet.envs.resolved import resolve_env
-from quintet.envs.vector import EnvDescription, allocate_row, check_finite, observation_leaves
+from quintet.envs.vector import (
+    EnvDescription,
+    allocate_obs,
+    allocate_row,
+    check_finite,
+    observation_leaves,
+)
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.spaces import leaf_keys
 
@@ -295,6 +301,23 @@ def test_makers_must_give_new_equal_single_environments():
         make_vector_env(lambda: make_box_env(next(sizes)), 2)
     with pytest.raises(ConfigError, match=r"must make one gymnasium\.Env"):
         make_vector_env(lambda: object(), 2)
+
+
+def test_an_environment_that_others_step_is_refused_and_stays_open():
+    shared = make_box_env()
+    closed = []
+    shared.close = lambda: closed.append(True)
+    first = make_vector_env(lambda: gymnasium.wrappers.TimeLimit(shared, 5), 1)
+    with pytest.raises(ConfigError, match="other streams use"):
+        make_vector_env(lambda: shared, 1)
+    with pytest.raises(ConfigError, match="other streams use"):
+        make_vector_env(gymnasium.vector.SyncVectorEnv([lambda: shared]))
+    assert not closed
+    first.close()
+    again = make_vector_env(lambda: shared, 1)
+    out = allocate_obs(again.spaces.observation, (1,))
+    again.restart([1], out)
+    again.restart([1], out)  # which asks its maker for others
 
 
 def test_environments_are_closed_also_when_one_refuses():
