@@ -1,7 +1,5 @@
 """``quintet plot``: pictures of runs."""
 
-import re
-from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
@@ -60,19 +58,12 @@ def main(arguments: list[str]) -> int:
             print(shown(plot_lineage(given_path(runs[0]), given_path(out))))
             return
         from quintet.observe.plots import plot_runs
+        from quintet.observe.run_summary import find_runs
 
-        found = [run for place in runs for run in runs_in(given_path(place))]
+        places = map(given_path, runs)
+        found = [run for place in places for run in find_runs(place) or [place]]
         print(shown(plot_runs(found, given_path(out), kind, x or "env_steps", metric)))
 
     description = "Draws learning curves or final scores of runs."
     tyro.cli(draw, prog="quintet plot", description=description, args=arguments)
     return 0
-
-
-def runs_in(place: Path) -> list[Path]:
-    """The folder itself if it is a run, else the runs in it."""
-    names = ("config.yaml", "metrics.jsonl", "checkpoints")  # some of them may be lost
-    found = {path.parent for name in names for path in place.glob(f"*/{name}")}
-    # A run that was moved aside counts only if it is named.
-    within = sorted(run for run in found if not re.search(r"\.old-\d+$", run.name))
-    return [place] if not within or any((place / name).exists() for name in names) else within

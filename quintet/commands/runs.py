@@ -1,6 +1,7 @@
 """``quintet runs``: a table of the runs in a folder."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,13 +33,14 @@ def main(arguments: list[str]) -> int:
         from quintet.algorithms import registry
 
         registry.declare_all()  # for the names in headers of progress.csv
-        found = [read_summary(each) for each in find_runs(place)]
+        # One at a time, since all reports of all runs may fill the memory.
+        runs = (read_summary(each) for each in find_runs(place))
         if as_json:
-            print(json.dumps([as_entry(each) for each in found]))
-        elif not found:
-            print(f"no runs in {shown(place)}")
+            print(json.dumps([as_entry(each) for each in runs]))
+        elif found := [(cells(each, place), told(each)) for each in runs]:
+            print(in_words(found))
         else:
-            print(in_words(found, place))
+            print(f"no runs in {shown(place)}")
 
     description = "Lists runs: their learner, environment, seed, state, score and time."
     tyro.cli(show, prog="quintet runs", description=description, args=arguments)
@@ -86,14 +88,14 @@ def cells(run: RunSummary, place: Path) -> tuple[str, ...]:
     )
 
 
-def in_words(runs: list[RunSummary], place: Path) -> str:
-    """A line per run, and the faults of damaged and failed ones."""
-    rows = [_COLUMNS, *(cells(each, place) for each in runs)]
-    lines = table(rows)
-    for run, row in zip(runs, rows[1:], strict=True):
-        said = run.error if run.state == "failed" else ""
-        if run.state == "damaged":
-            said = run.faults[0] if run.faults else "its options can't be read"
-        if said:
-            lines.append(f"{row[0]}: {said}")
-    return "\n".join(lines)
+def told(run: RunSummary) -> str:
+    """Why a run failed or is damaged; "" for others."""
+    if run.state == "damaged":
+        return run.faults[0] if run.faults else "its options can't be read"
+    return run.error if run.state == "failed" else ""
+
+
+def in_words(rows: Sequence[tuple[tuple[str, ...], str]]) -> str:
+    """A line per run, and the faults of damaged and failed ones; `rows`: cells and fault of each."""
+    faults = [f"{row[0]}: {said}" for row, said in rows if said]
+    return "\n".join([*table([_COLUMNS, *(row for row, _ in rows)]), *faults])

@@ -11,8 +11,8 @@ from typing import Annotated
 import tyro
 from tyro.conf import Positional, arg
 
-from quintet.commands.plot import runs_in
 from quintet.errors import CheckpointError, ConfigError
+from quintet.observe.run_summary import find_runs
 from quintet.system import manifest
 from quintet.system.files import given_path, shown
 from quintet.system.inside import Holder, holder_of, require_own
@@ -98,7 +98,7 @@ def _required_holder(run_dir: Path) -> Holder:
 
 
 def _nobody(run_dir: Path) -> CheckpointError:
-    runs = [shown(run) for run in runs_in(run_dir) if run != run_dir]
+    runs = [shown(run) for run in find_runs(run_dir) if run != run_dir]
     of_group = f"; give one of the runs in it, as {runs[0]}" if runs else ""
     return CheckpointError(
         f"{run_dir} must be in training, got no process that trains in it ({_newest(run_dir)}): "

@@ -145,5 +145,6 @@ def test_a_folder_of_several_runs_is_told_from_a_run(tmp_path, capsys, monkeypat
     monkeypatch.chdir(tmp_path)
     Path("runs/s1").mkdir(parents=True)
     Path("runs/s1/config.yaml").write_text("algo: ppo\n")
+    Path("runs/s1/log.txt").touch()
     assert cli.main(["save", "runs"]) == 1
     assert "give one of the runs in it, as runs/s1" in capsys.readouterr().err

@@ -8,12 +8,12 @@ from small_run import SMALL, TOY
 
 import quintet
 from quintet import cli
-from quintet.commands.plot import runs_in
 from quintet.config.layers import Layer
 from quintet.config.saved import load_config
 from quintet.envs.toy import Contextual
 from quintet.errors import CheckpointError, ConfigError, EnvironmentFault
 from quintet.observe.report_files import read_metrics
+from quintet.observe.run_summary import find_runs
 from quintet.run import launch
 from quintet.system.inside import run_lock
 
@@ -134,8 +134,8 @@ def test_the_command_line_a_group_and_plots(folder, capsys):
     assert cli.main([*command, *seeds, "--gamma", "0.5", "--overwrite"]) == 0
     kept = sorted(path.name for path in (folder / "runs").iterdir())
     assert kept == ["s1", "s1.old-1", "s2", "s2.old-1"]
-    assert [path.name for path in runs_in(folder / "runs")] == ["s1", "s2"]
-    assert runs_in(folder / "runs" / "s1.old-1") == [folder / "runs" / "s1.old-1"]
+    assert [path.name for path in find_runs(folder / "runs")] == ["s1", "s2"]
+    assert find_runs(folder / "runs" / "s1.old-1") == [folder / "runs" / "s1.old-1"]
     assert cli.main([*command, "--overwrite", "yes"]) == 2
     assert "--overwrite takes no value, got 'yes'" in capsys.readouterr().err
 
