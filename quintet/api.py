@@ -151,8 +151,8 @@ def train(
         _check_callbacks(callbacks)
     given = {"total_env_steps": total_steps, "seed": seed, "run_dir": run_dir}
     given["cluster.address"] = cluster
-    values = {name: value for name, value in given.items() if value is not None}
-    values |= flatten(config or {}, options(algo))
+    values = flatten(config or {}, options(algo))
+    _settle("argument", values, {name: x for name, x in given.items() if x is not None})
     require_minutes(minutes, values)
     if model is not None:
         from quintet.models.custom import encoder_name

@@ -10,10 +10,19 @@ import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal, NamedTuple, Self, final, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self, final, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -35,6 +44,16 @@ class Options(BaseModel):
         for info in cls.model_fields.values():
             info.description = " ".join((info.description or "").split())
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuses true and false for numbers, which would be 1 and 0."""
+        if isinstance(value, bool) and info.field_name is not None:
+            able = {*kinds(cls.model_fields[info.field_name])}
+            if able & {int, float} and bool not in able:
+                raise ValueError("input should be a number")
+        return value
+
     @model_validator(mode="after")
     def _in_order(self) -> Self:
         for name, info in type(self).model_fields.items():
@@ -47,6 +66,12 @@ class Options(BaseModel):
                     f"raise {other}"
                 )
         return self
+
+
+def kinds(info: FieldInfo) -> tuple[Any, ...]:
+    """The annotation of a field or the members of its union, without bounds."""
+    parts = (info.annotation, *get_args(info.annotation))
+    return tuple(get_args(x)[0] if get_origin(x) is Annotated else x for x in parts)
 
 
 def _stored(value: Any) -> Any:

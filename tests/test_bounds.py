@@ -91,6 +91,9 @@ def said(words: list[str]) -> tuple[int, str]:
     ("option", "value", "tells"),
     [
         ("total-steps", "9" * 400, "total_env_steps: input should be less than or equal to"),
+        ("env.frame-stack", "true", "env.frame_stack: input should be a number, got True"),
+        ("gamma", "true", "gamma: input should be a number, got True"),
+        ("runtime.threads", "false", "runtime.threads: input should be a number, got False"),
         ("total-steps", "1e30", "total_env_steps: input should be a whole number"),
         ("env.frame-stack", "1000000000", "env.frame_stack: input should be less"),
         ("env.num-threads", "20000", "env.num_threads: input should be less"),

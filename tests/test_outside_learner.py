@@ -307,6 +307,8 @@ def test_broken_packages_do_not_stop_ppo(
         "error: learner 'broken' must be importable, but importing no_such_module:ENTRY of " in said
     )
     assert len(said.splitlines()) == 1
+    assert main(["train", "ppo", "--env", "CartPole-v1", "--gama", "1"]) == 2
+    assert "unknown option 'gama'" in capsys.readouterr().err
 
 
 def test_a_saved_name_imports_nothing_that_is_not_installed(packages: Path) -> None:

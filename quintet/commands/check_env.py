@@ -6,11 +6,13 @@ import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
+from pydantic import ValidationError
 from tyro.conf import Positional, arg
 
 from quintet.config.command import mapping
 from quintet.envs.config import BackendName
 from quintet.errors import ConfigError
+from quintet.options import faults
 
 if TYPE_CHECKING:
     from quintet.config.choices import Doubt
@@ -54,12 +56,15 @@ def main(arguments: list[str]) -> int:
         from quintet.envs.config import EnvConfig
         from quintet.envs.resolved import resolve_env
 
-        config = EnvConfig(
-            id=env,
-            backend=backend,
-            kwargs=mapping("--env.kwargs", kwargs),
-            mask_from_info=mask_from_info,
-        )
+        try:
+            config = EnvConfig(
+                id=env,
+                backend=backend,
+                kwargs=mapping("--env.kwargs", kwargs),
+                mask_from_info=mask_from_info,
+            )
+        except ValidationError as error:
+            raise ConfigError("; ".join(faults(error, "env."))) from error
         resolved = resolve_env(config)
         from quintet.envs.check import check_env  # PyTorch
 
@@ -83,7 +88,7 @@ def _doubts(found: "EnvCheck") -> "list[Doubt]":
     from quintet.models.config import ModelConfig, resolve_model
 
     model, spaces = ModelConfig(), found.spaces
-    records = map(registry.find, registry.LEARNERS.names())
+    records = (record for _, record in registry.LEARNERS.usable())
     ways = (record.reward_scaling(record.config()) for record in records)
     usual = choices.Learning(0.99, True, next(filter(None, ways), ""))
     seen = choices.during(resolve_model(model, spaces), spaces, usual, found.evidence)

@@ -96,6 +96,9 @@ def told(run: RunSummary) -> str:
 
 
 def in_words(rows: Sequence[tuple[tuple[str, ...], str]]) -> str:
-    """A line per run, and the faults of damaged and failed ones; `rows`: cells and fault of each."""
+    """A line per run, and the faults of damaged and failed ones.
+
+    rows: the cells of each run, and its fault, "" without one.
+    """
     faults = [f"{row[0]}: {said}" for row, said in rows if said]
     return "\n".join([*table([_COLUMNS, *(row for row, _ in rows)]), *faults])

@@ -11,9 +11,10 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from quintet.algorithms import registry
-from quintet.config.layers import NONE, Layer, flatten, kinds, learner_defaults, options, read_file
+from quintet.config.layers import NONE, Layer, flatten, learner_defaults, options, read_file
 from quintet.config.run import ALIASES
 from quintet.errors import ConfigError
+from quintet.options import kinds
 from quintet.system import files
 from quintet.system.trust import TRUST_HELP
 
@@ -101,6 +102,9 @@ def parse(command: str, arguments: list[str]) -> Parsed:
     group: dict[str, list[int]] = {}
     minutes: float | None = None
     for name, words in _by_option(rest):
+        several = name == "config" or (name in known and _takes_several(known[name]))
+        if several and not words:
+            raise ConfigError(f"{name} must have a value, got --{name} alone: give one")
         if name in ("trust", "overwrite"):
             if words:
                 raise ConfigError(f"--{name} takes no value, got {words[0]!r}; give --{name} alone")
@@ -109,7 +113,9 @@ def parse(command: str, arguments: list[str]) -> Parsed:
             paths += words
         elif name in ("seeds", "jobs", "minutes"):
             if command != "train":
-                why = "shows one run of a group; leave it out, or give one --seed"
+                why = "has none; leave it out"
+                if command == "config":
+                    why = "shows one run of a group; leave it out, or give one --seed"
                 if name == "minutes":
                     why = "measures no speed; leave it out, or give --total-steps"
                 raise ConfigError(f"--{name} belongs to quintet train, quintet {command} {why}")
@@ -117,7 +123,7 @@ def parse(command: str, arguments: list[str]) -> Parsed:
                 minutes = _minutes(words)
             else:
                 group[name] = _whole(name, words)
-        elif name in known and _takes_several(known[name]):
+        elif several:
             values[name] = _several(words, known[name])
         else:
             if name in known and not words:

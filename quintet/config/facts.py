@@ -59,7 +59,7 @@ class KindProbe:
         options = {
             name: meant(self._asked[f"env.{name}"], info)
             for name, info in EnvConfig.model_fields.items()
-            if f"env.{name}" in self._asked
+            if f"env.{name}" in self._asked and name not in _WITHOUT_EFFECT
         }
         env, source = resolve_env(EnvConfig(**options), self._source), self._source
         if env.atari is not None:

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from quintet.algorithms import presets, registry
 from quintet.config.run import ALIASES, PARTS, TOP, RunConfig, prefix_of
 from quintet.errors import ConfigError, FileFault
-from quintet.options import about
+from quintet.options import about, kinds
 from quintet.system.files import given_path, read_yaml
 
 
@@ -142,7 +142,7 @@ def named_here(algo: str, name: str) -> list[str] | None:
 
     if found := of(algo):
         return found
-    return [] if any(of(each) for each in registry.LEARNERS.names()) else None
+    return [] if any(of(each) for each, _ in registry.LEARNERS.usable()) else None
 
 
 def _meaning(info: FieldInfo) -> str:
@@ -200,12 +200,6 @@ def meant(value: Any, info: FieldInfo) -> Any:
         value = None
     kind = get_origin(info.annotation)
     return kind() if value is None and kind in (tuple, dict) else value
-
-
-def kinds(info: FieldInfo) -> tuple[Any, ...]:
-    """The annotation of a field or the members of its union, without bounds."""
-    parts = (info.annotation, *get_args(info.annotation))
-    return tuple(get_args(x)[0] if get_origin(x) is Annotated else x for x in parts)
 
 
 def nobody_gave(source: str) -> bool:

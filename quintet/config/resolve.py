@@ -151,17 +151,18 @@ def build(algo: str, values: dict[str, Any], faults: list[str]) -> tuple[Parts, 
 
 
 def sound(algo: str, values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The values as their options mean them; None if an option is unknown, or a value of the
+    """The values as their options hold them; None if an option is unknown, or a value of the
     learner or of a part is invalid by itself, whatever the others are.
     """
     known = options(algo)
     if not values.keys() <= known.keys():
         return None
     found = {name: meant(value, known[name]) for name, value in values.items()}
-    for _, model, _, mine in _of_parts(algo, found):
+    for _, model, prefix, mine in list(_of_parts(algo, found)):
         try:
             if mine:
-                model(**mine)
+                made = model(**mine).model_dump(mode="json")
+                found |= {prefix + name: made[name] for name in mine}
         except ValidationError as error:
             if any(item["loc"] for item in error.errors()):
                 return None

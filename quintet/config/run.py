@@ -89,13 +89,6 @@ class RunConfig(Options):
     self_play: SelfPlayConfig = SelfPlayConfig()
     cluster: ClusterConfig = ClusterConfig()
 
-    @field_validator("seed", "total_env_steps", mode="before")
-    @classmethod
-    def _no_truth_value(cls, value: Any) -> Any:
-        if isinstance(value, bool):
-            raise ValueError("input should be a whole number")
-        return value
-
     @field_validator("init_from_keys", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:

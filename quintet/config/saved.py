@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from quintet.config.facts import KindProbe
 from quintet.config.group import RESTARTS, Placing, placing_of
-from quintet.config.layers import Layer, learner_defaults, preset_layers
+from quintet.config.layers import Layer, learner_defaults, meant, options, preset_layers
 from quintet.config.resolve import Loaded, compose, sound
 from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME, OF_OLDER_RUNS
 from quintet.envs.env_source import EnvSource
@@ -128,8 +128,14 @@ def _load(asked: _Asked, trusted: bool) -> Loaded:
     kept = {k: v for k, v in saved.values.items() if k not in ("algo", "run_dir", "resume")}
     base = [_place(run_dir), Layer("saved run", OF_OLDER_RUNS | kept)]
     # An automatic option keeps the value to which it was resolved when the run began.
+    known = options(algo)
+    auto = {
+        name
+        for name, value in asked.values.items()
+        if name in known and meant(value, known[name]) == AUTOMATIC.get(name, ...)
+    }
     layers = [
-        Layer(of.source, {k: v for k, v in of.values.items() if v != AUTOMATIC.get(k, ...)})
+        Layer(of.source, {k: v for k, v in of.values.items() if k not in auto})
         for of in asked.layers
     ]
     try:
@@ -167,7 +173,7 @@ def _place(run_dir: Path | None) -> Layer:
 def _compose_new(asked: _Asked) -> Loaded:
     """The configuration of a new run."""
     algo, values, place = asked.algo, asked.values, _place(asked.run_dir)
-    name = str(values.get("preset") or "auto")
+    name = str(meant(values.get("preset", "auto"), options(algo)["preset"]))
 
     def kind() -> str | None:
         # Unknown options and wrong values are refused anyway: no environment need be made for them.

@@ -98,6 +98,7 @@ class EnvConfig(Options):
             "{f.env.config.backend}",
             lambda _, f: f.env.backend.cost is not None,
         ),
+        on_resume="free",
     )
     """number of threads of each EnvPool or ALE pool (one per group); none: 1 for cheap
     environments, else the cores divided by the pools, at most one per stream

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 from pydantic.fields import FieldInfo
 
-from quintet.config.layers import flatten, hint, kinds, options
+from quintet.config.layers import flatten, hint, options
 from quintet.config.population import tuned_options
 from quintet.config.resolve import sound
 from quintet.config.run import RunConfig
 from quintet.errors import ConfigError, FileFault
-from quintet.options import about, bounds
+from quintet.options import about, bounds, kinds
 from quintet.system import files
 
 _SPANS = {"factor": 10.0, "distance_to_1": 10.0, "cap": 2.0}

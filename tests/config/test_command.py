@@ -93,6 +93,8 @@ def test_kwargs_of_the_environment_are_json():
         (["--seed", "-1"], "seed: input should be greater than or equal to 0, got -1; give such a "
          "value, or leave it out"),
         (["--seed"], "seed must have a value, got --seed alone: give one"),
+        (["--config"], "config must have a value, got --config alone: give one"),
+        (["--report.sinks"], "report.sinks must have a value, got --report.sinks alone: give one"),
         (["--trust", "yes"], "--trust takes no value, got 'yes'; give --trust alone"),
         (["--seed", "1", "--trust=yes"], "--trust takes no value, got 'yes'; give --trust alone"),
     ],

@@ -139,6 +139,10 @@ def test_one_environment_is_made_where_nothing_else_tells_and_only_then(tmp_path
     assert len(made) == 2
 
 
+def test_groups_fit_the_streams_that_the_kind_s_preset_gives():
+    assert load("mine", Camera, env__streams_per_group=16).config.env.num_streams == 16
+
+
 def test_a_saved_run_keeps_what_its_kind_gave_it(tmp_path):
     kept = compose("ppo", [Layer("x", {"env.id": "mine", "gamma": 0.5})], Camera)
     save_options(tmp_path, kept.config.flat())

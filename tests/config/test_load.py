@@ -331,6 +331,31 @@ def test_differences_in_a_file_count_like_those_on_the_command_line(tmp_path):
     load_config("ppo", [Layer("file f", {"gamma": 0.9})], command)
 
 
+def test_automatic_values_of_a_command_keep_those_of_the_run(tmp_path):
+    """Also over a file that names others, and where a word means no value."""
+    save_run(tmp_path, {"runtime.compile": "off", "runtime.threads": 3})
+    place = {**CARTPOLE, "run_dir": str(tmp_path)}
+    file = Layer("file f", {"runtime.compile": "on", "runtime.device": "cuda"})
+    given = {"runtime.compile": "auto", "runtime.device": "auto", "runtime.threads": "none"}
+    config = load_config("ppo", [file], Layer("command line", place | given)).config
+    assert (config.runtime.compile, config.runtime.device) == ("off", "auto")
+    assert config.runtime.threads == 3
+
+
+def test_lists_of_the_command_line_are_the_run_s(tmp_path):
+    save_run(tmp_path, {"model.policy_hidden": [64, 64]})
+    asked = {**CARTPOLE, "run_dir": str(tmp_path), "model.policy_hidden": ["64", "64"]}
+    with pytest.raises(ConfigError) as raised:
+        load_config("ppo", [], Layer("command line", asked | {"runtime.lag": 0}))
+    assert "policy_hidden" not in str(raised.value)
+
+
+def test_threads_of_pools_may_change(tmp_path):
+    save_run(tmp_path, {"env.backend": "envpool", "env.num_threads": 2})
+    asked = {**CARTPOLE, "run_dir": str(tmp_path), "env.num_threads": 1}
+    assert load_config("ppo", [], Layer("command line", asked)).config.env.num_threads == 1
+
+
 def test_resume_never_refuses_a_run_but_not_an_empty_folder(tmp_path):
     values = {**CARTPOLE, "run_dir": str(tmp_path), "resume": "never"}
     load_config("ppo", [], Layer("command line", values))
@@ -403,6 +428,7 @@ def test_a_file_with_words_of_yaml(tmp_path, capsys):
     )
     assert main(["config", "ppo", "--config", str(tmp_path / "words.yaml")]) == 0
     found = files.parse_yaml(capsys.readouterr().out)
+    assert found["preset"] == "none"
     assert found["runtime.compile"] == "off"
     assert found["normalize_observations"] is found["checkpoint.save_best"] is False
     assert (found["learning_rate"], found["total_env_steps"]) == (1e-3, 10**6)

@@ -242,6 +242,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["CartPole-v1", "--seed", "-1"], "--seed must be in 0 .. "),
         (["CartPole-v1", "--env.kwargs", "{"], "--env.kwargs must be JSON"),
         (["CartPole-v1", "--env.kwargs", "[]"], "--env.kwargs must be as in"),
+        (["CartPole-v1", "--env.kwargs", '{"a": NaN}'], "env.kwargs: must hold only what JSON"),
         (["CartPol-v1"], "nearest are CartPole-v1"),
     ],
 )

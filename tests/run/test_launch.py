@@ -165,6 +165,15 @@ def test_a_model_of_ones_own_is_short_for_its_import_string(tmp_path):
         quintet.train("ppo", TOY, 128, 0, tmp_path, config, model=Halves({}))
 
 
+def test_options_that_an_argument_names_otherwise_are_refused(tmp_path):
+    for given, name in (({"seed": 1}, "seed"), ({"total_steps": 64}, "total_env_steps")):
+        config = SMALL | {"seed": 0, "total_env_steps": 128}
+        with pytest.raises(
+            ConfigError, match=f"^{name} must be left to the argument that is given"
+        ):
+            quintet.train("ppo", TOY, run_dir=tmp_path / "run", config=config, **given)
+
+
 def test_a_run_in_another_thread(tmp_path):
     results = []
     thread = threading.Thread(target=lambda: results.append(run(tmp_path / "a")))
