@@ -52,6 +52,7 @@ class AsyncSampling:
         self.trouble: Died | BaseException | None = None  # for the learner's thread to handle
         self.replaced, self.ending = threading.Event(), threading.Event()
         self.handling = threading.RLock()  # guards the delivery and the grants
+        self.delivery.lock = self.handling
         self.changed = threading.Condition(self.handling)  # batches came, or were taken
         self.env_steps_wanted = 0  # in all batches, with those that were handed out
         self.granted = [0] * len(workers.samplers)  # unfinished env_steps, by worker

@@ -3,8 +3,9 @@ them."""
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -160,6 +161,7 @@ class Delivery:
         self.queues = [PolicyQueue() for _ in range(num_policies)]
         self.may_lag = may_lag or num_policies > 1 or num_streams != plan.columns_per_batch
         self.pin = False  # whether batches are put in page-locked memory, for a GPU
+        self.lock: AbstractContextManager[Any] = nullcontext()  # held by who changes the queues
         self.samples_ahead = False  # whether the last whole batch begins the next round
         self.first_stream = self.first_policy = 0  # of the next round, and of the next batch
         self.running: dict[int, int] = {}  # env_steps in episodes that have not ended, by group
@@ -286,14 +288,15 @@ class Delivery:
         dropped first, or a round begins with it.
         """
         count = len(self.queues)
-        for policy in (
-            turn % count for turn in range(self.first_policy, self.first_policy + count)
-        ):
-            queue = self.queues[policy]
-            if queue.columns >= self.plan.columns_per_batch:
-                least, blocks = self._least_version(queue), [x.rollout for x in queue.waiting]
-                old = any(bool((x.valid & (x.version < least)).any()) for x in blocks)
-                return None if old or self.samples_ahead else policy
+        with self.lock:
+            for policy in (
+                turn % count for turn in range(self.first_policy, self.first_policy + count)
+            ):
+                queue = self.queues[policy]
+                if queue.columns >= self.plan.columns_per_batch:
+                    least, blocks = self._least_version(queue), [x.rollout for x in queue.waiting]
+                    old = any(bool((x.valid & (x.version < least)).any()) for x in blocks)
+                    return None if old or self.samples_ahead else policy
         return None
 
     def _least_version(self, queue: PolicyQueue) -> int:

@@ -9,6 +9,7 @@ thread, so its forks are safe.  It ends with the process that began it, and its 
 """
 
 import atexit
+import errno
 import gc
 import importlib
 import io
@@ -42,6 +43,13 @@ _NOT_BEGUN = -1
 """Sent instead of a pid if the fork failed."""
 
 _MOST_FILES = 253  # that one message carries on Linux
+
+_BEGIN_S = 30.0  # in which a server begins a process
+
+_FOR_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Signals that a service manager sends to all processes of a run: the server's end would be that of
+its forks, which the parent stops in good order.
+"""
 
 
 def prepare(preload: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -185,11 +193,26 @@ class Forked:
             with os.fdopen(os.dup(request), "wb") as file:
                 pickle.dump((list(arguments), dict(environ), sys.path), file)
             self._server = _server_for(preload, environ, theirs_out)
-            with suppress(OSError):  # it has ended, as `poll` tells
-                socket.send_fds(self._server.channel, [b"+"], [*passed, *files])
+            self._ask([*passed, *files])
         finally:
             for number in passed:
                 os.close(number)
+
+    def _ask(self, files: Sequence[int]) -> None:
+        """Sends the request, whose own files are gone with an error if the server can't have it."""
+        server = self._server
+        while server.process.poll() is None:
+            try:
+                socket.send_fds(server.channel, [b"+"], files)
+                return
+            except OSError as error:
+                if error.errno == errno.ETOOMANYREFS:  # until the server has read earlier ones
+                    time.sleep(0.05)
+                elif server.process.poll() is None and error.errno != errno.EPIPE:
+                    self._end(os.EX_OSERR)
+                    return
+                else:  # it is ending, as `poll` tells
+                    return
 
     @property
     def pid(self) -> int:
@@ -219,6 +242,9 @@ class Forked:
         return self.returncode
 
     def terminate(self) -> None:
+        deadline = time.monotonic() + _BEGIN_S
+        while self._pid is None and self.returncode is None and time.monotonic() < deadline:
+            self._hear(0.1)
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
 
@@ -279,6 +305,17 @@ _servers: dict[tuple[Any, ...], _Server] = {}
 _choosing = threading.Lock()
 
 
+def _forget() -> None:
+    """Closes the channels in a fork of this process, which would keep the servers alive."""
+    for server in _servers.values():
+        server.channel.close()
+    _servers.clear()
+
+
+if AVAILABLE:
+    os.register_at_fork(after_in_child=_forget)
+
+
 def _server_for(preload: Sequence[str], environ: Mapping[str, str], output: int) -> _Server:
     """The fork server for this process's present limits, cores and variables, which forks can't
     change."""
@@ -303,6 +340,7 @@ def main() -> NoReturn:
     """Serves until the parent is gone; in a fork, runs the main function of its module."""
     *preload, number = sys.argv[1:]
     channel = socket.socket(fileno=int(number))
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in _FOR_PARENT}
     for module in preload:
         importlib.import_module(module)
     # The thread that began this process may end before the forks; the channel tells from here on.
@@ -314,7 +352,10 @@ def main() -> NoReturn:
     gc.freeze()  # nothing of it is written to by a fork's collections, so its memory stays shared
     server = os.getpid()
     try:
-        status = _become(_serve(channel), server)
+        files = _serve(channel)
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        status = _become(files, server)
     except SystemExit as ended:
         if not isinstance(ended.code, int | None):
             raise

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -302,8 +302,8 @@ def test_no_worker_outlives_its_parent(
     # To the whole group, as a terminal does with Ctrl-C; to all, as service managers do.
     os.killpg(process.pid, number)
     if number == signal.SIGTERM:
-        for worker in found:
-            worker.terminate()
+        for each in psutil.Process(process.pid).children(recursive=True):  # also the fork server
+            each.terminate()
     process.communicate(timeout=60)
     if number != signal.SIGKILL:
         assert process.returncode == 0
@@ -483,3 +483,35 @@ def test_async_does_not_replace_workers_for_ever_that_die_while_they_start(tmp_p
     env = partial(DiesAsItIsMade, str(tmp_path / "no folder" / "mark"))
     with pytest.raises(WorkerFault, match="before it was ready"):
         train(tmp_path / "run", env, 1_000, num_workers=1, max_restarts=1)
+
+
+class WithProgram(Drifting):
+    """Begins a program and ends it by SIGTERM when it is closed, which takes a moment."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.file = Path(place) / f"{os.getpid()}-{id(self)}"
+        self.program = subprocess.Popen(["sleep", "60"])
+        self.file.touch()
+
+    def close(self) -> None:
+        time.sleep(0.2)
+        self.program.terminate()
+        self.file.write_text(str(self.program.wait(20)))
+        super().close()
+
+
+class Failing(WithProgram):
+    def step(self, action: Any) -> Any:
+        raise ValueError("no floor")
+
+
+@pytest.mark.parametrize("env", [WithProgram, Failing])
+def test_workers_close_environments_which_can_end_their_programs(env, tmp_path: Path) -> None:
+    (ended := tmp_path / "ended").mkdir()
+    options = {"steps": 64, "kind": "lockstep", "num_workers": 1}
+    with pytest.raises(EnvironmentFault) if env is Failing else nullcontext():
+        train(tmp_path / "run", partial(env, str(ended)), **options)
+    found = [path.read_text() for path in ended.iterdir()]
+    assert found
+    assert set(found) == {str(-signal.SIGTERM)}

@@ -1,7 +1,9 @@
 """Processes that are forked from one that has imported what they need."""
 
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from quintet.system.child import AVAILABLE, Child, _server_for, _whole
+from quintet.system.child import AVAILABLE, Child, _server_for, _servers, _whole
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="Linux only")
 
@@ -204,6 +206,54 @@ def test_no_file_of_another_is_open(begin) -> None:
     assert said == ["[0, 1, 2, 3]"]  # 3: of the list itself
     waits.kill()
     waits.wait()
+
+
+def test_signals_to_all_processes_leave_the_server_and_are_heeded_by_its_forks(begin) -> None:
+    child, _ = begin("one", "sys.stdin.read()", "return 0")
+    server = server_of(child)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        server.send_signal(number)
+    other, said = begin(
+        "two", "import signal", "print(repr(signal.getsignal(signal.SIGTERM)))", "return 3"
+    )
+    assert other.wait(30) == 3
+    assert "SIG_DFL" in said[0]
+    assert server.is_running()
+    child.terminate()
+    assert child.wait(30) == -signal.SIGTERM
+
+
+def test_a_signal_waits_for_one_that_has_yet_to_begin(begin, tmp_path: Path) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(1)\n")
+    child, _ = begin("one", "sys.stdin.read()", "return 0", preload=["slow_to_import"])
+    child.terminate()
+    assert child.wait(30) == -signal.SIGTERM
+    other, _ = begin("two", "return 5", preload=["slow_to_import"])
+    assert other.wait(30) == 5
+
+
+def test_a_request_waits_until_the_kernel_takes_it(begin, monkeypatch) -> None:
+    begin("first", "return 0")[0].wait(30)
+    send, faults = socket.send_fds, [errno.ETOOMANYREFS, errno.ETOOMANYREFS]
+
+    def refused(*arguments):
+        if faults:
+            raise OSError(faults.pop(), "not now")
+        return send(*arguments)
+
+    monkeypatch.setattr(socket, "send_fds", refused)
+    assert begin("one", "return 6")[0].wait(30) == 6
+    faults.append(errno.ENOBUFS)
+    assert begin("two", "return 7")[0].wait(30) == os.EX_OSERR
+
+
+def test_forks_of_this_process_keep_no_server_alive(begin) -> None:
+    begin("one", "return 0")[0].wait(30)
+    assert _servers
+    if not (pid := os.fork()):
+        os._exit(len(_servers))
+    assert os.waitpid(pid, 0)[1] == 0
+    assert begin("two", "return 8")[0].wait(30) == 8
 
 
 def test_it_ends_with_the_process_that_began_it(tmp_path: Path) -> None:

@@ -190,7 +190,8 @@ class Process:
         except (EOFError, OSError):
             return self.lost()
         if isinstance(message, Failed):
-            return self.failed(error_of(message, self.name, self.kind.fault))
+            self.end(STOP_GRACE_S)  # it closes its environments first
+            return error_of(message, self.name, self.kind.fault)
         return message
 
     def lost(self) -> QuintetError:

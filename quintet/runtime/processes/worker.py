@@ -148,11 +148,27 @@ class Worker:
             group.env.close()
 
 
+_FOR_PARENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+
+
+def _ignore(*_: object) -> None:
+    """Handles a signal that is for the parent."""
+
+
+def _heed() -> None:
+    """Lets signals end the forks of environments, as those of any program."""
+    for number in _FOR_PARENT:
+        if signal.getsignal(number) is _ignore:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def begin() -> tuple[Any, Arena, Connection]:
     """Prepares a process of the runtime; returns its pickled work, its memory and its channel."""
-    # A signal to all processes of a run is for the parent, which stops in good order.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    # A signal to all processes of a run is for the parent, which stops in good order.  Programs
+    # that environments begin would keep SIG_IGN, and could not be ended by their `close`.
+    for number in _FOR_PARENT:
+        signal.signal(number, _ignore)
+    os.register_at_fork(after_in_child=_heed)
     files: Sequence[str] = sys.argv[1:]
     payload = pickle.loads(entry.receive(lambda: os._exit(130)))
     user_state.restore(payload["state"])
@@ -172,7 +188,7 @@ def report_failure(channel: Connection, error: BaseException) -> None:
 def _let_others_finish() -> None:
     """Has this process not preempt the learner when it wakes (2 to 3% faster on few cores)."""
     if sys.platform == "linux":
-        with suppress(PermissionError):
+        with suppress(OSError):  # sandboxes may have no such policy
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
