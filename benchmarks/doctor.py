@@ -63,8 +63,9 @@ SETTINGS: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
     "clip_tiny": ("ppo", {"clip-epsilon": "0.001"}, ("clip_epsilon",)),
     "clip_none": (
         "ppo", {"clip-epsilon": "none", "num-epochs": "60"}, ("clip_epsilon", "num_epochs")),
-    "normalizer_frozen": ("ppo", {"update-normalizers": "false"},
-        ("update_normalizers", "health-normalizers")),
+    "normalizer_off": (
+        "ppo", {"normalize-observations": "false", "reward-normalizer": "none"},
+        ("normalize_observations", "reward_normalizer")),
     "unroll_short": ("ppo", {"unroll-steps": "4", "minibatch-steps": "none"}, ("unroll_steps",)),
     "gradient_tiny": ("ppo", {"max-grad-norm": "1e-7"}, ("max_grad_norm", "gradient-clipped")),
     "values_tiny": ("ppo", {"value-coef": "1e-5"}, ("value_coef", "values-scale")),

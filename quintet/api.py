@@ -232,7 +232,7 @@ def _race(asked: "Asked") -> "Result":
     if race(asked).state != "finished":
         raise KeyboardInterrupt(f"the race in {asked.folder} was stopped; the same call goes on")
     run_dir = asked.folder
-    metrics = dict(read_summary(run_dir).reports[-1])
+    metrics = dict((read_summary(run_dir).reports or [{}])[-1])
     return Result(run_dir, _trained_policy(run_dir, asked.values), metrics, "finished")
 
 

@@ -51,6 +51,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CARD = "README.md"
+
+_OF_HEADERS = (LookupError, TypeError, ValueError, RuntimeError, AssertionError)
+"""What the safetensors library raises for headers of strange types and shapes."""
+
 _SUFFIX = ".safetensors"
 _AUTO_PARTS = 20  # checkpoints over a run with `interval_iterations = "auto"`
 RESTARTS_FRAC = 0.05
@@ -439,8 +443,12 @@ def _read_folder(folder: int | None, path: Path) -> Checkpoint:
             continue
         try:
             loaded = load_safetensors(data)
-        except SafetensorError as fault:
-            raise CheckpointError(f"{path / name} is not a safetensors file: {fault}") from fault
+        except (SafetensorError, *_OF_HEADERS) as fault:
+            said = f"{type(fault).__name__}: {fault}"
+            raise CheckpointError(f"{path / name} is not a safetensors file: {said}") from fault
+        for key, x in loaded.items():
+            if x.is_floating_point() and x.dtype.itemsize == 1:  # which PyTorch can't compare
+                raise CheckpointError(f"{path / name} has {x.dtype} in {key}, which no run writes")
         # cloned to memory of torch's own alignment, on which the last bit of a sum may depend
         tensors[name.removesuffix(_SUFFIX)] = {k: loaded[k].clone() for k in sorted(loaded)}
     not_own = signature.fault(PURPOSE, signed_bytes(entries), mark)

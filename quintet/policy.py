@@ -355,7 +355,7 @@ class Policy:
         A policy that names users' code is signed if it may run that code.
         """
         folder, other = files.given_path(folder), ""
-        if (folder / "learner.safetensors").exists():
+        if any(folder.glob("learner*.safetensors")):  # learner_0 of several policies
             other = "is a checkpoint of a run, which could then not resume"
         elif (folder / "manifest.json").exists():
             pass

@@ -1,10 +1,12 @@
 """Checkpoints survive crashes, full disks and bit rot; a run folder has one trainer."""
 
 import errno
+import hashlib
 import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +22,7 @@ from pydantic import ValidationError
 from quintet import checkpoint
 from quintet.checkpoint import Checkpoint, CheckpointConfig
 from quintet.errors import CheckpointError
+from quintet.system import inside
 from quintet.system.inside import run_lock
 
 MANY_KINDS = {
@@ -484,3 +487,54 @@ def test_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
         pass
     with run_lock(folder):
         pass
+
+
+def test_a_fork_gives_the_lock_up(tmp_path: Path) -> None:
+    here, there = socket.socketpair()
+    with run_lock(tmp_path / "run"):
+        if not (pid := os.fork()):
+            there.send(b"x")
+            there.recv(1)
+            os._exit(0)
+        here.recv(1)
+        with pytest.raises(CheckpointError, match="in use"), run_lock(tmp_path / "run"):
+            pass
+        os.close(inside._held.pop())  # as a kill does
+        with run_lock(tmp_path / "run"):  # though the fork lives
+            pass
+    here.send(b"x")
+    os.waitpid(pid, 0)
+    here.close()
+    there.close()
+
+
+def test_giant_files_are_not_read(tmp_path: Path) -> None:
+    place = checkpoint.write(tmp_path, "1", {"a": {"x": torch.zeros(2)}}, {})
+    for name in ("a.safetensors", "manifest.json"):
+        size = (place / name).stat().st_size
+        os.truncate(place / name, 2**40)  # which takes no room on the disk
+        with pytest.raises(CheckpointError, match=r"has 1,?099,?511,?627,?776 bytes"):
+            checkpoint.read(place)
+        os.truncate(place / name, size)
+    checkpoint.read(place)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "count"),
+    [
+        ("F8_E8M0", [2], 2), ("F8_E4M3", [2], 2), ("F32", [0, 2**62, 8], 0),
+        ("F32", [0, 2**64 - 1], 0),
+    ],
+)  # fmt: skip
+def test_strange_tensors_are_refused(tmp_path: Path, dtype: str, shape: list, count: int) -> None:
+    place = checkpoint.write(tmp_path, "1", {"a": {"x": torch.zeros(2)}}, {})
+    head = {"x": {"dtype": dtype, "shape": shape, "data_offsets": [0, count]}}
+    text = json.dumps(head).encode()
+    data = len(text).to_bytes(8, "little") + text + b"\0" * count
+    (place / "a.safetensors").write_bytes(data)
+    manifest = json.loads((place / "manifest.json").read_text())
+    entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    manifest["files"]["a.safetensors"] = entry
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"a\.safetensors"):
+        checkpoint.read(place)

@@ -139,7 +139,8 @@ class Nodes:
         self._gate: Gate | None = None
         try:
             self._connected = on_ray.connect(config.address)
-            cores = -(-spec.num_workers // max(1, len(on_ray.machines())))
+            nodes = min(len(on_ray.machines()), config.nodes_max or spec.num_workers)
+            cores = -(-spec.num_workers // max(1, nodes))
             entry = Entry(work, site.facts, site.exact, config, cores)
             self._gate = Gate(entry, self._joins, self._refuses, say)
             self._await_first(self._gate)

@@ -108,7 +108,7 @@ class RuntimeConfig(Options):
             Needs("an algorithm whose learners can share batches", lambda _, f: f.shared),
         ),
         also="num_gpu_learners",
-        on_resume="free",
+        on_resume="rounds",
     )
     """number of processes that share every batch and make one update together, equal to one
     learner's but for rounding; each has its own GPU, from cuda:0 on, or `threads` of the CPU
@@ -122,7 +122,7 @@ class RuntimeConfig(Options):
         pattern=r"^(auto|cpu|cuda(:\d+)?|xpu(:\d+)?|mps)$",
         also="cuda use_cuda gpu use_gpu num_gpus",
         auto=True,
-        on_resume="free",
+        on_resume="rounds",
     )
     """device of the learner: cpu, cuda, cuda:1, or xpu (Intel's GPUs, not tried); auto: a
     CUDA GPU for pictures and grids if there is one, else the CPU; cuda divides the policies of a

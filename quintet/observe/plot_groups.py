@@ -43,14 +43,14 @@ def _numbered(labels: Sequence[str]) -> list[str]:
 def _told_apart(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """The algorithm of each group, and everything that `group_labels` may add."""
     envs = _differing(configs, [name for name in _ENV if any(name in each for each in configs)])
-    peers: dict[Any, list[Mapping[str, Any]]] = {}
-    for config in configs:
-        peers.setdefault(config.get("algo"), []).append(config)
+    peers: dict[str, list[Mapping[str, Any]]] = {}
+    for config in configs:  # of which some may be damaged
+        peers.setdefault(str(config.get("algo")), []).append(config)
     telling = {algo: _telling(of, envs) for algo, of in peers.items()}
     return [
         [
             str(config.get("algo", "run")),
-            *(_part(n, config[n]) for n in telling[config.get("algo")] if n in config),
+            *(_part(n, config[n]) for n in telling[str(config.get("algo"))] if n in config),
         ]
         for config in configs
     ]

@@ -447,7 +447,7 @@ def draw_group(
 
 def _evaluation_name(runs: Iterable[Run]) -> str:
     """The name of evaluations in a legend, with their environment if it differs from training's."""
-    own = {name for run in runs if (name := run.config.get("eval.env.id")) is not None}
+    own = {str(name) for run in runs if (name := run.config.get("eval.env.id")) is not None}
     return f"evaluation in {', '.join(sorted(own))}" if own else "evaluation"
 
 

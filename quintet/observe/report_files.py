@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from quintet.errors import FileFault, QuintetError
@@ -84,14 +84,33 @@ class Gathered(NamedTuple):
     held: list[Held]
 
 
-def gather(run_dir: Path, mark: Mark | None, notice: Notice) -> Gathered:
+def files_of(meta: Mapping[str, Any]) -> tuple[str, ...]:
+    """The files of reports that a run wrote at a checkpoint; one of earlier sinks may be beside
+    them.
+
+    meta: of the checkpoint.
+    """
+    sinks = meta.get("config", {}).get("report.sinks")
+    both = {"jsonl": JSONL_FILE, "csv": CSV_FILE}
+    return tuple(name for sink, name in both.items() if isinstance(sinks, list) and sink in sinks)
+
+
+def gather(
+    run_dir: Path,
+    mark: Mark | None,
+    notice: Notice,
+    names: Sequence[str] = (),
+) -> Gathered:
     """All reports in the files of a run: from a file without faults, else the remaining reports of
     both.
 
+    names: the files that count, see `files_of`; empty, or if none of them is there: both.
     mark: mark of the reports that must at least exist; None: unknown.
     notice: receives a message about every fault and what was done about it.
     """
-    found = [_held(run_dir / name, mark) for name in (JSONL_FILE, CSV_FILE)]
+    if not any(os.path.lexists(run_dir / name) for name in names):
+        names = (JSONL_FILE, CSV_FILE)
+    found = [_held(run_dir / name, mark) for name in names]
     held = [each for each in found if each is not None]
     if mark is not None and mark.number and not held:
         notice(f"{run_dir} has neither {JSONL_FILE} nor {CSV_FILE}: its reports are lost")
@@ -158,11 +177,10 @@ def read_metrics(run_dir: Path, notice: Notice = files.warn_on_stderr) -> list[R
         )
     newest = manifest.newest(run_dir / "checkpoints")
     meta = newest.meta if newest else {}
-    sinks = meta.get("config", {}).get("report.sinks")
-    for sink, name in (("jsonl", JSONL_FILE), ("csv", CSV_FILE)):
-        if isinstance(sinks, list) and sink in sinks and not os.path.lexists(run_dir / name):
+    for name in files_of(meta):
+        if not os.path.lexists(run_dir / name):
             notice(f"{run_dir / name} is not there")
-    return gather(run_dir, mark_in(meta), notice).reports
+    return gather(run_dir, mark_in(meta), notice, files_of(meta)).reports
 
 
 def columns_of(reports: Iterable[Mapping[str, float]]) -> list[str]:

@@ -34,7 +34,9 @@ from quintet.observe.report_files import (
     Report,
     columns_of,
     csv_line,
+    files_of,
     gather,
+    mark_in,
     mark_of,
     new_columns,
     set_damaged_aside,
@@ -140,7 +142,7 @@ def open_sinks(
     resume_env_steps: int | None,
     notice: Notice,
     warn: Notice = files.warn_on_stderr,
-    mark: Mark | None = None,
+    meta: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Reporter:
     """Opens the sinks of a run.
@@ -149,14 +151,15 @@ def open_sinks(
         drops reports of an earlier start in `run_dir`.
     notice: receives a message if a sink is left out or reports are dropped.
     warn: receives a message about any damage.
-    mark: mark of the reports at the checkpoint; None: unknown.
+    meta: of the checkpoint.
     options: the run's options by dotted name, for sinks that show them.
 
     Raises:
         QuintetError: the files can't be written.
     """
     upto = -1 if resume_env_steps is None else resume_env_steps
-    gathered = gather(run_dir, mark, warn)
+    meta = meta or {}
+    gathered = gather(run_dir, mark_in(meta), warn, files_of(meta))
     kept = [report for report in gathered.reports if report.get("env_steps", 0) <= upto]
     dropped = len(gathered.reports) - len(kept)
     if dropped:
@@ -187,11 +190,11 @@ def open_sinks(
     return Reporter(sinks, notice, mark_of(kept) if keeps else None)
 
 
-def mend_reports(run_dir: Path, mark: Mark | None, warn: Notice) -> list[Report]:
-    """The reports of a finished run; damaged files are written again.  Raises QuintetError
-    if they can't be written.
+def mend_reports(run_dir: Path, meta: Mapping[str, Any], warn: Notice) -> list[Report]:
+    """The reports of a finished run, with the meta of its last checkpoint; damaged files are
+    written again.  Raises QuintetError if they can't be written.
     """
-    gathered = gather(run_dir, mark, warn)
+    gathered = gather(run_dir, mark_in(meta), warn, files_of(meta))
     set_damaged_aside(gathered.held, warn)
     for held in gathered.held:
         if held.faults:

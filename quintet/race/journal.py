@@ -30,6 +30,15 @@ def _harmless(value: Any) -> Any:
 
 Value = Annotated[Any, AfterValidator(_harmless)]
 
+_CALLED = ("env.id", "env.kwargs", "eval.env.id", "eval.env.kwargs", "init_from")
+
+
+def _calls_nothing(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of an entry, which may not choose what is called, or its arguments."""
+    if found := options.keys() & {*_CALLED}:
+        raise ValueError(f"must leave {min(found)} to the user")
+    return options
+
 
 @final
 class Look(Checked):
@@ -62,7 +71,7 @@ class Runner(Checked):
 
     name: Name
     algo: Word
-    options: dict[Word, Value]
+    options: Annotated[dict[Word, Value], AfterValidator(_calls_nothing)]
     why: Sentence
     looks: Annotated[list[Look], Field(max_length=100)] = Field(default=[])
     out: Sentence = ""

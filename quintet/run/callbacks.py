@@ -45,13 +45,14 @@ class LiveRun:
         later value counts.
 
         Raises:
-            ConfigError: the name has other characters than letters, digits and ``_ - . /``, or the
-                value is not a number.
+            ConfigError: the name has other characters than ASCII letters, digits and ``_ - . /``,
+                or more than 150, or the value is not a number.
         """
-        if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", name):
+        form = r"(?=.{1,150}$)[\w.-]+(/[\w.-]+)*"
+        if not isinstance(name, str) or not re.fullmatch(form, name, re.ASCII):
             raise ConfigError(
-                f"log must have a name of letters, digits and _ - . /, as in 'solved_frac', got "
-                f"{name!r}"
+                f"log must have a name of at most 150 ASCII letters, digits and _ - . /, as in "
+                f"'solved_frac', got {name!r}"
             )
         try:
             self._logged[OWN + name] = float(value)

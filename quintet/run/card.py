@@ -21,12 +21,13 @@ def card(config: RunConfig, report: Mapping[str, float], prefix: str = "") -> st
     """
     own = {k.removeprefix(prefix): x for k, x in report.items() if k.startswith(prefix)}
     env_id, told = config.env.id, _score(config, own)
+    absent = "not known" if config.eval.episodes else "not evaluated (`eval.episodes 0`)"
     options = {k: x for k, x in sorted(config.flat().items()) if k not in _OWN}
     rows = {
         "learner": config.algo,
         "environment": f"`{env_id}` (backend {config.env.backend})",
         "env_steps": f"{report.get('env_steps', 0.0):,.0f} of {config.total_env_steps:,}",
-        "score": told or "not evaluated (`eval.episodes 0`)",
+        "score": told or absent,
         "seed": str(config.seed),
         "quintet": provenance.own_version(),
     }

@@ -101,10 +101,10 @@ class Evaluations:
             threads=policy.threads,
         )
         scores = evaluate_in(policy, self.env, how, config.max_steps)
-        self.evaluated_steps = env_steps
         self._seconds += time.perf_counter() - begin
         if not scores.complete:
             return None
+        self.evaluated_steps = env_steps
         if not len(scores.returns):
             self.say(
                 f"the evaluation of policy {index} has no scores: none of its agents ended an "

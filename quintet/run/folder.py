@@ -213,7 +213,8 @@ class RunFolder:
         if doubts and self._record:
             told = [{**each._asdict(), "env_steps": env_steps} for each in doubts]
             self._record["choices"] += told
-            self._write_record("running", None, None)
+            with suppress(OSError):  # a full disk, as the next checkpoint tells
+                self._write_record("running", None, None)
 
     @property
     def choices(self) -> list[run_record.Choice]:

@@ -7,6 +7,7 @@ K of ``policies`` in its meta.
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, final
 
 from torch import Tensor
@@ -75,6 +76,14 @@ class PolicyFolder:
         if score is not None:
             meta["best"] = score
         checkpoint.write(self.path, name, tensors, meta, signed=policy.signed, card=card)
+
+    def holds(self, version: int) -> bool:
+        """Whether ``policy/`` holds a whole policy of this version, and a card."""
+        place = self.path / POLICY
+        with suppress(CheckpointError):
+            same = checkpoint.read(place).meta.get("version") == version
+            return bool(same) and (place / checkpoint.CARD).is_file()
+        return False
 
     def best_mark(self) -> str | None:
         """A hash that identifies ``best/``; None if it can't be read."""

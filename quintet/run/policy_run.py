@@ -195,8 +195,8 @@ class PolicyRun:
         """Stores the scores of an evaluation; writes `policy` to ``best/`` if it is the best."""
         self.scores = scores.metrics()
         if self.config.checkpoint.save_best and (self.best is None or scores.mean > self.best):
+            self.folder.write(BEST, policy, score=scores.mean)
             self.best = scores.mean
-            self.folder.write(BEST, policy, score=self.best)
 
     @OwnTorch()
     def configure(self, options: BaseModel) -> None:

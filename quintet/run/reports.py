@@ -23,7 +23,6 @@ from quintet.observe.log import RunLog
 from quintet.observe.machine import MachineUse
 from quintet.observe.metrics import clean, policy_prefix
 from quintet.observe.pace import SHOWN_EVERY_S, Score, report_interval_s
-from quintet.observe.report_files import mark_in
 from quintet.observe.sinks import Reporter, mend_reports, open_sinks
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
@@ -79,7 +78,7 @@ class Reports:
             resume_env_steps=None if found is None else counters.env_steps,
             notice=log.say,
             warn=log.warn,
-            mark=None if found is None else mark_in(found.meta),
+            meta=None if found is None else found.meta,
             options=self.config.flat(),
         )
         self._before_s = 0.0 if found is None else found.meta["wall_s"]
@@ -89,7 +88,7 @@ class Reports:
     def mend(self, found: Checkpoint, log: RunLog) -> None:
         """Repairs the reports of a finished run."""
         assert self.config.run_dir is not None
-        reports = mend_reports(self.config.run_dir, mark_in(found.meta), log.warn)
+        reports = mend_reports(self.config.run_dir, found.meta, log.warn)
         self.last = (reports or [{}])[-1]
 
     @property

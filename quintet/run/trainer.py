@@ -224,7 +224,12 @@ class Trainer:
             f"this run is finished: {self.counters.env_steps:,} env_steps; raise "
             "--total-steps to continue, or give another --run-dir, or --overwrite, for a new run"
         )
-        self.save_policy()  # a kill may have come between the last checkpoint and it
+        written = [(each.folder, each.learner.version) for each in self.policies]
+        if len(written) > 1:
+            written.append((PolicyFolder(self.folder), leader(self.policies).learner.version))
+        # A kill may have come between the last checkpoint and it.
+        if not all(folder.holds(version) for folder, version in written):
+            self.save_policy()
 
     def train(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
         """Runs the loop to its end or to a stop."""
@@ -382,7 +387,9 @@ class Trainer:
         if self.budget is not None and not (finished or self.stop.made):
             self._look_at_the_clock(self.budget, steps)
         evaluated = False
-        if not self.stop.made and self.evaluations.due(steps, self.reports.wall_s):
+        # A stop waits for the last one, without which a finished run would keep an older score.
+        due = finished or not self.stop.made
+        if due and self.evaluations.due(steps, self.reports.wall_s):
             try:
                 evaluated = self._evaluate()
             except QuintetError as error:  # what was trained is saved first
@@ -452,7 +459,7 @@ class Trainer:
         """Called at every step of an evaluation; the timer's switch shows `Watch` that it is not
         stuck."""
         self.timer.switch("evaluation")
-        return self.stop.made
+        return self.stop.made and self.counters.env_steps < self.config.total_env_steps
 
     def keep_batch(self, batch: Rollout, policy: int) -> str:
         """Writes the batch on which an update failed; returns a sentence that says where."""

@@ -20,6 +20,10 @@ _NOT_COMPARED = ("init", "action_std_init")
 """Options of the network that only affect how its weights are drawn."""
 
 
+_REWARDS = "reward_moments/"
+"""Prefix of the statistics of rewards."""
+
+
 def find_donor(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tensor]]:
     """The policy that `init_from` names; raises ConfigError if there is no readable one."""
     try:
@@ -64,6 +68,12 @@ def donated(
     theirs = {name: theirs[x] for name, x in averages.items() if x in theirs} | theirs
     # A saved policy lacks the tensors that only learning needs.
     required = [] if keys else [*own] if rest else [*acting]
+    # Statistics of returns and of single rewards have the same names.
+    kind, was = (each["learner"].get("reward_normalizer") for each in (description, donor))
+    other_kind = kind != was and any(name.startswith(_REWARDS) for name in theirs)
+    if other_kind:
+        theirs = {name: x for name, x in theirs.items() if not name.startswith(_REWARDS)}
+        required = [name for name in required if not name.startswith(_REWARDS)]
     faults += _other_tensors(own, theirs, required)
     if faults:
         names = "" if not keys else "; its tensors are " + ", ".join(known)
@@ -77,7 +87,16 @@ def donated(
     lacking = sorted({_module(name) for name in set(own) - set(theirs)})
     if lacking and not keys:
         note += f"; a saved policy holds only its actor, so these start fresh: {', '.join(lacking)}"
-    return own | theirs, note
+    if other_kind:
+        note += f"; statistics of rewards start fresh, since its own are of reward_normalizer={was}"
+    taken = own | theirs
+    counts = [x for n, x in taken.items() if n.startswith("normalizer/") and n.endswith("count")]
+    if description["learner"].get("update_normalizers") is False and not all(counts):
+        raise ConfigError(
+            f"update_normalizers=false must have statistics of observations, but init_from={path} "
+            "gives none: name a run that has them, or leave update_normalizers out"
+        )
+    return taken, note
 
 
 def _module(name: str) -> str:

@@ -91,6 +91,11 @@ def sweep(asked: Asked) -> Found:
             f"--metric must be a metric that these runs report, got {asked.metric} with "
             "eval.episodes=0: raise that, or give --metric episode/return_mean"
         )
+    if not {"jsonl", "csv"} & {*base.config.report.sinks}:
+        raise ConfigError(
+            "report.sinks of a sweep must have jsonl or csv, from which scores are read, got "
+            f"{', '.join(base.config.report.sinks) or 'none'}: add one"
+        )
     searched = (
         space.given(asked.search, base.config, asked.values)
         if asked.search

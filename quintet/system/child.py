@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import IO, Any, NoReturn, final
 
 from quintet.system import entry
@@ -38,6 +39,8 @@ _READ_AT_LOAD = (
 )  # fmt: skip
 
 _NUMBER_BYTES = 8
+
+_MOST_LINE_BYTES = 2**16  # of output that is told at once
 
 _NOT_BEGUN = -1
 """Sent instead of a pid if the fork failed."""
@@ -126,7 +129,8 @@ class Child:
 
     def _speak(self, say: Callable[[str], None]) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:  # to its end, or the child would block
+        # To its end, or the child would block; a bar that only returns has no end of line.
+        for line in iter(partial(self._process.stdout.readline, _MOST_LINE_BYTES), b""):
             self.printed = True
             say(line.decode(errors="replace").rstrip())
 
@@ -355,6 +359,7 @@ def main() -> NoReturn:
         files = _serve(channel)
         for each, handler in before.items():
             signal.signal(each, handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_PARENT)
         status = _become(files, server)
     except SystemExit as ended:
         if not isinstance(ended.code, int | None):
@@ -382,6 +387,8 @@ def _serve(channel: socket.socket) -> list[int]:
                 if not word:
                     os._exit(0)  # without the seconds that libraries take to end
                 told = files[3]
+                # One that comes before the fork has its handlers waits until then.
+                signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_PARENT)
                 try:
                     pid = os.fork()
                 except OSError as error:  # no memory, or too many processes
@@ -390,6 +397,7 @@ def _serve(channel: socket.socket) -> list[int]:
                     _tell(told, _NOT_BEGUN)
                     for other in files:
                         os.close(other)
+                    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_PARENT)
                     continue
                 if not pid:
                     signal.set_wakeup_fd(-1)
@@ -399,6 +407,7 @@ def _serve(channel: socket.socket) -> list[int]:
                     for other in (woken, wake, *running, *ended):
                         os.close(other)
                     return list(files)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_PARENT)
                 with suppress(OSError):  # it was quicker
                     os.setpgid(pid, pid)
                 running[told] = pid

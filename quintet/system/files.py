@@ -123,11 +123,14 @@ def reason(fault: OSError) -> str:
 # Reading
 
 
-def read_bytes(path: Path, *, pipe: bool = False, folder: int | None = None) -> bytes:
+def read_bytes(
+    path: Path, *, pipe: bool = False, folder: int | None = None, most: int | None = None
+) -> bytes:
     """The content of a file; raises FileFault if it can't be read.
 
     pipe: whether it may be a pipe or a device, from which a read may never return.
     folder: a handle to the file's folder, which may have been renamed.
+    most: number of bytes above which it is not read, as that of a stranger would fill the memory.
     """
     try:
         # Without waiting, since opening a pipe waits for its other end.
@@ -137,6 +140,8 @@ def read_bytes(path: Path, *, pipe: bool = False, folder: int | None = None) -> 
             if not pipe and not stat.S_ISREG(os.fstat(handle).st_mode):
                 kind = errno.EISDIR if stat.S_ISDIR(os.fstat(handle).st_mode) else errno.EINVAL
                 raise OSError(kind, os.strerror(kind))
+            if most is not None and (size := os.fstat(handle).st_size) > most:
+                raise ValueError(f"it has {size:,} bytes, at most {most:,} were expected")
             return file.read()
     except (OSError, ValueError) as fault:  # ValueError: a name with a null in it
         raise cannot_read(path, fault) from fault

@@ -29,6 +29,18 @@ _PREFIXED = re.compile(rf"({re.escape(TEMPORARY)}|{re.escape(REPLACED)}).*", re.
 _OF_OTHERS = "wandb"
 """A folder of another library, which makes its own links."""
 
+_held: set[int] = set()
+"""Files of the locks that this process holds."""
+
+
+def _give_up() -> None:
+    """Closes them in a fork, which may live longer than the process that it shares them with."""
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_give_up)
+
 _REPLAY = "replay"
 _IN_PLACE = (".lock", "log.txt")  # written where they are, as are all files of the replay
 
@@ -103,7 +115,8 @@ def run_lock(folder: Path) -> Iterator[None]:
     except OSError as fault:
         raise _refused(folder, fault) from fault
     # The file stays: removing it would let two processes lock two files of the same name.
-    with open(file, "r+b", buffering=0):
+    _held.add(file)
+    try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(file, 0)
@@ -113,6 +126,10 @@ def run_lock(folder: Path) -> Iterator[None]:
                 raise _refused(folder, fault) from fault
             raise in_use(folder, _said_in(file)) from fault
         yield
+    finally:
+        if file in _held:
+            _held.remove(file)
+            os.close(file)
 
 
 def in_use(folder: Path, holder: "Holder") -> CheckpointError:

@@ -23,6 +23,8 @@ MANIFEST = "manifest.json"
 META = "meta.json"
 PURPOSE = "quintet checkpoint 1"
 """Purpose of a manifest's signature."""
+
+_MOST_BYTES = 2**26  # of a manifest
 REPLACED = ".old-"
 
 
@@ -131,7 +133,7 @@ def read_manifest(folder: int | None, path: Path) -> tuple[dict[str, dict[str, A
     if folder is None:
         raise CheckpointError(f"there is no checkpoint at {path}")
     file = path / MANIFEST
-    data = _read(folder, file)
+    data = _read(folder, file, _MOST_BYTES)
     try:
         manifest = files.parse_json(data)
         version, listed = manifest["format_version"], manifest["files"]
@@ -162,6 +164,8 @@ def check_file_name(name: str, what: str) -> None:
 
 def read_verified(folder: int, file: Path, entry: Mapping[str, Any]) -> bytes:
     """The content of a file; raises CheckpointError unless it matches the manifest."""
+    # Looked at first, since the file of a stranger would fill the memory.
+    _check_bytes(file, _size(folder, file), entry)
     data = _read(folder, file)
     _check_bytes(file, len(data), entry)
     if hashlib.sha256(data).hexdigest() != entry.get("sha256"):
@@ -183,9 +187,9 @@ def _size(folder: int, file: Path) -> int:
         raise CheckpointError(str(files.cannot_read(file, fault))) from fault
 
 
-def _read(folder: int, file: Path) -> bytes:
+def _read(folder: int, file: Path, most: int | None = None) -> bytes:
     try:
-        return files.read_bytes(file, folder=folder)
+        return files.read_bytes(file, folder=folder, most=most)
     except FileFault as fault:
         raise CheckpointError(str(fault)) from fault
 

@@ -47,7 +47,12 @@ def system(backend: str, device: str, simulators: Mapping[str, str]) -> dict[str
 def warnings(place: Path, meta: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
     """A message if the checkpoint at `place` was written under other versions than `now`."""
     was = meta.get(SYSTEM, {})
-    differ = [f"{n} {was[n]} -> {value}" for n, value in now.items() if was.get(n, value) != value]
+    gone = {name: "none" for name in ("gpu", "cuda") if name in was and name not in now}
+    differ = [
+        f"{n} {was[n]} -> {value}"
+        for n, value in {**now, **gone}.items()
+        if was.get(n, value) != value
+    ]
     if not differ:
         return []
     return [

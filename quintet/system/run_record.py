@@ -13,6 +13,7 @@ from quintet.system.manifest import Checked, Count, Word, content_fault
 FILE = "run.json"
 
 Sentence = Annotated[str, Field(max_length=2_000)]
+Source = Annotated[str, Field(max_length=10_000)]  # of an option, with the paths of files
 
 
 class Choice(Checked):
@@ -33,7 +34,7 @@ class Record(Checked):
     state: Literal["running", "finished", "stopped", "failed"]
     env_steps: Count | None = None
     error: str | None = None
-    sources: dict[str, Word] = Field(default={})
+    sources: dict[str, Source] = Field(default={})
     choices: list[Choice] = Field(default=[], max_length=1_000)
 
 

@@ -237,6 +237,24 @@ def test_statistics_take_a_batch_after_it_was_learned_from() -> None:
     assert abs(std - 1.0) > 1e-3
 
 
+@pytest.mark.parametrize("use_vtrace", [False, True])
+def test_values_of_raw_observations_are_computed_again(use_vtrace: bool) -> None:
+    """Those of actors that had no statistics yet, also in later batches."""
+
+    def trained(value: float, version: int) -> torch.Tensor:
+        learner = make_learner(use_vtrace=use_vtrace, value_clip=0.2, normalize_observations=True)
+        for seed, of in ((1, 0), (2, version)):
+            batch = make_batch(learner, seed=seed)
+            recorded = torch.full_like(batch.record["value"], value)
+            versions = torch.full_like(batch.version, of)
+            batch = replace(batch, record=batch.record | {"value": recorded}, version=versions)
+            learner.update(batch, 0)
+        return learner.trained.theta.clone()
+
+    assert torch.equal(trained(3.0, 0), trained(-40.0, 0))
+    assert not torch.equal(trained(3.0, 1), trained(-40.0, 1))
+
+
 def test_the_rate_follows_the_schedule() -> None:
     batch = make_batch(make_learner())
     constant, linear = make_learner(), make_learner(lr_schedule="linear")

@@ -31,7 +31,7 @@ def on_policy(learner: PPOLearner, batch: Rollout) -> Rollout:
     """The batch as if the learner's own network had acted in it, by the statistics with which it is
     learned from.
     """
-    learner.normalizers.merge_first(batch)
+    learner.normalizers.merge_first(batch, learner.version)
     obs = learner.normalizers.observations(
         {name: x[:-1].flatten(0, 1) for name, x in batch.obs.items()}
     )
@@ -234,11 +234,16 @@ def test_refreshing_per_epoch_equals_iterations_of_one_epoch(size: int | None):
     assert (refreshed.trained.theta - stale.trained.theta).abs().max() > 1e-6
 
 
-@pytest.mark.parametrize("source", ["recorded", "recomputed"])
+@pytest.mark.parametrize("source", ["recorded", "recomputed", "of raw observations"])
 def test_value_source(source: str):
-    learner = make_learner(PPOConfig(value_source=source, normalize_advantage="none"))
+    raw = source == "of raw observations"  # of an actor that had no statistics yet
+    given = "recorded" if raw else source
+    learner = make_learner(
+        PPOConfig(value_source=given, normalize_advantage="none", value_clip=0.2 if raw else None)
+    )
     learner.update(make_rollout(seed=1), 0)
     batch = make_rollout(seed=2)
+    batch = replace(batch, version=torch.full_like(batch.version, 0 if raw else 1))
     noise = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
     other = replace(batch, record=batch.record | {"value": noise})
     rows, other_rows = (learner._rows(x, x.valid)[0] for x in (batch, other))
@@ -251,6 +256,8 @@ def test_value_source(source: str):
             expected = learner.network(rows.obs)[1].view(16, 4)
         assert torch.equal(rows.advantage, other_rows.advantage)
         assert torch.equal(rows.target, other_rows.target)
+    if raw:
+        torch.testing.assert_close(rows.value_mu.view(16, 4), expected, rtol=0, atol=5e-7)
     torch.testing.assert_close(used[batch.valid], expected[batch.valid], rtol=0, atol=5e-7)
 
 

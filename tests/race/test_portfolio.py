@@ -13,7 +13,9 @@ from quintet.config.layers import options
 from quintet.doctor.finding import Finding
 from quintet.errors import ConfigError
 from quintet.race import portfolio
+from quintet.race.journal import Runner
 from quintet.race.portfolio import Change, Entry
+from quintet.system.manifest import content_fault
 
 
 @pytest.mark.parametrize("kind", EnvKind.__args__)
@@ -99,3 +101,11 @@ def test_a_change_is_made_in_all_entries_that_have_the_option_and_memory_runs_be
     same, nothing = portfolio.changed(listed, [gamma, core], {"gamma": 0.5, "model.core": "none"})
     assert same == listed
     assert nothing == []
+
+
+@pytest.mark.parametrize("name", ["env.kwargs", "eval.env.id", "init_from"])
+def test_a_journal_leaves_what_is_called_to_the_user(name: str) -> None:
+    held = {"name": "a", "algo": "ppo", "why": "it is there", "options": {"gamma": 0.9}}
+    assert content_fault(Runner, held) is None
+    fault = content_fault(Runner, held | {"options": {name: {"config": {"type": "evil.Vehicle"}}}})
+    assert f"must leave {name} to the user" in str(fault)

@@ -184,7 +184,17 @@ def test_what_can_not_be_called_is_refused_before_anything_begins(tmp_path, give
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("", 1), ("a b", 1), (3, 1), ("a//b", 1), ("a", "x"), ("a", None)]
+    ("name", "value"),
+    [
+        ("", 1),
+        ("a b", 1),
+        (3, 1),
+        ("a//b", 1),
+        ("a", "x"),
+        ("a", None),
+        ("größe", 1),
+        ("a" * 151, 1),
+    ],
 )
 def test_what_can_not_be_logged_is_refused(tmp_path, name, value):
     with pytest.raises(ConfigError, match="log must have a n"):

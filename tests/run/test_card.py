@@ -39,11 +39,13 @@ def test_the_card_of_a_run(tmp_path):
     assert str(tmp_path) not in text
     assert not (tmp_path / "run" / "best" / "README.md").exists()
 
-    # It may be changed and removed; the same command writes it again.
+    # It may be changed, which the same command leaves, and removed, after which it writes it again.
     place.write_text("mine")
     quintet.load(tmp_path / "run" / "policy")
     again = quintet.train("ppo", TOY, 256, run_dir=tmp_path / "run", config=config)
-    assert again.status == "finished"
+    assert (again.status, place.read_text()) == ("finished", "mine")
+    os.remove(place)
+    quintet.train("ppo", TOY, 256, run_dir=tmp_path / "run", config=config)
     assert place.read_text() == text
     os.remove(place)
     quintet.load(tmp_path / "run" / "policy").save(tmp_path / "run" / "policy")

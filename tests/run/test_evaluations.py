@@ -1,7 +1,9 @@
 """Evaluations while training: what is said of their scores, and what is chosen by them."""
 
 import json
+import os
 import shutil
+import signal
 from dataclasses import replace
 from typing import Any
 
@@ -131,6 +133,22 @@ def test_an_evaluation_that_was_stopped_has_no_scores(
     result = quintet.train("ppo", Variety, 256, 1, tmp_path / "run", SMALL | {"eval.episodes": 5})
     assert "eval/return_mean" not in result.metrics
     assert not (result.run_dir / "best").exists()
+
+
+def test_a_stop_waits_for_the_last_evaluation(tmp_path: Any) -> None:
+    config = {**SMALL, "eval.episodes": 5, "eval.interval": 10**6}
+    whole = evaluation.evaluate_in
+
+    def asks(policy: Any, env: Any, how: Any, most: Any) -> Scores:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return whole(policy, env, how, most)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("quintet.evaluation.evaluate_in", asks)
+        run = quintet.train("ppo", Variety, 256, 1, tmp_path / "b", config)
+    assert run.status == "finished"
+    assert run.metrics["eval/episodes"] == 5
+    assert (tmp_path / "b" / "best").exists()
 
 
 def test_a_greedy_policy_that_is_far_worse_is_told_and_false_decides_by_samples(

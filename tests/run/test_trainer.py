@@ -18,6 +18,7 @@ from gymnasium import spaces
 import quintet
 from quintet import checkpoint
 from quintet.algorithms.ppo.learner import PPOLearner
+from quintet.config.run import CHANGE_ROUNDING
 from quintet.errors import (
     CheckpointError,
     ConfigError,
@@ -142,6 +143,10 @@ def test_a_run_says_at_its_end_where_its_time_went(tmp_path):
     assert sum(shares) == pytest.approx(100, abs=len(shares))
     assert shares == sorted(shares, reverse=True)
     assert 0 < float(line[0]) < 600
+
+
+def test_other_devices_and_learners_are_another_path():
+    assert {"runtime.device", "runtime.num_learners"} <= {*CHANGE_ROUNDING}
 
 
 def test_other_threads_are_another_path(tmp_path, monkeypatch):

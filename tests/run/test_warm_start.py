@@ -31,7 +31,8 @@ Tensors = dict[str, torch.Tensor]
 
 def run(folder: Path, total: int = TOTAL, env: str = TOY, **config: Any) -> Result:
     options = {name.replace("__", "."): value for name, value in config.items()}
-    return quintet.train("ppo", env, total, 5, folder, SMALL | options)
+    seed = options.pop("seed", 5)
+    return quintet.train("ppo", env, total, seed, folder, SMALL | options)
 
 
 @pytest.fixture(scope="module")
@@ -285,3 +286,19 @@ def make_wider():
     env = Contextual()
     env.observation_space = spaces.Box(-2.0, 2.0, (3,))
     return env
+
+
+def test_statistics_of_another_kind_of_reward_start_fresh(donor, tmp_path, begun):
+    run(tmp_path / "a", init_from=str(donor.run_dir), reward_normalizer="step_std")
+    assert begun[0][0]["reward_moments/count"] == 0
+    said = (tmp_path / "a" / "log.txt").read_text()
+    assert "statistics of rewards start fresh, since its own are of" in said
+
+
+def test_statistics_to_keep_must_be_there(donor, tmp_path):
+    frozen = {"update_normalizers": False}
+    with pytest.raises(ConfigError, match="must have statistics to keep, got no init_from"):
+        run(tmp_path / "a", **frozen)
+    part = {"init_from": str(donor.run_dir), "init_from_keys": ["network/*"]}
+    with pytest.raises(ConfigError, match="must have statistics of observations, but init_from="):
+        run(tmp_path / "b", **frozen, **part, reward_normalizer="none")

@@ -256,6 +256,17 @@ def test_forks_of_this_process_keep_no_server_alive(begin) -> None:
     assert begin("two", "return 8")[0].wait(30) == 8
 
 
+def test_output_without_an_end_of_line_is_told_in_parts(begin) -> None:
+    lines = ("sys.stdout.write('x' * 200_000)", "sys.stdout.flush()", "sys.stdin.read()")
+    child, said = begin("one", *lines, "return 0")
+    end = time.monotonic() + 30
+    while sum(map(len, said)) < 2**17 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert len(said) >= 2
+    child.kill()
+    child.wait(30)
+
+
 def test_it_ends_with_the_process_that_began_it(tmp_path: Path) -> None:
     script = (
         "import sys\nfrom quintet.system.child import Child\n"

@@ -10,7 +10,7 @@ from quintet.observe.metrics import Metric
 OWN_METRICS = {
     "loss/policy_truncated": Metric("1", "policy term of the actions taken, with clipped ratios"),
     "loss/policy_correction": Metric("1", "policy term that corrects the clipping"),
-    "loss/q": Metric("reward units^2", "half the squared error of the action's value"),
+    "loss/q": Metric("1", "value_coef times half the squared error of the action's value"),
     "trust_region/gradient_norm": Metric("1", "norm of a sample's gradient, at the statistics"),
     "trust_region/gradient_norm_after": Metric("1", "that norm within the trust region"),
     "trust_region/kl_gradient_norm": Metric("1", "norm of the KL's gradient, at the statistics"),

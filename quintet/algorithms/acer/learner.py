@@ -260,7 +260,7 @@ class ACERLearner:
         learns = self.normalizers.learn and not batch.replayed
         whole = self.ranks.whole(batch) if learns else batch
         if learns:
-            self.normalizers.merge_first(whole)
+            self.normalizers.merge_first(whole, self.version)
         self.trained.step(self._unrolls(batch), knobs, options, polyak=polyak)
         if learns:
             self.normalizers.merge(whole)

@@ -8,7 +8,7 @@ from quintet.algorithms.registry import Algorithm, Late
 from quintet.observe.metrics import Metric
 
 OWN_METRICS = {
-    "loss/uniform_kl": Metric("nats", "symmetric KL of the policy to the uniform one"),
+    "loss/uniform_kl": Metric("1", "entropy_coef times the symmetric KL to the uniform policy"),
     "policy/ratio_mean_abs_error": Metric("1", "mean |ratio - 1|"),
     "policy/logit_abs_max": Metric("1", "largest absolute logit of discrete actions"),
     "policy/uniform_kl_capped_frac": Metric(

@@ -22,6 +22,7 @@ one:
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, final
 
@@ -260,7 +261,9 @@ class APPOLearner:
             left = schedules.linear(env_steps, self.setup.total_env_steps)
             self.learning_rate = config.learning_rate * self.decay(left)
         batch = self.ranks.whole(batch)
-        self.normalizers.merge_first(batch)
+        self.normalizers.merge_first(batch, self.version)
+        if "value" in batch.record and self.normalizers.moved(batch):
+            batch = replace(batch, record={**batch.record, "value": self._values(batch)})
         chunks = self._chunks(batch)
         valid = split_rows(batch.on_cpu("valid"), config.chunk_steps)
         knobs, before, self.skipped = knobs_of(Knobs, config, first=1.0), 1e9, 0
@@ -288,6 +291,15 @@ class APPOLearner:
         self.looks.after(batch, self.version, trained.current)
 
     # From a batch to minibatches
+
+    @torch.no_grad()
+    def _values(self, batch: Rollout) -> Tensor:
+        """Values ``[T, B]`` of the batch's observations by the present network and statistics."""
+        obs = {name: x[:-1].flatten(0, 1) for name, x in batch.obs.items()}
+        state = {name: x[0] for name, x in batch.state.items()}
+        inputs = (self.normalizers.observations(obs), state, batch.is_first[:-1].flatten())
+        _, v, _ = functional_call(self.network, self.trained.views(), inputs)
+        return v.view(batch.reward.shape)
 
     @torch.no_grad()
     def _chunks(self, batch: Rollout) -> Chunks:

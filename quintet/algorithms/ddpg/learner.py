@@ -24,6 +24,8 @@ Departures from the paper, each with the switch that turns it off:
     ``unroll_steps=1`` are the paper's).
  9. The critic's last layer has no L2.
 10. First weights of hidden layers are orthogonal (the paper's are uniform).
+11. Policy and critic step together, at the same weights; the paper's policy follows the updated
+    critic.
 """
 
 import math

@@ -45,7 +45,7 @@ class ImpalaConfig(Options):
     """cap of the ratio in the policy's advantage; none: no cap"""
     c_bar: NotNegative | None = option(
         1.0,
-        needs="vtrace_lambda > 0 and unroll_steps > 1",
+        needs="vtrace_lambda > 0 and gamma > 0 and unroll_steps > 1",
         tune=CAP,
         at_most="rho_bar",
         also=parts.C_BAR,
@@ -54,7 +54,8 @@ class ImpalaConfig(Options):
     vtrace_lambda: Fraction = option(
         1.0,
         needs=Needs(
-            "c_bar > 0 and unroll_steps > 1", lambda o, _: o.c_bar != 0 and o.unroll_steps > 1
+            "c_bar > 0, gamma > 0 and unroll_steps > 1",
+            lambda o, _: o.c_bar != 0 and o.gamma > 0 and o.unroll_steps > 1,
         ),
         tune=NEAR_1,
         also="lambda_ gae_lambda lam lambda",

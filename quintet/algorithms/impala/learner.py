@@ -180,7 +180,7 @@ class ImpalaLearner:
         entropy_coef = config.entropy_coef * (left if config.entropy_schedule == "linear" else 1)
         options = self.trained.step_options(self.learning_rate, config)
         whole = self.ranks.whole(batch) if self.normalizers.learn else batch
-        self.normalizers.merge_first(whole)
+        self.normalizers.merge_first(whole, self.version)
         self.trained.step(self._unrolls(batch), self.knobs(entropy_coef), options)
         self.trained.end_update()
         self.normalizers.merge(whole)

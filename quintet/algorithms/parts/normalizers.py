@@ -62,6 +62,7 @@ class Normalizers:
         self.learn = used and config.update_normalizers
         self._known = False  # whether there are statistics; asked of the device until there are
         self._merged: tuple[bool, bool] = (False, False)  # observations, rewards of this batch
+        self._known_from = 0  # version of the first weights that act with them
         for module in self.modules.values():
             module.register_load_state_dict_post_hook(lambda *_: self._ask_again())  # type: ignore[no-untyped-call]
         by_return = self.learn and self.rewards.kind == "return_std"
@@ -70,7 +71,7 @@ class Normalizers:
 
     def _ask_again(self) -> None:
         """Called when a state is loaded, which may have no statistics."""
-        self._known, self._merged = False, (False, False)
+        self._known, self._merged, self._known_from = False, (False, False), 0
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -98,21 +99,28 @@ class Normalizers:
 
         return load
 
-    @property
-    def moved(self) -> bool:
-        """Whether the batch was acted on before there were statistics of observations, but is
-        learned from with them.
+    def moved(self, batch: Rollout) -> bool:
+        """Whether rows of the batch were acted on before there were statistics of observations, but
+        are learned from with them: what the network said then is of other observations.
         """
-        return self._merged[0]
+        before = self._known_from
+        return before > 0 and bool(
+            (batch.on_cpu("valid") & (batch.on_cpu("version") < before)).any()
+        )
 
-    def merge_first(self, batch: Rollout) -> None:
+    def merge_first(self, batch: Rollout, version: int) -> None:
         """Adds the valid rows of a batch that is about to be learned from to the statistics that
         are still empty, unless they are fixed.
+
+        version: of the newest weights that have acted.
         """
         if self.learn and not self._known:
             self._merged = (self.observations.empty, self.rewards.empty)
             self._merge(batch, *self._merged)
-            self._known = not any(self._merged) or bool(batch.on_cpu("valid").any())
+            seen = bool(batch.on_cpu("valid").any())
+            self._known = not any(self._merged) or seen
+            if self._merged[0] and seen and self.observations.names:
+                self._known_from = version + 1
 
     def merge(self, batch: Rollout) -> None:
         """Adds the valid rows of a batch that was learned from, unless `merge_first` did."""

@@ -48,8 +48,8 @@ class PPOConfig(Options):
     """estimator of advantages; monte_carlo: bootstrapped discounted return minus the value"""
     gae_lambda: Fraction = option(
         0.95,
-        needs="advantage_estimator=gae and unroll_steps > 1 or value_target=lambda_return and "
-        "value_coef > 0 and unroll_steps > 1",
+        needs="gamma > 0 and advantage_estimator=gae and unroll_steps > 1 or gamma > 0 and "
+        "value_target=lambda_return and value_coef > 0 and unroll_steps > 1",
         tune=NEAR_1,
         also="lam lambda lambda_",
     )

@@ -23,6 +23,7 @@ Departures from the papers, each with the switch that turns it off:
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, final
 
 import torch
@@ -208,7 +209,7 @@ class PPOLearner:
         trained.fold()  # what an update without a publication left
         self.schedule.begin(env_steps)
         batch = self.ranks.whole(batch)
-        self.normalizers.merge_first(batch)
+        self.normalizers.merge_first(batch, self.version)
         dropped = config.unfinished_episode == "drop"
         on_cpu = minibatches.ended_rows(batch) if dropped else batch.on_cpu("valid")
         self.reports.distributions = {}
@@ -225,7 +226,7 @@ class PPOLearner:
         knobs = self.knobs(1.0 if config.reduction == "mean" else count / use.numel())
         for epoch in range(config.num_epochs):
             if epoch and config.refresh_advantages == "per_epoch":
-                rows, estimates = self._rows(batch, use)
+                rows, _ = self._rows(batch, use)  # what is reported is of before the update
             begin = trained.pending
             for minibatch in self._minibatches(rows, chunks, on_cpu.flatten()):
                 options = trained.step_options(self.schedule.learning_rate, config)
@@ -252,9 +253,11 @@ class PPOLearner:
         normalize = self.normalizers.observations
         obs: Obs = normalize({name: x.flatten(0, 1) for name, x in batch.obs.items()})
         recorded = config.refresh_advantages == "once" and config.value_source == "recorded"
-        recorded = recorded and not self.normalizers.moved
+        moved = "value" in batch.record and self.normalizers.moved(batch)
         chunks = Chunks(use.shape, self.chunk_steps, use.device)
-        v = chunks.values(self.network, batch, obs, recorded)
+        v = chunks.values(self.network, batch, obs, recorded and not moved)
+        if moved:
+            batch = replace(batch, record={**batch.record, "value": v[:-1]})
         ends = Ends(batch.terminated, batch.truncated, batch.trace_cut)
         rates = config.gamma, config.gae_lambda
         estimates, advantage = self._estimates(batch.reward, ends, v, use, *rates)
