@@ -298,7 +298,7 @@ class APPOLearner:
         obs = {name: x[:-1].flatten(0, 1) for name, x in batch.obs.items()}
         state = {name: x[0] for name, x in batch.state.items()}
         inputs = (self.normalizers.observations(obs), state, batch.is_first[:-1].flatten())
-        _, v, _ = functional_call(self.network, self.trained.views(), inputs)
+        v: Tensor = functional_call(self.network, self.trained.views(), inputs)[1]
         return v.view(batch.reward.shape)
 
     @torch.no_grad()
