@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from quintet.algorithms import registry
 from quintet.config.command import require_minutes
-from quintet.config.layers import Layer, flatten, hint, options
+from quintet.config.layers import Layer, flatten, hint, meant, options
 from quintet.config.resolve import Loaded
 from quintet.config.saved import Unusable, load_config, load_seeds
 from quintet.envs.env_source import GIVEN, EnvLike, EnvSource, can_be_made_again, settle
@@ -152,7 +152,10 @@ def train(
     given = {"total_env_steps": total_steps, "seed": seed, "run_dir": run_dir}
     given["cluster.address"] = cluster
     values = flatten(config or {}, options(algo))
-    _settle("argument", values, {name: x for name, x in given.items() if x is not None})
+    known = options(algo)
+    says = {name: meant(x, known[name]) for name, x in given.items() if x is not None}
+    values |= {name: meant(values[name], known[name]) for name in says.keys() & values.keys()}
+    _settle("argument", values, says)
     require_minutes(minutes, values)
     if model is not None:
         from quintet.models.custom import encoder_name

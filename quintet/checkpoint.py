@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 CARD = "README.md"
 
 _OF_HEADERS = (LookupError, TypeError, ValueError, RuntimeError, AssertionError)
-"""What the safetensors library raises for headers of strange types and shapes."""
+"""Errors of the safetensors library for headers of strange types and shapes."""
 
 _SUFFIX = ".safetensors"
 _AUTO_PARTS = 20  # checkpoints over a run with `interval_iterations = "auto"`

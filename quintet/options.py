@@ -170,6 +170,7 @@ class About(NamedTuple):
     also: tuple[str, ...] = ()
     auto: bool = False
     on_resume: Literal["kept", "free", "rounds"] = "kept"
+    statistics: str = ""
 
 
 def option(
@@ -183,6 +184,7 @@ def option(
     also: str = "",
     auto: bool = False,
     on_resume: Literal["kept", "free", "rounds"] = "kept",
+    statistics: str = "",
     **limits: Any,
 ) -> Any:
     """A field of a configuration, as the value of an attribute or, without a default, in Annotated.
@@ -196,6 +198,7 @@ def option(
     auto: whether its default stands for a value that is found when a run begins, which a resumed
         run keeps.
     on_resume: whether a resumed run may change it; rounds: that changes the rounding of numbers.
+    statistics: prefix of the names of tensors that are of something else with another value.
     limits: other arguments of `pydantic.Field`.
     """
     several = needs if isinstance(needs, tuple) and not isinstance(needs, Needs) else (needs,)
@@ -205,7 +208,7 @@ def option(
     tune = tune and tune._replace(at_most=at_most)
     info: FieldInfo = Field(description=doc, **limits)
     others = tuple(also.split())
-    info.metadata.append(About(each, tune, at_most, faster, others, auto, on_resume))
+    info.metadata.append(About(each, tune, at_most, faster, others, auto, on_resume, statistics))
     return info
 
 

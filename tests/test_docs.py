@@ -280,7 +280,7 @@ PRESETS = {
     ),
     "impala": (5, ("vector_discrete", "vector_continuous", "pixels", "atari")),
     "appo": (6, ("vector_discrete", "vector_continuous", "pixels", "atari", "grid")),
-    "ddpg": (10, ("vector_continuous", "pixels")),
+    "ddpg": (11, ("vector_continuous", "pixels")),
     "acer": (11, ("vector_discrete", "vector_continuous", "pixels", "atari")),
 }
 

@@ -89,7 +89,7 @@ def cells(run: RunSummary, place: Path) -> tuple[str, ...]:
 
 
 def told(run: RunSummary) -> str:
-    """Why a run failed or is damaged; "" for others."""
+    """The reason why a run failed or is damaged; "" for others."""
     if run.state == "damaged":
         return run.faults[0] if run.faults else "its options can't be read"
     return run.error if run.state == "failed" else ""

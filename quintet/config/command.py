@@ -102,8 +102,7 @@ def parse(command: str, arguments: list[str]) -> Parsed:
     group: dict[str, list[int]] = {}
     minutes: float | None = None
     for name, words in _by_option(rest):
-        several = name == "config" or (name in known and _takes_several(known[name]))
-        if several and not words:
+        if not words and (name == "config" or name in known):
             raise ConfigError(f"{name} must have a value, got --{name} alone: give one")
         if name in ("trust", "overwrite"):
             if words:
@@ -123,11 +122,9 @@ def parse(command: str, arguments: list[str]) -> Parsed:
                 minutes = _minutes(words)
             else:
                 group[name] = _whole(name, words)
-        elif several:
+        elif name in known and _takes_several(known[name]):
             values[name] = _several(words, known[name])
         else:
-            if name in known and not words:
-                raise ConfigError(f"{name} must have a value, got --{name} alone: give one")
             value = words[0] if words else ""
             values[name] = _value(value, known[name]) if name in known else value
             values |= dict.fromkeys(words[1:])  # words that belong to no option

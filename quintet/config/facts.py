@@ -120,6 +120,7 @@ def facts(
     """
     parts = ("learner", "runtime", "eval", "population", "self_play", "cluster")
     known = {name: getattr(config, name) for name in parts} | facts_of(config.model, spaces)
+    known["init_from"] = config.init_from
     known["shared"] = registry.find(config.algo).shared
     if env is None or spaces is None:
         return Facts(**known)

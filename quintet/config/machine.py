@@ -33,9 +33,10 @@ def automatic(config: RunConfig, env: ResolvedEnv, spaces: Spaces) -> RunConfig:
     model = resolve_model(config.model, spaces)
     pictures = uses_pictures(model, spaces)
     device = _resolve_device(config.runtime, pictures)
-    for name in ("deterministic", "tf32"):
-        for value in ("on", "off"):
-            _require_cuda(config.runtime, device, name, value)
+    if not env.of_tensors:  # whose device is the learner's, which is known later
+        for name in ("deterministic", "tf32"):
+            for value in ("on", "off"):
+                _require_cuda(config.runtime, device, name, value)
     threads = _threads(config.runtime, pictures or is_wide(model), config.runtime.num_learners)
     inference = _inference(config, env, device, pictures)
     serial = config.runtime.kind == "serial"

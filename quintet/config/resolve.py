@@ -205,11 +205,6 @@ def combination_faults(config: RunConfig) -> list[str]:
             "runtime.inference must be local where workers run on a cluster, got server: use "
             "--runtime.inference local"
         )
-    if getattr(config.learner, "update_normalizers", True) is False and config.init_from is None:
-        faults.append(
-            "update_normalizers=false must have statistics to keep, got no init_from: give "
-            "--init-from, or leave update_normalizers out"
-        )
     steps, policies = config.total_env_steps, config.population.size
     found = size_faults(config, steps) or [
         f"{fault} (of {steps:,} env_steps each of the {policies} policies has its share)"

@@ -282,7 +282,7 @@ def require_new(envs: Sequence[Any], env_id: str) -> None:
 
 
 _OPEN: weakref.WeakValueDictionary[int, GymnasiumVectorEnv] = weakref.WeakValueDictionary()
-"""What steps an environment, by the id of the innermost one; forks have copies."""
+"""The streams that step an environment, by the id of the innermost one; forks have copies."""
 
 
 def _single(env: Any, env_id: str) -> gymnasium.Env:

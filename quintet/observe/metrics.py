@@ -93,8 +93,8 @@ OF_LEARNERS: Mapping[str, Metric] = {
     "loss/total": Metric("1", "weighted sum of all terms"),
     "loss/total_abs": Metric("1", "sum of the absolute values of the weighted terms"),
     "loss/policy": Metric("1", "policy term, to be minimised"),
-    "loss/value": Metric("1", "value term: value_coef times half the squared error"),
-    "loss/entropy": Metric("1", "entropy term: minus entropy_coef times the entropy"),
+    "loss/value": Metric("1", "value term: half the squared error, with its weight"),
+    "loss/entropy": Metric("1", "entropy term: minus the entropy, with its weight"),
     "loss/kl": Metric("1", "KL penalty: beta times the mean KL"),
     "loss/l2": Metric("1", "penalty on squared kernels"),
     "optim/learning_rate": Metric("1", "learning rate of the last optimizer step"),
@@ -108,7 +108,11 @@ OF_LEARNERS: Mapping[str, Metric] = {
     "policy/ratio_max": Metric("1", "highest pi over mu"),
     "policy/ratio_first_max_error": Metric("1", "largest |ratio - 1| before the first step"),
     "policy/approx_kl": Metric("nats", "KL(mu, pi) estimated by ratio - 1 - log ratio"),
-    "policy/kl": Metric("nats", "mean exact KL(mu, pi) over the batch"),
+    "policy/kl": Metric(
+        "nats",
+        "mean exact KL(mu, pi) of a batch: of the updated policy, or over all passes where the "
+        "loss has it",
+    ),
     "policy/mean_mean": Metric(_ACTIONS, "mean of the means of continuous actions"),
     "policy/mean_min": Metric(_ACTIONS, "lowest mean of a continuous action"),
     "policy/mean_max": Metric(_ACTIONS, "highest mean of a continuous action"),

@@ -48,6 +48,7 @@ class LiveRun:
             ConfigError: the name has other characters than ASCII letters, digits and ``_ - . /``,
                 or more than 150, or the value is not a number.
         """
+        # No longer, since prefixes are added to what files of reports may hold.
         form = r"(?=.{1,150}$)[\w.-]+(/[\w.-]+)*"
         if not isinstance(name, str) or not re.fullmatch(form, name, re.ASCII):
             raise ConfigError(

@@ -32,6 +32,11 @@ _TIME_FRAC = 0.01
 """Fraction of a run's time above which checkpoints that are merely due are skipped."""
 
 
+def _kind(value: Any) -> Any:
+    """An option's value; of a device without its number, since one of each kind rounds alike."""
+    return value.partition(":")[0] if isinstance(value, str) else value
+
+
 @final
 class Saving:
     """Writes and reads the checkpoints of a run with all its policies.
@@ -238,7 +243,7 @@ class Saving:
         changed = [
             f"{name} was {was[name]} and is {self.options[name]}"
             for name in CHANGE_ROUNDING
-            if name in was and was[name] != self.options[name]
+            if name in was and _kind(was[name]) != _kind(self.options[name])
         ]
         if changed and self.config.resume == "exact":
             raise ConfigError(

@@ -120,6 +120,7 @@ class Trainer:
         self._ended, self._telling = False, threading.Lock()  # the loop; what a stop waits for
         self.watch: Watch | None = None
         self._raised: BaseException | None = None
+        self._saved_for_stop = False
         self._seen = False  # whether a batch was looked at
 
     def warm_start(self, anew: bool = False) -> None:
@@ -245,7 +246,7 @@ class Trainer:
         replays = [each.replay.replay for each in self.policies if each.replay is not None]
         hooks = loop.Hooks(
             self.save, self.after_iteration, self.keep_batch, self.learned, self.diverged,
-            partial(self._published, sampling), self.asks_to_save, self.quiet,
+            partial(self._published, sampling), self.asks_to_save, self.quiet, self._stops,
         )  # fmt: skip
         status = loop.run(
             loop.Components(
@@ -455,11 +456,22 @@ class Trainer:
         self.timer.switch(before)
         return evaluated
 
+    def _stops(self, error: QuintetError) -> bool:
+        """Whether a stop was made, after an error of sampling, which is then only told."""
+        if self.stop.made:
+            self.log.warn(f"while the run stopped: {error}")
+        return self.stop.made
+
     def _stop_evaluating(self) -> bool:
         """Called at every step of an evaluation; the timer's switch shows `Watch` that it is not
         stuck."""
         self.timer.switch("evaluation")
-        return self.stop.made and self.counters.env_steps < self.config.total_env_steps
+        if not self.stop.made or self.counters.env_steps < self.config.total_env_steps:
+            return self.stop.made
+        if not self._saved_for_stop:  # what stops it may not wait for the end
+            self._saved_for_stop = True
+            self.save(True)
+        return self.config.eval.max_steps is None  # it may have no end
 
     def keep_batch(self, batch: Rollout, policy: int) -> str:
         """Writes the batch on which an update failed; returns a sentence that says where."""

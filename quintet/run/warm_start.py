@@ -7,10 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
+from quintet.algorithms import registry
 from quintet.algorithms.parts.trained import AVERAGE
 from quintet.checkpoint import require_finite
 from quintet.errors import CheckpointError, ConfigError
 from quintet.models.config import ModelConfig
+from quintet.options import about
 from quintet.policy import find_policy
 from quintet.protocols import Learner
 from quintet.spaces import other_spaces
@@ -18,10 +20,6 @@ from quintet.types import Publication
 
 _NOT_COMPARED = ("init", "action_std_init")
 """Options of the network that only affect how its weights are drawn."""
-
-
-_REWARDS = "reward_moments/"
-"""Prefix of the statistics of rewards."""
 
 
 def find_donor(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tensor]]:
@@ -68,12 +66,10 @@ def donated(
     theirs = {name: theirs[x] for name, x in averages.items() if x in theirs} | theirs
     # A saved policy lacks the tensors that only learning needs.
     required = [] if keys else [*own] if rest else [*acting]
-    # Statistics of returns and of single rewards have the same names.
-    kind, was = (each["learner"].get("reward_normalizer") for each in (description, donor))
-    other_kind = kind != was and any(name.startswith(_REWARDS) for name in theirs)
-    if other_kind:
-        theirs = {name: x for name, x in theirs.items() if not name.startswith(_REWARDS)}
-        required = [name for name in required if not name.startswith(_REWARDS)]
+    fresh = _of_something_else(description["algo"], donor["learner"], description["learner"])
+    if lost := {name for name in theirs if fresh and name.startswith(tuple(fresh))}:
+        theirs = {name: x for name, x in theirs.items() if name not in lost}
+        required = [name for name in required if name not in lost]
     faults += _other_tensors(own, theirs, required)
     if faults:
         names = "" if not keys else "; its tensors are " + ", ".join(known)
@@ -87,16 +83,21 @@ def donated(
     lacking = sorted({_module(name) for name in set(own) - set(theirs)})
     if lacking and not keys:
         note += f"; a saved policy holds only its actor, so these start fresh: {', '.join(lacking)}"
-    if other_kind:
-        note += f"; statistics of rewards start fresh, since its own are of reward_normalizer={was}"
-    taken = own | theirs
-    counts = [x for n, x in taken.items() if n.startswith("normalizer/") and n.endswith("count")]
-    if description["learner"].get("update_normalizers") is False and not all(counts):
-        raise ConfigError(
-            f"update_normalizers=false must have statistics of observations, but init_from={path} "
-            "gives none: name a run that has them, or leave update_normalizers out"
-        )
-    return taken, note
+    if lost:
+        note += "".join(f"; {prefix}* start fresh: {why}" for prefix, why in fresh.items())
+    return own | theirs, note
+
+
+def _of_something_else(
+    algo: str, theirs: Mapping[str, Any], mine: Mapping[str, Any]
+) -> dict[str, str]:
+    """Prefixes of tensors that are of something else in the donor, by an option, and why."""
+    found = {}
+    for name, info in registry.find(algo).config.model_fields.items():
+        pair = theirs.get(name), mine.get(name)
+        if (prefix := about(info).statistics) and pair[0] != pair[1] and "none" not in pair:
+            found[prefix] = f"{name} is {pair[1]}, that of init_from {pair[0]}"
+    return found
 
 
 def _module(name: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, final
 
 import torch
 
-from quintet.errors import NonFiniteError
+from quintet.errors import NonFiniteError, QuintetError
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import LOOK_EVERY_UPDATES, Learner
 from quintet.runtime.batch import to_device
@@ -122,6 +122,8 @@ class Hooks:
     asks_to_save: returns whether to write a checkpoint that cuts no episode after this iteration.
     quiet: returns whether, after this batch, which is counted, `learned` and `after_iteration` look
         at nothing but its own policy, and a checkpoint that is due is not written.
+    stops: receives an error of sampling; returns whether the run stops, so that what stopped it may
+        have ended programs of environments as well.
     """
 
     save: Callable[[bool], None]
@@ -132,6 +134,7 @@ class Hooks:
     published: Callable[[Publication], None] = lambda _: None
     asks_to_save: Callable[[], bool] = lambda: False
     quiet: Callable[[Batch], bool] = lambda _: True
+    stops: Callable[[QuintetError], bool] = lambda _: False
 
 
 @final
@@ -240,7 +243,14 @@ class _Course:
         self._publish_all()
         self._restart()
         while counters.env_steps < budget.total_env_steps:
-            steps = [self._begin(self._collect())]
+            try:
+                batch = self._collect()
+            except QuintetError as error:
+                if not self.hooks.stops(error):
+                    raise
+                self.hooks.save(False)
+                return "stopped"
+            steps = [self._begin(batch)]
             while self._goes_on(steps):
                 steps.append(self._begin(self._collect()))
             for step in steps:

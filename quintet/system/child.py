@@ -49,7 +49,7 @@ _MOST_FILES = 253  # that one message carries on Linux
 
 _BEGIN_S = 30.0  # in which a server begins a process
 
-_FOR_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+FOR_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that a service manager sends to all processes of a run: the server's end would be that of
 its forks, which the parent stops in good order.
 """
@@ -344,7 +344,7 @@ def main() -> NoReturn:
     """Serves until the parent is gone; in a fork, runs the main function of its module."""
     *preload, number = sys.argv[1:]
     channel = socket.socket(fileno=int(number))
-    before = {each: signal.signal(each, signal.SIG_IGN) for each in _FOR_PARENT}
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in FOR_PARENT}
     for module in preload:
         importlib.import_module(module)
     # The thread that began this process may end before the forks; the channel tells from here on.
@@ -359,7 +359,7 @@ def main() -> NoReturn:
         files = _serve(channel)
         for each, handler in before.items():
             signal.signal(each, handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_PARENT)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_PARENT)
         status = _become(files, server)
     except SystemExit as ended:
         if not isinstance(ended.code, int | None):
@@ -388,7 +388,7 @@ def _serve(channel: socket.socket) -> list[int]:
                     os._exit(0)  # without the seconds that libraries take to end
                 told = files[3]
                 # One that comes before the fork has its handlers waits until then.
-                signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_PARENT)
+                signal.pthread_sigmask(signal.SIG_BLOCK, FOR_PARENT)
                 try:
                     pid = os.fork()
                 except OSError as error:  # no memory, or too many processes
@@ -397,7 +397,7 @@ def _serve(channel: socket.socket) -> list[int]:
                     _tell(told, _NOT_BEGUN)
                     for other in files:
                         os.close(other)
-                    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_PARENT)
+                    signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_PARENT)
                     continue
                 if not pid:
                     signal.set_wakeup_fd(-1)
@@ -407,7 +407,7 @@ def _serve(channel: socket.socket) -> list[int]:
                     for other in (woken, wake, *running, *ended):
                         os.close(other)
                     return list(files)
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_PARENT)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_PARENT)
                 with suppress(OSError):  # it was quicker
                     os.setpgid(pid, pid)
                 running[told] = pid

@@ -307,8 +307,12 @@ class Case:
         key = repr((*of_whom, self.learner().plan, recorded, count))
         if key not in _COLLECTED:
             run = Run(self, self.learner(seeds=(3, 4)))
-            _COLLECTED[key] = [run.collect() for _ in range(count)]
+            found = [run.collect() for _ in range(count)]
             run.close()
+            if run.replay is None:  # as if its weights had been published after each batch
+                for version, (fresh,) in enumerate(found):
+                    fresh.version.fill_(version)
+            _COLLECTED[key] = found
         return _COLLECTED[key]
 
 

@@ -115,7 +115,7 @@ def make_rollout(
             "value": 0.3 * torch.randn((steps, streams), generator=g),
         },
         return_carry=3.0 * torch.randn((steps, streams), generator=g, dtype=torch.float64),
-        version=torch.zeros((steps, streams), dtype=torch.int64),
+        version=torch.ones((steps, streams), dtype=torch.int64),
         policy_id=torch.zeros((steps, streams), dtype=torch.int64),
         stream_id=torch.arange(streams),
         group_id=torch.zeros(streams, dtype=torch.int64),

@@ -125,7 +125,7 @@ IDLE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "observation_clip": (9.0, {}, NORMALIZES),
     "normalizer_variance_epsilon": (1e-2, {}, NORMALIZES),
     "reward_norm_clip": (1.0, {}, {"reward_normalizer": "step_std"}),
-    "update_normalizers": (False, {}, NORMALIZES),
+    "update_normalizers": (False, {}, {**NORMALIZES, "init_from": "runs/x"}),
     "rmsprop_decay": (0.9, ADAM, {"optimizer": "rmsprop"}),
     "rmsprop_momentum": (0.9, ADAM, {"optimizer": "rmsprop"}),
     "rmsprop_epsilon": (0.1, ADAM, {"optimizer": "rmsprop"}),

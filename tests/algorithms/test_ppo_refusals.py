@@ -80,7 +80,7 @@ IDLE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "observation_clip": (9.0, {"normalize_observations": False}, {"normalize_observations": True}),
     "reward_norm_clip": (5.0, {"reward_normalizer": "none"}, {"reward_normalizer": "step_std"}),
     "normalizer_variance_epsilon": (1e-2, OFF, {"normalize_observations": True}),
-    "update_normalizers": (False, OFF, {"reward_normalizer": "step_std"}),
+    "update_normalizers": (False, OFF, {"reward_normalizer": "step_std", "init_from": "runs/x"}),
     "drop_last": (True, {"minibatch_steps": None}, {"minibatch_steps": 10}),
     "refresh_advantages": ("per_epoch", {"num_epochs": 1}, {"num_epochs": 2}),
     "value_source": (

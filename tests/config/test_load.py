@@ -350,6 +350,16 @@ def test_lists_of_the_command_line_are_the_run_s(tmp_path):
     assert "policy_hidden" not in str(raised.value)
 
 
+def test_a_run_that_froze_empty_statistics_goes_on(tmp_path):
+    """It began before that was refused."""
+    config = compose("ppo", [Layer("x", CARTPOLE)]).config
+    save_options(tmp_path, config.flat() | {"update_normalizers": False})
+    asked = {**CARTPOLE, "run_dir": str(tmp_path)}
+    assert not load_config(
+        "ppo", [], Layer("command line", asked)
+    ).config.learner.update_normalizers
+
+
 def test_threads_of_pools_may_change(tmp_path):
     save_run(tmp_path, {"env.backend": "envpool", "env.num_threads": 2})
     asked = {**CARTPOLE, "run_dir": str(tmp_path), "env.num_threads": 1}

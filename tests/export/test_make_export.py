@@ -104,7 +104,7 @@ def test_a_larger_tolerance_is_told_and_code_of_others_is_not_loaded(
 
 
 def test_an_export_that_does_not_verify_is_not_written(policy, tmp_path, monkeypatch) -> None:
-    def refuse(folder: Any) -> None:
+    def refuse(folder: Any, *, trust: bool) -> None:
         assert (folder / "certificate.json").exists()
         raise ExportError("no")
 

@@ -139,16 +139,42 @@ def test_a_stop_waits_for_the_last_evaluation(tmp_path: Any) -> None:
     config = {**SMALL, "eval.episodes": 5, "eval.interval": 10**6}
     whole = evaluation.evaluate_in
 
+    saved: list[bool] = []
+
     def asks(policy: Any, env: Any, how: Any, most: Any) -> Scores:
         os.kill(os.getpid(), signal.SIGTERM)
-        return whole(policy, env, how, most)
+        found = whole(policy, env, how, most)
+        saved.append(any((tmp_path / "b" / "checkpoints").iterdir()))
+        return found
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("quintet.evaluation.evaluate_in", asks)
         run = quintet.train("ppo", Variety, 256, 1, tmp_path / "b", config)
     assert run.status == "finished"
     assert run.metrics["eval/episodes"] == 5
+    assert saved == [True]  # in case that it may not wait for the end
     assert (tmp_path / "b" / "best").exists()
+
+
+def test_an_error_of_environments_while_a_run_stops_loses_nothing(tmp_path: Any) -> None:
+    """As where their own programs have heard the signal, too."""
+
+    class Ends(Variety):
+        made = 0
+
+        def step(self, action: Any) -> Any:
+            Ends.made += 1
+            if Ends.made == 200:
+                os.kill(os.getpid(), signal.SIGTERM)
+                raise ValueError("the simulator is gone")
+            return super().step(action)
+
+    run = quintet.train("ppo", Ends, 256, 1, tmp_path / "run", SMALL | {"eval.episodes": 0})
+    assert run.status == "stopped"
+    assert read_summary(tmp_path / "run").env_steps == 192
+    assert "while the run stopped: " in (tmp_path / "run" / "log.txt").read_text()
+    again = quintet.train("ppo", Ends, 256, 1, tmp_path / "run", SMALL | {"eval.episodes": 0})
+    assert again.status == "finished"
 
 
 def test_a_greedy_policy_that_is_far_worse_is_told_and_false_decides_by_samples(

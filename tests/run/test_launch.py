@@ -172,6 +172,10 @@ def test_options_that_an_argument_names_otherwise_are_refused(tmp_path):
             ConfigError, match=f"^{name} must be left to the argument that is given"
         ):
             quintet.train("ppo", TOY, run_dir=tmp_path / "run", config=config, **given)
+    same = SMALL | {"run_dir": str(tmp_path / "run"), "total_env_steps": 128}
+    assert (
+        quintet.train("ppo", TOY, 128, run_dir=tmp_path / "run", config=same).status == "finished"
+    )
 
 
 def test_a_run_in_another_thread(tmp_path):

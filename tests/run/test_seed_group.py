@@ -370,7 +370,7 @@ def test_ctrl_c_stops_the_group_and_the_same_command_goes_on(tmp_path):
         ({"seeds": [1.5]}, "whole number"),
         ({"seeds": 3}, "whole number and none twice, got 3"),
         ({"seeds": [True]}, "whole number"),
-        ({"seed": True}, "seed: input should be a whole number, got True"),
+        ({"seed": True}, "seed: input should be a number, got True"),
         ({"algo": None}, "the algorithm must be one of ppo, impala, appo, ddpg, acer; got None"),
         ({"run_dir": 5}, "run_dir must be the path of a folder, got 5"),
         ({"run_dir": 5, "seeds": [1]}, "run_dir must be the path of a folder, got 5"),

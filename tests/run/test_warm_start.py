@@ -292,13 +292,13 @@ def test_statistics_of_another_kind_of_reward_start_fresh(donor, tmp_path, begun
     run(tmp_path / "a", init_from=str(donor.run_dir), reward_normalizer="step_std")
     assert begun[0][0]["reward_moments/count"] == 0
     said = (tmp_path / "a" / "log.txt").read_text()
-    assert "statistics of rewards start fresh, since its own are of" in said
+    assert "reward_moments/* start fresh: reward_normalizer is step_std, that of init_from" in said
 
 
 def test_statistics_to_keep_must_be_there(donor, tmp_path):
     frozen = {"update_normalizers": False}
-    with pytest.raises(ConfigError, match="must have statistics to keep, got no init_from"):
+    with pytest.raises(ConfigError, match="has no effect without init_from, whose statistics"):
         run(tmp_path / "a", **frozen)
     part = {"init_from": str(donor.run_dir), "init_from_keys": ["network/*"]}
-    with pytest.raises(ConfigError, match="must have statistics of observations, but init_from="):
+    with pytest.raises(ConfigError, match="must have statistics of observations, but init_from"):
         run(tmp_path / "b", **frozen, **part, reward_normalizer="none")

@@ -121,8 +121,10 @@ class DDPGConfig(Options):
     normalize_pictures: parts.NormalizePictures = False
     observation_clip: parts.ObservationClip = 5.0
     normalizer_variance_epsilon: parts.ObservationVarianceEpsilon = 1e-2
-    update_normalizers: bool = option(True, needs=f"{_OBSERVATIONS} or normalize_returns")
-    """update the normalisers' statistics; false: keep them, for fine-tuning with init_from"""
+    update_normalizers: bool = option(
+        True, needs=(f"{_OBSERVATIONS} or normalize_returns", parts.HAS_STATISTICS)
+    )
+    """update the normalisers' statistics; false: keep those of init_from"""
     normalize_returns: bool = False
     """let the critic predict in units of the targets' standard deviation"""
     return_low: Bounded | None = None

@@ -46,7 +46,7 @@ from quintet.algorithms.ddpg.network import Networks, perturbable
 from quintet.algorithms.ddpg.popart import TargetStatistics, rescale_
 from quintet.algorithms.ddpg.transitions import Transitions
 from quintet.algorithms.parts import diagnostics
-from quintet.algorithms.parts.acting import Warmup, make_normalizer
+from quintet.algorithms.parts.acting import Warmup, make_normalizer, require_statistics
 from quintet.algorithms.parts.graphs import in_graphs
 from quintet.algorithms.parts.options import refuse_aux_losses
 from quintet.algorithms.parts.schedule import find_decay
@@ -384,6 +384,7 @@ class DDPGLearner:
 
     def warm_start(self, weights: Mapping[str, Tensor]) -> None:
         self.trained.load_weights(weights)
+        require_statistics(self.normalizer, self.config.update_normalizers)
         if not self.config.normalize_returns:  # the donor's critic may be in units of a spread
             before = self.targets.numbers()
             self.targets.reset()

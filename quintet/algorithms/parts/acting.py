@@ -10,6 +10,7 @@ from torch.func import functional_call
 
 from quintet.algorithms.parts.graphs import in_graphs
 from quintet.algorithms.parts.setup import PLAIN, Compute, Recorded, Setup
+from quintet.errors import ConfigError
 from quintet.models.build import ActorCritic
 from quintet.models.captured import Captured
 from quintet.models.config import ModelConfig, picture_leaves
@@ -50,6 +51,15 @@ class Normalizes(Protocol):
 
     @property
     def normalizer_variance_epsilon(self) -> float: ...
+
+
+def require_statistics(normalizer: ObservationNormalizer, updates: bool) -> None:
+    """Raises ConfigError if a warm start gave no statistics of observations, and none come."""
+    if normalizer.names and not updates and normalizer.empty:
+        raise ConfigError(
+            "update_normalizers=false must have statistics of observations, but init_from has "
+            "none: name a run that has them, or leave update_normalizers out"
+        )
 
 
 def make_normalizer(

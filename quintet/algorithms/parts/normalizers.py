@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.algorithms.parts import diagnostics
-from quintet.algorithms.parts.acting import Normalizes, make_normalizer
+from quintet.algorithms.parts.acting import Normalizes, make_normalizer, require_statistics
 from quintet.algorithms.parts.trained import Trained
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
@@ -59,7 +59,7 @@ class Normalizers:
             config.reward_normalizer, config.reward_norm_clip, config.normalizer_variance_epsilon
         ).to(device)
         used = bool(self.observations.names) or self.rewards.kind != "none"
-        self.learn = used and config.update_normalizers
+        self.learn, self.updates = used and config.update_normalizers, config.update_normalizers
         self._known = False  # whether there are statistics; asked of the device until there are
         self._merged: tuple[bool, bool] = (False, False)  # observations, rewards of this batch
         self._known_from = 0  # version of the first weights that act with them
@@ -89,6 +89,7 @@ class Normalizers:
                 # They would go on, unused, to a run that takes them for those of its values.
                 for x in self.rewards.moments.buffers():
                     x.zero_()
+            require_statistics(self.observations, self.updates)
             if self.rewards.kind != "none" and not self.learn and self.rewards.moments.count == 0:
                 raise ConfigError(
                     "update_normalizers=false must have statistics of rewards, but init_from "
@@ -103,10 +104,11 @@ class Normalizers:
         """Whether rows of the batch were acted on before there were statistics of observations, but
         are learned from with them: what the network said then is of other observations.
         """
-        before = self._known_from
-        return before > 0 and bool(
-            (batch.on_cpu("valid") & (batch.on_cpu("version") < before)).any()
-        )
+        if self._merged[0] or not self._known_from:
+            return self._merged[0]
+        # Further batches may have been collected meanwhile.
+        old = batch.on_cpu("version") < self._known_from
+        return bool((batch.on_cpu("valid") & old).any())
 
     def merge_first(self, batch: Rollout, version: int) -> None:
         """Adds the valid rows of a batch that is about to be learned from to the statistics that

@@ -52,6 +52,8 @@ START = "learning_starts start_steps replay_start warmup_steps"
 """Names in other libraries of options that several learners have."""
 
 _OBSERVATIONS = "normalize_observations or normalize_pictures"
+HAS_STATISTICS = Needs("init_from, whose statistics are kept", lambda _, f: f.init_from is not None)
+
 _NORMALIZER = Needs(
     "a normaliser",
     lambda o, _: o.reward_normalizer != "none" or o.normalize_observations or o.normalize_pictures,
@@ -130,6 +132,7 @@ RewardNormalizer = Annotated[
         doc="divisor of rewards; return_std: the standard deviation of the running discounted "
         "return; step_std: the reward's own standard deviation; none",
         also="norm_reward normalize_reward normalize_returns",
+        statistics="reward_moments/",
     ),
 ]
 RewardNormClip = Annotated[
@@ -146,8 +149,8 @@ NormalizerVarianceEpsilon = Annotated[
 UpdateNormalizers = Annotated[
     bool,
     option(
-        doc="update the normalisers' statistics; false: keep them, for fine-tuning with init_from",
-        needs=_NORMALIZER,
+        doc="update the normalisers' statistics; false: keep those of init_from",
+        needs=(_NORMALIZER, HAS_STATISTICS),
     ),
 ]
 AdamEpsilon = Annotated[

@@ -48,8 +48,10 @@ class PPOConfig(Options):
     """estimator of advantages; monte_carlo: bootstrapped discounted return minus the value"""
     gae_lambda: Fraction = option(
         0.95,
-        needs="gamma > 0 and advantage_estimator=gae and unroll_steps > 1 or gamma > 0 and "
-        "value_target=lambda_return and value_coef > 0 and unroll_steps > 1",
+        needs=(
+            "gamma > 0 and unroll_steps > 1",
+            "advantage_estimator=gae or value_target=lambda_return and value_coef > 0",
+        ),
         tune=NEAR_1,
         also="lam lambda lambda_",
     )

@@ -221,6 +221,9 @@ class PPOLearner:
         used = Use.of(on_cpu, batch.valid.device)
         use, count = used.mask, used.places.numel()
         chunks = Chunks(use.shape, self.chunk_steps, use.device)
+        if "value" in batch.record and self.normalizers.moved(batch):
+            v = self._values(batch, chunks)
+            batch = replace(batch, record={**batch.record, "value": v})
         rows, estimates = self._rows(batch, use)
         self._distribute("first", rows, chunks, use)
         knobs = self.knobs(1.0 if config.reduction == "mean" else count / use.numel())
@@ -247,17 +250,20 @@ class PPOLearner:
         self.normalizers.merge(batch)
 
     @torch.no_grad()
+    def _values(self, batch: Rollout, chunks: Chunks) -> Tensor:
+        """Values ``[T, B]`` of the batch's observations by the present network and statistics."""
+        obs = {name: x.flatten(0, 1) for name, x in batch.obs.items()}
+        return chunks.values(self.network, batch, self.normalizers.observations(obs), False)[:-1]
+
+    @torch.no_grad()
     def _rows(self, batch: Rollout, use: Tensor) -> tuple[Rows, Estimates]:
         """Normalises, estimates advantages and targets, and flattens ``[T, B]`` to rows."""
         config = self.config
         normalize = self.normalizers.observations
         obs: Obs = normalize({name: x.flatten(0, 1) for name, x in batch.obs.items()})
         recorded = config.refresh_advantages == "once" and config.value_source == "recorded"
-        moved = "value" in batch.record and self.normalizers.moved(batch)
         chunks = Chunks(use.shape, self.chunk_steps, use.device)
-        v = chunks.values(self.network, batch, obs, recorded and not moved)
-        if moved:
-            batch = replace(batch, record={**batch.record, "value": v[:-1]})
+        v = chunks.values(self.network, batch, obs, recorded)
         ends = Ends(batch.terminated, batch.truncated, batch.trace_cut)
         rates = config.gamma, config.gae_lambda
         estimates, advantage = self._estimates(batch.reward, ends, v, use, *rates)

@@ -190,8 +190,9 @@ class Process:
         except (EOFError, OSError):
             return self.lost()
         if isinstance(message, Failed):
+            error = error_of(message, self.name, self.kind.fault)
             self.end(STOP_GRACE_S)  # it closes its environments first
-            return error_of(message, self.name, self.kind.fault)
+            return error
         return message
 
     def lost(self) -> QuintetError:

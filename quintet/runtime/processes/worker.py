@@ -29,6 +29,7 @@ from quintet.runtime.seeds import group_seeds
 from quintet.runtime.slots import RowSpecs, Slot
 from quintet.runtime.torch_settings import configure_torch
 from quintet.system import entry, user_state
+from quintet.system.child import FOR_PARENT
 from quintet.system.memory import memory_fault
 from quintet.system.user_code import raised, traced
 
@@ -148,16 +149,13 @@ class Worker:
             group.env.close()
 
 
-_FOR_PARENT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-
-
 def _ignore(*_: object) -> None:
     """Handles a signal that is for the parent."""
 
 
 def _heed() -> None:
     """Lets signals end the forks of environments, as those of any program."""
-    for number in _FOR_PARENT:
+    for number in FOR_PARENT:
         if signal.getsignal(number) is _ignore:
             signal.signal(number, signal.SIG_DFL)
 
@@ -166,7 +164,7 @@ def begin() -> tuple[Any, Arena, Connection]:
     """Prepares a process of the runtime; returns its pickled work, its memory and its channel."""
     # A signal to all processes of a run is for the parent, which stops in good order.  Programs
     # that environments begin would keep SIG_IGN, and could not be ended by their `close`.
-    for number in _FOR_PARENT:
+    for number in FOR_PARENT:
         signal.signal(number, _ignore)
     os.register_at_fork(after_in_child=_heed)
     files: Sequence[str] = sys.argv[1:]
