@@ -79,10 +79,7 @@ class SACConfig(Options):
     normalize_pictures: parts.NormalizePictures = False
     observation_clip: parts.ObservationClip = 5.0
     normalizer_variance_epsilon: parts.ObservationVarianceEpsilon = 1e-2
-    update_normalizers: bool = option(
-        True, needs=("normalize_observations or normalize_pictures", parts.HAS_STATISTICS)
-    )
-    """update the normalisers' statistics; false: keep those of init_from"""
+    update_normalizers: parts.UpdateObservationStatistics = True
 
     # Optimisation
     actor_lr: parts.ActorLr = 3e-4

@@ -29,13 +29,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from quintet.algorithms.parts import diagnostics
-from quintet.algorithms.parts.acting import (
-    SamplingActor,
-    Warmup,
-    make_normalizer,
-    require_statistics,
-)
+from quintet.algorithms.parts import acting, diagnostics
+from quintet.algorithms.parts.acting import SamplingActor, Warmup, make_normalizer
 from quintet.algorithms.parts.noise import with_noise
 from quintet.algorithms.parts.off_policy_statistics import with_critic_fit
 from quintet.algorithms.parts.options import refuse_aux_losses
@@ -236,7 +231,7 @@ class SACLearner:
     def warm_start(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes the weights of another run, whose policy then also collects the first env_steps."""
         self.trained.load_weights(tensors)
-        require_statistics(self.normalizer, self.config.update_normalizers)
+        acting.require_statistics(self.normalizer, self.config.update_normalizers)
         self.warmup.collected = self.warmup.steps
 
     def save(self) -> LearnerState:

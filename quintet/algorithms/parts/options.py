@@ -153,6 +153,13 @@ UpdateNormalizers = Annotated[
         needs=(_NORMALIZER, HAS_STATISTICS),
     ),
 ]
+UpdateObservationStatistics = Annotated[
+    bool,
+    option(
+        doc="update the normalisers' statistics; false: keep those of init_from",
+        needs=("normalize_observations or normalize_pictures", HAS_STATISTICS),
+    ),
+]
 AdamEpsilon = Annotated[
     Positive, option(doc="term added in Adam's denominator", tune=FACTOR, also="adam_eps")
 ]
