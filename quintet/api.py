@@ -152,10 +152,7 @@ def train(
     given = {"total_env_steps": total_steps, "seed": seed, "run_dir": run_dir}
     given["cluster.address"] = cluster
     values = flatten(config or {}, options(algo))
-    known = options(algo)
-    says = {name: meant(x, known[name]) for name, x in given.items() if x is not None}
-    values |= {name: meant(values[name], known[name]) for name in says.keys() & values.keys()}
-    _settle("argument", values, says)
+    _settle_arguments(algo, values, given)
     require_minutes(minutes, values)
     if model is not None:
         from quintet.models.custom import encoder_name
@@ -323,6 +320,14 @@ def _settle_env(env: EnvLike, values: dict[str, Any]) -> EnvSource | None:
             stacklevel=3,
         )
     return source
+
+
+def _settle_arguments(algo: str, values: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """Adds the arguments that are given; refuses other values of them, however they are written."""
+    known = options(algo)
+    says = {name: meant(x, known[name]) for name, x in given.items() if x is not None}
+    values |= {name: meant(values[name], known[name]) for name in says.keys() & values.keys()}
+    _settle("argument", values, says)
 
 
 def _settle_evaluated(values: dict[str, Any]) -> None:

@@ -221,3 +221,10 @@ def train(
     for group in sampling.groups:
         group.env.close()
     return learner, metrics, rollout
+
+
+def of_version(batch: Rollout, version: int, value: float) -> Rollout:
+    """The batch as weights of a version recorded it, which gave all observations one value."""
+    recorded = torch.full_like(batch.record["value"], value)
+    versions = torch.full_like(batch.version, version)
+    return replace(batch, record=batch.record | {"value": recorded}, version=versions)

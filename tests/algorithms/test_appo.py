@@ -25,6 +25,7 @@ from ppo_helpers import (
     TOTAL,
     learn,
     make_rollout,
+    of_version,
 )
 
 from quintet.algorithms import registry
@@ -245,10 +246,7 @@ def test_values_of_raw_observations_are_computed_again(use_vtrace: bool) -> None
         learner = make_learner(use_vtrace=use_vtrace, value_clip=0.2, normalize_observations=True)
         for seed, of in ((1, 0), (2, version)):
             batch = make_batch(learner, seed=seed)
-            recorded = torch.full_like(batch.record["value"], value)
-            versions = torch.full_like(batch.version, of)
-            batch = replace(batch, record=batch.record | {"value": recorded}, version=versions)
-            learner.update(batch, 0)
+            learner.update(of_version(batch, of, value), 0)
         return learner.trained.theta.clone()
 
     assert torch.equal(trained(3.0, 0), trained(-40.0, 0))

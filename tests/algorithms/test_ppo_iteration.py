@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ppo_helpers import CONTINUOUS, DISCRETE, make_learner, make_rollout, valid_rows
+from ppo_helpers import CONTINUOUS, DISCRETE, make_learner, make_rollout, of_version, valid_rows
 from ppo_helpers import learn as iterate
 from torch import Tensor, nn
 
@@ -241,10 +241,7 @@ def test_values_of_raw_observations_are_computed_again():
         learner = make_learner(PPOConfig(value_clip=0.2))
         for seed, of in ((1, 0), (2, version)):
             batch = make_rollout(seed=seed)
-            recorded = torch.full_like(batch.record["value"], value)
-            versions = torch.full_like(batch.version, of)
-            batch = replace(batch, record=batch.record | {"value": recorded}, version=versions)
-            learner.update(batch, 0)
+            learner.update(of_version(batch, of, value), 0)
         return learner.trained.theta.clone()
 
     assert torch.equal(trained(3.0, 0), trained(-40.0, 0))
