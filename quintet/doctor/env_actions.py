@@ -2,6 +2,7 @@
 
 import math
 
+from quintet.doctor.env_observations import hides_state
 from quintet.doctor.finding import Finding
 from quintet.doctor.seen import Seen
 
@@ -35,6 +36,8 @@ def reward_ignores_action(seen: Seen) -> Finding | None:
         return None
     if not pairs.changed or pairs.rewarded or pairs.returns_differ:
         return None
+    if pairs.varied < 3:
+        return None  # alike in all of these steps: nothing is known of later ones
     rewards = played.reward[played.valid]
     if not len(rewards) or rewards.min() == rewards.max():
         return None  # reward_constant says more
@@ -94,9 +97,12 @@ def observation_late(seen: Seen) -> Finding | None:
     if late < 0.9:
         return None
     usual = sorted(pairs.first)[len(pairs.first) // 2]
+    weight = 0.3 if seen.options.memory else 0.91 if late > 0.98 else 0.6
+    if hides_state(seen.fits):
+        weight *= 0.5  # positions without velocities follow an action late too
     return Finding(
         "observation-late",
-        0.3 if seen.options.memory else 0.91 if late > 0.98 else 0.6,
+        weight,
         f"an action changes only the observation {usual} steps later, not the next one",
         {"share of the actions with a late effect": late, "steps until the effect": usual},
         "return from step() the observation after the action; if the delay belongs to the task, "

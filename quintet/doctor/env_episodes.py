@@ -112,8 +112,8 @@ def never_ends(seen: Seen) -> Finding | None:
     check, played = seen.check, seen.played
     if check is None or played is None or check.env.max_steps is not None:
         return None
-    longest = len(played.valid)
-    if check.lengths or (played.terminated | played.truncated).any() or longest < 500:
+    longest = played.steps
+    if check.lengths or played.ended or longest < 500:
         return None
     return Finding(
         "never-ends",

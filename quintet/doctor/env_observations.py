@@ -3,12 +3,13 @@
 import numpy as np
 
 from quintet.doctor.finding import Finding
-from quintet.doctor.fits import Fits, Next
+from quintet.doctor.fits import MEMORY_GAIN, Fits
 from quintet.doctor.play import Play
 from quintet.doctor.seen import Seen
 
 _HUGE = 1e4  # ratio of a number's size to 1, or to the others'
-_MEMORY_GAIN = 0.2
+_BEYOND = 0.1  # of a score, by which memory must be better than the last actions
+_USE = 0.1  # of a number: the loss of the reward's score without it
 _ALIKE = 1.0 - 1e-9  # correlation
 
 
@@ -116,7 +117,7 @@ def observation_noise(seen: Seen) -> Finding | None:
     if not told or not noise:
         return None
     # What is redrawn at every step may still be what the reward is about.
-    useless = [each for each in noise if not each.reward_loss > 0.05]
+    useless = [each for each in noise if not each.reward_loss > _USE]
     if not useless:
         return None
     worst = min(useless, key=lambda each: each.value.mean)
@@ -136,11 +137,11 @@ def observation_memory(seen: Seen) -> Finding | None:
     fits = seen.fits
     if fits is None:
         return None
-    worst = max(fits.next, key=_gain, default=None)
-    if worst is None or _gain(worst) < _MEMORY_GAIN or worst.now.mean > 0.85:
+    worst = max(fits.next, key=lambda each: each.gain, default=None)
+    if worst is None or worst.gain < MEMORY_GAIN or worst.now.mean > 0.85:
         return None
-    options, gain = seen.options, _gain(worst)
-    weight = 0.15 if options.memory else _weight(fits, gain)
+    options = seen.options
+    weight = 0.15 if options.memory else _weight(fits, worst.gain)
     if observation_noise(seen) is not None:
         weight *= 0.6
     name = worst.name or "the picture"
@@ -155,8 +156,14 @@ def observation_memory(seen: Seen) -> Finding | None:
     )
 
 
-def _gain(each: Next) -> float:
-    return each.memory.low - each.now.high
+def hides_state(fits: Fits | None) -> bool:
+    """Whether earlier observations tell what the last actions don't, as velocities do."""
+    return fits is not None and any(
+        each.gain >= MEMORY_GAIN
+        and each.delay is not None
+        and each.memory.low - each.delay.high >= _BEYOND
+        for each in fits.next
+    )
 
 
 def _weight(fits: Fits, gain: float) -> float:

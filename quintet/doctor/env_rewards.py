@@ -11,6 +11,8 @@ from quintet.doctor.seen import Seen
 _LEAST_EPISODES = 10
 _GAIN = 0.15  # of the reward's score
 _FAR = 0.5  # correlation of rewards with squared distances
+_PART = 0.1  # of the reward's variance
+_SURE = 0.15  # half an interval of a score
 _WELL, _BADLY = 0.9, 0.5  # scores of the reward
 
 
@@ -93,7 +95,7 @@ def reward_sign(seen: Seen) -> Finding | None:
             how = "random play is above it" if above else "no reward is above 0"
             return Finding(
                 "reward-sign",
-                0.85,
+                0.6 if seen.wrapped else 0.85,
                 f"the environment counts as solved at a return of {seen.threshold:g}, and {how}: "
                 "the sign or the scale of the reward differs",
                 numbers,
@@ -204,14 +206,18 @@ def reward_hidden(seen: Seen) -> Finding | None:
         return None
     if _best_lag(fits)[1] >= _GAIN:
         return None
+    share = fits.reward_by_episode
+    weight = min(0.95, 0.55 + share / 2)
+    if share * (1.0 - fits.reward.mean) < _PART:
+        weight *= 0.6
     return Finding(
         "reward-hidden",
-        _doubtful(seen, fits, min(0.95, 0.55 + fits.reward_by_episode / 2)),
+        _doubtful(seen, fits, weight),
         "the reward depends on something that differs between episodes and is not in the "
         "observation, as a hidden goal",
         {
             "score of the reward": fits.reward.mean,
-            "share of the rest that lies between episodes": fits.reward_by_episode,
+            "share of the rest that lies between episodes": share,
         },
         "put it (the goal, the variant of the task) into the observation",
         seen.options.check,
@@ -219,19 +225,20 @@ def reward_hidden(seen: Seen) -> Finding | None:
 
 
 def reward_memory(seen: Seen) -> Finding | None:
-    """The two steps before make the reward far more predictable."""
+    """Earlier steps make the reward far more predictable."""
     fits = _unexplained(seen)
     if fits is None or fits.reward is None or fits.reward_memory is None:
         return None
     gain = fits.reward_memory.low - fits.reward.high
-    if gain < _GAIN or _best_lag(fits)[1] > gain:
+    if gain < _GAIN or _best_lag(fits)[1] > 0.8 * gain:
         return None
-    options = seen.options
+    options, steps = seen.options, fits.memory_steps
+    which = "the two steps" if steps == 2 else f"what was {steps} steps"
     return Finding(
         "reward-memory",
         _doubtful(seen, fits, 0.15 if options.memory else min(0.9, 0.5 + gain / 2)),
-        "the reward is predicted far better with the two steps before",
-        {"score": fits.reward.mean, "score with them": fits.reward_memory.mean},
+        f"the reward is predicted far better with {which} before",
+        {"score": fits.reward.mean, "score with memory": fits.reward_memory.mean},
         "show it in the observation, or give the policy a memory",
         "" if options.memory else f"{options.train} {options.remember}",
     )
@@ -242,6 +249,8 @@ def reward_noise(seen: Seen) -> Finding | None:
     fits = _unexplained(seen)
     if fits is None or fits.reward is None or fits.reward.high >= _BADLY:
         return None
+    if fits.reward.half > _SURE:
+        return None  # the predictor fails, whatever the reason
     others = (reward_late(seen), reward_hidden(seen), reward_memory(seen))
     if any(others) or fits.reward_varies < 0.02 * fits.rows:
         return None

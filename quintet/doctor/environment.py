@@ -6,6 +6,7 @@ from contextlib import closing
 from time import perf_counter
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 
 from quintet.algorithms import registry
 from quintet.config import choices
@@ -32,6 +33,7 @@ from quintet.types import ACTION_MASK
 
 _STREAMS = 12
 _PLAY_STEPS = 2_500  # of each stream
+_FURTHER_STEPS = 10_000  # until an episode ends, if none has
 _CHECK_STEPS = 1_000
 _MASKED, _SLOW = "its actions depend on a mask", "its steps take too long"
 
@@ -76,11 +78,18 @@ def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[St
     def check() -> None:
         seen.check = check_env(env, _CHECK_STEPS, seed, 0.2 * most_s)
         seen.doubts = _doubts(loaded, seen)
-        seen.threshold = _threshold(env.config.id)
+        seen.threshold = _threshold(gymnasium.registry.get(env.config.id.rpartition(":")[2]))
 
     def played() -> None:
+        assert seen.check is not None
         with closing(_made(env)) as made:
-            seen.played = play(made, _PLAY_STEPS, seed, 0.25 * most_s)
+            singles = env.singles(made)
+            if singles and seen.threshold is None:
+                seen.threshold = _threshold(singles[0].unwrapped.spec)
+                seen.wrapped = seen.threshold is not None
+            limited = seen.check.env.max_steps is not None
+            further = 0 if limited else _FURTHER_STEPS
+            seen.played = play(made, _PLAY_STEPS, seed, 0.25 * most_s, further)
 
     def pairs() -> None:
         if env.num_agents > 1:
@@ -158,9 +167,8 @@ def _doubts(loaded: Loaded, seen: Seen) -> list[choices.Doubt]:
     return found + choices.during(model, check.spaces, learning, check.evidence)
 
 
-def _threshold(env_id: str) -> float | None:
+def _threshold(spec: EnvSpec | None) -> float | None:
     """The return at which its registration calls it solved."""
-    spec = gymnasium.registry.get(env_id.rpartition(":")[2])
     threshold = None if spec is None else spec.reward_threshold
     return None if threshold is None else float(threshold)
 

@@ -11,13 +11,18 @@ from quintet.doctor.play import Play
 from quintet.doctor.predict import Floats, Score, residuals, scores, share_of_groups
 
 LEAST_ROWS = 600
+_LEAST_PAID = 60  # rows with another reward, below which nothing is said about predicting it
 _MOST_ROWS = 5_000
 _MOST_TARGETS = 12  # numbers of the observation whose next values are predicted
 _TOLD = 0.95  # share of a change from which on its action does the same in all episodes
+MEMORY_GAIN = 0.2  # of a score, from which on memory is said to help
 UNTOLD = 0.1  # score of a number that nothing before it tells
 HALF_TOLD = 0.7
 _LAGS = (1, 2, 4, 8, 16, 32, 64)
+_RECALLED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
 _LAG_ROWS = 2_500
+_EPISODE_ROWS = 3  # on average, below which nothing is said about what belongs to an episode
+_DEALT = 10  # times that rows are dealt to episodes at random
 
 
 @final
@@ -28,6 +33,7 @@ class Next:
     name: leaf and place; "" for a projection of a large leaf.
     now: from the observation and the action; memory: also from the two before them.
     value: of the next value itself, from observation and action.
+    delay: as now, and from the two actions before; None: not measured, since memory helps little.
     own_loss: loss of `value` without this number; nan: not measured, since it is predicted well.
     reward_loss: loss of the reward's score without this number; nan: not measured.
     """
@@ -36,8 +42,14 @@ class Next:
     now: Score
     memory: Score
     value: Score
+    delay: Score | None = None
     own_loss: float = float("nan")
     reward_loss: float = float("nan")
+
+    @property
+    def gain(self) -> float:
+        """What memory adds."""
+        return self.memory.low - self.now.high
 
     @property
     def noise(self) -> bool:
@@ -51,8 +63,10 @@ class Fits:
     """Scores on held-out rows.
 
     next: of numbers that change.
-    reward: of the reward, from both observations and the action; None: it changes too rarely.
-    reward_memory: also from the two steps before.
+    reward: of the reward, from both observations and the action, without the rows that end an
+        episode if there are enough others; None: it changes too rarely.
+    reward_memory: also from the two steps before, or from the step that helps most.
+    memory_steps: how far back that is.
     reward_lags: by lag, from the observations and the action that many steps before.
     reward_varies: number of rows whose reward is not the most frequent one.
     reward_by_episode: share of the unpredicted rest of the reward that lies between episodes.
@@ -65,6 +79,7 @@ class Fits:
     next: tuple[Next, ...] = ()
     reward: Score | None = None
     reward_memory: Score | None = None
+    memory_steps: int = 2
     reward_lags: dict[int, Score] = field(default_factory=dict)
     reward_varies: int = 0
     reward_by_episode: float = 0.0
@@ -97,14 +112,16 @@ def fit(played: Play) -> Fits:
         now = scores(table.input(), change, table.group)
         memory = scores(table.input(memory=True), change, table.group)
         value = scores(table.input(), table.after[:, varying], table.group)
+        delay = _delays(table, change, now, memory)
         own = _own_losses(table, varying, value)
-        losses = _reward_losses(table, varying, value)
+        losses = _reward_losses(table.paid(), varying, value)
         names = [played.numbers[i] for i in varying]
-        found = [Next(*each) for each in zip(names, now, memory, value, own, losses, strict=True)]
+        parts = zip(names, now, memory, value, delay, own, losses, strict=True)
+        found = [Next(*each) for each in parts]
         action_share = _action_share(table, change)
     return Fits(
         len(t), tuple(found), projected=projected, action_by_episode=action_share,
-        **_of_rewards(played, table),
+        **_of_rewards(played, table.paid()),
     )  # fmt: skip
 
 
@@ -127,15 +144,25 @@ class _Table:
         self.action, self.reward = played.action[t, b], played.reward[t, b][:, None]
         self.group = played.episode[t, b]
 
-    def input(self, *, memory: bool = False, after: bool = False) -> Floats:
+    def input(self, *, memory: bool = False, actions: bool = False, after: bool = False) -> Floats:
         parts = [self.obs, self.action]
         if after:
             parts.append(self.after)
-        if memory:
-            for back in (1, 2):
-                parts += [self.played.obs[self.t - back, self.b]]
-                parts += [self.played.action[self.t - back, self.b]]
+        for back in (1, 2):
+            if memory:
+                parts.append(self.played.obs[self.t - back, self.b])
+            if memory or actions:
+                parts.append(self.played.action[self.t - back, self.b])
         return np.concatenate(parts, -1)
+
+    def paid(self) -> "_Table":
+        """The rows for predictions of the reward: what an end pays, as for a crash, is of another
+        size and hides what the other rows tell, if those say anything."""
+        played = self.played
+        within = ~(played.terminated | played.truncated)[self.t, self.b]
+        if _varies(self.reward[within]) < _LEAST_PAID:
+            return self
+        return _Table(played, self.t[within], self.b[within])
 
 
 def _targets(table: _Table) -> NDArray[np.int64]:
@@ -151,7 +178,14 @@ def _varies(reward: Floats) -> int:
     return int(len(reward) - counts.max(initial=0)) if len(values) > 1 else 0
 
 
-_LEAST_PAID = 60  # rows with another reward, below which nothing is said about predicting it
+def _delays(
+    table: _Table, change: Floats, now: list[Score], memory: list[Score]
+) -> list[Score | None]:
+    """Scores from the last actions in place of all that was before, where memory helps."""
+    gain = max((b.low - a.high for a, b in zip(now, memory, strict=True)), default=0.0)
+    if gain < MEMORY_GAIN:
+        return [None] * len(now)
+    return list(scores(table.input(actions=True), change, table.group))
 
 
 def _own_losses(table: _Table, varying: NDArray[np.int64], value: list[Score]) -> list[float]:
@@ -186,14 +220,19 @@ def _of_rewards(played: Play, table: _Table) -> dict[str, Any]:
         return {"reward_varies": varies}
     now = scores(table.input(after=True), table.reward, table.group)[0]
     memory = scores(table.input(memory=True, after=True), table.reward, table.group)[0]
-    lags = dict[int, Score]()
+    steps, lags = 2, dict[int, Score]()
     if now.mean < 0.9:
         lags = _lag_scores(played)
+        for lag in _RECALLED:
+            recalled = _lagged(played, lag, now=True)
+            if recalled is not None and recalled.low > memory.high:
+                steps, memory = lag, recalled
     left = residuals(table.input(after=True), table.reward, table.group)[:, 0]
     return {
         "reward_varies": varies,
         "reward": now,
         "reward_memory": memory,
+        "memory_steps": steps,
         "reward_lags": lags,
         "reward_by_episode": _by_episode(left, [*table.obs.T, *table.action.T], table.group),
     }
@@ -218,8 +257,9 @@ def _lag_scores(played: Play) -> dict[int, Score]:
     return found
 
 
-def _lagged(played: Play, lag: int) -> Score | None:
-    """The score of the reward from observation and action `lag` steps before."""
+def _lagged(played: Play, lag: int, *, now: bool = False) -> Score | None:
+    """The score of the reward from observation and action `lag` steps before; now: and from those
+    of its own step."""
     before = played.valid.copy()
     same = np.zeros_like(before)
     if lag >= len(before):
@@ -236,18 +276,29 @@ def _lagged(played: Play, lag: int) -> Score | None:
         return None
     then = t - lag
     x = [played.obs[then, b], played.action[then, b], played.obs[then + 1, b]]
+    if now:
+        x += [played.obs[t, b], played.action[t, b], played.obs[t + 1, b]]
     return scores(np.concatenate(x, -1), reward, played.episode[t, b])[0]
 
 
 def _by_episode(left: Floats, factors: list[Floats], group: NDArray[np.int64]) -> float:
     """The greatest share that lies between episodes, of the rest and of its products with the
-    factors."""
-    found = [share_of_groups(left, group)]
+    factors; 0 where rows that are dealt to episodes at random have as much, or episodes have few
+    rows."""
+    if len(left) < _EPISODE_ROWS * len(np.unique(group)):
+        return 0.0
+    columns = [left]
     for factor in factors[:64]:
         spread = factor.std()
         if spread > 1e-9:
-            found.append(share_of_groups(left * (factor - factor.mean()) / spread, group))
-    return max(found)
+            columns.append(left * (factor - factor.mean()) / spread)
+
+    def greatest(of: NDArray[np.int64]) -> float:
+        return max(share_of_groups(column, of) for column in columns)
+
+    found, random = greatest(group), np.random.default_rng(0)
+    chance = max(greatest(random.permutation(group)) for _ in range(_DEALT))
+    return found if found > chance else 0.0
 
 
 def _action_share(table: _Table, change: Floats) -> float:

@@ -36,7 +36,7 @@ class Pairs:
         AFTER steps, `rewarded` a reward, `ended` the ending.
     first: steps after which an observation changed, one for each of `changed`.
     seeds: number of seeds; returns_differ: number of those for which entirely other actions gave
-        other rewards or another ending.
+        other rewards or another ending; varied: in which rewards were not all the same.
     unlike: what differed although seed and actions were the same; "" if nothing did.
     reached: fraction of the greatest action up to which larger actions made a difference; 1: all
         did; nan: no Box with bounds.
@@ -50,6 +50,7 @@ class Pairs:
     first: list[int] = field(default_factory=list)
     seeds: int = 0
     returns_differ: int = 0
+    varied: int = 0
     unlike: str = ""
     reached: float = math.nan
     starts: int = 0
@@ -62,8 +63,8 @@ def compare(env: VectorEnv, seed: int, most_s: float) -> Pairs:
     greatest = _greatest(env, seed)
     reached: list[float] = []
     for number in range(8):
+        own = seed + 1000 * number
         for prefix in _PREFIXES:
-            own = seed + 1000 * number
             track = _track(env, own, prefix + 1 + AFTER, _Branch(env, own, prefix, ()))
             starts.add(track.start)
             if track.unlike:
@@ -78,7 +79,9 @@ def compare(env: VectorEnv, seed: int, most_s: float) -> Pairs:
         if found.seeds and perf_counter() - begin > most_s:
             break
         found.seeds += 1
-        found.returns_differ += _other_returns(env, seed + 1000 * number)
+        track = _track(env, own, 60, uniform_chooser(env, own))
+        found.returns_differ += _other_returns(track)
+        found.varied += bool((track.reward != track.reward[0, 0]).any())
         if perf_counter() - begin > most_s:
             break
     known = [x for x in reached if not math.isnan(x)]
@@ -171,12 +174,10 @@ def _reached(track: _Track, prefix: int) -> float:
     return 0.0 if rows.shape[1] >= 2 * len(_PARTS) else math.nan
 
 
-def _other_returns(env: VectorEnv, seed: int) -> bool:
+def _other_returns(track: _Track) -> bool:
     """Whether entirely other actions gave any other reward, or another ending."""
-    count = env.num_streams
-    track = _track(env, seed, 60, uniform_chooser(env, seed))
     totals = np.cumsum(track.reward, 0)
-    for stream in range(1, count):
+    for stream in range(1, track.reward.shape[1]):
         if (totals[:, stream] != totals[:, 0]).any():
             return True
         if (track.ended[:, stream] != track.ended[:, 0]).any():

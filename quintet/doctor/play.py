@@ -36,6 +36,8 @@ class Play:
     valid: rows whose action was executed.
     held: streams whose random actions were often repeated, so that they reach more.
     bad: first NaN or infinity, as text; the rows end before it.
+    ended: whether an episode ended in these rows or in further steps; steps: number of steps of
+        each stream until then.
     """
 
     obs: Floats
@@ -47,6 +49,8 @@ class Play:
     valid: NDArray[np.bool_]
     held: NDArray[np.bool_]
     bad: str = ""
+    ended: bool = True
+    steps: int = 0
 
     @property
     def rows(self) -> int:
@@ -76,9 +80,12 @@ class Play:
         return np.array(returns, float), np.array(lengths, int), np.array(terminated, bool)
 
 
-def play(env: VectorEnv, steps: int, seed: int, most_s: float) -> Play:
+def play(env: VectorEnv, steps: int, seed: int, most_s: float, further: int = 0) -> Play:
     """Plays `steps` rows in all streams, or less in `most_s` seconds; half of the streams repeat
-    their random actions, unless there is an action mask."""
+    their random actions, unless there is an action mask.
+
+    further: steps that are played after them, without rows, until an episode ends.
+    """
     reader = Reader(env)
     masked = ACTION_MASK in observation_leaves(env.spaces.observation)
     held = np.zeros(env.num_streams, np.bool_)
@@ -89,20 +96,26 @@ def play(env: VectorEnv, steps: int, seed: int, most_s: float) -> Play:
     obs: list[Floats] = []
     actions: list[Floats] = []
     rows: list[list[NDArray[Any]]] = []
-    bad = ""
+    bad, ended, number = "", False, 0
     begin = perf_counter()
-    for given in chosen_rows(env, steps, seeds, choose):
-        row = given.row
+    for given in chosen_rows(env, steps + further, seeds, choose):
+        row, number = given.row, given.number
+        if number > steps:
+            ended = bool((row.terminated | row.truncated).any())
+            if ended or perf_counter() - begin > most_s:
+                break
+            continue
         numbers = reader.numbers(row.obs)
         if not (np.isfinite(numbers).all() and np.isfinite(row.raw_reward).all()):
             bad = _bad(row.obs, row.raw_reward, given.number)
             break
         obs.append(numbers)
-        if given.number:
+        if number:
             actions.append(reader.actions(choose.last))
             flags = row.terminated, row.truncated, row.valid
             rows.append([row.raw_reward.astype(np.float64), *(x.copy() for x in flags)])
-        if given.number and perf_counter() - begin > most_s:
+            ended |= bool((row.terminated | row.truncated).any())
+        if (number and perf_counter() - begin > most_s) or (ended and number == steps):
             break
     if not obs:  # the reset itself
         obs = [np.zeros((env.num_streams, len(reader.names)))]
@@ -121,6 +134,8 @@ def play(env: VectorEnv, steps: int, seed: int, most_s: float) -> Play:
         valid,
         held,
         bad,
+        ended,
+        number,
     )
 
 

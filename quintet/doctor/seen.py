@@ -40,7 +40,8 @@ class Seen:
     """Measurements; None: not made.
 
     doubts: doubtful choices by the evidence of the check.
-    threshold: return at which the environment's registration calls it solved.
+    threshold: return at which the environment's registration calls it solved; wrapped: that of an
+        environment inside, whose rewards wrappers may change.
     remembers: what a second episode with the same seed had differently, in one environment.
     unmade: measurements that could not be made, with the reason.
     """
@@ -53,4 +54,5 @@ class Seen:
     fits: Fits | None = None
     remembers: str | None = None
     threshold: float | None = None
+    wrapped: bool = False
     unmade: dict[str, str] = field(default_factory=dict)

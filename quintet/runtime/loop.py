@@ -392,17 +392,17 @@ def _learn(
 def _rollouts(
     batch: Batch, replay: "Replay | None", counters: Counters, timer: PhaseTimer
 ) -> Iterator[tuple[Rollout, int]]:
-    """The rollouts to learn from, each with the env_steps before it: the fresh batch, if a row is
-    valid, then those that replay draws.  A batch whose update fails is not stored.
+    """The rollouts to learn from, each with the env_steps by which schedules go: the fresh batch,
+    if a row is valid, then those that replay draws.  A batch whose update fails is not stored.
     """
+    before = counters.env_steps  # not after the batch: rates would be 0 in the last iteration
     if batch.env_steps:
-        yield batch.rollout, counters.env_steps
+        yield batch.rollout, before
     if replay is not None:
-        now = counters.env_steps + batch.env_steps
         timer.switch("replay")
         replay.store(batch.rollout)
         for drawn in replay.draws(batch.env_steps, counters.iteration):
             timer.switch("learning")
-            yield drawn, now
+            yield drawn, before
             timer.switch("replay")
         timer.switch("learning")

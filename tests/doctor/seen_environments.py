@@ -45,7 +45,7 @@ def played(
     held = np.arange(streams) >= streams // 2
     action = random.integers(0, 2, (rows, streams, 1)).astype(float)
     flags = (over, none) if terminated else (none, over)
-    return Play(obs, names, action, rewards, *flags, valid, held, bad)
+    return Play(obs, names, action, rewards, *flags, valid, held, bad, bool(over.any()), rows)
 
 
 def pairs(**own: Any) -> Pairs:
@@ -58,6 +58,7 @@ def pairs(**own: Any) -> Pairs:
         "first": [1] * 100,
         "seeds": 8,
         "returns_differ": 8,
+        "varied": 8,
         "starts": 8,
         "reached": 1.0,
     }
@@ -68,8 +69,15 @@ def near(mean: float) -> Score:
     return Score(mean, 0.02)
 
 
-def number(now: float = 0.99, memory: float = 0.99, value: float = 0.99, loss: float = 0.3) -> Next:
-    return Next("obs[0]", near(now), near(memory), near(value), loss, loss)
+def number(
+    now: float = 0.99,
+    memory: float = 0.99,
+    value: float = 0.99,
+    loss: float = 0.3,
+    delay: float | None = None,
+) -> Next:
+    told = None if delay is None else near(delay)
+    return Next("obs[0]", near(now), near(memory), near(value), told, loss, loss)
 
 
 def fits(**own: Any) -> Fits:

@@ -1,6 +1,7 @@
 """Findings about environments: each where it is planted, and not where it is absent."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ from seen_environments import fits, near, number, pairs, played, seen
 
 from quintet.config.choices import Doubt
 from quintet.doctor import env_actions, env_episodes, env_observations, env_rewards
+from quintet.doctor.predict import Score
 from quintet.doctor.seen import Options, Seen
 
 
@@ -208,3 +210,76 @@ def test_a_memory_makes_findings_about_memory_notes():
     found = env_observations.observation_memory(with_memory)
     assert found is not None
     assert found.degree == "note"
+
+
+def test_positions_without_velocities_lack_a_memory_first():
+    """An action that shows late is also what an observation without velocities looks like."""
+    late = pairs(first=[2] * 100)
+    told, hidden = (number(now=0.3, memory=0.99, delay=x) for x in (0.98, 0.7))
+    for each, first in ((told, "observation-late"), (hidden, "observation-memory")):
+        both = seen(pairs=late, fits=fits(next=(each, number())))
+        found = [env_actions.observation_late(both), env_observations.observation_memory(both)]
+        assert max(found, key=lambda x: x.weight if x else 0.0).name == first  # type: ignore[union-attr]
+
+
+ABSENT: dict[str, tuple[Callable[[Seen], Any], Callable[[], Seen]]] = {
+    "rewards that were alike while actions were compared": (
+        env_actions.reward_ignores_action,
+        lambda: seen(
+            pairs=pairs(rewarded=0, returns_differ=0, varied=0),
+            played=played(reward=_OBS[:1_000, :, 0], terminated=False),
+        ),
+    ),
+    "a predictor that fails": (
+        env_rewards.reward_noise,
+        lambda: seen(fits=fits(reward=Score(0.1, 0.3), reward_memory=near(0.1))),
+    ),
+    "a reward that is late and not remembered": (
+        env_rewards.reward_memory,
+        lambda: seen(
+            fits=fits(reward=near(0.2), reward_memory=near(0.92), reward_lags={8: near(0.9)})
+        ),
+    ),
+    "an end after the rows": (
+        env_episodes.never_ends,
+        lambda: seen(
+            check=_check(lengths=[]),
+            played=replace(played(2_500, every=0), ended=True, steps=2_600),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ABSENT)
+def test_what_is_sound_raises_no_alarm(what: str):
+    find, sound = ABSENT[what]
+    assert find(sound()) is None
+
+
+def test_what_is_hidden_is_likely_only_where_it_matters():
+    def weight(score: float) -> float:
+        hidden = fits(reward=near(score), reward_by_episode=0.25)
+        found = env_rewards.reward_hidden(seen(fits=hidden))
+        assert found is not None
+        return found.weight
+
+    assert weight(0.75) < 0.5 < weight(0.2)
+
+
+def test_what_counts_as_solved_inside_a_wrapper_says_less():
+    rewards = played(reward=-1.0)
+    inside, own = (
+        env_rewards.reward_sign(seen(played=rewards, threshold=475.0, wrapped=wrapped))
+        for wrapped in (True, False)
+    )
+    assert inside is not None
+    assert own is not None
+    assert 0.5 < inside.weight < own.weight
+
+
+def test_the_step_that_is_to_be_remembered_is_named():
+    found = env_rewards.reward_memory(
+        seen(fits=fits(reward=near(0.0), reward_memory=near(0.9), memory_steps=4))
+    )
+    assert found is not None
+    assert "what was 4 steps before" in found.said

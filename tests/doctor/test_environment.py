@@ -12,7 +12,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from quintet.doctor import environment, pairs
 from quintet.doctor.apart import examine_apart
-from quintet.doctor.play import Reader
+from quintet.doctor.play import Reader, play
 from quintet.doctor.seen import Seen
 from quintet.envs.config import EnvConfig
 from quintet.envs.env_source import settle
@@ -172,6 +172,37 @@ def test_what_an_environment_has_not_implemented_is_told(monkeypatch: pytest.Mon
     loaded = environment.load("ppo", _words(""))
     dict(environment._stages(loaded, seen, 0, 30.0))["remembers"]()
     assert "not implemented a method" in seen.unmade["remembers"]
+
+
+class Long(Point):
+    """Its first reward and its end come late."""
+
+    def step(self, action: Any) -> Any:
+        obs, *_ = super().step(action)
+        return obs, float(self.steps == 70), self.steps == 120, False, {}
+
+
+def test_ends_are_awaited_further_than_rows_are_kept():
+    env = make_group_env(resolve_env(EnvConfig(id="test_environment:Long")), 2)
+    with closing(env):
+        until, never = (play(env, 100, 0, 10.0, further) for further in (1_000, 0))
+        assert (len(until.reward), until.ended, until.steps) == (100, True, 120)
+        assert (len(never.reward), never.ended, never.steps) == (100, False, 100)
+        compared = pairs.compare(env, 0, 1.0)
+        assert (compared.varied, compared.returns_differ) == (0, 0)
+
+
+def test_what_counts_as_solved_is_known_within_wrappers():
+    loaded = environment.load("ppo", ["--env", "test_environment:wrapped"])
+    seen = Seen()
+    stages = dict(environment._stages(loaded, seen, 0, 4.0))
+    stages["check"]()
+    stages["play"]()
+    assert (seen.threshold, seen.wrapped) == (475.0, True)
+
+
+def wrapped() -> Any:
+    return gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), abs)  # type: ignore[arg-type]
 
 
 class Portfolio(gymnasium.Env[Any, Any]):

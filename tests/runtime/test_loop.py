@@ -61,9 +61,11 @@ class Learner:
 
     def __init__(self, fails: int) -> None:
         self.version, self.updates, self.fails = 0, 0, fails
+        self.env_steps: list[int] = []
 
     def update(self, batch: Rollout, env_steps: int) -> None:
         self.updates += 1
+        self.env_steps.append(env_steps)
         if self.updates == self.fails:
             raise NonFiniteError("finite losses are required")
         self.version += 1
@@ -96,6 +98,16 @@ def test_a_replaced_policy_is_published_at_once_and_its_old_rows_are_dropped(
     assert [published for _, published in found] == [[0], [0, 100], [0, 100]]
     assert [least for least, _ in found] == [found[0][0], 100, 100]
     assert (replay.stored, learner.updates) == (stored, updates)
+
+
+def test_the_last_iteration_learns_at_a_rate_above_zero_from_replay_too() -> None:
+    """Schedules go by the env_steps before the iteration."""
+    learner: Any = Learner(0)
+    replays: Any = [Replay()]
+    hooks = loop.Hooks(lambda _: None, lambda _: False, lambda *_: "")
+    components = loop.Components([learner], Sampling(), replays, [torch.device("cpu")])
+    loop.run(components, loop.Counters(), loop.Budget(2 * STEPS, 100), hooks, PhaseTimer())
+    assert learner.env_steps == 3 * [0] + 3 * [STEPS]
 
 
 def test_a_batch_is_kept_where_nothing_replaces_the_policy() -> None:
