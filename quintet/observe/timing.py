@@ -74,3 +74,11 @@ class PhaseTimer:
         if whole <= 0:
             return {}
         return {f"time/{phase}_frac": s / whole for phase, s in passed.items() if s > 0}
+
+    def told(self) -> str:
+        """The seconds since the timer was made, and the share of each phase, as text."""
+        seconds = {phase: s for phase, s in self.seconds().items() if s > 0}
+        whole = sum(seconds.values())
+        largest = sorted(seconds, key=lambda phase: -seconds[phase])
+        parts = [f"{phase} {100 * seconds[phase] / whole:.0f}%" for phase in largest]
+        return f"{whole:.1f} s: {', '.join(parts)}"

@@ -8,14 +8,16 @@ from quintet.config.choices import Doubt, Learning
 from quintet.config.run import RunConfig
 from quintet.doctor.run import examine_runs
 from quintet.envs.evidence import Evidence
+from quintet.envs.vector import coarse
 from quintet.models.config import ModelConfig
+from quintet.models.leaves import normalized_leaves
 from quintet.observe.run_summary import RunSummary
 from quintet.run.folder import RunFolder
 from quintet.runtime.delivery import Batch
 from quintet.spaces import as_json
 from quintet.system.files import shown
 from quintet.system.user_code import described
-from quintet.types import Spaces
+from quintet.types import Obs, Spaces
 
 _FIRST_ROWS = 512  # after which the data are judged for the first time; then twice as many each
 _LEAST_ROWS, _FRAC = 20_000, 0.1  # of the budget, in which the data are looked at
@@ -77,6 +79,18 @@ class Doubts:
         if self._passed >= self._last:
             self._seen = None
         return self._new(choices.during(self.config.model, self.spaces, self._learning, seen))
+
+    def lost_precision(self, obs: Obs) -> list[str]:
+        """What float32 loses of a batch's observations, as sentences."""
+        on = getattr(self.config.learner, "normalize_observations", False)
+        normalized = normalized_leaves(self.spaces.observation) if on else {}
+        found = []
+        for name, x in obs.items():
+            values = x.flatten(0, 1).numpy(force=True)
+            if values.size:
+                ends = values.min(0), values.max(0)
+                found.append(coarse(name, *ends, self.spaces, normalized=name in normalized))
+        return [each for each in found if each is not None]
 
     def _new(self, doubts: list[Doubt]) -> list[Doubt]:
         """The doubts about choices that were not doubted before."""

@@ -16,9 +16,8 @@ from quintet.algorithms import registry
 from quintet.config.choices import Doubt
 from quintet.config.resolve import Loaded
 from quintet.config.run import RunConfig
-from quintet.envs.vector import EnvDescription, coarse
+from quintet.envs.vector import EnvDescription
 from quintet.errors import NonFiniteError, QuintetError
-from quintet.models.leaves import normalized_leaves
 from quintet.observe.log import RunLog
 from quintet.observe.metrics import policy_prefix
 from quintet.observe.pace import Pace
@@ -44,7 +43,7 @@ from quintet.system import forks, provenance, saved_options, signature, trust
 from quintet.system.files import shown
 from quintet.system.signals import StopRequest
 from quintet.system.user_code import no_exit
-from quintet.types import Obs, Publication, Rollout
+from quintet.types import Publication, Rollout
 
 if TYPE_CHECKING:
     from quintet.population.self_play import PastWeights
@@ -271,20 +270,12 @@ class Trainer:
         if self._raised is not None:
             self._raised.add_note(f"The run was saved; the same call resumes: {self.folder.path}")
             raise self._raised
-        self.log.say(f"time: {self._time_told()}")
+        self.log.say(f"time: {self.timer.told()}")
         if status == "stopped":
             self.log.answer(
                 f"stopped at {self.counters.env_steps:,} env_steps; the same command resumes there"
             )
         return status
-
-    def _time_told(self) -> str:
-        """A sentence about how this process spent its time since the run was opened."""
-        seconds = {phase: s for phase, s in self.timer.seconds().items() if s > 0}
-        whole = sum(seconds.values())
-        largest = sorted(seconds, key=lambda phase: -seconds[phase])
-        parts = [f"{phase} {100 * seconds[phase] / whole:.0f}%" for phase in largest]
-        return f"{whole:.1f} s: {', '.join(parts)}"
 
     def _phase_begins(self, phase: Phase) -> None:
         if (stage := stage_of(phase, self.facts)) is not None:
@@ -322,7 +313,9 @@ class Trainer:
         """Counts a batch and considers its policy; returns whether that now has another policy's
         weights."""
         if not self._seen:
-            self._look_at(batch.rollout.obs)
+            self._seen = True
+            for warning in self.choices.lost_precision(batch.rollout.obs):
+                self.log.warn(warning)
         self._say_choices(self.choices.look(batch))
         self.policies[batch.policy].add(batch)
         for index, episodes in batch.others.items():
@@ -361,20 +354,6 @@ class Trainer:
             self.past.consider(publication, self.counters.env_steps)
             opponent = self.past.opponent(publication.version)
             sampling.publish(replace(opponent, policy=publication.policy + 1))
-
-    def _look_at(self, obs: Obs) -> None:
-        """Reports what float32 loses of the first batch's observations."""
-        self._seen = True
-        spaces = self.policies[0].spaces
-        on = getattr(self.config.learner, "normalize_observations", False)
-        normalized = normalized_leaves(spaces.observation) if on else {}
-        for name, x in obs.items():
-            values = x.flatten(0, 1).numpy(force=True)
-            if not values.size:
-                continue
-            lost = coarse(name, values.min(0), values.max(0), spaces, normalized=name in normalized)
-            if lost is not None:
-                self.log.warn(lost)
 
     def after_iteration(self, batch: Batch) -> bool:  # noqa: ARG002 (`learned` has counted it)
         """Evaluates and reports when due; returns whether to stop the run."""
