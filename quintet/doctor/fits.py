@@ -22,7 +22,7 @@ _LAGS = (1, 2, 4, 8, 16, 32, 64)
 _RECALLED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
 _LAG_ROWS = 2_500
 _EPISODE_ROWS = 3  # on average, below which nothing is said about what belongs to an episode
-_DEALT = 10  # times that rows are dealt to episodes at random
+_DEALT = 30  # times that rows are dealt to episodes at random
 
 
 @final

@@ -42,48 +42,48 @@ def test_share_of_groups(strength: float, low: float, high: float):
 
 
 def test_a_reward_that_comes_late_is_told_by_its_lag():
-    obs = RANDOM.standard_normal((1_001, 4, 2))
-    reward = np.zeros((1_000, 4))
+    obs = RANDOM.standard_normal((401, 4, 2))
+    reward = np.zeros((400, 4))
     reward[8:] = obs[:-9, :, 0]
-    found = fit(played(obs=obs, reward=reward, every=100))
+    found = fit(played(400, obs=obs, reward=reward, every=50))
     assert found.reward is not None
     assert found.reward.high < 0.3
     assert max(found.reward_lags, key=lambda lag: found.reward_lags[lag].mean) == 8
 
 
 def test_a_goal_of_an_episode_is_what_is_left_of_the_reward():
-    play = played(every=25)
+    play = played(400, every=25)
     goal = RANDOM.standard_normal(play.episode.max() + 1)[play.episode]
-    found = fit(played(every=25, reward=goal))
+    found = fit(played(400, every=25, reward=goal))
     assert found.reward_by_episode > 0.8
-    assert fit(played(every=25, reward=play.obs[1:, :, 0])).reward_by_episode < 0.1
+    assert fit(played(400, every=25, reward=play.obs[1:, :, 0])).reward_by_episode < 0.1
 
 
 def test_few_rows_of_many_episodes_are_no_goal():
     """Of noise: rows that are dealt to episodes at random have as much between them."""
-    noise = RANDOM.standard_normal((1_000, 4))
-    assert fit(played(every=7, reward=noise)).reward_by_episode == 0.0
-    short = played(every=4)
+    noise = RANDOM.standard_normal((400, 4))
+    assert fit(played(400, every=7, reward=noise)).reward_by_episode == 0.0
+    short = played(600, every=4)
     goal = RANDOM.standard_normal(short.episode.max() + 1)[short.episode]
-    assert fit(played(every=4, reward=goal)).reward_by_episode == 0.0  # 2 rows of an episode
+    assert fit(played(600, every=4, reward=goal)).reward_by_episode == 0.0  # 2 rows of an episode
 
 
 def test_what_an_end_pays_does_not_hide_what_the_steps_pay():
-    play = played(every=25)
-    reward = play.obs[1:, :, 0] - 100.0 * play.terminated * RANDOM.random((1_000, 4))
-    found = fit(played(every=25, reward=reward))
+    play = played(500, every=10)
+    reward = play.obs[1:, :, 0] - 100.0 * play.terminated * RANDOM.random((500, 4))
+    found = fit(played(500, every=10, reward=reward))
     assert found.reward is not None
     assert found.reward.low > 0.95
-    only_ends = fit(played(2_500, every=25, reward=0.0 - played(2_500, every=25).terminated))
+    only_ends = fit(played(500, every=10, reward=0.0 - play.terminated))
     assert only_ends.reward is not None  # where nothing else is paid, the ends say what there is
 
 
 def test_a_reward_for_what_was_seen_before_is_told_by_the_step():
-    obs = RANDOM.choice([-1.0, 1.0], (2_001, 4, 1))
-    action = played(2_000, obs=obs).action[:, :, 0]
-    reward = np.zeros((2_000, 4))
-    reward[5:] = obs[:1_995, :, 0] * (action[5:] - 0.5)
-    found = fit(played(2_000, every=100, obs=obs, names=("obs[0]",), reward=reward))
+    obs = RANDOM.choice([-1.0, 1.0], (601, 4, 1))
+    action = played(600, obs=obs).action[:, :, 0]
+    reward = np.zeros((600, 4))
+    reward[5:] = obs[:595, :, 0] * (action[5:] - 0.5)
+    found = fit(played(600, every=50, obs=obs, names=("obs[0]",), reward=reward))
     assert found.reward is not None
     assert found.reward_memory is not None
     assert found.reward.high < 0.2
@@ -94,13 +94,13 @@ def test_a_reward_for_what_was_seen_before_is_told_by_the_step():
 @pytest.mark.parametrize(("kept", "told"), [(0.0, True), (0.95, False)])
 def test_what_the_last_actions_tell_is_a_delay(kept: float, told: bool):
     """A speed that forgets what was before is a delay, one that keeps it is hidden state."""
-    action = played(2_000, obs=np.zeros((2_001, 4, 1))).action[:, :, 0] - 0.5
-    place, speed = np.zeros((2, 2_001, 4))
-    for t in range(2_000):
+    action = played(600, obs=np.zeros((601, 4, 1))).action[:, :, 0] - 0.5
+    place, speed = np.zeros((2, 601, 4))
+    for t in range(600):
         place[t + 1] = 0.9 * place[t] + speed[t]
         speed[t + 1] = kept * speed[t] + action[t]
     shown = place[:, :, None]
-    (found,) = fit(played(2_000, every=100, obs=shown, names=("obs[0]",))).next
+    (found,) = fit(played(600, every=50, obs=shown, names=("obs[0]",))).next
     assert found.memory.low > 0.95
     assert found.gain > 0.2
     assert found.delay is not None
