@@ -20,9 +20,9 @@ def action_ignored(seen: Seen) -> Finding | None:
         return None
     return Finding(
         "action-ignored",
-        0.97,
-        "actions change nothing: with the same seed, other actions gave the same observations, "
-        "rewards and endings",
+        0.6 if pairs.cut else 0.97,
+        f"actions change nothing in the first {pairs.looked} steps of an episode: with the same "
+        "seed, other actions gave the same observations, rewards and endings",
         {"comparisons": pairs.compared, "in which anything changed": 0},
         "look at what step() does with its action, and at wrappers that replace it",
         seen.options.check,

@@ -24,6 +24,7 @@ AFTER = 12  # steps after the other action that are compared
 AGAIN = 30  # steps of an episode that is repeated
 LEAST_RESETS = 4  # of all streams, which a comparison makes at least
 _PREFIXES = (0, 1, 3, 6, 10, 20)
+_LATER = (60, 150, 400)  # where nothing has changed so far: some games begin with a scene
 _PARTS = (1.0, 0.5, 0.25, 0.1)  # of the greatest action of a Box
 
 
@@ -41,6 +42,8 @@ class Pairs:
     reached: fraction of the greatest action up to which larger actions made a difference; 1: all
         did; nan: no Box with bounds.
     starts: number of different first observations of `seeds` seeds.
+    looked: number of steps of an episode within which actions were compared; cut: whether there
+        was no time for more, if nothing had changed.
     """
 
     compared: int = 0
@@ -54,6 +57,8 @@ class Pairs:
     unlike: str = ""
     reached: float = math.nan
     starts: int = 0
+    looked: int = 0
+    cut: bool = False
 
 
 def compare(env: VectorEnv, seed: int, most_s: float) -> Pairs:
@@ -64,17 +69,20 @@ def compare(env: VectorEnv, seed: int, most_s: float) -> Pairs:
     reached: list[float] = []
     for number in range(8):
         own = seed + 1000 * number
-        for prefix in _PREFIXES:
+        for prefix in (*_PREFIXES, *_LATER):
+            if prefix in _LATER and (found.changed or found.unlike):
+                break
             track = _track(env, own, prefix + 1 + AFTER, _Branch(env, own, prefix, ()))
             starts.add(track.start)
             if track.unlike:
                 found.unlike = found.unlike or track.unlike
-            _add(found, track, prefix)
+            found.looked = max(found.looked, _add(found, track, prefix))
             if greatest is not None and prefix < 7:
                 parts = [part * sign for part in _PARTS for sign in (1.0, -1.0)]
                 branch = _Branch(env, own, prefix, [greatest * part for part in parts[: count - 2]])
                 reached.append(_reached(_track(env, own, prefix + 1 + AFTER, branch), prefix))
             if perf_counter() - begin > most_s:
+                found.cut = prefix != _LATER[-1]
                 break
         if found.seeds and perf_counter() - begin > most_s:
             break
@@ -138,10 +146,11 @@ def _track(env: VectorEnv, seed: int, steps: int, choose: Chooser) -> _Track:
     )
 
 
-def _add(found: Pairs, track: _Track, prefix: int) -> None:
-    """Compares streams 2 and on with stream 0, as long as no episode has ended."""
+def _add(found: Pairs, track: _Track, prefix: int) -> int:
+    """Compares streams 2 and on with stream 0, as long as no episode has ended; returns the number
+    of steps that were compared, with those before the other action."""
     if track.unlike or track.ended[:prefix].any():
-        return
+        return 0
     for stream in range(2, track.obs.shape[1]):
         other_end = False
         last = len(track.obs)
@@ -159,6 +168,7 @@ def _add(found: Pairs, track: _Track, prefix: int) -> None:
         found.ended += bool(other_end)
         if other.any():
             found.first.append(int(other.argmax()) + 1)
+    return len(track.obs)
 
 
 def _reached(track: _Track, prefix: int) -> float:

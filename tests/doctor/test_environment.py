@@ -2,6 +2,7 @@
 
 import os
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -10,7 +11,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from quintet.doctor import environment, pairs
+from quintet.doctor import env_actions, environment, pairs
 from quintet.doctor.apart import examine_apart
 from quintet.doctor.play import Reader, play
 from quintet.doctor.seen import Seen
@@ -190,6 +191,35 @@ def test_ends_are_awaited_further_than_rows_are_kept():
         assert (len(never.reward), never.ended, never.steps) == (100, False, 100)
         compared = pairs.compare(env, 0, 1.0)
         assert (compared.varied, compared.returns_differ) == (0, 0)
+
+
+class Scene(Point):
+    """Heeds no action in its first 50 steps, as games that begin with a scene."""
+
+    def step(self, action: Any) -> Any:
+        before = self.place
+        obs, *_ = super().step(action)
+        if self.steps <= 50:
+            self.place = before
+            obs[0] = before
+        return obs, 0.0, False, self.steps == 120, {}
+
+
+def test_actions_that_matter_late_are_not_ignored():
+    env = make_group_env(resolve_env(EnvConfig(id="test_environment:Scene")), 12)
+    with closing(env):
+        found = pairs.compare(env, 0, 60.0)
+        hasty = pairs.compare(env, 0, 0.0)
+    assert found.changed
+    assert found.looked == 60 + 1 + pairs.AFTER
+    assert (hasty.changed, hasty.cut) == (0, True)
+    unsure, sure = (
+        env_actions.action_ignored(Seen(pairs=replace(hasty, compared=50, cut=cut)))
+        for cut in (True, False)
+    )
+    assert unsure is not None
+    assert sure is not None
+    assert unsure.weight < sure.weight
 
 
 def test_what_counts_as_solved_is_known_within_wrappers():
