@@ -36,6 +36,7 @@ class Next:
     delay: as now, and from the two actions before; None: not measured, since memory helps little.
     own_loss: loss of `value` without this number; nan: not measured, since it is predicted well.
     reward_loss: loss of the reward's score without this number; nan: not measured.
+    others: score of its next value from the other numbers of that observation; nan: not measured.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Next:
     delay: Score | None = None
     own_loss: float = float("nan")
     reward_loss: float = float("nan")
+    others: float = float("nan")
 
     @property
     def gain(self) -> float:
@@ -53,7 +55,10 @@ class Next:
 
     @property
     def noise(self) -> bool:
-        """Whether its next value is unpredictable, or is predicted as well without it."""
+        """Whether its next value is unpredictable, or is predicted as well without it, and follows
+        from no other numbers of its observation, as a difference of two would."""
+        if self.others > HALF_TOLD:
+            return False
         return self.value.high < UNTOLD or (self.value.high < HALF_TOLD and self.own_loss < 0.02)
 
 
@@ -113,10 +118,10 @@ def fit(played: Play) -> Fits:
         memory = scores(table.input(memory=True), change, table.group)
         value = scores(table.input(), table.after[:, varying], table.group)
         delay = _delays(table, change, now, memory)
-        own = _own_losses(table, varying, value)
+        own, others = _own_losses(table, varying, value)
         losses = _reward_losses(table.paid(), varying, value)
         names = [played.numbers[i] for i in varying]
-        parts = zip(names, now, memory, value, delay, own, losses, strict=True)
+        parts = zip(names, now, memory, value, delay, own, losses, others, strict=True)
         found = [Next(*each) for each in parts]
         action_share = _action_share(table, change)
     return Fits(
@@ -188,15 +193,20 @@ def _delays(
     return list(scores(table.input(actions=True), change, table.group))
 
 
-def _own_losses(table: _Table, varying: NDArray[np.int64], value: list[Score]) -> list[float]:
-    """Losses of the score of each number's next value without the number itself."""
-    losses = [float("nan")] * len(varying)
+def _own_losses(
+    table: _Table, varying: NDArray[np.int64], value: list[Score]
+) -> tuple[list[float], list[float]]:
+    """Losses of the score of each number's next value without the number itself, and its scores
+    from the other numbers of the next observation."""
+    losses, others = ([float("nan")] * len(varying) for _ in range(2))
     for i, each in enumerate(value):
         if each.high < HALF_TOLD:
             without = np.delete(table.input(), varying[i], 1)
             after = table.after[:, varying[i], None]
             losses[i] = each.mean - scores(without, after, table.group)[0].mean
-    return losses
+            rest = np.delete(table.after, varying[i], 1)
+            others[i] = scores(rest, after, table.group)[0].mean
+    return losses, others
 
 
 def _reward_losses(table: _Table, varying: NDArray[np.int64], value: list[Score]) -> list[float]:

@@ -105,3 +105,15 @@ def test_what_the_last_actions_tell_is_a_delay(kept: float, told: bool):
     assert found.gain > 0.2
     assert found.delay is not None
     assert (found.delay.low > 0.9) is told
+
+
+def test_a_difference_of_other_numbers_is_no_noise():
+    """As in tables of prices: what is next can't be predicted, but it is no noise."""
+    prices = RANDOM.standard_normal((601, 4, 2))
+    told = np.concatenate([prices, prices[:, :, :1] - prices[:, :, 1:]], -1)
+    mixed = np.concatenate([prices, RANDOM.standard_normal((601, 4, 1))], -1)
+    names = ("obs[0]", "obs[1]", "obs[2]")
+    for obs, noise in ((told, False), (mixed, True)):
+        *_, last = fit(played(600, obs=obs, names=names)).next
+        assert last.value.high < 0.1
+        assert last.noise is noise
