@@ -197,6 +197,8 @@ def none_at(path: Path) -> CheckpointError:
     """The error for a path without a policy."""
     runs = sorted(str(each.parent) for each in path.glob("*/checkpoints"))
     holds = "holds no checkpoint yet" if path.exists() else "does not exist"
+    if (path / "policy" / MANIFEST).exists():
+        holds = f"holds a final policy only: give {path / 'policy'}"
     if runs:
         holds = f"holds several runs; give one of them: {', '.join(runs)}"
     return CheckpointError(

@@ -167,8 +167,8 @@ def evaluate(
             `quintet.system.trust`.
         deterministic: whether to take the mode of the policy; False samples.
         stop: called at every step; True ends the evaluation with the episodes so far.
-        video: an .mp4 file of one whole episode of any length, with its step and return so far in
-            the corner; see `quintet.envs.film`.  The episode is played before the others, in a
+        video: an .mp4 file of one episode of at most `max_steps`, with its step and return so far
+            in the corner; see `quintet.envs.film`.  The episode is played before the others, in a
             separate environment with the seed `seed`, and isn't counted: scores are the same with
             and without a video.  If `stop` ends it, there is no file.  If its environment or the
             file fails during the episode, a warning and the scores say so.
@@ -209,8 +209,8 @@ def evaluate(
     if path is not None:
         check_video(path)
     chosen, num_streams = _choose_env(policy, env, episodes, _options(env_options or {}))
-    uniform = UniformActor(policy.spaces.action, seed)
-    actor = uniform if random else policy.player_on(device)
+    uniform = partial(UniformActor, policy.spaces.action, seed)
+    actor = uniform() if random else policy.player_on(device)
     how = How(actor, episodes, seed, deterministic, stop, threads=policy.threads)
     if against is not None:
         if chosen.num_agents == 1:
@@ -219,7 +219,7 @@ def evaluate(
                 "with one: leave it out"
             )
         how = replace(
-            how, others=(against.player_on(device) if isinstance(against, Policy) else uniform,)
+            how, others=(against.player_on(device) if isinstance(against, Policy) else uniform(),)
         )
         num_streams = max(num_streams, min(how.episodes, 2) * chosen.num_agents)  # both seatings
     try:
@@ -238,7 +238,7 @@ def evaluate(
             _check_spaces(against, vector, "the opponent")
         film, film_fault = None, None
         try:
-            film = None if path is None else _film(policy, chosen, how, path)
+            film = None if path is None else _film(policy, chosen, _own_draws(how, uniform), path)
         except ConfigError:
             raise
         except QuintetError as fault:  # what happens while it plays costs no scores
@@ -252,6 +252,14 @@ def evaluate(
         )
     scores = _scores(found, vector.description, how.max_steps)
     return replace(scores, film=film, film_fault=film_fault)
+
+
+def _own_draws(how: How, uniform: Callable[[], UniformActor]) -> How:
+    """The same with random players of its own, so that those of `how` draw what they would."""
+    actor, *others = (
+        uniform() if isinstance(x, UniformActor) else x for x in (how.actor, *how.others)
+    )
+    return replace(how, actor=actor, others=tuple(others))
 
 
 def _check_device(device: str) -> None:

@@ -45,6 +45,8 @@ def find(path: Path, which: str) -> checkpoint.Checkpoint:
     if which == "best":
         path = _of_best(path)
         if not (path / "best").exists():
+            if not checkpoint.any_of_run(path / "checkpoints"):
+                raise checkpoint.none_at(path)
             raise CheckpointError(
                 f"the run must have a best policy, but {path / 'best'} does not exist; "
                 "evaluation may be off (--eval.episodes 0): use --checkpoint latest"

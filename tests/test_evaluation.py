@@ -267,6 +267,19 @@ def test_a_video_is_one_more_episode_and_changes_no_score(policy, tmp_path):
     assert all(env.closed for env in Numbered.made)
 
 
+def test_a_video_changes_no_random_actions(policy, tmp_path):
+    class Chance(Shown):
+        def step(self, action):
+            obs, _, *rest = super().step(action)
+            return obs, float(action), *rest
+
+    def returns(**video):
+        scores = quintet.evaluate(policy, Chance, 4, seed=10_020, random=True, **video)
+        return scores.returns.tolist()
+
+    assert returns() == returns(video=tmp_path / "v.mp4") != [0.0] * 4
+
+
 def test_a_film_needs_no_info(policy, tmp_path):
     """What is filmed may be a twin with another info; its one episode isn't counted."""
     asked = replace_env(policy, success="info:absent", id="test_evaluation:Shown")

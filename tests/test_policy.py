@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import pickle
 import pickletools
+import shutil
 import sys
 from dataclasses import replace
 from functools import partial
@@ -103,8 +104,12 @@ def test_load_says_what_is_missing(run, tmp_path):
         quintet.load(tmp_path)
     with pytest.raises(CheckpointError, match="path must be that of a run or a policy, got None"):
         quintet.load(None)
-    with pytest.raises(CheckpointError, match=r"best does not exist; .*eval\.episodes 0"):
+    with pytest.raises(CheckpointError, match="holds no checkpoint yet"):
         quintet.load(tmp_path, "best")
+    shutil.copytree(run.run_dir / "policy", tmp_path / "policy_1" / "policy")
+    for which in ("latest", "best"):
+        with pytest.raises(CheckpointError, match=r"final policy only: give \S+/policy_1/policy"):
+            quintet.load(tmp_path / "policy_1", which)
     with pytest.raises(CheckpointError, match=r"there is no checkpoint at .*000000999"):
         quintet.load(run.run_dir, "000000999")
 

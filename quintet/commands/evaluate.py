@@ -89,6 +89,8 @@ def _evaluate(
 ) -> None:
     if random and stochastic:
         raise ConfigError("--stochastic has no effect with --random: leave one of them out")
+    if random and device != "cpu":
+        raise ConfigError("--device has no effect with --random: leave one of them out")
     policy, other = _loaded(run, checkpoint, encoder, against, trust)
     from quintet.evaluation import evaluate
 

@@ -175,6 +175,12 @@ def _objective_faults(config: RunConfig) -> list[str]:
         ]
     if name in evaluated and config.eval.episodes == 0:
         return [f"population.objective={name} must have eval.episodes > 0, got 0: raise it"]
+    rule = config.env.success or (config.eval_env.success if name in evaluated else None)
+    if name.endswith("/success_rate") and rule is None:
+        return [
+            f"population.objective={name} must have env.success, got none: give a rule, as "
+            "--env.success 'reward>0', or another objective"
+        ]
     if name not in MEANS and kind != "async":
         return [
             f"population.objective={name} must have runtime.kind=async, got {kind}, in which no "

@@ -1,8 +1,8 @@
 """Evaluations during training: when they are due, and their time."""
 
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
@@ -17,6 +17,7 @@ EVALUATION_SEED = 20_000
 """First environment seed of evaluations during training; published results use other seeds."""
 
 _LEAST_EPISODES = 3  # that tell something about the difference of greedy and sampled actions
+_AT = "evaluated_steps"
 _TIME_FRAC = 0.05  # of a run's time, above which automatic evaluations are skipped
 
 
@@ -53,6 +54,16 @@ class Evaluations:
         runtime = self.config.runtime
         on_gpu = runtime.inference != "local" and runtime.device.startswith("cuda")
         return runtime.device if on_gpu else "cpu"
+
+    def saved(self) -> dict[str, int]:
+        """What a checkpoint's meta holds of it."""
+        return {_AT: self.evaluated_steps}
+
+    def resumes(self, meta: Mapping[str, Any], env_steps: int) -> None:
+        """Goes on from a checkpoint's meta after `env_steps`: an evaluation that a stop left out is
+        due at once."""
+        at = meta.get(_AT)
+        self.evaluated_steps = at if isinstance(at, int) else env_steps
 
     def due(self, env_steps: int, wall_s: float) -> bool:
         config = self.config.eval

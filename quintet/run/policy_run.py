@@ -302,7 +302,10 @@ class PolicyRun:
             self.best = score
 
     def _evaluated_otherwise(self, found: Checkpoint) -> str:
-        """Words for how the run that wrote a checkpoint evaluated otherwise; "" if it did not."""
+        """Words for how the run that wrote a checkpoint evaluated otherwise; "" if it did not, or
+        no evaluation follows."""
+        if self.config.eval.episodes == 0:
+            return ""
         was = found.meta.get(saved_options.CONFIG, {})
         own = self.config.eval_env
         now = {"id": own.id, "kwargs": own.kwargs, "backend": own.backend}

@@ -197,7 +197,10 @@ class Saving:
             )
         if exact:
             self.notes += self.folder.remove_newer(found.path)
-        if self.config.runtime.kind == "async" or not self.on_path:  # else it comes again
+        asked = found.meta.get(saved_options.CONFIG, {}).get("eval.interval")
+        same = asked == self.config.eval.interval != "auto"  # which goes by the clock
+        if self.config.runtime.kind == "async" or not (self.on_path and same):
+            # Else the evaluations come again.
             for policy in self.policies:
                 policy.take_newer_best(found)
         return found, counters

@@ -172,7 +172,7 @@ class Trainer:
             self.reports.mend(found, self.log)
         else:
             self.reports.open(found, self.counters, self.log)
-        self.evaluations.evaluated_steps = self.counters.env_steps
+        self.evaluations.resumes({} if found is None else found.meta, self.counters.env_steps)
 
     def _write_options(self) -> None:
         """Writes ``config.yaml`` and ``run.json``; a finished run keeps its files."""
@@ -246,6 +246,7 @@ class Trainer:
         hooks = loop.Hooks(
             self.save, self.after_iteration, self.keep_batch, self.learned, self.diverged,
             partial(self._published, sampling), self.asks_to_save, self.quiet, self._stops,
+            lambda: self.stop.made,
         )  # fmt: skip
         status = loop.run(
             loop.Components(
@@ -302,6 +303,7 @@ class Trainer:
         self.folder.check()
         before = self.timer.switch("checkpoint")
         said = {"wall_s": self.reports.wall_s, MARK: self.reports.reporter.sync()}
+        said |= self.evaluations.saved()
         path = self.saving.write(self.counters, exact, said, self.log.warn)
         self.timer.switch(before)
         if self._save_requested:

@@ -124,6 +124,7 @@ class Hooks:
         at nothing but its own policy, and a checkpoint that is due is not written.
     stops: receives an error of sampling; returns whether the run stops, so that what stopped it may
         have ended programs of environments as well.
+    stopping: returns whether to stop the run, after a checkpoint.
     """
 
     save: Callable[[bool], None]
@@ -135,6 +136,7 @@ class Hooks:
     asks_to_save: Callable[[], bool] = lambda: False
     quiet: Callable[[Batch], bool] = lambda _: True
     stops: Callable[[QuintetError], bool] = lambda _: False
+    stopping: Callable[[], bool] = lambda: False
 
 
 @final
@@ -269,6 +271,7 @@ class _Course:
             due = counters.iteration - counters.checkpoint_iteration >= budget.checkpoint_iterations
             if last.exact or finished or due or stop or self.hooks.asks_to_save():
                 self.hooks.save(last.exact or finished)  # which may leave out one that is only due
+                stop = stop or self.hooks.stopping()
             if stop and not finished:
                 return "stopped"
             if last.exact and not finished:

@@ -111,6 +111,13 @@ def test_an_early_stop_and_going_on(tmp_path):
     train(folder, begin=lambda run: pytest.fail("begin"), end=lambda *_: pytest.fail("end"))
 
 
+def test_a_checkpoint_of_ones_choice_is_the_last(tmp_path):
+    config = {"checkpoint.interval_iterations": 1}
+    stopped = train(tmp_path / "run", config=config, checkpoint=lambda *_: True)
+    assert stopped.status == "stopped"
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
+
+
 def test_a_policy_is_saved_by_ones_own_rule(tmp_path):
     def report(run, found):
         if run.env_steps < 192:

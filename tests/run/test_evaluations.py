@@ -88,11 +88,20 @@ def test_a_fault_in_an_evaluation_costs_no_training(
     assert again.status == "finished"
 
 
+@pytest.mark.parametrize(
+    ("total", "interval", "then"),
+    [(264, 64, [5.0, 5.0]), (256, 512, [5.0]), (256, "auto", [5.0] * 3), (256, 64, [9.0])],
+)
 def test_a_kill_before_the_next_checkpoint_loses_no_best_policy(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    total: int,
+    interval: int | str,
+    then: list[float],
 ) -> None:
-    """Where the run goes on with other bytes, in which nothing as good comes."""
-    whole, means = evaluation.evaluate_in, [1.0, 2.0, 3.0, 9.0, 5.0, 5.0]
+    """Where the run goes on with other bytes, or evaluates at other times, so that nothing as good
+    comes again."""
+    whole, means = evaluation.evaluate_in, [1.0, 2.0, 3.0, 9.0, *then]
 
     def scored(*given: Any) -> Scores:
         found = whole(*given)
@@ -105,8 +114,8 @@ def test_a_kill_before_the_next_checkpoint_loses_no_best_policy(
     }  # fmt: skip
     run = quintet.train("ppo", Variety, 256, 1, tmp_path / "run", config).run_dir
     shutil.rmtree(max((run / "checkpoints").iterdir(), key=lambda path: int(path.name)))
-    quintet.train("ppo", Variety, 264, 1, run, config)
-    assert not means
+    quintet.train("ppo", Variety, total, 1, run, {**config, "eval.interval": interval})
+    assert not means or interval == "auto"  # by the clock
     assert json.loads((run / "best" / "meta.json").read_text())["best"] == 9.0
 
 
@@ -154,6 +163,39 @@ def test_a_stop_waits_for_the_last_evaluation(tmp_path: Any) -> None:
     assert run.metrics["eval/episodes"] == 5
     assert saved == [True]  # in case that it may not wait for the end
     assert (tmp_path / "b" / "best").exists()
+
+
+def test_an_evaluation_that_a_stop_left_out_is_played_after_the_resume(tmp_path: Any) -> None:
+    class Stops(Variety):
+        made = 0
+
+        def step(self, action: Any) -> Any:
+            Stops.made += 1
+            if Stops.made == 100:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().step(action)
+
+    config = {**SMALL, "eval.episodes": 1, "eval.interval": 128, "report.interval_s": 0.0}
+
+    def evaluated() -> list[int]:
+        rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+        reports = map(json.loads, rows)
+        return [each["env_steps"] for each in reports if "eval/return_mean" in each]
+
+    assert quintet.train("ppo", Stops, 384, 1, tmp_path / "run", config).status == "stopped"
+    assert (evaluated(), read_summary(tmp_path / "run").env_steps) == ([], 128)
+    quintet.train("ppo", Stops, 384, 1, tmp_path / "run", config)
+    assert evaluated() == [192, 256, 384]
+
+
+def test_without_evaluations_the_best_score_stays(
+    tmp_path: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = {**SMALL, "eval.episodes": 1, "population.size": 2, "population.pbt": False}
+    quintet.train("ppo", Variety, 512, 1, tmp_path / "run", config)
+    quintet.train("ppo", Variety, 640, 1, tmp_path / "run", config | {"eval.episodes": 0})
+    assert "chooses the best policy" not in capfd.readouterr().err
+    assert quintet.load(tmp_path / "run", "best").publication.version > 0
 
 
 def test_an_error_of_environments_while_a_run_stops_loses_nothing(tmp_path: Any) -> None:

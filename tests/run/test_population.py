@@ -361,10 +361,12 @@ def test_gamma_is_tuned_beside_a_normaliser_of_returns(tmp_path: Path) -> None:
 
 
 def test_an_objective_that_nobody_has_is_told_once(tmp_path: Path) -> None:
-    train(tmp_path / "run", population__objective="episode/success_rate")
+    train(tmp_path / "run", population__min_episodes=5_000)
     assert all(event["event"] == "begins" for event in events(tmp_path / "run"))
     said = (tmp_path / "run" / "log.txt").read_text()
-    told = "policies without episode/success_rate of 3 episodes yet, until then neither copied nor"
+    told = (
+        "policies without episode/return_mean of 5000 episodes yet, until then neither copied nor"
+    )
     assert said.count(f"{told} replaced: 0, 1, 2") == 1
 
 
@@ -461,6 +463,15 @@ def test_pictures(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
         ({"population.tuned": ["gae_lambda"]}, "with an effect"),
         ({"population.tuned": ["rho_bar"], "use_vtrace": False}, r"got rho_bar=1\.0"),
         ({"population.objective": "no/such"}, "population.objective must be"),
+        ({"population.objective": "episode/success_rate"}, "must have env.success, got none"),
+        (
+            {
+                "population.objective": "eval/success_rate",
+                "runtime.kind": "async",
+                "eval.episodes": 1,
+            },
+            "must have env.success, got none",
+        ),
         ({"population.objective": "value/target_mean"}, "runtime.kind=async"),
         ({"population.initial": {"gamma": [0.9, 0.8, 0.7]}}, "must name options that are tuned"),
         ({"population.initial": {"learning_rate": [-1.0, 1.0, 1.0]}}, "learning_rate"),
