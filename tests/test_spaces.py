@@ -22,6 +22,7 @@ from quintet.spaces import (
     leaf_spec,
     mask_sizes,
     observation_leaves,
+    other_spaces,
     stored_space,
     to_json,
     unpack_action,
@@ -94,6 +95,20 @@ def test_flat_multi_binary():
 def test_other_spaces_are_refused(space: spaces.Space):
     with pytest.raises(QuintetError, match="a space must be Box, Discrete"):
         to_json(space)
+
+
+def test_the_scale_of_pictures_differs_for_a_network():
+    def differ(shape, one, other, dtype):
+        mine, theirs = (
+            {"observation_space": to_json(spaces.Box(0, high, shape, dtype)), "action_space": 0}
+            for high in (one, other)
+        )
+        return bool(other_spaces(mine, theirs))
+
+    assert differ((5, 5), 4, 255, np.uint8)
+    assert not differ((5, 5), 255, 255, np.uint8)
+    assert not differ((5,), 4, 255, np.uint8)
+    assert not differ((5, 5), 1.0, 2.0, np.float32)
 
 
 def test_an_unknown_kind_is_refused():

@@ -215,7 +215,7 @@ def short_horizon(learning: Learning, seen: Evidence) -> Doubt | None:
     gamma, count = learning.gamma, len(seen.paid_lengths)
     if gamma is None or not 0.0 < gamma < 1.0 or count < _LEAST_EPISODES:
         return None
-    if seen.rewards > 1.1 * count:
+    if seen.rewards > 1.1 * count or seen.paid_ends < 0.9 * count:
         return None
     length = sum(seen.paid_lengths) / count
     worth = gamma**length

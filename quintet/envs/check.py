@@ -210,7 +210,9 @@ class _Statistics:
         for i in np.nonzero(row.terminated | row.truncated)[0]:
             found.lengths.append(int(self.lengths[i]))
             found.returns.append(float(self.returns[i]))
-            found.evidence.ended(found.lengths[-1], found.returns[-1], bool(row.terminated[i]))
+            last = float(row.raw_reward[i])
+            ended = found.lengths[-1], found.returns[-1], bool(row.terminated[i]), last
+            found.evidence.ended(*ended)
             self.lengths[i], self.returns[i] = 0, 0.0
 
     def end(self) -> None:

@@ -70,6 +70,7 @@ _DEFAULT_KWARGS: dict[str, dict[str, Any]] = {"vizdoom": {"use_combined_action":
 """Options of families in place of EnvPool's own: one discrete action for buttons pressed together,
 where EnvPool takes the strength of each button, without an upper bound.
 """
+_NO_LIMIT = 2**31 - 1
 _FRAME_SKIP_FAMILIES = frozenset(("atari", "vizdoom"))
 _FRAMES_PER_S = {"atari": 60.0, "box2d": 50.0, "minigrid": 10.0, "vizdoom": 35.0}
 """Frames per second of families, before frames are skipped."""
@@ -190,7 +191,7 @@ class EnvPoolVectorEnv:
             "envpool",
             repeat,
             env.config.success,
-            max_steps=int(settings.get("max_episode_steps", 0)) or None,
+            max_steps=_known_limit(settings),
             remarks=action_remarks(action),
         )
         self._pool: Any = None
@@ -390,6 +391,12 @@ def _quiet_spaces() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
         yield
+
+
+def _known_limit(settings: Mapping[str, Any]) -> int | None:
+    """The time limit in steps; the largest 32-bit number stands for none."""
+    limit = int(settings.get("max_episode_steps", 0))
+    return limit if 0 < limit < _NO_LIMIT else None
 
 
 def _start(space: Space) -> Any:

@@ -26,7 +26,8 @@ class Evidence:
     allowed: for each place of the action mask, whether it was ever allowed; None without a mask.
     rewards: number of rewards that were not 0; reward_squares: the sum of their squares.
     lengths, terminated: of each ended episode, in env_steps, and whether it was terminated.
-    paid_lengths: lengths of the episodes whose return was not 0.
+    paid_lengths: lengths of the episodes whose return was not 0; paid_ends: number of those whose
+        last reward was not 0.
     """
 
     observation: spaces.Space  # type: ignore[type-arg]
@@ -39,6 +40,7 @@ class Evidence:
     lengths: list[int] = field(default_factory=list)
     terminated: list[bool] = field(default_factory=list)
     paid_lengths: list[int] = field(default_factory=list)
+    paid_ends: int = 0
 
     def __post_init__(self) -> None:
         leaves = observation_leaves(self.observation)
@@ -74,12 +76,13 @@ class Evidence:
             found = np.einsum("ij,ij->j", rows, rows, dtype=np.float64, casting="unsafe")
             self.squares[name] = self.squares.get(name, 0.0) + found
 
-    def ended(self, length: int, return_: float, terminated: bool) -> None:
+    def ended(self, length: int, return_: float, terminated: bool, last_reward: float) -> None:
         """Adds an episode."""
         self.lengths.append(length)
         self.terminated.append(terminated)
         if return_ != 0.0:
             self.paid_lengths.append(length)
+            self.paid_ends += last_reward != 0.0
 
     @property
     def reward_size(self) -> float:

@@ -61,10 +61,13 @@ class GymEnv:
         self.autoreset = _autoreset(env, env_id)
         self._key = key_of(success)
         first, _ = env.reset(seed=0)
-        action = inner.single_action_space
+        # A wrapper's own come first, since it may scale actions or change observations.
+        wraps = isinstance(getattr(env, "single_action_space", None), gymnasium.Space)
+        outer = env if wraps else inner
+        action = outer.single_action_space
         if isinstance(action, gymnasium.Space):
-            require_spaces(inner, env_id, "single_")
-            observation = inner.single_observation_space
+            require_spaces(outer, env_id, "single_")
+            observation = outer.single_observation_space
         else:  # of a class of its own
             observation = observed(first)
             action = unbounded(tuple(action.shape))

@@ -261,7 +261,7 @@ class GymnasiumVectorEnv:
         return fault_of(who, error, what)
 
     def _refuse_unequal(self) -> None:
-        require_new(self.envs, self._id)
+        require_new([env.unwrapped for env in self.envs], self._id)
         first = self.envs[0]
         own = (first.observation_space, first.action_space)
         for env in self.envs[1:]:

@@ -174,6 +174,9 @@ class NextStep:
             raise self._unfit(f"must give {what}s {sorted(self._specs)} by name, gave {names}")
         for name, spec in self._specs.items():
             self._check_tensor(f"{what} {name!r}", obs[name], spec.shape)
+            given = obs[name].dtype
+            if not (torch.can_cast(given, spec.dtype) or _is_flag(given, spec.dtype)):
+                raise self._unfit(f"must give {what} {name!r} as {spec.dtype}, gave {given}")
 
     def _check_tensor(self, what: str, x: Any, shape: tuple[int, ...]) -> None:
         wanted = (self.env.num_streams, *shape)
@@ -186,6 +189,11 @@ class NextStep:
 
     def _unfit(self, what: str) -> Exception:
         return fault_of(self._who, Unfit(what))
+
+
+def _is_flag(given: torch.dtype, wanted: torch.dtype) -> bool:
+    """Whether integers stand for truth values."""
+    return wanted == torch.bool and not (given.is_floating_point or given.is_complex)
 
 
 def same_device(one: torch.device, other: torch.device) -> bool:

@@ -42,9 +42,7 @@ def resolve_backend(env_id: str, backend: str = "auto") -> str:
 
 def backend_of_maker(name: str, backend: str = "auto") -> str:
     """The backend of a Python maker of environments named ``module:name``."""
-    if backend != "auto" and BACKENDS.find(backend).claims is not None:
-        return backend
-    return _first_for(name)
+    return resolve_backend(name, backend)
 
 
 def _first_for(env_id: str) -> str:

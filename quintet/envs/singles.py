@@ -235,7 +235,9 @@ def _parts(observation: Any) -> dict[str, Any]:
     """An observation's uppermost parts by the names that `space_parts` gives."""
     if isinstance(observation, tuple):
         return {str(index): part for index, part in enumerate(observation)}
-    return dict(observation) if isinstance(observation, Mapping) else {"obs": observation}
+    if not isinstance(observation, Mapping):
+        return {"obs": observation}
+    return {str(key): part for key, part in observation.items()}
 
 
 def _bare_step(env_id: str, num_envs: int, cores: int) -> Callable[[], object]:  # noqa: ARG001

@@ -48,6 +48,11 @@ class FrameStack:
             for path, leaf in observation_leaves(inner).items()
             if isinstance(leaf, spaces.Box) and path != ACTION_MASK
         }
+        if k > 1 and not boxes:
+            raise ConfigError(
+                f"env.frame_stack={k} must have a Box in the observation, got {inner}: leave it "
+                "out, or use --model.core lstm"
+            )
         self._stacked = list(boxes)
         one = sum(math.prod(leaf.shape) * leaf_dtype(leaf).itemsize for leaf in boxes.values())
         memory.require(

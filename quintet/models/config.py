@@ -396,7 +396,8 @@ def _with_encoder(config: ModelConfig, spaces: Spaces) -> ModelConfig:
         return config
     leaves = encoded_leaves(spaces)
     # The image of a grid with other leaves may not hold ids.
-    encoder = "film_grid" if len(leaves) == 3 and is_grid_with_mission(leaves) else "mlp"
+    own = [name for name in leaves if not is_added(name)]
+    encoder = "film_grid" if len(own) == 3 and is_grid_with_mission(leaves) else "mlp"
     if any(is_image(space) for space in leaves.values()):
         encoder = "nature_cnn"
     elif has_small_picture(leaves, config.encoder_kwargs.get("layout", "auto")):

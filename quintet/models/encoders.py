@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from quintet.errors import ConfigError
 from quintet.models.config import Init
-from quintet.models.leaves import Leaves, image_shape, pictures
+from quintet.models.leaves import Leaves, channels_last, image_shape, pictures
 from quintet.models.precision import Precision, cast_weights
 from quintet.models.weights import draw_layers
 from quintet.types import Obs
@@ -56,9 +56,9 @@ def encoded_parts(encoded: Encoded) -> tuple[Tensor, dict[str, Tensor]]:
 
 def channels_first(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """``[N, *shape]`` as ``[N, C, H, W]``, see `image_shape`."""
-    if len(shape) == 3 and shape[-1] <= 4:
+    if len(shape) == 3 and channels_last(shape):
         return x.permute(0, 3, 1, 2)
-    if len(shape) == 4 and shape[-1] <= 4:
+    if len(shape) == 4 and channels_last(shape):
         x = x.permute(0, 1, 4, 2, 3)
     return x.reshape(x.shape[0], *image_shape(shape))
 

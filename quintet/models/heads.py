@@ -100,9 +100,9 @@ class PolicyHead(nn.Module):
             self.std_linear = nn.Linear(feature_size, size)
             self.std_start = math.log(std_init)
         else:
-            start = (
-                math.log(std_init) if std == "state_independent" else math.log(math.expm1(std_init))
-            )
+            start = math.log(std_init)
+            if std != "state_independent":  # of large numbers softplus is the number
+                start = std_init if std_init > 30.0 else math.log(math.expm1(std_init))
             self.std_param = nn.Parameter(torch.full((size,), start))
 
     def forward(self, features: Tensor) -> Tensor:

@@ -19,7 +19,9 @@ def is_image(space: gym_spaces.Space, smallest: int = 36) -> bool:  # type: igno
     """Whether a leaf is a picture: uint8, at least `smallest` high and wide (36, for nature_cnn),
     perhaps stacked.
     """
-    if not isinstance(space, gym_spaces.Box) or space.dtype != np.uint8 or len(space.shape) < 2:
+    if not isinstance(space, gym_spaces.Box) or space.dtype != np.uint8:
+        return False
+    if not 2 <= len(space.shape) <= 4:
         return False
     *_, height, width = image_shape(space.shape)
     return height >= smallest and width >= smallest
@@ -44,15 +46,13 @@ def pictures(encoder: str, leaves: Leaves) -> dict[str, tuple[int, ...]]:
 def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
     """``(channels, height, width)`` of a picture's shape; frames of a stack become channels.
 
-    ``HW``, ``CHW``, ``HWC`` and ``KHWC`` are distinguished by a small last or first size (1 to 4
-    colours).
+    ``HW``, ``CHW``, ``HWC``, ``KCHW`` and ``KHWC`` are distinguished by `channels_last`.
     """
     if len(shape) == 2:
         return (1, *shape)
-    channels_last = shape[-1] <= 4
     if len(shape) == 3:
-        return (shape[2], shape[0], shape[1]) if channels_last else shape
-    if len(shape) == 4 and channels_last:
+        return (shape[2], shape[0], shape[1]) if channels_last(shape) else shape
+    if len(shape) == 4 and channels_last(shape):
         return (shape[0] * shape[3], shape[1], shape[2])
     if len(shape) == 4:
         return (shape[0] * shape[1], shape[2], shape[3])
@@ -60,6 +60,12 @@ def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
         f"a picture must have 2 to 4 dimensions, got shape {shape}: flatten it or use "
         "--model.encoder mlp"
     )
+
+
+def channels_last(shape: tuple[int, ...]) -> bool:
+    """Whether the last of 3 or 4 sizes are channels: 1 to 4 colours, or more beside a square."""
+    first, second, last = shape[-3:]
+    return last <= 4 or first == second != last
 
 
 SMALL = 5

@@ -68,11 +68,12 @@ class Doubts:
             rollout.reward.reshape(rows).numpy(force=True),
             rollout.valid.reshape(rows).numpy(force=True),
         )
-        terminated = rollout.terminated.numpy(force=True)
+        terminated, reward = (x.numpy(force=True) for x in (rollout.terminated, rollout.reward))
         for each in batch.episodes:
             if each.row >= 0:
                 by_end = bool(terminated[each.row, each.column])
-                seen.ended(each.length, each.return_, by_end)
+                last = float(reward[each.row, each.column])
+                seen.ended(each.length, each.return_, by_end, last)
         if self._passed < self._next:
             return []
         self._next = max(2 * self._next, self._passed)

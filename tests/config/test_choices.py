@@ -40,6 +40,7 @@ def seen(
     rows: int = 2_000,
     lengths: tuple[int, ...] = (),
     terminated: bool = True,
+    last: float | None = None,
 ) -> Evidence:
     """Evidence of rows with observations of size `scale`, and a reward in every few."""
     evidence, random = Evidence(space), np.random.default_rng(0)
@@ -51,7 +52,7 @@ def seen(
     rewards = np.where(np.arange(rows) % every == every - 1, reward, 0.0)
     evidence.add(obs, rewards, np.ones(rows, np.bool_))
     for length in lengths:
-        evidence.ended(length, reward, terminated)
+        evidence.ended(length, reward, terminated, reward if last is None else last)
     return evidence
 
 
@@ -164,6 +165,12 @@ def test_a_gamma_that_is_short():
     told = one(during(late, Learning(gamma=0.99)), "gamma")
     assert "after 1,000 steps (20 episodes), and gamma=0.99 makes it worth 4e-05" in told
     assert told.endswith("--gamma 0.999")
+
+
+def test_a_reward_that_comes_early_is_not_told_as_late():
+    lengths = (1_000,) * 18 + (990, 1_010)
+    early = seen(every=1_000, rows=20_000, lengths=lengths, last=0.0)
+    assert during(early, Learning(gamma=0.99)) == []
 
 
 @pytest.mark.parametrize(
@@ -303,7 +310,10 @@ def test_no_choice_for_an_environment_with_a_preset_is_doubtful(
                 lengths += row.valid
                 returns += row.raw_reward
                 for i in np.flatnonzero(row.terminated | row.truncated):
-                    evidence.ended(int(lengths[i]), float(returns[i]), bool(row.terminated[i]))
+                    last = float(row.raw_reward[i])
+                    evidence.ended(
+                        int(lengths[i]), float(returns[i]), bool(row.terminated[i]), last
+                    )
                     lengths[i], returns[i] = 0, 0.0
             made.close()
         config, learner = loaded.config, loaded.config.learner

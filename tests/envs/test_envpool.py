@@ -37,6 +37,13 @@ def atari_actions(num_steps):
     return np.random.default_rng(0).integers(0, 4, (num_steps, 4))
 
 
+@pytest.mark.parametrize(("name", "limit"), [("CliffWalking-v1", None), ("CartPole-v1", 500)])
+def test_the_largest_number_is_no_time_limit(name, limit):
+    env = make_vector_env(name, 1, backend="envpool")
+    assert env.description.max_steps == limit
+    env.close()
+
+
 @pytest.mark.slow
 def test_true_end_on_the_last_allowed_step_is_a_termination():
     """Breakout's stream 0 loses its last ball in step 225; a limit of 225 must not hide that."""

@@ -137,6 +137,32 @@ class OldRsl(Rsl):
         return obs, reward, done, extras | others
 
 
+class Scaled(gymnasium.vector.VectorWrapper):
+    """Has a space of actions of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(Bare())
+        self.single_action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+class Bare(Isaac, gymnasium.vector.VectorEnv):
+    def __init__(self) -> None:
+        Isaac.__init__(self)
+        self.single_action_space = spaces.Box(0.0, 10.0, (2,), np.float32)
+
+
+class OtherKind(Isaac):
+    """Gives floats for whole numbers."""
+
+    def __init__(self, kind: torch.dtype) -> None:
+        super().__init__()
+        self.kind = kind
+        self.single_observation_space = spaces.Box(0, 255, (3,), np.uint8)
+
+    def groups(self, obs):
+        return obs["obs"].to(self.kind)
+
+
 ALL = [Isaac, OwnSpaces, ManiSkill, Arrays, Rsl, OldRsl]
 
 
@@ -242,6 +268,21 @@ def test_given_ones_stay_open_and_made_ones_are_closed() -> None:
     found = []
     make_vector_env(lambda num_envs: found.append(Isaac(num_envs)) or found[0], 4).close()
     assert found[0].closed
+
+
+def test_a_wrappers_spaces_come_first() -> None:
+    env = adapted(Scaled(), "toy", None)
+    assert env.spaces.action == spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+def test_numbers_of_another_kind_are_refused() -> None:
+    def begin(kind: torch.dtype) -> None:
+        env = make_vector_env(OtherKind(kind))
+        env.restart([1] * COUNT, allocate_obs(env.spaces.observation, (COUNT,)))
+
+    begin(torch.uint8)
+    with pytest.raises(EnvironmentFault, match=r"'obs' as torch\.uint8, gave torch\.float32"):
+        begin(torch.float32)
 
 
 def test_observed_spaces() -> None:

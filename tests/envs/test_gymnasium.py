@@ -296,6 +296,8 @@ def test_makers_must_give_new_equal_single_environments():
     shared = make_box_env()
     with pytest.raises(ConfigError, match="the same object twice"):
         make_vector_env(lambda: shared, 2)
+    with pytest.raises(ConfigError, match="the same object twice"):
+        make_vector_env(lambda: gymnasium.wrappers.TimeLimit(shared, 5), 2)
     sizes = iter([2, 3])
     with pytest.raises(ConfigError, match="equal spaces"):
         make_vector_env(lambda: make_box_env(next(sizes)), 2)

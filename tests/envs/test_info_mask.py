@@ -88,6 +88,7 @@ def test_any_number_that_is_not_0_allows(dtype: Any) -> None:
         spaces.Discrete(3, start=2),
         spaces.Tuple([BOX, spaces.Discrete(3)]),
         spaces.Dict({"b": BOX, "a": spaces.Tuple([spaces.Discrete(2)])}),
+        spaces.Dict({0: BOX, 1: spaces.Discrete(2)}),
     ],
 )
 def test_the_other_leaves_stay_as_they_are(space: spaces.Space) -> None:

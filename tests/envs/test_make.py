@@ -39,6 +39,8 @@ def test_auto_prefers_envpool_and_can_be_overruled():
     assert resolve_backend("quintet.envs.toy:Target") == "gymnasium"
     with pytest.raises(ConfigError, match="needs one of EnvPool's ids"):
         resolve_backend("quintet.envs.toy:Target", "envpool")
+    with pytest.raises(ConfigError, match="needs one of EnvPool's ids"):
+        make_vector_env(Target, 2, backend="envpool")
 
 
 def test_an_unknown_id_is_answered_with_the_nearest():

@@ -84,6 +84,13 @@ def test_only_box_leaves_are_stacked_and_never_the_mask():
     assert (got.obs["kind"] == 2).all()
 
 
+def test_what_can_not_be_stacked_is_refused():
+    make = lambda: Custom(spaces.Discrete(3), 2)  # noqa: E731
+    with pytest.raises(ConfigError, match=r"frame_stack=3 must have a Box in"):
+        make_vector_env(make, 2, frame_stack=3)
+    make_vector_env(make, 2).close()
+
+
 def test_reward_clipping_golden():
     cases = json.loads(GOLDEN.read_text())["cases"]
     (case,) = [case for case in cases if case["kind"] == "reward_clipping"]

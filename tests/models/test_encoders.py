@@ -43,6 +43,10 @@ def picture(*shape: int) -> spaces.Box:
         ((4, 40, 36), (4, 40, 36)),
         ((2, 40, 36, 3), (6, 40, 36)),
         ((2, 3, 40, 36), (6, 40, 36)),
+        ((40, 40, 12), (12, 40, 40)),  # frames that are stacked along the channels
+        ((12, 40, 40), (12, 40, 40)),
+        ((2, 40, 40, 9), (18, 40, 40)),
+        ((2, 9, 40, 40), (18, 40, 40)),
     ],
 )
 def test_channels_first(shape: tuple[int, ...], expected: tuple[int, int, int]):
@@ -50,13 +54,14 @@ def test_channels_first(shape: tuple[int, ...], expected: tuple[int, int, int]):
     x = torch.arange(2 * int(np.prod(shape))).view(2, *shape)
     ours = channels_first(x, shape)
     assert ours.shape == (2, *expected)
+    last = shape[-1] in (1, 3, 9, 12)
     # Entry by entry: frame k and colour c of a stack become channel k * C + c.
     for channel in range(expected[0]):
         if len(shape) == 2:
             plane = x
         elif len(shape) == 3:
-            plane = x[..., channel] if shape[-1] <= 4 else x[:, channel]
-        elif shape[-1] <= 4:
+            plane = x[..., channel] if last else x[:, channel]
+        elif last:
             plane = x[:, channel // shape[3], :, :, channel % shape[3]]
         else:
             plane = x[:, channel // shape[1], channel % shape[1]]
@@ -73,6 +78,8 @@ def test_a_picture_of_five_dimensions_is_refused():
     [
         (picture(36, 36), True),
         (picture(84, 84, 3), True),
+        (picture(84, 84, 9), True),
+        (picture(40, 40, 40, 40, 3), False),
         (picture(4, 84, 84), True),
         (picture(4, 84, 84, 3), True),
         (picture(35, 36), False),

@@ -18,7 +18,7 @@ from quintet.models.leaves import is_grid_with_mission, normalized_leaves, small
 from quintet.models.precision import Precision
 from quintet.models.text import TextEncoder
 from quintet.options import Facts, idle
-from quintet.types import ACTION_MASK, Obs, Spaces
+from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Obs, Spaces
 
 LENGTH = 20
 LEAVES: dict[str, spaces.Space] = {
@@ -307,6 +307,12 @@ def test_at_the_start_a_cell_has_variance_one():
 
 
 INTEGER = spaces.Box(0, 3, (), np.int32)
+
+
+def test_it_is_chosen_beside_the_last_action_and_reward():
+    added = {LAST_ACTION: spaces.Discrete(8), LAST_REWARD: spaces.Box(-1.0, 1.0, (), np.float32)}
+    of = Spaces(spaces.Dict(LEAVES | added), spaces.Discrete(7))
+    assert resolve_model(ModelConfig(), of).encoder == "film_grid"
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,13 @@ def test_each_deviation_is_a_parameter_of_its_own(std: str):
         assert gradient.count_nonzero() == 1
 
 
+@pytest.mark.parametrize("size", [0.3, 29.0, 31.0, 1e4])
+def test_softplus_begins_with_any_std(size: float):
+    head = PolicyHead(MIXED, 2, "softplus", size)
+    found = torch.nn.functional.softplus(head.std_param)
+    torch.testing.assert_close(found, torch.full_like(found, size))
+
+
 @pytest.mark.parametrize("std", ["state_independent", "softplus", "state_dependent"])
 def test_options_of_gaussians_apply_inside_a_tuple(std: str):
     of = Spaces(OBSERVATION, HYBRID)
