@@ -12,7 +12,7 @@ _LEAST_EPISODES = 10
 _GAIN = 0.15  # of the reward's score
 _FAR = 0.5  # correlation of rewards with squared distances
 _PART = 0.1  # of the reward's variance
-_SURE = 0.15  # half an interval of a score
+_SURE = 0.22  # half an interval of a score
 _WELL, _BADLY = 0.9, 0.5  # scores of the reward
 
 
@@ -88,7 +88,7 @@ def reward_sign(seen: Seen) -> Finding | None:
         return None
     numbers = {"mean return of random play": float(returns.mean())}
     advice = "compare the sign of the reward with what you want; the learner maximises it"
-    if seen.threshold is not None:
+    if seen.threshold is not None and lengths.max() > 1:  # else ends_at_once says more
         numbers["return that counts as solved"] = seen.threshold
         above = float(returns.mean()) > seen.threshold
         if above or (seen.threshold > 0 and rewards.max() <= 0 and rewards.min() < 0):
@@ -208,8 +208,8 @@ def reward_hidden(seen: Seen) -> Finding | None:
         return None
     share = fits.reward_by_episode
     weight = min(0.95, 0.55 + share / 2)
-    if share * (1.0 - fits.reward.mean) < _PART:
-        weight *= 0.6
+    if share * (1.0 - fits.reward.mean) < _PART or fits.shown_by_episode:
+        weight *= 0.6  # little, or perhaps of a goal that is shown and that the predictor misses
     return Finding(
         "reward-hidden",
         _doubtful(seen, fits, weight),

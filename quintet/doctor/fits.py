@@ -22,6 +22,7 @@ _LAGS = (1, 2, 4, 8, 16, 32, 64)
 _RECALLED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
 _LAG_ROWS = 2_500
 _EPISODE_ROWS = 3  # on average, below which nothing is said about what belongs to an episode
+_FIXED = 0.999
 _DEALT = 30  # times that rows are dealt to episodes at random
 
 
@@ -75,6 +76,8 @@ class Fits:
     reward_lags: by lag, from the observations and the action that many steps before.
     reward_varies: number of rows whose reward is not the most frequent one.
     reward_by_episode: share of the unpredicted rest of the reward that lies between episodes.
+    shown_by_episode: number of observed numbers that stay the same in an episode and differ between
+        episodes, as a goal that is shown.
     action_by_episode: share of the effect of actions on observations that lies between
         episodes, so that an action has another effect in each.
     projected: whether leaves were too large to be looked at number by number.
@@ -88,6 +91,7 @@ class Fits:
     reward_lags: dict[int, Score] = field(default_factory=dict)
     reward_varies: int = 0
     reward_by_episode: float = 0.0
+    shown_by_episode: int = 0
     action_by_episode: float = 0.0
     projected: bool = False
 
@@ -245,6 +249,7 @@ def _of_rewards(played: Play, table: _Table) -> dict[str, Any]:
         "memory_steps": steps,
         "reward_lags": lags,
         "reward_by_episode": _by_episode(left, [*table.obs.T, *table.action.T], table.group),
+        "shown_by_episode": sum(share_of_groups(x, table.group) > _FIXED for x in table.obs.T),
     }
 
 

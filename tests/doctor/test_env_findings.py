@@ -240,6 +240,10 @@ ABSENT: dict[str, tuple[Callable[[Seen], Any], Callable[[], Seen]]] = {
             fits=fits(reward=near(0.2), reward_memory=near(0.92), reward_lags={8: near(0.9)})
         ),
     ),
+    "a good score of episodes that end at once": (
+        env_rewards.reward_sign,
+        lambda: seen(played=played(reward=0.5, every=1, vary=False), threshold=-100.0),
+    ),
     "an end after the rows": (
         env_episodes.never_ends,
         lambda: seen(
@@ -257,13 +261,14 @@ def test_what_is_sound_raises_no_alarm(what: str):
 
 
 def test_what_is_hidden_is_likely_only_where_it_matters():
-    def weight(score: float) -> float:
-        hidden = fits(reward=near(score), reward_by_episode=0.25)
+    def weight(score: float, shown: int = 0) -> float:
+        hidden = fits(reward=near(score), reward_by_episode=0.25, shown_by_episode=shown)
         found = env_rewards.reward_hidden(seen(fits=hidden))
         assert found is not None
         return found.weight
 
     assert weight(0.75) < 0.5 < weight(0.2)
+    assert weight(0.2, shown=2) < 0.5
 
 
 def test_what_counts_as_solved_inside_a_wrapper_says_less():

@@ -55,7 +55,11 @@ def test_a_goal_of_an_episode_is_what_is_left_of_the_reward():
     play = played(400, every=25)
     goal = RANDOM.standard_normal(play.episode.max() + 1)[play.episode]
     found = fit(played(400, every=25, reward=goal))
-    assert found.reward_by_episode > 0.8
+    assert (found.reward_by_episode > 0.8, found.shown_by_episode) == (True, 0)
+    whole = np.concatenate([goal, goal[-1:]])[:, :, None]
+    shown = np.concatenate([play.obs, whole], -1)
+    names = (*play.numbers, "goal")
+    assert fit(played(400, every=25, obs=shown, names=names, reward=goal)).shown_by_episode == 1
     assert fit(played(400, every=25, reward=play.obs[1:, :, 0])).reward_by_episode < 0.1
 
 
