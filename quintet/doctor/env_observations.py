@@ -1,5 +1,7 @@
 """Findings about observations."""
 
+import math
+
 import numpy as np
 
 from quintet.doctor.finding import Finding
@@ -124,8 +126,9 @@ def observation_noise(seen: Seen) -> Finding | None:
     return Finding(
         "observation-noise",
         0.65 if len(told) >= len(noise) else 0.4,
-        f"observation {worst.name} can't be predicted and does not help to predict the reward: "
-        "it is noise, or its places are mixed up",
+        f"observation {worst.name} can't be predicted and does not help to predict "
+        f"{'others' if math.isnan(worst.reward_loss) else 'others or the reward'}: it is noise, or "
+        "its places are mixed up",
         {"score of its next value": worst.value.mean, "such numbers": len(useless)},
         "look at how it is written into the observation",
         seen.options.check,

@@ -33,7 +33,7 @@ def reward_never_seen(seen: Seen) -> Finding | None:
         {"steps": played.rows, "rewards": 0},
         "pay for steps on the way (reward shaping), begin nearer to the goal, or check "
         "whether the reward is returned at all",
-        f"quintet eval RUN --random --episodes 1000  # or {seen.options.check} --steps 100000",
+        f"{seen.options.check} --steps 100000",
     )
 
 

@@ -23,6 +23,7 @@ _RECALLED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
 _LAG_ROWS = 2_500
 _EPISODE_ROWS = 3  # on average, below which nothing is said about what belongs to an episode
 _FIXED = 0.999
+_DRIVES = 0.1
 _DEALT = 30  # times that rows are dealt to episodes at random
 
 
@@ -38,6 +39,7 @@ class Next:
     own_loss: loss of `value` without this number; nan: not measured, since it is predicted well.
     reward_loss: loss of the reward's score without this number; nan: not measured.
     others: score of its next value from the other numbers of that observation; nan: not measured.
+    drives: largest loss of the score of another number's change without it; nan: not measured.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Next:
     own_loss: float = float("nan")
     reward_loss: float = float("nan")
     others: float = float("nan")
+    drives: float = float("nan")
 
     @property
     def gain(self) -> float:
@@ -56,9 +59,10 @@ class Next:
 
     @property
     def noise(self) -> bool:
-        """Whether its next value is unpredictable, or is predicted as well without it, and follows
-        from no other numbers of its observation, as a difference of two would."""
-        if self.others > HALF_TOLD:
+        """Whether its next value is unpredictable, or is predicted as well without it, and it
+        neither follows from other numbers of its observation, as a difference of two would, nor
+        drives them, as a gust or a demand that is shown."""
+        if self.others > HALF_TOLD or self.drives > _DRIVES:
             return False
         return self.value.high < UNTOLD or (self.value.high < HALF_TOLD and self.own_loss < 0.02)
 
@@ -123,9 +127,10 @@ def fit(played: Play) -> Fits:
         value = scores(table.input(), table.after[:, varying], table.group)
         delay = _delays(table, change, now, memory)
         own, others = _own_losses(table, varying, value)
+        drives = _drives(table, varying, value, now)
         losses = _reward_losses(table.paid(), varying, value)
         names = [played.numbers[i] for i in varying]
-        parts = zip(names, now, memory, value, delay, own, losses, others, strict=True)
+        parts = zip(names, now, memory, value, delay, own, losses, others, drives, strict=True)
         found = [Next(*each) for each in parts]
         action_share = _action_share(table, change)
     return Fits(
@@ -211,6 +216,22 @@ def _own_losses(
             rest = np.delete(table.after, varying[i], 1)
             others[i] = scores(rest, after, table.group)[0].mean
     return losses, others
+
+
+def _drives(
+    table: _Table, varying: NDArray[np.int64], value: list[Score], now: list[Score]
+) -> list[float]:
+    """The largest losses of the scores of other numbers' changes without each number that earlier
+    steps don't predict."""
+    losses = [float("nan")] * len(varying)
+    for i, each in enumerate(value):
+        rest = [j for j in range(len(varying)) if j != i]
+        if each.high < HALF_TOLD and rest:
+            without = np.delete(table.input(), varying[i], 1)
+            change = (table.after - table.obs)[:, varying[rest]]
+            found = scores(without, change, table.group)
+            losses[i] = max(now[j].mean - x.mean for j, x in zip(rest, found, strict=True))
+    return losses
 
 
 def _reward_losses(table: _Table, varying: NDArray[np.int64], value: list[Score]) -> list[float]:

@@ -138,6 +138,8 @@ def _text(value: Any) -> str:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, list | tuple) and not value:
+        return "none"
     if isinstance(value, list | tuple):
         return text(" ".join(_text(x) for x in value[:20]))
     return f"{value:g}" if isinstance(value, float) else text(value)

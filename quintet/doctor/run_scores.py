@@ -1,6 +1,7 @@
 """Findings about a run's scores, its end, and its budget."""
 
 import math
+import re
 import shlex
 from statistics import mean, pstdev
 
@@ -44,7 +45,7 @@ def failed(run: RunSummary, slower: str = "") -> Finding | None:
     """
     if run.state != "failed":
         return None
-    bad = any(word in run.error.lower() for word in ("nan", "finite", "infinit"))
+    bad = re.search(r"\b(nan|(non-?)?finite|infinit\w*|inf)\b", run.error.lower()) is not None
     return Finding(
         "run-failed",
         0.9,
@@ -78,8 +79,9 @@ def no_episode(seen: RunSeen) -> Finding | None:
 def returns_equal(seen: RunSeen) -> Finding | None:
     """All returns are the same."""
     found = seen.values("episode/return_mean")
-    spreads = seen.values("episode/return_std")
-    if len(found) < 3 or max(spreads, default=1.0) > 0 or max(found) != min(found):
+    # These are not rounded, unlike means.
+    ends = seen.values("episode/return_min"), seen.values("episode/return_max")
+    if len(found) < 3 or not all(ends) or min(ends[0]) != max(ends[1]):
         return None
     return Finding(
         "returns-equal",

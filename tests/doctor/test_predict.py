@@ -111,13 +111,16 @@ def test_what_the_last_actions_tell_is_a_delay(kept: float, told: bool):
     assert (found.delay.low > 0.9) is told
 
 
-def test_a_difference_of_other_numbers_is_no_noise():
-    """As in tables of prices: what is next can't be predicted, but it is no noise."""
+def test_a_difference_or_a_cause_of_other_numbers_is_no_noise():
+    """As in tables of prices, or a gust that is shown: what is next can't be predicted, but it is
+    no noise."""
     prices = RANDOM.standard_normal((601, 4, 2))
     told = np.concatenate([prices, prices[:, :, :1] - prices[:, :, 1:]], -1)
     mixed = np.concatenate([prices, RANDOM.standard_normal((601, 4, 1))], -1)
     names = ("obs[0]", "obs[1]", "obs[2]")
-    for obs, noise in ((told, False), (mixed, True)):
+    gust = RANDOM.standard_normal((601, 4))
+    driven = np.stack([prices[..., 0], np.concatenate([gust[:1], gust[:-1]]), gust], -1)
+    for obs, noise in ((told, False), (mixed, True), (driven, False)):
         *_, last = fit(played(600, obs=obs, names=names)).next
         assert last.value.high < 0.1
         assert last.noise is noise

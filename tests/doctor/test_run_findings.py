@@ -47,6 +47,8 @@ def reports(count: int = 20, **series: Sequence[float] | float) -> list[dict[str
         "updates": [200.0, 4_000.0],
         "episode/return_mean": np.minimum(np.linspace(10.0, 130.0, count), 100.0),
         "episode/return_std": 5.0,
+        "episode/return_min": 0.0,
+        "episode/return_max": 110.0,
         "episode/count": 20.0,
         "policy/entropy": [0.69, 0.2],
         "policy/kl": 0.01,
@@ -150,7 +152,7 @@ PLANTED: dict[str, tuple[Callable[[RunSeen], Finding | None], Callable[[], RunSe
     "no-episode": (run_scores.no_episode, lambda: seen(NO_EPISODES)),
     "returns-equal": (
         run_scores.returns_equal,
-        lambda: seen({**FLAT, "episode__return_std": 0.0}),
+        lambda: seen({**FLAT, "episode__return_min": 0.1, "episode__return_max": 0.1}),
     ),
     "evaluation-differs": (
         run_scores.evaluation_differs,
@@ -265,6 +267,28 @@ def test_a_run_that_failed_before_its_first_report_is_told(algo: str):
     first, *_ = examine_runs([run])["runs/a"]
     assert first.name == "run-failed"
     assert "reset() is broken" in first.said
+
+
+@pytest.mark.parametrize(
+    ("error", "numbers"),
+    [
+        ("the loss must be finite, got nan", True),
+        ("observation 'x' is -inf", True),
+        ("KeyError: 'maintenance' (finance/env.py, line 12)", False),
+        ("not a definite state", False),
+    ],
+)
+def test_errors_about_numbers_are_told_from_words_that_hold_their_letters(
+    error: str, numbers: bool
+):
+    run = RunSummary(Path("runs/a"), "failed", error=error)
+    found = run_scores.failed(run, "slower")
+    assert found is not None
+    assert (found.command == "slower") is numbers
+
+
+def test_an_empty_list_is_a_word_of_a_command():
+    assert run_options._text([]) == "none"
 
 
 def test_first_episodes_of_many_streams_may_be_long():
