@@ -222,7 +222,8 @@ class Learner(Protocol):
         from replay (``replayed``); a learner from replay alone takes only statistics from fresh
         batches.
 
-        env_steps: env_steps collected before this batch; for a replayed batch, so far.
+        env_steps: env_steps collected before this batch; for a replayed batch, before the fresh one
+            after which it is drawn. Schedules go by it.
 
         Raises NonFiniteError if this batch made a loss or gradient NaN or infinite; a learner on a
         GPU may do so in one of the next LOOK_EVERY_UPDATES - 1 calls, or in `publication`.

@@ -54,7 +54,7 @@ class Next:
 
     @property
     def gain(self) -> float:
-        """What memory adds."""
+        """Gain by memory."""
         return self.memory.low - self.now.high
 
     @property

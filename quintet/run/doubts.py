@@ -82,7 +82,7 @@ class Doubts:
         return self._new(choices.during(self.config.model, self.spaces, self._learning, seen))
 
     def lost_precision(self, obs: Obs) -> list[str]:
-        """What float32 loses of a batch's observations, as sentences."""
+        """Sentences about what float32 loses of a batch's observations."""
         on = getattr(self.config.learner, "normalize_observations", False)
         normalized = normalized_leaves(self.spaces.observation) if on else {}
         found = []

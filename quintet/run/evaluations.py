@@ -56,7 +56,7 @@ class Evaluations:
         return runtime.device if on_gpu else "cpu"
 
     def saved(self) -> dict[str, int]:
-        """What a checkpoint's meta holds of it."""
+        """Entries of a checkpoint's meta."""
         return {_AT: self.evaluated_steps}
 
     def resumes(self, meta: Mapping[str, Any], env_steps: int) -> None:

@@ -203,15 +203,15 @@ def test_ddpg_windows_and_updates_owed(kind: str) -> None:
     drawn = learner.kinds.count("replayed")
     assert drawn == 1001 // 2
     assert set(ledger.replayed) <= set(ledger.fresh)
-    # draws come after the fresh batch that owes them, never before
-    owed = done = 0
+    # Draws come after the fresh batch that owes them, never before, with its env_steps.
+    before = done = 0
     for what, env_steps in zip(learner.kinds, learner.env_steps, strict=True):
         if what == "fresh":
             assert done == env_steps // 2
+            before = env_steps
         else:
             done += 1
-            owed = env_steps // 2
-            assert done <= owed
+            assert env_steps == before
 
 
 @kinds("asyncx2server")
