@@ -13,9 +13,7 @@ greedy episodes per seed.  Killed itself, the same command goes on with what is 
 import argparse
 import csv
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -23,6 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import mean
 from typing import Any
+
+import psutil
 
 ENV = "LunarLander-v3"
 SEEDS = 5
@@ -48,14 +48,14 @@ def killed(folder: Path, args: argparse.Namespace, usual_s: float) -> int:
     with open(folder.parent / "killed.log", "a") as log:
         while True:
             patience = draws.uniform(0.2, 1.8) * usual_s / (args.kills + 1)
-            begun = subprocess.Popen(
-                search(folder, args, 0), stdout=log, stderr=log, start_new_session=True
-            )
+            begun = subprocess.Popen(search(folder, args, 0), stdout=log, stderr=log)
             try:
                 status = begun.wait(patience if kills < args.kills else None)
             except subprocess.TimeoutExpired:
-                with suppress(ProcessLookupError):
-                    os.killpg(begun.pid, signal.SIGKILL)
+                parent = psutil.Process(begun.pid)
+                for each in [parent, *parent.children(recursive=True)]:
+                    with suppress(psutil.NoSuchProcess):
+                        each.kill()
                 begun.wait()
                 kills += 1
                 continue

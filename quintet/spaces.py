@@ -375,13 +375,12 @@ def to_json(space: Space) -> dict[str, Any]:
 
 
 def for_networks(data: Any) -> Any:
-    """A description by `to_json` without properties that no network uses: bounds of boxes, but for
-    the upper ones of pictures in uint8, by which they are scaled, and storage of floats in float64.
-    """
+    """A description by `to_json` without what no network uses: bounds of boxes, but for upper ones
+    of pictures in uint8, by which they are scaled, and storage of floats in float64."""
     if isinstance(data, dict):
-        picture = data.get("dtype") == "uint8" and len(data.get("shape") or ()) > 1
-        unused = ("low",) if picture else ("low", "high")
-        kept = {k: for_networks(v) for k, v in data.items() if k not in unused}
+        shape = data.get("shape")  # of a stranger's file, perhaps
+        picture = data.get("dtype") == "uint8" and isinstance(shape, list) and len(shape) > 1
+        kept = {k: for_networks(data[k]) for k in data if k != "low" and (picture or k != "high")}
         return kept | ({"dtype": "float32"} if kept.get("dtype") == "float64" else {})
     return [for_networks(each) for each in data] if isinstance(data, list) else data
 
@@ -389,8 +388,7 @@ def for_networks(data: Any) -> Any:
 def other_spaces(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Spaces described by `to_json` (``observation_space``, ``action_space``) that differ for a
     network, both forms of each, by "observation space" and "action space".  Names and order of
-    leaves matter; bounds of observations, but for the scale of pictures, and float64 don't.
-    """
+    leaves matter; bounds of observations, but for the scale of pictures, and float64 don't."""
     differ = {}
     for name in ("observation_space", "action_space"):
         a, b = mine[name], theirs[name]

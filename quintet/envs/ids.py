@@ -16,8 +16,8 @@ from quintet.system.signals import STOPS
 
 
 def resolve_backend(env_id: str, backend: str = "auto") -> str:
-    """The backend of an id or import string: with ``auto`` the first that knows it; raises
-    ConfigError if no backend knows the id (with the nearest names), or the backend is missing.
+    """The backend of an id or of a maker ``module:name``: with ``auto`` the first that knows it;
+    raises ConfigError if none knows the id (with the nearest names), or the backend is missing.
     """
     if backend == "auto":
         return _first_for(env_id)
@@ -38,11 +38,6 @@ def resolve_backend(env_id: str, backend: str = "auto") -> str:
     if not one.knows(env_id):
         raise _unknown_id(env_id, backend)
     return backend
-
-
-def backend_of_maker(name: str, backend: str = "auto") -> str:
-    """The backend of a Python maker of environments named ``module:name``."""
-    return resolve_backend(name, backend)
 
 
 def _first_for(env_id: str) -> str:

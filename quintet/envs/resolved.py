@@ -22,7 +22,7 @@ from quintet.envs.env_source import (
     can_be_made_again,
     makes_groups,
 )
-from quintet.envs.ids import backend_of_maker, resolve_backend
+from quintet.envs.ids import resolve_backend
 from quintet.envs.vector import VectorEnv
 from quintet.errors import ConfigError
 from quintet.system.importing import import_module, name_of, origin_of
@@ -159,7 +159,7 @@ def resolve_env(config: EnvConfig, source: EnvSource | None = None) -> ResolvedE
     if source is None:
         backend = resolve_backend(config.id, config.backend)
     else:
-        backend = backend_of_maker(name_of(source), config.backend)
+        backend = resolve_backend(name_of(source), config.backend)
     config = config.model_copy(update={"backend": backend})
     if source is not None or ":" in config.id:
         return ResolvedEnv(config, source)

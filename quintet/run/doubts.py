@@ -63,12 +63,12 @@ class Doubts:
             return []  # a look waits for the device
         rows = rollout.valid.numel()
         obs = {name: x[:-1].reshape(rows, *x.shape[2:]) for name, x in rollout.obs.items()}
+        terminated, reward = (x.numpy(force=True) for x in (rollout.terminated, rollout.reward))
         seen.add(
             {name: x.numpy(force=True) for name, x in obs.items()},
-            rollout.reward.reshape(rows).numpy(force=True),
+            reward.reshape(rows),
             rollout.valid.reshape(rows).numpy(force=True),
         )
-        terminated, reward = (x.numpy(force=True) for x in (rollout.terminated, rollout.reward))
         for each in batch.episodes:
             if each.row >= 0:
                 by_end = bool(terminated[each.row, each.column])

@@ -200,7 +200,7 @@ class Saving:
         asked = found.meta.get(saved_options.CONFIG, {}).get("eval.interval")
         same = asked == self.config.eval.interval != "auto"  # which goes by the clock
         if self.config.runtime.kind == "async" or not (self.on_path and same):
-            # Else the evaluations come again.
+            # The same evaluations need not come again.
             for policy in self.policies:
                 policy.take_newer_best(found)
         return found, counters
