@@ -253,17 +253,18 @@ def of_run(run: str, fault: str, seed: int) -> dict[str, Any]:
         record: dict[str, Any] = {"first": first, "last": last}
         record["found"] = brief(examined(str(folder)))
         if fault:
-            record["mended"] = mended(record["found"], fault, Path(place))
+            record["mended"] = mended(record["found"], fault)
         return record
 
 
-def mended(found: list[list[Any]], fault: str, place: Path) -> float | None:
+def mended(found: list[list[Any]], fault: str) -> float | None:
     """The score of a run by the command of the finding that names the fault; None without one."""
     named = next((x for x in found[:3] if names(x, SETTINGS[fault][2]) and x[3]), None)
     if named is None or not named[3].startswith("quintet train"):
         return None
-    called(*shlex.split(named[3])[1:])
-    folder = place / "run-mended"
+    _, *words = shlex.split(named[3])
+    called(*words)
+    folder = Path(words[words.index("--run-dir") + 1])
     return score(folder)[1] if (folder / "metrics.jsonl").exists() else None
 
 

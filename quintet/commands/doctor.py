@@ -98,9 +98,7 @@ def asked(arguments: Sequence[str]) -> Asked:
 
 def _runs(folders: Sequence[Path], given: Asked) -> list[dict[str, Any]]:
     from quintet.algorithms import registry
-    from quintet.doctor.finding import ranked
     from quintet.doctor.run import examine_runs
-    from quintet.doctor.units import dead_units
 
     if given.others:
         raise ConfigError(
@@ -108,8 +106,7 @@ def _runs(folders: Sequence[Path], given: Asked) -> list[dict[str, Any]]:
             "them out"
         )
     registry.declare_all()
-    found = examine_runs([read_summary(folder) for folder in folders])
-    found = {x: ranked([*own, dead_units(Path(x))]) for x, own in found.items()}
+    found = examine_runs([read_summary(folder) for folder in folders], policies=True)
     return [
         {
             "target": str(shown(Path(folder))),

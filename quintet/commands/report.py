@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
         summaries = [read_summary(each) for each in places.values()]
         marks = {
             folder: [Mark(x.name, x.degree, text(x.said), text(x.advice)) for x in found]
-            for folder, found in examine_runs(summaries).items()
+            for folder, found in examine_runs(summaries, policies=True).items()
         }
         print(shown(write_page(summaries, title, page, marks)))
 

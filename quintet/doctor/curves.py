@@ -13,6 +13,8 @@ from quintet.protocols import Part
 TRAINING, EVALUATION = "episode/return_mean", "eval/return_mean"
 
 _CLEARLY = 3.0  # of the noise
+_LEAST_EPISODES = 5  # whose spread says something of their noise
+_FIRST_EPISODES, _FIRST = 10, 0.25  # of the first level: episodes, or a part of the run
 
 Report = Mapping[str, float]
 
@@ -42,9 +44,11 @@ class RunSeen:
     usual: the options of a run without the user's own.
     given: names of options that the user gave.
     tuned: names of options that a preset has for this environment.
+    continuous: whether some actions are real numbers, whose entropy has no least value.
     parts: of the learner, with their evidence.
     train: the beginning of a command that trains again with the same options.
-    roles: the learner's options by their usual names, as "learning_rate": ("actor_lr",).
+    roles: the learner's options that have an effect, by their usual names, as "learning_rate":
+        ("actor_lr",).
     others: final levels of other seeds of the same options.
     """
 
@@ -58,15 +62,25 @@ class RunSeen:
     roles: Mapping[str, tuple[str, ...]]
     others: Sequence[Level] = ()
     tuned: frozenset[str] = frozenset()
+    continuous: bool = False
+
+    @property
+    def _steps(self) -> float:
+        """The env_steps so far."""
+        return self.reports[-1]["env_steps"] if self.reports else 0.0
+
+    def part(self, begin: float, end: float) -> list[Report]:
+        """The reports of a part of the env_steps so far; they may be crowded anywhere."""
+        low, high = (each * self._steps for each in (begin, end))
+        after = [x for x in self.reports if begin <= 0.0 or x["env_steps"] > low]
+        return [x for x in after if x["env_steps"] <= high]
 
     def values(self, name: str, begin: float = 0.0, end: float = 1.0) -> list[float]:
         """Values of a metric in the reports of a part of the run so far."""
-        last = len(self.reports)
-        some = self.reports[math.floor(begin * last) : math.ceil(end * last)]
-        return [each[name] for each in some if name in each]
+        return [each[name] for each in self.part(begin, end) if name in each]
 
     def late(self, name: str) -> float | None:
-        """The median in the second half of the reports; None without any."""
+        """The median in the second half of the run so far; None without any."""
         found = self.values(name, 0.5)
         return median(found) if found else None
 
@@ -75,19 +89,23 @@ class RunSeen:
         return found[-1] if found else None
 
     def level(self, begin: float, end: float, of: str = "episode") -> Level | None:
-        """The level of returns in a part of the reports."""
-        last = len(self.reports)
-        some = self.reports[math.floor(begin * last) : math.ceil(end * last)]
+        """The level of returns in a part of the run so far."""
         counts = "episode/count" if of == "episode" else "eval/episodes"
-        return level(some, of, counts)
+        return level(self.part(begin, end), of, counts)
 
     @property
     def first_level(self) -> Level | None:
-        """The level of the first report with episodes."""
+        """The level of the first episodes: of the first reports that have enough of them, or of the
+        first quarter of the run so far, or of the first report with episodes."""
+        some, episodes = list[Report](), 0.0
         for each in self.reports:
-            if found := level([each], "episode", "episode/count"):
-                return found
-        return None
+            if episodes and (
+                episodes >= _FIRST_EPISODES or each["env_steps"] > _FIRST * self._steps
+            ):
+                break
+            some.append(each)
+            episodes += each.get("episode/count", 0.0)
+        return level(some, "episode", "episode/count")
 
     @property
     def rise(self) -> float | None:
@@ -115,11 +133,11 @@ class RunSeen:
 
 
 def level(reports: Sequence[Report], of: str, counts: str) -> Level | None:
-    """The pooled level of some reports; None without episodes."""
+    """The pooled level of some reports; None if they have too few episodes."""
     mean, spread = f"{of}/return_mean", f"{of}/return_std"
     found = [x for x in reports if {mean, spread, counts} <= x.keys() and x[counts] > 0]
     whole = math.fsum(x[counts] for x in found)
-    if not whole:
+    if whole < _LEAST_EPISODES:
         return None
     middle = math.fsum(x[mean] * x[counts] for x in found) / whole
     squares = math.fsum((x[spread] ** 2 + (x[mean] - middle) ** 2) * x[counts] for x in found)

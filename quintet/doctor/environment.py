@@ -199,5 +199,5 @@ def options_of(loaded: Loaded, words: str) -> Options:
         learning.normalizes,
         config.total_env_steps,
         f"quintet train {config.algo} --env {name}{words}",
-        f"quintet check-env {name}{env_words(config.env.model_dump(), check=True)}",
+        f"quintet check-env {name}{env_words(config.env.model_dump())}",
     )

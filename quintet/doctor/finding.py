@@ -94,9 +94,9 @@ def weight_of(choice: str) -> float:
     return WEIGHTS.get(choice, 0.3)
 
 
-def env_words(options: Mapping[str, Any], *, check: bool = False) -> str:
-    """The words that make the same environment in a command of ``quintet doctor``, or if `check` of
-    ``quintet check-env``, with a space before each.
+def env_words(options: Mapping[str, Any]) -> str:
+    """The words that make the same environment in a command of ``quintet check-env``, with a space
+    before each.
 
     options: of the environment, by name.
     """
@@ -106,5 +106,5 @@ def env_words(options: Mapping[str, Any], *, check: bool = False) -> str:
     if options.get("backend", "auto") != "auto":
         words += ["--env.backend", str(options["backend"])]
     if options.get("mask_from_info"):
-        words += ["--env.mask-from-info", *["true"] * (not check)]
+        words.append("--env.mask-from-info")
     return "".join(f" {shlex.quote(word)}" for word in words)

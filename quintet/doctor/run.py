@@ -4,8 +4,10 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from gymnasium.spaces import Box
 from pydantic import ValidationError
 
 from quintet.algorithms import registry
@@ -16,17 +18,20 @@ from quintet.doctor.curves import Level, RunSeen, of_policies
 from quintet.doctor.finding import MOST_WEIGHT, Finding, ranked
 from quintet.errors import ConfigError, QuintetError
 from quintet.observe.run_summary import RunSummary, group_key
-from quintet.options import about
+from quintet.options import Facts, about, idle
 from quintet.protocols import Part
-from quintet.spaces import from_json
+from quintet.spaces import action_leaves, from_json
 from quintet.system.files import shown
 from quintet.types import Spaces
 
 _AS_FAR = 0.1  # of the env_steps, by which runs that are compared may differ
 
 
-def examine_runs(runs: Sequence[RunSummary]) -> dict[str, list[Finding]]:
-    """The findings of each run by its folder, the likeliest first."""
+def examine_runs(runs: Sequence[RunSummary], *, policies: bool = False) -> dict[str, list[Finding]]:
+    """The findings of each run by its folder, the likeliest first.
+
+    policies: also examine the newest policies in the folders.
+    """
     seen = {str(run.folder): _seen(run) for run in runs}
     groups: dict[str, list[str]] = {}
     for run in runs:
@@ -38,6 +43,10 @@ def examine_runs(runs: Sequence[RunSummary]) -> dict[str, list[Finding]]:
         others = [x for folder in group if folder != own for x in seen[folder]]
         each = [replace(x, others=_as_far(x, others)) for x in seen[own]]
         found[own] = ranked([*_merged(each), run_scores.failed(run), *_of_folder(run)])
+    if policies:
+        from quintet.doctor.units import dead_units
+
+        found = {own: ranked([*those, dead_units(Path(own))]) for own, those in found.items()}
     return found
 
 
@@ -63,7 +72,18 @@ def findings(seen: RunSeen) -> list[Finding]:
         ]
     )
     found = [*run_options.options(seen, symptoms), *symptoms]
-    return ranked(replace(each, weight=min(each.weight, MOST_WEIGHT)) for each in found)
+    return ranked(
+        replace(each, weight=min(each.weight, MOST_WEIGHT), command=_with_folder(each, seen))
+        for each in found
+    )
+
+
+def _with_folder(found: Finding, seen: RunSeen) -> str:
+    """The finding's command; if it trains, with a run folder of its own."""
+    if not found.command.startswith(seen.train):
+        return found.command
+    name = f"{found.name}-{found.subject}".removesuffix("-")
+    return f"{found.command} --run-dir {shlex.quote(f'{shown(seen.run.folder)}-{name}')}"
 
 
 def _merged(policies: Sequence[RunSeen]) -> list[Finding]:
@@ -105,16 +125,21 @@ def _seen(run: RunSummary) -> list[RunSeen]:
         return []
     spaces = _spaces(run)
     usual, tuned = _usual(run, algo, spaces)
+    config = _config(run, algo)
+    still = {} if config is None else idle(config, Facts())
     roles: dict[str, list[str]] = {}
     for name, info in fields.items():
+        if name in still:
+            continue
         for role in {name, *about(info).also}:
             roles.setdefault(role, []).append(name)
     if not roles.keys() & {"learning_rate"} and "lr" in roles:
         roles["learning_rate"] = roles["lr"]
     given = frozenset(name for name in run.options if _is_given(run, name))
-    place = str(shown(run.folder))
-    words = ["quintet", "train", algo, "--config", f"{place}/config.yaml"]
-    train = shlex.join([*words, "--run-dir", f"{place}-mended"])
+    train = shlex.join(["quintet", "train", algo, "--config", f"{shown(run.folder)}/config.yaml"])
+    continuous = spaces is not None and any(
+        isinstance(leaf, Box) for leaf in action_leaves(spaces.action)
+    )
     return [
         RunSeen(
             run,
@@ -122,10 +147,11 @@ def _seen(run: RunSummary) -> list[RunSeen]:
             reports,
             usual,
             given,
-            _parts(run, algo, spaces),
+            _parts(algo, config, spaces),
             train,
             {role: tuple(names) for role, names in roles.items()},
             tuned=tuned,
+            continuous=continuous,
         )
         for policy, reports in of_policies(run.reports).items()
     ]
@@ -169,13 +195,20 @@ def _usual(
     return {name: list(x) if isinstance(x, tuple) else x for name, x in values.items()}, tuned
 
 
-def _parts(run: RunSummary, algo: str, spaces: Spaces | None) -> tuple[Part, ...]:
-    """The parts of the learner with their evidence; none where its options can't be read."""
-    if spaces is None:
-        return ()
+def _config(run: RunSummary, algo: str) -> Any:
+    """The options of the learner; None if they can't be read."""
     record = registry.find(algo)
     own = {name: run.options[name] for name in record.config.model_fields if name in run.options}
     with suppress(ValidationError, QuintetError):
-        config = record.config(**own)
+        return record.config(**own)
+    return None
+
+
+def _parts(algo: str, config: Any, spaces: Spaces | None) -> tuple[Part, ...]:
+    """The parts of the learner with their evidence; none where its options can't be read."""
+    if spaces is None or config is None:
+        return ()
+    record = registry.find(algo)
+    with suppress(QuintetError):
         return (*record.judged(config, spaces), *record.symptoms(config, spaces))
     return ()

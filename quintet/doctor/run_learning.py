@@ -21,7 +21,7 @@ def _of_part(seen: RunSeen, part: Part) -> Finding | None:
         # From a quarter on: what went wrong early may look calm when nothing moves any more.
         judged = [
             report[each.metric]
-            for report in seen.reports[len(seen.reports) // 4 :]
+            for report in seen.part(0.25, 1.0)
             if each.metric in report
             and report.get("updates", 0.0) >= each.after_updates
             and (
@@ -64,14 +64,11 @@ PARTS = ("policy", "value_function", "normalizers")
 
 def entropy_gone(seen: RunSeen) -> Finding | None:
     """The policy stopped trying other actions early, and the returns did not rise."""
-    found = seen.values("policy/entropy")
-    if len(found) < _LEAST_REPORTS or min(found) <= -1e3:
+    found, until = seen.values("policy/entropy"), seen.values("policy/entropy", 0.0, 1 / 3)
+    if len(found) < _LEAST_REPORTS or not until or seen.continuous or seen.learns:
         return None
-    first, early = max(found[:2]), found[len(found) // 3]
-    if first <= 0.05 or early > 0.1 * first or seen.values("policy/std_mean"):
-        return None
-    rise = seen.rise
-    if rise is not None and rise > 1.0 and seen.learns:
+    first, early = max(found[:2]), until[-1]
+    if first <= 0.05 or early > 0.1 * first:
         return None
     return Finding(
         "entropy-gone",
@@ -94,11 +91,10 @@ def _entropy(seen: RunSeen, least: float) -> str:
 
 def entropy_stuck(seen: RunSeen) -> Finding | None:
     """The policy stayed as random as at first."""
-    found = seen.values("policy/entropy")
-    if len(found) < _LEAST_REPORTS or seen.learns:
+    found, spread = seen.values("policy/entropy"), seen.values("policy/std_mean")
+    if len(found) < _LEAST_REPORTS or seen.learns or (seen.continuous and not spread):
         return None
     first, last = found[0], found[-1]
-    spread = seen.values("policy/std_mean")
     stuck = last >= first - 0.02 * abs(first) if not spread else spread[-1] > 0.97 * spread[0]
     if not stuck:
         return None
@@ -209,7 +205,7 @@ def replay_small(seen: RunSeen) -> Finding | None:
 def replay_overused(seen: RunSeen) -> Finding | None:
     """Each transition is trained on very often, or hardly ever."""
     draws = seen.last("replay/draws_per_env_step")
-    if draws is None or 0.5 <= draws <= 2_000:
+    if not draws or 0.5 <= draws <= 2_000:  # 0: it has not begun, or trains on fresh data only
         return None
     often = draws > 1
     return Finding(

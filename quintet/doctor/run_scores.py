@@ -5,10 +5,11 @@ import re
 import shlex
 from statistics import mean, pstdev
 
-from quintet.doctor.curves import RunSeen, level
-from quintet.doctor.finding import Finding, env_words, weight_of
+from quintet.doctor.curves import RunSeen
+from quintet.doctor.finding import Finding, weight_of
 from quintet.doctor.run_options import change, number, scaled
 from quintet.observe.run_summary import RunSummary
+from quintet.system.files import shown
 
 _LONG_EPISODE = 2_000  # env_steps of a stream, within which most episodes end
 
@@ -105,12 +106,15 @@ def evaluation_differs(seen: RunSeen) -> Finding | None:
     if gap < max(4 * noise, 0.3 * abs(training.mean), 0.3 * range_, training.std, 1e-9):
         return None
     elsewhere = any(name.startswith("eval.env.") for name in seen.given)
+    cut = seen.late("eval/cut_episodes") or 0.0
     return Finding(
         "evaluation-differs",
         0.6 if elsewhere else 0.5,
         "evaluations score far below training"
-        + (", in another environment" if elsewhere else ": greedy actions are worse than sampled"),
-        {"training": training.mean, "evaluation": evaluated.mean, "noise": noise},
+        + (", in another environment" if elsewhere else ": greedy actions are worse than sampled")
+        + (", and eval.max_steps cut episodes that did not end" if cut else ""),
+        {"training": training.mean, "evaluation": evaluated.mean, "noise": noise}
+        | ({"episodes cut in an evaluation": cut} if cut else {}),
         "compare the two environments"
         if elsewhere
         else "evaluate with sampled actions, or let "
@@ -121,14 +125,12 @@ def evaluation_differs(seen: RunSeen) -> Finding | None:
 
 def best_long_ago(seen: RunSeen) -> Finding | None:
     """The best score was long before the end, which is far below."""
-    count = len(seen.reports)
-    if count < 8:
+    if len(seen.reports) < 8:
         return None
-    window = max(2, count // 8)
     levels = [
-        (i, x)
-        for i in range(count - window + 1)
-        if (x := level(seen.reports[i : i + window], "episode", "episode/count")) is not None
+        (begin / 32, x)
+        for begin in range(29)
+        if (x := seen.level(begin / 32, (begin + 4) / 32)) is not None
     ]
     first = seen.first_level
     if len(levels) < 4 or first is None:
@@ -138,12 +140,12 @@ def best_long_ago(seen: RunSeen) -> Finding | None:
     rise = best.mean - first.mean
     fall = best.mean - end.mean
     noise = math.hypot(best.error, end.error)
-    if place > 0.7 * count or rise <= 0 or fall < max(5 * noise, 0.4 * rise, 0.5 * best.std):
+    if place > 0.7 or rise <= 0 or fall < max(5 * noise, 0.4 * rise, 0.5 * best.std):
         return None
     return Finding(
         "best-long-ago",
         0.6,
-        f"the best returns were at {place / count:.0%} of the run; since then "
+        f"the best returns were at {place:.0%} of the run; since then "
         f"{fall / rise:.0%} of the rise was lost",
         {"best": best.mean, "last": end.mean, "first": first.mean},
         "a lower learning rate, or one that falls to 0; `best` holds the best policy",
@@ -170,13 +172,15 @@ def budget_short(seen: RunSeen) -> Finding | None:
     weight = 0.3 + 0.15 * rising + (0.25 if known else 0.1) * small
     if small and known and isinstance(usual, int) and total < usual / 40:
         weight += 0.1
+    rates = {name for x in seen.reports for name in x if name.endswith("learning_rate")}
+    fell = any(x[-1] < 0.9 * x[0] for x in map(seen.values, rates))
     what = "the returns were still rising at the end" if rising else "the budget is short"
     return Finding(
         "budget-short",
         min(weight, 0.8) * (1.0 if not seen.learns else 0.7),
         f"{what}: {total:,} env_steps" + (f", where {usual:,} are usual" if small else ""),
         {"env_steps": float(total), "usual": float(usual) if isinstance(usual, int) else math.nan},
-        "a larger budget; learning rates fall to 0 at its end, so a new run is needed",
+        "a larger budget" + ("; its learning rates fell, so a new run is needed" if fell else ""),
         change(seen, {"total_env_steps": usual if small else 4 * total}),
     )
 
@@ -248,13 +252,9 @@ def slow(seen: RunSeen) -> Finding | None:
 
 def doctor_of_env(seen: RunSeen) -> str:
     """The command that examines the run's environment."""
-    given = {
-        name.removeprefix("env."): x
-        for name, x in seen.run.options.items()
-        if name.startswith("env.")
-    }
-    words = ["quintet", "doctor", seen.run.environment, "--algo", seen.run.learner]
-    return shlex.join(words) + env_words(given)
+    config = f"{shown(seen.run.folder)}/config.yaml"
+    words = seen.run.environment, "--algo", seen.run.learner, "--config", config
+    return shlex.join(["quintet", "doctor", *words])
 
 
 FINDINGS = (

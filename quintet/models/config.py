@@ -35,7 +35,7 @@ WIDE_WEIGHTS = 256 * 256
 fast."""
 
 Activation = Literal["tanh", "relu"]
-Init = Literal["orthogonal", "truncated_normal"]
+Init = Literal["orthogonal", "truncated_normal", "uniform"]
 ActionBounds = Literal["clip", "squash", "mean_tanh"]
 ActionStd = Literal["state_independent", "softplus", "state_dependent"]
 
@@ -233,8 +233,8 @@ class ModelConfig(Options):
     """
     init: Init = option("orthogonal", also="ortho_init policy_initialization")
     """first weights; orthogonal: gain sqrt 2, heads 0.01 and 1; truncated_normal: scale 2 over
-    fan-in, policy head 0.1 (TF-Agents); cores are orthogonal per gate, your own encoder draws its
-    own
+    fan-in, policy head 0.1 (TF-Agents); uniform: within 1 / sqrt(fan-in), also biases and heads
+    (Lillicrap et al.); cores are orthogonal per gate, your own encoder draws its own
     """
     action_std: ActionStd = option("state_independent", needs=_CONTINUOUS)
     """parametrisation of a Gaussian policy's standard deviation"""

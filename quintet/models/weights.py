@@ -41,10 +41,16 @@ def draw_layers(
 
     orthogonal: gain sqrt 2, 0.01 for the policy head, 1 for the value head (Andrychowicz et al.,
     arXiv 2006.05990).  truncated_normal: variance 2 over fan-in, cut at two standard deviations,
-    0.1 and 1 over fan-in for the two heads (TF-Agents).
+    0.1 and 1 over fan-in for the two heads (TF-Agents).  uniform: kernels and biases within
+    1 / sqrt(fan-in), also those of the heads (Lillicrap et al., arXiv 1509.02971; torch's own).
     """
     for _, layer in sorted(module.named_modules(), key=lambda named: named[0]):
         if not isinstance(layer, nn.Linear | nn.Conv2d):
+            continue
+        fan_in = layer.weight[0].numel()
+        if init == "uniform":
+            for parameter in layer.parameters(recurse=False):
+                nn.init.uniform_(parameter, -(fan_in**-0.5), fan_in**-0.5, generator=generator)
             continue
         if layer.bias is not None:
             layer.bias.zero_()
@@ -52,5 +58,5 @@ def draw_layers(
             nn.init.orthogonal_(layer.weight, _GAIN[role], generator=generator)
         else:
             # 0.8796 is the standard deviation of a unit normal cut at +-2.
-            std = (_VARIANCE[role] / layer.weight[0].numel()) ** 0.5 / 0.87962566103423978
+            std = (_VARIANCE[role] / fan_in) ** 0.5 / 0.87962566103423978
             nn.init.trunc_normal_(layer.weight, 0.0, std, -2 * std, 2 * std, generator=generator)

@@ -1,6 +1,5 @@
 """Reasons why a run may not learn, each said once: doubtful choices, and findings of the doctor."""
 
-from collections.abc import Mapping
 from typing import final
 
 from quintet.config import choices
@@ -9,8 +8,10 @@ from quintet.config.run import RunConfig
 from quintet.doctor.run import examine_runs
 from quintet.envs.evidence import Evidence
 from quintet.envs.vector import coarse
+from quintet.errors import QuintetError
 from quintet.models.config import ModelConfig
 from quintet.models.leaves import normalized_leaves
+from quintet.observe.report_files import read_metrics
 from quintet.observe.run_summary import RunSummary
 from quintet.run.folder import RunFolder
 from quintet.runtime.delivery import Batch
@@ -22,7 +23,6 @@ from quintet.types import Obs, Spaces
 _FIRST_ROWS = 512  # after which the data are judged for the first time; then twice as many each
 _LEAST_ROWS, _FRAC = 20_000, 0.1  # of the budget, in which the data are looked at
 _LOOKS = (0.25, 0.5, 0.75, 1.0)  # fractions of the budget after which reports are looked at
-_MOST_REPORTS = 600
 _SAID_BY_OTHERS = ("health-",)
 
 
@@ -103,7 +103,8 @@ class Doubts:
 
 @final
 class Marks:
-    """Examines the reports of a run a few times, as the doctor does.
+    """Examines the reports in a run's folder a few times, as the doctor does; without such reports
+    (`report.sinks`) it says nothing.
 
     said: sentences about likely causes so far; a list that others may keep.
     """
@@ -111,19 +112,19 @@ class Marks:
     def __init__(self, config: RunConfig, spaces: Spaces, folder: RunFolder) -> None:
         self.config, self.spaces, self.folder = config, spaces, folder
         self.said: list[str] = []
-        self._reports: list[Mapping[str, float]] = []
         self._looks = list(_LOOKS)
         self._known: set[tuple[str, str]] = set()
 
-    def look(self, report: Mapping[str, float], env_steps: int) -> list[str]:
-        """Adds a report; returns lines about likely causes that were not said before."""
-        self._reports.append(report)
-        if len(self._reports) > _MOST_REPORTS:  # every other, and the newest
-            del self._reports[-2:0:-2]
+    def look(self, env_steps: int) -> list[str]:
+        """Lines about likely causes that were not said before; called after every report."""
         done = env_steps / self.config.total_env_steps
         if done < self._looks[0]:
             return []
         self._looks = [each for each in self._looks if each > done] or [2.0]
+        try:
+            reports = read_metrics(self.folder.path, lambda _: None)
+        except (QuintetError, OSError):
+            return []
         run = RunSummary(
             self.folder.path,
             "finished" if done >= 1.0 else "running",
@@ -131,7 +132,7 @@ class Marks:
             sources=self.folder.sources,
             spaces=as_json(self.spaces),
             choices=self.folder.choices,
-            reports=self._reports,
+            reports=reports,
         )
         try:
             (found,) = examine_runs([run]).values()

@@ -380,7 +380,7 @@ class Trainer:
         if finished or evaluated or self.stop.made or self.reports.due:
             self.folder.check()
             self.reports.write(self.counters, self.log)
-            for line in self.marks.look(self.reports.last, steps):
+            for line in self.marks.look(steps):
                 self.log.say(line)
             self._ask(self.on_report, self.reports.last)
         else:

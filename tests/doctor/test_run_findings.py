@@ -10,11 +10,13 @@ import pytest
 from gymnasium import spaces
 
 from quintet.algorithms import registry
-from quintet.doctor import run_learning, run_options, run_scores
+from quintet.doctor import run as run_doctor
+from quintet.doctor import run_learning, run_options, run_scores, units
 from quintet.doctor.curves import Level, RunSeen
 from quintet.doctor.finding import Finding
 from quintet.doctor.run import examine_runs
 from quintet.observe.run_summary import RunSummary
+from quintet.options import Facts, idle
 from quintet.protocols import Evidence, Part, Range
 from quintet.system.run_record import Choice
 from quintet.types import Spaces
@@ -352,3 +354,113 @@ def test_the_command_of_an_option_has_the_presets_value():
 def test_distances(name: str, value: Any, usual: Any, near_1: bool, wanted: float | None):
     found = run_options.decades(name, value, usual, near_1)
     assert found == (None if wanted is None else pytest.approx(wanted))
+
+
+LONG = np.concatenate([np.linspace(1_000.0, 10_000.0, 15), np.linspace(20_000.0, 100_000.0, 5)])
+"""env_steps of reports that crowd at the beginning, as those of long runs do."""
+
+
+def test_parts_of_a_run_are_parts_of_its_env_steps():
+    run = seen({"env_steps": LONG})
+    assert [x["env_steps"] for x in run.part(0.5, 1.0)] == [60_000.0, 80_000.0, 100_000.0]
+    assert [x["env_steps"] for x in run.part(0.0, 0.05)] == [*LONG[LONG <= 5_000.0]]
+
+
+def test_what_happens_late_is_found_where_reports_crowd_at_the_beginning():
+    falls = seen(
+        {"env_steps": LONG, "episode__return_mean": [*np.linspace(10, 100, 16), 100, *[20] * 3]}
+    )
+    assert run_scores.best_long_ago(falls) is not None
+    settled = seen({**FLAT, "env_steps": LONG, "policy__entropy": [*[0.69] * 15, *[1e-3] * 5]})
+    assert run_learning.entropy_gone(settled) is not None
+    rose_early = seen({"env_steps": LONG, "episode__return_mean": [*[10] * 12, *[100] * 8]})
+    assert run_scores.budget_short(rose_early) is None
+
+
+def test_first_episodes_are_pooled_where_a_report_has_few():
+    """One episode shows no spread, so that every later change would be beyond the noise."""
+    returns = [10.0, -30.0, 20.0, -10.0, 0.0] * 4
+    few = {"episode__return_mean": returns, "episode__return_std": 0.0, "episode__count": 1.0}
+    run = seen(few)
+    assert run.first_level == Level(-2.0, pytest.approx(17.2, abs=0.1), 5)
+    assert run_scores.best_long_ago(run) is None
+    assert not run.learns
+    assert seen().first_level.count == 20
+
+
+def test_too_few_episodes_say_nothing():
+    run = seen({"episode__count": 0.2})
+    assert run.level(0.75, 1.0) is None
+    assert run.rise is None
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_entropies_of_real_actions_have_no_least_value(continuous: bool):
+    gone = {**FLAT, "policy__entropy": [2.0, 0.1, *[1e-3] * 18]}
+    stuck = {**FLAT, "policy__entropy": 2.0}
+    for find, series in ((run_learning.entropy_gone, gone), (run_learning.entropy_stuck, stuck)):
+        assert (find(replace(seen(series), continuous=continuous)) is None) is continuous
+    still = replace(seen({**stuck, "policy__std_mean": 1.0}), continuous=True)
+    assert run_learning.entropy_stuck(still) is not None
+
+
+def _run(algo: str, env_id: str, series: Mapping[str, Any], **options: Any) -> RunSummary:
+    record = registry.find(algo)
+    values = record.config().model_dump() | {"algo": algo, "env.id": env_id} | options
+    sources = dict.fromkeys(options, "command line")
+    rows = reports(**series)
+    return RunSummary(Path("runs/a"), "finished", options=values, sources=sources, reports=rows)
+
+
+def test_every_command_trains_into_a_folder_of_its_own():
+    run = _run("ppo", "CartPole-v1", FALLS, learning_rate=0.3, gamma=0.5)
+    (found,) = examine_runs([run]).values()
+    commands = [x.command for x in found if x.command.startswith("quintet train")]
+    folders = {command.split(" --run-dir ")[1] for command in commands}
+    assert {"runs/a-option-far-gamma", "runs/a-best-long-ago"} <= folders
+    assert len(folders) == len(commands)
+
+
+def test_the_command_that_examines_the_environment_has_the_runs_options():
+    command = run_scores.doctor_of_env(seen())
+    assert command == "quintet doctor CartPole-v1 --algo ppo --config runs/a/config.yaml"
+
+
+def test_options_without_effect_are_in_no_command():
+    """`exploration_std_end` is refused where the noise does not fall."""
+    record = registry.find("ddpg")
+    still = idle(record.config(), Facts())
+    assert still
+    name = next(iter(still))
+    (found,) = run_doctor._seen(_run("ddpg", "Pendulum-v1", {}))
+    assert not any(name in names for names in found.roles.values())
+    assert any("actor_lr" in names for names in found.roles.values())
+
+
+@pytest.mark.parametrize(("last", "falls"), [(0.0, True), (3e-4, False)])
+def test_a_new_run_is_advised_where_rates_fell(last: float, falls: bool):
+    rising = {"episode__return_mean": [10.0, 100.0], "optim__learning_rate": [3e-4, last]}
+    found = run_scores.budget_short(seen(rising))
+    assert found is not None
+    assert ("new run" in found.advice) is falls
+
+
+@pytest.mark.parametrize("cut", [0.0, 4.0])
+def test_cut_evaluations_are_told(cut: float):
+    low = {"eval__return_mean": 10.0, "eval__return_std": 3.0, "eval__episodes": 10.0}
+    found = run_scores.evaluation_differs(seen({**low, "eval__cut_episodes": cut}))
+    assert found is not None
+    assert ("eval.max_steps" in found.said) is bool(cut)
+
+
+def test_a_replay_that_is_not_drawn_from_is_not_judged():
+    assert run_learning.replay_overused(seen({"replay__draws_per_env_step": 0.0})) is None
+
+
+def test_dead_units_are_looked_at_where_policies_are_asked_for(monkeypatch):
+    dead = Finding("dead-units", 0.65, "all are off")
+    monkeypatch.setattr(units, "dead_units", lambda folder: dead)
+    run = _run("ppo", "CartPole-v1", {})
+    without, looked = (examine_runs([run], policies=on)["runs/a"] for on in (False, True))
+    assert dead not in without
+    assert looked[0] == dead

@@ -510,7 +510,7 @@ def test_a_recurrent_network_without_a_state_is_a_fault_of_ours():
         network({"obs": torch.randn(4, 3)})
 
 
-@pytest.mark.parametrize("init", ["orthogonal", "truncated_normal"])
+@pytest.mark.parametrize("init", ["orthogonal", "truncated_normal", "uniform"])
 def test_a_core_changes_no_other_weights(init: str):
     """Cores are drawn behind all else."""
     plain = build(ModelConfig(policy_hidden=(8,), core_size=128, init=init)).state_dict()

@@ -175,8 +175,12 @@ def test_the_block_starts_without_text():
 
 
 @pytest.mark.parametrize("options", VARIANTS)
-@pytest.mark.parametrize("init", ["orthogonal", "truncated_normal"])
-def test_missions_matter_after_one_step_and_not_before(options: dict[str, Any], init: str):
+@pytest.mark.parametrize(
+    ("init", "step"), [("orthogonal", 0.1), ("truncated_normal", 0.1), ("uniform", 1000.0)]
+)
+def test_missions_matter_after_one_step_and_not_before(
+    options: dict[str, Any], init: str, step: float
+):
     network = build(options | {"init": init})
     one, other = observe(), observe()
     other["mission"] = as_bytes(tuple(reversed(("open", "close", "red", "blue", "go", "x y"))))
@@ -184,7 +188,7 @@ def test_missions_matter_after_one_step_and_not_before(options: dict[str, Any], 
     found = gradients(network, one)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
-            parameter -= 0.1 * found[name]
+            parameter -= step * found[name]
     changed = (outputs(network, one) - outputs(network, other)).abs().amax(1)
     assert (changed > 1e-6).sum() >= 3  # of six missions, of which a vocabulary knows few words
 

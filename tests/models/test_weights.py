@@ -37,7 +37,7 @@ def test_which_parameters_are_kernels():
     ]
 
 
-@pytest.mark.parametrize("init", ["orthogonal", "truncated_normal"])
+@pytest.mark.parametrize("init", ["orthogonal", "truncated_normal", "uniform"])
 @pytest.mark.parametrize("role", ["hidden", "policy", "value"])
 def test_only_linear_layers_and_convolutions_are_drawn(init, role):
     network = Tricky()
@@ -46,8 +46,21 @@ def test_only_linear_layers_and_convolutions_are_drawn(init, role):
     changed = {name for name, x in network.named_parameters() if not torch.equal(x, before[name])}
     layers = {"bias", "value_core.0"}
     assert changed == {f"{layer}.{name}" for layer in layers for name in ("weight", "bias")}
-    assert not network.bias.bias.any()
-    assert not network.value_core[0].bias.any()
+    for layer in (network.bias, network.value_core[0]):
+        assert bool(layer.bias.any()) == (init == "uniform")
+
+
+@pytest.mark.parametrize("role", ["hidden", "policy", "value"])
+@pytest.mark.parametrize(
+    "layer", [nn.Linear(9, 5000), nn.Conv2d(1, 5000, 3)], ids=["linear", "conv"]
+)
+def test_uniform_weights_and_biases_lie_within_the_root_of_the_fan_in(layer, role):
+    draw_layers(layer, "uniform", torch.Generator().manual_seed(0), role)
+    for x in (layer.weight, layer.bias):
+        assert x.abs().max().item() <= 1 / 3
+        # Variance of a uniform number; that of 5,000 is within 1.3% of it, but for one in three.
+        assert x.square().mean().item() == pytest.approx(1 / 27, rel=0.06)
+        assert abs(x.mean().item()) < 0.012
 
 
 def test_the_order_is_that_of_names():

@@ -7,6 +7,7 @@ import pytest
 import quintet
 from quintet.observe.report_page import Mark, page
 from quintet.observe.run_summary import read_summary
+from quintet.run import doubts
 
 
 def _lines(folder: Path) -> list[str]:
@@ -34,6 +35,37 @@ def test_a_likely_cause_is_said_once_with_a_pointer(tmp_path: Path, rate: float)
     of_rate = [line for line in _lines(tmp_path / "run") if "learning_rate" in line]
     assert len(of_rate) == (rate == 0.5)
     assert all("quintet doctor " in line for line in of_rate)
+
+
+def test_a_resumed_run_is_judged_by_all_of_its_reports(tmp_path, monkeypatch):
+    seen: list[list[float]] = []
+
+    def examined(runs, **_):
+        seen.append([report["env_steps"] for report in runs[0].reports])
+        return {str(runs[0].folder): []}
+
+    monkeypatch.setattr(doubts, "examine_runs", examined)
+    options = {"unroll_steps": 25, "minibatch_steps": 25, "env.num_streams": 1}
+    options |= {"report.interval_s": 0.0, "eval.episodes": 0}
+
+    def train(report=None):
+        quintet.train(
+            "ppo",
+            "quintet.envs.toy:FinitePay",
+            200,
+            run_dir=tmp_path / "run",
+            config=options,
+            callbacks=quintet.Callbacks(report=report),
+        )
+
+    train(lambda _, report: report["env_steps"] >= 100)
+    earlier = [*seen]
+    assert earlier[-1][-1] >= 100
+    train()
+    later = seen[len(earlier) :]
+    assert later
+    assert all(steps[: len(earlier[-1])] == earlier[-1] for steps in later)
+    assert later[-1][-1] >= 200
 
 
 def test_marks_are_on_the_page(tmp_path: Path):

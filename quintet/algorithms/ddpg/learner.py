@@ -23,7 +23,7 @@ Departures from the paper, each with the switch that turns it off:
  8. Updates come in blocks, half an update for a step (``updates_per_env_step=1`` and
     ``unroll_steps=1`` are the paper's).
  9. The critic's last layer has no L2.
-10. First weights of hidden layers are orthogonal (the paper's are uniform).
+10. First weights of hidden layers are orthogonal (``model.init=uniform`` is the paper's).
 11. Policy and critic step together, at the same weights; the paper's policy follows the updated
     critic.
 """
