@@ -55,10 +55,11 @@ def leaf_keys(space: Space) -> dict[str, tuple[Keys, Space]]:
             )
         if path in found:
             raise ConfigError(
-                f"observation leaves must have different paths; {path!r} occurs twice in {space}; "
-                "rename one of the keys"
+                f"observation leaves must have different paths, got {path!r} twice: rename a key"
             )
         found[path] = (keys, leaf)
+    if not found:
+        raise ConfigError(f"the observation must have a part, got {space}: give it one, as a 0")
     return found
 
 
@@ -67,8 +68,7 @@ def walk_leaves(space: Space, keys: Keys = ()) -> Iterator[tuple[Keys, Space]]:
     children = _children(space)
     if children is None:
         yield keys, space
-        return
-    for key, child in children:
+    for key, child in children or ():
         yield from walk_leaves(child, (*keys, key))
 
 

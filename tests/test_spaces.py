@@ -91,6 +91,12 @@ def test_flat_multi_binary():
     assert again.shape == (3,)
 
 
+@pytest.mark.parametrize("space", [spaces.Dict(), spaces.Tuple(()), spaces.Dict(a=spaces.Dict())])
+def test_an_observation_without_parts_is_refused(space):
+    with pytest.raises(ConfigError, match="must have a part"):
+        observation_leaves(space)
+
+
 @pytest.mark.parametrize("space", [spaces.Text(3), spaces.Dict({"a": spaces.Text(3)})])
 def test_other_spaces_are_refused(space: spaces.Space):
     with pytest.raises(QuintetError, match="a space must be Box, Discrete"):

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 
 from quintet.envs import atari, other_apis
 from quintet.envs.backends import Group
+from quintet.envs.claimed import claim, release
 from quintet.envs.gymnasium import Leaf, close_all, leaf_of, read_leaf, steps_per_s
 from quintet.envs.other_apis import Unfit, fault_of, step_parts
 from quintet.envs.resolved import ResolvedEnv
@@ -116,6 +117,8 @@ class AdaptedVectorEnv:
         self._used = False
         self._action: Any = None
         self._in_flight = False
+        if make is not None:
+            claim(env, self, env_id)
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
         """Resets with one seed per stream, in a new environment if one can be made."""
@@ -123,7 +126,9 @@ class AdaptedVectorEnv:
         self._finish_flight()
         if self._used and self._make is not None:
             self.close()
-            self._env = self._make()
+            made = self._make()
+            claim(made, self, self._id)
+            self._env = made
         self._used = True
         obs = self._call(f"reset(seed={checked})", lambda: self._reset_with(checked))
         self._ended[:] = False
@@ -186,6 +191,7 @@ class AdaptedVectorEnv:
         except EnvironmentFault as error:  # must not hide an earlier error at the end of a run
             warnings.warn(f"closing failed: {error}", RuntimeWarning, stacklevel=2)
         if self._make is not None:
+            release(self._env, self)
             close_all([self._env], self._id)
 
     def _reset_with(self, seeds: list[int]) -> Any:

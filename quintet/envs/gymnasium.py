@@ -2,7 +2,6 @@
 
 import sys
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -14,6 +13,7 @@ from gymnasium import spaces
 
 from quintet.envs import other_apis
 from quintet.envs.backends import Group
+from quintet.envs.claimed import claim, release
 from quintet.envs.other_apis import Unfit, fault_of
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.success import key_of, single_success
@@ -174,19 +174,12 @@ class GymnasiumVectorEnv:
     def close(self) -> None:
         envs, self.envs = self.envs, []
         for env in envs:
-            _OPEN.pop(id(env.unwrapped), None)
+            release(env, self)
         close_all(envs, self._id)
 
     def _new(self) -> gymnasium.Env:
         env = _single(self._make_env(), self._id)
-        other = _OPEN.get(id(env.unwrapped))
-        if other is not None and other is not self and other._forks == forks.generation:
-            raise ConfigError(
-                f"{self._id} must make a new environment at each call; it gave one that other "
-                "streams use (those of the training, if this is an evaluation): create the "
-                "environment inside the callable, or train with eval.episodes=0"
-            )
-        _OPEN[id(env.unwrapped)] = self
+        claim(env, self, self._id)
         return env
 
     def place_of(self, stream: int) -> str:
@@ -279,10 +272,6 @@ def require_new(envs: Sequence[Any], env_id: str) -> None:
             f"{env_id} must make a new environment at each call; it gave the same object twice; "
             "create the environment inside the callable"
         )
-
-
-_OPEN: weakref.WeakValueDictionary[int, GymnasiumVectorEnv] = weakref.WeakValueDictionary()
-"""The streams that step an environment, by the id of the innermost one; forks have copies."""
 
 
 def _single(env: Any, env_id: str) -> gymnasium.Env:

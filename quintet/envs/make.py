@@ -83,7 +83,16 @@ def make_vector_env(
     except ValidationError as error:
         faults = "; ".join(f"{e['loc'][0]}: {e['msg']}, got {e['input']!r}" for e in error.errors())
         raise ConfigError(f"make_vector_env can't use these options: {faults}") from error
-    return make_group_env(resolve_env(config, source), config.num_streams)
+    resolved = resolve_env(config, source)
+    made = make_group_env(resolved, config.num_streams)
+    if config.observation_dtype == "auto":
+        from quintet.envs.observation_dtype import with_observation_dtype
+
+        settled = with_observation_dtype(resolved, made.spaces)
+        if settled.config.observation_dtype == "float64":
+            made.close()
+            return make_group_env(settled, config.num_streams)
+    return made
 
 
 def make_group_env(

@@ -22,6 +22,7 @@ from gymnasium import spaces
 
 from quintet.envs import other_apis
 from quintet.envs.backends import Backend, Group
+from quintet.envs.claimed import claim, release
 from quintet.envs.env_source import call_maker
 from quintet.envs.gymnasium import (
     action_rows,
@@ -89,8 +90,9 @@ class ParallelVectorEnv:
         self._id, self.num_streams, self._first_stream = env_id, num_streams, group.first_stream
         self._success_key = key_of(env.config.success)
         self._make_env: Callable[[], Any] = partial(_make_one, env)
-        self._games: list[Any] = [self._make_env()]
+        self._games: list[Any] = []
         try:
+            self._add_game()
             self.agents = _agents_of(self._games[0], env_id)
             size = len(self.agents)
             if num_streams % size:
@@ -99,7 +101,8 @@ class ParallelVectorEnv:
                     f"and env.streams_per_group must be multiples of {size}, got {num_streams}; "
                     f"use --env.num-streams {-(-num_streams // size) * size}, or leave them out"
                 )
-            self._games += [self._make_env() for _ in range(num_streams // size - 1)]
+            for _ in range(num_streams // size - 1):
+                self._add_game()
             self._turns = callable(getattr(self._games[0], "last", None))  # the AEC API
             given, self._action_space = self._equal_spaces()
             self._leaves = [leaf_of(path, *found) for path, found in leaf_keys(given).items()]
@@ -139,7 +142,8 @@ class ParallelVectorEnv:
         if self._used:
             count = len(self._games)
             self.close()
-            self._games = [self._make_env() for _ in range(count)]
+            for _ in range(count):
+                self._add_game()
         self._used = True
         self._forget()
         for index in range(len(self._games)):
@@ -177,7 +181,14 @@ class ParallelVectorEnv:
 
     def close(self) -> None:
         games, self._games = self._games, []
+        for game in games:
+            release(game, self)
         _close(games, self._id)
+
+    def _add_game(self) -> None:
+        game = self._make_env()
+        claim(game, self, self._id)
+        self._games.append(game)
 
     def place_of(self, stream: int) -> str:
         """A stream's number, agent, step and seed, for a message."""

@@ -51,7 +51,7 @@ class FrameStack:
         if k > 1 and not boxes:
             raise ConfigError(
                 f"env.frame_stack={k} must have a Box in the observation, got {inner}: leave it "
-                "out, or use --model.core lstm"
+                "out, or choose a learner with a memory (--model.core lstm)"
             )
         self._stacked = list(boxes)
         one = sum(math.prod(leaf.shape) * leaf_dtype(leaf).itemsize for leaf in boxes.values())
@@ -121,11 +121,15 @@ class FromRewards:
 
 @dataclass(frozen=True)
 class _LastLeaf:
-    """A leaf of the last action: its places in a packed action, and its value for no action."""
+    """A leaf of the last action: its places in a packed action, and its value for no action.
+
+    box: the action space of the leaf, if it is a Box.
+    """
 
     path: str
     places: slice
     none: Array
+    box: spaces.Box | None
 
 
 @final
@@ -182,6 +186,8 @@ class ObserveLast:
         for leaf in self._leaves:
             into = out.obs[leaf.path]
             np.copyto(into, flat[:, leaf.places].reshape(into.shape), casting="unsafe")
+            if leaf.box is not None:  # environments receive clipped actions
+                np.clip(into, leaf.box.low, leaf.box.high, out=into, casting="unsafe")
             if resets:
                 into[first] = leaf.none
         np.clip(out.raw_reward, -1.0, 1.0, out=out.obs[LAST_REWARD])
@@ -217,7 +223,8 @@ def _last_leaves(of: Spaces) -> list[_LastLeaf]:
     for path, leaf in zip(paths, action_leaves(of.action), strict=True):
         end = begin + math.prod(leaf.shape or ())
         none = leaf.n if isinstance(leaf, spaces.Discrete) else getattr(leaf, "nvec", 0)
-        found.append(_LastLeaf(path, slice(begin, end), np.asarray(none)))
+        box = leaf if isinstance(leaf, spaces.Box) else None
+        found.append(_LastLeaf(path, slice(begin, end), np.asarray(none), box))
         begin = end
     return found
 

@@ -204,7 +204,7 @@ def test_observations_without_a_shape_are_refused_and_environments_closed():
 
 def test_paths_that_collide_are_refused():
     space = spaces.Dict({"a": spaces.Dict({"b": BOX}), "a/b": BOX})
-    with pytest.raises(ConfigError, match="'a/b' occurs twice"):
+    with pytest.raises(ConfigError, match="'a/b' twice"):
         observation_leaves(space)
 
 
@@ -320,6 +320,17 @@ def test_an_environment_that_others_step_is_refused_and_stays_open():
     out = allocate_obs(again.spaces.observation, (1,))
     again.restart([1], out)
     again.restart([1], out)  # which asks its maker for others
+
+
+def test_a_vector_environment_that_others_step_is_refused():
+    shared = gymnasium.make_vec("CartPole-v1", 2)
+    first = make_vector_env(lambda num_envs: shared, 2)
+    with pytest.raises(ConfigError, match="other streams use"):
+        make_vector_env(lambda num_envs: shared, 2)
+    out = allocate_obs(first.spaces.observation, (2,))
+    first.restart([1, 2], out)  # it is still open
+    first.close()
+    make_vector_env(lambda num_envs: shared, 2)
 
 
 def test_environments_are_closed_also_when_one_refuses():

@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from quintet.envs.config import EnvConfig
-from quintet.envs.make import make_group_env
+from quintet.envs.make import make_group_env, make_vector_env
 from quintet.envs.observation_dtype import with_observation_dtype
 from quintet.envs.resolved import resolve_env
 from quintet.envs.vector import allocate_row, coarse
@@ -73,6 +73,13 @@ def test_auto_keeps_float64_where_float32_loses_differences(offset, pace, dtype,
     assert resolved(env) == resolved(env) == resolved(env, frame_stack=2) == expected
     assert resolved(env, observation_dtype="float64") == "float64"
     assert resolved(env, observation_dtype="float32") == "float32"
+
+
+@pytest.mark.parametrize(("offset", "dtype"), [(1.7e9, np.float64), (5.0, np.float32)])
+def test_make_vector_env_finds_the_dtype(offset, dtype):
+    env = make_vector_env(partial(Clock, offset), 2, observation_dtype="auto")
+    assert env.spaces.observation.dtype == dtype
+    env.close()
 
 
 def test_asking_is_cheap_and_leaves_no_trace():

@@ -161,6 +161,21 @@ def test_every_kind_of_action(action: spaces.Space, nones: Any, leaves: Any) -> 
         assert all(value in leaf for value in got.obs[path].reshape(-1, *leaf.shape))
 
 
+def test_the_last_action_is_within_a_bound_of_one_side() -> None:
+    received = []
+
+    class Noting(Custom):
+        def step(self, action):
+            received.append(action.tolist())
+            return super().step(action)
+
+    half = spaces.Box(np.array([0.0, -np.inf]), np.array([np.inf, 1.0]), dtype=np.float32)
+    env = make_vector_env(partial(Noting, OBS, np.zeros(2), half), 1, observe_last=True)
+    got = record(env, [1], np.array([[[-3.0, 4.0]], [[5.0, -6.0]]], np.float32))
+    assert received == [[0.0, 1.0], [5.0, -6.0]]
+    assert got.obs["last_action"][1:, 0].tolist() == received
+
+
 def test_it_stands_outside_of_the_frame_stack() -> None:
     action = spaces.Box(-2.0, 2.0, (1,), np.float32)
     make = partial(Ending, OBS, np.zeros(2, np.float32), action)

@@ -56,6 +56,18 @@ def test_games_have_seeds_of_their_own_and_begin_anew_at_a_restart():
     assert again[0, :, 1:].tolist() == [[0, 7]] * 3 + [[0, 1]] * 3
 
 
+def test_a_game_that_others_play_is_refused_and_stays_open():
+    shared = Game()
+    closed = []
+    shared.close = lambda: closed.append(True)
+    first = game_env(lambda: shared, 3)
+    with pytest.raises(ConfigError, match="other streams use"):
+        game_env(lambda: shared, 3)
+    assert not closed
+    first.close()
+    game_env(lambda: shared, 3)
+
+
 def test_a_step_that_hangs_is_named_by_its_stream_and_seed():
     places: list[str] = []
 

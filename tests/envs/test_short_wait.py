@@ -34,6 +34,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(short_wait, "time", clock)
     monkeypatch.setattr(short_wait, "_times_slept", lambda: clock.slept)
+    # On a busy core each call would take milliseconds.
+    monkeypatch.setattr(short_wait.os, "sched_yield", lambda: None)
     return clock
 
 
