@@ -247,20 +247,21 @@ def reward_memory(seen: Seen) -> Finding | None:
 def reward_noise(seen: Seen) -> Finding | None:
     """Observations don't predict the reward."""
     fits = _unexplained(seen)
-    if fits is None or fits.reward is None or fits.reward.high >= _BADLY:
+    if fits is None or fits.reward is None:
         return None
-    if fits.reward.half > _SURE:
-        return None  # the predictor fails, whatever the reason
+    best = max(filter(None, (fits.reward, fits.reward_nearest)), key=lambda each: each.mean)
+    if best.high >= _BADLY or fits.reward.half > _SURE:  # then the predictor fails
+        return None
     others = (reward_late(seen), reward_hidden(seen), reward_memory(seen))
     if any(others) or fits.reward_varies < 0.02 * fits.rows:
         return None
-    noise = 1.0 - max(0.0, fits.reward.mean)
+    noise = 1.0 - max(0.0, best.mean)
     return Finding(
         "reward-noise",
         _doubtful(seen, fits, 0.3 + 0.5 * noise),
         f"{noise:.0%} of the reward's variance can't be predicted from what was observed: it "
         "is noise, or depends on what is hidden",
-        {"score of the reward": fits.reward.mean, "half its interval": fits.reward.half},
+        {"score of the reward": best.mean, "half its interval": best.half},
         "take the noise out of the reward; else larger batches, more steps and a lower learning "
         "rate average it",
         f"{seen.options.train} --total-steps {10 * seen.options.total_env_steps}",

@@ -8,7 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quintet.doctor.play import Play
-from quintet.doctor.predict import Floats, Score, residuals, scores, share_of_groups
+from quintet.doctor.predict import (
+    Floats,
+    Score,
+    nearest_score,
+    residuals,
+    scores,
+    share_of_groups,
+)
 
 LEAST_ROWS = 600
 _LEAST_PAID = 60  # rows with another reward, below which nothing is said about predicting it
@@ -75,6 +82,8 @@ class Fits:
     next: of numbers that change.
     reward: of the reward, from both observations and the action, without the rows that end an
         episode if there are enough others; None: it changes too rarely.
+    reward_nearest: of the reward from the rows with the nearest observations and actions, before
+        or after the step or both; None: not measured, since it is predicted anyhow.
     reward_memory: also from the two steps before, or from the step that helps most.
     memory_steps: how far back that is.
     reward_lags: by lag, from the observations and the action that many steps before.
@@ -90,6 +99,7 @@ class Fits:
     rows: int
     next: tuple[Next, ...] = ()
     reward: Score | None = None
+    reward_nearest: Score | None = None
     reward_memory: Score | None = None
     memory_steps: int = 2
     reward_lags: dict[int, Score] = field(default_factory=dict)
@@ -255,8 +265,12 @@ def _of_rewards(played: Play, table: _Table) -> dict[str, Any]:
         return {"reward_varies": varies}
     now = scores(table.input(after=True), table.reward, table.group)[0]
     memory = scores(table.input(memory=True, after=True), table.reward, table.group)[0]
-    steps, lags = 2, dict[int, Score]()
+    steps, lags, nearest = 2, dict[int, Score](), None
     if now.mean < 0.9:
+        # In few dimensions rows are near.
+        some = (table.input(), table.after, table.input(after=True))
+        found = [nearest_score(x, table.reward[:, 0], table.group) for x in some]
+        nearest = max(found, key=lambda each: each.mean)
         lags = _lag_scores(played)
         for lag in _RECALLED:
             recalled = _lagged(played, lag, now=True)
@@ -266,6 +280,7 @@ def _of_rewards(played: Play, table: _Table) -> dict[str, Any]:
     return {
         "reward_varies": varies,
         "reward": now,
+        "reward_nearest": nearest,
         "reward_memory": memory,
         "memory_steps": steps,
         "reward_lags": lags,

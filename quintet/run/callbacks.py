@@ -77,7 +77,7 @@ class Callbacks:
     They run in the learner's process, which waits for them, and are not called if the run was
     already finished.
 
-    begin: ``(run)``, before a run begins or resumes.
+    begin: ``(run)``, before a run begins, resumes, or begins anew to fit its `minutes`.
     evaluation: ``(run, scores)``, after every evaluation during training.
     report: ``(run, report)``, before a report is written; it includes metrics that are logged here.
         Called at intervals of `report.interval_s`, which by default grow.

@@ -234,6 +234,12 @@ ABSENT: dict[str, tuple[Callable[[Seen], Any], Callable[[], Seen]]] = {
         env_rewards.reward_noise,
         lambda: seen(fits=fits(reward=Score(0.1, 0.3), reward_memory=near(0.1))),
     ),
+    "a reward that the nearest observations tell": (
+        env_rewards.reward_noise,
+        lambda: seen(
+            fits=fits(reward=near(0.1), reward_memory=near(0.1), reward_nearest=near(0.6))
+        ),
+    ),
     "a reward that is late and not remembered": (
         env_rewards.reward_memory,
         lambda: seen(

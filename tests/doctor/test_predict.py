@@ -5,7 +5,7 @@ import pytest
 from seen_environments import played
 
 from quintet.doctor.fits import fit
-from quintet.doctor.predict import scores, share_of_groups
+from quintet.doctor.predict import nearest_score, scores, share_of_groups
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((2_000, 3))
@@ -21,6 +21,17 @@ def test_noise_is_not_predicted():
     y = RANDOM.standard_normal((2_000, 1))
     (found,) = scores(X, y, GROUP)
     assert found.high < 0.05
+    assert nearest_score(X, y[:, 0], GROUP).high < 0.0
+
+
+def test_the_nearest_rows_tell_what_changes_sharply():
+    x = np.concatenate([X[:, :2], np.ones((2_000, 1))], 1)
+    y = np.sin(8 * x[:, 0])
+    assert scores(x, y[:, None], GROUP)[0].high < 0.2
+    assert nearest_score(x, y, GROUP).low > 0.6
+    # Rows of the same group are no neighbours.
+    own = RANDOM.standard_normal(100)[GROUP]
+    assert nearest_score(np.concatenate([X, GROUP[:, None]], 1), own, GROUP).mean < 0.2
 
 
 def test_rows_of_a_group_are_held_out_together():
@@ -124,3 +135,14 @@ def test_a_difference_or_a_cause_of_other_numbers_is_no_noise():
         *_, last = fit(played(600, obs=obs, names=names)).next
         assert last.value.high < 0.1
         assert last.noise is noise
+
+
+def test_a_reward_that_is_missed_is_looked_for_in_the_nearest_rows():
+    obs = np.random.default_rng(1).standard_normal((1_001, 4, 2))
+    square = (np.floor(2 * obs[:-1]).sum(-1) % 2).astype(float)  # of a chequerboard
+    found = fit(played(obs=obs, reward=square))
+    assert found.reward is not None
+    assert found.reward_nearest is not None
+    assert found.reward_nearest.low > found.reward.high + 0.05
+    told = fit(played(obs=obs, reward=obs[:-1, :, 0]))
+    assert told.reward_nearest is None
