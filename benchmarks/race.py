@@ -8,7 +8,8 @@ which both Pythons can import from --path.  On every environment there is a cell
 `quintet train ppo`, and for PPO, A2C and DQN (discrete actions) or SAC (continuous ones) of the
 peer: trained for the minutes from the start of the process, then 100 greedy episodes of the final
 policy on environment seeds from 10,000 on.  Cells run one after the other, so each has all cores.
-Killed at any moment, the same command goes on with the cells that are not in the file.
+Killed at any moment, the same command goes on with the cells that are not in the file.  At the end
+there is a line for each environment: the race beside the best of the peer.
 """
 
 import argparse
@@ -26,6 +27,7 @@ BEGIN = time.monotonic()
 ROOT = Path(__file__).parent.parent
 EPISODES, SEED, MOST_STEPS = 100, 10_000, 10_000
 PEERS = ("ppo", "a2c", "dqn", "sac")
+WHO = ("auto", "ppo", *(f"sb3-{each}" for each in PEERS))
 
 
 def make_env(name: str) -> Any:
@@ -59,8 +61,16 @@ def peer(args: argparse.Namespace) -> dict[str, Any]:
         policy = "CnnPolicy"
     try:
         learner = getattr(stable_baselines3, args.peer.upper())(policy, env, seed=args.seed)
-    except (AssertionError, ValueError) as error:  # spaces that it does not support
+    except (AssertionError, ValueError, NotImplementedError) as error:  # spaces without support
         return {"unfit": str(error).splitlines()[0][:300]}
+    begin = time.monotonic()
+
+    def passes(*_: int) -> None:
+        """Schedules, as that of DQN's exploration, go by the time, which is the budget here."""
+        share = (time.monotonic() - begin) / (until - begin)
+        learner._current_progress_remaining = max(0.0, 1.0 - share)
+
+    learner._update_current_progress_remaining = passes
     learner.learn(10**12, callback=UntilLate())
     trained_s, steps = time.monotonic() - BEGIN, learner.num_timesteps
     returns = []
@@ -130,7 +140,7 @@ def main() -> int:
         parser.error("PEER_PYTHON and ENV are required")
     cells: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
     for env in args.envs:
-        for who in args.only or ["auto", "ppo", *(f"sb3-{each}" for each in PEERS)]:
+        for who in args.only or WHO:
             key = f"{env} {who} {args.minutes:g}min s{args.seed}"
             if key in cells and "error" not in cells[key]:
                 continue
@@ -143,7 +153,23 @@ def main() -> int:
             beside.write_text(json.dumps(cells, indent=1) + "\n")
             beside.replace(args.out)
             print(f"{key}: {json.dumps(cells[key])}", flush=True)
+    for env in args.envs:
+        print(verdict(env, cells, args))
     return 0
+
+
+def verdict(env: str, cells: dict[str, Any], args: argparse.Namespace) -> str:
+    """The race on an environment beside the best of the peer; says what is missing."""
+    of = {x: cells.get(f"{env} {x} {args.minutes:g}min s{args.seed}", {}) for x in WHO}
+    lacking = [x for x in WHO if x != "ppo" and not of[x].keys() & {"mean", "unfit"}]
+    if lacking:
+        return f"{env}: no verdict, as {', '.join(lacking)} failed or did not run"
+    late = [x for x in WHO if of[x].get("wall_s", 0.0) > 60.0 * args.minutes + 20.0]
+    peers = {x: of[x]["mean"] for x in WHO if x.startswith("sb3-") and "mean" in of[x]}
+    best, own = max(peers, key=lambda x: peers[x]), of["auto"]["mean"]
+    how = "above" if own > peers[best] else "not below" if own == peers[best] else "below"
+    told = f"{env}: {own:.4g} by {of['auto']['winner']}, {how} {best}'s {peers[best]:.4g}"
+    return told + (f"; too long: {', '.join(late)}" if late else "")
 
 
 if __name__ == "__main__":

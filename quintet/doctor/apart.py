@@ -28,12 +28,17 @@ _STAGES = {
 @final
 @dataclass(frozen=True)
 class Examined:
-    """Findings as JSON-able values, the likeliest first; unmade: measurements that could not be
-    made, with the reason; whole: whether no measurement is left to make."""
+    """Findings as JSON-able values, the likeliest first.
+
+    unmade: measurements that could not be made, with the reason.
+    whole: whether no measurement is left to make.
+    step_s: seconds of a step of one environment, if known.
+    """
 
     found: Sequence[dict[str, Any]]
     unmade: dict[str, str] = field(default_factory=dict)
     whole: bool = True
+    step_s: float | None = None
 
 
 def examine_apart(
@@ -104,9 +109,9 @@ def _examined(told: list[dict[str, Any]], status: int, late: bool, most_s: float
     if "error" in last:
         raise ConfigError(str(last["error"]))
     found = list(last.get("found", []))
-    unmade = dict(last.get("unmade", {}))
+    unmade, step_s = dict(last.get("unmade", {})), last.get("step_s")
     if "done" in last:
-        return Examined(found, unmade)
+        return Examined(found, unmade, step_s=step_s)
     stage = _STAGES.get(str(last.get("stage")), "it was made")
     if "failed" in last:
         own = failure(str(last["failed"]), stage)
@@ -130,4 +135,4 @@ def _examined(told: list[dict[str, Any]], status: int, late: bool, most_s: float
             {},
             "look for os._exit, a crash of a library, and the memory that it takes",
         )
-    return Examined([own.as_json(), *found], unmade, whole=False)
+    return Examined([own.as_json(), *found], unmade, whole=False, step_s=step_s)

@@ -47,7 +47,9 @@ def main() -> int:
         for seen, found in environment.examine(
             loaded, options, asked["seed"], asked["seconds"], begun
         ):
-            tell({"found": [each.as_json() for each in found], "unmade": seen.unmade})
+            step_s = None if seen.check is None else seen.check.step_s
+            found_so_far = [each.as_json() for each in found]
+            tell({"found": found_so_far, "unmade": seen.unmade, "step_s": step_s})
     except ConfigError as error:
         tell({"error": str(error)})
         return 2

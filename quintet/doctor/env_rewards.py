@@ -219,8 +219,9 @@ def reward_hidden(seen: Seen) -> Finding | None:
             "score of the reward": fits.reward.mean,
             "share of the rest that lies between episodes": share,
         },
-        "put it (the goal, the variant of the task) into the observation",
-        seen.options.check,
+        "put it (the goal, the variant of the task) into the observation; where it can be learned "
+        "from earlier steps, a memory helps",
+        "" if seen.options.memory else f"{seen.options.train} {seen.options.remember}",
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from quintet.algorithms import registry
 from quintet.config.layers import Layer
-from quintet.config.resolve import Loaded, resolved
+from quintet.config.resolve import Loaded, batch_steps, resolved
 from quintet.config.saved import load_config
 from quintet.envs.env_source import EnvSource
 from quintet.errors import ConfigError
@@ -21,9 +21,10 @@ from quintet.system import user_state
 
 _EXAMINED_SHARE, _LEAST_EXAMINED_S, _MOST_EXAMINED_S = 0.05, 15.0, 40.0
 _TIME_WAS_SHORT = "hangs"  # what the doctor calls that; entries that really hang are killed
-_COMPILES_FROM_S = 30.0  # of the first leg, which compiling would else fill
+_COMPILES_FROM_S = 120.0  # of the first leg; each leg compiles for up to 20 s
 _SLOW = 2_000.0  # env_steps per second, by which it is decided whether compiling pays
 _REPORTS, _CHECKPOINTS = 300, 30  # over the time of the race
+_LEAST_UNROLL = 8
 
 
 class Able(NamedTuple):
@@ -85,15 +86,22 @@ def _first(text: str) -> str:
     return lines[0].removeprefix("  - ") if lines and head.endswith("faults:") else head
 
 
-def examined(
-    asked: Asked, listed: Sequence[Able], say: Callable[[str], None]
-) -> tuple[list[Able], list[str]]:
-    """The entries as findings about the environment change them, and sentences about these."""
+class Examined(NamedTuple):
+    """The entries as findings about the environment change them, sentences about these, and the
+    seconds of a step of one environment, if known."""
+
+    able: list[Able]
+    told: list[str]
+    step_s: float | None
+
+
+def examined(asked: Asked, listed: Sequence[Able], say: Callable[[str], None]) -> Examined:
+    """Examines the environment, from five minutes on."""
     from quintet.doctor.apart import examine_apart
 
     most_s = min(_EXAMINED_SHARE * asked.total_s, _MOST_EXAMINED_S)
     if most_s < _LEAST_EXAMINED_S:
-        return list(listed), []
+        return Examined(list(listed), [], None)
     say(f"examines the environment for at most {most_s:.0f} s")
     words = [
         word
@@ -122,7 +130,29 @@ def examined(
     ]
     able_now = {x.entry.name: x for x in fitting}
     kept = [able_now.get(each.name, before.get(each.name)) for each in now]
-    return [each for each in kept if each is not None], told
+    return Examined([each for each in kept if each is not None], told, found.step_s)
+
+
+def shortened(
+    asked: Asked, listed: Sequence[Able], most_steps: float
+) -> tuple[list[Able], list[str]]:
+    """The entries with batches of at most about `most_steps` env_steps, since a stop waits for the
+    end of a batch; and a sentence about each change."""
+    changed: list[Entry] = []
+    told: list[str] = []
+    for entry, loaded, _ in listed:
+        steps = batch_steps(loaded.config)
+        names = [x for x in registry.find(entry.algo).batch if "." not in x]
+        if steps > most_steps and names and names[0] not in asked.values:
+            now: int = getattr(loaded.config.learner, names[0])
+            fewer = {names[0]: max(1, min(now, max(_LEAST_UNROLL, int(now * most_steps / steps))))}
+            changed.append(entry._replace(options={**entry.options, **fewer}))
+            value = fewer[names[0]]
+            told.append(f"{entry.name}: {names[0]}={value}, so that its legs hold several batches")
+    fitting, faults = _fitting(asked, changed)
+    able_now = {x.entry.name: x for x in fitting}
+    told = [line for line in told if line.partition(":")[0] not in faults]
+    return [able_now.get(each.entry.name, each) for each in listed], told
 
 
 def what_only_this_process_has(source: EnvSource | None) -> dict[str, Any]:

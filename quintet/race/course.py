@@ -25,6 +25,7 @@ from quintet.race.choosing import Able, compiles, examined, load
 from quintet.race.journal import FOLDER, Journal, Look, Runner
 from quintet.race.page import interval
 from quintet.race.portfolio import Entry
+from quintet.race.standing import course_in_words, options_in_words, ranked, standing
 from quintet.run import seed_group, seeds
 from quintet.run.folder import move_aside
 from quintet.run.seed_group import Member, Outcome
@@ -42,9 +43,10 @@ _PRELOAD = ("quintet.run.launch", "quintet.evaluation", "quintet.race.leg")
 _FAST = {"pixels": 500.0, "atari": 500.0}
 _USUAL = 10_000.0
 """env_steps per second, by kind, that schedules assume until the speed is known."""
-_OF_TRAINING = 0.95  # of the last leg; the rest is for the run's own evaluations and checkpoints
+_OF_TRAINING = 0.98  # of the last leg, for which speeds are not exact
 _READY_S = 300.0
-_GRACE_S, _GRACE_SHARE = 10.0, 0.2  # after which an entry that does not stop is killed
+_GRACE_S, _GRACE_SHARE = 20.0, 0.2  # after which an entry that does not stop is killed
+_BATCH_SHARE = 0.15  # of the first leg, in which the environment makes at most a batch
 
 
 def race(asked: Asked) -> Journal:
@@ -192,13 +194,19 @@ class _Race:
     def _begin(self, able: list[Able]) -> None:
         """Chooses among the entries that can run, and makes the plan."""
         asked = self.asked
-        able, told = examined(asked, able, self.say)
+        able, told, step_s = examined(asked, able, self.say)
         self._ready(able[0].entry)
         if self.stopped:
             return
-        least = min(seeds.cores_of(each.values) for each in able)
+        # Two entries of one thread each learn faster than one of two.
+        given = {} if "runtime.threads" in asked.values else {"runtime.threads": 1}
+        least = min(seeds.cores_of({**each.values, **given}) for each in able)
         jobs = min(len(able), asked.jobs or max(1, usable_cores() // least))
-        found = plans.plan(len(able), jobs, self.left_s)
+        found = plans.plan(len(able), jobs, self.left_s, step_s or 0.0)
+        if step_s:
+            most_steps = _BATCH_SHARE * plans.training_s(found.leg_s[0]) / step_s
+            able, shorter = choosing.shortened(asked, able, most_steps)
+            told += shorter
         for line in told:
             self.say(line)
         count = found.counts[0]
@@ -209,14 +217,14 @@ class _Race:
         kind = self._kind.replace("_", ", ")
         self.say(
             f"{kind}: {count} entr{'y' if count == 1 else 'ies'}, {jobs} at a "
-            f"time; {_course(found)}"
+            f"time; {course_in_words(found)}"
         )
         runners = [
             Runner(name=x.name, algo=x.algo, options=dict(x.options), why=x.why[:2_000])
             for x, *_ in able[:count]
         ]
         for each in runners:
-            self.say(f"{each.name}: {each.algo}{_said(each.options)} ({each.why})")
+            self.say(f"{each.name}: {each.algo}{options_in_words(each.options)} ({each.why})")
         self.keep(
             runners=runners,
             told=[line[:2_000] for line in told],
@@ -274,16 +282,16 @@ class _Race:
         inside = [each for each in self.journal.runners if not each.out]
         if not inside:
             raise QuintetError(self._all_failed())
-        ranked = _ranked(inside)
+        order = ranked(inside)
         if last:
-            self._end(ranked)
+            self._end(order)
             return
         stay = self.journal.counts[self.journal.rung + 1]
-        for place, each in enumerate(ranked):
+        for place, each in enumerate(order):
             if place >= stay:
-                reason = f"place {place + 1} of {len(ranked)} in rung {self.journal.rung + 1}"
+                reason = f"place {place + 1} of {len(order)} in rung {self.journal.rung + 1}"
                 self.update(each.name, out=reason, out_at_s=self.spent_s)
-        self.say(f"rung {self.journal.rung + 1}: {_standing(ranked, stay)}")
+        self.say(f"rung {self.journal.rung + 1}: {standing(order, stay)}")
         self.keep(rung=self.journal.rung + 1, rung_s=0.0)
         self._picture()
 
@@ -294,7 +302,7 @@ class _Race:
         if not first.looks:
             return f"no entry trained; the first reason, of {first.name}: {first.out}"
         rungs = max(len(each.looks) for each in runners)
-        best = _ranked([each for each in runners if len(each.looks) == rungs])[0]
+        best = ranked([each for each in runners if len(each.looks) == rungs])[0]
         place = shown(self.folder / FOLDER / best.name)
         return (
             f"no entry trained to the end; the reason, of {first.name}: {first.out}\n"
@@ -304,32 +312,35 @@ class _Race:
 
     def _batch(self, batch: Sequence[Runner], leg_s: float, *, last: bool) -> None:
         """Runs entries side by side for the time of a leg, and stores how they did."""
-        members, begun = list[Member](), list[Runner]()
+        members, begun, loaded = list[Member](), list[Runner](), list[Loaded]()
         if last:
             self.say(f"{', '.join(x.name for x in batch)}: to the end, {leg_s / 60:.2g} minutes")
         for each in batch:
             seed_group.await_left(self.folder / FOLDER / each.name)
         for each in batch:
-            run_dir = self.folder / FOLDER / each.name
             try:
-                loaded = self._for_leg(each, leg_s, last=last)
+                loaded.append(self._for_leg(each, leg_s, last=last))
             except (ConfigError, FileFault, CheckpointError) as error:
                 self._fails(each, str(error))
                 continue
+            begun.append(each)
+        begin = time.monotonic()
+        for each, own in zip(begun, loaded, strict=True):
+            used_s = each.looks[-1].evaluation_s if each.looks else None
+            training_s = plans.training_s(leg_s, used_s)
             payload = {
-                "begin": time.monotonic(),
-                "training_s": plans.training_s(leg_s),
+                "begin": begin,
+                "training_s": training_s,
                 "most_s": leg_s - min(1.0, 0.02 * leg_s),
                 "seed": SEED + 1_000 * self.journal.rung,
                 "last": last,
                 "minutes": None,
             }
             if last and not each.looks:
-                payload["minutes"] = plans.training_s(leg_s) / 60.0
+                payload["minutes"] = training_s / 60.0
             most_s = leg_s + max(_GRACE_S, _GRACE_SHARE * leg_s)
-            members.append(Member(each.name, seeds.payload(loaded, payload), run_dir, most_s))
-            begun.append(each)
-        begin = time.monotonic()
+            run_dir = self.folder / FOLDER / each.name
+            members.append(Member(each.name, seeds.payload(own, payload), run_dir, most_s))
         ended = self._run(members)
         passed_s = time.monotonic() - begin
         for each, how in zip(begun, ended, strict=True):
@@ -344,10 +355,9 @@ class _Race:
             more["runtime.compile"] = journal.compiles[runner.name]
         if runner.looks:
             look = runner.looks[-1]
-            left_s = plans.training_s(leg_s)
-            if not last:
-                left_s = sum(map(plans.training_s, journal.leg_s[journal.rung :]))
-            fits = rounded(look.speed * left_s * _OF_TRAINING)
+            legs = [leg_s] if last else journal.leg_s[journal.rung :]
+            left_s = sum(plans.training_s(each, look.evaluation_s) for each in legs)
+            fits = max(1, int(look.speed * left_s * _OF_TRAINING))
             total = journal.totals.get(runner.name) or look.env_steps + fits
             if last and runner.name not in journal.totals:
                 self.keep(totals={**journal.totals, runner.name: total})
@@ -369,9 +379,6 @@ class _Race:
             return
         if answer.get("status") == "ran":
             look = self._look(runner, answer, passed_s)
-            if look.mean is None:
-                self._fails(runner, f"no episode ended in its {leg_s:.0f} s")
-                return
             self.update(runner.name, looks=[*runner.looks, look], begun_s=0.0)
             self.say(f"{runner.name}: {interval(look)} after {look.env_steps:,} env_steps")
             return
@@ -380,7 +387,10 @@ class _Race:
         elif "error" in answer:
             self._fails(runner, answer["error"])
         elif how.status == -9 and passed_s > leg_s:
-            self._fails(runner, f"it did not stop within {passed_s:.0f} s: a step or a reset hangs")
+            self._fails(
+                runner,
+                f"it did not stop within {passed_s:.0f} s: a step, a reset or a batch is slow",
+            )
         else:
             assert how.status is not None
             self._fails(runner, f"its process {how_ended(how.status)}")
@@ -400,6 +410,7 @@ class _Race:
             speed=speed or answer["env_steps"] / passed_s,
             training=training,
             wall_s=_trained_s(self.folder / FOLDER / runner.name),
+            evaluation_s=answer["evaluation_s"] if answer["returns"] else None,
         )
 
     def _fails(self, runner: Runner, reason: str) -> None:
@@ -409,12 +420,12 @@ class _Race:
 
     # The end
 
-    def _end(self, ranked: Sequence[Runner]) -> None:
+    def _end(self, order: Sequence[Runner]) -> None:
         """The best of the finalists wins, and the files about the race are written."""
-        first, *others = ranked
+        first, *others = order
         for place, each in enumerate(others, 2):
             self.update(each.name, out=f"place {place} at the end", out_at_s=self.spent_s)
-        self.say(f"at the end: {_standing(ranked, 1)}")
+        self.say(f"at the end: {standing(order, 1)}")
         self.keep(winner=first.name, state="moving")
 
     def _move(self) -> None:
@@ -452,45 +463,6 @@ def _trained_s(folder: Path) -> float:
 
 def _entry(runner: Runner) -> Entry:
     return Entry(runner.name, runner.algo, runner.options, runner.why)
-
-
-def _ranked(runners: Sequence[Runner]) -> list[Runner]:
-    """The best first, by the mean return of the newest evaluation, then by that of training; where
-    an entry has no evaluated episode, all by that of training, since sampled actions have other
-    returns than greedy ones.  Equal entries stay in the order of the portfolio.
-    """
-    fresh = all(each.looks[-1].returns for each in runners)
-
-    def worst_last(runner: Runner) -> tuple[float, float]:
-        look = runner.looks[-1]
-        training = look.mean if look.training is None else look.training
-        mean = look.mean if fresh else training
-        assert mean is not None
-        assert training is not None
-        return -mean, -training
-
-    return sorted(runners, key=worst_last)
-
-
-def _standing(ranked: Sequence[Runner], stay: int) -> str:
-    """The entries that stay and fall out, with means and intervals."""
-    told = [f"{each.name} {interval(each.looks[-1])}" for each in ranked]
-    out = f"; out: {', '.join(told[stay:])}" if told[stay:] else ""
-    return f"{', '.join(told[:stay])} stay{'s' if stay == 1 or len(told) == 1 else ''}{out}"
-
-
-def _said(options: Mapping[str, Any]) -> str:
-    return "".join(f", {name}={x}" for name, x in options.items())
-
-
-def _course(found: plans.Plan) -> str:
-    """A plan in words."""
-    told = [
-        f"rung {number} has {count} for {leg_s:.0f} s each"
-        for number, (count, leg_s) in enumerate(zip(found.counts, found.leg_s, strict=True), 1)
-    ]
-    told[-1] = f"{found.counts[-1]} for the last {found.leg_s[-1]:.0f} s"
-    return ", ".join(told)
 
 
 def _as_read(values: Mapping[str, Any]) -> dict[str, Any]:

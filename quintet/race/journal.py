@@ -47,7 +47,7 @@ class Look(Checked):
     returns: of its episodes, in raw reward units; training: mean return of the last training
         episodes, with sampled actions; at_s: seconds of the race, at its end.
     env_steps: trained so far; speed: env_steps per second of training in this rung; wall_s:
-        seconds of training so far, where they are known.
+        seconds of training so far, evaluation_s: of the evaluation, where they are known.
     """
 
     returns: Annotated[list[Number], Field(max_length=1_000)]
@@ -56,10 +56,12 @@ class Look(Checked):
     speed: float = 0.0
     training: float | None = None
     wall_s: float | None = None
+    evaluation_s: float | None = None
 
     @property
     def mean(self) -> float | None:
-        """Mean of the returns; that of training if no episode was evaluated."""
+        """Mean of the returns; that of training if no episode was evaluated; None: no episode of
+        either has ended."""
         return sum(self.returns) / len(self.returns) if self.returns else self.training
 
 

@@ -134,10 +134,12 @@ def _leg(loaded: "Loaded", payload: dict[str, Any]) -> dict[str, Any]:
         if result.status == "stopped":  # by the user
             return {"status": "stopped"}
     training = heard.training
+    begin = clock.passed_s
     returns = _returns(result.policy, loaded, payload["seed"], payload["most_s"], clock)
     return {
         "status": "ran",
         "returns": returns,
+        "evaluation_s": clock.passed_s - begin,
         "env_steps": int(result.metrics["env_steps"]),
         "speed": heard.speed,
         "training": metrics.get("episode/return_mean") if training is None else training,

@@ -30,6 +30,8 @@ _COLUMNS = (
 
 def interval(look: Look) -> str:
     """The mean return with its 95% bootstrap interval."""
+    if look.mean is None:
+        return "no episode ended"
     mean = number(look.mean)
     if len(look.returns) < 2:
         return f"{mean} (no interval)" if look.returns else f"{mean} (of training)"

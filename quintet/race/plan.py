@@ -12,6 +12,9 @@ HALVING_SHARE = 0.5
 LEAST_S = 12.0
 """Least seconds of an entry in a rung, in which it starts, trains and is evaluated."""
 
+LEAST_STEPS = 3_000
+"""Least env_steps of an entry in its first leg, in which it learns something."""
+
 SHORTEST_S = 5.0
 """Seconds that an entry gets even if the time of its rung is over, as after a slow start."""
 
@@ -45,11 +48,15 @@ def kept(count: int, jobs: int) -> int:
     return max(1, min(count, ceil(count / 2 / jobs) * jobs))
 
 
-def plan(entries: int, jobs: int, seconds: float) -> Plan:
-    """The plan for the first entries, as many of them as there is time for."""
+def plan(entries: int, jobs: int, seconds: float, step_s: float = 0.0) -> Plan:
+    """The plan for the first entries, as many of them as there is time for.
+
+    step_s: seconds of a step of the environment.
+    """
+    least_s = max(LEAST_S, LEAST_STEPS * step_s)
     for count in range(entries, jobs, -1):
         found = _plan(count, jobs, seconds)
-        if found.leg_s[0] >= LEAST_S:
+        if found.leg_s[0] >= least_s:
             return found
     return _plan(min(entries, jobs), jobs, seconds)
 
@@ -69,12 +76,14 @@ def batches(count: int, jobs: int) -> int:
     return ceil(count / jobs)
 
 
-def evaluation_s(leg_s: float) -> float:
-    """Seconds of a leg that are for its evaluation."""
-    share_s = max(_EVALUATION_SHARE * leg_s, min(_LEAST_EVALUATION_S, leg_s / 3))
-    return min(share_s, _MOST_EVALUATION_S)
+def evaluation_s(leg_s: float, used_s: float | None = None) -> float:
+    """Seconds of a leg that are for its evaluation; used_s: of the last one, if known."""
+    least_s = min(_LEAST_EVALUATION_S, leg_s / 3)
+    share_s = min(max(_EVALUATION_SHARE * leg_s, least_s), _MOST_EVALUATION_S)
+    # Episodes of a better policy may be longer.
+    return share_s if used_s is None else min(share_s, max(2.0 * used_s, least_s))
 
 
-def training_s(leg_s: float) -> float:
-    """Seconds of a leg until its training stops."""
-    return leg_s - evaluation_s(leg_s) - min(_ENDING_SHARE * leg_s, _MOST_ENDING_S)
+def training_s(leg_s: float, used_s: float | None = None) -> float:
+    """Seconds of a leg until its training stops; used_s: of its last evaluation, if known."""
+    return leg_s - evaluation_s(leg_s, used_s) - min(_ENDING_SHARE * leg_s, _MOST_ENDING_S)

@@ -41,6 +41,7 @@ STEPS = 10
 """Steps at which trials are compared, evenly spaced over their env_steps."""
 
 _NAME = "sweep"
+_WARMUP_STEPS = STEPS // 3  # before which slow starters are not pruned
 _LEAST_TRIALS = 4  # that pruning by the median, and importances, compare
 _SAID = "sweep"  # key of what the user asked
 _SPENT_S = "spent_s"
@@ -252,7 +253,9 @@ def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
 
 def _pruner(name: str) -> optuna.pruners.BasePruner:
     if name == "median":
-        return optuna.pruners.MedianPruner(n_startup_trials=_LEAST_TRIALS)
+        return optuna.pruners.MedianPruner(
+            n_startup_trials=_LEAST_TRIALS, n_warmup_steps=_WARMUP_STEPS
+        )
     if name == "hyperband":
         return optuna.pruners.HyperbandPruner(min_resource=1, max_resource=STEPS)
     return optuna.pruners.NopPruner()

@@ -147,6 +147,13 @@ def test_a_hostile_environment_is_a_finding(
     assert "threads of NumPy: 1" in lines
 
 
+@pytest.mark.slow
+def test_the_time_of_a_step_is_told():
+    found = examine_apart("ppo", ["--env", "quintet.envs.toy:Contextual"], "", 0, 20.0, print)
+    assert found.step_s is not None
+    assert 1e-7 < found.step_s < 0.01
+
+
 def test_wrong_options_are_an_error():
     with pytest.raises(ConfigError, match="unknown option"):
         examine_apart("ppo", ["--env", "CartPole-v1", "--gama", "1"], "", 0, 60.0, print)

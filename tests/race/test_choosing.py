@@ -31,11 +31,12 @@ def test_a_change_that_does_not_fit_an_entry_is_left_out(
     def examine(*given: Any) -> Examined:
         own = pickle.loads(given[-1]["source"])
         assert own().spec.id == "CartPole-v1"
-        return Examined([memory.as_json()])
+        return Examined([memory.as_json()], step_s=0.01)
 
     monkeypatch.setattr(apart, "examine_apart", examine)
     able = choosing.able(asked, [Entry("a", "ppo", {}, "a test")], print)
-    found, told = choosing.examined(asked, able, print)
+    found, told, step_s = choosing.examined(asked, able, print)
+    assert step_s == 0.01
     assert found == able
     assert told[1].startswith("a-lstm runs too")
     assert told[2].startswith(

@@ -18,7 +18,6 @@ from quintet.errors import ConfigError, QuintetError
 from quintet.observe.run_summary import find_runs, read_summary
 from quintet.race import choosing, course, portfolio
 from quintet.race import plan as plans
-from quintet.race.journal import Look, Runner
 from quintet.race.portfolio import Entry
 from quintet.run import seed_group
 from quintet.run.seed_group import Member, Outcome
@@ -56,6 +55,8 @@ class Fake:
     trained: dict[str, float] = field(default_factory=dict)
     stops_at: int = -1
     heeded: bool = True
+    begins: list[list[float]] = field(default_factory=list)
+    training_s: list[float] = field(default_factory=list)
     failure_s: float | None = None
     broken: tuple[str, ...] = ("breaks",)
 
@@ -72,8 +73,10 @@ class Fake:
         if members[0].name == "ready":
             return [Outcome(0, {"status": "ready"})]
         found, leg_s = [], 0.0
+        self.begins.append([json.loads(each.payload)["begin"] for each in members])
         for each in members:
             asked = json.loads(each.payload)
+            self.training_s.append(asked["training_s"])
             if len(self.legs) == self.dies_at:
                 self.dies_at = -1
                 if self.trains:
@@ -97,7 +100,7 @@ class Fake:
             each.folder.mkdir(parents=True, exist_ok=True)
             (each.folder / "config.yaml").write_text(each.name)
             answer = {"returns": [SCORES[each.name] + x for x in (-1.0, 1.0)], "env_steps": 5000}
-            answer |= {"speed": 100.0, "training": 0.0, "status": "ran"}
+            answer |= {"speed": 100.0, "training": 0.0, "status": "ran", "evaluation_s": 1.0}
             found.append(Outcome(0, answer))
         self.now += leg_s
         return found
@@ -166,14 +169,72 @@ def test_the_worst_fall_out_and_the_best_one_s_run_is_that_of_the_folder(
     assert "gamma: the race has None, asked is 0.9" in capsys.readouterr().err
 
 
-def test_greedy_episodes_are_not_compared_with_sampled_ones() -> None:
-    def runner(name: str, returns: list[float], training: float) -> Runner:
-        look = Look(returns=returns, env_steps=100, at_s=1.0, training=training)
-        return Runner(name=name, algo="ppo", options={}, why="a test", looks=[look])
+def test_an_entry_without_an_episode_stays_until_others_have_scores(
+    fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = fake.run
+    unended = {*NAMES}
 
-    a, b, c = runner("a", [5.0], 9.0), runner("b", [6.0], 7.0), runner("c", [], 8.0)
-    assert [each.name for each in course._ranked([a, b])] == ["b", "a"]
-    assert [each.name for each in course._ranked([b, c, a])] == ["a", "c", "b"]
+    def without(module: str, members: Sequence[Member], *more: Any) -> list[Outcome]:
+        ended = run(module, members, *more)
+        for each, how in zip(members, ended, strict=True):
+            if each.name in unended and how.answer and "returns" in how.answer:
+                how.answer.update(returns=[], training=None)
+        return ended
+
+    monkeypatch.setattr(course.seed_group, "run_members", without)
+    assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 0
+    assert (tmp_path / "a" / "config.yaml").read_text() == "slow"  # the first in the portfolio
+    assert "rung 1: slow no episode ended" in capsys.readouterr().out
+    assert "no episode ended" in (tmp_path / "a" / "race" / "race.html").read_text()
+    unended.remove("bad")
+    assert cli.main(command(tmp_path / "b", "--jobs", "1")) == 0
+    assert (tmp_path / "b" / "config.yaml").read_text() == "bad"
+
+
+def test_entries_that_run_side_by_side_begin_at_once_and_evaluate_as_long_as_before(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = course.load
+
+    def slowly(*given: Any, **more: Any) -> Any:
+        fake.now += 3.0
+        return load(*given, **more)
+
+    monkeypatch.setattr(course, "load", slowly)
+    assert cli.main(command(tmp_path / "a", "--jobs", "2")) == 0
+    assert all(len(set(begins)) == 1 for begins in fake.begins)
+    assert {len(begins) for begins in fake.begins} == {2}
+    first_s, last_s = fake.legs[0][1], fake.legs[-1][1]
+    assert first_s - fake.training_s[0] > 0.1 * first_s
+    assert last_s - fake.training_s[-1] < 0.1 * last_s  # its evaluation took a second
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_entries_share_the_cores_unless_threads_are_typed(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: bool
+) -> None:
+    monkeypatch.setattr(course, "usable_cores", lambda: 4)
+    resolved = choosing.resolved
+    two = {} if typed else {"runtime.threads": 2}  # as of large networks
+    monkeypatch.setattr(
+        choosing, "resolved", lambda x: ({**resolved(x)[0], **two}, *resolved(x)[1:])
+    )
+    more = ["--runtime.threads", "2"] if typed else []
+    assert cli.main(command(tmp_path / "a", *more)) == 0
+    held = json.loads((tmp_path / "a" / "race" / "race.json").read_text())
+    assert held["jobs"] == (2 if typed else 4)
+
+
+def test_a_slow_environment_has_fewer_entries_and_shorter_batches(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(course, "examined", lambda _, able, say: (able, [], 1.0))
+    assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 0
+    held = json.loads((tmp_path / "a" / "race" / "race.json").read_text())
+    assert len(held["runners"]) == 1
+    assert held["runners"][0]["options"]["unroll_steps"] == 8
+    assert any(line.startswith("slow: unroll_steps=8, so that") for line in held["told"])
 
 
 @pytest.mark.parametrize("dies_at", range(7))
@@ -334,7 +395,7 @@ def test_no_leg_begins_before_an_orphan_of_its_run_has_ended(
 def test_a_long_finding_is_kept_short(
     fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(course, "examined", lambda _, able, say: (able, ["x" * 3_000]))
+    monkeypatch.setattr(course, "examined", lambda _, able, say: (able, ["x" * 3_000], None))
     assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 0
     assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 0  # its journal is whole
     held = json.loads((tmp_path / "a" / "race" / "race.json").read_text())

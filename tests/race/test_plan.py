@@ -28,3 +28,17 @@ def test_short_times_have_fewer_entries_and_the_shortest_no_rung() -> None:
     assert plans.plan(1, 2, 600.0) == ((1,), (600.0,))
     assert plans.plan(6, 2, 600.0).counts == (6, 4, 2)  # 3 would leave a place empty
     assert plans.plan(6, 1, 600.0).counts == (6, 3, 2, 1)
+
+
+def test_in_slow_environments_fewer_entries_have_longer_legs() -> None:
+    assert plans.plan(7, 2, 600.0, 1e-4) == plans.plan(7, 2, 600.0)
+    found = plans.plan(7, 2, 600.0, 0.02)
+    assert found.counts == (4, 2)
+    assert found.leg_s[0] >= 0.02 * plans.LEAST_STEPS
+
+
+def test_the_time_of_an_evaluation_is_that_of_the_last_one() -> None:
+    assert plans.training_s(200.0) == 200.0 - 30.0 - 4.0
+    assert plans.training_s(200.0, 5.0) == 200.0 - 10.0 - 4.0
+    assert plans.training_s(200.0, 0.1) == 200.0 - 3.0 - 4.0
+    assert plans.training_s(200.0, 50.0) == plans.training_s(200.0)

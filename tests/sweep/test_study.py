@@ -138,7 +138,8 @@ def others(count: int, score: float) -> list[dict[str, Any]]:
 def test_the_median_ends_a_bad_trial_and_not_a_good_one() -> None:
     for score, pruned in ((0.0, True), (9.0, False)):
         ends, _ = judge("median", others(5, 4.0))
-        assert [ends(step, score) for step in (1, 2, 3)] == [pruned] * 3
+        assert not any(ends(step, score) for step in (1, 2))  # it may be a slow starter
+        assert [ends(step, score) for step in (3, 4, 5)] == [pruned] * 3
     ends, _ = judge("none", others(5, 4.0))
     assert not ends(5, 0.0)
 
@@ -169,7 +170,7 @@ def test_a_trial_that_starts_again_ends_where_it_ended(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
     watch = Watch("eval/return_mean", 1000, "median", others(5, 4.0))
     assert watch.reread(tmp_path)
-    assert list(watch.curve) == [1]
+    assert list(watch.curve) == [1, 2, 3]
     good = Watch("eval/return_mean", 1000, "median", others(5, -4.0))
     assert not good.reread(tmp_path)
     assert list(good.curve) == [1, 2, 3, 4, 5, 6, 7, 8]
