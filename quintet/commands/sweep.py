@@ -47,7 +47,8 @@ def read(arguments: list[str]) -> Asked:
             float | None, arg(help="minutes after which no further trials begin", metavar="FLOAT")
         ] = None,
         jobs: Annotated[
-            int, arg(help="number of trials at the same time, which share the cores")
+            int,
+            arg(help="number of trials at the same time, on this machine or with --cluster"),
         ] = 1,
         search: Annotated[
             UseAppendAction[tuple[str, ...]],

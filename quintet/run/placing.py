@@ -17,7 +17,7 @@ from quintet.run.checked_nodes import CheckedNodes, Demand, Node
 from quintet.run.host import Host
 from quintet.run.seed_group import ORPHAN_GRACE_S, Member, Outcome, stop_request
 from quintet.system.inside import holder_of
-from quintet.system.signals import stop_on_signals
+from quintet.system.signals import StopRequest, stop_on_signals
 
 _POLL_S = 0.1
 
@@ -107,10 +107,15 @@ class Placed:
             on_ray.disconnect()
 
     def run(
-        self, module: str, members: Sequence[Member], jobs: int, say: Callable[[str], None]
+        self,
+        module: str,
+        members: Sequence[Member],
+        jobs: int,
+        say: Callable[[str], None],
+        stop: StopRequest | None = None,
     ) -> list[Outcome]:
         """See `seed_group.run_members`; `jobs` is for all nodes together."""
-        stop = stop_request(say)
+        stop = stop_request(say) if stop is None else stop
         self._runs = [_Run(each) for each in members]
         self._stopping = False
         with stop_on_signals(stop):

@@ -68,7 +68,7 @@ def run_seeds(
     values = resolved(sound[0])[0]
     placing = sound[0].placing
     if placing is not None:
-        sound, jobs = [_as_here(each, values) for each in sound], jobs or len(sound)
+        sound, jobs = [as_here(each, values) for each in sound], jobs or len(sound)
     elif jobs is None:
         jobs = max(1, usable_cores() // cores_of(values))
     else:
@@ -82,7 +82,7 @@ def run_seeds(
     with ExitStack() as ends:
         run: RunMembers = seed_group.run_members
         if placing is not None:
-            run = ends.enter_context(_on_nodes(sound, placing, values, say)).run
+            run = ends.enter_context(on_nodes(sound, placing, values, say)).run
         if minutes is not None:
             trials = [_member(each, {"minutes": minutes}) for each in sound[:jobs]]
             measure = partial(_answers, run, trials, jobs, say)
@@ -128,13 +128,15 @@ def _ended(name: str, status: int | None) -> str:
     return f"the process of {name} {how_ended(status or 0)}, without an answer"
 
 
-def _on_nodes(
+def on_nodes(
     runs: Sequence[Loaded], placing: Placing, values: Mapping[str, Any], say: Callable[[str], None]
 ) -> "Placed":
     """The nodes of a cluster that have been checked for these runs; raises ConfigError.
 
     values: the configuration of one of them, resolved.
     """
+    if placing.max_restarts is None:
+        placing = replace(placing, max_restarts=runs[0].config.runtime.max_restarts)
     try:
         from quintet.run.placing import Placed
     except ImportError as error:
@@ -157,7 +159,7 @@ def _on_nodes(
     return Placed(placing, demand, say)
 
 
-def _as_here(loaded: Loaded, values: Mapping[str, Any]) -> Loaded:
+def as_here(loaded: Loaded, values: Mapping[str, Any]) -> Loaded:
     """The same, with the options that would follow from the machine of the run set as they resolve
     on this machine.
 

@@ -2,15 +2,16 @@
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from quintet import checkpoint
 from quintet.algorithms import registry
+from quintet.config.group import Placing, placing_of
 from quintet.config.layers import Layer
 from quintet.config.resolve import Loaded, resolved
 from quintet.config.saved import held_in, load_config, name_in_folder
@@ -27,6 +28,9 @@ from quintet.sweep.watch import last_score
 from quintet.system import files, run_record
 from quintet.system.child import how_ended
 from quintet.system.inside import run_lock
+
+if TYPE_CHECKING:
+    from quintet.run.placing import Placed
 
 TRIALS, FRESH = "trials", "fresh"
 
@@ -77,6 +81,8 @@ def sweep(asked: Asked) -> Found:
         ConfigError: any fault of the options, or the folder holds something else.
         CheckpointError: another process has the folder.
     """
+    layers, placing = placing_of(asked.layers)
+    asked = replace(asked, layers=layers)
     base = load_config(
         asked.algo, asked.layers[:-1], asked.layers[-1], trust=asked.trust, beside=True
     )
@@ -103,7 +109,7 @@ def sweep(asked: Asked) -> Found:
     )
     if not searched:
         raise ConfigError("--search must name an option to search, got none: give one")
-    return _Search(asked, base, searched).run()
+    return _Search(asked, base, searched, placing).run()
 
 
 def folder_of(asked: Asked) -> Path:
@@ -119,8 +125,16 @@ def folder_of(asked: Asked) -> Path:
 class _Search:
     """One start of a sweep."""
 
-    def __init__(self, asked: Asked, base: Loaded, searched: Sequence[Dimension]):
-        self.asked, self.base, self.space = asked, base, searched
+    def __init__(
+        self,
+        asked: Asked,
+        base: Loaded,
+        searched: Sequence[Dimension],
+        placing: Placing | None,
+    ) -> None:
+        """placing: the cluster on whose nodes the trials run; None: they run here."""
+        self.asked, self.base, self.space, self.placing = asked, base, searched, placing
+        self.nodes: "Placed | None" = None
         self.folder = folder_of(asked)
         config = base.config
         self.metric = asked.metric or (
@@ -163,15 +177,29 @@ class _Search:
                     "jobs": asked.jobs,
                 }
             )
-            if asked.jobs > 1:
+            if asked.jobs > 1 or self.placing is not None:
                 self.values = resolved(self.base)[0]
-            self._trials()
-            found = Found(self.folder, self.space, self.metric, self.study.trials(), self.options)
-            found.importances = self.study.importances()
-            if not self.stopped:
-                self._again(found)
-                found.status = "stopped" if self.stopped else "finished"
+            with self._cluster():
+                self._trials()
+                found = Found(
+                    self.folder, self.space, self.metric, self.study.trials(), self.options
+                )
+                found.importances = self.study.importances()
+                if not self.stopped:
+                    self._again(found)
+                    found.status = "stopped" if self.stopped else "finished"
             return found
+
+    @contextmanager
+    def _cluster(self) -> Iterator[None]:
+        """The nodes of the cluster, if there is one."""
+        if self.placing is None:
+            yield
+            return
+        config = self.base.config.model_copy(update={"run_dir": self.folder / TRIALS})
+        runs = [replace(self.base, config=config)]
+        with seeds.on_nodes(runs, self.placing, self.values, self.say) as self.nodes:
+            yield
 
     # Trials
 
@@ -256,11 +284,15 @@ class _Search:
         self.study.end(trial.number, "fail", {"error": error})
 
     def _run(self, module: str, members: Sequence[Member]) -> list[Outcome]:
-        for each in members:
-            assert each.folder is not None
-            seed_group.await_left(each.folder)
         stop = seed_group.stop_request(self.say)
-        ended = seed_group.run_members(module, members, self.asked.jobs, self.say, stop=stop)
+        run: Callable[..., list[Outcome]] = seed_group.run_members
+        if self.nodes is not None:
+            run = self.nodes.run  # which waits for earlier processes itself
+        else:
+            for each in members:
+                assert each.folder is not None
+                seed_group.await_left(each.folder)
+        ended = run(module, members, self.asked.jobs, self.say, stop=stop)
         self.stopped |= stop.made or any(how.by_signal for how in ended)
         return ended
 
@@ -284,6 +316,8 @@ class _Search:
             trust=self.asked.trust,
             overwrite=anew,
         )
+        if self.placing is not None:
+            return seeds.as_here(loaded, self.values)
         return (
             loaded if self.asked.jobs == 1 else seeds.sharing(loaded, self.values, self.asked.jobs)
         )

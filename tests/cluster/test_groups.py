@@ -1,5 +1,6 @@
 """Groups of runs on the nodes of a cluster."""
 
+import json
 import os
 import re
 import signal
@@ -19,7 +20,7 @@ from clusters import actors, cluster_of, nothing_is_left, stop
 from exact_run import COMMON, SMALL, Drifting
 
 import quintet
-from quintet import checkpoint
+from quintet import checkpoint, cli
 from quintet.errors import ConfigError
 from quintet.observe.report_files import read_metrics
 
@@ -60,6 +61,26 @@ def test_runs_on_nodes_are_those_of_one_machine(
         options = [(each.run_dir / "config.yaml").read_text() for each in (there, here)]
         assert options[0] == options[1]
     assert sorted(each.name for each in folder.iterdir()) == ["s1", "s2"]
+
+
+@pytest.mark.slow
+def test_trials_of_a_sweep_run_on_the_nodes(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna")
+    given = {**SMALL, "total_env_steps": 640, "eval.episodes": 1, "cluster.wait_s": WAIT_S}
+    options = [
+        word
+        for name, x in given.items()
+        for word in (f"--{name}", json.dumps(x) if isinstance(x, list | tuple) else str(x))
+    ]
+    more = ["--search", "learning_rate", "--trials", "2", "--jobs", "2", "--best", "0"]
+    folder = tmp_path / "sweep"
+    words = ["sweep", "ppo", "--env", "quintet.envs.toy:Contextual", "--run-dir", str(folder)]
+    assert cli.main([*words, *options, *more, "--cluster", address]) == 0
+    said = capsys.readouterr().out
+    assert {*re.findall(r"\[(000[12])\] runs on node [01] \(", said)} == {"0001", "0002"}
+    assert (folder / "trials.csv").read_text().count(",complete,") == 2
 
 
 @pytest.mark.slow

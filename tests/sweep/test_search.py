@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from quick import PRELOAD, begin
@@ -14,7 +15,7 @@ from small_run import SMALL, TOY
 
 from quintet import cli
 from quintet.observe.run_summary import find_runs
-from quintet.run import seed_group
+from quintet.run import seed_group, seeds
 from quintet.run.seed_group import Member, Outcome
 from quintet.system.child import Child
 from quintet.system.inside import run_lock
@@ -224,3 +225,46 @@ def test_a_trial_of_which_a_fresh_seed_is_killed_comes_after_the_others(
     assert "[0002-s1] failed: its process was ended by SIGKILL" in capsys.readouterr().out
     first = table(tmp_path / "a")[0]
     assert f"learning_rate: {first['learning_rate']}" in (tmp_path / "a" / "best.yaml").read_text()
+
+
+class Nodes:
+    """A cluster that is this process; notes the runs that it checks, and what it is given."""
+
+    def __init__(self) -> None:
+        self.checked: list[Path] = []
+        self.ran: list[str] = []
+        self.left = False
+
+    def of(self, runs: Sequence[Any], placing: Any, values: Any, say: Any) -> "Nodes":
+        assert placing.cluster.address == "10.0.0.1:6379"
+        assert placing.cluster.wait_s == 5.0
+        self.checked += [each.config.run_dir for each in runs]
+        return self
+
+    def __enter__(self) -> "Nodes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.left = True
+
+    def run(self, module: str, members: Sequence[Member], jobs: int, say: Any, stop: Any) -> Any:
+        self.ran += [each.name for each in members]
+        return seed_group.run_members(module, members, jobs, say, stop=stop)
+
+
+def test_trials_and_the_best_again_run_on_the_nodes_of_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = Nodes()
+    monkeypatch.setattr(seeds, "on_nodes", nodes.of)
+    more = (*SEARCH, "--trials", "2", "--jobs", "2", "--best", "1", "--seeds-of-best", "1")
+    there = ("--cluster", "10.0.0.1:6379", "--cluster.wait-s", "5")
+    assert cli.main(command(tmp_path / "a", *more, *there)) == 0
+    best = max(table(tmp_path / "a"), key=lambda row: float(row["eval/return_mean"]))["trial"]
+    assert nodes.ran == ["0001", "0002", f"{best}-s1"]
+    assert nodes.checked == [tmp_path / "a" / "trials"]
+    assert nodes.left
+    options = (tmp_path / "a" / "trials" / "0001" / "config.yaml").read_text()
+    assert "10.0.0.1" not in options  # each run is a whole one, on one node
+    # Where it runs is no part of what it is.
+    assert cli.main(command(tmp_path / "a", *more)) == 0
