@@ -203,17 +203,16 @@ class _Race:
         least = min(seeds.cores_of({**each.values, **given}) for each in able)
         jobs = min(len(able), asked.jobs or max(1, usable_cores() // least))
         found = plans.plan(len(able), jobs, self.left_s, step_s or 0.0)
+        count = found.counts[0]
+        if late := [each.entry.name for each in able[count:]]:
+            told.append(f"{', '.join(late)}: no time in {asked.minutes:g} minutes")
+        able = able[:count]
         if step_s:
             most_steps = _BATCH_SHARE * plans.training_s(found.leg_s[0]) / step_s
             able, shorter = choosing.shortened(asked, able, most_steps)
             told += shorter
         for line in told:
             self.say(line)
-        count = found.counts[0]
-        late = [each.entry.name for each in able[count:]]
-        if late:
-            told.append(f"{', '.join(late)}: no time in {asked.minutes:g} minutes")
-            self.say(told[-1])
         kind = self._kind.replace("_", ", ")
         self.say(
             f"{kind}: {count} entr{'y' if count == 1 else 'ies'}, {jobs} at a "
@@ -221,7 +220,7 @@ class _Race:
         )
         runners = [
             Runner(name=x.name, algo=x.algo, options=dict(x.options), why=x.why[:2_000])
-            for x, *_ in able[:count]
+            for x, *_ in able
         ]
         for each in runners:
             self.say(f"{each.name}: {each.algo}{options_in_words(each.options)} ({each.why})")
@@ -229,7 +228,7 @@ class _Race:
             runners=runners,
             told=[line[:2_000] for line in told],
             jobs=jobs,
-            compiles={x.entry.name: compiles(x, found.leg_s) for x in able[:count]},
+            compiles={x.entry.name: compiles(x, found.leg_s) for x in able},
             counts=list(found.counts),
             leg_s=list(found.leg_s),
             rung_s=0.0,
