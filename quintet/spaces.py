@@ -297,13 +297,12 @@ def unpack_action(space: Space, packed: np.ndarray[Any, Any]) -> Any:
 
 
 def _unpack_leaf(leaf: Space, flat: np.ndarray[Any, Any]) -> Any:
-    own = flat.reshape((*flat.shape[:-1], *(leaf.shape or ()))).astype(leaf.dtype)
-    if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
-        return own + leaf.start  # of shape () this is a number
+    own = flat.reshape((*flat.shape[:-1], *(leaf.shape or ())))
     if isinstance(leaf, spaces.Box):  # np.clip takes several times as long for one action
-        np.maximum(own, leaf.low, out=own)
-        np.minimum(own, leaf.high, out=own)
-    return own
+        own = np.minimum(np.maximum(own, leaf.low), leaf.high)
+    own = own.astype(leaf.dtype)
+    # Of shape () this is a number.
+    return own + leaf.start if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete) else own
 
 
 def mask_sizes(space: Space) -> list[int]:

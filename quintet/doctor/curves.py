@@ -14,7 +14,7 @@ TRAINING, EVALUATION = "episode/return_mean", "eval/return_mean"
 
 _CLEARLY = 3.0  # of the noise
 _LEAST_EPISODES = 5  # whose spread says something of their noise
-_FIRST_EPISODES, _FIRST = 10, 0.25  # of the first level: episodes, or a part of the run
+_FIRST_EPISODES, _FIRST = 10, 0.25  # of the first level, in the first part of the run
 
 Report = Mapping[str, float]
 
@@ -40,7 +40,7 @@ class RunSeen:
     """A policy's reports and the run's options.
 
     policy: its index; -1: it is the only one.
-    reports: its metrics and those of the run, under plain names.
+    reports: its metrics and those of the run, under plain names, each with its env_steps.
     usual: the options of a run without the user's own.
     given: names of options that the user gave.
     tuned: names of options that a preset has for this environment.
@@ -67,7 +67,7 @@ class RunSeen:
     @property
     def _steps(self) -> float:
         """The env_steps so far."""
-        return self.reports[-1]["env_steps"] if self.reports else 0.0
+        return max((x["env_steps"] for x in self.reports), default=0.0)
 
     def part(self, begin: float, end: float) -> list[Report]:
         """The reports of a part of the env_steps so far; they may be crowded anywhere."""
@@ -90,26 +90,27 @@ class RunSeen:
 
     def level(self, begin: float, end: float, of: str = "episode") -> Level | None:
         """The level of returns in a part of the run so far."""
-        counts = "episode/count" if of == "episode" else "eval/episodes"
-        return level(self.part(begin, end), of, counts)
+        return level(self.part(begin, end), of)
 
     @property
     def first_level(self) -> Level | None:
         """The level of the first episodes: of the first reports that have enough of them, or of the
-        first quarter of the run so far, or of the first report with episodes."""
-        some, episodes = list[Report](), 0.0
+        first quarter of the run so far, or of the first report with episodes.  Of a few the spread
+        is at least that of all episodes of the run; None if these are too few."""
+        some, episodes, early = list[Report](), 0.0, _FIRST * self._steps
         for each in self.reports:
-            if episodes and (
-                episodes >= _FIRST_EPISODES or each["env_steps"] > _FIRST * self._steps
-            ):
+            if episodes and (episodes >= _FIRST_EPISODES or each["env_steps"] > early):
                 break
             some.append(each)
             episodes += each.get("episode/count", 0.0)
-        return level(some, "episode", "episode/count")
+        found, whole = level(some, least=1), level(self.reports)
+        if found is None or found.count >= _LEAST_EPISODES:
+            return found
+        return whole and Level(found.mean, max(found.std, whole.std), found.count)
 
     @property
     def rise(self) -> float | None:
-        """Difference of the last quarter from the first report, in units of its noise: standard
+        """Difference of the last quarter from the first level, in units of its noise: standard
         errors, and at least half a standard deviation of the first returns; None: not known."""
         begin, end = self.first_level, self.level(0.75, 1.0)
         if begin is None or end is None or len(self.reports) < 3:
@@ -132,12 +133,15 @@ class RunSeen:
         return 0.5 if (self.rise or 0.0) > _CLEARLY else 0.8
 
 
-def level(reports: Sequence[Report], of: str, counts: str) -> Level | None:
-    """The pooled level of some reports; None if they have too few episodes."""
+def level(
+    reports: Sequence[Report], of: str = "episode", least: float = _LEAST_EPISODES
+) -> Level | None:
+    """The pooled level of some reports; None if they have less than `least` episodes."""
     mean, spread = f"{of}/return_mean", f"{of}/return_std"
+    counts = "episode/count" if of == "episode" else "eval/episodes"
     found = [x for x in reports if {mean, spread, counts} <= x.keys() and x[counts] > 0]
     whole = math.fsum(x[counts] for x in found)
-    if whole < _LEAST_EPISODES:
+    if whole < least:
         return None
     middle = math.fsum(x[mean] * x[counts] for x in found) / whole
     squares = math.fsum((x[spread] ** 2 + (x[mean] - middle) ** 2) * x[counts] for x in found)

@@ -83,7 +83,9 @@ def _with_folder(found: Finding, seen: RunSeen) -> str:
     if not found.command.startswith(seen.train):
         return found.command
     name = f"{found.name}-{found.subject}".removesuffix("-")
-    return f"{found.command} --run-dir {shlex.quote(f'{shown(seen.run.folder)}-{name}')}"
+    folder = seen.run.folder.absolute()  # it may be "."
+    place = str(shown(folder.with_name(f"{folder.name}-{name}")))
+    return f"{found.command} --run-dir {shlex.quote(place)}"
 
 
 def _merged(policies: Sequence[RunSeen]) -> list[Finding]:
@@ -121,7 +123,8 @@ def _seen(run: RunSummary) -> list[RunSeen]:
         fields = layers.options(algo)
     except (QuintetError, ValueError):
         return []
-    if not run.reports:
+    dated = [each for each in run.reports if "env_steps" in each]
+    if not dated:
         return []
     spaces = _spaces(run)
     usual, tuned = _usual(run, algo, spaces)
@@ -137,9 +140,8 @@ def _seen(run: RunSummary) -> list[RunSeen]:
         roles["learning_rate"] = roles["lr"]
     given = frozenset(name for name in run.options if _is_given(run, name))
     train = shlex.join(["quintet", "train", algo, "--config", f"{shown(run.folder)}/config.yaml"])
-    continuous = spaces is not None and any(
-        isinstance(leaf, Box) for leaf in action_leaves(spaces.action)
-    )
+    actions = [] if spaces is None else action_leaves(spaces.action)
+    boxes = any(isinstance(leaf, Box) for leaf in actions)
     return [
         RunSeen(
             run,
@@ -151,9 +153,9 @@ def _seen(run: RunSummary) -> list[RunSeen]:
             train,
             {role: tuple(names) for role, names in roles.items()},
             tuned=tuned,
-            continuous=continuous,
+            continuous=boxes or any("policy/std_mean" in each for each in reports),
         )
-        for policy, reports in of_policies(run.reports).items()
+        for policy, reports in of_policies(dated).items()
     ]
 
 

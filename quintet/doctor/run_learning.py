@@ -65,7 +65,8 @@ PARTS = ("policy", "value_function", "normalizers")
 def entropy_gone(seen: RunSeen) -> Finding | None:
     """The policy stopped trying other actions early, and the returns did not rise."""
     found, until = seen.values("policy/entropy"), seen.values("policy/entropy", 0.0, 1 / 3)
-    if len(found) < _LEAST_REPORTS or not until or seen.continuous or seen.learns:
+    known = len(found) >= _LEAST_REPORTS and until and seen.rise is not None
+    if not known or seen.continuous or seen.learns:
         return None
     first, early = max(found[:2]), until[-1]
     if first <= 0.05 or early > 0.1 * first:
@@ -92,7 +93,8 @@ def _entropy(seen: RunSeen, least: float) -> str:
 def entropy_stuck(seen: RunSeen) -> Finding | None:
     """The policy stayed as random as at first."""
     found, spread = seen.values("policy/entropy"), seen.values("policy/std_mean")
-    if len(found) < _LEAST_REPORTS or seen.learns or (seen.continuous and not spread):
+    known = len(found) >= _LEAST_REPORTS and seen.rise is not None
+    if not known or seen.learns or (seen.continuous and not spread):
         return None
     first, last = found[0], found[-1]
     stuck = last >= first - 0.02 * abs(first) if not spread else spread[-1] > 0.97 * spread[0]
@@ -117,7 +119,7 @@ def policy_still(seen: RunSeen) -> Finding | None:
     if kl is None or len(seen.reports) < _LEAST_REPORTS:
         return None
     early = seen.values("policy/kl", 0.0, 0.5)
-    if not early or max(early) > 1e-4 or seen.learns:
+    if not early or max(early) > 1e-4 or seen.learns or seen.rise is None:
         return None
     return Finding(
         "policy-still",

@@ -173,7 +173,7 @@ def budget_short(seen: RunSeen) -> Finding | None:
     if small and known and isinstance(usual, int) and total < usual / 40:
         weight += 0.1
     rates = {name for x in seen.reports for name in x if name.endswith("learning_rate")}
-    fell = any(x[-1] < 0.9 * x[0] for x in map(seen.values, rates))
+    fell = any(x and x[-1] < 0.9 * x[0] for x in map(seen.values, rates))
     what = "the returns were still rising at the end" if rising else "the budget is short"
     return Finding(
         "budget-short",

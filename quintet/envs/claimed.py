@@ -21,8 +21,8 @@ def claim(env: Any, owner: object, env_id: str) -> None:
     if other is not None and other is not owner and generation == forks.generation:
         raise ConfigError(
             f"{env_id} must make a new environment at each call; it gave one that other "
-            "streams use (those of the training, if this is an evaluation): create the "
-            "environment inside the callable, or train with eval.episodes=0"
+            "streams use: create the environment inside the callable; if the others are those of "
+            "a training that this would evaluate, also eval.episodes=0 helps"
         )
     _OWNERS[key] = weakref.ref(owner, lambda gone: _forget(key, gone)), forks.generation
 

@@ -134,7 +134,9 @@ class GymnasiumVectorEnv:
         self._action = None
         if self._used:
             self.close()
-            self.envs = [self._new() for _ in self._seeds]
+            for _ in self._seeds:
+                self.envs.append(self._new())
+            require_new(self.envs, self._id)
         self._used = True
         for stream, seed in enumerate(self._seeds):
             self._reset(stream, seed, out)

@@ -19,6 +19,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
+from quintet.envs.claimed import claim, release
 from quintet.envs.config import RewardClip
 from quintet.envs.other_apis import Unfit, fault_of
 from quintet.envs.success import key_of, read_rule
@@ -220,16 +221,20 @@ class HostedEnv:
         description: EnvDescription | None = None,
         *,
         closes: bool = True,
+        made: Any = None,
     ) -> None:
         """description: its description in reports; None: its own.
         closes: whether `close` closes `env`; False: it belongs to the caller.
+        made: what a maker gave, which others may not step; raises ConfigError if they do.
         """
-        self.env, self._closes = env, closes
+        self.env, self._closes, self._made = env, closes, made
         self._rows = NextStep(env, "none", env.description.success)
         self.num_streams, self.spaces = env.num_streams, env.spaces
         self.description = env.description if description is None else description
         self._spec = action_spec(env.spaces.action)
         self._row: TensorRow | None = None
+        if made is not None:
+            claim(made, self, self.description.id)
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
         """Restarts all streams by the first seed."""
@@ -257,6 +262,7 @@ class HostedEnv:
 
     def close(self) -> None:
         if self._closes:
+            release(self._made, self)
             self.env.close()
 
 

@@ -68,10 +68,12 @@ _MAKERS = "return an environment of PettingZoo's parallel API (parallel_env) or 
 def num_agents(env: ResolvedEnv) -> int:
     """The number of agents that a game may have; one game is made to find it; raises
     ConfigError."""
-    game = _make_one(env)
+    game, owner = _make_one(env), lambda: None
+    claim(game, owner, env.config.id)  # else it would be closed while others play
     try:
         return len(_agents_of(game, env.config.id))
     finally:
+        release(game, owner)
         _close([game], env.config.id)
 
 

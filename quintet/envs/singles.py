@@ -153,7 +153,7 @@ def _hosted(env: ResolvedEnv, made: Any, *, closes: bool) -> VectorEnv:
     tensors = adapted(made, config.id, config.success)
     assert tensors is not None
     described = replace(tensors.description, id=config.id, backend=config.backend)
-    return HostedEnv(tensors, described, closes=closes)
+    return HostedEnv(tensors, described, closes=closes, made=made if closes else None)
 
 
 def _make_several(maker: MakeEnv, env_id: str, kwargs: Mapping[str, Any], num_streams: int) -> Any:

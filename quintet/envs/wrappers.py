@@ -188,6 +188,8 @@ class ObserveLast:
             np.copyto(into, flat[:, leaf.places].reshape(into.shape), casting="unsafe")
             if leaf.box is not None:  # environments receive clipped actions
                 np.clip(into, leaf.box.low, leaf.box.high, out=into, casting="unsafe")
+                if leaf.box.dtype.kind in "iu":
+                    np.trunc(into, out=into)
             if resets:
                 into[first] = leaf.none
         np.clip(out.raw_reward, -1.0, 1.0, out=out.obs[LAST_REWARD])

@@ -37,7 +37,7 @@ def draw_layers(
     module: nn.Module, init: Init, generator: torch.Generator, role: Role = "hidden"
 ) -> None:
     """Draws the kernels of all linear layers and convolutions in a module from `generator`, in the
-    order of the layers' names, and sets their biases to 0.  Other layers stay unchanged.
+    order of the layers' names; biases are 0, except with uniform.  Other layers stay unchanged.
 
     orthogonal: gain sqrt 2, 0.01 for the policy head, 1 for the value head (Andrychowicz et al.,
     arXiv 2006.05990).  truncated_normal: variance 2 over fan-in, cut at two standard deviations,

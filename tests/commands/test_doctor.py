@@ -9,6 +9,7 @@ import pytest
 
 from quintet.cli import main
 from quintet.commands import doctor
+from quintet.doctor import units
 from quintet.doctor.apart import Examined
 from quintet.doctor.finding import Finding
 from quintet.errors import ConfigError
@@ -147,3 +148,21 @@ def test_wrong_usage_is_a_sentence(
 def test_options_of_training_are_refused_for_a_run(tmp_path: Path):
     with pytest.raises(ConfigError, match="no options of training"):
         doctor.main([str(_written(tmp_path / "run")), "--gamma", "0.5"])
+
+
+@pytest.mark.parametrize("command", ["doctor", "report"])
+def test_the_policy_is_looked_at(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+):
+    looked: list[Path] = []
+
+    def dead(folder: Path) -> Finding:
+        looked.append(folder)
+        return Finding("dead-units", 0.65, "all are off")
+
+    monkeypatch.setattr(units, "dead_units", dead)
+    run = _written(tmp_path / "run")
+    page = tmp_path / "page.html"
+    main([command, str(run), *(["--out", str(page)] if command == "report" else [])])
+    assert looked == [run]
+    assert "all are off" in (page.read_text() if command == "report" else capsys.readouterr().out)

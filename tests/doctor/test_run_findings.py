@@ -18,6 +18,7 @@ from quintet.doctor.run import examine_runs
 from quintet.observe.run_summary import RunSummary
 from quintet.options import Facts, idle
 from quintet.protocols import Evidence, Part, Range
+from quintet.spaces import as_json
 from quintet.system.run_record import Choice
 from quintet.types import Spaces
 
@@ -464,3 +465,64 @@ def test_dead_units_are_looked_at_where_policies_are_asked_for(monkeypatch):
     without, looked = (examine_runs([run], policies=on)["runs/a"] for on in (False, True))
     assert dead not in without
     assert looked[0] == dead
+
+
+@pytest.mark.parametrize("spoil", ["none has it", "the last lacks it"])
+def test_reports_without_env_steps_are_left_out(spoil: str):
+    run = _run("ppo", "CartPole-v1", FALLS)
+    rows = [dict(each) for each in run.reports]
+    for each in rows if spoil == "none has it" else rows[-1:]:
+        del each["env_steps"]
+    (found,) = examine_runs([replace(run, reports=rows)]).values()
+    assert ("best-long-ago" in {each.name for each in found}) is (spoil != "none has it")
+
+
+def test_reports_that_go_back_hide_no_others():
+    rows = reports(**FALLS)
+    rows.append({"env_steps": 10.0})
+    run = seen()
+    run = replace(run, reports=rows)
+    assert run_scores.best_long_ago(run) is not None
+    assert run_scores.budget_short(run) is None
+
+
+def test_few_first_episodes_have_the_spread_of_all():
+    """Of many streams with long first episodes three ended early, the others all at once."""
+    series = {
+        "episode__return_mean": [50.0] * 9 + [960.0] * 11,
+        "episode__count": [0.0] * 3 + [1.0] * 3 + [0.0] * 3 + [60.0] * 11,
+        "policy__entropy": [0.69, 0.1, *[1e-3] * 18],
+        "policy__kl": 1e-8,
+    }
+    run = seen(series)
+    assert run.first_level is not None
+    assert (run.first_level.mean, run.first_level.count) == (50.0, 2.0)
+    assert run.first_level.std > 50.0
+    assert run.learns
+    silent = seen({**series, "episode__count": 0.0})
+    assert silent.rise is None
+    for find in (run_learning.entropy_gone, run_learning.entropy_stuck, run_learning.policy_still):
+        assert find(run) is None
+        assert find(silent) is None
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_real_actions_are_known_by_spaces_or_reports(known: bool):
+    series = {"policy__std_mean": float("nan") if known else 1.0}
+    run = _run("ppo", "Pendulum-v1", series)
+    if known:
+        box = spaces.Box(-1.0, 1.0, (1,), np.float32)
+        run = replace(run, spaces=as_json(Spaces(box, box)))
+    (found,) = run_doctor._seen(run)
+    assert found.continuous
+    (discrete,) = run_doctor._seen(_run("ppo", "CartPole-v1", {}))
+    assert not discrete.continuous
+
+
+def test_a_run_in_the_working_folder_has_its_next_one_beside_it(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path / "run")
+    run = replace(_run("ppo", "CartPole-v1", {}, gamma=0.5), folder=Path())
+    (found,) = examine_runs([run]).values()
+    (command,) = (each.command for each in found if each.subject == "gamma")
+    assert command.endswith(f" --run-dir {tmp_path / 'run-option-far-gamma'}")

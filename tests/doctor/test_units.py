@@ -47,3 +47,15 @@ def test_units_at_their_bounds_are_found(policy: Policy, tmp_path: Path):
 
 def test_a_folder_without_a_policy_is_no_error(tmp_path: Path):
     assert units.dead_units(tmp_path) is None
+
+
+@pytest.mark.parametrize("error", [IndexError("of its own"), SystemExit(3)])
+def test_an_encoder_that_fails_on_invented_observations_is_no_error(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+):
+    def fails(_: Policy) -> None:
+        raise error
+
+    policy.save(tmp_path / "sound")
+    monkeypatch.setattr(units, "units", fails)
+    assert units.dead_units(tmp_path / "sound") is None

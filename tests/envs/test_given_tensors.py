@@ -313,3 +313,15 @@ def test_what_can_not_be_used_is_refused() -> None:
     made.restart([0] * COUNT, allocate_obs(made.spaces.observation, (COUNT,)))
     with pytest.raises(EnvironmentFault, match=r"arrays with DLPack, gave a builtins\.list"):
         made.send(np.zeros((COUNT, 2), np.float32))
+
+
+@pytest.mark.parametrize("kind", [Isaac, ManiSkill], ids=lambda kind: kind.__name__)
+def test_tensors_that_others_step_are_refused_and_stay_open(kind):
+    shared = kind()
+    first = make_vector_env(lambda num_envs: shared, COUNT)
+    with pytest.raises(ConfigError, match="other streams use"):
+        make_vector_env(lambda num_envs: shared, COUNT)
+    assert not shared.closed
+    first.close()
+    assert shared.closed
+    make_vector_env(lambda num_envs: shared, COUNT)

@@ -1,5 +1,6 @@
 """Python environments: spaces, actions, and what happens when they break their promises."""
 
+import gc
 import traceback
 from collections import OrderedDict
 
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 from envs_helpers import Custom, make_box_env, record
 from gymnasium import spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.vector import AutoresetMode
 from scripted import Scripted
 
 from quintet.envs.config import EnvConfig
@@ -323,14 +326,42 @@ def test_an_environment_that_others_step_is_refused_and_stays_open():
 
 
 def test_a_vector_environment_that_others_step_is_refused():
-    shared = gymnasium.make_vec("CartPole-v1", 2)
+    closed = []
+
+    class Watched(CartPoleVectorEnv):
+        def close_extras(self, **_):
+            closed.append(True)
+
+    shared = Watched(2)
+    shared.metadata = {**shared.metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}
     first = make_vector_env(lambda num_envs: shared, 2)
     with pytest.raises(ConfigError, match="other streams use"):
         make_vector_env(lambda num_envs: shared, 2)
-    out = allocate_obs(first.spaces.observation, (2,))
-    first.restart([1, 2], out)  # it is still open
+    assert not closed
     first.close()
-    make_vector_env(lambda num_envs: shared, 2)
+    second = make_vector_env(lambda num_envs: shared, 2)
+    out = allocate_obs(second.spaces.observation, (2,))
+    second.restart([1, 2], out)
+    second.restart([1, 2], out)  # which asks its maker
+    with pytest.raises(ConfigError, match="other streams use"):
+        make_vector_env(lambda num_envs: shared, 2)
+
+
+def test_streams_that_are_gone_use_nothing():
+    shared = make_box_env()
+    make_vector_env(lambda: shared, 1)  # and is forgotten
+    gc.collect()
+    make_vector_env(lambda: shared, 1)
+
+
+def test_a_restart_wants_new_environments_too():
+    made = [make_box_env() for _ in range(3)]
+    ready = iter([*made[:2], made[2], made[2]])
+    env = make_vector_env(lambda: next(ready), 2)
+    out = allocate_obs(env.spaces.observation, (2,))
+    env.restart([1, 2], out)
+    with pytest.raises(ConfigError, match="the same object twice"):
+        env.restart([1, 2], out)
 
 
 def test_environments_are_closed_also_when_one_refuses():

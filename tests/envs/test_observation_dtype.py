@@ -77,8 +77,19 @@ def test_auto_keeps_float64_where_float32_loses_differences(offset, pace, dtype,
 
 @pytest.mark.parametrize(("offset", "dtype"), [(1.7e9, np.float64), (5.0, np.float32)])
 def test_make_vector_env_finds_the_dtype(offset, dtype):
-    env = make_vector_env(partial(Clock, offset), 2, observation_dtype="auto")
+    made = []
+
+    class Watched(Clock):
+        def __init__(self) -> None:
+            super().__init__(offset)
+            made.append(self)
+
+        def close(self) -> None:
+            made.remove(self)
+
+    env = make_vector_env(Watched, 2, observation_dtype="auto")
     assert env.spaces.observation.dtype == dtype
+    assert len(made) == 2  # those of the other dtype are closed
     env.close()
 
 

@@ -176,6 +176,21 @@ def test_the_last_action_is_within_a_bound_of_one_side() -> None:
     assert got.obs["last_action"][1:, 0].tolist() == received
 
 
+def test_the_last_action_of_whole_numbers_is_the_one_received() -> None:
+    received = []
+
+    class Noting(Custom):
+        def step(self, action):
+            received.append(action.tolist())
+            return super().step(action)
+
+    pixels = spaces.Box(0, 255, (2,), np.uint8)
+    env = make_vector_env(partial(Noting, OBS, np.zeros(2), pixels), 1, observe_last=True)
+    got = record(env, [1], np.array([[[300.0, -3.0]], [[2.7, 255.0]]], np.float32))
+    assert received == [[255, 0], [2, 255]]
+    assert got.obs["last_action"][1:, 0].tolist() == received
+
+
 def test_it_stands_outside_of_the_frame_stack() -> None:
     action = spaces.Box(-2.0, 2.0, (1,), np.float32)
     make = partial(Ending, OBS, np.zeros(2, np.float32), action)

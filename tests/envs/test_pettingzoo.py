@@ -63,9 +63,16 @@ def test_a_game_that_others_play_is_refused_and_stays_open():
     first = game_env(lambda: shared, 3)
     with pytest.raises(ConfigError, match="other streams use"):
         game_env(lambda: shared, 3)
+    with pytest.raises(ConfigError, match="other streams use"):
+        num_agents(resolve_env(EnvConfig(id="game", backend="pettingzoo"), lambda: shared))
     assert not closed
     first.close()
-    game_env(lambda: shared, 3)
+    again = game_env(lambda: shared, 3)
+    actions = np.zeros((1, 3), np.int64)
+    for _ in range(2):  # the second begins with another game
+        record(again, [1, 2, 3], actions)
+    with pytest.raises(ConfigError, match="other streams use"):
+        game_env(lambda: shared, 3)
 
 
 def test_a_step_that_hangs_is_named_by_its_stream_and_seed():

@@ -17,7 +17,7 @@ Departures from the paper, each with the switch that turns it off, if there is o
     default), and updates of the policy may be rarer (``policy_delay=1``, the default).
  6. Observations may be normalised (``normalize_observations=false``, the default), and rates may
     fall (``lr_schedule=constant``, the default).
- 7. First weights are orthogonal (``model.init``), those of the policy's last layer near 0; the
+ 7. First weights are orthogonal, those of the policy's last layer near 0 (``model.init``); the
     logarithm of the standard deviation is clamped to [-20, 2].
 """
 
