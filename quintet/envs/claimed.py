@@ -24,18 +24,13 @@ def claim(env: Any, owner: object, env_id: str) -> None:
             "streams use: create the environment inside the callable; if the others are those of "
             "a training that this would evaluate, also eval.episodes=0 helps"
         )
-    _OWNERS[key] = weakref.ref(owner, lambda gone: _forget(key, gone)), forks.generation
+    _OWNERS[key] = weakref.ref(owner), forks.generation
 
 
 def release(env: Any, owner: object) -> None:
     """Notes that `owner` no longer steps `env`."""
     key = _key(env)
     if _OWNERS.get(key, (lambda: None, 0))[0]() is owner:
-        del _OWNERS[key]
-
-
-def _forget(key: int, gone: weakref.ref[Any]) -> None:
-    if _OWNERS.get(key, (None, 0))[0] is gone:  # else another one has come
         del _OWNERS[key]
 
 
