@@ -35,8 +35,15 @@ from numpy.typing import NDArray
 
 from quintet.envs import atari, other_apis
 from quintet.envs.backends import Group
-from quintet.envs.claimed import claim, release
-from quintet.envs.gymnasium import Leaf, close_all, leaf_of, read_leaf, steps_per_s
+from quintet.envs.gymnasium import (
+    Leaf,
+    claim,
+    close_all,
+    leaf_of,
+    read_leaf,
+    release,
+    steps_per_s,
+)
 from quintet.envs.other_apis import Unfit, fault_of, step_parts
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.success import key_of, write_success

@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -13,7 +14,6 @@ from gymnasium import spaces
 
 from quintet.envs import other_apis
 from quintet.envs.backends import Group
-from quintet.envs.claimed import claim, release
 from quintet.envs.other_apis import Unfit, fault_of
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.success import key_of, single_success
@@ -274,6 +274,36 @@ def require_new(envs: Sequence[Any], env_id: str) -> None:
             f"{env_id} must make a new environment at each call; it gave the same object twice; "
             "create the environment inside the callable"
         )
+
+
+_OWNERS: dict[int, tuple[weakref.ref[Any], int]] = {}
+"""The owner of an environment, and its fork, by the id of the innermost one."""
+
+
+def claim(env: Any, owner: object, env_id: str) -> None:
+    """Notes that `owner` steps `env` until `release`; raises ConfigError if another one does."""
+    forks.watch()
+    key = _key(env)
+    held, generation = _OWNERS.get(key, (lambda: None, 0))
+    other = held()
+    if other is not None and other is not owner and generation == forks.generation:
+        raise ConfigError(
+            f"{env_id} must make a new environment at each call; it gave one that other "
+            "streams use: create the environment inside the callable; if the others are those of "
+            "a training that this would evaluate, also eval.episodes=0 helps"
+        )
+    _OWNERS[key] = weakref.ref(owner), forks.generation
+
+
+def release(env: Any, owner: object) -> None:
+    """Notes that `owner` no longer steps `env`."""
+    key = _key(env)
+    if _OWNERS.get(key, (lambda: None, 0))[0]() is owner:
+        del _OWNERS[key]
+
+
+def _key(env: Any) -> int:
+    return id(getattr(env, "unwrapped", env))
 
 
 def _single(env: Any, env_id: str) -> gymnasium.Env:

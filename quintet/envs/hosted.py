@@ -19,8 +19,8 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from quintet.envs.claimed import claim, release
 from quintet.envs.config import RewardClip
+from quintet.envs.gymnasium import claim, release
 from quintet.envs.other_apis import Unfit, fault_of
 from quintet.envs.success import key_of, read_rule
 from quintet.envs.tensor import TensorStep, TensorVectorEnv

@@ -22,13 +22,14 @@ from gymnasium import spaces
 
 from quintet.envs import other_apis
 from quintet.envs.backends import Backend, Group
-from quintet.envs.claimed import claim, release
 from quintet.envs.env_source import call_maker
 from quintet.envs.gymnasium import (
     action_rows,
+    claim,
     close_all,
     leaf_of,
     read_leaf,
+    release,
     require_new,
     steps_per_s,
 )
