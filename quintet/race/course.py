@@ -73,7 +73,7 @@ class _Race:
         self.asked, self.folder = asked, asked.folder
         self.probe = KindProbe(asked.values, asked.source)
         self.out = QuietStream(sys.stdout)
-        self.stopped = False
+        self.stopped, self.full = False, ""
         self.journal = Journal(asked=dict(as_asked(asked)))
         self._since = time.monotonic()
 
@@ -345,6 +345,8 @@ class _Race:
         for each, how in zip(begun, ended, strict=True):
             self._hear(each, how, leg_s, passed_s)
         self.keep()
+        if self.full:
+            raise QuintetError(f"{self.full}; then the same command continues the race")
 
     def _for_leg(self, runner: Runner, leg_s: float, *, last: bool) -> Loaded:
         """The configuration of an entry's next leg."""
@@ -373,7 +375,9 @@ class _Race:
     def _hear(self, runner: Runner, how: Outcome, leg_s: float, passed_s: float) -> None:
         """Takes the answer of an entry's process."""
         answer = how.answer or {}
-        if how.by_signal:
+        if answer.get("disk_full"):  # which is no fault of the entry
+            self.full = f"{runner.name}: {answer['error']}"
+        if how.by_signal or answer.get("disk_full"):
             self.update(runner.name, begun_s=runner.begun_s + passed_s)
             return
         if answer.get("status") == "ran":

@@ -35,13 +35,18 @@ def main() -> int:
 
 def serve(train: "Callable[[Loaded, dict[str, Any]], dict[str, Any]]") -> int:
     """Calls a function with the run and the payload, and answers with its result, which has a
-    status; returns the exit status of ``quintet train``.
+    status, or with its error, and whether a disk is full; returns the exit status of ``quintet
+    train``.
     """
     payload: dict[str, Any] = pickle.loads(seed_group.attach())
     from quintet.system import user_state
 
     user_state.restore(payload["state"])
     from quintet.errors import ConfigError, QuintetError
+    from quintet.system.files import disk_is_full
+
+    def failed(error: Exception, said: str) -> None:
+        seed_group.answer({"error": said[:_MAX_ERROR_CHARACTERS], "disk_full": disk_is_full(error)})
 
     try:
         found = train(overwriting_once(pickle.loads(payload["run"]), payload["inode"]), payload)
@@ -49,11 +54,11 @@ def serve(train: "Callable[[Loaded, dict[str, Any]], dict[str, Any]]") -> int:
         return 130
     except QuintetError as error:
         print(f"error: {error}", file=sys.stderr)
-        seed_group.answer({"error": str(error)[:_MAX_ERROR_CHARACTERS]})
+        failed(error, str(error))
         return 2 if isinstance(error, ConfigError) else 1
     except Exception as error:
         traceback.print_exc()
-        seed_group.answer({"error": f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARACTERS]})
+        failed(error, f"{type(error).__name__}: {error}")
         return 1
     seed_group.answer(found)
     return 130 if found.get("status") == "stopped" else 0

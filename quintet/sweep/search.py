@@ -15,7 +15,7 @@ from quintet.config.group import Placing, placing_of
 from quintet.config.layers import Layer
 from quintet.config.resolve import Loaded, resolved
 from quintet.config.saved import held_in, load_config, name_in_folder
-from quintet.errors import CheckpointError, ConfigError
+from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.observe.metrics import describe
 from quintet.observe.stream import QuietStream
 from quintet.run import seed_group, seeds
@@ -258,7 +258,7 @@ class _Search:
             members.append(self._member(name_of(each), loaded, {"watch": watch}))
             begun.append(each)
         ended = self._run("quintet.sweep.trial", members)
-        killed = []
+        killed, full = [], ""
         for each, how in zip(begun, ended, strict=True):
             answer = how.answer or {}
             if answer.get("status") == "pruned":
@@ -268,6 +268,8 @@ class _Search:
                 self.say(f"[{name_of(each)}] {self.metric} {answer['score']:,.4g}")
             elif answer.get("status") == "finished":
                 self._failed(each, f"it reported no {self.metric}: give another --metric")
+            elif answer.get("disk_full"):  # which is no fault of the trial
+                full = f"[{name_of(each)}] {answer['error']}"
             elif "error" in answer:
                 self._failed(each, answer["error"])
             elif how.by_signal:
@@ -277,6 +279,8 @@ class _Search:
                 self._failed(each, f"its process {how_ended(how.status)} {_TRIES} times")
             else:
                 killed.append(each)
+        if full:
+            raise QuintetError(f"{full}; then the same command continues the sweep")
         return killed
 
     def _failed(self, trial: Trial, error: str) -> None:

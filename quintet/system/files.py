@@ -281,6 +281,15 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def disk_is_full(error: BaseException | None) -> bool:
+    """Whether an error, or one from which it came, says that a disk or a quota is full."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def cannot_write(out: Path, fault: OSError) -> FileFault:
     """The error for a result that can't be written to ``--out``."""
     return FileFault(f"can't write {out}: {reason(fault)}; {advice(fault)}, or give another --out")

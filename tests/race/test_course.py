@@ -210,6 +210,25 @@ def test_entries_that_run_side_by_side_begin_at_once_and_evaluate_as_long_as_bef
     assert last_s - fake.training_s[-1] < 0.1 * last_s  # its evaluation took a second
 
 
+def test_a_full_disk_is_no_fault_of_the_entry(
+    fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = fake.run
+
+    def full(module: str, members: Sequence[Member], *more: Any) -> list[Outcome]:
+        ended = run(module, members, *more)
+        if [each.name for each in members] == ["good"] and not capsys.readouterr().err:
+            return [Outcome(1, {"error": "no room; make room there", "disk_full": True})]
+        return ended
+
+    monkeypatch.setattr(course.seed_group, "run_members", full)
+    assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 1
+    assert "make room there; then the same command continues" in capsys.readouterr().err
+    monkeypatch.setattr(course.seed_group, "run_members", run)
+    assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 0
+    assert (tmp_path / "a" / "config.yaml").read_text() == "good"
+
+
 @pytest.mark.parametrize("typed", [False, True])
 def test_entries_share_the_cores_unless_threads_are_typed(
     fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: bool

@@ -1,5 +1,6 @@
 """Groups of runs: processes that start, speak and end together, and the seeds of one experiment."""
 
+import errno
 import hashlib
 import io
 import json
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,12 +27,13 @@ from quintet.config import machine
 from quintet.config.layers import Layer
 from quintet.config.run import RunConfig
 from quintet.config.saved import load_seeds
-from quintet.errors import ConfigError, GroupFault
+from quintet.errors import ConfigError, GroupFault, QuintetError
 from quintet.observe.report_files import read_metrics
+from quintet.run import member as one_member
 from quintet.run import seed_group, seeds
 from quintet.run.member import overwriting_once
 from quintet.run.seed_group import Member, Outcome, run_members
-from quintet.system import entry
+from quintet.system import entry, user_state
 from quintet.system.inside import run_lock
 from quintet.system.memory import limit_told
 
@@ -457,3 +460,21 @@ def test_training_scores_are_those_of_the_newest_report_with_an_episode(tmp_path
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in reports))
     found = seeds._seed_outcome(config, ended).metrics
     assert found == {"env_steps": 3.0, "episode/return_mean": 7.0}
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_member_tells_whether_a_disk_is_full(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = SimpleNamespace(overwrite=False)
+    given = {"state": user_state.capture(), "run": pickle.dumps(loaded), "inode": None}
+    answers: list[dict[str, Any]] = []
+    monkeypatch.setattr(seed_group, "attach", lambda: pickle.dumps(given))
+    monkeypatch.setattr(seed_group, "answer", answers.append)
+
+    def train(*_: object) -> dict[str, Any]:
+        try:
+            raise OSError(errno.ENOSPC if full else errno.EACCES, "no")
+        except OSError as fault:
+            raise QuintetError("it can't be saved") from fault
+
+    assert one_member.serve(train) == 1
+    assert answers == [{"error": "it can't be saved", "disk_full": full}]

@@ -268,3 +268,16 @@ def test_trials_and_the_best_again_run_on_the_nodes_of_a_cluster(
     assert "10.0.0.1" not in options  # each run is a whole one, on one node
     # Where it runs is no part of what it is.
     assert cli.main(command(tmp_path / "a", *more)) == 0
+
+
+def test_a_full_disk_is_no_fault_of_a_trial(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = (*SEARCH, "--trials", "1", "--best", "0")
+    full = Outcome(1, {"error": "no room; make room there", "disk_full": True})
+    with monkeypatch.context() as patched:
+        patched.setattr(seed_group, "run_members", lambda *_, **__: [full])
+        assert cli.main(command(tmp_path / "a", *more)) == 1
+    assert "make room there; then the same command continues" in capsys.readouterr().err
+    assert cli.main(command(tmp_path / "a", *more)) == 0
+    assert [row["state"] for row in table(tmp_path / "a")] == ["complete"]
