@@ -346,7 +346,7 @@ class _Race:
             self._hear(each, how, leg_s, passed_s)
         self.keep()
         if self.full:
-            raise QuintetError(f"{self.full}; then the same command continues the race")
+            raise QuintetError(self.full)
 
     def _for_leg(self, runner: Runner, leg_s: float, *, last: bool) -> Loaded:
         """The configuration of an entry's next leg."""

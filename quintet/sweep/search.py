@@ -280,7 +280,7 @@ class _Search:
             else:
                 killed.append(each)
         if full:
-            raise QuintetError(f"{full}; then the same command continues the sweep")
+            raise QuintetError(full)
         return killed
 
     def _failed(self, trial: Trial, error: str) -> None:

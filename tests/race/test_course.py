@@ -223,7 +223,7 @@ def test_a_full_disk_is_no_fault_of_the_entry(
 
     monkeypatch.setattr(course.seed_group, "run_members", full)
     assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 1
-    assert "make room there; then the same command continues" in capsys.readouterr().err
+    assert "good: no room; make room there" in capsys.readouterr().err
     monkeypatch.setattr(course.seed_group, "run_members", run)
     assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 0
     assert (tmp_path / "a" / "config.yaml").read_text() == "good"

@@ -278,6 +278,6 @@ def test_a_full_disk_is_no_fault_of_a_trial(
     with monkeypatch.context() as patched:
         patched.setattr(seed_group, "run_members", lambda *_, **__: [full])
         assert cli.main(command(tmp_path / "a", *more)) == 1
-    assert "make room there; then the same command continues" in capsys.readouterr().err
+    assert "[0001] no room; make room there" in capsys.readouterr().err
     assert cli.main(command(tmp_path / "a", *more)) == 0
     assert [row["state"] for row in table(tmp_path / "a")] == ["complete"]
