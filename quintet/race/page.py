@@ -6,6 +6,7 @@ They show who ran, who fell out, when and why, with curves over time.
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +88,13 @@ def _runs(folder: Path, journal: Journal) -> dict[str, RunSummary]:
     found = {}
     for each in journal.runners:
         place = folder / FOLDER / each.name
-        if each.name == journal.winner and journal.state == "finished":
+        won = each.name == journal.winner and journal.state == "finished"
+        if won:
             place = folder
         if place.is_dir():
             found[each.name] = read_summary(place)
+        if won and found[each.name].state == "running":  # its folder is this process's
+            found[each.name] = replace(found[each.name], state="finished")
     return found
 
 
