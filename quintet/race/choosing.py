@@ -86,7 +86,7 @@ def _first(text: str) -> str:
     return lines[0].removeprefix("  - ") if lines and head.endswith("faults:") else head
 
 
-class Examined(NamedTuple):
+class Adapted(NamedTuple):
     """The entries as findings about the environment change them, sentences about these, and the
     seconds of a step of one environment, if known."""
 
@@ -95,13 +95,13 @@ class Examined(NamedTuple):
     step_s: float | None
 
 
-def examined(asked: Asked, listed: Sequence[Able], say: Callable[[str], None]) -> Examined:
+def examined(asked: Asked, listed: Sequence[Able], say: Callable[[str], None]) -> Adapted:
     """Examines the environment, from five minutes on."""
     from quintet.doctor.apart import examine_apart
 
     most_s = min(_EXAMINED_SHARE * asked.total_s, _MOST_EXAMINED_S)
     if most_s < _LEAST_EXAMINED_S:
-        return Examined(list(listed), [], None)
+        return Adapted(list(listed), [], None)
     say(f"examines the environment for at most {most_s:.0f} s")
     words = [
         word
@@ -130,7 +130,7 @@ def examined(asked: Asked, listed: Sequence[Able], say: Callable[[str], None]) -
     ]
     able_now = {x.entry.name: x for x in fitting}
     kept = [able_now.get(each.name, before.get(each.name)) for each in now]
-    return Examined([each for each in kept if each is not None], told, found.step_s)
+    return Adapted([each for each in kept if each is not None], told, found.step_s)
 
 
 def shortened(
@@ -143,12 +143,13 @@ def shortened(
     for entry, loaded, _ in listed:
         steps = batch_steps(loaded.config)
         names = [x for x in registry.find(entry.algo).batch if "." not in x]
-        if steps > most_steps and names and names[0] not in asked.values:
-            now: int = getattr(loaded.config.learner, names[0])
-            fewer = {names[0]: max(1, min(now, max(_LEAST_UNROLL, int(now * most_steps / steps))))}
-            changed.append(entry._replace(options={**entry.options, **fewer}))
-            value = fewer[names[0]]
-            told.append(f"{entry.name}: {names[0]}={value}, so that its legs hold several batches")
+        if steps <= most_steps or not names or names[0] in asked.values:
+            continue
+        now: int = getattr(loaded.config.learner, names[0])
+        fewer = max(_LEAST_UNROLL, int(now * most_steps / steps))
+        if fewer < now:
+            changed.append(entry._replace(options={**entry.options, names[0]: fewer}))
+            told.append(f"{entry.name}: {names[0]}={fewer}, so that its legs hold several batches")
     fitting, faults = _fitting(asked, changed)
     able_now = {x.entry.name: x for x in fitting}
     told = [line for line in told if line.partition(":")[0] not in faults]

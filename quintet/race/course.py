@@ -198,7 +198,7 @@ class _Race:
         self._ready(able[0].entry)
         if self.stopped:
             return
-        # Two entries of one thread each learn faster than one of two.
+        # Two entries of one thread each learn faster than one of two (benchmarks/threads.py).
         given = {} if "runtime.threads" in asked.values else {"runtime.threads": 1}
         least = min(seeds.cores_of({**each.values, **given}) for each in able)
         jobs = min(len(able), asked.jobs or max(1, usable_cores() // least))

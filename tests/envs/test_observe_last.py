@@ -161,7 +161,21 @@ def test_every_kind_of_action(action: spaces.Space, nones: Any, leaves: Any) -> 
         assert all(value in leaf for value in got.obs[path].reshape(-1, *leaf.shape))
 
 
-def test_the_last_action_is_within_a_bound_of_one_side() -> None:
+@pytest.mark.parametrize(
+    ("action", "sent", "wanted"),
+    [
+        (
+            spaces.Box(np.array([0, -np.inf], np.float32), np.array([np.inf, 1], np.float32)),
+            [[-3.0, 4.0], [5.0, -6.0]],
+            [[0.0, 1.0], [5.0, -6.0]],
+        ),
+        (spaces.Box(0, 255, (2,), np.uint8), [[300.0, -3.0], [2.7, 255.0]], [[255, 0], [2, 255]]),
+    ],
+    ids=["bounds of one side", "whole numbers"],
+)
+def test_the_last_action_is_the_one_received(
+    action: spaces.Box, sent: list[list[float]], wanted: list[list[float]]
+) -> None:
     received = []
 
     class Noting(Custom):
@@ -169,26 +183,10 @@ def test_the_last_action_is_within_a_bound_of_one_side() -> None:
             received.append(action.tolist())
             return super().step(action)
 
-    half = spaces.Box(np.array([0.0, -np.inf]), np.array([np.inf, 1.0]), dtype=np.float32)
-    env = make_vector_env(partial(Noting, OBS, np.zeros(2), half), 1, observe_last=True)
-    got = record(env, [1], np.array([[[-3.0, 4.0]], [[5.0, -6.0]]], np.float32))
-    assert received == [[0.0, 1.0], [5.0, -6.0]]
-    assert got.obs["last_action"][1:, 0].tolist() == received
-
-
-def test_the_last_action_of_whole_numbers_is_the_one_received() -> None:
-    received = []
-
-    class Noting(Custom):
-        def step(self, action):
-            received.append(action.tolist())
-            return super().step(action)
-
-    pixels = spaces.Box(0, 255, (2,), np.uint8)
-    env = make_vector_env(partial(Noting, OBS, np.zeros(2), pixels), 1, observe_last=True)
-    got = record(env, [1], np.array([[[300.0, -3.0]], [[2.7, 255.0]]], np.float32))
-    assert received == [[255, 0], [2, 255]]
-    assert got.obs["last_action"][1:, 0].tolist() == received
+    env = make_vector_env(partial(Noting, OBS, np.zeros(2), action), 1, observe_last=True)
+    got = record(env, [1], np.array(sent, np.float32)[:, None])
+    assert received == wanted
+    assert got.obs["last_action"][1:, 0].tolist() == wanted
 
 
 def test_it_stands_outside_of_the_frame_stack() -> None:
