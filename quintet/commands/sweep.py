@@ -44,7 +44,7 @@ def read(arguments: list[str]) -> Asked:
     def ask(
         trials: Annotated[int | None, arg(help="number of trials", metavar="INT")] = None,
         minutes: Annotated[
-            float | None, arg(help="minutes after which no further trials begin", metavar="FLOAT")
+            float | None, arg(help="minutes of trials and of the best again", metavar="FLOAT")
         ] = None,
         jobs: Annotated[
             int,

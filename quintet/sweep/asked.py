@@ -16,7 +16,7 @@ class Asked:
     """A sweep as the user asks for it.
 
     trials: number of trials; None: as many as fit into the minutes.
-    minutes: time after which no further trials begin.
+    minutes: time of trials and the best again; at least half of it is for trials.
     jobs: number of trials at the same time.
     search: see `quintet.sweep.space.given`; empty: the options that populations tune by default.
     metric: name of the score; None: the mean return of evaluations, or of training if there are

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
 
@@ -208,8 +209,7 @@ class _Search:
         asked, study = self.asked, self.study
         for first in count(0, asked.jobs):
             known = study.trials()
-            late = asked.minutes is not None and study.spent_s >= 60.0 * asked.minutes
-            if self.stopped or (late and first >= len(known)):
+            if self.stopped or (first >= len(known) and self._late()):
                 return
             end = (
                 first + asked.jobs
@@ -229,6 +229,17 @@ class _Search:
             else:
                 self._batch(left, last=True)
             study.spend(time.monotonic() - begin)
+
+    def _late(self) -> bool:
+        """Whether the minutes have no room for further trials: these have at least half of them,
+        and more where the best again need less.
+        """
+        asked, batch_s = self.asked, self.study.longest_s
+        if asked.minutes is None:
+            return False
+        again_s = batch_s * ceil(asked.best * asked.seeds_of_best / asked.jobs)
+        all_s = 60.0 * asked.minutes
+        return self.study.spent_s + batch_s + min(again_s, all_s / 2) > all_s
 
     def _usual(self) -> dict[str, Any] | None:
         """The draw for the values of a run by itself; None if it is not in the space."""
@@ -330,9 +341,14 @@ class _Search:
 
     def _again(self, found: Found) -> None:
         """Trains the best trials on seeds that no trial had."""
-        first = self.base.config.seed + 1
-        fresh = range(first, first + self.asked.seeds_of_best)
-        best = found.ranked[: self.asked.best] if fresh else []
+        asked, first = self.asked, self.base.config.seed + 1
+        fresh = range(first, first + asked.seeds_of_best)
+        best = found.ranked[: asked.best] if fresh else []
+        if asked.minutes is not None and best:
+            left_s = 60.0 * asked.minutes - self.study.spent_s
+            fitting = int(left_s / max(1.0, self.study.longest_s)) * asked.jobs // len(fresh)
+            best = best[: max(1, fitting)]
+        short = len(best) < min(asked.best, len(found.ranked))
         members, runs = [], {}
         for each in best:
             for seed in fresh:
@@ -345,7 +361,8 @@ class _Search:
         if members:
             self.say(
                 f"trains the best {len(best)} of {len(found.trials)} trials again, on seeds "
-                f"{', '.join(map(str, fresh))}"
+                + ", ".join(map(str, fresh))
+                + f"; the minutes have no time for the best {asked.best}" * short
             )
         for member, how in zip(members, self._run("quintet.run.member", members), strict=True):
             if how.answer is None and not how.by_signal:

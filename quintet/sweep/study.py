@@ -44,7 +44,7 @@ _NAME = "sweep"
 _WARMUP_STEPS = STEPS // 3  # before which slow starters are not pruned
 _LEAST_TRIALS = 4  # that pruning by the median, and importances, compare
 _SAID = "sweep"  # key of what the user asked
-_SPENT_S = "spent_s"
+_SPENT_S, _LONGEST_S = "spent_s", "longest_s"
 _ERROR = "error"
 
 Curve = Mapping[int, float]
@@ -112,7 +112,14 @@ class Study:
         """Seconds that trials have taken."""
         return float(self._study.user_attrs.get(_SPENT_S, 0.0))
 
+    @property
+    def longest_s(self) -> float:
+        """Seconds of the longest batch of trials."""
+        return float(self._study.user_attrs.get(_LONGEST_S, 0.0))
+
     def spend(self, seconds: float) -> None:
+        """Adds the seconds of a batch."""
+        self._study.set_user_attr(_LONGEST_S, max(self.longest_s, seconds))
         self._study.set_user_attr(_SPENT_S, self.spent_s + seconds)
 
     def trials(self) -> list[Trial]:

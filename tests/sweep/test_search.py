@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -225,6 +226,32 @@ def test_a_trial_of_which_a_fresh_seed_is_killed_comes_after_the_others(
     assert "[0002-s1] failed: its process was ended by SIGKILL" in capsys.readouterr().out
     first = table(tmp_path / "a")[0]
     assert f"learning_rate: {first['learning_rate']}" in (tmp_path / "a" / "best.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("best", "batches"),
+    [
+        ("2", [["0001"], ["0002"], ["0002-s1", "0002-s2"]]),
+        ("0", [["0001"], ["0002"], ["0003"], ["0004"]]),
+    ],
+)
+def test_minutes_are_for_trials_and_the_best_again(
+    best: str,
+    batches: list[list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each batch takes four minutes, and sixteen are given."""
+    fake = Fake([1.0, 2.0, 3.0, 4.0])
+    monkeypatch.setattr(seed_group, "run_members", fake.run)
+    clock = SimpleNamespace(monotonic=lambda: 240.0 * len(fake.batches))
+    monkeypatch.setattr(importlib.import_module("quintet.sweep.search"), "time", clock)
+    more = (*SEARCH, "--minutes", "16", "--best", best, "--seeds-of-best", "2")
+    assert cli.main(command(tmp_path / "a", *more)) == 0
+    assert [each for each in fake.batches if each] == batches
+    said = "on seeds 1, 2; the minutes have no time for the best 2\n"
+    assert (said in capsys.readouterr().out) == (best == "2")
 
 
 class Nodes:
