@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from quintet import spaces
+from quintet import spaces, spaces_as_json
 from quintet.bounds import MOST_COUNT
 from quintet.config.machine import lacking
 from quintet.envs.config import EnvConfig
@@ -411,9 +411,9 @@ def _check_spaces(policy: Policy, vector: VectorEnv, who: str = "the policy") ->
     way_out = "give one that was trained on such spaces, or another environment"
     own, theirs = policy.description, vector.spaces
     if policy.critic_leaves:  # which acting does not need
-        own = spaces.as_json(policy.acting_spaces)
+        own = spaces_as_json.as_json(policy.acting_spaces)
         theirs = spaces.without_leaves(theirs, policy.critic_leaves)
-    spaces.require_same(own, theirs, who, vector.description.id, way_out)
+    spaces_as_json.require_same(own, theirs, who, vector.description.id, way_out)
 
 
 def _film(policy: Policy, env: ResolvedEnv, how: How, path: Path) -> Film | None:

@@ -28,6 +28,7 @@ from quintet.policy_place import LEADER, LEARNER, POLICIES, POLICY, find
 from quintet.protocols import Actor
 from quintet.runtime.staged import Shared, StagedActor
 from quintet.runtime.torch_settings import OwnTorch
+from quintet.spaces_as_json import as_json, from_json
 from quintet.system import files, memory
 from quintet.system.cpus import usable_cores
 from quintet.system.trust import UNKNOWN, Call, Origin, calls_of
@@ -57,8 +58,8 @@ def describe(
         # With the function of an encoder that was given as one, of which JSON keeps the name.
         "model": model.model_dump(mode="json") | {"encoder": model.encoder},
         "env": env.model_dump(mode="json"),
-        **spaces.as_json(of),
-        "own": spaces.as_json(of.own or of),
+        **as_json(of),
+        "own": as_json(of.own or of),
     }
 
 
@@ -66,9 +67,7 @@ def _spaces_from_json(data: Mapping[str, Any]) -> Spaces:
     """The spaces of a description; raises ValueError where the environment's own spaces have other
     shapes."""
     own = _spaces_from_json(data["own"]) if "own" in data else None
-    of = Spaces(
-        spaces.from_json(data["observation_space"]), spaces.from_json(data["action_space"]), own
-    )
+    of = Spaces(from_json(data["observation_space"]), from_json(data["action_space"]), own)
     if own is not None and _form(own) != _form(of):
         raise ValueError("the given spaces must have the shapes of the stored spaces")
     return of

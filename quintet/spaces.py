@@ -1,15 +1,15 @@
-"""Observation and action spaces: their leaves, dtypes in memory, packed actions, and JSON."""
+"""Observation and action spaces: their leaves, dtypes in memory, and packed actions."""
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from quintet.bounds import MOST_UNITS
-from quintet.errors import ConfigError, QuintetError
+from quintet.errors import ConfigError
 from quintet.types import ACTION_MASK, Spaces, TensorSpec
 
 Space = spaces.Space[Any]
@@ -39,7 +39,7 @@ def observation_leaves(space: Space) -> dict[str, Space]:
 
 def leaf_keys(space: Space) -> dict[str, tuple[Keys, Space]]:
     """Like `observation_leaves`, with the keys that lead to each leaf of an observation."""
-    _require_keys(space)
+    require_keys(space)
     found: dict[str, tuple[Keys, Space]] = {}
     for keys, leaf in walk_leaves(space):
         path = "/".join(str(key) for key in keys) or "obs"
@@ -79,7 +79,7 @@ def _children(space: Space) -> Iterable[tuple[Any, Space]] | None:
     return enumerate(space.spaces) if isinstance(space, spaces.Tuple) else None
 
 
-def _require_keys(space: Space) -> None:
+def require_keys(space: Space) -> None:
     """Refuses keys of Dict spaces that JSON would change."""
     for key, child in _children(space) or ():
         text = isinstance(key, str) and key != "" and str(key) == key and key.isprintable()
@@ -89,7 +89,7 @@ def _require_keys(space: Space) -> None:
                 "the keys of a Dict space must be texts (printable, not empty) or whole numbers, "
                 f"got {key!r} of type {type(key).__name__} in {_brief(space)}; rename it"
             )
-        _require_keys(child)
+        require_keys(child)
 
 
 def _brief(space: Space) -> str:
@@ -212,10 +212,21 @@ def unmeant(leaf: Space) -> np.ndarray[Any, Any]:
     return none
 
 
+def as_choices(leaf: Space) -> Space:
+    """A MultiDiscrete with the values of a Box of whole numbers; other leaves are unchanged."""
+    if not isinstance(leaf, spaces.Box) or leaf.dtype.kind == "f":
+        return leaf
+    low, high = np.atleast_1d(leaf.low, leaf.high)
+    sizes = np.minimum(high.astype(np.float64) - low + 1, 2.0**53)
+    return spaces.MultiDiscrete(sizes.astype(np.int64), start=low.astype(np.int64))
+
+
 def action_space_of(space: Space, env_id: str) -> Space:
-    """The stored action space; raises ConfigError if it is not supported, or leaves no choice."""
+    """The stored action space, where Boxes of whole numbers are choices; raises ConfigError if it
+    is not supported, or leaves no choice.
+    """
     leaves = action_leaves(space)
-    _require_keys(space)
+    require_keys(space)
     unknown = [leaf for leaf in leaves if not isinstance(leaf, _LEAVES)]
     if unknown or not leaves or any(0 in (leaf.shape or ()) for leaf in leaves):
         raise ConfigError(
@@ -229,7 +240,7 @@ def action_space_of(space: Space, env_id: str) -> Space:
             f"{env_id}: the action space must have at most {MOST_UNITS:,} numbers and choices, got "
             f"{_brief(space)}; wrap the environment so that it has fewer"
         )
-    return map_leaves(space, lambda _, leaf: _stored_leaf(leaf))
+    return map_leaves(space, lambda _, leaf: _stored_leaf(as_choices(leaf)))
 
 
 def action_remarks(space: Space) -> tuple[str, ...]:
@@ -266,7 +277,7 @@ def action_spec(space: Space) -> TensorSpec:
     """
     import torch  # not before there is an environment
 
-    floats = any(isinstance(leaf, spaces.Box) for leaf in action_leaves(space))
+    floats = any(isinstance(as_choices(leaf), spaces.Box) for leaf in action_leaves(space))
     return TensorSpec(action_shape(space), torch.float32 if floats else torch.int64)
 
 
@@ -299,6 +310,7 @@ def unpack_action(space: Space, packed: np.ndarray[Any, Any]) -> Any:
 def _unpack_leaf(leaf: Space, flat: np.ndarray[Any, Any]) -> Any:
     own = flat.reshape((*flat.shape[:-1], *(leaf.shape or ())))
     if isinstance(leaf, spaces.Box):  # np.clip takes several times as long for one action
+        own = own if leaf.dtype.kind == "f" else own + leaf.low  # see `as_choices`
         own = np.minimum(np.maximum(own, leaf.low), leaf.high)
     own = own.astype(leaf.dtype)
     # Of shape () this is a number.
@@ -312,7 +324,7 @@ def mask_sizes(space: Space) -> list[int]:
     component of a MultiDiscrete, none for Box and MultiBinary leaves.
     """
     sizes: list[int] = []
-    for leaf in action_leaves(space):
+    for leaf in map(as_choices, action_leaves(space)):
         if isinstance(leaf, spaces.Discrete):
             sizes.append(int(leaf.n))
         elif isinstance(leaf, spaces.MultiDiscrete):
@@ -325,84 +337,6 @@ def leaf_spec(space: Space) -> TensorSpec:
 
     dtype = torch.from_numpy(np.empty(0, leaf_dtype(space))).dtype
     return TensorSpec(tuple(space.shape or ()), dtype)
-
-
-def _bound(values: np.ndarray[Any, Any]) -> Any:
-    """One number if all are equal, else nested lists; infinities as JSON strings."""
-    flat = values.ravel()
-    if flat.size and (flat == flat[0]).all():
-        return _number(flat[0].item())
-    return [_number(x) for x in flat.tolist()]
-
-
-def _number(x: float) -> float | str:
-    return x if np.isfinite(x) else str(x)
-
-
-def to_json(space: Space) -> dict[str, Any]:
-    """A JSON-able description from which `from_json` makes an equal space."""
-    match space:
-        case spaces.Box():
-            return {
-                "kind": "box",
-                "shape": list(space.shape),
-                "dtype": str(space.dtype),
-                "low": _bound(space.low),
-                "high": _bound(space.high),
-            }
-        case spaces.Discrete():
-            return {"kind": "discrete", "n": int(space.n), "start": int(space.start)}
-        case spaces.MultiDiscrete():
-            return {
-                "kind": "multi_discrete",
-                "nvec": np.asarray(space.nvec).tolist(),
-                "start": np.asarray(space.start).tolist(),
-                "dtype": str(space.dtype),
-            }
-        case spaces.MultiBinary():
-            n = space.n if isinstance(space.n, int) else list(space.n)
-            return {"kind": "multi_binary", "n": n}
-        case spaces.Dict():
-            items: list[Any] = [[key, to_json(child)] for key, child in space.spaces.items()]
-            return {"kind": "dict", "items": items}
-        case spaces.Tuple():
-            return {"kind": "tuple", "items": [to_json(child) for child in space.spaces]}
-    raise QuintetError(
-        "a space must be Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple, got "
-        f"{space}; wrap the environment so that it has one of these"
-    )
-
-
-def for_networks(data: Any) -> Any:
-    """A description by `to_json` without what no network uses: bounds of boxes, but for upper ones
-    of pictures in uint8, by which they are scaled, and storage of floats in float64."""
-    if isinstance(data, dict):
-        shape = data.get("shape")  # of a stranger's file, perhaps
-        picture = data.get("dtype") == "uint8" and isinstance(shape, list) and len(shape) > 1
-        kept = {k: for_networks(data[k]) for k in data if k != "low" and (picture or k != "high")}
-        return kept | ({"dtype": "float32"} if kept.get("dtype") == "float64" else {})
-    return [for_networks(each) for each in data] if isinstance(data, list) else data
-
-
-def other_spaces(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Spaces described by `to_json` (``observation_space``, ``action_space``) that differ for a
-    network, both forms of each, by "observation space" and "action space".  Names and order of
-    leaves matter; bounds of observations, but for the scale of pictures, and float64 don't."""
-    differ = {}
-    for name in ("observation_space", "action_space"):
-        a, b = mine[name], theirs[name]
-        compared = (a, b) if name == "action_space" else (for_networks(a), for_networks(b))
-        if compared[0] != compared[1]:
-            differ[name.replace("_", " ")] = (_or_fault(a), _or_fault(b))
-    return differ
-
-
-def _or_fault(data: Any) -> Any:
-    """The space of a description, or what is wrong with the description."""
-    try:
-        return from_json(data)
-    except ValueError as fault:
-        return f"none ({fault})"
 
 
 def without_leaves(of: Spaces, paths: Container[str]) -> Spaces:
@@ -419,81 +353,3 @@ def _without(space: Space, paths: Container[str], at: Keys) -> Space:
         if not all(path in paths for path in inside):
             kept[key] = _without(child, paths, (*at, key))
     return spaces.Dict(kept)
-
-
-def as_json(of: Spaces) -> dict[str, Any]:
-    """The spaces in a description, by its names."""
-    return {"observation_space": to_json(of.observation), "action_space": to_json(of.action)}
-
-
-def require_same(
-    mine: Mapping[str, Any], theirs: Spaces, who: str, env_id: str, way_out: str
-) -> None:
-    """Raises ConfigError if an environment's spaces differ from those described by `mine`.
-
-    who: owner of `mine` in the message; way_out: the cure.
-    """
-    for what, (own, given) in other_spaces(mine, as_json(theirs)).items():
-        raise ConfigError(f"{who}'s {what} is {own}, but {env_id} has {given}; {way_out}")
-
-
-def _array(bound: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """The array of a `_bound`; integers are not converted to floats, which would be rounded."""
-    values = [float(x) if isinstance(x, str) else x for x in np.ravel(np.array(bound, object))]
-    return np.broadcast_to(np.array(values, dtype), (math.prod(shape),)).reshape(shape).copy()
-
-
-def from_json(data: Any) -> Space:
-    """The space that `to_json` described; raises ValueError if it is not a space or too large."""
-    try:
-        space = _from_json(data)
-        _require_keys(space)
-        return space
-    except (KeyError, TypeError, OverflowError, AssertionError, AttributeError) as fault:
-        raise ValueError(
-            f"a file must describe a space, got {str(data)[:100]} ({type(fault).__name__}: {fault})"
-        ) from fault
-    except ConfigError as fault:
-        raise ValueError(str(fault)) from fault
-
-
-def _from_json(data: Any) -> Space:
-    match data["kind"]:
-        case "box":
-            shape, dtype = _stored_shape(data["shape"]), _stored_dtype(data["dtype"])
-            low, high = (_array(data[key], shape, dtype) for key in ("low", "high"))
-            return spaces.Box(low, high, dtype=dtype.type)
-        case "discrete":
-            return spaces.Discrete(_whole(data["n"]), start=_whole(data["start"]))
-        case "multi_discrete":
-            dtype, start = _stored_dtype(data["dtype"]), data["start"]
-            return spaces.MultiDiscrete(data["nvec"], dtype=dtype.type, start=start)
-        case "multi_binary":
-            n = data["n"]
-            shape = _stored_shape(n if isinstance(n, list) else [n])
-            return spaces.MultiBinary(shape if isinstance(n, list) else shape[0])
-        case "dict":
-            # in order, which is that of the network's inputs
-            return spaces.Dict(OrderedDict((k, _from_json(child)) for k, child in data["items"]))
-        case "tuple":
-            return spaces.Tuple([_from_json(child) for child in data["items"]])
-    raise ValueError(f"the kind of a space must be known, got {str(data['kind'])[:50]!r}")
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or abs(value) >= 2**63:
-        raise ValueError(f"a space must have whole numbers of 64 bits, got {str(value)[:50]}")
-    return value
-
-
-def _stored_shape(given: Any) -> tuple[int, ...]:
-    shape = tuple(_whole(size) for size in given)
-    if min(shape, default=0) < 0 or math.prod(shape) > MOST_NUMBERS:
-        raise ValueError(f"a space has at most {MOST_NUMBERS:,} numbers, got {str(shape)[:50]}")
-    return shape
-
-
-def _stored_dtype(given: Any) -> np.dtype[Any]:
-    if not isinstance(given, str) or np.dtype(given).kind not in "biuf":
-        raise ValueError(f"a space must have a dtype of numbers, got {str(given)[:50]!r}")
-    return np.dtype(given)

@@ -96,7 +96,7 @@ def _doubts(found: "EnvCheck") -> "list[Doubt]":
 
 
 def _as_json(found: "EnvCheck", doubts: "list[Doubt]") -> dict[str, Any]:
-    from quintet import spaces
+    from quintet.spaces_as_json import to_json
 
     names = (
         "reward_shaping steps step_s slowest_step_s reset_s terminated truncated lengths "
@@ -105,8 +105,8 @@ def _as_json(found: "EnvCheck", doubts: "list[Doubt]") -> dict[str, Any]:
     return {
         "env": found.env.id,
         "backend": found.env.backend,
-        "observation_space": spaces.to_json(found.spaces.observation),
-        "action_space": spaces.to_json(found.spaces.action),
+        "observation_space": to_json(found.spaces.observation),
+        "action_space": to_json(found.spaces.action),
         "returns": [_finite(each) for each in found.returns],
         "reward_min": _finite(found.reward_min),
         "reward_max": _finite(found.reward_max),

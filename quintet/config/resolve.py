@@ -32,7 +32,8 @@ from quintet.errors import ConfigError
 from quintet.models.config import critic_leaves
 from quintet.options import Facts, default_of, idle
 from quintet.options import faults as faults_of
-from quintet.spaces import as_json, in_float64, require_same, without_leaves
+from quintet.spaces import in_float64, without_leaves
+from quintet.spaces_as_json import as_json, require_same
 from quintet.types import Spaces
 
 FOR_CLUSTER = "resolved (a cluster needs workers, and serial has none)"

@@ -20,7 +20,8 @@ from quintet.errors import ConfigError, QuintetError
 from quintet.observe.run_summary import RunSummary, group_key
 from quintet.options import Facts, about, idle
 from quintet.protocols import Part
-from quintet.spaces import action_leaves, from_json
+from quintet.spaces import action_leaves
+from quintet.spaces_as_json import from_json
 from quintet.system.files import shown
 from quintet.types import Spaces
 

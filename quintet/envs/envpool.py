@@ -46,7 +46,15 @@ from quintet.envs.vector import (
     check_seeds,
 )
 from quintet.errors import ConfigError, EnvironmentFault
-from quintet.spaces import Space, action_remarks, action_shape, leaf_keys, map_leaves, stored_spaces
+from quintet.spaces import (
+    Space,
+    action_remarks,
+    action_shape,
+    as_choices,
+    leaf_keys,
+    map_leaves,
+    stored_spaces,
+)
 from quintet.system.cpus import usable_cores
 from quintet.system.user_code import raised, traced
 
@@ -181,7 +189,7 @@ class EnvPoolVectorEnv:
             given = _with_infinite_bounds(spec.gymnasium_observation_space)
             action = spec.gymnasium_action_space
         self._keys = {path: (keys, _start(leaf)) for path, (keys, leaf) in leaf_keys(given).items()}
-        self._action_start = _start(action)
+        self._action_start = _start(as_choices(action))
         self._action_shape = (num_streams, *action_shape(action))
         self._own_action_shape = (num_streams, *(action.shape or ()))
         self.spaces = stored_spaces(given, action, env_id)

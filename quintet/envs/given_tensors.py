@@ -28,7 +28,7 @@ from quintet.envs.success import key_of
 from quintet.envs.tensor import GymTensors, RslTensors, TensorStep, TensorVectorEnv, bare
 from quintet.envs.vector import EnvDescription
 from quintet.errors import ConfigError
-from quintet.spaces import Keys, Space, leaf_keys, stored_spaces
+from quintet.spaces import Keys, Space, as_choices, leaf_keys, stored_spaces
 from quintet.system.transfer import sent
 from quintet.types import Obs
 
@@ -219,7 +219,7 @@ def _packer(space: Space, env_id: str, library: Any) -> Callable[[Tensor], Any]:
             f"{env_id}: environments of tensors must have one kind of actions, got {space}; wrap "
             "it so that they are one Box, Discrete or MultiDiscrete"
         )
-    start, shape = _start(space), tuple(space.shape or ())
+    start, shape = _start(as_choices(space)), tuple(space.shape or ())
 
     def packed(action: Tensor) -> Any:
         action = action.view(-1, *shape)

@@ -18,6 +18,7 @@ from quintet.errors import ConfigError
 from quintet.spaces import (
     Space,
     action_leaves,
+    as_choices,
     leaf_dtype,
     map_leaves,
     observation_leaves,
@@ -207,6 +208,7 @@ def _with_last(of: Spaces) -> Space:
 
 def _seen_action(leaf: Space) -> Space:
     """The observation space of a leaf of the action space."""
+    leaf = as_choices(leaf)
     if isinstance(leaf, spaces.Discrete):
         return spaces.Discrete(int(leaf.n) + 1, start=leaf.start)
     if isinstance(leaf, spaces.MultiDiscrete):

@@ -7,7 +7,6 @@ from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from quintet import spaces
 from quintet.errors import ConfigError, ExportError
 from quintet.export import compare, programs, recording
 from quintet.export.certificate import CERTIFICATE, DESCRIPTION, Entry, as_bytes, sealed
@@ -18,6 +17,7 @@ from quintet.export.verify import Verified, verify
 from quintet.export.whole import WholePolicy
 from quintet.policy import Policy
 from quintet.runtime.torch_settings import OwnTorch
+from quintet.spaces_as_json import to_json
 from quintet.system import files, memory, provenance
 
 Observations = Literal["environment", "space"]
@@ -151,8 +151,8 @@ def describe(
             frame_stack=env.frame_stack,
             observe_last=env.observe_last,
         ),
-        observation_space=spaces.to_json((acting.own or acting).observation),
-        action_space=spaces.to_json(own.action),
+        observation_space=to_json((acting.own or acting).observation),
+        action_space=to_json(own.action),
         inputs=whole.inputs,
         outputs=whole.outputs,
         state=whole.state,

@@ -15,6 +15,7 @@ from quintet.algorithms.parts.setup import Recorded
 from quintet.envs.gymnasium import Leaf
 from quintet.export.interface import Choice, DType, Port, Role
 from quintet.policy import Policy
+from quintet.spaces_as_json import to_json
 from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, ActOutput
 
 Tensors = tuple[Tensor, ...]
@@ -123,8 +124,9 @@ def env_form(space: spaces.Space, packed: Tensor) -> Iterator[Tensor]:
         own = rows[:, begin : begin + size].reshape(rows.shape[0], *(leaf.shape or ()))
         begin += size
         dtype = _torch_dtype(spaces.leaf_dtype(leaf))
-        if isinstance(leaf, gym_spaces.Discrete | gym_spaces.MultiDiscrete):
-            own = own.long() + torch.tensor(np.asarray(leaf.start).tolist())
+        choices = spaces.as_choices(leaf)
+        if isinstance(choices, gym_spaces.Discrete | gym_spaces.MultiDiscrete):
+            own = own.long() + torch.tensor(np.asarray(choices.start).tolist())
         own = own.to(dtype)
         if isinstance(leaf, gym_spaces.Box):
             low, high = (torch.tensor(x.tolist(), dtype=dtype) for x in (leaf.low, leaf.high))
@@ -177,7 +179,7 @@ def _observation(leaf: Leaf, policy: Policy) -> Port:
         )
     elif leaf.dtype == np.uint8 and len(leaf.shape) == 1:
         told += "; a text as its UTF-8 bytes, filled up with zeros"
-    space = spaces.to_json(leaf.space)
+    space = to_json(leaf.space)
     name = _name("obs", leaf.path)
     return Port(
         name=name, role=role, shape=list(leaf.shape), dtype=dtype, meaning=told, space=space
@@ -194,7 +196,7 @@ def _action(path: str, leaf: spaces.Space) -> Port:
     dtype: DType = str(spaces.leaf_dtype(leaf))  # type: ignore[assignment]
     return Port(
         name=_name("action", path), role="action", shape=list(leaf.shape or ()), dtype=dtype,
-        meaning=f"{what}, as the environment takes it", space=spaces.to_json(leaf),
+        meaning=f"{what}, as the environment takes it", space=to_json(leaf),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from quintet.observe.report_files import read_metrics
 from quintet.observe.run_summary import RunSummary
 from quintet.run.folder import RunFolder
 from quintet.runtime.delivery import Batch
-from quintet.spaces import as_json
+from quintet.spaces_as_json import as_json
 from quintet.system.files import shown
 from quintet.system.user_code import described
 from quintet.types import Obs, Spaces

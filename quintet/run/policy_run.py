@@ -28,7 +28,7 @@ from quintet.runtime.batch import Episode
 from quintet.runtime.delivery import Batch
 from quintet.runtime.loop import Counters
 from quintet.runtime.torch_settings import OwnTorch
-from quintet.spaces import other_spaces
+from quintet.spaces_as_json import other_spaces
 from quintet.system import saved_options, trust
 from quintet.types import REWARD_SHAPING, LearnerState, Publication, Spaces
 

@@ -15,7 +15,7 @@ from quintet.models.config import ModelConfig
 from quintet.options import about
 from quintet.policy import find_policy
 from quintet.protocols import Learner
-from quintet.spaces import other_spaces
+from quintet.spaces_as_json import other_spaces
 from quintet.types import Publication
 
 _NOT_COMPARED = ("init", "action_std_init")

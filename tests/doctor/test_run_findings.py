@@ -18,7 +18,7 @@ from quintet.doctor.run import examine_runs
 from quintet.observe.run_summary import RunSummary
 from quintet.options import Facts, idle
 from quintet.protocols import Evidence, Part, Range
-from quintet.spaces import as_json
+from quintet.spaces_as_json import as_json
 from quintet.system.run_record import Choice
 from quintet.types import Spaces
 

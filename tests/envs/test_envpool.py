@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from envs_helpers import record
+from gymnasium import spaces
 
 from quintet.envs import backends
 from quintet.envs.backends import num_threads
@@ -138,6 +139,20 @@ def test_action_start_is_added():
         np.testing.assert_array_equal(
             got.obs[name][0], np.asarray(obs[name]) - getattr(leaf, "start", 0)
         )
+
+
+def test_actions_of_whole_numbers_are_choices():
+    import envpool
+
+    env = make_vector_env("RubiksCube-v0", 1)
+    assert env.spaces.action == spaces.MultiDiscrete([6, 1, 3])
+    turns = np.array([[5, 0, 2], [0, 0, 0], [3, 0, 1]])
+    got = record(env, [1], turns[:, None])
+    pool = envpool.make("RubiksCube-v0", env_type="gymnasium", num_envs=1, seed=[1])
+    np.testing.assert_array_equal(got.obs["cube"][0], pool.reset()[0]["cube"])
+    for step, turn in enumerate(turns):
+        obs, *_ = pool.step(turn[None].astype(np.int32))
+        np.testing.assert_array_equal(got.obs["cube"][step + 1], obs["cube"])
 
 
 VIZDOOM = """

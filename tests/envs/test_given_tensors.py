@@ -1,6 +1,7 @@
 """Vector environments of tensors with the interfaces of other libraries."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -237,6 +238,25 @@ def test_success_is_that_of_the_ended_episode(tmp_path) -> None:
     made.restart([0] * COUNT, allocate_obs(made.spaces.observation, (COUNT,)))
     with pytest.raises(ConfigError, match=r"info\['lost'\] at every step"):
         made.send(np.zeros(COUNT, np.int64))
+
+
+def test_actions_of_whole_numbers_are_choices() -> None:
+    class Whole(ManiSkill):
+        def __init__(self) -> None:
+            super().__init__()
+            self.single_action_space = spaces.Box(5, 6, (1,), np.int32)
+            self.given: list[Any] = []
+
+        def step(self, action):
+            self.given.append(action)
+            return super().step(action[:, 0])
+
+    whole = Whole()
+    env = adapted(whole, "theirs", None)
+    assert env.spaces.action == spaces.MultiDiscrete([2])
+    env.restart(0)
+    env.step(torch.tensor([[0], [1], [0]]))
+    assert whole.given[0].tolist() == [[5], [6], [5]]
 
 
 def test_a_success_that_is_missing_later_is_refused() -> None:

@@ -25,7 +25,7 @@ from quintet.envs.vector import (
     observation_leaves,
 )
 from quintet.errors import ConfigError, EnvironmentFault
-from quintet.spaces import leaf_keys
+from quintet.spaces import as_choices, leaf_keys
 
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
 ZEROS = np.zeros(3, np.float32)
@@ -235,6 +235,7 @@ def test_discrete_start_is_added_to_actions():
         (spaces.Box(-1.0, 1.0, (2, 2)), np.array([0.5, -0.5, 1.0, 0.0], np.float32)),
         (spaces.MultiDiscrete([[3, 4], [5, 6]], start=[[1, 2], [3, 4]]), np.array([2, 3, 4, 5])),
         (spaces.MultiBinary((2, 1)), np.array([1, 0], np.int8)),
+        (spaces.Box(-1, 3, (2,), np.int16), np.array([0, 4])),
     ],
 )
 def test_actions_are_what_the_space_would_sample(space, action):
@@ -250,7 +251,8 @@ def test_actions_are_what_the_space_would_sample(space, action):
     (got,) = made[0].actions
     assert space.contains(got)
     assert got.dtype == space.dtype
-    np.testing.assert_array_equal((got - getattr(space, "start", 0)).ravel(), action)
+    start = getattr(as_choices(space), "start", 0)
+    np.testing.assert_array_equal((got - start).ravel(), action)
     got[:] = 0  # the environment may do this
     np.testing.assert_array_equal(kept[0], action)
 

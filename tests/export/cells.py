@@ -79,6 +79,7 @@ ACTIONS: dict[str, spaces.Space[Any]] = {
         [[2, 3], [4, 2]], start=[[5, -2], [0, 1]], dtype=np.int8
     ),
     "bits": spaces.MultiBinary((2, 2)),
+    "whole_numbers": spaces.Box(-2, np.array([[1, 2]], np.int8), (1, 2), np.int8),
     "box": spaces.Box(-2.0, 1.0, (2,), np.float32),
     "unbounded": spaces.Box(-INF, np.array([INF, 3.0], np.float32), (2,), np.float32),
     "doubles": spaces.Box(-0.1, 0.7, (2, 2), np.float64),

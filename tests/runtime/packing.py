@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from quintet.spaces import Space, action_spec
+from quintet.spaces import Space, action_spec, as_choices
 
 
 def pack_action(space: Space, action: Any) -> np.ndarray[Any, Any]:
@@ -26,6 +26,7 @@ def _packed_leaves(space: Space, action: Any) -> list[np.ndarray[Any, Any]]:
         pairs = zip(space.spaces, action, strict=True)
         return [x for child, value in pairs for x in _packed_leaves(child, value)]
     values = np.asarray(action)
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        values = values - space.start
+    choices = as_choices(space)
+    if isinstance(choices, spaces.Discrete | spaces.MultiDiscrete):
+        values = values - np.reshape(choices.start, space.shape or ())
     return [values.reshape(*values.shape[: values.ndim - len(space.shape or ())], -1)]

@@ -41,7 +41,6 @@ from quintet.algorithms.appo.metrics import (
     Outputs,
 )
 from quintet.algorithms.parts import acting, looks
-from quintet.algorithms.parts.graphs import in_graphs
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.options import refuse_aux_losses
 from quintet.algorithms.parts.schedule import find_decay
@@ -106,7 +105,7 @@ class APPOLearner:
             check_numerics=config.check_numerics,
         )
         self.weights, self.warm_start = self.trained.weights, self.normalizers.loads(self.trained)
-        self._gae = in_graphs(self._gae_of, setup.compute)
+        self._gae = setup.compute.prepared(self._gae_of)
         self.shuffle = torch.Generator().manual_seed(setup.seeds[1])
         self.learning_rate, self.decay = config.learning_rate, find_decay(config.lr_schedule)
         recorded = {looks.KL} if config.records_distribution else set()

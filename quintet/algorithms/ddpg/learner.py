@@ -47,7 +47,6 @@ from quintet.algorithms.ddpg.popart import TargetStatistics, rescale_
 from quintet.algorithms.ddpg.transitions import Transitions
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import Warmup, make_normalizer, require_statistics
-from quintet.algorithms.parts.graphs import in_graphs
 from quintet.algorithms.parts.options import refuse_aux_losses
 from quintet.algorithms.parts.schedule import find_decay
 from quintet.algorithms.parts.setup import Setup
@@ -109,7 +108,7 @@ class DDPGLearner:
             for part in (_ACTOR, _CRITIC)
         ]
         self.moved = perturbable(self.network.actor)
-        self._target = in_graphs(self._targets_of, setup.compute)
+        self._target = setup.compute.prepared(self._targets_of)
         # Of the first update; of the same form before, as several learners exchange their state.
         leaves, rows = observation_leaves(spaces.observation), config.batch_size
         specs = {f"obs/{name}": leaf_spec(leaf) for name, leaf in leaves.items()}

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from quintet.algorithms.parts.graphs import in_graphs
 from quintet.algorithms.parts.setup import PLAIN, Compute, Recorded, Setup
 from quintet.errors import ConfigError
 from quintet.models.build import ActorCritic
@@ -169,7 +168,7 @@ class SamplingActor:
         if compute.compile and compute.precision == "fp32":  # in bf16 weights are of two types
             self.theta = flatten_in_place([*parameters.values()])
         self.tensors = ModuleTensors({"network": self.network, "normalizer": self.normalizer})
-        self.sample = in_graphs(self._sample, compute)
+        self.sample = compute.prepared(self._sample)
 
     @property
     def record_specs(self) -> dict[str, TensorSpec]:

@@ -1,15 +1,20 @@
 """Facts of a run that each of its learners must know."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal, ParamSpec, TypeVar, final
 
 import torch
 from torch import Tensor
 
+from quintet.models.captured import Captured
+from quintet.models.compiled import Graph
 from quintet.models.precision import Precision
 from quintet.protocols import Ranks
 from quintet.types import Rollout
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Recorded = Literal["logp_mu", "params_mu", "value", "entropy"]
 """Log-probability of the action; parameters of the (masked) distribution; the value; the entropy
@@ -33,6 +38,12 @@ class Compute:
     act_on: str = "cpu"
     records: tuple[Recorded, ...] | None = None
     graph: bool = False
+
+    def prepared(self, method: Callable[P, R]) -> Callable[P, R]:
+        """A bound method that changes nothing, as it is or as a compiled or CUDA graph."""
+        if self.compile:
+            return Graph(method)
+        return Captured(method) if self.graph else method
 
 
 PLAIN = Compute()
