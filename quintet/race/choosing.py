@@ -63,7 +63,7 @@ def able(asked: Asked, listed: Sequence[Entry], say: Callable[[str], None]) -> l
     if not found:
         raise ConfigError(next(iter(faults.values()), "no learner has an entry for a race"))
     for name, fault in faults.items():
-        say(f"{name} does not fit: {_first(fault)}")
+        say(f"{name} is left out: {_first(fault)}")
     return found
 
 
@@ -74,9 +74,15 @@ def _fitting(asked: Asked, listed: Sequence[Entry]) -> tuple[list[Able], dict[st
     for each in listed:
         try:
             loaded = load(asked, each, {}, beside=True)
-            found.append(Able(each, loaded, resolved(loaded)[0]))
+            values = resolved(loaded)[0]
         except ConfigError as error:
             faults[each.name] = str(error)
+            continue
+        same = [x for x in found if {**x.values, "run_dir": values["run_dir"]} == values]
+        if same:
+            faults[each.name] = f"it has the options of {same[0].entry.name}"
+        else:
+            found.append(Able(each, loaded, values))
     return found, faults
 
 

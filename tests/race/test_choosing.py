@@ -44,3 +44,18 @@ def test_a_change_that_does_not_fit_an_entry_is_left_out(
     )
     with pytest.raises(ConfigError, match="gamma"):
         choosing.able(asked, [Entry("a", "ppo", {"gamma": 2.0}, "a test")], print)
+
+
+def test_entries_that_typed_options_make_equal_run_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    says, source = settle(lambda: gymnasium.make("CartPole-v1"))
+    values = {**SMALL, "gamma": 0.9, "env.id": says["id"], "run_dir": str(tmp_path / "a")}
+    asked = Asked(10.0, (Layer("command line", values),), source=source)
+    entries = [
+        Entry("a", "ppo", {}, "a test"),
+        Entry("far", "ppo", {"gamma": 0.999}, "a far horizon"),
+        Entry("b", "ppo", {"entropy_coef": 0.5}, "another"),
+    ]
+    assert [each.entry.name for each in choosing.able(asked, entries, print)] == ["a", "b"]
+    assert capsys.readouterr().out == "far is left out: it has the options of a\n"
