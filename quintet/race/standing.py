@@ -13,27 +13,22 @@ def ranked(runners: Sequence[Runner]) -> list[Runner]:
     """The best first, by the mean return of the newest evaluation, then by that of training; where
     an entry has no evaluated episode, all by that of training, since sampled actions have other
     returns than greedy ones.  Those of which no episode has ended are the last.  Of equal entries
-    those of other learners come first, then those that come first in the portfolio.
+    those come first whose learner has fewer entries before them, then those that come first in the
+    portfolio.
     """
     fresh = all(each.looks[-1].returns for each in runners)
 
-    def score(runner: Runner) -> tuple[float, float]:
+    def place(runner: Runner) -> tuple[float, float]:
         look = runner.looks[-1]
         training = look.mean if look.training is None else look.training
         mean = look.mean if fresh else training
-        return -inf if mean is None else mean, -inf if training is None else training
+        return inf if mean is None else -mean, inf if training is None else -training
 
-    found: list[Runner] = []
-    for place in sorted({score(each) for each in runners}, reverse=True):
-        equal = [each for each in runners if score(each) == place]
-        seen = {each.algo for each in found}
-        firsts = [
-            each
-            for k, each in enumerate(equal)
-            if each.algo not in seen | {x.algo for x in equal[:k]}
-        ]
-        found += [*firsts, *(each for each in equal if each not in firsts)]
-    return found
+    by_score = sorted(runners, key=place)
+    before = {
+        each.name: sum(x.algo == each.algo for x in by_score[:k]) for k, each in enumerate(by_score)
+    }
+    return sorted(by_score, key=lambda x: (*place(x), before[x.name]))
 
 
 def standing(order: Sequence[Runner], stay: int) -> str:
