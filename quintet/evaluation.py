@@ -210,7 +210,7 @@ def evaluate(
         check_video(path)
     chosen, num_streams = _choose_env(policy, env, episodes, _options(env_options or {}))
     uniform = partial(UniformActor, policy.spaces.action, seed)
-    actor = uniform() if random else policy.player_on(device)
+    actor = uniform(0) if random else policy.player_on(device)
     how = How(actor, episodes, seed, deterministic, stop, threads=policy.threads)
     if against is not None:
         if chosen.num_agents == 1:
@@ -218,9 +218,8 @@ def evaluate(
                 f"against must have an environment of several agents, got {chosen.config.id} "
                 "with one: leave it out"
             )
-        how = replace(
-            how, others=(against.player_on(device) if isinstance(against, Policy) else uniform(),)
-        )
+        other = against.player_on(device) if isinstance(against, Policy) else uniform(1)
+        how = replace(how, others=(other,))
         num_streams = max(num_streams, min(how.episodes, 2) * chosen.num_agents)  # both seatings
     try:
         made = _streams(chosen, num_streams, how)
@@ -254,10 +253,11 @@ def evaluate(
     return replace(scores, film=film, film_fault=film_fault)
 
 
-def _own_draws(how: How, uniform: Callable[[], UniformActor]) -> How:
+def _own_draws(how: How, uniform: Callable[[int], UniformActor]) -> How:
     """The same with random players of its own, so that those of `how` draw what they would."""
     actor, *others = (
-        uniform() if isinstance(x, UniformActor) else x for x in (how.actor, *how.others)
+        uniform(k) if isinstance(x, UniformActor) else x
+        for k, x in enumerate((how.actor, *how.others))
     )
     return replace(how, actor=actor, others=tuple(others))
 

@@ -231,9 +231,8 @@ class Learner(Protocol):
         ...
 
     def configure(self, options: Any) -> None:
-        """Uses these options of the learner from the next update on, without compiling again.
-
-        Raises ConfigError if an option differs that is not tunable.
+        """Uses these options of the learner from the next update on, without compiling again.  Only
+        those with `Tune` may differ (`quintet.options.require_tunable`).
         """
         ...
 

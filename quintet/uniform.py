@@ -23,16 +23,17 @@ class UniformActor:
 
     Every choice of Discrete, MultiDiscrete and MultiBinary spaces is equally likely; a Box is
     uniform within its bounds, and without bounds as in `gymnasium.spaces.Box.sample`.  All
-    randomness is a function of `seed`.
+    randomness is a function of `seed` and the player's number, and is not that of an environment
+    with the same seed.
     """
 
-    def __init__(self, space: Space, seed: int) -> None:
+    def __init__(self, space: Space, seed: int, player: int = 0) -> None:
         # Copies, since a space has its own generator, which belongs to the caller.
         self._leaves, self._spec = deepcopy(action_leaves(space)), action_spec(space)
         self._sizes = mask_sizes(space)
-        self._generator = np.random.default_rng(seed)
-        for index, leaf in enumerate(self._leaves):
-            leaf.seed(seed + index)
+        self._generator = np.random.default_rng([seed, 1 + player])
+        for leaf in self._leaves:
+            leaf.seed(int(self._generator.integers(2**31)))
 
     def initial_state(self, num_streams: int) -> State:  # noqa: ARG002
         return {}

@@ -70,3 +70,14 @@ def test_the_seed_decides_and_the_space_is_left_as_it_was():
 def test_a_plain_discrete_action_has_no_dimension_of_its_own():
     out = acts(UniformActor(spaces.Discrete(4), 1), 7).env_action
     assert (out.shape, out.dtype) == ((7,), torch.int64)
+
+
+def test_actions_are_not_the_numbers_of_environments_with_that_seed():
+    space = spaces.Box(0.0, 1.0, (1,), np.float64)
+    theirs = np.random.default_rng(5).random(6)
+    for player in (0, 1):
+        own = acts(UniformActor(space, 5, player), 6).env_action[:, 0].numpy()
+        assert np.abs(own - theirs).max() > 0.05
+    whole = spaces.Discrete(1000)
+    first, second = (acts(UniformActor(whole, 5, player), 6).env_action for player in (0, 1))
+    assert not first.equal(second)

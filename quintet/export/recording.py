@@ -13,12 +13,14 @@ from quintet import spaces
 from quintet.envs.gymnasium import Leaf
 from quintet.envs.policy_input import leaf_array
 from quintet.envs.vector import VectorEnv, allocate_obs, allocate_row
+from quintet.errors import ExportError
 from quintet.evaluation import environment_of
 from quintet.export.interface import Port
 from quintet.export.steps import Arrays, Steps
 from quintet.export.whole import WholePolicy, told
 from quintet.policy import Policy
 from quintet.runtime.torch_settings import OwnTorch
+from quintet.runtime.turns import Begun, held
 from quintet.types import ACTION_MASK
 
 STREAMS = 8
@@ -27,6 +29,8 @@ STREAMS = 8
 _FIRST_FRAC = 0.02
 """Fraction of sampled observations with which an episode begins."""
 
+_MOST_TURNS = 20
+"""Most rows of a game in turn that are played for a decision of each agent."""
 
 _WIDE = 100.0
 """Largest absolute value of samples of a Box of floats with wider bounds."""
@@ -59,30 +63,51 @@ def _played(
     policy: Policy, vector: VectorEnv, rows: int, seed: int
 ) -> tuple[Arrays, NDArray[np.bool_]]:
     """Observations as they are stored ``[T, B, ...]``, final ones of episodes included, and starts
-    of episodes.
+    of episodes.  Where agents act in turn, those of decisions alone.
     """
     count, space = vector.num_streams, vector.spaces.observation
     seen, is_first = allocate_obs(space, (rows, count)), np.zeros((rows, count), np.bool_)
-    row = allocate_row(space, count)
+    row, before = allocate_row(space, count), allocate_obs(space, (count,))
+    in_turn = Begun(count) if vector.description.turns else None
     vector.restart([seed + i for i in range(count)], row.obs)
     generator = torch.Generator("cpu").manual_seed(seed)
     with OwnTorch():
         state = policy.actor.initial_state(count)
-    first = np.ones(count, np.bool_)
+    first, acted = np.ones(count, np.bool_), np.ones(count, np.bool_)
     leaves = {name: torch.from_numpy(x) for name, x in row.obs.items()}
-    for t in range(rows):
-        is_first[t] = first
+    done = np.zeros(count, np.int64)  # rows of each stream
+    for _ in range(_MOST_TURNS * rows):
         for name, x in row.obs.items():
-            seen[name][t] = x
+            np.copyto(before[name], x)
         with OwnTorch(policy.threads):
             noise = None
-            if 2 * t >= rows:
+            if 2 * done.min() >= rows:
                 noise = policy.actor.draw_noise(1, count, generator)[0]
             out = policy.actor.act(leaves, state, torch.from_numpy(first), noise)
         vector.send(out.env_action.numpy())
         vector.recv(row)
-        state, first = out.state, ~row.valid
-    return seen, is_first
+        if in_turn is not None:
+            acted = row.valid.copy()
+        streams = np.nonzero(acted & (done < rows))[0]
+        at = done[streams], streams
+        is_first[at] = first[streams]
+        for name, x in before.items():
+            seen[name][at] = x[streams]
+        done[streams] += 1
+        if done.min() == rows:
+            break
+        if in_turn is None:
+            state, first = out.state, ~row.valid
+        else:
+            state = held(state, out.state, acted)
+            first = in_turn.after(acted, row.terminated | row.truncated)
+    least = int(done.min())
+    if least == 0:
+        raise ExportError(
+            f"each agent must act in {vector.description.id}, got one that did not in "
+            f"{_MOST_TURNS * rows} rows: give another env"
+        )
+    return {name: x[:least] for name, x in seen.items()}, is_first[:least]
 
 
 def _own_form(policy: Policy, leaf: Leaf, stored: NDArray[Any]) -> NDArray[Any]:

@@ -24,10 +24,14 @@ OWN = "user/"
 
 @final
 class LiveRun:
-    """A run while it trains, as callbacks see it; `run_dir` is its folder."""
+    """A run while it trains, as callbacks see it.
+
+    run_dir: its folder.
+    evaluated: index of the policy whose scores `Callbacks.evaluation` receives; 0 at other times.
+    """
 
     def __init__(self, run_dir: Path, policies: Sequence[PolicyRun], env_steps: Callable[[], int]):
-        self.run_dir = run_dir
+        self.run_dir, self.evaluated = run_dir, 0
         self._policies, self._env_steps = policies, env_steps
         self._logged: dict[str, float] = {}
 
@@ -36,9 +40,9 @@ class LiveRun:
         """env_steps trained so far, over all starts of the run."""
         return self._env_steps()
 
-    def policy(self, index: int = 0) -> Policy:
-        """A copy of the current policy; index: the policy's index in a run of several."""
-        return self._policies[index].policy()
+    def policy(self, index: int | None = None) -> Policy:
+        """A copy of the current policy; index: in a run of several, by default `evaluated`."""
+        return self._policies[self.evaluated if index is None else index].policy()
 
     def log(self, name: str, value: float) -> None:
         """Adds the metric ``user/NAME`` to the next report, in every sink; if logged twice, the
@@ -78,7 +82,7 @@ class Callbacks:
     already finished.
 
     begin: ``(run)``, before a run begins, resumes, or begins anew to fit its `minutes`.
-    evaluation: ``(run, scores)``, after every evaluation during training.
+    evaluation: ``(run, scores)``, after every evaluation during training, for each policy.
     report: ``(run, report)``, before a report is written; it includes metrics that are logged here.
         Called at intervals of `report.interval_s`, which by default grow.
     checkpoint: ``(run, path)``, after a checkpoint was written.

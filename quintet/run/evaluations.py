@@ -115,7 +115,8 @@ class Evaluations:
         self._seconds += time.perf_counter() - begin
         if not scores.complete:
             return None
-        self.evaluated_steps = env_steps
+        if index == len(policies) - 1:  # a stop before leaves out some, which are due again
+            self.evaluated_steps = env_steps
         if not len(scores.returns):
             self.say(
                 f"the evaluation of policy {index} has no scores: none of its agents ended an "

@@ -14,11 +14,13 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
+from quintet.algorithms.parts.acting import WARMING_UP
 from quintet.checkpoint import Checkpoint, not_finite, require_finite
 from quintet.config.run import RunConfig
 from quintet.errors import CheckpointError, NonFiniteError
 from quintet.models.config import uses_pictures
 from quintet.observe.metrics import EpisodeStats
+from quintet.options import require_tunable
 from quintet.policy import LEAST_BOUND, Policy, describe, misfit
 from quintet.policy_place import LEARNER, POLICY
 from quintet.population.scores import MEANS, MOST_WINDOWS, Record, compared
@@ -119,6 +121,8 @@ class PolicyRun:
         """A copy of the current policy."""
         current = self.learner.publication()
         tensors = {name: x.detach().cpu().clone() for name, x in current.tensors.items()}
+        if WARMING_UP in tensors:  # which is of training alone
+            tensors[WARMING_UP] = torch.tensor(False)
         return Policy(self.description, Publication(current.version, tensors), trust.OWN)
 
     @OwnTorch()
@@ -201,6 +205,7 @@ class PolicyRun:
     @OwnTorch()
     def configure(self, options: BaseModel) -> None:
         """Takes these options; raises ConfigError if one can't change during a run."""
+        require_tunable(self.config.learner, options)
         self.learner.configure(options)
         self.config = self.config.model_copy(update={"learner": options})
 

@@ -17,7 +17,7 @@ from quintet.config.choices import Doubt
 from quintet.config.resolve import Loaded
 from quintet.config.run import RunConfig
 from quintet.envs.vector import EnvDescription
-from quintet.errors import NonFiniteError, QuintetError
+from quintet.errors import EnvironmentFault, NonFiniteError, QuintetError
 from quintet.observe.log import RunLog
 from quintet.observe.metrics import policy_prefix
 from quintet.observe.pace import Pace
@@ -100,16 +100,10 @@ class Trainer:
                 f"{self.evaluations.elsewhere}"
             )
         self.reports = Reports(config, policies, env, self.timer, population)
-        self.facts = facts_of(
-            config,
-            policies[0].learner.plan,
-            policies[0].spaces,
-            env,
-            loaded.env,
-            user != UserCode(),
-        )
-        self.choices = Doubts(config, loaded.config.model, policies[0].spaces)
-        self.marks = Marks(config, policies[0].spaces, folder)
+        plan, spaces = policies[0].learner.plan, policies[0].spaces
+        self.facts = facts_of(config, plan, spaces, env, loaded.env, user != UserCode())
+        self.choices = Doubts(config, loaded.config.model, spaces)
+        self.marks = Marks(config, spaces, folder)
         self.live = LiveRun(folder.path, policies, lambda: self.counters.env_steps)
         self.max_cut_frac: float | None = None
         self.finished = self._save_requested = False
@@ -424,7 +418,7 @@ class Trainer:
         """Evaluates all policies; returns whether any evaluation was completed."""
         self.log.stage("evaluating")
         before = self.timer.switch("evaluation")
-        steps, evaluated = self.counters.env_steps, False
+        steps, found = self.counters.env_steps, {}
         policies = [each.policy() for each in self.policies]
         for index, each in enumerate(self.policies):
             scores = self.evaluations.play(policies, index, steps, self._stop_evaluating)
@@ -432,14 +426,20 @@ class Trainer:
                 each.score(policies[index], scores)
                 who = "" if each.alone else f"policy {index}: "
                 self.evaluations.compare(scores, each.episodes.recent_returns, who)
-                evaluated = True
-                self._ask(self.callbacks.evaluation, self.live, scores)
+                found[index] = scores
+        for index, scores in found.items():  # a stop in one of them leaves out no evaluation
+            self.live.evaluated = index
+            self._ask(self.callbacks.evaluation, self.live, scores)
+        self.live.evaluated = 0
         self.timer.switch(before)
-        return evaluated
+        return bool(found)
 
     def _stops(self, error: QuintetError) -> bool:
-        """Whether a stop was made, after an error of sampling, which is then only told."""
-        if self.stop.made:
+        """Whether to stop after an error of sampling: one of an environment is raised when the run
+        is saved; others are only told, if a stop was made."""
+        if isinstance(error, EnvironmentFault) and self.counters.env_steps and not self.stop.made:
+            self._raised, self.stop.made = error, True
+        elif self.stop.made:
             self.log.warn(f"while the run stopped: {error}")
         return self.stop.made
 

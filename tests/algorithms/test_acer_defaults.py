@@ -31,7 +31,7 @@ from quintet.algorithms.parts.setup import Compute, Setup
 from quintet.algorithms.parts.trained import FOLD_EVERY
 from quintet.algorithms.registry import find
 from quintet.bounds import LARGEST
-from quintet.errors import ConfigError, NonFiniteError
+from quintet.errors import NonFiniteError
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.options import Facts, bounds_of, idle
 from quintet.types import Spaces
@@ -175,13 +175,6 @@ def test_a_reward_that_is_not_a_number_ends_the_run(check: bool) -> None:
         learner.update(batch, 0)
     with pytest.raises(NonFiniteError):  # at once, or when statistics are put together
         learner.update(replace(batch, reward=reward), 0)
-
-
-def test_options_that_stay_during_a_run() -> None:
-    learner = make_learner(config())
-    learner.configure(learner.config.model_copy(update={"c_bar": 2.0}))
-    with pytest.raises(ConfigError, match="unroll_steps"):
-        learner.configure(learner.config.model_copy(update={"unroll_steps": 3}))
 
 
 def test_an_entropy_bonus_of_a_fixed_spread_has_no_effect() -> None:

@@ -74,6 +74,15 @@ def test_an_update_that_spoils_the_weights_is_told_at_once(case: Case) -> None:
         learner.update(replace(bad, reward=torch.full_like(bad.reward, torch.nan)), 500)
 
 
+@pytest.mark.parametrize("case", GATED, ids=CASES)
+def test_options_may_change_during_a_run(case: Case) -> None:
+    """As in a population, which works with every learner."""
+    learner = case.learner()
+    options = learner.config.model_copy()
+    learner.configure(options)
+    assert learner.config is options
+
+
 # Saving
 
 

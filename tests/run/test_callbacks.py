@@ -118,6 +118,26 @@ def test_a_checkpoint_of_ones_choice_is_the_last(tmp_path):
     assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
 
 
+def test_each_policy_of_several_is_told_with_its_scores(tmp_path):
+    """And a stop by the first leaves out no evaluation."""
+    seen: list[tuple[int, float, Any]] = []
+
+    def evaluation(run: LiveRun, scores: Any) -> bool:
+        own, told = run.policy(), run.policy(run.evaluated)
+        key = next(iter(own.publication.tensors))
+        assert own.publication.tensors[key].equal(told.publication.tensors[key])
+        seen.append((run.evaluated, scores.mean, own.publication.tensors[key]))
+        return True
+
+    more = {"population.size": 2, "population.pbt": False, "eval.interval": 64}
+    run = train(tmp_path / "run", 512, more, evaluation=evaluation)
+    assert run.status == "stopped"
+    assert [each[0] for each in seen] == [0, 1]
+    assert not seen[0][2].equal(seen[1][2])
+    for index, mean, _ in seen:
+        assert run.metrics[f"policy_{index}/eval/return_mean"] == mean
+
+
 def test_a_policy_is_saved_by_ones_own_rule(tmp_path):
     def report(run, found):
         if run.env_steps < 192:

@@ -219,6 +219,54 @@ def test_an_error_of_environments_while_a_run_stops_loses_nothing(tmp_path: Any)
     assert again.status == "finished"
 
 
+@pytest.mark.parametrize("kind", ["serial", "lockstep"])
+def test_an_error_of_an_environment_costs_no_training(tmp_path: Any, kind: str) -> None:
+    mark = tmp_path / "mended"
+
+    class Breaks(Variety):
+        made = 0
+
+        def step(self, action: Any) -> Any:
+            Breaks.made += 1
+            if Breaks.made >= (200 if kind == "serial" else 50) and not mark.exists():
+                raise ValueError("the simulator is gone")
+            return super().step(action)
+
+    config = {**SMALL, "eval.episodes": 0, "runtime.kind": kind}
+    if kind == "lockstep":
+        config["runtime.num_workers"] = 2
+    with pytest.raises(EnvironmentFault, match="the simulator is gone") as raised:
+        quintet.train("ppo", Breaks, 256, 1, tmp_path / "run", config)
+    assert "The run was saved" in "\n".join(raised.value.__notes__)
+    assert read_summary(tmp_path / "run").env_steps == (192 if kind == "serial" else 64)
+    mark.touch()
+    again = quintet.train("ppo", Breaks, 256, 1, tmp_path / "run", config)
+    assert again.status == "finished"
+
+
+def test_a_stop_between_the_evaluations_of_several_policies_leaves_out_none(tmp_path: Any) -> None:
+    """Signals come in the evaluation of the second policy."""
+    whole, played = evaluation.evaluate_in, []
+
+    def asks(policy: Any, env: Any, how: Any, most: Any) -> Scores:
+        played.append(how.agent)
+        if len(played) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return whole(policy, env, how, most)
+
+    config = {
+        **SMALL, "eval.episodes": 1, "eval.interval": 128, "population.size": 2,
+        "population.pbt": False,
+    }  # fmt: skip
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("quintet.evaluation.evaluate_in", asks)
+        run = quintet.train("ppo", Variety, 512, 1, tmp_path / "run", config)
+        assert (run.status, played) == ("stopped", [0, 1])
+        stopped = read_summary(tmp_path / "run").env_steps
+        quintet.train("ppo", Variety, stopped + 64, 1, tmp_path / "run", config)
+    assert played[:4] == [0, 1, 0, 1]
+
+
 def test_a_greedy_policy_that_is_far_worse_is_told_and_false_decides_by_samples(
     tmp_path: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ from quintet.config.layers import Layer
 from quintet.config.resolve import resolve
 from quintet.config.run import RunConfig
 from quintet.config.saved import load_config
+from quintet.errors import ConfigError
 from quintet.run import population as population_of_run
 from quintet.run.folder import RunFolder
 from quintet.run.learners import make_policies
@@ -103,6 +104,9 @@ def test_a_copy_goes_on_with_the_rate_that_the_donors_schedule_has_reached(
     donor.learner.learning_rate = 2e-4  # type: ignore[attr-defined]
     one.become(donor, rates[1])
     assert one.learner.learning_rate == pytest.approx(wanted)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="got a change of unroll_steps; begin a new run"):
+        one.configure(one.config.learner.model_copy(update={"unroll_steps": 17}))
+    assert one.config.learner == rates[1]
 
 
 OF_REPORTS = {"population.objective": "eval/return_mean", "eval.episodes": 1}

@@ -67,17 +67,15 @@ class A2CLearner:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         (steps, streams), valid = batch.valid.shape, batch.valid
         obs = {name: x.flatten(0, 1) for name, x in batch.obs.items()}
-        start = {name: x[0] for name, x in batch.state.items()}
-        inputs = (obs, start, batch.is_first.flatten())
+        inputs = (obs, {name: x[0] for name, x in batch.state.items()}, batch.is_first.flatten())
         params, values, _ = functional_call(self.network, parameters, inputs)
         params = masked(self.family, params, obs).view(steps + 1, streams, -1)[:-1]
         v = values.view(steps + 1, streams)
         logp = self.family.log_prob(params, batch.action)
         log_rho = torch.where(valid, logp.detach() - batch.record["logp_mu"], 0.0)
-        discount = knobs.gamma * (~batch.terminated).float()
         target, advantage = vtrace(
-            v[:-1].detach(), v[1:].detach(), batch.reward, discount, batch.not_cut_t, log_rho.exp(),
-            rho_bar=1.0, c_bar=1.0, pg_rho_bar=1.0, lambda_=1.0,
+            v[:-1].detach(), v[1:].detach(), batch.reward, knobs.gamma * ~batch.terminated,
+            batch.not_cut_t, log_rho.exp(), rho_bar=1.0, c_bar=1.0, pg_rho_bar=1.0, lambda_=1.0,
         )  # fmt: skip
         policy = reduce.mean_valid(policy_losses.log_prob(logp, advantage), valid)
         value = reduce.mean_valid(value_losses.squared(v[:-1], target), valid)
@@ -98,3 +96,6 @@ class A2CLearner:
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
         updates = int(state.scalars["updates"] or 0) if counters else self.updates
         self.trained.load(state.tensors, updates)
+
+    def configure(self, options: A2CConfig) -> None:
+        self.config = options

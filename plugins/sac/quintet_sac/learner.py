@@ -41,7 +41,6 @@ from quintet.algorithms.parts.windows import windows_of
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
 from quintet.ops import schedules, value_losses
-from quintet.options import require_tunable
 from quintet.protocols import DataPlan, ReplayPlan
 from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces
 from quintet_sac import metrics
@@ -170,7 +169,6 @@ class SACLearner:
         return self.trained.steps
 
     def configure(self, options: SACConfig) -> None:
-        require_tunable(self.config, options)
         self.config = options
 
     def update(self, batch: Rollout, env_steps: int) -> None:

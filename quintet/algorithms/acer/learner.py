@@ -68,7 +68,6 @@ from quintet.ops.discrete import Categorical
 from quintet.ops.distributions import leaf_families
 from quintet.ops.gaussian import DiagGaussian
 from quintet.ops.trust_region import project
-from quintet.options import require_tunable
 from quintet.protocols import Actor, DataPlan, ReplayPlan
 from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces, State
 
@@ -237,7 +236,6 @@ class ACERLearner:
         return self.trained.steps
 
     def configure(self, options: ACERConfig) -> None:
-        require_tunable(self.config, options)
         self.config = options
 
     def warm_start(self, weights: Mapping[str, Tensor]) -> None:

@@ -52,7 +52,6 @@ from quintet.models.config import ModelConfig
 from quintet.ops import policy_losses, reduce, returns, schedules, value_losses
 from quintet.ops.vtrace import advantage as vtrace_advantage
 from quintet.ops.vtrace import vtrace
-from quintet.options import require_tunable
 from quintet.protocols import Actor, DataPlan
 from quintet.system.transfer import sent, sent_all
 from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces, State
@@ -247,7 +246,6 @@ class APPOLearner:
         return self.trained.steps
 
     def configure(self, options: APPOConfig) -> None:
-        require_tunable(self.config, options)
         if options.lr_schedule == "kl_adaptive":  # a rate that was adapted changes by as much
             factor = options.learning_rate / self.config.learning_rate
             self.learning_rate = schedules.within_bounds(self.learning_rate * factor)

@@ -56,7 +56,6 @@ from quintet.algorithms.parts.windows import windows_of
 from quintet.models.config import ModelConfig
 from quintet.models.flat import strip_prefix, views_of
 from quintet.ops import schedules, value_losses
-from quintet.options import require_tunable
 from quintet.protocols import DataPlan, ReplayPlan
 from quintet.spaces import leaf_spec, observation_leaves
 from quintet.system.transfer import Use, sent
@@ -209,7 +208,6 @@ class DDPGLearner:
         return self.trained.steps
 
     def configure(self, options: DDPGConfig) -> None:
-        require_tunable(self.config, options)
         self.config = options
 
     def update(self, batch: Rollout, env_steps: int) -> None:

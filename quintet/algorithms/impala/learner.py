@@ -42,7 +42,6 @@ from quintet.models.build import ActorCritic
 from quintet.models.config import ModelConfig
 from quintet.ops import policy_losses, reduce, schedules, value_losses
 from quintet.ops.vtrace import vtrace
-from quintet.options import require_tunable
 from quintet.protocols import Actor, DataPlan
 from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces
 
@@ -169,7 +168,6 @@ class ImpalaLearner:
         return self.trained.steps
 
     def configure(self, options: ImpalaConfig) -> None:
-        require_tunable(self.config, options)
         self.config = options
 
     def update(self, batch: Rollout, env_steps: int) -> None:

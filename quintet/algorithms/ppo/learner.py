@@ -44,7 +44,6 @@ from quintet.models.build import ActorCritic
 from quintet.models.captured import Captured
 from quintet.models.config import ModelConfig
 from quintet.ops import policy_losses, reduce, returns, schedules, value_losses
-from quintet.options import require_tunable
 from quintet.protocols import DataPlan
 from quintet.system.transfer import Use
 from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces
@@ -199,7 +198,6 @@ class PPOLearner:
         return self.trained.steps
 
     def configure(self, options: PPOConfig) -> None:
-        require_tunable(self.config, options)
         self.schedule.configure(options)
         self.config = options
 
