@@ -126,6 +126,9 @@ def _in_words(found: "EnvCheck", doubts: "list[Doubt]") -> str:
         )
     else:
         episodes = "none ended"
+    rewards = "-"
+    if found.reward_min <= found.reward_max:
+        rewards = f"{found.reward_min:g} to {found.reward_max:g}"
     shaping = ", ".join(f"{name} {value:g}" for name, value in found.reward_shaping.items())
     same = "the same" if found.deterministic else "different"
     lines = [
@@ -135,8 +138,7 @@ def _in_words(found: "EnvCheck", doubts: "list[Doubt]") -> str:
         *([f"  shaping      {shaping}"] if shaping else []),
         f"  step         {_time(found.step_s)}, the slowest {_time(found.slowest_step_s)}; "
         f"a reset {_time(found.reset_s)}",
-        f"  reward       {found.reward_min:g} to {found.reward_max:g}, not 0 in "
-        f"{100 * found.rewarded_frac:.0f}% of the steps",
+        f"  reward       {rewards}, not 0 in {100 * found.rewarded_frac:.0f}% of the steps",
         f"  episodes     {episodes}",
         f"  seeds        the same seeds and actions give {same} bytes",
     ]

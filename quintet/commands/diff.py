@@ -8,12 +8,13 @@ import tyro
 from tyro.conf import Positional, arg
 
 from quintet.errors import ConfigError, QuintetError
+from quintet.observe.metrics import highest, plain_name
 from quintet.observe.run_summary import SCORES, RunSummary, number, read_summary, table, text
 from quintet.system.files import given_path
 
 _NOT_COMPARED = ("run_dir", "resume")
 _MOST_METRICS = 8
-_OF_TIME = ("wall_s", "throughput/", "time/", "machine/", "worker", "server/")
+_OF_TIME = ("wall_s", "throughput/", "time/", "machine/", "worker", "server/", "process/", "node/")
 
 
 def main(arguments: list[str]) -> int:
@@ -80,13 +81,14 @@ def _known(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]] |
 
 
 def _newest(run: RunSummary, name: str) -> float | None:
-    return next((each[name] for each in reversed(run.reports) if name in each), None)
+    found = (highest(report, name) for report in reversed(run.reports))
+    return next((score for score in found if score is not None), None)
 
 
 def _reports(a: RunSummary, b: RunSummary) -> dict[str, Any]:
     """Place where two curves part: the number of reports at the same env_steps, how many first ones
-    are equal in all common numbers but times, and the env_steps and metrics of the next one, which
-    differs; None and no metrics if all are equal.
+    are equal in all common numbers but times and memory, and the env_steps and metrics of the next
+    one, which differs; None and no metrics if all are equal.
     """
     of = [_spans(run) for run in (a, b)]
     common = sorted(of[0].keys() & of[1].keys())
@@ -95,7 +97,7 @@ def _reports(a: RunSummary, b: RunSummary) -> dict[str, Any]:
         names = [
             name
             for name in one.keys() & two.keys()
-            if one[name] != two[name] and not name.startswith(_OF_TIME)
+            if one[name] != two[name] and not plain_name(name).startswith(_OF_TIME)
         ]
         if names:
             return {

@@ -38,6 +38,7 @@ class Asked(NamedTuple):
     most_s: float
     seed: int
     as_json: bool
+    of_environments: list[str]
     others: list[str]
 
 
@@ -67,19 +68,23 @@ def asked(arguments: Sequence[str]) -> Asked:
     targets: list[str] = []
     others: list[str] = []
     words = [word for word in arguments if word != "--json"]
+    given: list[str] = []
     while words:
         word = words.pop(0)
-        if word in own:
-            if not words:
-                raise ConfigError(f"{word} must have a value, got none: give one")
-            own[word] = words.pop(0)
+        name, joined, value = word.partition("=")
+        if name in own:
+            if not joined and not words:
+                raise ConfigError(f"{name} must have a value, got none: give one")
+            own[name] = value if joined else words.pop(0)
+            given.append(name)
         elif others or word.startswith("--"):
             others.append(word)
         else:
             targets.append(word)
     if not targets:
         raise ConfigError(
-            "quintet doctor must get an environment or a run, got none: quintet doctor ENV"
+            "quintet doctor must get an environment or a run before other options, got "
+            f"{others[0] if others else 'none'}: quintet doctor ENV"
         )
     try:
         most_s, seed = float(own["--most-s"]), int(own["--probe-seed"])
@@ -93,17 +98,16 @@ def asked(arguments: Sequence[str]) -> Asked:
             f"--most-s must be in 5 .. 86,400 and --probe-seed in 0 .. 2**30, got {most_s:g} and "
             f"{seed}: correct them"
         )
-    return Asked(targets, own["--algo"], most_s, seed, "--json" in arguments, others)
+    return Asked(targets, own["--algo"], most_s, seed, "--json" in arguments, given, others)
 
 
 def _runs(folders: Sequence[Path], given: Asked) -> list[dict[str, Any]]:
     from quintet.algorithms import registry
     from quintet.doctor.run import examine_runs
 
-    if given.others:
+    if wrong := [*given.of_environments, *given.others]:
         raise ConfigError(
-            f"quintet doctor RUN must have no options of training, got {given.others[0]}: leave "
-            "them out"
+            f"quintet doctor RUN must have no option but --json, got {wrong[0]}: leave it out"
         )
     registry.declare_all()
     found = examine_runs([read_summary(folder) for folder in folders], policies=True)

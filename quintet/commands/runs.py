@@ -91,7 +91,8 @@ def cells(run: RunSummary, place: Path) -> tuple[str, ...]:
 def told(run: RunSummary) -> str:
     """The reason why a run failed or is damaged; "" for others."""
     if run.state == "damaged":
-        return run.faults[0] if run.faults else "its options can't be read"
+        whole = [each for each in run.faults if "damaged" in each] or run.faults
+        return whole[0] if whole else "its options can't be read"
     return run.error if run.state == "failed" else ""
 
 

@@ -189,7 +189,7 @@ def reward_scale(learning: Learning, seen: Evidence) -> Doubt | None:
     """Rewards that are not scaled and very large or very small, or so small that they stay small
     when normalised."""
     size = seen.reward_size
-    if seen.rewards < _LEAST_REWARDS:
+    if seen.rewards < _LEAST_REWARDS or not math.isfinite(size):
         return None
     if not learning.scaling:
         if size * _SMALL_SHARE >= learning.divisor:

@@ -17,6 +17,8 @@ EVENTS = "population.jsonl"
 
 Event = Mapping[str, Any]
 
+_MOST_NAMES = 12  # of options that are drawn
+
 
 def read_events(run_dir: Path) -> list[Event]:
     """The decisions of a run, the first values of its policies first; raises QuintetError if none
@@ -77,7 +79,8 @@ def plot_lineage(run_dir: Path, out: Path) -> Path:
 def lineage_figure(events: Sequence[Event]) -> Any:
     """The picture of the decisions of a run, see `plot_lineage`."""
     begins = [event for event in events if event["event"] == "begins"]
-    names = sorted({name for event in begins for name in event["known"]})
+    every = sorted({name for event in begins for name in event["known"]})
+    names, more = every[:_MOST_NAMES], len(every) - _MOST_NAMES
     end = max(event.get("env_steps", 0) for event in events) or 1
     figure_class, formatter = figure_classes()
     figure = figure_class(figsize=(8.0, 3.8 + 1.3 * len(names)), dpi=120, layout="constrained")
@@ -91,7 +94,8 @@ def lineage_figure(events: Sequence[Event]) -> Any:
         place.set_ylabel(plain(name), fontsize=8)
         place.tick_params(which="both", labelsize=7)
         style_axes(place)
-    axes[-1].set_xlabel("env_steps of all policies", fontsize=9)
+    left_out = f" ({more} more options are not drawn)" if more > 0 else ""
+    axes[-1].set_xlabel(f"env_steps of all policies{left_out}", fontsize=9)
     axes[-1].xaxis.set_major_formatter(formatter())
     return figure
 

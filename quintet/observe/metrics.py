@@ -220,6 +220,11 @@ def by_policy(report: Mapping[str, float]) -> dict[int, dict[str, float]]:
     return dict(sorted(own.items()))
 
 
+def plain_name(name: str) -> str:
+    """A metric's name without its policy."""
+    return _POLICY_PREFIX.sub("", name)
+
+
 def highest(report: Mapping[str, float], name: str) -> float | None:
     """A metric of a report, of several policies the highest; None without one."""
     return max((x[name] for x in (report, *by_policy(report).values()) if name in x), default=None)
@@ -227,7 +232,7 @@ def highest(report: Mapping[str, float], name: str) -> float | None:
 
 def describe(name: str) -> Metric | None:
     """Unit and meaning of a metric of any policy; None if it is not declared."""
-    name = _POLICY_PREFIX.sub("", name)
+    name = plain_name(name)
     if name in METRICS:
         return METRICS[name]
     return next((m for prefix, m in PREFIXES.items() if name.startswith(prefix)), None)

@@ -18,7 +18,7 @@ from quintet.observe.intervals import bootstrap_band, iqm, iqm_interval
 from quintet.observe.metrics import by_policy, describe
 from quintet.observe.plot_groups import env_name, group_labels, plain
 from quintet.observe.report_files import read_metrics
-from quintet.observe.run_summary import group_key
+from quintet.observe.run_summary import bounded, group_key, text
 from quintet.system import files, run_record, saved_options
 
 Axis = Literal["env_steps", "wall_s"]
@@ -130,7 +130,7 @@ def _reports(
     reports: dict[Path, list[dict[str, float]]] = {}
     for folder in folders:
         with _leaving_out(left_out):
-            found = read_metrics(folder)
+            found = [bounded(report) for report in read_metrics(folder)]
             if not found:
                 raise QuintetError(f"{folder} has no reports yet")
             reports[folder] = found
@@ -186,10 +186,11 @@ def _default_metric(kind: Kind, reports: Mapping[Path, Sequence[Mapping[str, flo
     common = [name for name in names if all(name in each for each in told)]
     found = common[0] if common else f"{sources[0]}/return_mean"
     if kind == "bars" and runs and not found.startswith("eval/"):
+        wanted = f"eval/{found.partition('/')[2]}"
         lacks = [
             str(folder)
             for folder, run in reports.items()
-            if not any(name.endswith("eval/return_mean") for report in run for name in report)
+            if not any(name.endswith(wanted) for report in run for name in report)
         ]
         print(
             f"warning: final scores are those of training ({found}), since {', '.join(lacks[:3])} "
@@ -241,8 +242,8 @@ def _load(
         near = difflib.get_close_matches(metric, have, n=1)
         raise QuintetError(
             f"{folder} has no values of {metric} over {x} yet ({len(reports)} reports)"
-            + (f"; did you mean {near[0]}?" if near else ".")
-            + f" It has: {', '.join(have) or 'nothing'}"
+            + (f"; did you mean {text(near[0])}?" if near else ".")
+            + f" It has: {', '.join(map(text, have)) or 'nothing'}"
         )
     return Run(folder, {**_options(folder), **own}, curve, evaluations)
 
@@ -276,7 +277,7 @@ def _resample(curve: Curve, grid: NDArray[np.float64]) -> NDArray[np.float64]:
     """The curve at the evenly spaced points of `grid`: the mean of the values nearest to each
     point.
 
-    Points without such values are interpolated.
+    Points without such values are interpolated, at the ends from the next value outside.
     """
     step = (grid[1] - grid[0]) or 1.0
     nearest = np.rint((curve.x - grid[0]) / step).astype(np.int64)
@@ -286,7 +287,18 @@ def _resample(curve: Curve, grid: NDArray[np.float64]) -> NDArray[np.float64]:
     counts = np.bincount(nearest[inside], minlength=len(grid))
     sums = np.bincount(nearest[inside], weights=curve.y[inside], minlength=len(grid))
     filled = counts > 0
-    return np.interp(grid, grid[filled], sums[filled] / counts[filled])
+    before, after = np.nonzero(nearest < 0)[0][-1:], np.nonzero(nearest >= len(grid))[0][:1]
+    x = np.concatenate([curve.x[before], grid[filled], curve.x[after]])
+    y = np.concatenate([curve.y[before], sums[filled] / counts[filled], curve.y[after]])
+    drawn: NDArray[np.float64] = np.interp(grid, x, y)
+    return drawn
+
+
+def in_seeds(members: Sequence[Run]) -> str:
+    """The number of runs in words, which is that of their seeds unless a seed is there twice."""
+    seeds = len({str(run.config.get("seed", run.folder)) for run in members})
+    told = f"{seeds} seed{'' if seeds == 1 else 's'}"
+    return told if seeds == len(members) else f"{len(members)} runs of {told}"
 
 
 def _final(run: Run, metric: str) -> float:
@@ -345,7 +357,7 @@ def _draw_bars(
             axes.plot([low, high], [place, place], color="0.1", lw=2, solid_capstyle="butt")
         spread = np.linspace(-0.2, 0.2, len(scores)) if len(scores) > 1 else np.zeros(1)
         axes.plot(scores, place + spread, "o", ms=4, mfc="white", mec="0.1", ls="none")
-        count = f"{len(scores)} seed{'s' if len(scores) > 1 else ''}"
+        count = in_seeds(members)
         names.append(f"{plain(label)}\n{mean:,.4g}, {count}")
     axes.set_yticks(range(len(groups)), names)
     axes.invert_yaxis()
@@ -433,16 +445,16 @@ def draw_group(
     start = max(run.curve.x[0] for run in members)
     end = min(run.curve.x[-1] for run in members)
     if start > end:  # one of them has just begun
-        axes.plot([], [], color=colour, ls=line, lw=0.6, label=f"{label} ({len(members)} seeds)")
+        axes.plot([], [], color=colour, ls=line, lw=0.6, label=f"{label} ({in_seeds(members)})")
         return
     grid = np.linspace(start, end, points)
     curves = np.stack([_resample(run.curve, grid) for run in members])
     low, high = bootstrap_band(curves)
     axes.fill_between(grid, low, high, color=colour, alpha=0.2, lw=0)
-    text = f"{label} ({len(members)} seeds, 95% band)"
+    name = f"{label} ({in_seeds(members)}, 95% band)"
     marked = {"marker": "o"} if start == end else marked
     mean = curves.mean(axis=0)
-    axes.plot(grid, mean, color=colour, ls=line, lw=2.0, label=text, **marked)
+    axes.plot(grid, mean, color=colour, ls=line, lw=2.0, label=name, **marked)
 
 
 def _evaluation_name(runs: Iterable[Run]) -> str:

@@ -66,7 +66,11 @@ def curves_of(runs: Sequence[RunSummary], x: Axis, metric: str) -> bytes | None:
 
 def health_over_time(reports: Sequence[Mapping[str, float]]) -> bytes | None:
     """A strip for each part of the learner: its state over env_steps; None without any."""
-    parts = sorted({name for report in reports for name in report if _HEALTH.fullmatch(name)})
+    parts = sorted(
+        {name for report in reports for name in report if _HEALTH.fullmatch(name)},
+        key=lambda name: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", name)],
+    )
+    more = len(parts) - _MOST_PARTS
     parts = parts[:_MOST_PARTS]
     if not parts:
         return None
@@ -82,7 +86,7 @@ def health_over_time(reports: Sequence[Mapping[str, float]]) -> bytes | None:
     axes.set_yticks(range(len(parts)), [plain(_name(name)) for name in parts])
     axes.set_ylim(len(parts) - 0.5, -0.5)
     axes.set_xlim(left=0)
-    axes.set_xlabel("env steps")
+    axes.set_xlabel("env steps" + (f" ({more} more parts are not drawn)" if more > 0 else ""))
     axes.xaxis.set_major_formatter(formatter(sep=""))
     style_axes(axes, "x")
     from matplotlib.patches import Patch

@@ -144,11 +144,10 @@ def gather(
 
 
 def _agree(whole: Sequence[Held]) -> bool:
-    """Whether the files hold the same reports, except that one may lack the last."""
+    """Whether the files hold the same reports, except that one may end earlier."""
     together = min(len(each.reports) for each in whole)
-    longest = max(len(each.reports) for each in whole)
     first = whole[0].reports[:together]
-    return longest - together <= 1 and all(each.reports[:together] == first for each in whole)
+    return all(each.reports[:together] == first for each in whole)
 
 
 def set_damaged_aside(held: Sequence[Held], notice: Notice) -> None:

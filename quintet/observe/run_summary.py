@@ -8,10 +8,10 @@ import json
 import math
 import os
 import re
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -49,7 +49,7 @@ class RunSummary:
     system: versions and the machine; empty if unknown.
     spaces: the observation and action space as JSON, of the newest checkpoint.
     at: when the run began, ended or was last written to, as text.
-    trained: env_steps at its end or newest checkpoint, where no report says so.
+    trained: env_steps at its end or newest checkpoint, as far as known.
     """
 
     folder: Path
@@ -79,7 +79,7 @@ class RunSummary:
 
     @property
     def env_steps(self) -> int:
-        return int(self._last("env_steps") or self.trained)
+        return max(int(self._last("env_steps") or 0), self.trained)
 
     @property
     def total_env_steps(self) -> int | None:
@@ -196,7 +196,7 @@ def read_summary(folder: Path) -> RunSummary:
     reports: list[dict[str, float]] = []
     notices: list[str] = []
     with suppress(QuintetError):  # it reports to neither file
-        reports = [_bounded(each) for each in read_metrics(folder, notices.append)]
+        reports = [bounded(each) for each in read_metrics(folder, notices.append)]
     faults += map(text, notices)
     broken = broken or any("damaged" in each for each in notices)
     record = run_record.read(folder)
@@ -204,7 +204,11 @@ def read_summary(folder: Path) -> RunSummary:
     if record is not None:
         error = text(record.error or "")
         extra = record.model_extra or {}
-        at_end = text(extra.get("at", ""))
+        at_end = _local(extra.get("at"))
+        last = next((x["env_steps"] for x in reversed(reports) if "env_steps" in x), math.inf)
+        ended = record.env_steps or 0
+        if record.state == "finished" and last < ended:
+            faults.append(f"its reports end at {last:,.0f} of {ended:,} env_steps")
         own = extra.get("system")
         if not system and isinstance(own, Mapping):
             system = {str(k): str(x) for k, x in own.items()}
@@ -217,7 +221,7 @@ def read_summary(folder: Path) -> RunSummary:
         _state(record, running=running, broken=broken),
         tuple(faults),
         error,
-        {text(name): value for name, value in options.items()},
+        {text(name): _plain(value) for name, value in options.items()},
         {} if record is None else {text(k): text(x) for k, x in record.sources.items()},
         {text(k): text(x) for k, x in system.items()},
         spaces,
@@ -272,7 +276,7 @@ def _has_checkpoints(folder: Path) -> bool:
     return True
 
 
-def _bounded(report: Mapping[str, float]) -> dict[str, float]:
+def bounded(report: Mapping[str, float]) -> dict[str, float]:
     """A report without numbers that are too large for a picture."""
     most = {"env_steps": float(MOST_STEPS), "wall_s": float(MOST_STEPS)}
     return {
@@ -280,6 +284,15 @@ def _bounded(report: Mapping[str, float]) -> dict[str, float]:
         for name, x in report.items()
         if (0.0 <= x <= most[name] if name in most else abs(x) <= LARGEST)
     }
+
+
+def _plain(value: object) -> Any:
+    """A value of a file as JSON can hold it."""
+    if isinstance(value, Mapping):
+        return {text(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, str | int | float | None) else text(value)
 
 
 def _flat(values: Mapping[Any, Any], prefix: str = "") -> Mapping[str, Any]:
@@ -297,8 +310,19 @@ def _flat(values: Mapping[Any, Any], prefix: str = "") -> Mapping[str, Any]:
 def _changed_at(folder: Path) -> str:
     """Time of the folder's last change; "" if it is unknown."""
     with suppress(OSError):
-        return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(os.stat(folder).st_mtime))
+        return _as_text(datetime.fromtimestamp(os.stat(folder).st_mtime))
     return ""
+
+
+def _local(at: object) -> str:
+    """A stored time in this machine's zone; "" if it is none."""
+    with suppress(ValueError, OverflowError, OSError):
+        return _as_text(datetime.fromisoformat(str(at)))
+    return ""
+
+
+def _as_text(at: datetime) -> str:
+    return at.astimezone().isoformat(timespec="seconds")
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -9,6 +9,7 @@ returns.
 import io
 import json
 import os
+import re
 import shutil
 import socket
 import time
@@ -53,6 +54,8 @@ TENSORBOARD_FOLDER = "tensorboard"
 
 HISTOGRAM_BINS = 30
 """Number of bins, TensorBoard's default."""
+
+_EVENTS = re.compile(r"events\.out\.tfevents\.(\d{10}\.\d{6})\.")
 
 
 @final
@@ -322,11 +325,14 @@ class TensorBoardSink:
 
     def _add(self, **event: Any) -> None:
         if self._file is None:
-            # TensorBoard reads files of a folder in the order of their names: microseconds first
-            started = f"{time.time():017.6f}"
-            name = f"events.out.tfevents.{started}.{socket.gethostname()}.{os.getpid()}"
             with _writing(self._folder):
                 self._folder.mkdir(exist_ok=True)
+                there = map(_EVENTS.match, os.listdir(self._folder))
+            # TensorBoard reads files of a folder in the order of their names: microseconds first,
+            # and after earlier files whatever the clock says
+            newest = max((float(found[1]) for found in there if found), default=0.0)
+            started = f"{max(time.time(), newest + 1e-6):017.6f}"
+            name = f"events.out.tfevents.{started}.{socket.gethostname()}.{os.getpid()}"
             self._file = _AppendFile(self._folder / name)
             self._add(file_version="brain.Event:2")
         framed = io.BytesIO()

@@ -10,6 +10,7 @@ import os
 import re
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,8 @@ _OURS = re.compile(
 )
 _PREFIXED = re.compile(rf"({re.escape(TEMPORARY)}|{re.escape(REPLACED)}).*", re.DOTALL)
 _OF_OTHERS = "wandb"
+_TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
+_READ_S = 0.1  # a reader of a lock needs less
 """A folder of another library, which makes its own links."""
 
 _held: set[int] = set()
@@ -118,11 +121,11 @@ def run_lock(folder: Path) -> Iterator[None]:
     _held.add(file)
     try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file)
             os.ftruncate(file, 0)
             os.pwrite(file, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
         except OSError as fault:
-            if fault.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            if fault.errno not in _TAKEN:
                 raise _refused(folder, fault) from fault
             raise in_use(folder, _said_in(file)) from fault
         yield
@@ -130,6 +133,20 @@ def run_lock(folder: Path) -> Iterator[None]:
         if file in _held:
             _held.remove(file)
             os.close(file)
+
+
+def _lock(file: int) -> None:
+    """Locks a file, which readers hold for a moment (`holder_of`); raises OSError."""
+    until = time.monotonic() + _READ_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as fault:
+            if fault.errno not in _TAKEN or time.monotonic() > until:
+                raise
+            time.sleep(0.005)
+        else:
+            return
 
 
 def in_use(folder: Path, holder: "Holder") -> CheckpointError:

@@ -24,7 +24,7 @@ META = "meta.json"
 PURPOSE = "quintet checkpoint 1"
 """Purpose of a manifest's signature."""
 
-_MOST_BYTES = 2**26  # of a manifest
+_MOST_BYTES = 2**26  # of a manifest, and of meta.json
 REPLACED = ".old-"
 
 
@@ -70,7 +70,7 @@ def read_meta(root: Path, name: str) -> Found:
         assert folder is not None
         for listed, entry in entries.items():
             _check_bytes(path / listed, _size(folder, path / listed), entry)
-        meta = as_meta(read_verified(folder, path / META, entries[META]), path / META)
+        meta = as_meta(read_verified(folder, path / META, entries[META], _MOST_BYTES), path / META)
     check_name(path, meta)
     return Found(path, meta, signature.fault(PURPOSE, signed_bytes(entries), mark))
 
@@ -162,11 +162,14 @@ def check_file_name(name: str, what: str) -> None:
         )
 
 
-def read_verified(folder: int, file: Path, entry: Mapping[str, Any]) -> bytes:
-    """The content of a file; raises CheckpointError unless it matches the manifest."""
+def read_verified(
+    folder: int, file: Path, entry: Mapping[str, Any], most: int | None = None
+) -> bytes:
+    """The content of a file, of at most `most` bytes; raises CheckpointError unless it matches the
+    manifest."""
     # Looked at first, since the file of a stranger would fill the memory.
     _check_bytes(file, _size(folder, file), entry)
-    data = _read(folder, file)
+    data = _read(folder, file, most)
     _check_bytes(file, len(data), entry)
     if hashlib.sha256(data).hexdigest() != entry.get("sha256"):
         raise CheckpointError(f"{file} is corrupted: its SHA-256 is not the manifest's")

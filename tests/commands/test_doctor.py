@@ -130,6 +130,7 @@ def test_an_environment_is_examined(
     [
         ([], "must get an environment or a run"),
         (["--algo"], "--algo must have a value"),
+        (["--gamma", "0.9", "CartPole-v1"], "before other options, got --gamma"),
         (["CartPole-v1", "--most-s", "x"], "must be numbers"),
         (["CartPole-v1", "--most-s", "nan"], "must be in"),
         (["CartPole-v1", "--algo", "dqn"], "the algorithm must be one of"),
@@ -145,9 +146,15 @@ def test_wrong_usage_is_a_sentence(
         doctor.main(words)
 
 
-def test_options_of_training_are_refused_for_a_run(tmp_path: Path):
-    with pytest.raises(ConfigError, match="no options of training"):
-        doctor.main([str(_written(tmp_path / "run")), "--gamma", "0.5"])
+@pytest.mark.parametrize("words", [["--gamma", "0.5"], ["--algo", "ddpg"], ["--most-s=60"]])
+def test_options_of_environments_are_refused_for_a_run(words: list[str], tmp_path: Path):
+    with pytest.raises(ConfigError, match="must have no option but --json, got --"):
+        doctor.main([str(_written(tmp_path / "run")), *words])
+
+
+def test_values_of_own_options_may_be_joined():
+    given = doctor.asked(["CartPole-v1", "--algo=ddpg", "--most-s=7", "--gamma=0.9"])
+    assert (given.algo, given.most_s, given.others) == ("ddpg", 7.0, ["--gamma=0.9"])
 
 
 @pytest.mark.parametrize("command", ["doctor", "report"])

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,12 @@ from small_run import SMALL, TOY
 
 import quintet
 from quintet import cli
+from quintet.errors import CheckpointError
+from quintet.observe import report_figures
 from quintet.observe.report_figures import health_over_time
+from quintet.observe.report_files import read_metrics
 from quintet.observe.run_summary import find_runs, read_summary
+from quintet.system import manifest
 from quintet.system.inside import run_lock
 
 OPTIONS = {**SMALL, "report.interval_s": 0.0, "report.sinks": ("jsonl", "csv")}
@@ -172,12 +177,101 @@ def test_a_file_that_would_fill_the_memory(
     assert f"{name} must have at most 1,073,741,824 bytes" in found["faults"][0]
 
 
+def test_reports_that_end_before_the_run_are_told(runs: Path, capsys: pytest.CaptureFixture[str]):
+    run = runs / "other"
+    for name in ("metrics.jsonl", "progress.csv"):
+        lines = (run / name).read_text().splitlines(keepends=True)
+        (run / name).write_text("".join(lines[:-1]))
+    shutil.rmtree(run / "checkpoints")
+    found = listed(capsys, runs)["other"]
+    assert found["env_steps"] == 512
+    assert any(
+        re.fullmatch(r"its reports end at 4\d\d of 512 env_steps", x) for x in found["faults"]
+    )
+
+
+def test_of_two_files_that_agree_the_longer_is_read(runs: Path, capsys: pytest.CaptureFixture[str]):
+    """As of a run that reports while it is read, or of a file that was cut."""
+    run = runs / "other"
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:2]))
+    shutil.rmtree(run / "checkpoints")
+    notices: list[str] = []
+    assert len(read_metrics(run, notices.append)) == len(lines) > 3
+    assert notices == []
+
+
+def test_values_that_json_can_not_hold_end_no_listing(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = runs / "strange"
+    run.mkdir()
+    (run / "config.yaml").write_text(
+        "algo: ppo\nenv.id: A\nseed: !!binary aGVsbG8=\n"
+        "env.kwargs: {1: 2, a: !!set {x}, !!binary aGVsbG8=: 3}\n"
+    )
+    (run / "metrics.jsonl").write_text('{"env_steps": 8}\n')
+    assert {*listed(capsys, runs)} == {"group/s1", "group/s2", "other", "strange"}
+    said(capsys, "diff", run, runs / "other", "--json")
+    said(capsys, "report", runs, "--out", tmp_path / "page.html")
+    assert cli.main(["doctor", str(run)]) in (0, 1)
+
+
+def test_a_checkpoint_that_would_fill_the_memory(runs: Path, capsys: pytest.CaptureFixture[str]):
+    newest = max((runs / "other" / "checkpoints").iterdir())
+    size = 2**27
+    os.truncate(newest / "meta.json", size)
+    found = json.loads((newest / "manifest.json").read_text())
+    found["files"]["meta.json"]["bytes"] = size
+    (newest / "manifest.json").write_text(json.dumps(found))
+    with pytest.raises(CheckpointError, match="at most 67,108,864 were expected"):
+        manifest.read_meta(newest.parent, newest.name)
+    assert [*listed(capsys, runs)] == ["group/s1", "group/s2", "other"]
+
+
+def test_times_are_those_of_this_machine(runs: Path, monkeypatch: pytest.MonkeyPatch):
+    file = runs / "other" / "run.json"
+    record = json.loads(file.read_text()) | {"at": "2026-01-01T12:00:00+00:00"}
+    file.write_text(json.dumps(record))
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert read_summary(runs / "other").at == "2026-01-01T21:00:00+09:00"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 # diff
 
 
 def test_a_run_equals_itself(place: Path, capsys: pytest.CaptureFixture[str]):
     out = said(capsys, "diff", place / "other", place / "other")
     assert out.count("no difference") == 4
+
+
+def test_two_trainings_of_one_command_have_equal_curves(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    train(tmp_path / "again")
+    found = json.loads(said(capsys, "diff", place / "group" / "s1", tmp_path / "again", "--json"))
+    assert found["reports"]["common"] == found["reports"]["equal"] > 1
+
+
+def test_policies_have_scores_and_times_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for name, speed in (("a", 1.0), ("b", 2.0)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text("algo: ppo\nenv.id: A\n")
+        report = {
+            "env_steps": 8, "wall_s": 1.0, "policy_0/throughput/updates_per_s": speed,
+            "policy_0/episode/return_mean": 1.0, "policy_1/episode/return_mean": 3.0,
+        }  # fmt: skip
+        (tmp_path / name / "metrics.jsonl").write_text(f"{json.dumps(report)}\n")
+    found = json.loads(said(capsys, "diff", tmp_path / "a", tmp_path / "b", "--json"))
+    assert found["reports"]["metrics"] == []
+    assert found["scores"] == {"episode/return_mean": [3.0, 3.0]}
 
 
 def test_differences(place: Path, capsys: pytest.CaptureFixture[str]):
@@ -430,6 +524,19 @@ def test_health_is_drawn_by_state():
     for colour in (b"#d9d9d9", b"#009e73", b"#e69f00"):
         assert colour in drawn
     assert health_over_time([{"env_steps": 1.0}]) is None
+
+
+def test_of_many_policies_the_first_are_drawn_and_the_rest_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    names = [f"policy_{policy}/health/policy" for policy in range(18)]
+    shown: list[Any] = []
+    monkeypatch.setattr(report_figures, "svg", lambda figure: shown.append(figure) or b"")
+    health_over_time([{"env_steps": 10.0, **dict.fromkeys(names, 1.0)}])
+    (axes,) = shown[0].axes
+    labels = [each.get_text() for each in axes.get_yticklabels()]
+    assert labels == [f"policy of policy {policy}" for policy in range(16)]
+    assert axes.get_xlabel() == "env steps (2 more parts are not drawn)"
 
 
 def test_a_summary_of_a_run_that_has_just_begun(tmp_path: Path):

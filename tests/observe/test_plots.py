@@ -187,6 +187,41 @@ def test_mean_ends_where_the_shortest_seed_ends(tmp_path: Path, drawn: dict[str,
     assert thick.get_xdata()[-1] == 10_000
 
 
+def test_ends_of_the_common_part_are_interpolated(tmp_path: Path, drawn: dict[str, Any]) -> None:
+    """Reports of two seeds on one line, at other steps."""
+    for name, steps in (("a", range(0, 110, 10)), ("b", range(25, 105, 15))):
+        make_run(tmp_path / name, int(name == "b"))
+        reports = [{"env_steps": x, "wall_s": x, "episode/return_mean": 2.0 * x} for x in steps]
+        file = tmp_path / name / "metrics.jsonl"
+        file.write_text("".join(f"{json.dumps(each)}\n" for each in reports))
+    plot_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "x.png")
+    thick = next(line for line in drawn["figure"].axes[0].lines if line.get_linewidth() == 2)
+    assert thick.get_xdata()[[0, -1]].tolist() == [25, 100]
+    assert thick.get_ydata() == pytest.approx(2.0 * thick.get_xdata(), abs=1.0)
+    assert thick.get_ydata()[[0, -1]] == pytest.approx([50.0, 200.0], abs=0.5)
+
+
+def test_a_seed_that_is_there_twice_is_told(tmp_path: Path, drawn: dict[str, Any]) -> None:
+    runs = [make_run(tmp_path / name, seed) for name, seed in (("a", 1), ("b", 1), ("c", 2))]
+    plot_runs(runs, tmp_path / "x.png")
+    assert legend_of(drawn["figure"])[0] == "ppo (3 runs of 2 seeds, 95% band)"
+    plot_runs(runs, tmp_path / "x.png", kind="bars")
+    (label,) = drawn["figure"].axes[0].get_yticklabels()
+    assert label.get_text().endswith(", 3 runs of 2 seeds")
+
+
+def test_numbers_and_names_of_a_stranger_are_harmless(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, seed) for name, seed in (("a", 1), ("b", 2))]
+    with (runs[0] / "metrics.jsonl").open("a") as file:
+        file.write('{"env_steps": 1e308, "wall_s": 1e308, "episode/return_mean": 1.7e308}\n')
+        file.write('{"env_steps": 50000, "\\u001b[31mred": 1.0}\n')
+    for kind in ("curve", "bars"):
+        plot_runs(runs, tmp_path / "x.png", kind=kind)  # type: ignore[arg-type]
+    with pytest.raises(QuintetError) as raised:
+        plot_runs(runs[:1], tmp_path / "x.png", metric="red")
+    assert str(raised.value).isprintable()
+
+
 def test_band_is_the_bootstrap_interval_of_the_mean() -> None:
     curves = np.random.default_rng(1).normal(size=(30, 2)) * [1.0, 10.0]
     low, high = bootstrap_band(curves)
@@ -448,6 +483,11 @@ def test_bars_of_training_are_told(tmp_path: Path, capsys: pytest.CaptureFixture
     said = capsys.readouterr().err
     assert "warning: final scores are those of training (episode/return_mean)" in said
     assert f"since {runs[1]} has no evaluations" in said
+    won = [make_run(tmp_path / name, seed, success=True) for name, seed in (("c", 1), ("d", 2))]
+    file = won[1] / "metrics.jsonl"
+    file.write_text(file.read_text().replace("eval/success_rate", "eval/success"))
+    plot_runs(won, tmp_path / "out.png", kind="bars")
+    assert f"since {won[1]} has no evaluations" in capsys.readouterr().err
 
 
 def test_bars_have_a_panel_for_each_environment(tmp_path: Path, drawn: dict[str, Any]) -> None:

@@ -65,6 +65,19 @@ def test_all_sinks_get_the_same_finite_values(tmp_path: Path) -> None:
     reporter.close()
 
 
+def test_tensorboard_reads_what_came_last_also_after_the_clock_went_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    for start, values in ((now, range(1, 5)), (now - 500.0, range(3, 6))):
+        monkeypatch.setattr(time, "time", lambda at=start: at)
+        sink = TensorBoardSink(tmp_path)
+        for steps in values:
+            sink.write({"env_steps": steps, "loss/policy": float(steps)})
+        sink.close()
+    assert [steps for steps, _ in scalars_of(tmp_path, "loss/policy")][-3:] == [3, 4, 5]
+
+
 def test_distributions_go_to_tensorboard_alone(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

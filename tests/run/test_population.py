@@ -12,7 +12,7 @@ import quintet
 from quintet import checkpoint, cli
 from quintet.algorithms.appo.learner import APPOLearner
 from quintet.errors import ConfigError, QuintetError
-from quintet.observe.lineage import EVENTS, plot_lineage
+from quintet.observe.lineage import EVENTS, lineage_figure, plot_lineage, read_events
 from quintet.observe.plots import plot_runs
 from quintet.observe.report_files import read_metrics
 from quintet.population.scores import OF_EPISODES
@@ -453,6 +453,15 @@ def test_pictures(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
         (tmp_path / EVENTS).write_text(damaged)
         with pytest.raises(QuintetError, match="is damaged"):
             plot_lineage(tmp_path, Path(out))
+
+
+def test_of_many_tuned_options_the_first_are_drawn(tmp_path: Path) -> None:
+    values = {f"option_{number:02}": 1.0 for number in range(15)}
+    event = {"event": "begins", "policy": 0, "values": values, "objectives": []}
+    (tmp_path / EVENTS).write_text(json.dumps(event))
+    axes = lineage_figure(read_events(tmp_path)).axes
+    assert [each.get_ylabel() for each in axes[2:]] == [*values][:12]
+    assert axes[-1].get_xlabel().endswith(" (3 more options are not drawn)")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Run folders of strangers: nothing is opened, written or removed through a link in them."""
 
+import fcntl
 import os
 import shutil
 import socket
@@ -225,3 +226,14 @@ def test_a_newer_folder_without_a_manifest_is_kept(tmp_path):
     checkpoint.write(root, "000000009", {}, {"iteration": 9})
     assert checkpoint.take_away(root / "000000009") is None
     assert (root / "000000009.damaged-1/thesis.txt").read_text() == "mine"
+
+
+def test_a_reader_of_the_lock_refuses_no_start(tmp_path, monkeypatch):
+    with run_lock(tmp_path):
+        assert inside.holder_of(tmp_path) is not None
+    reader = os.open(tmp_path / ".lock", os.O_RDONLY)
+    fcntl.flock(reader, fcntl.LOCK_SH)
+    monkeypatch.setattr(inside.time, "sleep", lambda _: fcntl.flock(reader, fcntl.LOCK_UN))
+    with run_lock(tmp_path):
+        assert inside.holder_of(tmp_path) is not None
+    os.close(reader)
