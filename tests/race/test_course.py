@@ -112,7 +112,8 @@ class Fake:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = [Entry(name, "ppo", SMALL_ENTRY, "a test") for name in NAMES]
+    rates = [SMALL_ENTRY | {"learning_rate": 1e-4 * (place + 1)} for place in range(len(NAMES))]
+    own = [Entry(name, "ppo", x, "a test") for name, x in zip(NAMES, rates, strict=True)]
     monkeypatch.setattr(portfolio, "entries", lambda _: own)
     monkeypatch.setattr(choosing, "_LEAST_EXAMINED_S", 1e9)
 
