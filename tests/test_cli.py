@@ -70,7 +70,6 @@ ACTIONS = {
     "Text": spaces.Text(5),
     "Sequence": spaces.Sequence(spaces.Discrete(2)),
     "Graph": spaces.Graph(box(1), None),
-    "Box_int": spaces.Box(0, 3, (2,), np.int32),
     "Tuple": spaces.Tuple((spaces.Discrete(2), spaces.Text(3))),
     "Dict": spaces.Dict({"a": spaces.Sequence(spaces.Discrete(2))}),
 }
