@@ -17,6 +17,7 @@ from torch import Tensor
 
 from quintet import checkpoint, spaces
 from quintet.algorithms import registry
+from quintet.algorithms.parts.acting import WARMING_UP
 from quintet.algorithms.parts.setup import Compute, Recorded
 from quintet.envs.config import EnvConfig
 from quintet.envs.gymnasium import Leaf, leaf_of
@@ -107,6 +108,9 @@ class Policy:
         self.spaces = _spaces_from_json(description)
         self._own = self.spaces.own or self.spaces
         self.env = EnvConfig(**description["env"])
+        if WARMING_UP in publication.tensors:  # which is of training alone
+            tensors = {**publication.tensors, WARMING_UP: torch.tensor(False)}
+            publication = replace(publication, tensors=tensors)
         self.publication = publication
         model = ModelConfig(**description["model"])
         self._calls = (

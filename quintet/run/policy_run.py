@@ -14,7 +14,6 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from quintet.algorithms.parts.acting import WARMING_UP
 from quintet.checkpoint import Checkpoint, not_finite, require_finite
 from quintet.config.run import RunConfig
 from quintet.errors import CheckpointError, NonFiniteError
@@ -121,8 +120,6 @@ class PolicyRun:
         """A copy of the current policy."""
         current = self.learner.publication()
         tensors = {name: x.detach().cpu().clone() for name, x in current.tensors.items()}
-        if WARMING_UP in tensors:  # which is of training alone
-            tensors[WARMING_UP] = torch.tensor(False)
         return Policy(self.description, Publication(current.version, tensors), trust.OWN)
 
     @OwnTorch()
