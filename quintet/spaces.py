@@ -212,6 +212,13 @@ def unmeant(leaf: Space) -> np.ndarray[Any, Any]:
     return none
 
 
+def start_of(leaf: Space) -> Any:
+    """The number from which values of a leaf count, of its shape or shape (); None: 0."""
+    if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete) and np.any(leaf.start):
+        return leaf.start
+    return None
+
+
 def as_choices(leaf: Space) -> Space:
     """A MultiDiscrete with the values of a Box of whole numbers; other leaves are unchanged."""
     if not isinstance(leaf, spaces.Box) or leaf.dtype.kind == "f":

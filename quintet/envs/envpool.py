@@ -53,6 +53,7 @@ from quintet.spaces import (
     as_choices,
     leaf_keys,
     map_leaves,
+    start_of,
     stored_spaces,
 )
 from quintet.system.cpus import usable_cores
@@ -188,8 +189,9 @@ class EnvPoolVectorEnv:
         with _quiet_spaces():
             given = _with_infinite_bounds(spec.gymnasium_observation_space)
             action = spec.gymnasium_action_space
-        self._keys = {path: (keys, _start(leaf)) for path, (keys, leaf) in leaf_keys(given).items()}
-        self._action_start = _start(as_choices(action))
+        found = leaf_keys(given).items()
+        self._keys = {path: (keys, start_of(leaf)) for path, (keys, leaf) in found}
+        self._action_start = start_of(as_choices(action))
         self._action_shape = (num_streams, *action_shape(action))
         self._own_action_shape = (num_streams, *(action.shape or ()))
         self.spaces = stored_spaces(given, action, env_id)
@@ -405,13 +407,6 @@ def _known_limit(settings: Mapping[str, Any]) -> int | None:
     """The time limit in steps; the largest 32-bit number stands for none."""
     limit = int(settings.get("max_episode_steps", 0))
     return limit if 0 < limit < _NO_LIMIT else None
-
-
-def _start(space: Space) -> Any:
-    """A space's start, subtracted from observed values and added to actions; None if it is 0."""
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and np.any(space.start):
-        return space.start
-    return None
 
 
 def _with_infinite_bounds(space: Space) -> Space:

@@ -28,7 +28,7 @@ from quintet.envs.success import key_of
 from quintet.envs.tensor import GymTensors, RslTensors, TensorStep, TensorVectorEnv, bare
 from quintet.envs.vector import EnvDescription
 from quintet.errors import ConfigError
-from quintet.spaces import Keys, Space, as_choices, leaf_keys, stored_spaces
+from quintet.spaces import Keys, Space, as_choices, leaf_keys, start_of, stored_spaces
 from quintet.system.transfer import sent
 from quintet.types import Obs
 
@@ -207,9 +207,8 @@ def _leaf(obs: Any, keys: Keys, start: Tensor | None) -> Tensor:
 
 def _start(leaf: Space) -> Tensor | None:
     """The number from which values of a leaf count; None: 0."""
-    if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete) and np.any(leaf.start):
-        return torch.as_tensor(leaf.start)
-    return None
+    start = start_of(leaf)
+    return None if start is None else torch.as_tensor(start)
 
 
 def _packer(space: Space, env_id: str, library: Any) -> Callable[[Tensor], Any]:
