@@ -14,6 +14,7 @@ from statistics import mean, median
 from typing import Any, NamedTuple
 
 import gpu_tables
+import race
 from efficiency import median_of
 from records import ROOT, Difference, notes, record_of, standing, write_whole
 from rows import ROWS, Row
@@ -567,6 +568,7 @@ TABLES = {
     "steadiness": steadiness_table,
     "threads": threads_table,
     "stepping": stepping_table,
+    "race": lambda: race.told(result("race")),
     "gpu": lambda: gpu_tables.told(result("gpu")),
 }
 

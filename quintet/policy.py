@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quintet import checkpoint, spaces
 from quintet.algorithms import registry
-from quintet.algorithms.parts.acting import WARMING_UP
+from quintet.algorithms.parts.acting import as_trained
 from quintet.algorithms.parts.setup import Compute, Recorded
 from quintet.envs.config import EnvConfig
 from quintet.envs.gymnasium import Leaf, leaf_of
@@ -108,10 +108,7 @@ class Policy:
         self.spaces = _spaces_from_json(description)
         self._own = self.spaces.own or self.spaces
         self.env = EnvConfig(**description["env"])
-        if WARMING_UP in publication.tensors:  # which is of training alone
-            tensors = {**publication.tensors, WARMING_UP: torch.tensor(False)}
-            publication = replace(publication, tensors=tensors)
-        self.publication = publication
+        self.publication = as_trained(publication)
         model = ModelConfig(**description["model"])
         self._calls = (
             Call("env", self.env.id, self.env.kwargs),
@@ -131,6 +128,7 @@ class Policy:
             for path, found in spaces.leaf_keys(self._own.observation).items()
         ]
         self.critic_leaves = critic_leaves(model, self.spaces)
+        self._value_remembers = model.core != "none"
         self.leaves: list[Leaf] = [x for x in self._every if x.path not in self.critic_leaves]
         self._choices = spaces.mask_sizes(self.spaces.action)
         self.generator = torch.Generator("cpu")
@@ -279,10 +277,12 @@ class Policy:
     def _observe(self, obs: Any, leaves: Sequence[Leaf] = ()) -> tuple[Obs, bool]:
         """The leaves as tensors ``[B, ...]``, and whether a single observation was passed.
 
-        leaves: leaves to read; None: those by which it acts, and leaves of its critic are allowed
-            too.
+        leaves: leaves to read; none: those by which it acts; leaves of its critic may be there.
         """
-        leaves, optional = leaves or self.leaves, () if leaves else self.critic_leaves
+        hidden = self.critic_leaves
+        if hidden and not leaves and self._value_remembers and hidden <= {*flat_observation(obs)}:
+            leaves = self._every
+        leaves, optional = leaves or self.leaves, () if leaves else hidden
         leaf = leaves[0]
         if leaf.is_plain and type(obs) is np.ndarray and obs.dtype == leaf.dtype:  # the usual case
             single = obs.shape == leaf.shape

@@ -10,6 +10,7 @@ invalid (its action was not executed); the row after it is the first of the next
 
 from __future__ import annotations  # so that no tensor is needed where only spaces are
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -47,6 +48,11 @@ class TensorSpec:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a row."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Spaces(NamedTuple):
@@ -146,6 +152,10 @@ class Rollout:
         """A field ``[T, B]`` on the CPU; waits for a GPU only where there is no `source`."""
         of_batch: Tensor = getattr(self.source or self, name)
         return of_batch.cpu()
+
+    def terminal(self, truncations_too: bool) -> Bool[Tensor, "T B"]:
+        """True where no value follows: at terminations, and perhaps at truncations."""
+        return self.terminated | self.truncated if truncations_too else self.terminated
 
     @property
     def cut(self) -> Bool[Tensor, "T B"]:

@@ -26,3 +26,18 @@ def save_options(run_dir: Path, values: Mapping[str, Any]) -> None:
     kept = {name: value for name, value in values.items() if name != "run_dir"}
     meta = {"config": kept, "iteration": 1}
     checkpoint.write(run_dir / "checkpoints", "000000001", {}, meta)
+
+
+def newest(folder: Path, **choice: Any) -> checkpoint.Checkpoint:
+    """The newest whole checkpoint of a run.
+
+    choice: which, as for `checkpoint.latest`.
+    """
+    found = checkpoint.latest(folder / "checkpoints", warn=print, **choice)
+    assert found is not None
+    return found
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Of the tensors of a run's newest whole checkpoint, by name."""
+    return checkpoint.tensor_hashes(newest(folder))

@@ -8,7 +8,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from quintet.errors import ConfigError, QuintetError
-from quintet.observe.metrics import highest, plain_name
+from quintet.observe.metrics import newest, plain_name
 from quintet.observe.run_summary import SCORES, RunSummary, number, read_summary, table, text
 from quintet.system.files import given_path
 
@@ -61,9 +61,9 @@ def compared(a: RunSummary, b: RunSummary) -> dict[str, Any]:
         "environment": _known(a.spaces, b.spaces),
         "reports": _reports(a, b),
         "scores": {
-            name: [_newest(run, name) for run in (a, b)]
+            name: [newest(run.reports, name) for run in (a, b)]
             for name in SCORES
-            if any(_newest(run, name) is not None for run in (a, b))
+            if any(newest(run.reports, name) is not None for run in (a, b))
         },
         "env_steps": [a.env_steps, b.env_steps],
         "wall_s": [a.wall_s, b.wall_s],
@@ -78,11 +78,6 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[An
 def _known(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]] | None:
     """The differences; None if nothing is known of one of the two."""
     return {k: list(x) for k, x in _differing(a, b).items()} if a and b else None
-
-
-def _newest(run: RunSummary, name: str) -> float | None:
-    found = (highest(report, name) for report in reversed(run.reports))
-    return next((score for score in found if score is not None), None)
 
 
 def _reports(a: RunSummary, b: RunSummary) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Layers of a configuration: their values, and the meaning of names and values.
 
-Layers, each overriding the earlier ones: defaults < the learner's own defaults < preset < file <
-saved run < command line (or the caller).
+Layers, each overriding the earlier ones: defaults < the learner's own defaults < preset, or the
+saved run < file < command line (or the caller).
 """
 
 import os

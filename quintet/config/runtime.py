@@ -149,8 +149,8 @@ class RuntimeConfig(Options):
     learners; part of the result's bytes, but a resume may change it
     """
     actor_threads: Threads | None = option(None, auto=True, on_resume="rounds")
-    """number of PyTorch's CPU threads where actions are computed; none: 1, or runtime.threads for
-    pictures and grids in one process or in a server; part of the result's bytes
+    """number of PyTorch's CPU threads where actions are computed; none: 1, or in one process and in
+    a server runtime.threads if it is given, or for pictures and grids; part of the result's bytes
     """
     precision: Literal["auto", "fp32", "bf16"] = option("auto", auto=True)
     """number format of the learner's encoders; auto: bf16 for pictures and grids if the device is

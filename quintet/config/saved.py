@@ -23,6 +23,7 @@ from quintet.errors import CheckpointError, ConfigError
 from quintet.options import shown
 from quintet.system import files, manifest, run_record, saved_options
 from quintet.system.importing import settle_search_path
+from quintet.system.inside import await_orphan
 from quintet.system.trust import Origin, calls_of
 
 BEFORE_CONFIG = (".lock", "log.txt", ".config.yaml.tmp", ".tmp-config.yaml")
@@ -238,6 +239,8 @@ def load_seeds(
         mine = {"seed": seed} | ({} if folder is None else {"run_dir": str(folder / f"s{seed}")})
         # The kind depends on neither, so the group has one probe.
         own = replace(asked, layers=(*asked.layers, Layer(command.source, mine)))
+        if own.run_dir is not None:  # what is there may still change
+            await_orphan(own.run_dir, lambda line: print(line, flush=True))
         try:
             saved = None if own.run_dir is None or overwrite else read_saved(own.run_dir)
         except ConfigError as error:
@@ -314,8 +317,25 @@ def name_in_folder(env_id: Any) -> str:
     return re.sub(r"[^\w.-]+", "_", str(env_id))
 
 
-def _told(differ: Iterable[tuple[str, Any, Any]]) -> list[str]:
-    return [f"{name}: the run has {was!r}, asked is {now!r}" for name, was, now in differ]
+def _told(differ: Iterable[tuple[str, Any, Any]], what: str = "run") -> list[str]:
+    return [f"{name}: the {what} has {was!r}, asked is {now!r}" for name, was, now in differ]
+
+
+def require_as_begun(
+    what: str, folder: Path, was: Mapping[str, Any], now: Mapping[str, Any], instead: str
+) -> None:
+    """Raises ConfigError if a command asks for another `what` than the one in its folder.
+
+    instead: what to give instead.
+    """
+    names = [name for name in sorted({*was, *now}) if was.get(name) != now.get(name)]
+    if names:
+        differ = _told([(name, was.get(name), now.get(name)) for name in names], what)
+        raise ConfigError(
+            f"{folder} holds another {what}:\n"
+            + "\n".join(f"  - {line}" for line in differ)
+            + f"\ngive {instead}, or the same command to go on"
+        )
 
 
 def read_saved(run_dir: Path) -> saved_options.SavedOptions | None:
@@ -385,6 +405,11 @@ def require_movable(run_dir: Path) -> None:
             f"--overwrite must name a folder that a run has made, got {run_dir}, which holds "
             f"{', '.join(sorted(held)[:3])}: give another --run-dir, or rename it yourself"
         )
+    require_elsewhere(run_dir)
+
+
+def require_elsewhere(run_dir: Path) -> None:
+    """Raises ConfigError if the process works in a folder that --overwrite is to rename."""
     if Path.cwd().is_relative_to(run_dir.resolve()):
         raise ConfigError(
             f"--overwrite must not name the working folder, got {run_dir}: leave it first"

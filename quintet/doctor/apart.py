@@ -116,6 +116,9 @@ def _examined(told: list[dict[str, Any]], status: int, late: bool, most_s: float
     if "failed" in last:
         own = failure(str(last["failed"]), stage)
         found = [each for each in found if each["name"] != own.name]
+    elif (late or "hangs" in last) and last.get("stage") == "predict":  # no code of the user's
+        unmade["predict"] = "no time was left"
+        return Examined(found, unmade, whole=False, step_s=step_s)
     elif late or "hangs" in last:
         place = last.get("hangs")
         own = Finding(

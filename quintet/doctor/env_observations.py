@@ -15,9 +15,12 @@ _USE = 0.1  # of a number: the loss of the reward's score without it
 _ALIKE = 1.0 - 1e-9  # correlation
 
 
-def _numbers(played: Play) -> tuple[np.ndarray, list[str]]:
-    """The numbers of the observations ``[N, n]`` that are no projections, and their names."""
-    kept = [i for i, name in enumerate(played.numbers) if name]
+def _numbers(played: Play, *, choices: bool = True) -> tuple[np.ndarray, list[str]]:
+    """The numbers of the observations ``[N, n]`` that are no projections, and their names.
+
+    choices: also those that say which of several values a Discrete has.
+    """
+    kept = [i for i, name in enumerate(played.numbers) if name and (choices or "=" not in name)]
     obs = played.obs[:-1][played.valid] if len(played.obs) > 1 else played.obs.reshape(0, 0)
     return obs[:, kept] if len(obs) else np.zeros((0, len(kept))), [played.numbers[i] for i in kept]
 
@@ -69,14 +72,14 @@ def observation_duplicate(seen: Seen) -> Finding | None:
     played = seen.played
     if played is None or played.rows < 200:
         return None
-    obs, names = _numbers(played)
+    obs, names = _numbers(played, choices=False)  # of which two of one Discrete exclude each other
     moving = np.flatnonzero(obs.std(0) > 1e-9) if len(obs) else np.zeros(0, int)
     if len(moving) < 2:
         return None
     table = np.corrcoef(obs[:, moving].T)
     table[np.tril_indices(len(table))] = 0.0
     a, b = np.unravel_index(int(np.abs(table).argmax()), table.shape)
-    if abs(table[a, b]) < _ALIKE or (len(moving) == 2 and "=" in names[moving[0]]):
+    if abs(table[a, b]) < _ALIKE:
         return None
     first, second = names[moving[a]], names[moving[b]]
     return Finding(
@@ -94,7 +97,7 @@ def observation_dead(seen: Seen) -> Finding | None:
     played = seen.played
     if played is None or played.rows < 200:
         return None
-    obs, names = _numbers(played)
+    obs, names = _numbers(played, choices=False)  # a value that random actions don't reach is none
     still = [name for i, name in enumerate(names) if (obs[:, i] == obs[0, i]).all()]
     if not still or len(still) == len(played.numbers):
         return None

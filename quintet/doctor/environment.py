@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from time import perf_counter
 
 import gymnasium
@@ -13,7 +14,7 @@ from quintet.config import choices
 from quintet.config.choices import Learning
 from quintet.config.command import parse
 from quintet.config.resolve import Loaded
-from quintet.config.saved import load_config
+from quintet.config.saved import load_config, name_in_folder
 from quintet.doctor import env_actions, env_episodes, env_observations, env_rewards
 from quintet.doctor.finding import Finding, env_words, ranked
 from quintet.doctor.fits import LEAST_ROWS, fit
@@ -69,7 +70,15 @@ def findings(seen: Seen) -> list[Finding]:
     found: list[Finding | None] = list(env_episodes.doubts(seen))
     for subject in (env_actions, env_rewards, env_observations, env_episodes):
         found += [each(seen) for each in subject.FINDINGS]
-    return ranked(found)
+    return [_with_folder(each, seen.options) for each in ranked(found)]
+
+
+def _with_folder(found: Finding, options: Options) -> Finding:
+    """The finding; if its command trains, with a run folder of its own."""
+    if not found.command.startswith(options.train) or "--run-dir" in options.train:
+        return found
+    place = shlex.quote(f"{options.folder}-{found.name}")
+    return replace(found, command=f"{found.command} --run-dir {place}")
 
 
 def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[Stage]:
@@ -199,5 +208,6 @@ def options_of(loaded: Loaded, words: str) -> Options:
         learning.normalizes,
         config.total_env_steps,
         f"quintet train {config.algo} --env {name}{words}",
+        f"runs/{config.algo}-{name_in_folder(config.env.id)}",
         f"quintet check-env {name}{env_words(config.env.model_dump())}",
     )

@@ -101,10 +101,7 @@ def compare(env: VectorEnv, seed: int, most_s: float) -> Pairs:
 @final
 @dataclass
 class _Track:
-    """Rows ``[T, B]`` of streams with one seed: hashes of observations, rewards, endings.
-
-    live: rows before which no stream's episode had ended.
-    """
+    """Rows ``[T, B]`` of streams with one seed: hashes of observations, rewards, endings."""
 
     start: bytes
     obs: NDArray[np.int64]
@@ -234,12 +231,12 @@ class _Branch:
         return action
 
 
-def remembers(single: gymnasium.Env[Any, Any], seed: int, steps: int = AGAIN) -> str:
+def remembers(single: gymnasium.Env[Any, Any], seed: int) -> str:
     """The difference of a second episode with the same seed and actions in one environment; "" if
     there is none."""
     space = single.action_space
     space.seed(seed)
-    actions = [space.sample() for _ in range(steps)]
+    actions = [space.sample() for _ in range(AGAIN)]
     tracks = []
     for number in range(3):
         rows: list[tuple[Any, ...]] = []

@@ -17,6 +17,7 @@ from quintet.doctor import run_learning, run_options, run_scores
 from quintet.doctor.curves import Level, RunSeen, of_policies
 from quintet.doctor.finding import MOST_WEIGHT, Finding, ranked
 from quintet.errors import ConfigError, QuintetError
+from quintet.models.config import ModelConfig, resolve_model
 from quintet.observe.run_summary import RunSummary, group_key
 from quintet.options import Facts, about, idle
 from quintet.protocols import Part
@@ -25,6 +26,7 @@ from quintet.spaces_as_json import from_json
 from quintet.system.files import shown
 from quintet.types import Spaces
 
+_MODEL = "model."
 _AS_FAR = 0.1  # of the env_steps, by which runs that are compared may differ
 
 
@@ -195,6 +197,11 @@ def _usual(
         )
         values |= layers.merged(algo, chosen)[0]
         tuned = frozenset(name for layer in chosen for name in layer.values)
+    if spaces is not None:  # a run's own are resolved for its spaces too
+        of_model = {k.removeprefix(_MODEL): x for k, x in values.items() if k.startswith(_MODEL)}
+        with suppress(ValidationError, QuintetError):
+            model = resolve_model(ModelConfig.model_validate(of_model), spaces)
+            values |= {f"{_MODEL}{name}": getattr(model, name) for name in of_model}
     return {name: list(x) if isinstance(x, tuple) else x for name, x in values.items()}, tuned
 
 

@@ -82,7 +82,8 @@ def _far(seen: RunSeen, name: str, value: Any, usual: Any, symptoms: set[str]) -
     harmless = any((role, way) in HARMLESS_WAYS for role in roles)
     if harmless:
         weight = 0.2
-    said = f"{name}={_text(value)} is far {way} what is usual here (the preset has {_text(usual)})"
+    where = _where(seen, name)
+    said = f"{name}={_text(value)} is far {way} what is usual here ({where} has {_text(usual)})"
     if shown:
         said += f", which fits with {', '.join(sorted(shown))}"
     return Finding(
@@ -90,10 +91,15 @@ def _far(seen: RunSeen, name: str, value: Any, usual: Any, symptoms: set[str]) -
         min(0.97, weight) * seen.doubt,
         said,
         {"its distance in powers of ten": distance},
-        f"begin with the preset's {name}",
+        f"begin with {where}'s {name}",
         change(seen, {name: usual}),
         name,
     )
+
+
+def _where(seen: RunSeen, name: str) -> str:
+    """The layer that an option's usual value is from."""
+    return "the preset" if name in seen.tuned else "the default"
 
 
 def _other(seen: RunSeen, name: str, value: Any, usual: Any) -> Finding | None:
@@ -107,9 +113,9 @@ def _other(seen: RunSeen, name: str, value: Any, usual: Any) -> Finding | None:
     return Finding(
         "option-other",
         weight * seen.doubt,
-        f"{name}={_text(value)}, while the preset has {_text(usual)}",
+        f"{name}={_text(value)}, while {_where(seen, name)} has {_text(usual)}",
         {},
-        f"begin with the preset's {name}",
+        f"begin with {_where(seen, name)}'s {name}",
         change(seen, {name: usual}),
         name,
     )

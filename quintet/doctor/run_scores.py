@@ -47,13 +47,15 @@ def failed(run: RunSummary, slower: str = "") -> Finding | None:
     if run.state != "failed":
         return None
     bad = re.search(r"\b(nan|(non-?)?finite|infinit\w*|inf)\b", run.error.lower()) is not None
+    of_env = run.error.startswith("EnvironmentFault")
+    advice = "a lower learning rate, or a mended environment" if bad else "mend what it names"
     return Finding(
         "run-failed",
         0.9,
         f"the run ended by an error: {run.error or 'it is in log.txt'}",
         {"env_steps": float(run.env_steps)},
-        "a lower learning rate, or a mended environment" if bad else "mend what it names",
-        slower if bad else "",
+        "mend the environment" if of_env else advice,
+        doctor_of_env(run) if of_env else slower if bad else "",
     )
 
 
@@ -73,7 +75,7 @@ def no_episode(seen: RunSeen) -> Finding | None:
         "there is no return",
         {"env_steps": steps, "streams": streams, "episodes": 0},
         "give the environment a time limit, or a larger budget",
-        doctor_of_env(seen),
+        doctor_of_env(seen.run),
     )
 
 
@@ -90,7 +92,7 @@ def returns_equal(seen: RunSeen) -> Finding | None:
         f"every episode had the same return, {found[0]:g}, so nothing tells good actions from bad",
         {"return": found[0], "reports": len(found)},
         "look at the environment's rewards and endings",
-        doctor_of_env(seen),
+        doctor_of_env(seen.run),
     )
 
 
@@ -119,7 +121,9 @@ def evaluation_differs(seen: RunSeen) -> Finding | None:
         if elsewhere
         else "evaluate with sampled actions, or let "
         "the policy settle (a smaller entropy bonus, a longer run)",
-        change(seen, {"eval.greedy": False}) if not elsewhere else "",
+        ""
+        if elsewhere
+        else shlex.join(["quintet", "eval", str(shown(seen.run.folder)), "--stochastic"]),
     )
 
 
@@ -224,7 +228,7 @@ def not_learning(seen: RunSeen) -> Finding | None:
         "the returns fell" if fell else "the returns did not rise beyond their noise",
         {"first": begin.mean, "last": end.mean, "standard deviation": begin.std},
         "examine the environment",
-        doctor_of_env(seen),
+        doctor_of_env(seen.run),
     )
 
 
@@ -250,10 +254,10 @@ def slow(seen: RunSeen) -> Finding | None:
     )
 
 
-def doctor_of_env(seen: RunSeen) -> str:
+def doctor_of_env(run: RunSummary) -> str:
     """The command that examines the run's environment."""
-    config = f"{shown(seen.run.folder)}/config.yaml"
-    words = seen.run.environment, "--algo", seen.run.learner, "--config", config
+    config = f"{shown(run.folder)}/config.yaml"
+    words = run.environment, "--algo", run.learner, "--config", config
     return shlex.join(["quintet", "doctor", *words])
 
 

@@ -17,7 +17,8 @@ from quintet.envs.check import EnvCheck
 class Options:
     """The options that findings about an environment depend on.
 
-    train: the beginning of a command that trains in this environment.
+    train: the beginning of a command that trains in this environment; folder: the beginning of the
+        name of its run folder, so that it meets no run that is there.
     memory: whether the network has a memory, or sees several observations.
     remember: the words that give it one, in the learners that have no such network several
         observations.
@@ -31,6 +32,7 @@ class Options:
     normalizes: bool = True
     total_env_steps: int = 1_000_000
     train: str = f"quintet train {DEFAULT} --env ID"
+    folder: str = f"runs/{DEFAULT}-ID"
     check: str = "quintet check-env ID"
 
 

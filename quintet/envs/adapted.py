@@ -349,7 +349,7 @@ def stated_autoreset(env: Any) -> Any:
 def _autoreset_mode(env: GymVectorEnv[Any, Any, Any], env_id: str) -> AutoresetMode:
     mode = stated_autoreset(env)
     try:
-        return mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
+        return AutoresetMode(mode)
     except ValueError:
         raise ConfigError(
             f"{env_id}: a vector environment must say in metadata['autoreset_mode'] when it resets "

@@ -246,7 +246,7 @@ def _autoreset(env: Any, env_id: str) -> AutoresetMode:
     mode = stated_autoreset(env)
     mode = AutoresetMode.SAME_STEP if mode is None else mode
     try:
-        mode = mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
+        mode = AutoresetMode(mode)
     except ValueError:
         mode = AutoresetMode.DISABLED
     if mode == AutoresetMode.DISABLED:

@@ -142,12 +142,9 @@ def _name(kind: str, path: str) -> str:
     return kind if path in ("", "obs") else f"{kind}/{path}"
 
 
-def _port(
-    name: str, role: Role, shape: Any, dtype: torch.dtype, meaning: str,
-    space: dict[str, Any] | None = None,
-) -> Port:  # fmt: skip
+def _port(name: str, role: Role, shape: Any, dtype: torch.dtype, meaning: str) -> Port:
     kind: Any = str(dtype).removeprefix("torch.")
-    return Port(name=name, role=role, shape=list(shape), dtype=kind, meaning=meaning, space=space)
+    return Port(name=name, role=role, shape=list(shape), dtype=kind, meaning=meaning)
 
 
 _IS_FIRST = "true where an episode begins with this observation: the state is then reset"

@@ -15,7 +15,7 @@ from torch import Tensor
 from quintet.errors import QuintetError
 from quintet.system.memory import memory_fault
 from quintet.system.transfer import moved, packed, whole_block
-from quintet.system.user_code import described, traced
+from quintet.system.user_code import first_line, traced
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,9 +25,6 @@ WARM_UPS = 3
 
 MOST_LAYOUTS = 32
 """Number of graphs of a method; the one unused for longest makes room for another."""
-
-_MOST_CHARACTERS = 300
-"""Most characters of PyTorch's own text in a message; its detail has all of it."""
 
 
 @final
@@ -334,8 +331,7 @@ def _recorded(name: str, run: Callable[[], R], turn: _Turn) -> tuple[Callable[[]
         if memory_fault(error) is not None:
             raise
         # The end of a capture raises again, in words that name no cause.
-        cause = described(error.__context__ or error)
-        first = cause.strip().splitlines()[0][:_MOST_CHARACTERS]
+        first = first_line(error.__context__ or error)
         fault = QuintetError(
             "runtime.compile=graph must have acts and updates that a CUDA graph can hold, got "
             f"{first} in {name}; begin another run with --runtime.compile off"

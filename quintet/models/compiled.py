@@ -11,13 +11,10 @@ from torch import Tensor
 from quintet.errors import QuintetError
 from quintet.system.compiler import too_old
 from quintet.system.memory import memory_fault
-from quintet.system.user_code import described, traced
+from quintet.system.user_code import first_line, traced
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_MOST_CHARACTERS = 300
-"""Most characters of the compiler's own text in a message; its detail has all of it."""
 
 _OPTIONS: Mapping[str, Any] = {
     "cpp_wrapper": True,  # kernels are called from C++, not from Python
@@ -81,11 +78,10 @@ class Graph(Generic[P, R]):
         except Exception as error:  # of the compiler, what it calls, or a user's module
             if memory_fault(error) is not None:
                 raise
-            first = described(error).strip().splitlines()[0][:_MOST_CHARACTERS]
             fault = QuintetError(
                 "runtime.compile=on must have acts and updates that PyTorch can compile, got "
-                f"{first} in {self._function.__qualname__}; mend the compiler, or begin another "
-                "run with --runtime.compile off"
+                f"{first_line(error)} in {self._function.__qualname__}; mend the compiler, or "
+                "begin another run with --runtime.compile off"
             )
             raise traced(fault, error) from error
         graph.disable_guard_check()

@@ -277,7 +277,7 @@ def critic_leaves(model: ModelConfig, spaces: Spaces) -> frozenset[str]:
         return frozenset()
     leaves, found = encoded_leaves(spaces), set[str]()
     for name in model.critic_leaves:
-        mine = {path for path in leaves if path == name or path.startswith(f"{name}/")}
+        mine = {path for path in leaves if _is_in(path, name)}
         if not mine:
             raise ConfigError(
                 "model.critic_leaves must be leaves of the observation, or groups of them, got "
@@ -290,6 +290,16 @@ def critic_leaves(model: ModelConfig, spaces: Spaces) -> frozenset[str]:
             f"{', '.join(leaves)}: leave some out"
         )
     return frozenset(found)
+
+
+def _of_critic(model: ModelConfig, path: str) -> bool:
+    """Whether only the value function sees a leaf."""
+    return any(_is_in(path, name) for name in model.critic_leaves)
+
+
+def _is_in(path: str, name: str) -> bool:
+    """Whether a leaf has a name or is in the group of that name."""
+    return path == name or path.startswith(f"{name}/")
 
 
 def uses_pictures(model: ModelConfig, spaces: Spaces) -> bool:
@@ -394,7 +404,7 @@ def _with_encoder(config: ModelConfig, spaces: Spaces) -> ModelConfig:
     """The configuration with an encoder chosen by the leaves, if it is automatic."""
     if config.encoder != "auto":
         return config
-    leaves = encoded_leaves(spaces)
+    leaves = {k: x for k, x in encoded_leaves(spaces).items() if not _of_critic(config, k)}
     # The image of a grid with other leaves may not hold ids.
     own = [name for name in leaves if not is_added(name)]
     encoder = "film_grid" if len(own) == 3 and is_grid_with_mission(leaves) else "mlp"

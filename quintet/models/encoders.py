@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from quintet.errors import ConfigError
 from quintet.models.config import Init
-from quintet.models.leaves import Leaves, channels_last, image_shape, pictures
+from quintet.models.leaves import Leaves, channels_last, image_shape, pictures, white_of
 from quintet.models.precision import Precision, cast_weights
 from quintet.models.weights import draw_layers
 from quintet.types import Obs
@@ -131,26 +131,28 @@ class LeafForm(NamedTuple):
 
     starts, sizes: first values and numbers of its discrete values, one for each component; empty if
         it is not discrete.
-    scaled: whether bytes are scaled to [0, 1].
+    white: the value of bytes that becomes 1; 0: they are not scaled.
     """
 
     starts: tuple[int, ...]
     sizes: tuple[int, ...]
-    scaled: bool
+    white: float
 
     @classmethod
     def of(cls, space: gym_spaces.Space) -> "LeafForm":  # type: ignore[type-arg]
         if isinstance(space, gym_spaces.Discrete):
-            return cls((int(space.start),), (int(space.n),), False)
+            return cls((int(space.start),), (int(space.n),), 0.0)
         if isinstance(space, gym_spaces.MultiDiscrete):
             starts, sizes = (np.ravel(x).tolist() for x in (space.start, space.nvec))
-            return cls(tuple(starts), tuple(sizes), False)
-        return cls((), (), len(space.shape or ()) >= 2)
+            return cls(tuple(starts), tuple(sizes), 0.0)
+        scaled = space.dtype == np.uint8 and len(space.shape or ()) >= 2
+        return cls((), (), white_of(space) if scaled else 0.0)
 
 
 def flatten_leaf(x: Tensor, form: LeafForm) -> Tensor:
     """A leaf ``[N, ...]`` as floats ``[N, gymnasium.spaces.flatdim(space)]``; uint8 arrays of at
-    least two dimensions are scaled to [0, 1] (normalised ones are floats already).
+    least two dimensions are scaled by the largest value of their space (normalised ones are floats
+    already).
     """
     if form.sizes:
         digits = x.reshape(x.shape[0], -1).unbind(1)
@@ -159,8 +161,8 @@ def flatten_leaf(x: Tensor, form: LeafForm) -> Tensor:
             for digit, start, size in zip(digits, form.starts, form.sizes, strict=True)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-    if form.scaled and x.dtype == torch.uint8:
-        return x.flatten(1).float() / 255.0
+    if form.white and x.dtype == torch.uint8:
+        return x.flatten(1).float() / form.white
     return x.reshape(x.shape[0], -1).float()
 
 
@@ -227,6 +229,7 @@ class Cnn(nn.Module):
     ):
         super().__init__()
         self.pictures = pictures(kind, leaves)
+        self.units = {name: 1.0 / white_of(leaves[name]) for name in self.pictures}
         others = {k: space for k, space in leaves.items() if k not in self.pictures}
         self.others = {name: LeafForm.of(space) for name, space in others.items()}
         self.convolutions = nn.ModuleList()
@@ -250,7 +253,7 @@ class Cnn(nn.Module):
             # Convolutions on CPUs are up to twice as fast in this layout, in either precision.
             floats = x.to(torch.float32, memory_format=torch.channels_last)
             # In place, in memory of its own: a second copy would take longer than the arithmetic.
-            parts.append(trunk(floats.mul_(1.0 / 255.0) if x.dtype == torch.uint8 else floats))
+            parts.append(trunk(floats.mul_(self.units[name]) if x.dtype == torch.uint8 else floats))
         parts += [flatten_leaf(obs[name], form) for name, form in self.others.items()]
         features: Tensor = self.layers(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
         return features
@@ -263,5 +266,5 @@ class Cnn(nn.Module):
         for name, shape in self.pictures.items():
             if obs[name].dtype == torch.uint8 and len(shape) == 3 and shape[-1] > 4:
                 floats = obs[name].to(torch.float32, memory_format=torch.channels_last)
-                found[name] = floats.mul_(1.0 / 255.0)
+                found[name] = floats.mul_(self.units[name])
         return found

@@ -191,8 +191,8 @@ class FilmGrid(nn.Module):
         for block in self.blocks:
             assert isinstance(block, FilmBlock)
             for layer in (block.film, block.gain):
-                if layer is not None:
-                    layer.weight.zero_()
+                for parameter in layer.parameters() if layer is not None else ():
+                    parameter.zero_()
 
 
 def _over_grid(x: Tensor) -> Tensor:

@@ -27,6 +27,12 @@ def is_image(space: gym_spaces.Space, smallest: int = 36) -> bool:  # type: igno
     return height >= smallest and width >= smallest
 
 
+def white_of(space: gym_spaces.Space) -> float:  # type: ignore[type-arg]
+    """The value of a uint8 leaf that networks see as 1: the largest of its space."""
+    assert isinstance(space, gym_spaces.Box)
+    return float(space.high.max(initial=1))
+
+
 def pictures(encoder: str, leaves: Leaves) -> dict[str, tuple[int, ...]]:
     """Shapes of the pictures that an encoder with convolutions reads, by leaf; raises ConfigError
     if there are none.
@@ -63,9 +69,11 @@ def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def channels_last(shape: tuple[int, ...]) -> bool:
-    """Whether the last of 3 or 4 sizes are channels: 1 to 4 colours, or more beside a square."""
+    """Whether the last of 3 or 4 sizes are channels: 1 to 4 colours, or more beside a square or
+    sides that are at least twice as long.
+    """
     first, second, last = shape[-3:]
-    return last <= 4 or first == second != last
+    return last <= 4 or first == second != last or 2 * last <= min(first, second)
 
 
 SMALL = 5
@@ -106,7 +114,7 @@ def small_picture(space: gym_spaces.Space, layout: Layout = "auto") -> SmallPict
     elif isinstance(space, gym_spaces.Box) and (
         space.dtype == np.uint8 or space.dtype.kind in "bf"
     ):
-        most = float(space.high.max(initial=1)) if space.dtype == np.uint8 else 1.0
+        most = white_of(space) if space.dtype == np.uint8 else 1.0
     else:
         return None
     if not 2 <= len(shape) <= 4:

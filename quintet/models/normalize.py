@@ -127,15 +127,18 @@ class ObservationNormalizer(nn.Module):
         epsilon: float,
         pictures: Mapping[str, tuple[int, ...]] | None = None,
         float64: frozenset[str] = frozenset(),
+        white: Mapping[str, float] | None = None,
     ):
         """leaves: shapes of float leaves, by name; pictures: shapes of uint8 leaves; float64:
-        leaves of this dtype, normalised or not.
+        leaves of this dtype, normalised or not; white: what the network sees as 1 in pictures in
+        which that is not 255.
         """
         super().__init__()
         self.clip, self.epsilon = clip, epsilon
-        # White is 255 in a picture of uint8, which networks see as 1.
         self.units = dict.fromkeys(leaves, 1.0) | dict.fromkeys(pictures or {}, 255.0)
+        self.units |= {name: x for name, x in (white or {}).items() if name in self.units}
         self.names = tuple(self.units)
+        self._floats = frozenset(leaves)
         self._float64, self._others = float64, tuple(sorted(float64 - {*self.units}))
         # In the order of names, since leaf paths may hold "/" and ".", which module names may not.
         shapes = {**leaves, **(pictures or {})}
@@ -214,7 +217,7 @@ class ObservationNormalizer(nn.Module):
         shares = [
             share
             for name in self.names
-            if self.units[name] == 1.0 and (share := _unlike(self.leaf_moments(name))) is not None
+            if name in self._floats and (share := _unlike(self.leaf_moments(name))) is not None
         ]
         return max(shares, default=None)
 

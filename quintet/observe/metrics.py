@@ -230,6 +230,12 @@ def highest(report: Mapping[str, float], name: str) -> float | None:
     return max((x[name] for x in (report, *by_policy(report).values()) if name in x), default=None)
 
 
+def newest(reports: Sequence[Mapping[str, float]], name: str) -> float | None:
+    """The last value of a metric in reports, of several policies the highest; None without one."""
+    found = (highest(report, name) for report in reversed(reports))
+    return next((x for x in found if x is not None), None)
+
+
 def describe(name: str) -> Metric | None:
     """Unit and meaning of a metric of any policy; None if it is not declared."""
     name = plain_name(name)

@@ -17,7 +17,7 @@ from typing import Any, Literal, final
 
 from quintet.bounds import LARGEST, MOST_STEPS
 from quintet.errors import CheckpointError, FileFault, QuintetError
-from quintet.observe.metrics import highest
+from quintet.observe.metrics import newest
 from quintet.observe.report_files import CSV_FILE, JSONL_FILE, read_metrics
 from quintet.system import files, manifest, run_record, saved_options
 from quintet.system.inside import holder_of, require_own
@@ -101,9 +101,8 @@ class RunSummary:
     def score(self) -> tuple[str, float] | None:
         """Name and newest value of the run's score; of several policies the highest."""
         for name in SCORES:
-            for report in reversed(self.reports):
-                if (score := highest(report, name)) is not None:
-                    return name, score
+            if (score := newest(self.reports, name)) is not None:
+                return name, score
         return None
 
     def _last(self, name: str) -> float | None:
@@ -133,7 +132,7 @@ def group_key(config: Mapping[str, Any], sources: Mapping[str, str] = _NONE) -> 
 
 def find_runs(place: Path) -> list[Path]:
     """The folder itself if it holds a run, else all runs in it, up to three levels deep, without
-    those that were moved aside, and without links to others of them."""
+    those that are hidden or were moved aside, and without links to others of them."""
     if _is_run(place):
         return [place]
     found: list[Path] = []
@@ -143,7 +142,7 @@ def find_runs(place: Path) -> list[Path]:
         with suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
                 path = Path(entry.path)
-                if not _is_folder(entry) or re.search(r"\.old-\d+$", entry.name):
+                if not _is_folder(entry) or re.search(r"^\.|\.old-\d+$", entry.name):
                     continue
                 if _is_run(path):
                     found.append(path)
@@ -261,13 +260,13 @@ def _state(record: run_record.Record | None, *, running: bool, broken: bool) -> 
 
 def _newest_meta(folder: Path, faults: list[str]) -> Mapping[str, Any]:
     try:
-        newest = manifest.newest(folder / "checkpoints")
+        found = manifest.newest(folder / "checkpoints")
     except CheckpointError as fault:
         faults.append(text(fault))
         return {}
-    if newest is None and _has_checkpoints(folder):
+    if found is None and _has_checkpoints(folder):
         faults.append("none of its checkpoints can be read")
-    return {} if newest is None else newest.meta
+    return {} if found is None else found.meta
 
 
 def _has_checkpoints(folder: Path) -> bool:

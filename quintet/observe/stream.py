@@ -52,6 +52,11 @@ class QuietStream:
         self._stream, self._log = stream, log
         self._alive = True
 
+    def line(self, text: str) -> None:
+        """Writes a line, so that it is seen at once."""
+        self.write(f"{text}\n")
+        self.flush()
+
     @property
     def encoding(self) -> str:
         return self._stream.encoding or "utf-8"

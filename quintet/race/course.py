@@ -1,6 +1,7 @@
 """The course of a race: rungs in which entries fall out, and the last ones to the end."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from quintet.algorithms import registry
 from quintet.config.facts import KindProbe
 from quintet.config.resolve import Loaded, resolved
-from quintet.config.saved import held_in, require_movable
+from quintet.config.saved import held_in, require_elsewhere, require_movable
 from quintet.errors import CheckpointError, ConfigError, FileFault, QuintetError
 from quintet.observe.pace import clock as in_minutes
 from quintet.observe.stream import QuietStream
@@ -34,7 +35,7 @@ from quintet.system import files, manifest
 from quintet.system.child import how_ended, prepare
 from quintet.system.cpus import usable_cores
 from quintet.system.files import shown
-from quintet.system.inside import run_lock
+from quintet.system.inside import await_left, run_lock
 
 SEED = 30_000
 """First environment seed of the evaluations of a race; those of a rung begin 1,000 later."""
@@ -62,7 +63,10 @@ def race(asked: Asked) -> Journal:
     try:
         return _Race(asked).run()
     except OSError as fault:
-        raise files.cannot_write(asked.folder / FOLDER, fault) from fault
+        raise QuintetError(
+            f"the race in {asked.folder} can't go on: {files.reason(fault)}; "
+            f"{files.advice(fault)}, and give the same command again"
+        ) from fault
 
 
 @final
@@ -78,8 +82,7 @@ class _Race:
         self._since = time.monotonic()
 
     def say(self, line: str) -> None:
-        self.out.write(f"[{in_minutes(self.spent_s)}] {line}\n")
-        self.out.flush()
+        self.out.line(f"[{in_minutes(self.spent_s)}] {line}")
 
     def quiet(self, _: str) -> None:
         """Drops a line of an entry, whose log.txt has it."""
@@ -115,16 +118,18 @@ class _Race:
 
     def run(self) -> Journal:
         folder, able = self.folder, list[Able]()
-        found = journals.read(folder)
+        found = None if self.asked.overwrite else journals.read(folder)
         if self.asked.overwrite:
-            if found is None:
+            if (folder / FOLDER / journals.FILE).is_file():
+                require_elsewhere(folder)
+            else:
                 require_movable(folder)
-            able, found = self._able(), None  # every refusal precedes any change of the folder
+            able = self._able()  # every refusal precedes any change of the folder
             if (place := move_aside(folder)) is not None:
                 self.say(f"what was in {shown(folder)} is kept in {shown(place)}")
         elif found is not None:
             journals.require_same(folder, found, _as_read(self.journal.asked))
-        elif held := held_in(folder):
+        elif held := held_in(folder) - _unbegun(folder):
             raise ConfigError(
                 f"run_dir must be a new or empty folder, or one with a race, got {folder} with "
                 f"{', '.join(sorted(held)[:3])}: give another --run-dir"
@@ -163,7 +168,7 @@ class _Race:
             if each.out or len(each.looks) > journal.rung or before_s is None:
                 continue
             run_dir = self.folder / FOLDER / each.name
-            seed_group.await_left(run_dir)  # which may still save a checkpoint
+            await_left(run_dir)  # which may still save a checkpoint
             had_s = min(_trained_s(run_dir) - before_s, most_s)
             if had_s > each.begun_s:
                 passed_s = max(passed_s, had_s - each.begun_s)  # they ran side by side
@@ -315,7 +320,7 @@ class _Race:
         if last:
             self.say(f"{', '.join(x.name for x in batch)}: to the end, {leg_s / 60:.2g} minutes")
         for each in batch:
-            seed_group.await_left(self.folder / FOLDER / each.name)
+            await_left(self.folder / FOLDER / each.name)
         for each in batch:
             try:
                 loaded.append(self._for_leg(each, leg_s, last=last))
@@ -375,9 +380,9 @@ class _Race:
     def _hear(self, runner: Runner, how: Outcome, leg_s: float, passed_s: float) -> None:
         """Takes the answer of an entry's process."""
         answer = how.answer or {}
-        if answer.get("disk_full"):  # which is no fault of the entry
+        if seed_group.BLAMELESS in answer:  # which is no fault of the entry
             self.full = f"{runner.name}: {answer['error']}"
-        if how.by_signal or answer.get("disk_full"):
+        if how.by_signal or seed_group.BLAMELESS in answer:
             self.update(runner.name, begun_s=runner.begun_s + passed_s)
             return
         if answer.get("status") == "ran":
@@ -389,7 +394,7 @@ class _Race:
             self._fails(runner, f"it had not begun to train within its {leg_s:.0f} s")
         elif "error" in answer:
             self._fails(runner, answer["error"])
-        elif how.status == -9 and passed_s > leg_s:
+        elif how.late:
             self._fails(
                 runner,
                 f"it did not stop within {passed_s:.0f} s: a step, a reset or a batch is slow",
@@ -437,7 +442,7 @@ class _Race:
         assert winner is not None
         place = self.folder / FOLDER / winner
         if place.is_dir():
-            seed_group.await_left(place)
+            await_left(place)
             for name in sorted(path.name for path in place.iterdir()):
                 if name != ".lock":
                     (place / name).rename(self.folder / name)
@@ -462,6 +467,13 @@ def _trained_s(folder: Path) -> float:
     except CheckpointError:  # with which its next leg fails
         found = None
     return 0.0 if found is None else float(found.meta.get("wall_s", 0.0))
+
+
+def _unbegun(folder: Path) -> set[str]:
+    """Names that a race leaves which could not store its first journal, as on a full disk."""
+    with suppress(OSError):
+        return set() if os.listdir(folder / FOLDER) else {FOLDER}
+    return set()
 
 
 def _entry(runner: Runner) -> Entry:

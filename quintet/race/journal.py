@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, final
 
 from pydantic import AfterValidator, Field
 
-from quintet.errors import CheckpointError, ConfigError, FileFault
+from quintet.config.saved import require_as_begun
+from quintet.errors import CheckpointError, FileFault
 from quintet.system import files
 from quintet.system.manifest import Checked, Count, Number, Word, content_fault
 
@@ -138,18 +139,8 @@ def write(folder: Path, journal: Journal) -> None:
 
 def require_same(folder: Path, journal: Journal, asked: Mapping[str, Any]) -> None:
     """Raises ConfigError if a command asks for another race than that of the folder."""
-    was = journal.asked
-    differ = [
-        f"{name}: the race has {was.get(name)!r}, asked is {asked.get(name)!r}"
-        for name in sorted({*was, *asked})
-        if was.get(name) != asked.get(name)
-    ]
-    if differ:
-        raise ConfigError(
-            f"{folder} holds another race:\n"
-            + "\n".join(f"  - {line}" for line in differ)
-            + "\ngive another --run-dir, --overwrite, or the same command to go on"
-        )
+    instead = "another --run-dir, --overwrite"
+    require_as_begun("race", folder, journal.asked, asked, instead)
 
 
 def _damaged(path: Path, how: str) -> FileFault:

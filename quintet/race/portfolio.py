@@ -19,7 +19,7 @@ from quintet.errors import ConfigError
 from quintet.race.journal import Runner
 from quintet.system.manifest import Checked, content_fault
 
-_LEFT = ("total_env_steps", "runtime.", "env.", "report.", "eval.", "checkpoint.")
+_LEFT = ("total_env_steps", "run_dir", "runtime.", "env.", "report.", "eval.", "checkpoint.")
 """Options that a finding may not change: the race's own, and what the task is."""
 
 _BESIDE = ("model.core",)

@@ -228,11 +228,18 @@ class RunFolder:
         if os.path.lexists(path) and run_record.read(self.path) is None:
             warn(f"{path} holds no record that can be read; it is kept as {files.set_aside(path)}")
 
-    def end_record(self, state: str, env_steps: int, error: BaseException | None = None) -> None:
+    def end_record(
+        self,
+        state: str,
+        env_steps: int,
+        error: BaseException | None = None,
+        *,
+        in_log: bool = True,
+    ) -> None:
         """Records how the run ended (finished, stopped or failed), and in ``log.txt`` the error
         with its traceback.  A failure to write is ignored, so that it does not hide the error.
         """
-        if error is not None and self.log is not None:
+        if error is not None and in_log and self.log is not None:
             whole = "the run was interrupted"
             if not isinstance(error, KeyboardInterrupt):
                 detail = error.detail if isinstance(error, QuintetError) else ""

@@ -4,7 +4,8 @@ on one machine."""
 import importlib
 import pickle
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import methodcaller
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple, final
@@ -50,6 +51,7 @@ class Host:
         self._outcome: Outcome | None = None
         self._news = threading.Condition()
         self._child: Child | None = None
+        self._ending: Callable[[Child], object] | None = None
 
     def check(self, asked: Check, who: str) -> Mapping[str, str] | str:
         """Versions and processor of the node by name, or why it can't have a run of the group.
@@ -82,10 +84,17 @@ class Host:
         return True
 
     def _run(self, module: str, member: Member) -> None:
-        with TemporaryFile() as answer:
-            self._child = seed_group.begun(module, member, answer.fileno(), self._say)
-            status = self._child.wait()
-            outcome = Outcome(status, seed_group.answer_in(answer))
+        try:
+            with TemporaryFile() as answer:
+                child = seed_group.begun(module, member, answer.fileno(), self._say)
+                with self._news:
+                    self._child = child
+                    if self._ending is not None:  # which was asked for meanwhile
+                        self._ending(child)
+                status = child.wait()
+                outcome = Outcome(status, seed_group.answer_in(answer))
+        except OSError as fault:
+            outcome = seed_group.cannot_begin(fault)
         with self._news:
             self._outcome = outcome
             self._news.notify_all()
@@ -104,10 +113,14 @@ class Host:
 
     def stop(self) -> None:
         """Makes the run stop in an orderly way."""
-        if self._child is not None:
-            self._child.terminate()
+        self._end(methodcaller("terminate"))
 
     def kill(self) -> None:
         """Ends the run at once."""
-        if self._child is not None:
-            self._child.kill()
+        self._end(methodcaller("kill"))
+
+    def _end(self, how: Callable[[Child], object]) -> None:
+        with self._news:
+            self._ending = how
+            if self._child is not None:
+                how(self._child)

@@ -286,7 +286,11 @@ def _ends_told(trainer: Trainer, sampling: Sampling, source: Source) -> Iterator
         trainer.open()
         with no_exit():
             yield
-    except (_GoesBack, BudgetChanged):
+    except BudgetChanged:
+        raise
+    except _GoesBack as back:  # which may be refused; its new start says that it runs
+        steps = trainer.counters.env_steps
+        trainer.folder.end_record("failed", steps, back.__cause__, in_log=False)
         raise
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)

@@ -46,7 +46,8 @@ def serve(train: "Callable[[Loaded, dict[str, Any]], dict[str, Any]]") -> int:
     from quintet.system.files import disk_is_full
 
     def failed(error: Exception, said: str) -> None:
-        seed_group.answer({"error": said[:_MAX_ERROR_CHARACTERS], "disk_full": disk_is_full(error)})
+        blameless = {seed_group.BLAMELESS: True} if disk_is_full(error) else {}
+        seed_group.answer({"error": said[:_MAX_ERROR_CHARACTERS], **blameless})
 
     try:
         found = train(overwriting_once(pickle.loads(payload["run"]), payload["inode"]), payload)

@@ -15,8 +15,8 @@ from quintet.config.group import Placing
 from quintet.errors import QuintetError, WorkerFault
 from quintet.run.checked_nodes import CheckedNodes, Demand, Node
 from quintet.run.host import Host
-from quintet.run.seed_group import ORPHAN_GRACE_S, Member, Outcome, stop_request
-from quintet.system.inside import holder_of
+from quintet.run.seed_group import BLAMELESS, Member, Outcome, stop_request
+from quintet.system.inside import ORPHAN_GRACE_S, holder_of
 from quintet.system.signals import StopRequest, stop_on_signals
 
 _POLL_S = 0.1
@@ -66,7 +66,7 @@ class _Run:
         """Ends without an outcome of its process: with an error, or stopped."""
         self.leave()
         if error is not None:
-            self.outcome = Outcome(1, {"error": error})
+            self.outcome = Outcome(1, {"error": error, BLAMELESS: True})
         else:
             stopped = {"status": "stopped", "metrics": {}}
             self.outcome = Outcome(130, stopped) if self.lost else Outcome(None, None)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 from typing import TYPE_CHECKING, Protocol, final
 
 from quintet.algorithms import registry
@@ -145,7 +144,7 @@ def require_rows(config: RunConfig, rows: RowSpecs, plan: DataPlan) -> None:
     size = config.env.streams_per_group
     assert size is not None
     specs = slot_specs(rows, plan, size).values()
-    of_slot = sum(prod(spec.shape) * spec.dtype.itemsize for spec in specs)
+    of_slot = sum(spec.nbytes for spec in specs)
     serial = config.runtime.kind == "serial"
     slots = 1 if serial else slots_per_group(config.runtime, plan, config.env.num_streams)
     memory.require(

@@ -19,13 +19,16 @@ from typing import IO, Any, NamedTuple
 
 from quintet.system import entry
 from quintet.system.child import Child
-from quintet.system.inside import holder_of
-from quintet.system.signals import StopRequest, stop_on_signals
-
-ORPHAN_GRACE_S = 60.0
-"""Seconds that a member has for an orderly stop after its parent has ended."""
+from quintet.system.files import advice, reason
+from quintet.system.inside import ORPHAN_GRACE_S
+from quintet.system.signals import Ended, StopRequest, stop_on_signals
 
 _POLL_S = 0.05
+
+
+BLAMELESS = "blameless"
+"""Key of an answer with an error that is no fault of the member: a full disk, a process or node
+that there is not."""
 
 
 class Member(NamedTuple):
@@ -43,10 +46,12 @@ class Outcome(NamedTuple):
     """End of a member.
 
     status: negative for a signal; None: it was not started.  answer: None if it gave none.
+    late: whether it was killed since its time was over.
     """
 
     status: int | None
     answer: dict[str, Any] | None
+    late: bool = False
 
     @property
     def by_signal(self) -> bool:
@@ -74,6 +79,7 @@ def run_members(
     waiting = list(enumerate(members))
     running: dict[int, Child] = {}
     ends_at: dict[int, float] = {}
+    late = set[int]()
     outcomes = [Outcome(None, None)] * len(members)
     asked = False
     with ExitStack() as ends, stop_on_signals(stop):
@@ -83,7 +89,11 @@ def run_members(
                 while waiting and len(running) < jobs and not stop.made:
                     index, member = waiting.pop(0)
                     file = answers[index].fileno()
-                    running[index] = begun(module, member, file, say, preload)
+                    try:
+                        running[index] = begun(module, member, file, say, preload)
+                    except OSError as fault:  # the others go on
+                        outcomes[index] = cannot_begin(fault)
+                        continue
                     ends_at[index] = time.monotonic() + member.most_s
                 if stop.made and not asked:
                     asked = True
@@ -92,8 +102,10 @@ def run_members(
                 for index, child in running.items():
                     if time.monotonic() > ends_at[index]:
                         child.kill()
+                        late.add(index)
                 for index in [i for i, child in running.items() if child.ended]:
-                    outcomes[index] = Outcome(running.pop(index).wait(), answer_in(answers[index]))
+                    status, said = running.pop(index).wait(), answer_in(answers[index])
+                    outcomes[index] = Outcome(status, said, index in late)
                 time.sleep(_POLL_S)
         finally:
             for child in running.values():
@@ -107,13 +119,6 @@ def stop_request(say: Callable[[str], None]) -> StopRequest:
     return StopRequest(
         lambda: say("stopping: waits for the runs' checkpoints; a second Ctrl-C ends them at once")
     )
-
-
-def await_left(folder: Path) -> None:
-    """Waits until the process of an earlier start, whose parent was killed, has left a folder."""
-    until = time.monotonic() + ORPHAN_GRACE_S + 30.0
-    while holder_of(folder) is not None and time.monotonic() < until:
-        time.sleep(0.2)
 
 
 def begun(
@@ -131,6 +136,12 @@ def begun(
         child = Child(member.name, module, tell, [answer])
     child.give(member.payload)
     return child
+
+
+def cannot_begin(fault: OSError) -> Outcome:
+    """The end of a member whose process the system refused to start."""
+    said = f"its process can't be started: {reason(fault)}; {advice(fault)}"
+    return Outcome(1, {"error": said, BLAMELESS: True})
 
 
 def _told(say: Callable[[str], None], name: str, line: str) -> None:
@@ -153,8 +164,12 @@ def attach() -> bytes:
     """Returns the payload of a member, which from then on ends with its parent.  SIGTERM and SIGINT
     end it at once, with status 130, until it handles them itself.
     """
+
+    def end(*_: object) -> None:
+        raise Ended(130)  # and no plain exit, which would be taken for one of users' code
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: sys.exit(130))
+        signal.signal(number, end)
     return entry.receive(_end_in_good_order)
 
 

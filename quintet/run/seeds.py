@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -73,12 +72,7 @@ def run_seeds(
         jobs = max(1, usable_cores() // cores_of(values))
     else:
         sound = [sharing(each, values, min(jobs, len(sound))) for each in sound]
-    out = QuietStream(sys.stdout)
-
-    def say(line: str) -> None:
-        out.write(f"{line}\n")
-        out.flush()
-
+    say = QuietStream(sys.stdout).line
     with ExitStack() as ends:
         run: RunMembers = seed_group.run_members
         if placing is not None:
@@ -237,7 +231,7 @@ def _seed_outcome(config: RunConfig, how: Outcome) -> SeedOutcome:
         return SeedOutcome(config.seed, config.run_dir, said["status"], metrics)
     error: str | None = said.get("error")
     # Ended by the group's own signal before the run began, or not started.
-    if error is None and how.status in (None, 130, -signal.SIGTERM):
+    if how.by_signal:
         return SeedOutcome(config.seed, config.run_dir, "waiting", {})
     if error is None:
         assert how.status is not None  # of a process that was not started, above

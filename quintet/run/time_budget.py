@@ -26,6 +26,7 @@ from quintet.system.inside import holder_of, in_use, is_ours
 
 _SHARE, _LEAST_S, _MOST_S = 0.02, 3.0, 30.0  # of the time, that a measurement takes
 _STEPS = 10_000_000  # that a measurement has at least, so that its time ends it
+_CHECKPOINT_STEPS = 50_000  # from one checkpoint of a measurement to the next
 _LARGEST_SHARE = 0.2  # of the time, after which a slow measurement ends
 _OF_TRAINING = 0.94  # of the time left; the rest is for evaluations and checkpoints
 _CHECK_SHARE = 0.05  # of the time, after which the speed is looked at again
@@ -109,8 +110,12 @@ def timed_group(
 
     measure: measures several runs at the same time; returns the answers of their processes.
     """
-    known = {each.config.total_env_steps for each in group if has_begun(each)}
-    if all(map(has_begun, group)):
+    begun = [each for each in group if has_begun(each)]
+    known = {each.config.total_env_steps for each in begun}
+    other = next(filter(None, (no_effect(each, minutes) for each in begun)), None)
+    if other is not None:
+        say(other)
+    if len(begun) == len(group):
         return list(group)
     if not known:
         answers = measure()
@@ -121,7 +126,10 @@ def timed_group(
             raise QuintetError(told)
         known = {answer["total"] for answer in answers}
     total = min(known)
-    say(f"minutes={minutes:g}: each run has {total:,} env_steps")
+    if other is None:
+        say(f"minutes={minutes:g}: each run has {total:,} env_steps")
+    else:
+        say(f"the runs that have not begun have {total:,} env_steps too")
     return [each if has_begun(each) else with_total(each, total, minutes) for each in group]
 
 
@@ -321,10 +329,17 @@ def _measured(loaded: Loaded, budget: TimeBudget, train: TrainOnce) -> None:
     """Trains for some seconds in a temporary folder, and stores the speed in `budget`."""
     seconds = min(max(_SHARE * budget.total_s, _LEAST_S), _MOST_S, 0.05 * budget.total_s + 0.1)
     probe = _Probe(seconds, _LARGEST_SHARE * budget.total_s + 0.1)
-    with TemporaryDirectory(prefix="quintet-") as folder:
+    assert loaded.config.run_dir is not None
+    # On the disk of the run, which its replay needs anyway.
+    with TemporaryDirectory(prefix=".quintet-", dir=_existing(loaded.config.run_dir)) as folder:
         steps = max(loaded.config.total_env_steps, _STEPS)
         report = {"interval_s": _REPORTS_S, "sinks": (), "progress": False}
         quiet = loaded.config.changed("report", report).changed("eval", {"episodes": 0})
+        replays = any(name.startswith("replay_") for name in vars(quiet.learner))
+        if replays and quiet.checkpoint.interval_iterations == "auto":
+            # Replay has room for the rows between two checkpoints, which here would be many.
+            interval = max(1, _CHECKPOINT_STEPS // batch_steps(quiet))
+            quiet = quiet.changed("checkpoint", {"interval_iterations": interval})
         config = quiet.model_copy(
             update={"total_env_steps": steps, "run_dir": Path(folder) / "run"}
         )
@@ -334,3 +349,9 @@ def _measured(loaded: Loaded, budget: TimeBudget, train: TrainOnce) -> None:
             train(trial, probe)
     budget.speed = max(probe.speed, 1e-6)
     budget.start_s, budget.start_steps = probe.start_s, probe.start_steps
+
+
+def _existing(folder: Path) -> Path | None:
+    """The nearest folder around `folder` that exists; None: no file can be made there."""
+    near = next(each for each in folder.absolute().parents if each.is_dir())
+    return near if os.access(near, os.W_OK) else None

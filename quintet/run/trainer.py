@@ -13,6 +13,7 @@ import numpy as np
 
 from quintet import checkpoint
 from quintet.algorithms import registry
+from quintet.algorithms.parts.acting import as_trained
 from quintet.config.choices import Doubt
 from quintet.config.resolve import Loaded
 from quintet.config.run import RunConfig
@@ -347,7 +348,7 @@ class Trainer:
     def _published(self, sampling: loop.Sampling, publication: Publication) -> None:
         """Publishes opponents in self-play, and keeps weights that will play later."""
         if self.past is not None:
-            self.past.consider(publication, self.counters.env_steps)
+            self.past.consider(as_trained(publication), self.counters.env_steps)
             opponent = self.past.opponent(publication.version)
             sampling.publish(replace(opponent, policy=publication.policy + 1))
 

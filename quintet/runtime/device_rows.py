@@ -4,7 +4,7 @@ measured there, and the host waits once per unroll, for what it must know.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
@@ -18,13 +18,13 @@ from quintet.errors import EnvironmentFault, QuintetError
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
 from quintet.runtime.batch import Episode
-from quintet.runtime.slots import RowSpecs, below, slot_specs
+from quintet.runtime.slots import RowSpecs, rollout_of, slot_specs
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.spaces import mask_sizes
 from quintet.system.memory import memory_fault
 from quintet.system.transfer import fetched
-from quintet.system.user_code import described
-from quintet.types import ACTION_MASK, Rollout, State
+from quintet.system.user_code import first_line
+from quintet.types import ACTION_MASK, State
 
 _MOST_TOLD = 4_096
 """Ended episodes that are sent with the counts of an unroll, unless there are more streams; further
@@ -100,22 +100,7 @@ class DeviceRows:
         }
         self._memory = memory
         memory["stream_id"].copy_(torch.arange(self.num_streams))
-        carry = memory.get("return_carry")
-        of_rollout: dict[str, Any] = {
-            name: memory[name]
-            for name in (
-                *("action", "reward", "terminated", "truncated", "valid", "is_first", "version"),
-                *("policy_id", "stream_id", "group_id", "episode_id", "last_action"),
-                "last_reward",
-            )
-        }
-        self.rollout = Rollout(
-            obs=below(memory, "obs/"),
-            record=below(memory, "record/"),
-            state=below(memory, "state/"),
-            return_carry=carry,
-            **of_rollout,
-        )
+        self.rollout = rollout_of(memory)
         self.generator = torch.Generator(device)
         self._first = torch.zeros(self.num_streams, dtype=torch.bool, device=device)
         self._carry = torch.zeros(self.num_streams, dtype=torch.float64, device=device)
@@ -394,7 +379,7 @@ def recorded(
         if memory_fault(error) is not None:
             raise
         # The end of the recording raises again, in words that name no cause.
-        cause = described(error.__context__ or error).strip().splitlines()[0]
+        cause = first_line(error.__context__ or error)
         raise QuintetError(
             "an environment with generators must only launch kernels in its steps, so that a CUDA "
             f"graph can hold them, got {cause}: mend it, or use --runtime.compile off"

@@ -16,7 +16,7 @@ from quintet.runtime.batch import Episode, join, narrow, select
 from quintet.runtime.delivery import Batch, Delivery, RestartsAfter, never, rows_for
 from quintet.runtime.device_rows import DeviceRows
 from quintet.runtime.seeds import group_seeds
-from quintet.runtime.torch_settings import OwnTorch
+from quintet.runtime.torch_settings import OwnTorch, torch_threads
 from quintet.system.transfer import sent, sent_all
 from quintet.types import Publication, Rollout
 
@@ -215,11 +215,8 @@ class DeviceSampling:
             executed = self.rows.executed(rows) if rows else 0
             return rows_for(wanted - executed, self.num_streams)
 
-        threads = torch.get_num_threads()
-        if self.threads not in (None, threads):
-            torch.set_num_threads(self.threads)
-        told = self.rows.collect(self._version, more)
-        torch.set_num_threads(threads)
+        with torch_threads(self.threads):
+            told = self.rows.collect(self._version, more)
         delivery = self.delivery
         streams = np.arange(self.num_streams)
         flags = told.valid, told.terminated, told.truncated

@@ -19,7 +19,7 @@ from quintet.runtime.policies import ONE_POLICY, Assignment
 from quintet.runtime.seeds import group_seeds
 from quintet.runtime.slots import PLAYER, UNDEFINED, VERSION, RowSpecs, Slot, slot_specs, zeros
 from quintet.runtime.staged import actors_of
-from quintet.runtime.torch_settings import OwnTorch
+from quintet.runtime.torch_settings import OwnTorch, torch_threads
 from quintet.runtime.turns import Turns
 from quintet.spaces import mask_sizes
 from quintet.system.transfer import fetched
@@ -388,16 +388,13 @@ class SerialSampling:
 
     def _unroll(self, wanted: int) -> None:
         """Collects one unroll of every group, which ends once `wanted` env_steps were executed."""
-        threads = torch.get_num_threads()
-        if self.threads not in (None, threads):
-            torch.set_num_threads(self.threads)
 
         def more(rows: int) -> int:
             executed = sum(group.executed(rows) for group in self.groups) if rows else 0
             return rows_for(wanted - executed, self.delivery.num_streams)
 
-        unroll(self.groups, self.slots, self.timer, more=more)
-        torch.set_num_threads(threads)
+        with torch_threads(self.threads):
+            unroll(self.groups, self.slots, self.timer, more=more)
 
     def report(self) -> dict[str, float]:
         count = sum(each.num_processes for each in self.steppers if each.num_processes > 1)

@@ -48,6 +48,18 @@ _OF_ROLLOUT = (
 """Fields of a `Rollout` that are in the memory under the same names."""
 
 
+def rollout_of(memory: Mapping[str, Tensor]) -> Rollout:
+    """The unroll in a memory, as views."""
+    fields: dict[str, Any] = {name: memory[name] for name in _OF_ROLLOUT}
+    return Rollout(
+        obs=below(memory, "obs/"),
+        record=below(memory, "record/"),
+        state=below(memory, "state/"),
+        return_carry=memory.get("return_carry"),
+        **fields,
+    )
+
+
 @final
 @dataclass(frozen=True)
 class RowSpecs:
@@ -123,8 +135,9 @@ class Slot:
 
     def __init__(self, memory: Mapping[str, Tensor], rows: RowSpecs, plan: DataPlan):
         self.memory, self.steps, self.state_every = memory, plan.unroll_steps, plan.state_every
-        self.obs = below(memory, "obs/")
-        self.record, self.state = below(memory, "record/"), below(memory, "state/")
+        self.rollout = rollout_of(memory)
+        self.obs, self.record = self.rollout.obs, self.rollout.record
+        self.state = self.rollout.state
         self.action, self.last_action = memory["action"], memory["last_action"]
         self.version, self.header = memory["version"], memory["header"].numpy()
         self.num_streams = self.last_action.shape[0]
@@ -166,14 +179,6 @@ class Slot:
             )
             for row in range(t)
         ]
-        of_rollout: dict[str, Any] = {name: memory[name] for name in _OF_ROLLOUT}
-        self.rollout = Rollout(
-            obs=self.obs,
-            record=self.record,
-            state=self.state,
-            return_carry=memory.get("return_carry"),
-            **of_rollout,
-        )
 
     def belongs_to(self, group: int, first_stream: int, policy: int) -> None:
         """Writes the ids of the slot's streams, and `policy` as the acting one unless records name

@@ -45,6 +45,18 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
+@contextmanager
+def torch_threads(number: int | None) -> Iterator[None]:
+    """Computes with so many threads in the block; None: with as many as before."""
+    before = torch.get_num_threads()
+    if number is not None and number != before:
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @final
 @dataclass(frozen=True)
 class GpuMath:

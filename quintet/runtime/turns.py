@@ -3,7 +3,8 @@
 Where agents act in turn (`EnvDescription.turns`), most rows of a stream hold no decision, and what
 a decision leads to is known when its agent is on turn again.  `Turns` puts the decisions of each
 column in its first rows, each with its outcome; the rows that are left over are not valid.  A
-decision without an outcome at the end of an unroll is the first row of the next one.
+decision without an outcome at the end of an unroll, or with an end in its last row, is the first
+row of the next one.
 """
 
 from typing import Any, final
@@ -65,6 +66,7 @@ class Turns:
         count = self.num_streams
         self.begun = Begun(count)
         self.open = np.zeros(count, np.bool_)  # streams whose newest decision has no outcome yet
+        self.just_ended = np.zeros(count, np.bool_)  # those that got it, an end, in the newest row
         self.before: State = {}
         self.states: list[State] = []
         self.waits = np.zeros(count, np.bool_)  # streams with a decision from the unroll before
@@ -93,15 +95,17 @@ class Turns:
         """Reads which agents acted in a row; returns the state for the next act."""
         acted = slot.valid[row]
         ended = slot.terminated[row] | slot.truncated[row]
-        slot.is_first[row + 1] = self.begun.after(acted, ended)
+        # The row after an end shows the last observation, to which memory and policy belong.
+        slot.is_first[row + 1] = self.begun.after(acted, ended) & ~ended
         self.open |= acted
+        self.just_ended = self.open & ended
         self.open &= ~ended
         return held(self.before, after, acted)
 
     def executed(self, slot: Slot, rows: int) -> int:
-        """Number of decisions of an unroll whose outcome is known after `rows` rows."""
+        """Number of decisions that the unroll would hold if it ended after `rows` rows."""
         made = np.count_nonzero(self.waits) + np.count_nonzero(slot.valid[:rows])
-        return int(made - np.count_nonzero(self.open))
+        return int(made - np.count_nonzero(self.open | self.just_ended))
 
     def gather(self, slot: Slot, rows: int, state: State) -> None:
         """Ends an unroll of `rows` rows and puts it into `slot` in its final form."""
@@ -115,12 +119,12 @@ class Turns:
             self.waiting |= {f"state/{name}": x[None] for name, x in self.states[0].items()}
             self.waiting = {name: torch.zeros_like(x) for name, x in self.waiting.items()}
         outcome, decides, items = self._outcomes(slot, rows)
-        place = items.cumsum(0) - 1
         last = np.where(decides, np.arange(rows + 1)[:, None], -1).max(0)
         columns = np.arange(self.num_streams)
         ended = (outcome["terminated"] | outcome["truncated"])[last, columns]
-        # One that finds no room waits too: each agent may have acted in every row.
-        waits = (last >= 0) & (~ended | (place[last, columns] == slot.steps))
+        # One that ended in the last row waits too: no act has seen its last observation yet, and
+        # there may be no room.
+        waits = (last >= 0) & (~ended | self.just_ended)
         behind = np.arange(rows + 2)[:, None] > last
         items &= ~(behind & waits)
         source = _sources(items, slot.steps)

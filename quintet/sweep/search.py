@@ -3,14 +3,13 @@
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from quintet import checkpoint
 from quintet.algorithms import registry
 from quintet.config.group import Placing, placing_of
 from quintet.config.layers import Layer
@@ -28,7 +27,7 @@ from quintet.sweep.study import JOURNAL, STEPS, Study, Trial
 from quintet.sweep.watch import last_score
 from quintet.system import files, run_record
 from quintet.system.child import how_ended
-from quintet.system.inside import run_lock
+from quintet.system.inside import await_left, run_lock
 
 if TYPE_CHECKING:
     from quintet.run.placing import Placed
@@ -144,12 +143,8 @@ class _Search:
         self.total = config.total_env_steps
         self.options = {k: x for k, x in asked.values.items() if k not in ("run_dir", "seed")}
         self.interval = asked.values.get("eval.interval", max(1, self.total // STEPS))
-        self.out = QuietStream(sys.stdout)
+        self.say = QuietStream(sys.stdout).line
         self.stopped = False
-
-    def say(self, line: str) -> None:
-        self.out.write(f"{line}\n")
-        self.out.flush()
 
     def run(self) -> Found:
         asked = self.asked
@@ -269,7 +264,7 @@ class _Search:
             members.append(self._member(name_of(each), loaded, {"watch": watch}))
             begun.append(each)
         ended = self._run("quintet.sweep.trial", members)
-        killed, full = [], ""
+        killed, stops = [], ""
         for each, how in zip(begun, ended, strict=True):
             answer = how.answer or {}
             if answer.get("status") == "pruned":
@@ -279,8 +274,8 @@ class _Search:
                 self.say(f"[{name_of(each)}] {self.metric} {answer['score']:,.4g}")
             elif answer.get("status") == "finished":
                 self._failed(each, f"it reported no {self.metric}: give another --metric")
-            elif answer.get("disk_full"):  # which is no fault of the trial
-                full = f"[{name_of(each)}] {answer['error']}"
+            elif seed_group.BLAMELESS in answer:
+                stops = f"[{name_of(each)}] {answer['error']}"
             elif "error" in answer:
                 self._failed(each, answer["error"])
             elif how.by_signal:
@@ -290,8 +285,8 @@ class _Search:
                 self._failed(each, f"its process {how_ended(how.status)} {_TRIES} times")
             else:
                 killed.append(each)
-        if full:
-            raise QuintetError(full)
+        if stops:
+            raise QuintetError(stops)
         return killed
 
     def _failed(self, trial: Trial, error: str) -> None:
@@ -302,11 +297,7 @@ class _Search:
         stop = seed_group.stop_request(self.say)
         run: Callable[..., list[Outcome]] = seed_group.run_members
         if self.nodes is not None:
-            run = self.nodes.run  # which waits for earlier processes itself
-        else:
-            for each in members:
-                assert each.folder is not None
-                seed_group.await_left(each.folder)
+            run = self.nodes.run
         ended = run(module, members, self.asked.jobs, self.say, stop=stop)
         self.stopped |= stop.made or any(how.by_signal for how in ended)
         return ended
@@ -316,20 +307,15 @@ class _Search:
 
     def _loaded(self, trial: Trial, run_dir: Path, **more: Any) -> Loaded:
         """The configuration of a run with the values of a trial; raises ConfigError."""
+        await_left(run_dir)  # which an earlier process may still change
         found = {one.name: one.value(trial.drawn[one.key]) for one in self.space}
         found |= {"eval.interval": self.interval, "run_dir": str(run_dir), **more}
         record = run_record.read(run_dir)
-        exact = self.base.config.runtime.kind != "async" and (
-            record is None or record.state != "finished"
-        )
-        anew = exact and _only_inexact(run_dir / "checkpoints")
-        found["resume"] = "exact" if exact and not anew else "latest"
+        kind = found.get("runtime.kind", self.base.config.runtime.kind)
+        finished = record is not None and record.state == "finished"
+        found["resume"] = "latest" if kind == "async" or finished else "exact"
         loaded = load_config(
-            self.asked.algo,
-            self.asked.layers,
-            Layer("sweep", found),
-            trust=self.asked.trust,
-            overwrite=anew,
+            self.asked.algo, self.asked.layers, Layer("sweep", found), trust=self.asked.trust
         )
         if self.placing is not None:
             return seeds.as_here(loaded, self.values)
@@ -347,8 +333,12 @@ class _Search:
         if asked.minutes is not None and best:
             left_s = 60.0 * asked.minutes - self.study.spent_s
             fitting = int(left_s / max(1.0, self.study.longest_s)) * asked.jobs // len(fresh)
-            best = best[: max(1, fitting)]
-        short = len(best) < min(asked.best, len(found.ranked))
+            best = best[:fitting]
+        most = min(asked.best, len(found.ranked))
+        if fresh and len(best) < most:
+            assert asked.minutes is not None
+            told = f"only the best {len(best)}" if best else "none of the best trials"
+            self.say(f"minutes={asked.minutes:g}: {told} can be trained again, not {most}")
         members, runs = [], {}
         for each in best:
             for seed in fresh:
@@ -362,14 +352,16 @@ class _Search:
             self.say(
                 f"trains the best {len(best)} of {len(found.trials)} trials again, on seeds "
                 + ", ".join(map(str, fresh))
-                + f"; the minutes have no time for the best {asked.best}" * short
             )
-        for member, how in zip(members, self._run("quintet.run.member", members), strict=True):
+        for member, how in zip(members, self._run("quintet.sweep.trial", members), strict=True):
+            answer = how.answer or {}
+            if seed_group.BLAMELESS in answer:
+                raise QuintetError(f"[{member.name}] {answer['error']}")
             if how.answer is None and not how.by_signal:
                 assert how.status is not None
                 self.say(f"[{member.name}] failed: its process {how_ended(how.status)}")
-            elif "error" in (how.answer or {}):
-                self.say(f"[{member.name}] failed: {(how.answer or {})['error']}")
+            elif "error" in answer:
+                self.say(f"[{member.name}] failed: {answer['error']}")
         for run_dir, each in runs.items():
             record, score = run_record.read(run_dir), last_score(run_dir, self.metric)
             if record is not None and record.state == "finished" and score is not None:
@@ -389,12 +381,3 @@ def said(searched: Sequence[Dimension], drawn: Mapping[str, Any]) -> str:
 def _shown(value: Any) -> str:
     """A value of an option, with few digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _only_inexact(checkpoints: Path) -> bool:
-    """Whether a run has checkpoints, but none from which it resumes with the same bytes."""
-    with suppress(CheckpointError):
-        if not checkpoint.any_of_run(checkpoints):
-            return False
-        return checkpoint.find(checkpoints, exact_only=True)[0] is None
-    return True

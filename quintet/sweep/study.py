@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
+from quintet.config.saved import require_as_begun
 from quintet.errors import ConfigError, FileFault
 from quintet.sweep.space import Dimension
 from quintet.system import files
@@ -92,17 +93,8 @@ class Study:
         was = self._study.user_attrs.get(_SAID)
         if was is None:
             self._study.set_user_attr(_SAID, now)
-        elif was != now:
-            differ = [
-                f"{name}: the sweep has {was.get(name)!r}, asked is {now.get(name)!r}"
-                for name in {**was, **now}
-                if was.get(name) != now.get(name)
-            ]
-            raise ConfigError(
-                "the folder holds another sweep:\n"
-                + "\n".join(f"  - {line}" for line in differ)
-                + "\ngive another --run-dir, or the same command to resume"
-            )
+        else:
+            require_as_begun("sweep", self._path.parent, was, now, "another --run-dir")
         for each in self._frozen():
             if each.distributions != self._space:
                 raise _damaged(self._path, f"trial {each.number} has another search space")

@@ -17,6 +17,9 @@ from quintet.sweep.search import TRIALS, Found, name_of, said
 from quintet.system import files
 
 _MOST_ROWS = 10
+_FIRM_TRIALS = 50
+"""Complete trials from which importances say something: PED-ANOVA compares the best tenth of them
+with all."""
 
 
 def write(found: Found) -> list[str]:
@@ -70,8 +73,8 @@ def _draw(found: Found) -> None:
 
 
 def lines(found: Found) -> Iterator[str]:
-    """Lines about the best trials, their scores on fresh seeds, the number of trials, and the
-    options that mattered."""
+    """Lines about the best trials, their scores on fresh seeds, the number of trials, the one whose
+    options are in ``best.yaml``, and the options that mattered."""
     rows = [("trial", found.metric, "fresh seeds: mean, 95% interval", "values")]
     for each in found.ranked[:_MOST_ROWS]:
         rows.append(
@@ -87,9 +90,13 @@ def lines(found: Found) -> Iterator[str]:
     words = {"complete": "complete", "pruned": "pruned", "fail": "failed", "running": "not ended"}
     counts = [f"{states.count(state)} {word}" for state, word in words.items() if state in states]
     yield f"{len(states)} trial{'' if len(states) == 1 else 's'}: {', '.join(counts) or 'none'}"
+    if found.winner is not None:
+        why = "by its fresh seeds" if found.fresh.get(found.winner.number) else "by its one seed"
+        yield f"best: {TRIALS}/{name_of(found.winner)}, {why}"
     if found.importances:
         told = ", ".join(f"{name} {x:.2f}" for name, x in found.importances.items())
-        yield f"importance for the score: {told}"
+        doubt = f" (below {_FIRM_TRIALS} trials mostly chance)"
+        yield f"importance for the score: {told}{doubt * (states.count('complete') < _FIRM_TRIALS)}"
 
 
 def _interval(scores: list[float]) -> str:

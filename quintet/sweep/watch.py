@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, final
 
 from quintet.errors import QuintetError
-from quintet.observe.metrics import highest
+from quintet.observe.metrics import highest, newest
 from quintet.observe.report_files import read_metrics
 from quintet.sweep import study
 from quintet.system.files import is_number
@@ -15,8 +15,7 @@ from quintet.system.files import is_number
 def last_score(run_dir: Path, metric: str) -> float | None:
     """The newest value of the metric in a run's reports."""
     with suppress(QuintetError):
-        scores = (highest(each, metric) for each in reversed(read_metrics(run_dir, lambda _: None)))
-        return next((x for x in scores if x is not None), None)
+        return newest(read_metrics(run_dir, lambda _: None), metric)
     return None
 
 

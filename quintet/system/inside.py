@@ -11,7 +11,7 @@ import re
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -27,10 +27,13 @@ _OURS = re.compile(
     r"|manifest\.json|meta\.json|\w+\.safetensors"
 )
 _PREFIXED = re.compile(rf"({re.escape(TEMPORARY)}|{re.escape(REPLACED)}).*", re.DOTALL)
-_OF_OTHERS = "wandb"
+_OF_OTHERS = "wandb"  # a folder of another library, which makes its own links
 _TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
 _READ_S = 0.1  # a reader of a lock needs less
-"""A folder of another library, which makes its own links."""
+_TOLD_AFTER_S = 1.0
+
+ORPHAN_GRACE_S = 60.0
+"""Seconds that a member of a group has for an orderly stop after its parent has ended."""
 
 _held: set[int] = set()
 """Files of the locks that this process holds."""
@@ -123,7 +126,8 @@ def run_lock(folder: Path) -> Iterator[None]:
         try:
             _lock(file)
             os.ftruncate(file, 0)
-            os.pwrite(file, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+            said = f"{os.getpid()} {socket.gethostname()} {os.getppid()}\n"
+            os.pwrite(file, said.encode(), 0)
         except OSError as fault:
             if fault.errno not in _TAKEN:
                 raise _refused(folder, fault) from fault
@@ -151,17 +155,36 @@ def _lock(file: int) -> None:
 
 def in_use(folder: Path, holder: "Holder") -> CheckpointError:
     """The error for a folder in which another process trains."""
+    away = holder.host and holder.host != socket.gethostname()
+    place = f" on {holder.host}" if away else ""
     return CheckpointError(
-        f"{folder} is in use by the process with pid {holder.pid or 'unknown'}. Wait for it, "
-        "stop it, or give another run_dir"
+        f"{folder} is in use by the process with pid {holder.pid or 'unknown'}{place}. Wait for "
+        "it, stop it, or give another run_dir"
     )
 
 
 class Holder(NamedTuple):
-    """The process that holds the lock of a folder; pid 0: it has not said yet."""
+    """The process that holds the lock of a folder; pid 0: it has not said yet.
+
+    parent: pid of its parent when it began; 0: unknown.
+    """
 
     pid: int
     host: str
+    parent: int = 0
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether it runs on this machine, and its parent has ended."""
+        if not self.parent or self.host != socket.gethostname():
+            return False
+        try:
+            os.kill(self.parent, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass
+        return False
 
 
 def holder_of(folder: Path) -> Holder | None:
@@ -180,9 +203,41 @@ def holder_of(folder: Path) -> Holder | None:
         return None
 
 
+def await_left(folder: Path, told: Callable[[str], None] | None = None) -> None:
+    """Waits until the process of an earlier start, whose parent was killed, has left a folder, at
+    most for the time that it has for this.
+
+    told: receives a sentence if the wait is not short.
+    """
+    begin = time.monotonic()
+    while (holder := holder_of(folder)) is not None:
+        passed_s = time.monotonic() - begin
+        if passed_s > ORPHAN_GRACE_S + 30.0:
+            return
+        if told is not None and passed_s > _TOLD_AFTER_S:
+            told(
+                f"waits for the process with pid {holder.pid}, of an earlier command that was "
+                f"killed, to leave {folder}: at most {ORPHAN_GRACE_S:g} s"
+            )
+            told = None
+        time.sleep(0.2)
+
+
+def await_orphan(folder: Path, told: Callable[[str], None]) -> None:
+    """The same, where that parent has ended; a process whose parent lives is not awaited."""
+    with suppress(CheckpointError):  # which the run itself tells
+        holder = holder_of(folder)
+        if holder is not None and holder.is_orphan:
+            await_left(folder, told)
+
+
 def _said_in(file: int) -> Holder:
-    pid, *host = os.pread(file, 300, 0).decode(errors="replace").split() or ["0"]
-    return Holder(int(pid) if pid.isascii() and pid.isdigit() else 0, host[0] if host else "")
+    pid, host, parent, *_ = [*os.pread(file, 300, 0).decode(errors="replace").split(), *"   "]
+    return Holder(_number(pid), host.strip(), _number(parent))
+
+
+def _number(word: str) -> int:
+    return int(word) if word.isascii() and word.isdigit() else 0
 
 
 def _refused(folder: Path, fault: OSError) -> CheckpointError:

@@ -36,6 +36,11 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {_words(lambda: str(error))}"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of `described`, shortened; `traced` keeps all of it."""
+    return described(error).strip().splitlines()[0][:300]
+
+
 def _words(say: Callable[[], str]) -> str:
     try:
         return say()

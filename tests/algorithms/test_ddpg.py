@@ -21,6 +21,7 @@ from quintet.algorithms.ddpg.transitions import Transitions
 from quintet.algorithms.parts.acting import WARMING_UP
 from quintet.algorithms.parts.windows import windows_of
 from quintet.algorithms.registry import find
+from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
 from quintet.models.flat import views_of
 from quintet.types import Publication
@@ -116,6 +117,20 @@ def test_a_warm_start_without_a_spread_keeps_the_values_of_one_with() -> None:
         learner.trained.theta.data.copy_(learner.trained.average)
     wanted = values_of(donor, obs, action)
     torch.testing.assert_close(values_of(own, obs, action), wanted, rtol=1e-4, atol=1e-3)
+
+
+def test_frozen_statistics_of_returns_must_be_there() -> None:
+    """The returns would be divided by nothing."""
+    frozen = SPREAD | {"update_normalizers": False}
+    donor = case(**SPREAD).learner()
+    for name in donor.normalizer.names:
+        donor.normalizer.leaf_moments(name).merge(torch.randn(50, 3))
+    with pytest.raises(ConfigError, match="must have statistics of returns"):
+        case(**frozen).learner().warm_start(donor.weights())
+    donor.targets.merge(torch.randn(50))
+    own = case(**frozen).learner()
+    own.warm_start(donor.weights())
+    assert own.targets.numbers().tolist() == donor.targets.numbers().tolist()
 
 
 # Normalised returns

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_run import hashes
 
 pytest.importorskip("ray", reason="Ray, the extra `cluster`, is not installed")
 
@@ -20,7 +21,7 @@ from clusters import actors, cluster_of, nothing_is_left, stop
 from exact_run import COMMON, SMALL, Drifting
 
 import quintet
-from quintet import checkpoint, cli
+from quintet import cli
 from quintet.errors import ConfigError
 from quintet.observe.report_files import read_metrics
 
@@ -32,12 +33,6 @@ WAIT_S = 300.0
 def all_ended() -> Iterator[None]:
     yield
     assert nothing_is_left()
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    found = checkpoint.latest(folder / "checkpoints", warn=print)
-    assert found is not None
-    return checkpoint.tensor_hashes(found)
 
 
 @pytest.mark.slow

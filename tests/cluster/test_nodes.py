@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_run import hashes
 
 ray = pytest.importorskip("ray", reason="Ray, the extra `cluster`, is not installed")
 
@@ -13,7 +14,6 @@ from clusters import actors, nothing_is_left, workers_of  # noqa: E402
 from exact_run import COMMON, SMALL, Drifting  # noqa: E402
 
 import quintet  # noqa: E402
-from quintet import checkpoint  # noqa: E402
 from quintet.errors import ConfigError  # noqa: E402
 
 STEPS = 3_200
@@ -48,12 +48,6 @@ def train(folder: Path, address: str | None, on_report: Any = None, **options: A
         cluster=address,
         on_report=on_report,
     )
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    found = checkpoint.latest(folder / "checkpoints", warn=print)
-    assert found is not None
-    return checkpoint.tensor_hashes(found)
 
 
 class Once:

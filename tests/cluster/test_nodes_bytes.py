@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_run import newest
 
 pytest.importorskip("ray", reason="Ray, the extra `cluster`, is not installed")
 
@@ -45,8 +46,7 @@ def hashes(algo: str, folder: Path, lag: int, nodes: int, address: str) -> dict[
         | {"runtime.lag": lag, "runtime.num_workers": 3 if nodes else 1, "cluster": clustered},
     )
     assert result.metrics.get("data/nodes", 0) == nodes
-    found = checkpoint.latest(folder / "checkpoints", warn=print)
-    assert found is not None
+    found = newest(folder)
     return checkpoint.tensor_hashes(found)
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import damage
 import pytest
 import quick
+from small_run import hashes
 
 import quintet
 from quintet import checkpoint, cli
-from quintet.checkpoint import tensor_hashes
 from quintet.commands import save
 from quintet.system.inside import Holder, holder_of, run_lock
 
@@ -33,12 +33,6 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoints").iterdir())
 
 
-def final(folder: Path) -> dict[str, str]:
-    found = checkpoint.latest(folder / "checkpoints", warn=print)
-    assert found is not None
-    return tensor_hashes(found)
-
-
 def test_a_signal_saves_and_the_run_keeps_its_bytes(tmp_path, capsys):
     def report(metrics: dict[str, float]) -> None:
         if metrics["iterations"] == 3:
@@ -49,7 +43,7 @@ def test_a_signal_saves_and_the_run_keeps_its_bytes(tmp_path, capsys):
     assert names(tmp_path / "asked") == ["000000003", "000000014"]
     train(tmp_path / "plain")
     assert names(tmp_path / "plain") == ["000000014"]
-    assert final(tmp_path / "asked") == final(tmp_path / "plain")
+    assert hashes(tmp_path / "asked") == hashes(tmp_path / "plain")
     held = checkpoint.read(tmp_path / "asked/checkpoints/000000003")
     assert held.meta["exact"] is False
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
@@ -70,7 +64,7 @@ def test_an_interval_in_seconds(tmp_path):
     train(tmp_path / "often", checkpoint__interval_s=1e-6)
     assert len(names(tmp_path / "often")) == 14
     train(tmp_path / "plain")
-    assert final(tmp_path / "often") == final(tmp_path / "plain")
+    assert hashes(tmp_path / "often") == hashes(tmp_path / "plain")
     train(tmp_path / "often", checkpoint__interval_s=3600.0)  # which may change on a resume
 
 
@@ -129,7 +123,7 @@ def test_who_can_not_be_asked(tmp_path, capsys):
     assert cli.main(["save", str(tmp_path)]) == 1
     assert "got no process that trains in it" in capsys.readouterr().err
     with run_lock(tmp_path):  # but has no handler: the signal would end this process
-        assert holder_of(tmp_path) == Holder(os.getpid(), save.socket.gethostname())
+        assert holder_of(tmp_path) == Holder(os.getpid(), save.socket.gethostname(), os.getppid())
         assert cli.main(["save", str(tmp_path)]) == 1
         assert "does not handle SIGUSR1" in capsys.readouterr().err
     assert holder_of(tmp_path) is None

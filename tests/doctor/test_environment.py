@@ -11,10 +11,11 @@ import pytest
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from quintet.doctor import env_actions, environment, pairs
+from quintet.doctor import apart, env_actions, environment, pairs
 from quintet.doctor.apart import examine_apart
+from quintet.doctor.finding import Finding
 from quintet.doctor.play import Reader, play
-from quintet.doctor.seen import Seen
+from quintet.doctor.seen import Options, Seen
 from quintet.envs.config import EnvConfig
 from quintet.envs.env_source import settle
 from quintet.envs.make import make_group_env
@@ -312,3 +313,24 @@ def test_other_actions_show_in_the_next_observation():
     assert set(found.first) == {1}
     assert not found.unlike
     assert found.starts > 1
+
+
+def test_a_command_trains_in_a_folder_of_its_own():
+    seen = Seen(Options(train="quintet train ppo --env A/B-v0", folder="runs/ppo-A_B-v0"))
+    found = Finding("gamma-short", 0.5, "", command=f"{seen.options.train} --gamma 0.9")
+    told = environment._with_folder(found, seen.options).command
+    assert told == f"{found.command} --run-dir runs/ppo-A_B-v0-gamma-short"
+    check = replace(found, command="quintet check-env A/B-v0")
+    assert environment._with_folder(check, seen.options) == check
+    given = replace(seen.options, train=f"{seen.options.train} --run-dir here")
+    typed = replace(found, command=f"{given.train} --gamma 0.9")
+    assert environment._with_folder(typed, given) == typed
+
+
+def test_a_slow_fit_is_no_fault_of_the_environment():
+    told: list[dict[str, Any]] = [{"stage": "predict"}, {"hangs": "fits.py"}]
+    found = apart._examined(told, 3, late=False, most_s=10.0)
+    assert (found.found, found.unmade, found.whole) == ([], {"predict": "no time was left"}, False)
+    told[0] = {"stage": "play"}
+    (hangs,) = apart._examined(told, 3, late=False, most_s=10.0).found
+    assert hangs["name"] == "hangs"

@@ -10,6 +10,9 @@ import pytest
 from gymnasium import spaces
 
 from quintet.algorithms import registry
+from quintet.config.layers import Layer
+from quintet.config.resolve import resolved
+from quintet.config.saved import load_config
 from quintet.doctor import run as run_doctor
 from quintet.doctor import run_learning, run_options, run_scores, units
 from quintet.doctor.curves import Level, RunSeen
@@ -279,6 +282,7 @@ def test_a_run_that_failed_before_its_first_report_is_told(algo: str):
         ("observation 'x' is -inf", True),
         ("KeyError: 'maintenance' (finance/env.py, line 12)", False),
         ("not a definite state", False),
+        ("EnvironmentFault: observations and rewards must be finite, got nan", False),
     ],
 )
 def test_errors_about_numbers_are_told_from_words_that_hold_their_letters(
@@ -288,6 +292,14 @@ def test_errors_about_numbers_are_told_from_words_that_hold_their_letters(
     found = run_scores.failed(run, "slower")
     assert found is not None
     assert (found.command == "slower") is numbers
+
+
+def test_after_nan_from_the_environment_the_environment_is_examined():
+    error = "EnvironmentFault: observations and rewards must be finite, got nan"
+    found = run_scores.failed(RunSummary(Path("runs/a"), "failed", error=error), "slower")
+    assert found is not None
+    assert found.command.startswith("quintet doctor ")
+    assert found.advice == "mend the environment"
 
 
 def test_an_empty_list_is_a_word_of_a_command():
@@ -423,7 +435,7 @@ def test_every_command_trains_into_a_folder_of_its_own():
 
 
 def test_the_command_that_examines_the_environment_has_the_runs_options():
-    command = run_scores.doctor_of_env(seen())
+    command = run_scores.doctor_of_env(seen().run)
     assert command == "quintet doctor CartPole-v1 --algo ppo --config runs/a/config.yaml"
 
 
@@ -526,3 +538,18 @@ def test_a_run_in_the_working_folder_has_its_next_one_beside_it(tmp_path, monkey
     (found,) = examine_runs([run]).values()
     (command,) = (each.command for each in found if each.subject == "gamma")
     assert command.endswith(f" --run-dir {tmp_path / 'run-option-far-gamma'}")
+
+
+def test_a_file_with_all_options_gives_none_that_nobody_chose():
+    """As the commands of findings do: the file holds resolved options, such as the encoder."""
+    run = _run("ppo", "CartPole-v1", FLAT)
+    loaded = load_config("ppo", [], Layer("x", {"env.id": "CartPole-v1", "run_dir": "runs/a"}))
+    options = resolved(loaded)[0]
+    of = Spaces(spaces.Box(-5.0, 5.0, (4,)), spaces.Discrete(2))
+    sources = dict.fromkeys(options, "file config.yaml")
+    own = replace(run, options=options, sources=sources, spaces=as_json(of))
+    (found,) = examine_runs([own]).values()
+    assert not [each.said for each in found if each.name.startswith("option-")]
+    other = replace(own, options=options | {"model.encoder": "small_cnn"})
+    (found,) = examine_runs([other]).values()
+    assert [each.subject for each in found if each.name == "option-other"] == ["model.encoder"]

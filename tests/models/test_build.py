@@ -11,6 +11,8 @@ from gymnasium import spaces
 from pydantic import ValidationError
 from torch import nn
 
+from quintet.algorithms.parts.acting import make_normalizer
+from quintet.algorithms.ppo.config import PPOConfig
 from quintet.errors import ConfigError
 from quintet.models.build import ActorCritic
 from quintet.models.config import (
@@ -126,6 +128,17 @@ EYES = spaces.Dict(
 def test_what_is_normalised_by_pixel(encoder: str, observation: spaces.Space, expected: dict):
     found = picture_leaves(ModelConfig(encoder=encoder), Spaces(observation, BOX))
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("encoder", "white"), [("small_cnn", 9.0), ("impala_cnn", 255.0), ("mlp", 3.0)]
+)
+def test_pictures_are_normalised_in_the_units_of_the_encoder(encoder: str, white: float):
+    side = 40 if encoder == "mlp" else 10
+    observation = spaces.Box(0, int(white), (side, side, 3), np.uint8)
+    options = PPOConfig(normalize_pictures=True)
+    found = make_normalizer(options, ModelConfig(encoder=encoder), Spaces(observation, BOX))
+    assert found.units == {"obs": white}
 
 
 @pytest.mark.parametrize(

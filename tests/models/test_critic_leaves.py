@@ -186,3 +186,35 @@ def test_actors_of_learners_know_no_more() -> None:
     actor = entry.make_actor(entry.config(), model, of, Compute(records=()))
     assert actor.network.encoder.layers[0].in_features == 2
     assert actor.network.value_encoder.layers[0].in_features == 6
+
+
+def test_what_only_the_critic_sees_chooses_no_encoder_for_the_policy():
+    picture = spaces.Box(0, 255, (40, 40, 3), np.uint8)
+    of = Spaces(spaces.Dict({"seen": BOX, "secret": picture}), spaces.Discrete(2))
+    assert resolve_model(ModelConfig(), of).encoder == "nature_cnn"
+    assert resolve_model(ModelConfig(critic_leaves=("secret",)), of).encoder == "mlp"
+
+
+def test_the_memory_of_the_value_function_goes_on_where_all_leaves_are_given(tmp_path: Path):
+    config = SMALL | {"model.critic_leaves": ["secret"], "model.core": "lstm", "bptt_steps": 4}
+    config |= {"report.progress": False, "eval.episodes": 0}
+    policy = quintet.train("ppo", Secrets, 128, 1, tmp_path, config).policy
+    env = Secrets()
+    first, _ = env.reset(seed=3)
+    second = env.step(0)[0]
+    _, state = policy.act(first)
+    assert state["value/h0"].any()
+    seen_only, less = policy.act({"seen": first["seen"]})
+    assert not less["value/h0"].any()
+    assert seen_only == policy.act(first)[0]
+    rows = {k: torch.from_numpy(np.stack([a, b])) for k, a, b in _pairs(first, second)}
+    network = policy.actor.network
+    with torch.no_grad():
+        is_first = torch.tensor([True, False])
+        wanted = network.value(policy.actor.normalizer(rows), network.initial_state(1), is_first)
+    assert policy.value(second, state) == pytest.approx(wanted[1].item(), abs=1e-5)
+
+
+def _pairs(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    flat = [{"seen": x["seen"], **{f"secret/{k}": x["secret"][k] for k in "ab"}} for x in (a, b)]
+    return [(k, flat[0][k], flat[1][k]) for k in flat[0]]

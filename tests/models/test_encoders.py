@@ -44,6 +44,8 @@ def picture(*shape: int) -> spaces.Box:
         ((2, 40, 36, 3), (6, 40, 36)),
         ((2, 3, 40, 36), (6, 40, 36)),
         ((40, 40, 12), (12, 40, 40)),  # frames that are stacked along the channels
+        ((40, 50, 9), (9, 40, 50)),
+        ((9, 40, 50), (9, 40, 50)),
         ((12, 40, 40), (12, 40, 40)),
         ((2, 40, 40, 9), (18, 40, 40)),
         ((2, 9, 40, 40), (18, 40, 40)),
@@ -66,6 +68,25 @@ def test_channels_first(shape: tuple[int, ...], expected: tuple[int, int, int]):
         else:
             plane = x[:, channel // shape[1], channel % shape[1]]
         assert torch.equal(ours[:, channel], plane)
+
+
+@pytest.mark.parametrize("high", [1, 2, 255])
+def test_bytes_are_scaled_by_the_largest_value_of_their_space(high: int):
+    """A board of 0, 1 and 2 would else be 0, 0.004 and 0.008."""
+    g = torch.Generator().manual_seed(0)
+    for shape in ((6, 7), (3, 3, 2), (4, 20)):
+        board = spaces.Box(0, high, shape, np.uint8)
+        x = torch.randint(0, high + 1, (5, *shape), dtype=torch.uint8, generator=g)
+        flat = Mlp({"x": board}, (), "relu").flat({"x": x})
+        torch.testing.assert_close(flat, x.flatten(1) / high)
+    shape = (36, 36, 3)
+    x = torch.randint(0, high + 1, (2, *shape), dtype=torch.uint8, generator=g)
+    network = Cnn("nature_cnn", {"x": spaces.Box(0, high, shape, np.uint8)}, (4,))
+    torch.testing.assert_close(network({"x": x}), network({"x": x / high}))
+    chw = spaces.Box(0, high, (5, 36, 40), np.uint8)
+    x = torch.randint(0, high + 1, (2, 5, 36, 40), dtype=torch.uint8, generator=g)
+    found = Cnn("nature_cnn", {"x": chw}, (4,)).scaled({"x": x})["x"]
+    torch.testing.assert_close(found, x / high)
 
 
 def test_a_picture_of_five_dimensions_is_refused():

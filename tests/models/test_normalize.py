@@ -151,22 +151,22 @@ def test_normalisation_of_a_dict():
     assert (out["float"].abs() < 1.2).any()
 
 
-@pytest.mark.parametrize("epsilon", [1e-3, 1.0])
-def test_pictures_are_scaled_to_1_and_normalised_by_pixel(epsilon: float):
+@pytest.mark.parametrize(("epsilon", "white"), [(1e-3, 255.0), (1.0, 255.0), (1e-3, 9.0)])
+def test_pictures_are_scaled_to_1_and_normalised_by_pixel(epsilon: float, white: float):
     leaves, pictures = {"float": (2,)}, {"picture": (2, 2)}
-    normalizer = ObservationNormalizer(leaves, 1.2, epsilon, pictures)
+    normalizer = ObservationNormalizer(leaves, 1.2, epsilon, pictures, white={"picture": white})
     assert normalizer.names == ("float", "picture")
     first, second = draw(1), draw(2)
-    torch.testing.assert_close(normalizer(second)["picture"], second["picture"] / 255.0)
+    torch.testing.assert_close(normalizer(second)["picture"], second["picture"] / white)
     valid = torch.rand((5, 4), generator=torch.Generator().manual_seed(3)) < 0.7
     normalizer.merge(first, valid)
     copy = second["picture"].clone()
     found = normalizer(second)["picture"]
     assert torch.equal(second["picture"], copy)
     assert found.dtype == torch.float32
-    data = first["picture"][valid].double() / 255.0
+    data = first["picture"][valid].double() / white
     std = (data.var(0, correction=0) + epsilon).sqrt()
-    expected = ((second["picture"] / 255.0 - data.mean(0)) / std).clamp(-1.2, 1.2).float()
+    expected = ((second["picture"] / white - data.mean(0)) / std).clamp(-1.2, 1.2).float()
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 

@@ -220,7 +220,7 @@ def test_a_full_disk_is_no_fault_of_the_entry(
     def full(module: str, members: Sequence[Member], *more: Any) -> list[Outcome]:
         ended = run(module, members, *more)
         if [each.name for each in members] == ["good"] and not capsys.readouterr().err:
-            return [Outcome(1, {"error": "no room; make room there", "disk_full": True})]
+            return [Outcome(1, {"error": "no room; make room there", "blameless": True})]
         return ended
 
     monkeypatch.setattr(course.seed_group, "run_members", full)
@@ -407,7 +407,7 @@ def test_no_leg_begins_before_an_orphan_of_its_run_has_ended(
     def note(place: Path) -> None:
         awaited.append((place.name, len(fake.legs)))
 
-    monkeypatch.setattr(course.seed_group, "await_left", note)
+    monkeypatch.setattr(course, "await_left", note)
     assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 0
     legs = [(name, number) for number, (name, _) in enumerate(fake.legs)]
     assert awaited == [*legs, ("good", 7)]  # and once more before the run is moved
@@ -536,3 +536,68 @@ def test_a_killed_race_goes_on(tmp_path: Path) -> None:
     assert read_summary(tmp_path / "a").state == "finished"
     assert partial(quintet.load, tmp_path / "a")() is not None
     assert seed_group.Outcome(None, None).by_signal
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_an_entry_that_the_system_kills_is_not_said_to_be_slow(
+    late: bool,
+    fake: Fake,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Also where its neighbour takes all of the time."""
+    run = fake.run
+
+    def killed(module: str, members: Sequence[Member], *more: Any) -> list[Outcome]:
+        ended = run(module, members, *more)
+        fake.now += 60.0
+        return [
+            Outcome(-9, None, late) if each.name == "bad" else how
+            for each, how in zip(members, ended, strict=True)
+        ]
+
+    monkeypatch.setattr(course.seed_group, "run_members", killed)
+    assert cli.main(command(tmp_path / "a", "--jobs", "2")) == 0
+    said = capsys.readouterr().out
+    assert ("bad falls out: it did not stop within" in said) is late
+    assert ("bad falls out: its process was ended by SIGKILL" in said) is not late
+
+
+def test_what_is_left_of_a_race_without_a_journal_is_in_nobody_s_way(
+    fake: Fake,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "a"
+
+    def full(*_: Any) -> None:
+        (folder / "race").mkdir(parents=True)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(course.journals, "write", full)
+        assert cli.main(command(folder)) == 1
+    said = capsys.readouterr().err
+    assert f"the race in {folder} can't go on: " in said
+    assert "--out" not in said
+    assert cli.main(command(folder)) == 0
+
+
+def test_a_damaged_race_may_be_overwritten_but_not_from_inside(
+    fake: Fake,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "a"
+    assert cli.main(command(folder)) == 0
+    (folder / "race" / "race.json").write_text("{")
+    assert cli.main(command(folder)) == 1
+    monkeypatch.chdir(folder)
+    assert cli.main(command(folder, "--overwrite")) == 2
+    assert "must not name the working folder" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(command(folder, "--overwrite")) == 0
+    assert (tmp_path / "a.old-1" / "race" / "race.json").read_text() == "{"

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_run import newest
 
 import quintet
 from quintet import checkpoint
@@ -48,8 +49,7 @@ def test_several_learners_go_on_with_a_run(tmp_path: Path) -> None:
     assert train(halved, 400, resume="exact", **options).status == "finished"
     hashes = []
     for folder in (whole, halved):
-        found = checkpoint.latest(folder / "checkpoints", warn=print)
-        assert found is not None
+        found = newest(folder)
         hashes.append(checkpoint.tensor_hashes(found))
     assert hashes[0] == hashes[1]
 
@@ -98,8 +98,7 @@ def test_targets_begin_with_a_saved_policy(tmp_path: Path) -> None:
             "actor_lr": 1e-9,
         },
     )  # fmt: skip
-    found = checkpoint.latest(run / "checkpoints", warn=print)
-    assert found is not None
+    found = newest(run)
     tensors = {name: x for part in found.tensors.values() for name, x in part.items()}
     name = "actor.head.weight"
     assert tensors[f"average/{name}"].allclose(tensors[f"network/{name}"], atol=1e-6)

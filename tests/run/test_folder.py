@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_run import hashes
 
 import quintet
 from quintet import checkpoint
-from quintet.checkpoint import tensor_hashes
 from quintet.errors import CheckpointError, ConfigError, FileFault
 from quintet.observe.plots import plot_runs
 from quintet.observe.report_files import read_metrics
@@ -82,12 +82,6 @@ def log(folder: Path) -> str:
 
 def record(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "run.json").read_text())
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    found = checkpoint.latest(folder / "checkpoints", warn=print)
-    assert found is not None
-    return tensor_hashes(found)
 
 
 def flip(file: Path, at: int = -5) -> None:

@@ -1,6 +1,7 @@
 """The cost of making environments keeps exact checkpoints apart, and is measured once."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -14,7 +15,7 @@ from quintet import checkpoint, uniform
 from quintet.config.layers import Layer
 from quintet.config.saved import load_config
 from quintet.envs.env_source import settle
-from quintet.errors import ConfigError
+from quintet.errors import ConfigError, WorkerFault
 from quintet.run import launch, making
 from quintet.system import saved_options
 
@@ -193,3 +194,18 @@ def test_a_run_that_goes_back_does_not_measure_again(monkeypatch: pytest.MonkeyP
     loaded = load_config("ppo", [], Layer("call", {"env.id": "CartPole-v1", "run_dir": "unused"}))
     assert launch.run(loaded) == "done"
     assert seen == ["auto", 64]
+
+
+def test_a_run_that_goes_back_leaves_the_reason_if_it_is_refused(tmp_path: Path) -> None:
+    """Its new start may find too few nodes, or the folder taken."""
+    ended: list[Any] = []
+    folder = SimpleNamespace(end_record=lambda *given, **more: ended.append((*given, more)))
+    trainer: Any = SimpleNamespace(
+        folder=folder, counters=SimpleNamespace(env_steps=5), policies=[], stop=None,
+        open=lambda: None, close=lambda: None,
+    )  # fmt: skip
+    closed: Any = SimpleNamespace(close=lambda: None)
+    cause = WorkerFault("the node is lost")
+    with pytest.raises(launch._GoesBack), launch._ends_told(trainer, closed, closed):
+        raise launch._GoesBack("exact", 64) from cause
+    assert ended == [("failed", 5, cause, {"in_log": False})]

@@ -20,12 +20,12 @@ from quintet.cluster.on_ray import Machine
 from quintet.config import machine
 from quintet.config.group import Placing
 from quintet.errors import ConfigError, WorkerFault
-from quintet.run import checked_nodes, placing
+from quintet.run import checked_nodes, placing, seed_group
 from quintet.run.checked_nodes import Demand
-from quintet.run.host import Check, Heard
+from quintet.run.host import Check, Heard, Host
 from quintet.run.placing import Placed
 from quintet.run.seed_group import Member, Outcome
-from quintet.system import shared
+from quintet.system import shared, user_state
 from quintet.system.inside import run_lock
 
 FACTS = {"quintet": "1", "python": "3", "torch": "2", "processor": "x"}
@@ -211,6 +211,7 @@ def test_without_a_node_that_could_have_them_runs_end(world: World, tmp_path: Pa
     a, b = world.run(tmp_path, "ab", wait_s=0.2)
     assert "no node was left with 1 cores for 0.2 s (cluster.wait_s)" in a.answer["error"]
     assert "no node was left" in b.answer["error"]
+    assert a.answer["blameless"]  # so no fault of the run
 
 
 def test_a_stop_reaches_all_runs_and_begins_no_others(world: World, tmp_path: Path) -> None:
@@ -357,3 +358,52 @@ def test_what_a_run_takes_follows_from_the_machine_of_the_command(
         assert each.placing is None
         if "runtime.threads" not in options:
             assert each.sources["runtime.threads"] == "resolved (default)"
+
+
+def _outcome(host: Host) -> Outcome:
+    while (outcome := host.heard().outcome) is None:
+        pass
+    return outcome
+
+
+def given(**payload: Any) -> Member:
+    return Member("a", pickle.dumps({"state": user_state.capture(), **payload}))
+
+
+def test_a_run_that_can_t_begin_ends_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> Any:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(seed_group, "begun", refused)
+    host = Host()
+    assert host.begin("module", given(), os.getcwd())
+    answer = _outcome(host).answer
+    assert answer is not None
+    assert answer["error"].startswith("its process can't be started: ")
+
+
+@pytest.mark.parametrize("how", ["terminate", "kill"])
+def test_a_stop_is_heard_while_the_run_begins(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, may_begin = list[str](), threading.Event()
+
+    class Begun:
+        def terminate(self) -> None:
+            asked.append("terminate")
+
+        def kill(self) -> None:
+            asked.append("kill")
+
+        def wait(self) -> int:
+            return 130 if asked else 0
+
+    def slowly(*_: Any) -> Begun:
+        may_begin.wait()
+        return Begun()
+
+    monkeypatch.setattr(seed_group, "begun", slowly)
+    host = Host()
+    host.begin("module", given(), os.getcwd())
+    host.stop() if how == "terminate" else host.kill()
+    may_begin.set()
+    assert _outcome(host).status == 130
+    assert asked == [how]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_run import newest
 
 import quintet
 from quintet import checkpoint, cli
@@ -82,12 +83,6 @@ def run(
         given |= {"population.pbt": False, "population.initial": rates}
     loaded = load_config("ppo", [], Layer("call", SMALL | given | options))
     return launch.run(loaded, on_report)
-
-
-def newest(folder: Path) -> checkpoint.Checkpoint:
-    found = checkpoint.latest(folder / "checkpoints", warn=print)
-    assert found is not None
-    return found
 
 
 def best(folder: Path, policy: int) -> Path:

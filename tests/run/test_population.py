@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from small_run import newest
 
 import quintet
-from quintet import checkpoint, cli
+from quintet import cli
 from quintet.algorithms.appo.learner import APPOLearner
 from quintet.errors import ConfigError, QuintetError
 from quintet.observe.lineage import EVENTS, lineage_figure, plot_lineage, read_events
@@ -72,8 +73,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    found = checkpoint.latest(folder / "checkpoints", warn=print)
-    assert found is not None
+    found = newest(folder)
     tensors = found.tensors.items()
     return {f"{part}/{name}": x for part, held in tensors for name, x in held.items()}
 
@@ -408,8 +408,7 @@ def test_every_option_has_an_effect(name: str, whole: Path, tmp_path: Path) -> N
 def test_the_policy_of_a_run_is_that_of_the_highest_objective(
     whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = checkpoint.latest(whole / "checkpoints", warn=print)
-    assert found is not None
+    found = newest(whole)
     last = read_metrics(whole)[-1]
     objectives = [last.get(f"policy_{k}/population/objective", 0.0) for k in range(3)]
     leader = objectives.index(max(objectives))

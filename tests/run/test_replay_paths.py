@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
+from small_run import hashes
 
 import quintet
 from quintet import checkpoint
@@ -80,12 +81,6 @@ def train(folder: Path, learner: type[Sequences], kind: dict[str, Any], **given:
     env = given.pop("env", "CartPole-v1")
     options = OPTIONS | kind | given.pop("options", {})
     return quintet.train("rep", env, BUDGET, SEEDS[learner], folder, options, **given)
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    found = checkpoint.latest(folder / "checkpoints", warn=print)
-    assert found is not None
-    return checkpoint.tensor_hashes(found)
 
 
 def drawn(report: dict[str, float]) -> float:

@@ -9,9 +9,9 @@ import gymnasium
 import numpy as np
 import pytest
 from shaped_tasks import LENGTH, Weighed, make, plain
+from small_run import hashes
 
 import quintet
-from quintet import checkpoint
 from quintet.envs.vector import allocate_obs, allocate_row
 from quintet.errors import ConfigError
 from quintet.observe.lineage import EVENTS
@@ -62,12 +62,6 @@ def train(folder: Path, config: dict[str, Any], total: int = 2_000, **given: Any
 
 def events(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / EVENTS).read_text().splitlines()]
-
-
-def hashes(folder: Path) -> dict[str, Any]:
-    found = checkpoint.latest(folder / "checkpoints", warn=print)
-    assert found is not None
-    return checkpoint.tensor_hashes(found)
 
 
 def test_given_values_replace_those_that_the_environment_declares() -> None:

@@ -16,11 +16,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+from small_run import newest
 
 import quintet
-from quintet import checkpoint
 from quintet.algorithms.ppo.config import PPOConfig
 from quintet.checkpoint import tensor_hashes
 from quintet.config import machine
@@ -101,6 +102,53 @@ def test_members_answer_in_their_order_and_speak_under_their_names(tmp_path):
         assert lines[1].startswith(f"[{name}] sum ")
         assert lines[2] == f"[{name}] to stderr"
         assert len(lines) == 3
+
+
+def test_a_member_that_can_t_begin_stops_no_other(tmp_path, monkeypatch):
+    begun = seed_group.begun
+
+    def refused(module: str, one: Member, *more: Any) -> Any:
+        if one.name == "b":
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return begun(module, one, *more)
+
+    monkeypatch.setattr(seed_group, "begun", refused)
+    members = [member(tmp_path, name, seconds=0.5) for name in "abc"]
+    a, b, c = run_members("group_member", members, 2, lambda _: None)
+    assert (a.status, c.status) == (0, 0)
+    assert b.status == 1
+    assert b.answer["error"].startswith("its process can't be started: ")
+    assert b.answer["blameless"]
+
+
+def test_a_member_that_is_killed_for_its_time_is_told_from_one_that_is_killed(tmp_path):
+    members = [
+        member(tmp_path, "late", seconds=WAIT_S)._replace(most_s=0.1),
+        member(tmp_path, "killed", status=-9),
+    ]
+    late, other = run_members("group_member", members, 2, lambda _: None)
+    assert (late.status, late.late, other.late) == (-9, True, False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_member_that_is_stopped_while_users_code_runs_blames_nobody(number):
+    """Before the run handles signals: no exit, which would be an error of that code."""
+    code = (
+        "import os, sys\n"
+        "from quintet.run import seed_group\n"
+        "from quintet.system.user_code import no_exit\n"
+        "seed_group.attach()\n"
+        "@no_exit()\n"
+        f"def made(): os.kill(os.getpid(), {int(number)}); import time; time.sleep(60)\n"
+        "made()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdin.write(entry.LENGTH.pack(1) + b"x")
+        process.stdin.flush()
+        assert process.wait(WAIT_S) == 130
+        assert process.stderr.read() == b""
 
 
 def test_an_answer_may_be_longer_than_a_pipe_holds(tmp_path):
@@ -223,18 +271,50 @@ SMALL: dict[str, Any] = {
 ENV = "quintet.envs.toy:Contextual"
 
 
-def newest(folder: Path) -> checkpoint.Checkpoint:
-    found = checkpoint.latest(folder / "checkpoints", warn=print)
-    assert found is not None
-    return found
-
-
 def timeless(folder: Path) -> list[dict[str, float]]:
     clock = ("wall_s", "time/", "throughput/", "machine/", "process/")
     return [
         {name: value for name, value in report.items() if not name.startswith(clock)}
         for report in read_metrics(folder)
     ]
+
+
+class Slowly(gymnasium.Env[Any, Any]):
+    """An iteration of `SMALL` takes more than half a second, for which a stop waits."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.01)
+        self.steps += 1
+        return np.zeros(1, np.float32), 0.0, self.steps == 8, False, {}
+
+
+@pytest.mark.slow
+def test_the_same_command_goes_on_right_after_its_process_was_killed(tmp_path):
+    """It waits for the runs, which stop by themselves, before it looks at what they have left."""
+    words = ["-m", "quintet", "train", "ppo", "--env", "test_seed_group:Slowly", "--seeds", "1,2"]
+    words += ["--run-dir", str(tmp_path / "a"), "--total-steps", "512", "--jobs", "2"]
+    for name, value in SMALL.items():
+        if not isinstance(value, tuple):
+            words += [f"--{name}", str(value)]
+    command = [sys.executable, *words, "--report.progress", "false", "--runtime.kind", "serial"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
+        wait_for(lambda: all((tmp_path / f"a/s{seed}/metrics.jsonl").exists() for seed in (1, 2)))
+        first.kill()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for seed in (1, 2):
+        steps = [each["env_steps"] for each in read_metrics(tmp_path / f"a/s{seed}")]
+        assert steps == sorted(set(steps))  # it went on, and did not begin again
+        assert steps[-1] == 512
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["s1", "s2"]
 
 
 WIDE = {"model.policy_hidden": (256, 256), "env.num_streams": 1}
@@ -477,4 +557,4 @@ def test_a_member_tells_whether_a_disk_is_full(full: bool, monkeypatch: pytest.M
             raise QuintetError("it can't be saved") from fault
 
     assert one_member.serve(train) == 1
-    assert answers == [{"error": "it can't be saved", "disk_full": full}]
+    assert answers == [{"error": "it can't be saved", **({"blameless": True} if full else {})}]

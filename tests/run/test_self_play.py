@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 import quintet
 from quintet import checkpoint
+from quintet.algorithms.parts.acting import WARMING_UP
 from quintet.cli import main
 from quintet.errors import ConfigError
 from quintet.play import How, _seated
@@ -18,6 +19,7 @@ from quintet.population.self_play import PastWeights
 from quintet.protocols import DataPlan, ReplayPlan
 from quintet.run import evaluations
 from quintet.run.sampling import assignment_of
+from quintet.run.trainer import Trainer
 from quintet.runtime.policies import Assignment
 from quintet.runtime.sampler import SerialSampling
 from quintet.types import Publication
@@ -68,6 +70,18 @@ def test_a_policy_for_each_agent():
 
 def of_version(version: int) -> Publication:
     return Publication(version, {"x": torch.tensor([float(version)])})
+
+
+def test_kept_weights_act_by_themselves_and_not_uniformly():
+    """Also those of a policy that was still warming up."""
+    past, sent = PastWeights(SelfPlayConfig(past_frac=1), 5, 1_000), list[Publication]()
+    trainer = SimpleNamespace(past=past, counters=SimpleNamespace(env_steps=0))
+    tensors = {"x": torch.zeros(1), WARMING_UP: torch.tensor(True)}
+    sampling = SimpleNamespace(publish=sent.append)
+    Trainer._published(trainer, sampling, Publication(0, tensors))  # type: ignore[arg-type]
+    assert not sent[0].tensors[WARMING_UP]
+    assert "x" in sent[0].tensors
+    assert tensors[WARMING_UP]
 
 
 def test_which_weights_are_kept_and_which_play():

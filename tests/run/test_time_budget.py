@@ -13,6 +13,10 @@ from run_helpers import SMALL, TOY
 
 import quintet
 from quintet import cli
+from quintet.config.layers import Layer
+from quintet.config.resolve import batch_steps
+from quintet.config.run import RunConfig
+from quintet.config.saved import load_config
 from quintet.errors import CheckpointError, ConfigError
 from quintet.run import launch, time_budget
 from quintet.run.time_budget import TimeBudget, rounded
@@ -291,12 +295,40 @@ def test_there_is_at_least_one_iteration(tmp_path: Path, measured: list[float]):
 
 
 @pytest.mark.usefixtures("members_are_forks")
-def test_a_group_has_the_number_of_a_run_that_has_begun(tmp_path: Path, measured: list[float]):
+def test_a_group_has_the_number_of_a_run_that_has_begun(
+    tmp_path: Path, measured: list[float], capsys: pytest.CaptureFixture[str]
+):
     quintet.train("ppo", TOY, 256, 1, tmp_path / "s1", QUIET)
     found = quintet.train(
         "ppo", TOY, run_dir=tmp_path, config=QUIET, seeds=[1, 2], jobs=1, minutes=5.0
     )
     assert [each.metrics["env_steps"] for each in found] == [256, 256]
+    said = capsys.readouterr().out
+    assert "minutes=5 has no effect on a run that has begun: it has 256 env_steps" in said
+    assert "the runs that have not begun have 256 env_steps too" in said
+    assert "minutes=5: each run" not in said
+
+
+def test_a_measurement_needs_the_disk_of_the_run_alone(tmp_path: Path):
+    """And no more of it for replay than an interval between checkpoints of a short run needs."""
+    seen: list[RunConfig] = []
+
+    def train(trial: Any, probe: Any) -> None:
+        seen.append(trial.config)
+        assert trial.config.run_dir.is_relative_to(tmp_path)
+        trial.config.run_dir.mkdir()
+        for share in (0.0, 1.0):
+            probe({"env_steps": 1e6 * share, "wall_s": 100.0 * share, "updates": 1.0})
+
+    given = {"env.id": "Pendulum-v1", "run_dir": str(tmp_path / "runs" / "a"), "seed": 3}
+    loaded = load_config("ddpg", [], Layer("call", given))
+    timed = time_budget.measure(loaded, TimeBudget(1.0), train)
+    assert timed.config.total_env_steps > 100_000
+    for config in seen:
+        interval = config.checkpoint.interval(10**9)
+        assert interval * batch_steps(config) <= 50_000
+    assert timed.config.checkpoint.interval_iterations == "auto"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_short_run_is_measured(tmp_path: Path):

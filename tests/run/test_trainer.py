@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 from gymnasium import spaces
+from small_run import newest
 
 import quintet
 from quintet import checkpoint
@@ -70,12 +71,6 @@ def stopped(folder: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(trainer.Trainer, "after_iteration", asking)
         assert run(folder).status == "stopped"
-
-
-def newest(folder: Path, **choice: Any) -> checkpoint.Checkpoint:
-    found = checkpoint.latest(folder / "checkpoints", warn=print, **choice)
-    assert found is not None
-    return found
 
 
 def test_after_a_stop_off_the_schedule_nothing_is_on_the_path_again(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 import small_run
 import torch
 import yaml
-from small_run import TOY
+from small_run import TOY, newest
 
 import quintet
 from quintet import checkpoint
@@ -59,12 +59,6 @@ def begun(monkeypatch):
 
 def same(a: Tensors, b: Tensors) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def newest(folder: Path) -> checkpoint.Checkpoint:
-    found = checkpoint.latest(folder / "checkpoints", warn=print)
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize("kind", ["run", "checkpoint", "policy", "best"])

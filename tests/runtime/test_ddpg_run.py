@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from exact_run import Pushed
+from small_run import newest
 from torch import Tensor
 
 import quintet
@@ -50,12 +51,6 @@ def train(
     if "param" not in options["exploration"]:
         del options["adapt_interval_updates"]
     return quintet.train("ddpg", env, total, 7, folder, options, on_report=on_report)
-
-
-def newest(folder: Path) -> checkpoint.Checkpoint:
-    found = checkpoint.latest(folder / "checkpoints", warn=print)
-    assert found is not None
-    return found
 
 
 def left(folder: Path) -> tuple[Any, Any]:

@@ -21,6 +21,7 @@ from exploring import (
     train,
 )
 from processes import processes_of
+from small_run import newest
 from torch import Tensor
 
 import quintet
@@ -45,8 +46,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    found = checkpoint.latest(folder / "checkpoints", warn=print)
-    assert found is not None
+    found = newest(folder)
     assert found.meta["counters"]["env_steps"] == 1_501
     return checkpoint.tensor_hashes(found)
 

@@ -101,6 +101,8 @@ def test_rows_are_the_decisions_of_a_plain_loop(make: Any, steps: int, every: in
                 assert rollout.terminated[row, column] == made.terminated
                 assert rollout.truncated[row, column] == (made.truncated and not made.terminated)
                 assert rollout.obs["obs"][row + 1, column].tolist() == made.next_obs.tolist()
+                if row + 1 < steps:  # an end's own memory, in which its last observation is seen
+                    assert rollout.record["count"][row + 1, column] == made.count + 1
                 carry = made.reward + GAMMA * carry
                 assert rollout.return_carry[row, column] == carry
                 carry *= not (made.terminated or made.truncated)

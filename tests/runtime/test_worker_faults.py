@@ -20,10 +20,10 @@ import psutil
 import pytest
 import quick
 from processes import open_files, processes_of, runs
+from small_run import hashes
 from troubles import SMALL, Drifting
 
 import quintet
-from quintet import checkpoint
 from quintet.config import resolve as resolution
 from quintet.config.layers import Layer
 from quintet.config.resolve import compose
@@ -173,12 +173,6 @@ def test_async_replaces_the_server_and_gives_open_unrolls_up(what: str, tmp_path
     assert result.metrics["data/worker_restarts"] == 1
     assert result.metrics["server/batch_mean"] >= 1
     assert "inference server (cpu, pid" in (tmp_path / "log.txt").read_text()
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    found = checkpoint.latest(folder / "checkpoints", warn=print)
-    assert found is not None
-    return checkpoint.tensor_hashes(found)
 
 
 class Damages:

@@ -3,6 +3,7 @@
 import csv
 import importlib
 import json
+import pickle
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -229,29 +230,34 @@ def test_a_trial_of_which_a_fresh_seed_is_killed_comes_after_the_others(
 
 
 @pytest.mark.parametrize(
-    ("best", "batches"),
+    ("minutes", "best", "batches", "said"),
     [
-        ("2", [["0001"], ["0002"], ["0002-s1", "0002-s2"]]),
-        ("0", [["0001"], ["0002"], ["0003"], ["0004"]]),
+        ("16", "2", [["0001"], ["0002"], ["0002-s1", "0002-s2"]], "only the best 1 can be"),
+        ("16", "0", [["0001"], ["0002"], ["0003"], ["0004"]], None),
+        ("5", "2", [["0001"]], "none of the best trials can be"),
     ],
 )
 def test_minutes_are_for_trials_and_the_best_again(
+    minutes: str,
     best: str,
     batches: list[list[str]],
+    said: str | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Each batch takes four minutes, and sixteen are given."""
+    """Each batch takes four minutes."""
     fake = Fake([1.0, 2.0, 3.0, 4.0])
     monkeypatch.setattr(seed_group, "run_members", fake.run)
     clock = SimpleNamespace(monotonic=lambda: 240.0 * len(fake.batches))
     monkeypatch.setattr(importlib.import_module("quintet.sweep.search"), "time", clock)
-    more = (*SEARCH, "--minutes", "16", "--best", best, "--seeds-of-best", "2")
+    more = (*SEARCH, "--minutes", minutes, "--best", best, "--seeds-of-best", "2")
     assert cli.main(command(tmp_path / "a", *more)) == 0
     assert [each for each in fake.batches if each] == batches
-    said = "on seeds 1, 2; the minutes have no time for the best 2\n"
-    assert (said in capsys.readouterr().out) == (best == "2")
+    out = capsys.readouterr().out
+    assert (f"minutes={minutes}: {said} trained again" in out) == (said is not None)
+    which = f"best: trials/{batches[-1][0][:4]}, by its "
+    assert which + ("fresh seeds\n" if "-" in batches[-1][0] else "one seed\n") in out
 
 
 class Nodes:
@@ -297,14 +303,49 @@ def test_trials_and_the_best_again_run_on_the_nodes_of_a_cluster(
     assert cli.main(command(tmp_path / "a", *more)) == 0
 
 
-def test_a_full_disk_is_no_fault_of_a_trial(
+def test_a_full_disk_or_a_lost_cluster_is_no_fault_of_a_trial(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    more = (*SEARCH, "--trials", "1", "--best", "0")
-    full = Outcome(1, {"error": "no room; make room there", "disk_full": True})
-    with monkeypatch.context() as patched:
-        patched.setattr(seed_group, "run_members", lambda *_, **__: [full])
-        assert cli.main(command(tmp_path / "a", *more)) == 1
-    assert "[0001] no room; make room there" in capsys.readouterr().err
+    """Neither of a trial nor of the best again: the same command goes on."""
+    more = (*SEARCH, "--trials", "1", "--best", "1", "--seeds-of-best", "1")
+    full = Outcome(1, {"error": "no room; make room there", "blameless": True})
+    run = seed_group.run_members
+
+    def fails(name: str) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                seed_group,
+                "run_members",
+                lambda module, members, *args, **kwargs: (
+                    [full]
+                    if [each.name for each in members] == [name]
+                    else run(module, members, *args, **kwargs)
+                ),
+            )
+            assert cli.main(command(tmp_path / "a", *more)) == 1
+        assert f"[{name}] no room; make room there" in capsys.readouterr().err
+
+    fails("0001")
+    fails("0001-s1")
     assert cli.main(command(tmp_path / "a", *more)) == 0
-    assert [row["state"] for row in table(tmp_path / "a")] == ["complete"]
+    (row,) = table(tmp_path / "a")
+    assert row["state"] == "complete"
+    assert row["fresh_seeds_mean"]
+
+
+def test_a_searched_runtime_decides_whether_a_trial_resumes_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Fake([1.0] * 6)
+    resumed: list[tuple[str, str]] = []
+
+    def run(module: str, members: Sequence[Member], *args: Any, **kwargs: Any) -> list[Outcome]:
+        for each in members:
+            config = pickle.loads(pickle.loads(each.payload)["run"]).config
+            resumed.append((config.runtime.kind, config.resume))
+        return fake.run(module, members, *args, **kwargs)
+
+    monkeypatch.setattr(seed_group, "run_members", run)
+    more = ("--search", "runtime.kind=serial,async", "--trials", "6", "--best", "0")
+    assert cli.main(command(tmp_path / "a", *more)) == 0
+    assert {*resumed} == {("serial", "exact"), ("async", "latest")}

@@ -58,7 +58,6 @@ from quintet.algorithms.parts.optimizer import Optimizer
 from quintet.algorithms.parts.options import refuse_aux_losses
 from quintet.algorithms.parts.schedule import find_schedule
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
-from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import AVERAGE, Parameters, Trained, knobs_of
 from quintet.algorithms.parts.unrolls import Unrolls, unrolls_of
 from quintet.models.config import ModelConfig
@@ -282,10 +281,7 @@ class ACERLearner:
             age = (self.version - batch.version).float()
         else:
             age = torch.full_like(batch.reward, torch.nan)
-            if normalizers.rewards.kind != "none":
-                whole = self.ranks.whole(batch)
-                means = normalizers.of_rewards(whole, normalizers.rewards(whole.reward))
-                self.trained.interval.add(Statistics(means))
+            normalizers.add_rewards(self.trained.interval, batch, self.ranks)
         batch = replace(batch, record={**batch.record, "age": age})
         if not self.sums:
             samples = self.config.dueling_samples + 1

@@ -107,6 +107,7 @@ class APPOLearner:
         self._gae = setup.compute.prepared(self._gae_of)
         self.shuffle = torch.Generator().manual_seed(setup.seeds[1])
         self.learning_rate, self.decay = config.learning_rate, find_decay(config.lr_schedule)
+        self.used_rate = self.learning_rate  # in the last update
         recorded = {looks.KL} if config.records_distribution else set()
         recorded |= {*looks.VALUE_CHANGES} if config.records_value else set()
         past = partial(acting.past_actor, config, model, spaces, setup)
@@ -257,6 +258,7 @@ class APPOLearner:
         if config.lr_schedule != "kl_adaptive":
             left = schedules.linear(env_steps, self.setup.total_env_steps)
             self.learning_rate = config.learning_rate * self.decay(left)
+        self.used_rate = self.learning_rate
         batch = self.ranks.whole(batch)
         self.normalizers.merge_first(batch, self.version)
         if "value" in batch.record and self.normalizers.moved(batch):
@@ -278,8 +280,11 @@ class APPOLearner:
                     break
                 before = loss
         if config.lr_schedule == "kl_adaptive":
+            kl = self._mean_kl(chunks)
+            if config.kl_coef == 0:  # else the KL of the loss is told
+                trained.interval.add_numbers({looks.KL: kl})
             self.learning_rate = schedules.kl_adaptive_rate(
-                self.learning_rate, self._mean_kl(chunks), config.kl_target
+                self.learning_rate, kl, config.kl_target
             )
         passes = {"optim/epochs": epoch + 1.0, "optim/skipped_minibatches": float(self.skipped)}
         trained.interval.add_numbers(passes)
@@ -303,9 +308,7 @@ class APPOLearner:
         """All chunks of the batch; with GAE also their advantages and targets."""
         config = self.config
         reward = self.normalizers.rewards(batch.reward)
-        terminal = batch.terminated
-        if config.truncation_as_termination:
-            terminal = terminal | batch.truncated
+        terminal = batch.terminal(config.truncation_as_termination)
         estimates = {}
         if not config.use_vtrace:
             rows = GAEInputs(
@@ -387,7 +390,7 @@ class APPOLearner:
         self.looks.begin()
         self.trained.fold()
         values = metrics.finished(self.trained)
-        values["optim/learning_rate"] = self.learning_rate
+        values["optim/learning_rate"] = self.used_rate
         return values | self.normalizers.metrics()
 
     def histograms(self) -> dict[str, Tensor]:
@@ -407,7 +410,7 @@ class APPOLearner:
         self.trained.load(state.tensors, scalars["updates"] if counters else self.updates)
         if counters:
             self.shuffle.set_state(state.tensors["shuffle"])
-        self.learning_rate = scalars["learning_rate"]
+        self.learning_rate = self.used_rate = scalars["learning_rate"]
 
 
 def make_actor(

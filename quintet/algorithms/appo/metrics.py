@@ -142,7 +142,7 @@ def statistics(
     if "value" in record:
         change = (forward.v_tm1 - record["value"]).abs()
         means["value/change_mean"], greatest["value/change_max"] = mean(change), greatest_of(change)
-    if "params_mu" in record:
+    if config.kl_coef > 0:
         means["policy/kl"] = mean(family.kl(record["params_mu"], forward.params))
     if outputs.uniform_kl is not None:
         means["policy/uniform_kl_capped_frac"] = mean(outputs.uniform_kl > MOST_UNIFORM_KL)

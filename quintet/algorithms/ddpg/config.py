@@ -54,7 +54,6 @@ class Knobs(NamedTuple):
 
 _OU = Needs("ou_S in exploration", lambda o, _: o.noise.ou > 0)
 _PARAM = Needs("adaptive-param_S in exploration", lambda o, _: o.noise.param > 0)
-_OBSERVATIONS = "normalize_observations or normalize_pictures"
 _MOVING = "normalize_returns and update_normalizers"
 
 
@@ -122,7 +121,7 @@ class DDPGConfig(Options):
     observation_clip: parts.ObservationClip = 5.0
     normalizer_variance_epsilon: parts.ObservationVarianceEpsilon = 1e-2
     update_normalizers: bool = option(
-        True, needs=(f"{_OBSERVATIONS} or normalize_returns", parts.HAS_STATISTICS)
+        True, needs=(f"{parts.OBSERVATIONS} or normalize_returns", parts.HAS_STATISTICS)
     )
     """update the normalisers' statistics; false: keep those of init_from"""
     normalize_returns: bool = False

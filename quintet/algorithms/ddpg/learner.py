@@ -43,7 +43,7 @@ from quintet.algorithms.ddpg.config import DDPGConfig, Knobs
 from quintet.algorithms.ddpg.exploration import adapted, perturbation
 from quintet.algorithms.ddpg.metrics import Outputs
 from quintet.algorithms.ddpg.network import Networks, perturbable
-from quintet.algorithms.ddpg.popart import TargetStatistics, rescale_
+from quintet.algorithms.ddpg.popart import PRIOR_COUNT, TargetStatistics, rescale_
 from quintet.algorithms.ddpg.transitions import Transitions
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import Warmup, make_normalizer, require_statistics
@@ -53,6 +53,7 @@ from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Parameters, Trained, knobs_of
 from quintet.algorithms.parts.windows import windows_of
+from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
 from quintet.models.flat import strip_prefix, views_of
 from quintet.ops import schedules, value_losses
@@ -382,6 +383,12 @@ class DDPGLearner:
     def warm_start(self, weights: Mapping[str, Tensor]) -> None:
         self.trained.load_weights(weights)
         require_statistics(self.normalizer, self.config.update_normalizers)
+        known = float(self.targets.count) > PRIOR_COUNT
+        if self.config.normalize_returns and not (self.config.update_normalizers or known):
+            raise ConfigError(
+                "update_normalizers=false must have statistics of returns, but init_from has none: "
+                "name a run that has them, or leave update_normalizers or normalize_returns out"
+            )
         if not self.config.normalize_returns:  # the donor's critic may be in units of a spread
             before = self.targets.numbers()
             self.targets.reset()

@@ -35,7 +35,6 @@ from quintet.algorithms.parts.off_policy_statistics import Terms
 from quintet.algorithms.parts.optimizer import Optimizer
 from quintet.algorithms.parts.schedule import find_decay
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
-from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.parts.trained import Parameters, Trained, knobs_of
 from quintet.algorithms.parts.unrolls import Unrolls, unrolls_of
 from quintet.models.build import ActorCritic
@@ -193,10 +192,7 @@ class ImpalaLearner:
     def _unrolls(self, batch: Rollout) -> Unrolls:
         """This learner's share of the batch, in the form that the loss reads."""
         normalizers = self.normalizers
-        if normalizers.rewards.kind != "none":
-            whole = self.ranks.whole(batch)
-            means = normalizers.of_rewards(whole, normalizers.rewards(whole.reward))
-            self.trained.interval.add(Statistics(means))
+        normalizers.add_rewards(self.trained.interval, batch, self.ranks)
         ends = self.config.truncation_as_termination
         return unrolls_of(batch, self.ranks, normalizers, truncation_as_termination=ends)
 

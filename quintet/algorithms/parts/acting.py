@@ -2,6 +2,7 @@
 warm-up."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol, final
 
 import torch
@@ -12,10 +13,10 @@ from quintet.algorithms.parts.setup import PLAIN, Compute, Recorded, Setup
 from quintet.errors import ConfigError
 from quintet.models.build import ActorCritic
 from quintet.models.captured import Captured
-from quintet.models.config import ModelConfig, picture_leaves
+from quintet.models.config import ModelConfig, encoded_leaves, picture_leaves
 from quintet.models.flat import ModuleTensors, flatten_in_place, views_of
 from quintet.models.heads import action_family
-from quintet.models.leaves import normalized_leaves
+from quintet.models.leaves import normalized_leaves, white_of
 from quintet.models.normalize import ObservationNormalizer
 from quintet.ops.distributions import Family
 from quintet.spaces import float64_leaves
@@ -67,12 +68,15 @@ def make_normalizer(
     """The normaliser of observations, the same for actors and their learner."""
     space = spaces.observation
     leaves = normalized_leaves(space) if config.normalize_observations else {}
+    pictures = picture_leaves(model, spaces) if config.normalize_pictures else {}
+    every = encoded_leaves(spaces)
     return ObservationNormalizer(
         leaves,
         config.observation_clip,
         config.normalizer_variance_epsilon,
-        picture_leaves(model, spaces) if config.normalize_pictures else {},
+        pictures,
         float64_leaves(space),
+        {name: white_of(every[name]) for name in pictures},
     )
 
 
@@ -86,6 +90,13 @@ def masked(family: Family, params: Tensor, obs: Obs) -> Tensor:
 
 WARMING_UP = "warming_up"
 """Name in a publication: whether actions are uniform."""
+
+
+def as_trained(publication: Publication) -> Publication:
+    """The publication of a policy that acts by its weights, also where it was still warming up."""
+    if WARMING_UP not in publication.tensors:
+        return publication
+    return replace(publication, tensors={**publication.tensors, WARMING_UP: torch.tensor(False)})
 
 
 @final

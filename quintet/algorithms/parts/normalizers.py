@@ -8,11 +8,13 @@ from torch import Tensor, nn
 
 from quintet.algorithms.parts import diagnostics
 from quintet.algorithms.parts.acting import Normalizes, make_normalizer, require_statistics
+from quintet.algorithms.parts.statistics import Interval, Statistics
 from quintet.algorithms.parts.trained import Trained
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
 from quintet.models.normalize import RewardNormalizer
 from quintet.ops import reduce
+from quintet.protocols import Ranks
 from quintet.types import Rollout, Spaces
 
 
@@ -136,6 +138,14 @@ class Normalizers:
             self.observations.merge(obs, batch.on_cpu("valid"))
         if rewards:
             self.rewards.merge(batch)
+
+    def add_rewards(self, interval: Interval, batch: Rollout, ranks: Ranks) -> None:
+        """Adds `of_rewards` of the batch of all ranks to an interval, unless rewards stay as they
+        are.
+        """
+        if self.rewards.kind != "none":
+            whole = ranks.whole(batch)
+            interval.add(Statistics(self.of_rewards(whole, self.rewards(whole.reward))))
 
     def of_rewards(self, batch: Rollout, normalized: Tensor) -> dict[str, Tensor]:
         """Means over the valid rows of a batch, of rewards as they are and normalised."""

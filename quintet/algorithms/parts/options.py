@@ -51,7 +51,7 @@ CAPACITY = "buffer_size replay_size memory_size"
 START = "learning_starts start_steps replay_start warmup_steps"
 """Names in other libraries of options that several learners have."""
 
-_OBSERVATIONS = "normalize_observations or normalize_pictures"
+OBSERVATIONS = "normalize_observations or normalize_pictures"
 HAS_STATISTICS = Needs("init_from, whose statistics are kept", lambda _, f: f.init_from is not None)
 
 _NORMALIZER = Needs(
@@ -122,7 +122,7 @@ ObservationClip = Annotated[
     Positive,
     option(
         doc="largest absolute value of normalised observations",
-        needs=_OBSERVATIONS,
+        needs=OBSERVATIONS,
         also="clip_obs",
     ),
 ]
@@ -157,7 +157,7 @@ UpdateObservationStatistics = Annotated[
     bool,
     option(
         doc="update the normalisers' statistics; false: keep those of init_from",
-        needs=("normalize_observations or normalize_pictures", HAS_STATISTICS),
+        needs=(OBSERVATIONS, HAS_STATISTICS),
     ),
 ]
 AdamEpsilon = Annotated[
@@ -188,7 +188,7 @@ RewardScale = Annotated[
     Positive, option(doc="factor by which rewards are multiplied for learning", tune=FACTOR)
 ]
 ObservationVarianceEpsilon = Annotated[
-    Positive, option(doc="term added to the variance inside the root", needs=_OBSERVATIONS)
+    Positive, option(doc="term added to the variance inside the root", needs=OBSERVATIONS)
 ]
 ActorLr = Annotated[
     Positive, option(doc="Adam's rate for the policy", tune=USUAL, also="lr learning_rate")

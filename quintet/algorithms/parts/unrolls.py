@@ -42,7 +42,7 @@ def unrolls_of(
     """This learner's columns of a batch.  Tensors that are not contiguous are copied."""
     count, columns = batch.valid.sum().clamp_min_(1), batch.valid.shape[1]
     own = ranks.shard(batch)
-    terminal = own.terminated | own.truncated if truncation_as_termination else own.terminated
+    terminal = own.terminal(truncation_as_termination)
     return Unrolls(
         obs={name: x.flatten(0, 1).contiguous() for name, x in own.obs.items()},
         state={name: x[0].contiguous() for name, x in own.state.items()},

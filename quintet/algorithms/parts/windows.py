@@ -62,7 +62,7 @@ def windows_of(
     """This learner's columns of a batch.  Tensors that are not contiguous are copied."""
     own = ranks.shard(batch)
     obs = normalizer({name: x.flatten(0, 1) for name, x in own.obs.items()})
-    terminal = own.terminated | own.truncated if truncation_as_termination else own.terminated
+    terminal = own.terminal(truncation_as_termination)
     return Windows(
         obs={name: x.contiguous() for name, x in obs.items()},
         action=own.action[0].contiguous(),

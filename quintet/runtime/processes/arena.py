@@ -59,7 +59,7 @@ class Arena:
 
     def tensor(self, name: str) -> Tensor:
         spec, offset = self.specs[name], self._offsets[name]
-        part = self._bytes[offset : offset + _bytes_of(spec)]
+        part = self._bytes[offset : offset + spec.nbytes]
         return part.view(spec.dtype).view(spec.shape)
 
     def below(self, prefix: str) -> dict[str, Tensor]:
@@ -68,7 +68,7 @@ class Arena:
 
     def span(self, first: str, last: str) -> memoryview:
         """All bytes from one tensor to another; the same specs have the same layout anywhere."""
-        end = self._offsets[last] + _bytes_of(self.specs[last])
+        end = self._offsets[last] + self.specs[last].nbytes
         return self._bytes[self._offsets[first] : end].numpy().data
 
     def close(self) -> None:
@@ -80,16 +80,12 @@ def prefixed(prefix: str, specs: Mapping[str, TensorSpec]) -> dict[str, TensorSp
     return {prefix + name: spec for name, spec in specs.items()}
 
 
-def _bytes_of(spec: TensorSpec) -> int:
-    return torch.Size(spec.shape).numel() * spec.dtype.itemsize
-
-
 def _places(specs: Mapping[str, TensorSpec]) -> tuple[dict[str, int], int]:
     """The offset of each tensor, and the size of the block, in bytes."""
     offsets, size = {}, 0
     for name, spec in specs.items():
         offsets[name] = size
-        size += -(-_bytes_of(spec) // _ALIGNMENT) * _ALIGNMENT
+        size += -(-spec.nbytes // _ALIGNMENT) * _ALIGNMENT
     return offsets, max(size, _ALIGNMENT)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quintet.runtime.replay.batch import as_tensor
-from quintet.runtime.replay.memory import Numbers, row_bytes
+from quintet.runtime.replay.memory import Numbers
 from quintet.runtime.replay.store import RowStore
 from quintet.system.transfer import sent
 from quintet.types import TensorSpec
@@ -33,7 +33,7 @@ def large_leaves(store: RowStore) -> Mapping[str, TensorSpec]:
 def bytes_there(store: RowStore) -> int:
     """Bytes that `OnDevice` takes of the GPU."""
     rows = store.rows.num_streams * store.rows.length
-    return rows * sum(map(row_bytes, large_leaves(store).values()))
+    return rows * sum(spec.nbytes for spec in large_leaves(store).values())
 
 
 @final
@@ -62,7 +62,7 @@ class OnDevice:
         stream = np.repeat(np.arange(len(counts)), counts)
         number = np.arange(int(ends[-1])) + np.repeat(store.head - ends + 1, counts)
         place = store.rows.at(stream, number)
-        of_row = sum(map(row_bytes, large_leaves(store).values()))
+        of_row = sum(spec.nbytes for spec in large_leaves(store).values())
         for part in np.split(place, range(0, len(place), max(1, _AT_ONCE_BYTES // of_row))[1:]):
             there = sent(torch.from_numpy(part), self._device)
             for name, field in self._fields.items():

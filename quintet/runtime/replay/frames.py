@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.runtime.replay.memory import Array, Numbers, allocate, row_bytes
+from quintet.runtime.replay.memory import Array, Numbers, allocate
 from quintet.types import TensorSpec
 
 MOST_FRAMES = 16
@@ -89,7 +89,7 @@ def stack_fields(name: str, spec: TensorSpec, slices: int) -> dict[str, TensorSp
 
 def pool_bytes(spec: TensorSpec, slices: int, rows: int) -> int:
     """Bytes of the pool of a ring of `rows` rows at its first size."""
-    return _first_entries(rows) * (row_bytes(spec) - row_bytes(spec) * slices // spec.shape[0])
+    return _first_entries(rows) * (spec.nbytes - spec.nbytes * slices // spec.shape[0])
 
 
 def _first_entries(rows: int) -> int:
@@ -251,7 +251,7 @@ class FrameStacks:
 
     def _grow(self, entries: int) -> None:
         held = self._pool
-        size = entries * row_bytes(TensorSpec(held.shape[1:], self._spec.dtype))
+        size = entries * TensorSpec(held.shape[1:], self._spec.dtype).nbytes
         self._memory = allocate(self._place, size)
         pool = np.frombuffer(self._memory, np.uint8, size).reshape(entries, *held.shape[1:])
         self._free += range(entries - 1, len(held) - 1, -1)

@@ -10,7 +10,7 @@ import torch
 from quintet.errors import ConfigError
 from quintet.protocols import DataPlan
 from quintet.runtime.replay.frames import may_stack, pool_bytes, possible_slices, stack_fields
-from quintet.runtime.replay.memory import Numbers, array_dtype, require_room, rings_bytes, row_bytes
+from quintet.runtime.replay.memory import Numbers, array_dtype, require_room, rings_bytes
 from quintet.runtime.slots import RowSpecs
 from quintet.spaces import leaf_spec, observation_leaves
 from quintet.system import memory
@@ -115,7 +115,7 @@ class Layout:
         return {
             name: spec
             for name, spec in (self._by_row | whole).items()
-            if name in _FIXED or row_bytes(spec) <= _PACKED_BYTES
+            if name in _FIXED or spec.nbytes <= _PACKED_BYTES
         }
 
     def apart(self) -> dict[str, TensorSpec]:
@@ -160,8 +160,8 @@ class Layout:
 
     def column_bytes(self, steps: int) -> int:
         """Bytes of a drawn column with this many rows, including the rows before and after it."""
-        row = sum(row_bytes(spec) for spec in (self._by_row | self.leaves).values())
-        return (steps + 2) * row + sum(row_bytes(spec) for spec in self.states.values())
+        row = sum(spec.nbytes for spec in (self._by_row | self.leaves).values())
+        return (steps + 2) * row + sum(spec.nbytes for spec in self.states.values())
 
     def rings_bytes(self) -> dict[str, int]:
         """Bytes of the rings by their file's name."""

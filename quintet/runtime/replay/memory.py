@@ -29,10 +29,6 @@ def array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     return torch.empty(0, dtype=torch.int16 if dtype is torch.bfloat16 else dtype).numpy().dtype
 
 
-def row_bytes(spec: TensorSpec) -> int:
-    return int(np.prod(spec.shape, dtype=np.int64)) * spec.dtype.itemsize
-
-
 def record_dtype(specs: Mapping[str, TensorSpec]) -> np.dtype[Any]:
     """A record of these fields, aligned and padded to words of eight bytes."""
     fields: list[Any] = [(name, array_dtype(x.dtype), x.shape) for name, x in specs.items()]
@@ -44,7 +40,7 @@ def rings_bytes(
     packed: Mapping[str, TensorSpec], apart: Mapping[str, TensorSpec], rows: int
 ) -> int:
     """Bytes of `Rings` with this many rows in total."""
-    by_themselves = sum(aligned(row_bytes(spec) * rows) for spec in apart.values())
+    by_themselves = sum(aligned(spec.nbytes * rows) for spec in apart.values())
     return max(aligned(record_dtype(packed).itemsize * rows) + by_themselves, _ALIGNMENT)
 
 

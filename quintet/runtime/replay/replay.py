@@ -300,7 +300,8 @@ class Replay:
                 for name in self._layout.states
             }
         rollout, valid_rows = drawn.rollout(state)
-        self.drawn_rows += valid_rows
+        # A window is one transition, of several steps.
+        self.drawn_rows += len(entry) if self.plan.kind == "windows" else valid_rows
         return rollout
 
     def save(self) -> dict[str, Any]:

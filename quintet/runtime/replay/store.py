@@ -27,7 +27,7 @@ from quintet.runtime.replay.batch import (
 )
 from quintet.runtime.replay.frames import FrameStacks
 from quintet.runtime.replay.layout import Layout
-from quintet.runtime.replay.memory import Array, Numbers, row_bytes
+from quintet.runtime.replay.memory import Array, Numbers
 from quintet.types import Rollout, TensorSpec
 
 More = Callable[[slice], Sequence[Array]]
@@ -75,7 +75,7 @@ class Rings:
         self._blocks = [self._records]
         offset = memory.aligned(nbytes)
         for name, spec in apart.items():
-            nbytes = row_bytes(spec) * rows
+            nbytes = spec.nbytes * rows
             block = np.frombuffer(self._memory, np.uint8, nbytes, offset)
             self.fields[name] = block.view(memory.array_dtype(spec.dtype)).reshape(
                 rows, *spec.shape

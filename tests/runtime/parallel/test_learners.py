@@ -16,9 +16,9 @@ import torch
 from adders import adders, digest, make_batch
 from learner_run import SMALL, Drifting
 from processes import open_files, processes_of
+from small_run import hashes, newest
 
 import quintet
-from quintet import checkpoint
 from quintet.config import machine
 from quintet.config import resolve as resolution
 from quintet.config.layers import Layer
@@ -213,8 +213,7 @@ def train(folder: Path, learners: int, steps: int = 2_000, on_report: Any = None
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    found = checkpoint.latest(folder / "checkpoints", warn=print)
-    assert found is not None
+    found = newest(folder)
     return found.tensors["learner"] | found.tensors["policy"]
 
 
@@ -224,12 +223,6 @@ def assert_alike(folder: Path, other: Path) -> None:
     assert found.keys() == wanted.keys()
     for name, x in wanted.items():
         torch.testing.assert_close(found[name], x, rtol=1e-6, atol=1e-6, msg=name)
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    found = checkpoint.latest(folder / "checkpoints", warn=print)
-    assert found is not None
-    return checkpoint.tensor_hashes(found)
 
 
 class KillOnce:
