@@ -115,7 +115,9 @@ def killed(run: str) -> None:
 def test_kill_9_in_lockstep_of_lag_1_changes_no_byte(tmp_path: Path) -> None:
     run, whole = tmp_path / "run", tmp_path / "whole"
     code = f"import test_replay_paths as t; t.killed({str(run)!r})"
-    process = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, timeout=120)
+    here = Path(__file__).parent
+    where = os.environ | {"PYTHONPATH": str(here.parent)}
+    process = subprocess.run([sys.executable, "-c", code], cwd=here, env=where, timeout=120)
     assert process.returncode == -signal.SIGKILL
     train(run, Sequences, LAG_1)
     train(whole, Sequences, LAG_1)

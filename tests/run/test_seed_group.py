@@ -280,7 +280,7 @@ def timeless(folder: Path) -> list[dict[str, float]]:
 
 
 class Slowly(gymnasium.Env[Any, Any]):
-    """An iteration of `SMALL` takes more than half a second, for which a stop waits."""
+    """An iteration of `SMALL` takes more than six seconds, for which a stop waits."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -291,7 +291,7 @@ class Slowly(gymnasium.Env[Any, Any]):
         return np.zeros(1, np.float32), {}
 
     def step(self, action: Any) -> Any:
-        time.sleep(0.01)
+        time.sleep(0.1)
         self.steps += 1
         return np.zeros(1, np.float32), 0.0, self.steps == 8, False, {}
 
@@ -300,7 +300,7 @@ class Slowly(gymnasium.Env[Any, Any]):
 def test_the_same_command_goes_on_right_after_its_process_was_killed(tmp_path):
     """It waits for the runs, which stop by themselves, before it looks at what they have left."""
     words = ["-m", "quintet", "train", "ppo", "--env", "test_seed_group:Slowly", "--seeds", "1,2"]
-    words += ["--run-dir", str(tmp_path / "a"), "--total-steps", "512", "--jobs", "2"]
+    words += ["--run-dir", str(tmp_path / "a"), "--total-steps", "192", "--jobs", "2"]
     for name, value in SMALL.items():
         if not isinstance(value, tuple):
             words += [f"--{name}", str(value)]
@@ -310,10 +310,11 @@ def test_the_same_command_goes_on_right_after_its_process_was_killed(tmp_path):
         first.kill()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert "of an earlier command that was killed, to leave" in done.stdout
     for seed in (1, 2):
         steps = [each["env_steps"] for each in read_metrics(tmp_path / f"a/s{seed}")]
         assert steps == sorted(set(steps))  # it went on, and did not begin again
-        assert steps[-1] == 512
+        assert steps[-1] == 192
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["s1", "s2"]
 
 
