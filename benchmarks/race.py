@@ -284,8 +284,10 @@ def told(cells: dict[str, Any] | None) -> str:
         return f"{of[who]['mean']:.4g}" if "mean" in of.get(who, {}) else ""
 
     for env, of in by_env.items():
+        if "mean" not in of.get("auto", {}):
+            continue
         third = score(of, "sb3-dqn") or score(of, "sb3-sac")
-        own = f"**{score(of, 'auto')}** ({of['auto']['winner']})" if score(of, "auto") else ""
+        own = f"**{score(of, 'auto')}** ({of['auto']['winner']})"
         columns = [env, own, score(of, "sb3-ppo"), score(of, "sb3-a2c"), third]
         lines.append(f"| {' | '.join(columns)} |")
     return "\n".join(lines)
