@@ -10,9 +10,8 @@ peer: trained for the minutes from the start of the process, then 100 greedy epi
 policy on environment seeds from 10,000 on.  The peer's PPO, A2C and DQN are as fast on one core as
 on two (within 3% on MinAtar), so two of these cells run at a time, each on a core of its own; every
 other cell has the machine for itself.  Of MiniGrid's observations the peer sees the image, as it
-can't read their text.  Killed at any moment, the same command goes on with the
-cells that are not in the file.  At the end there is a line for each environment: the race beside
-the best of the peer.
+can't read their text.  Killed at any moment, the same command goes on with the cells that are not
+in the file.  At the end there is a line for each environment: the race beside the best of the peer.
 """
 
 import argparse

@@ -72,7 +72,7 @@ def observation_duplicate(seen: Seen) -> Finding | None:
     played = seen.played
     if played is None or played.rows < 200:
         return None
-    obs, names = _numbers(played, choices=False)  # of which two of one Discrete exclude each other
+    obs, names = _numbers(played, choices=False)  # two values of one Discrete exclude each other
     moving = np.flatnonzero(obs.std(0) > 1e-9) if len(obs) else np.zeros(0, int)
     if len(moving) < 2:
         return None
@@ -97,7 +97,8 @@ def observation_dead(seen: Seen) -> Finding | None:
     played = seen.played
     if played is None or played.rows < 200:
         return None
-    obs, names = _numbers(played, choices=False)  # a value that random actions don't reach is none
+    # A value of a Discrete that random actions never reach is no fault.
+    obs, names = _numbers(played, choices=False)
     still = [name for i, name in enumerate(names) if (obs[:, i] == obs[0, i]).all()]
     if not still or len(still) == len(played.numbers):
         return None

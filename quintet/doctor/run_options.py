@@ -91,7 +91,7 @@ def _far(seen: RunSeen, name: str, value: Any, usual: Any, symptoms: set[str]) -
         min(0.97, weight) * seen.doubt,
         said,
         {"its distance in powers of ten": distance},
-        f"begin with {where}'s {name}",
+        f"begin with {name}={_text(usual)}",
         change(seen, {name: usual}),
         name,
     )
@@ -115,7 +115,7 @@ def _other(seen: RunSeen, name: str, value: Any, usual: Any) -> Finding | None:
         weight * seen.doubt,
         f"{name}={_text(value)}, while {_where(seen, name)} has {_text(usual)}",
         {},
-        f"begin with {_where(seen, name)}'s {name}",
+        f"begin with {name}={_text(usual)}",
         change(seen, {name: usual}),
         name,
     )

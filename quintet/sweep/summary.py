@@ -95,7 +95,7 @@ def lines(found: Found) -> Iterator[str]:
         yield f"best: {TRIALS}/{name_of(found.winner)}, {why}"
     if found.importances:
         told = ", ".join(f"{name} {x:.2f}" for name, x in found.importances.items())
-        doubt = f" (below {_FIRM_TRIALS} trials mostly chance)"
+        doubt = f" (doubtful with fewer than {_FIRM_TRIALS} trials)"
         yield f"importance for the score: {told}{doubt * (states.count('complete') < _FIRM_TRIALS)}"
 
 
