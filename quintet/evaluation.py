@@ -2,8 +2,8 @@
 
 import re
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
@@ -24,7 +24,7 @@ from quintet.envs.evaluated import OWN_OPTIONS, EvalEnvConfig, of_another
 from quintet.envs.film import make_filmed_env
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.vector import EnvDescription, ObsArrays, VectorEnv
-from quintet.errors import ConfigError, QuintetError
+from quintet.errors import ConfigError, QuintetError, UntrustedError
 from quintet.observe.video import VideoWriter, check_video
 from quintet.options import Facts, idle
 from quintet.play import Found, Games, How, play
@@ -208,7 +208,9 @@ def evaluate(
     path = None if video is None else given_path(video)
     if path is not None:
         check_video(path)
-    chosen, num_streams = _choose_env(policy, env, episodes, _options(env_options or {}))
+    callable_id = policy.env.id if env is None and ":" in policy.env.id else ""
+    with _told_of_callables(callable_id):
+        chosen, num_streams = _choose_env(policy, env, episodes, _options(env_options or {}))
     uniform = partial(UniformActor, policy.spaces.action, seed)
     actor = uniform(0) if random else policy.player_on(device)
     how = How(actor, episodes, seed, deterministic, stop, threads=policy.threads)
@@ -221,15 +223,8 @@ def evaluate(
         other = against.player_on(device) if isinstance(against, Policy) else uniform(1)
         how = replace(how, others=(other,))
         num_streams = max(num_streams, min(how.episodes, 2) * chosen.num_agents)  # both seatings
-    try:
+    with _told_of_callables(callable_id):
         made = _streams(chosen, num_streams, how)
-    except ConfigError as error:
-        if env is None and ":" in chosen.config.id:
-            raise ConfigError(
-                f"{error}; if the policy was trained on a callable, give that as env=, or an "
-                "import string of it as --env"
-            ) from error
-        raise
     with closing(made) as vector:
         _check_spaces(policy, vector)
         how = replace(how, max_steps=_bound(max_steps, policy, vector.description))
@@ -343,6 +338,22 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
         faults = "; ".join(f"env.{e['loc'][0]}: {e['msg']}" for e in error.errors())
         raise ConfigError(f"env_options must be valid options of a run: {faults}") from error
     return {name: getattr(config, name) for name in given}
+
+
+@contextmanager
+def _told_of_callables(env_id: str) -> Iterator[None]:
+    """Adds to faults of a policy's environment that it may be of a callable, if it has an id."""
+    try:
+        yield
+    except UntrustedError:
+        raise
+    except ConfigError as error:
+        if not env_id:
+            raise
+        raise ConfigError(
+            f"{error}; if the policy was trained on a callable, give that as env=, or an import "
+            "string of it as --env"
+        ) from error
 
 
 def _choose_env(

@@ -127,6 +127,17 @@ def test_other_environments_by_id_and_by_callable(bandit):
     assert scores.returns.tolist() == quintet.evaluate(bandit, None, 30, seed=5).returns.tolist()
 
 
+def test_a_policy_of_a_callable_is_told_how_to_be_evaluated(tmp_path):
+    def make() -> gymnasium.Env:
+        return gymnasium.make("CartPole-v1")
+
+    config = {**SMALL, "report.sinks": []}
+    policy = quintet.train("ppo", make, 64, run_dir=tmp_path, config=config).policy
+    with pytest.raises(ConfigError, match="trained on a callable, give that as env="):
+        quintet.evaluate(quintet.load(tmp_path), episodes=2)
+    assert len(quintet.evaluate(policy, make, 2).returns) == 2
+
+
 class Sized(gymnasium.Env):
     """An argument that another environment need not know."""
 

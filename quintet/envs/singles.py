@@ -4,7 +4,8 @@ objects that a user passes.
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, final
@@ -36,7 +37,13 @@ from quintet.envs.tensor import gives_tensors, size_of
 from quintet.envs.vector import VectorEnv
 from quintet.envs.wrappers import FrameStack
 from quintet.errors import ConfigError
-from quintet.spaces import mask_sizes, observation_leaves, space_parts
+from quintet.spaces import (
+    as_choices,
+    mask_sizes,
+    observation_leaves,
+    space_parts,
+    walk_leaves,
+)
 from quintet.types import ACTION_MASK
 
 
@@ -174,7 +181,8 @@ class MaskFromInfo(gymnasium.Wrapper[dict[str, Any], Any, Any, Any]):
     """Makes ``info["action_mask"]`` the observation leaf ``action_mask``.
 
     The observation becomes a Dict of the former observation, or of its parts, and of the mask.  The
-    mask must be in info at every reset and step, except where an episode ends.
+    mask must be in info at every reset and step, except where an episode ends: as one row, see
+    `mask_sizes`, or as the action space's ``sample(mask=...)`` takes it.
 
     Raises:
         ConfigError: no action can be masked, or the observation holds a mask already.
@@ -182,7 +190,8 @@ class MaskFromInfo(gymnasium.Wrapper[dict[str, Any], Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any], env_id: str) -> None:
         super().__init__(env)
-        self._size = sum(mask_sizes(env.action_space))
+        self._sizes = mask_sizes(env.action_space)
+        self._size = sum(self._sizes)
         if self._size == 0:
             raise ConfigError(
                 f"{env_id}: env.mask_from_info must have Discrete or MultiDiscrete actions, "
@@ -219,16 +228,56 @@ class MaskFromInfo(gymnasium.Wrapper[dict[str, Any], Any, Any, Any]):
                 f"env.mask_from_info must have info[{ACTION_MASK!r}], got info with "
                 f"{sorted(info)}: leave the option out"
             )
-        mask = np.asarray(info[ACTION_MASK])
+        mask = self._row(info[ACTION_MASK])
         if mask.shape != (self._size,) or mask.dtype.kind not in "biuf":
             raise ValueError(
                 f"info[{ACTION_MASK!r}] must be an array of {self._size} numbers, one per action, "
-                f"got shape {mask.shape}, dtype {mask.dtype}"
+                "or of the form that the action space's sample(mask=...) takes, got shape "
+                f"{mask.shape}, dtype {mask.dtype}"
             )
         if not np.isfinite(mask).all():  # NaN is not 0, so it would allow an action
             raise ValueError(f"info[{ACTION_MASK!r}] must hold finite numbers, got {mask}")
         allowed: NDArray[np.int8] = (mask != 0).astype(np.int8)
         return allowed
+
+    def _row(self, mask: Any) -> NDArray[Any]:
+        """The parts of a mask in one row; a mask that does not fit as an array of any shape."""
+        try:
+            whole = np.asarray(mask)
+        except ValueError:  # parts of different sizes
+            whole = np.empty((), object)
+        if whole.shape == (self._size,) and whole.dtype != object:
+            return whole
+        with suppress(ValueError, TypeError, LookupError):
+            parts = [np.asarray(x) for x in _mask_parts(self.env.action_space, mask)]
+            if [each.shape for each in parts] == [(size,) for size in self._sizes]:
+                return np.concatenate(parts)
+        return whole
+
+
+def _mask_parts(space: spaces.Space[Any], mask: Any) -> Iterator[Any]:
+    """The parts, one per choice, of a mask in the form that ``space.sample`` takes, in which None
+    allows all; raises ValueError, TypeError or LookupError for other forms.
+    """
+    for keys, leaf in walk_leaves(space):
+        own = mask
+        for key in keys:
+            own = None if own is None else own[key]
+        if own is None:
+            yield from map(np.ones, mask_sizes(leaf))
+        elif isinstance(choices := as_choices(leaf), spaces.MultiDiscrete):
+            yield from _nested(own, choices.nvec.shape)
+        elif isinstance(leaf, spaces.Discrete):
+            yield own
+
+
+def _nested(parts: Any, shape: tuple[int, ...]) -> Iterator[Any]:
+    """Parts of nested sequences of these lengths; raises ValueError if they have others."""
+    if not shape:
+        yield parts
+        return
+    for _, part in zip(range(shape[0]), parts, strict=True):
+        yield from _nested(part, shape[1:])
 
 
 def _parts(observation: Any) -> dict[str, Any]:

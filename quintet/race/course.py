@@ -55,7 +55,7 @@ def race(asked: Asked) -> Journal:
 
     Raises:
         ConfigError: any fault of the options, or the folder holds something else.
-        CheckpointError: another process has the folder.
+        CheckpointError: another process has the folder, or it was moved or removed.
         QuintetError: no entry trained.
     """
     asked.require()
@@ -136,7 +136,7 @@ class _Race:
             )
         if found is None and not able:
             able = self._able()  # a refused race leaves no folder
-        with run_lock(folder):
+        with run_lock(folder) as self.held:
             if not self.asked.overwrite and (found := journals.read(folder)) is not None:
                 # Another process may have begun it meanwhile.
                 journals.require_same(folder, found, _as_read(self.journal.asked))
@@ -246,12 +246,17 @@ class _Race:
         self._run(members)
 
     def _run(self, members: Sequence[Member]) -> list[Outcome]:
-        """Runs processes; notes whether the user has stopped the race meanwhile."""
+        """Runs processes; notes whether the user has stopped the race meanwhile.
+
+        Raises CheckpointError if the folder of the race is not there before or after that.
+        """
+        self.held.check()
         stop = seed_group.stop_request(self.say)
         ended = seed_group.run_members(
             "quintet.race.leg", members, self.journal.jobs, self.quiet, _PRELOAD, stop
         )
         self.stopped = stop.made or any(how.by_signal for how in ended)
+        self.held.check()
         return ended
 
     # Rungs

@@ -24,7 +24,7 @@ from quintet.config.choices import Doubt
 from quintet.errors import CheckpointError, FileFault, QuintetError
 from quintet.observe.stream import LogFile
 from quintet.system import files, manifest, run_record, saved_options
-from quintet.system.inside import is_ours, run_lock
+from quintet.system.inside import OpenFolder, is_ours, run_lock
 from quintet.types import Rollout
 
 OLD = "old"
@@ -64,7 +64,7 @@ class RunFolder:
         self.log: LogFile | None = None
         self.sources: Mapping[str, str] = {}  # of the options' values, for run.json
         self.revision: str | None = None  # of the user's code, for run.json
-        self._handle: int | None = None
+        self._open: OpenFolder | None = None
         self._named_damaged: set[str] = set()
         self._record: dict[str, Any] = {}
 
@@ -72,8 +72,7 @@ class RunFolder:
         """Makes the folder if it is missing, and keeps a handle of it."""
         with self._writing():
             files.make_folder(self.path)
-            # Held open, so that no other folder is given the same number.
-            self._handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._open = OpenFolder(self.path)
             checkpoint.clean_temporary(self.checkpoints)
             checkpoint.clean_temporary(self.path)
 
@@ -95,17 +94,8 @@ class RunFolder:
 
     def check(self) -> None:
         """Raises CheckpointError if the folder was moved or removed since it was opened."""
-        assert self._handle is not None
-        held = os.fstat(self._handle)
-        with suppress(OSError):
-            there = os.stat(self.path)
-            if (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino):
-                return
-        raise CheckpointError(
-            f"the run folder {self.path} was moved or removed during training, so the run "
-            "ends; nothing is written in its place. Put it back and repeat the command, which "
-            "resumes from the newest checkpoint"
-        )
+        assert self._open is not None
+        self._open.check()
 
     def open_log(self) -> LogFile:
         """Opens ``log.txt``; new lines follow the lines of earlier starts."""
@@ -265,6 +255,6 @@ class RunFolder:
         """Closes the folder; may be called more than once."""
         if self.log is not None:
             self.log.close()
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
+        if self._open is not None:
+            self._open.close()
+            self._open = None

@@ -79,7 +79,7 @@ def sweep(asked: Asked) -> Found:
 
     Raises:
         ConfigError: any fault of the options, or the folder holds something else.
-        CheckpointError: another process has the folder.
+        CheckpointError: another process has the folder, or it was moved or removed.
     """
     layers, placing = placing_of(asked.layers)
     asked = replace(asked, layers=layers)
@@ -154,7 +154,7 @@ class _Search:
                 f"run_dir must be a new or empty folder, or one with a sweep, got {self.folder} "
                 f"with {', '.join(sorted(held)[:3])}: give another --run-dir"
             )
-        with run_lock(self.folder):
+        with run_lock(self.folder) as self.held:
             if (self.folder / JOURNAL).is_symlink():
                 raise CheckpointError(
                     f"{self.folder / JOURNAL} must be an ordinary file, got a link: remove it"
@@ -294,12 +294,17 @@ class _Search:
         self.study.end(trial.number, "fail", {"error": error})
 
     def _run(self, module: str, members: Sequence[Member]) -> list[Outcome]:
+        """Runs processes; raises CheckpointError if the sweep's folder is not there before or after
+        that.
+        """
+        self.held.check()
         stop = seed_group.stop_request(self.say)
         run: Callable[..., list[Outcome]] = seed_group.run_members
         if self.nodes is not None:
             run = self.nodes.run
         ended = run(module, members, self.asked.jobs, self.say, stop=stop)
         self.stopped |= stop.made or any(how.by_signal for how in ended)
+        self.held.check()
         return ended
 
     def _member(self, name: str, loaded: Loaded, more: Mapping[str, Any]) -> Member:

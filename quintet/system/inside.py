@@ -12,9 +12,9 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 from quintet.errors import CheckpointError
 from quintet.system import files
@@ -107,10 +107,36 @@ def _target(link: Path) -> str:
         return "somewhere"
 
 
+@final
+class OpenFolder:
+    """A folder that is held open, so that no other folder is taken for it."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def check(self) -> None:
+        """Raises CheckpointError if the folder was moved or removed since it was opened."""
+        held = os.fstat(self._handle)
+        with suppress(OSError):
+            there = os.stat(self.path)
+            if (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino):
+                return
+        raise CheckpointError(
+            f"the folder {self.path} was moved or removed during training, which ends with it; "
+            "nothing is written in its place. Put it back and repeat the command, which goes on "
+            "from the newest checkpoint"
+        )
+
+    def close(self) -> None:
+        """Closes the folder."""
+        os.close(self._handle)
+
+
 @contextmanager
-def run_lock(folder: Path) -> Iterator[None]:
+def run_lock(folder: Path) -> Iterator[OpenFolder]:
     """Keeps other processes from training in the same folder, which is made if it is missing, until
-    this process ends, however it ends.
+    this process ends, however it ends.  Gives the open folder.
 
     Raises CheckpointError if a process holds it, by its pid, or something in the folder is a link.
     """
@@ -132,7 +158,8 @@ def run_lock(folder: Path) -> Iterator[None]:
             if fault.errno not in _TAKEN:
                 raise _refused(folder, fault) from fault
             raise in_use(folder, _said_in(file)) from fault
-        yield
+        with closing(OpenFolder(folder)) as held:
+            yield held
     finally:
         if file in _held:
             _held.remove(file)

@@ -174,8 +174,10 @@ def test_each_dimension_reaches_its_bounds_exactly() -> None:
 # The size of parameter noise
 
 
-def test_the_scale_moves_by_exactly_its_factor_once_per_interval() -> None:
-    learner = case(exploration="adaptive-param_0.2", adapt_interval_updates=4).learner()
+@pytest.mark.parametrize("factor", [1.01, 1.5])
+def test_the_scale_moves_by_exactly_its_factor_once_per_interval(factor: float) -> None:
+    options = {"adapt_interval_updates": 4, "param_noise_factor": factor}
+    learner = case(exploration="adaptive-param_0.2", **options).learner()
     seen = [learner.param_scale.item()]
     for batch in replayed(case())[:13]:
         learner.update(batch, 0)
@@ -183,7 +185,7 @@ def test_the_scale_moves_by_exactly_its_factor_once_per_interval() -> None:
     assert len(seen) == 14
     for done, (before, after) in enumerate(pairwise(seen)):
         one = torch.tensor(before)
-        ways = {(one * 1.01).item(), (one / 1.01).item()} if done % 4 == 0 else {before}
+        ways = {(one * factor).item(), (one / factor).item()} if done % 4 == 0 else {before}
         assert after in ways, done
 
 

@@ -65,7 +65,9 @@ def loss_in_loops(learner: DDPGLearner, batch: Rollout) -> tuple[Tensor, Tensor,
     for b, target in enumerate(targets):
         obs = learner.normalizer({"obs": batch.obs["obs"][0, b][None]})
         q = network.critic(obs, batch.action[0, b][None])
-        critic.append(0.5 * (q - (target - m_new) / s_new).square())
+        error = (q - (target - m_new) / s_new).abs()
+        delta = config.critic_huber_delta or math.inf
+        critic.append(0.5 * error.square() if error <= delta else delta * (error - 0.5 * delta))
         actor.append(-(network.critic(obs, network.actor(obs)) * s_new + m_new))
     kernels = [p for name, p in network.critic.named_parameters() if p.ndim == 2]
     l2 = sum(p.square().sum() for p in kernels) - network.critic.head.weight.square().sum()
@@ -82,6 +84,7 @@ BOUNDS: dict[str, Any] = {"return_low": 3.0, "return_high": 7.0}
     [
         {},
         {"n_step": 3, "reward_scale": 0.5},
+        {"critic_huber_delta": 0.3},
         {"normalize_observations": True},
         {"normalize_observations": True, "update_normalizers": False, "normalize_returns": True},
         BOUNDS,

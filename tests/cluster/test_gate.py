@@ -6,6 +6,8 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray, the extra `cluster`, is not installed")
 
+from quintet.cluster import gate as gates
+from quintet.cluster import on_ray
 from quintet.cluster.config import ClusterConfig
 from quintet.cluster.gate import Entry, Gate
 from quintet.cluster.on_ray import Machine
@@ -39,6 +41,57 @@ def test_a_node_that_differs_is_refused_or_told(name: str, exact: bool) -> None:
 
 def test_a_node_says_itself_why_it_can_not() -> None:
     assert fault("must have the package x", exact=False) == ("must have the package x", [])
+
+
+class Asked:
+    """An actor that has not connected, or whose process failed."""
+
+    killed = 0
+
+    def __init__(self, machine: Machine, *_: Any) -> None:
+        self.machine, self.why = machine, None
+
+    def failure(self) -> str | None:
+        return self.why
+
+    def kill(self) -> None:
+        Asked.killed += 1
+
+
+@pytest.mark.parametrize("why", ["silent", "its process died", "No module named 'quintet'"])
+def test_a_node_without_an_answer_is_tried_again_unless_quintet_is_missing(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates, "Actor", Asked)
+    monkeypatch.setattr(on_ray, "here", lambda: "127.0.0.1")
+    monkeypatch.setattr(on_ray, "machines", lambda: [Machine("id", "10.0.0.2", 4)])
+    monkeypatch.setattr(Asked, "killed", 0)
+    refused: list[str] = []
+    said: list[str] = []
+    entry = Entry(None, HERE, False, ClusterConfig(), 1)
+    gate = Gate(entry, lambda *_: None, refused.append, said.append)
+    try:
+        (first,) = gate._visitors.values()
+        if why == "silent":
+            first.begun_s -= 121.0
+        else:
+            first.actor.why = why  # type: ignore[attr-defined]
+        gate._look()
+        (now,) = gate._visitors.values()
+        assert Asked.killed == 1
+        if "No module" in why:
+            assert now is first
+            assert first.unfit
+            assert "the node 10.0.0.2 must have quintet installed" in refused[0]
+            assert said == []
+        else:
+            assert now is not first
+            assert refused == []
+            told = "did not answer within 120 s" if why == "silent" else why
+            assert "the node 10.0.0.2 can't be used yet" in said[0]
+            assert told in said[0]
+    finally:
+        gate.close()
 
 
 @pytest.mark.parametrize(

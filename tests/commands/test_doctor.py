@@ -9,7 +9,7 @@ import pytest
 
 from quintet.cli import main
 from quintet.commands import doctor
-from quintet.doctor import units
+from quintet.doctor import apart, units
 from quintet.doctor.apart import Examined
 from quintet.doctor.finding import Finding
 from quintet.errors import ConfigError
@@ -36,6 +36,18 @@ def _written(folder: Path, **options: Any) -> Path:
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in reports))
     return folder
+
+
+@pytest.mark.parametrize("unmade", [{}, {"memory": "the time was over"}])
+def test_nothing_found_is_no_proof_where_not_everything_was_examined(
+    unmade: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    examined = Examined([], unmade=unmade)
+    monkeypatch.setattr(apart, "examine_apart", lambda *_, **__: examined)
+    assert main(["doctor", "CartPole-v1"]) == 0
+    said = capsys.readouterr().out
+    assert "nothing was found" in said
+    assert ("not everything was examined" in said) == bool(unmade)
 
 
 def test_a_run_is_examined(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

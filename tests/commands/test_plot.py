@@ -6,7 +6,26 @@ import pytest
 import yaml
 
 from quintet.commands import plot
-from quintet.observe import metrics
+from quintet.observe import metrics, plots
+
+
+def test_options_reach_what_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def drawn(*given: object) -> Path:
+        asked.append(given)
+        return tmp_path / "a.png"
+
+    monkeypatch.setattr(plots, "plot_runs", drawn)
+    runs, out = [tmp_path / "a", tmp_path / "b"], tmp_path / "a.png"
+    words = [*map(str, runs), "--out", str(out)]
+    for more in ([], ["--x", "wall_s", "--metric", "eval/return_mean"], ["--kind", "bars"]):
+        assert plot.main([*words, *more]) == 0
+    assert asked == [
+        (runs, out, "curve", "env_steps", None),
+        (runs, out, "curve", "wall_s", "eval/return_mean"),
+        (runs, out, "bars", "env_steps", None),
+    ]
 
 
 def test_metrics_of_one_learner_are_no_damage(

@@ -135,6 +135,38 @@ def test_who_can_not_be_asked(tmp_path, capsys):
     assert cli.main(["save", str(tmp_path), "--wait-s", "0"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("asks", "said"),
+    [
+        ("nothing", "has no new checkpoint after 0.2 s; process "),
+        ("save", "saved "),
+        ("end", "has no new checkpoint, since its process "),
+        ("save and end", "saved "),
+    ],
+)
+def test_a_command_waits_for_a_new_checkpoint_only(
+    asks: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """What the process that is asked does."""
+    checkpoint.write(tmp_path / "checkpoints", "000000001", {}, {"iteration": 1})
+    holder: list[Holder | None] = [Holder(4321, save.socket.gethostname(), 1)]
+
+    def kill(pid: int, number: int) -> None:
+        assert (pid, number) == (4321, signal.SIGUSR1)
+        if "save" in asks:
+            checkpoint.write(tmp_path / "checkpoints", "000000002", {}, {"iteration": 2})
+        if "end" in asks:
+            holder[0] = None
+
+    monkeypatch.setattr(save, "holder_of", lambda _: holder[0])
+    monkeypatch.setattr(save, "_catches", lambda _: True)
+    monkeypatch.setattr(save.os, "kill", kill)
+    assert cli.main(["save", str(tmp_path), "--wait-s", "0.2"]) == int("save" not in asks)
+    shown = capsys.readouterr()
+    assert said in shown.out + shown.err
+    assert ("000000002" in shown.out) == ("save" in asks)
+
+
 def test_a_folder_of_several_runs_is_told_from_a_run(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("runs/s1").mkdir(parents=True)

@@ -277,6 +277,15 @@ def test_what_is_hidden_is_likely_only_where_it_matters():
     assert weight(0.2, shown=2) < 0.5
 
 
+def test_random_play_that_counts_as_solved_is_told() -> None:
+    above = seen(played=played(reward=1.0), threshold=-100.0)
+    found = env_rewards.reward_sign(above)
+    assert found is not None
+    assert "random play is above it" in found.said
+    assert found.evidence["mean return of random play"] > 0
+    assert env_rewards.reward_sign(seen(played=played(reward=1.0), threshold=1e6)) is None
+
+
 def test_what_counts_as_solved_inside_a_wrapper_says_less():
     rewards = played(reward=-1.0)
     inside, own = (

@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from quintet.algorithms import registry
-from quintet.config.layers import Layer
+from quintet.config.layers import Layer, options
 from quintet.config.resolve import resolved
 from quintet.config.saved import load_config
 from quintet.doctor import run as run_doctor
@@ -19,7 +19,7 @@ from quintet.doctor.curves import Level, RunSeen
 from quintet.doctor.finding import Finding
 from quintet.doctor.run import examine_runs
 from quintet.observe.run_summary import RunSummary
-from quintet.options import Facts, idle
+from quintet.options import Facts, about, idle
 from quintet.protocols import Evidence, Part, Range
 from quintet.spaces_as_json import as_json
 from quintet.system.run_record import Choice
@@ -35,12 +35,17 @@ USUAL = {
     "update_normalizers": True,
     "total_env_steps": 100_000,
     "replay_capacity_steps": 1_000_000,
+    "value_coef": 0.5,
+    "updates_per_env_step": 0.5,
 }
 ROLES = {
     "learning_rate": ("learning_rate",),
-    "entropy_coef": ("entropy_coef",),
+    "ent_coef": ("entropy_coef",),
+    "vf_coef": ("value_coef",),
     "grad_clip": ("max_grad_norm",),
     "buffer_size": ("replay_capacity_steps",),
+    "gradient_steps": ("updates_per_env_step",),
+    "total_timesteps": ("total_env_steps",),
 }
 PART = Part("policy", (Evidence("policy/kl", "KL", Range(high=0.06), Range(high=0.06), above="x"),))
 
@@ -116,6 +121,10 @@ PLANTED: dict[str, tuple[Callable[[RunSeen], Finding | None], Callable[[], RunSe
     "entropy-stuck": (
         run_learning.entropy_stuck,
         lambda: seen({**FLAT, "policy__entropy": 0.693}),
+    ),
+    "entropy-stuck by its bonus": (
+        run_learning.entropy_stuck,
+        lambda: seen({**FLAT, "policy__entropy": 0.693}, {"entropy_coef": 0.05}),
     ),
     "policy-still": (run_learning.policy_still, lambda: seen({**FLAT, "policy__kl": 1e-8})),
     "gradient-clipped": (
@@ -199,6 +208,37 @@ def test_it_is_found_where_it_is_planted(name: str):
     assert 0.0 < found.weight < 1.0
     assert found.said
     assert found.advice
+
+
+COMMANDS = {
+    "entropy-gone": "--entropy-coef 0.05",
+    "entropy-stuck": "--learning-rate 0.0009",
+    "entropy-stuck by its bonus": "--entropy-coef 0.0025",
+    "policy-still": "--learning-rate 0.003",
+    "few-updates": "--total-env-steps 1000000",
+    "replay-small": "--replay-capacity-steps 100000",
+    "replay-use": "--updates-per-env-step 5",
+    "values-scale": "--value-coef 5",
+    "seeds-differ": "--entropy-coef 0.03",
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_command_changes_the_option_in_the_right_direction(name: str) -> None:
+    find, planted = PLANTED[name]
+    found = find(planted())
+    assert found is not None
+    assert found.command == f"quintet train ppo {COMMANDS[name]}"
+
+
+def test_the_usual_names_of_options_are_those_of_learners() -> None:
+    known = {
+        role: name
+        for algo in ("ppo", "ddpg")
+        for name, info in options(algo).items()
+        for role in {name, *about(info).also}
+    }
+    assert ROLES.keys() <= known.keys()
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -12,6 +12,7 @@ from gymnasium.vector import SyncVectorEnv, VectorWrapper
 
 from quintet.envs.make import make_vector_env
 from quintet.envs.toy import MaskedDoors
+from quintet.envs.vector import allocate_row
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.spaces import observation_leaves
 from quintet.types import ACTION_MASK
@@ -58,6 +59,13 @@ def masks(make: Any, steps: int = 5) -> list[list[int]]:
     return mask[:, 0].tolist()
 
 
+def first_mask(action: spaces.Space, mask: Any) -> list[int]:
+    env = make_vector_env(lambda: Told(action=action, mask=mask), 1, mask_from_info=True)
+    row = allocate_row(env.spaces.observation, 1)
+    env.restart([1], row.obs)
+    return row.obs[ACTION_MASK][0].tolist()
+
+
 def test_every_row_has_the_mask_of_its_own_observation() -> None:
     rows = np.eye(4, dtype=int).tolist()
     assert masks(Told) == [*rows, rows[0], rows[1]]
@@ -79,6 +87,35 @@ def test_a_mask_may_be_missing_where_the_episode_ended() -> None:
 @pytest.mark.parametrize("dtype", [np.bool_, np.int64, np.float64])
 def test_any_number_that_is_not_0_allows(dtype: Any) -> None:
     assert masks(lambda: Told(mask=np.array([3, 0, 1, 0]).astype(dtype)), 1)[0] == [1, 0, 1, 0]
+
+
+TWO, GRID = spaces.MultiDiscrete([2, 3]), spaces.MultiDiscrete([[2, 2], [2, 2]])
+BOTH = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Tuple([BOX, TWO]), "c": GRID})
+ROWS = (np.array([1, 0], np.int8), np.array([0, 1, 1], np.int8))
+
+
+@pytest.mark.parametrize(
+    ("action", "mask", "row"),
+    [
+        (TWO, ROWS, [1, 0, 0, 1, 1]),
+        (spaces.MultiDiscrete([2, 2]), np.array([[1, 0], [0, 1]]), [1, 0, 0, 1]),
+        (GRID, (ROWS[:1] * 2, (ROWS[0], np.array([0, 1], np.int8))), [1, 0, 1, 0, 1, 0, 0, 1]),
+        (spaces.Box(0, 1, (2,), np.int64), ([True, False], [0, 1]), [1, 0, 0, 1]),
+        (BOTH, {"a": None, "b": (None, ROWS), "c": None}, [1, 1, 1, 0, 0, 1, 1, *[1] * 8]),
+    ],
+)
+def test_a_mask_may_have_the_form_that_the_action_space_samples_with(
+    action: spaces.Space, mask: Any, row: list[int]
+) -> None:
+    if not isinstance(action, spaces.Box) and isinstance(mask, tuple | dict):
+        action.sample(mask=mask)  # Gymnasium takes it
+    assert first_mask(action, mask) == row
+
+
+@pytest.mark.parametrize("mask", [ROWS[::-1], (*ROWS, ROWS[0]), ROWS[:1], (ROWS[0], None)])
+def test_a_mask_with_other_parts_than_the_action_space_is_refused(mask: Any) -> None:
+    with pytest.raises(EnvironmentFault, match="must be an array of 5 numbers, one per action, or"):
+        first_mask(TWO, mask)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +177,7 @@ def test_the_environments_of_a_sync_vector_env_give_their_masks() -> None:
     assert masks(lambda num_envs: SyncVectorEnv([Told] * num_envs), 1) == rows[:2]
 
 
-NO_ROW = "must be an array of 4 numbers, one per action, got shape"
+NO_ROW = r"must be an array of 4 numbers, one per action, or .* takes, got shape"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from cells import Cell
 
+from quintet import cli
 from quintet.errors import ConfigError, ExportError, UntrustedError
 from quintet.export import make, programs, recording
 from quintet.export.make import export
@@ -101,6 +102,8 @@ def test_a_larger_tolerance_is_told_and_code_of_others_is_not_loaded(
     with pytest.raises(UntrustedError, match="a program of PyTorch can run code"):
         verify(tmp_path / "out")
     assert verify(tmp_path / "out", trust=True).version.startswith("torch")
+    assert cli.main(["verify", str(tmp_path / "out")]) == 2
+    assert cli.main(["verify", str(tmp_path / "out"), "--trust"]) == 0
 
 
 def test_an_export_that_does_not_verify_is_not_written(policy, tmp_path, monkeypatch) -> None:

@@ -439,10 +439,10 @@ def test_drawing_takes_little_of_the_time(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_drawing_is_quick() -> None:
     view, console = a_view(200), Console(width=200, file=io.StringIO())
-    begin = time.perf_counter()
+    begin = time.process_time()
     for _ in range(20):
         layout(view, console, 60)
-    assert (time.perf_counter() - begin) / 20 < 0.05
+    assert (time.process_time() - begin) / 20 < 0.05
 
 
 def test_prints_go_above_the_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:

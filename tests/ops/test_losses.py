@@ -57,6 +57,22 @@ def test_ratio_and_its_limit():
     assert not torch.allclose(policy_losses.ratio_clip(rho, adv, 0.2), expected)
 
 
+@pytest.mark.parametrize("tensor", [False, True])
+def test_huber_by_loop(tensor: bool) -> None:
+    v, target = (3.0 * x for x in pairs(4))
+    delta = 0.7
+
+    def entry(v: float, target: float) -> float:
+        error = abs(v - target)
+        return 0.5 * error**2 if error <= delta else delta * (error - 0.5 * delta)
+
+    far = (v - target).abs() > delta
+    assert far.any()
+    assert not far.all()
+    given = torch.tensor(delta, dtype=v.dtype) if tensor else delta
+    assert_near(value_losses.huber(v, target, given), by_entry(entry, v, target))
+
+
 @pytest.mark.parametrize(
     "loss",
     [

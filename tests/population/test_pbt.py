@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -362,6 +363,35 @@ OTHERS: dict[str, Any] = {
     "gap_relative": 5.0,
     "gap_mode": "original",
 }
+
+
+def _one_less(saved: dict[str, Any]) -> None:
+    saved["values"].pop()
+
+
+def _other_options(saved: dict[str, Any]) -> None:
+    saved["values"][1]["other"] = 1.0
+
+
+def _another_policy(saved: dict[str, Any]) -> None:
+    saved["events"].append({"event": "copied", "policy": 9})
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (_one_less, "the values .* belong to other policies or options"),
+        (_other_options, "the values .* belong to other policies or options"),
+        (_another_policy, "the events .* belong to other policies"),
+    ],
+)
+def test_what_was_saved_of_other_policies_is_refused(
+    damage: Callable[[dict[str, Any]], None], said: str
+) -> None:
+    saved = json.loads(json.dumps(controller().save()))
+    damage(saved)
+    with pytest.raises(ValueError, match=said):
+        controller().load(saved)
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -8,6 +8,7 @@ import gymnasium
 import pytest
 from small_run import SMALL
 
+from quintet.config import machine
 from quintet.config.layers import Layer
 from quintet.doctor import apart
 from quintet.doctor.apart import Examined
@@ -44,6 +45,31 @@ def test_a_change_that_does_not_fit_an_entry_is_left_out(
     )
     with pytest.raises(ConfigError, match="gamma"):
         choosing.able(asked, [Entry("a", "ppo", {"gamma": 2.0}, "a test")], print)
+
+
+@pytest.mark.parametrize(
+    ("typed", "leg_s", "compiles"),
+    [
+        ({"runtime.compile": "on"}, [1.0, 300.0], "on"),
+        ({}, [119.0, 300.0], "off"),  # each leg would compile again
+        ({}, [10_000.0], "on"),
+        ({}, [10_000.0, 10_000.0], "on"),
+        ({}, [0.001], "off"),
+    ],
+)
+def test_all_legs_of_an_entry_compile_or_none(
+    typed: dict[str, Any],
+    leg_s: list[float],
+    compiles: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "has_compiler", lambda: True)
+    says, source = settle(lambda: gymnasium.make("CartPole-v1"))
+    values = {"env.id": says["id"], "run_dir": str(tmp_path / "a"), **typed}
+    asked = Asked(10.0, (Layer("command line", values),), source=source)
+    (able,) = choosing.able(asked, [Entry("a", "ppo", {}, "a test")], print)
+    assert choosing.compiles(able, leg_s) == compiles
 
 
 def test_entries_that_typed_options_make_equal_run_once(

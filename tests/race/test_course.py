@@ -2,9 +2,9 @@
 
 import csv
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from quintet.observe.run_summary import find_runs, read_summary
 from quintet.race import choosing, course, portfolio
 from quintet.race import plan as plans
 from quintet.race.portfolio import Entry
-from quintet.run import seed_group
 from quintet.run.seed_group import Member, Outcome
 from quintet.system.inside import run_lock
 
@@ -57,6 +56,7 @@ class Fake:
     heeded: bool = True
     begins: list[list[float]] = field(default_factory=list)
     training_s: list[float] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
     failure_s: float | None = None
     broken: tuple[str, ...] = ("breaks",)
 
@@ -77,6 +77,7 @@ class Fake:
         for each in members:
             asked = json.loads(each.payload)
             self.training_s.append(asked["training_s"])
+            self.seeds.append(asked["seed"])
             if len(self.legs) == self.dies_at:
                 self.dies_at = -1
                 if self.trains:
@@ -144,6 +145,8 @@ def test_the_worst_fall_out_and_the_best_one_s_run_is_that_of_the_folder(
     assert sorted(x.name for x in (folder / "race").iterdir() if x.is_dir()) == ["bad", "slow"]
     ran = [name for name, _ in fake.legs]
     assert ran == [*NAMES, "slow", "good", "good"]
+    # Those of a rung have the same episodes, which no other rung nor `quintet eval` has.
+    assert fake.seeds == [*[30_000] * 4, *[31_000] * 2, 32_000]
     assert "breaks falls out: the environment broke\n" in said
     assert "rung 1: good 9 [8, 10], slow 3 [2, 4] stay; out: bad 1 [0, 2]" in said
     assert "this race is finished: good won" in said
@@ -229,6 +232,28 @@ def test_a_full_disk_is_no_fault_of_the_entry(
     monkeypatch.setattr(course.seed_group, "run_members", run)
     assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 0
     assert (tmp_path / "a" / "config.yaml").read_text() == "good"
+
+
+def test_a_race_whose_folder_goes_away_ends_and_does_not_make_it_again(
+    fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, folder, away = fake.run, tmp_path / "a", tmp_path / "away"
+
+    def goes(module: str, members: Sequence[Member], *more: Any) -> list[Outcome]:
+        if fake.legs:
+            folder.rename(away)
+            return [Outcome(1, {"error": "its folder is not there"})]
+        return run(module, members, *more)
+
+    monkeypatch.setattr(course.seed_group, "run_members", goes)
+    assert cli.main(command(folder, "--jobs", "1")) == 1
+    shown = capsys.readouterr()
+    assert f"the folder {folder} was moved or removed" in shown.err
+    assert "falls out" not in shown.out
+    assert not folder.exists()
+    away.rename(folder)
+    monkeypatch.setattr(course.seed_group, "run_members", run)
+    assert cli.main(command(folder, "--jobs", "1")) == 0
 
 
 @pytest.mark.parametrize("typed", [False, True])
@@ -399,6 +424,22 @@ def test_a_leg_without_a_report_keeps_what_was_known(
     assert good["looks"][-1]["training"] == 0.0
 
 
+def test_an_entry_that_began_too_late_falls_out_with_that_reason(
+    fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = fake.run
+
+    def late(module: str, members: Sequence[Member], *more: Any) -> list[Outcome]:
+        ended = run(module, members, *more)
+        is_bad = [each.name for each in members] == ["bad"]
+        return [Outcome(0, {"status": "late"})] if is_bad else ended
+
+    monkeypatch.setattr(course.seed_group, "run_members", late)
+    assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"bad falls out: it had not begun to train within its \d+ s\n", said)
+
+
 def test_no_leg_begins_before_an_orphan_of_its_run_has_ended(
     fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -470,6 +511,12 @@ def test_other_folders_two_races_in_one_and_damage_are_refused(
         assert cli.main(command(folder)) == 1
     assert "in use by the process" in capsys.readouterr().err
     path = folder / "race" / "race.json"
+    path.rename(tmp_path / "theirs")
+    path.symlink_to(tmp_path / "theirs")
+    assert cli.main(command(folder)) == 1
+    assert "must be an ordinary file, got a link" in capsys.readouterr().err
+    path.unlink()
+    (tmp_path / "theirs").rename(path)
     held = json.loads(path.read_text())
     for name, value in {"name": "../..", "options": {"model.encoder": "os:system"}}.items():
         runners = [{**held["runners"][0], name: value}]
@@ -513,7 +560,10 @@ def test_a_race_in_python_ends_in_time_with_a_run_that_goes_on(
     assert journal["winner"] == "good"
     assert [x["name"] for x in journal["runners"]] == ["good", "still"]
     assert 8.0 < journal["spent_s"] < 30.0  # on a busy machine
-    assert result.metrics["env_steps"] == journal["runners"][0]["looks"][-1]["env_steps"]
+    last = journal["runners"][0]["looks"][-1]
+    assert result.metrics["env_steps"] == last["env_steps"]
+    assert len(last["returns"]) >= 5
+    assert "Returns over time" in (folder / "race" / "race.html").read_text()
     assert quintet.evaluate(result.policy, episodes=5).mean > 0.5
     with pytest.raises(QuintetError, match="on_report does not belong to a race"):
         quintet.train("auto", TOY, minutes=0.1, on_report=lambda _: None)
@@ -534,8 +584,10 @@ def test_a_killed_race_goes_on(tmp_path: Path) -> None:
     assert after["state"] == "finished"
     assert [x["name"] for x in before["runners"]] == [x["name"] for x in after["runners"]]
     assert read_summary(tmp_path / "a").state == "finished"
-    assert partial(quintet.load, tmp_path / "a")() is not None
-    assert seed_group.Outcome(None, None).by_signal
+    for one, other in zip(before["runners"], after["runners"], strict=True):
+        assert other["looks"][: len(one["looks"])] == one["looks"]
+    last = next(x for x in after["runners"] if x["name"] == after["winner"])["looks"][-1]
+    assert read_summary(tmp_path / "a").env_steps == last["env_steps"]
 
 
 @pytest.mark.parametrize("late", [True, False])

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 from small_run import SMALL, TOY
 
+from quintet import evaluation
 from quintet.config.layers import Layer
 from quintet.config.resolve import Loaded
 from quintet.config.saved import load_config
 from quintet.race import leg
 from quintet.run import launch
+
+RETURNS = leg._returns
 
 
 @pytest.fixture(autouse=True)
@@ -91,3 +94,53 @@ def test_a_run_that_has_no_time_for_more_is_judged_by_what_it_has_learned(loaded
     # A resume asks for the same number, which the end must not pass.
     near = replace(more, config=more.config.model_copy(update={"total_env_steps": 80}))
     assert leg._ends_after(near, 64).config.total_env_steps == 80
+
+
+def test_a_stop_by_the_user_is_no_end_of_the_leg(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in training, nor before the first report, in which there is nothing to stop."""
+
+    def stopped(_: Loaded, hear: Callable[..., object], **__: object) -> Any:
+        hear(report(100, **scored(3, 5.0)))
+        return SimpleNamespace(status="stopped", metrics=report(100), policy=None)
+
+    def begins(*_: object, **__: object) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+
+    ends(monkeypatch, stopped)
+    assert leg._leg(SimpleNamespace(), payload(60.0)) == {"status": "stopped"}  # type: ignore[arg-type]
+    ends(monkeypatch, begins)
+    with pytest.raises(KeyboardInterrupt):
+        leg._leg(SimpleNamespace(), payload(60.0))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("block_s", "cut_at", "count"),
+    [(0.1, None, 100), (3.0, None, 15), (0.1, 3, 15), (20.0, 0, 0)],
+    ids=["to the most", "until the time is over", "a block is cut", "the first one is"],
+)
+def test_episodes_are_played_in_blocks_of_whole_ones(
+    block_s: float,
+    cut_at: int | None,
+    count: int,
+    loaded: Loaded,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = launch.run(loaded).policy
+    seeds: list[int] = []
+    clock = SimpleNamespace(passed_s=50.0)
+
+    def evaluate_in(_: object, source: object, how: Any, max_steps: object) -> Any:
+        assert source is loaded.evaluated
+        assert not how.stop()
+        complete = len(seeds) != cut_at
+        seeds.extend(how.seed + k for k in range(how.episodes))
+        clock.passed_s += block_s
+        returns = [float(seed) for seed in seeds[-how.episodes :]]
+        return SimpleNamespace(complete=complete, returns=returns)
+
+    if cut_at is not None:
+        cut_at *= 5
+    monkeypatch.setattr(evaluation, "evaluate_in", evaluate_in)
+    found = RETURNS(policy, loaded, 30_000, 60.0, clock)  # type: ignore[arg-type]
+    assert found == [float(seed) for seed in range(30_000, 30_000 + count)]
+    assert seeds[:count] == [*range(30_000, 30_000 + count)]

@@ -170,7 +170,7 @@ def test_no_more_than_so_many_at_once(tmp_path, jobs):
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    members = [member(tmp_path, str(i), seconds=0.4) for i in range(3)]
+    members = [member(tmp_path, str(i), seconds=0.6) for i in range(3)]
     ended = run_members("group_member", members, jobs, lambda _: None)
     done.set()
     watcher.join()

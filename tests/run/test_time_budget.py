@@ -186,6 +186,10 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str], measured: 
     for wrong in (0, -1.0, float("nan"), True, "10"):
         with pytest.raises(ConfigError, match="minutes must be a number above 0"):
             train(tmp_path, wrong)  # type: ignore[arg-type]
+    measured += [0.01]
+    own = {"report.progress": False, "replay_start_steps_per_stream": 5_000}
+    with pytest.raises(ConfigError, match=r"minutes must be enough for one iteration, got 0\.1"):
+        quintet.train("acer", TOY, run_dir=tmp_path, config=own, minutes=0.1)
     vector = gymnasium.make_vec("CartPole-v1", 2)
     with pytest.raises(ConfigError, match="minutes must have environments that can be made again"):
         quintet.train("ppo", vector, run_dir=tmp_path, config={"eval.episodes": 0}, minutes=1.0)

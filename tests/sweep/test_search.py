@@ -140,6 +140,8 @@ def test_a_trial_that_fails_is_recorded_and_the_sweep_goes_on(
             ("--trials", "2", "--metric", "eval/return_mean", "--eval.episodes", "0"),
             "with eval.episodes=0: raise that",
         ),
+        (("--trials", "2", "--overwrite"), "--overwrite does not belong to quintet sweep"),
+        (("--trials", "2", "--report.sinks", "tensorboard"), "must have jsonl or csv"),
         (("--trials", "2", "--gama", "0.9"), "did you mean 'gamma'"),
         (("--trials", "2", "--search", "learning_rat"), "did you mean 'learning_rate'"),
     ],
@@ -158,6 +160,24 @@ def test_a_folder_of_something_else_is_refused(
     (tmp_path / "thesis.tex").touch()
     assert cli.main(command(tmp_path, "--trials", "2")) == 2
     assert "or one with a sweep" in capsys.readouterr().err
+    folder = tmp_path / "a"
+    folder.mkdir()
+    (folder / "journal.log").symlink_to(tmp_path / "thesis.tex")
+    assert cli.main(command(folder, "--trials", "2")) == 1
+    assert "must be an ordinary file, got a link" in capsys.readouterr().err
+    assert (tmp_path / "thesis.tex").read_text() == ""
+
+
+def test_a_sweep_without_a_trial_that_trained_to_its_end_fails_with_the_first_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = Outcome(1, {"error": "it diverged"})
+    monkeypatch.setattr(
+        seed_group, "run_members", lambda _, members, *__, **___: [broken for x in members]
+    )
+    assert cli.main(command(tmp_path / "a", *SEARCH, "--trials", "1")) == 1
+    said = capsys.readouterr().err
+    assert "no trial trained to its end; the first reason: it diverged" in said
 
 
 def test_without_optuna_one_sentence_says_how_to_get_it(
@@ -174,12 +194,20 @@ def test_without_optuna_one_sentence_says_how_to_get_it(
 class Fake:
     """Processes of trials that have ended at once.
 
-    scores: by trial; killed: names of members that are killed; stops_at: number of the batch in
-        which the user stops the sweep while its trials end anyway.
+    scores: by trial; killed: names of members that are killed, once for each time that they are
+        named; pruned: trials that are pruned; stops_at: number of the batch in which the user stops
+        the sweep while its trials end anyway.
     """
 
-    def __init__(self, scores: Sequence[float], killed: Sequence[str] = (), stops_at: int = -1):
-        self.scores, self.killed, self.stops_at = list(scores), killed, stops_at
+    def __init__(
+        self,
+        scores: Sequence[float],
+        killed: Sequence[str] = (),
+        pruned: Sequence[str] = (),
+        stops_at: int = -1,
+    ):
+        self.scores, self.killed, self.pruned = list(scores), [*killed], pruned
+        self.stops_at = stops_at
         self.batches: list[list[str]] = []
 
     def run(
@@ -192,7 +220,10 @@ class Fake:
 
     def _outcome(self, member: Member) -> Outcome:
         if member.name in self.killed:
+            self.killed.remove(member.name)
             return Outcome(-9, None)
+        if member.name in self.pruned:
+            return Outcome(0, {"status": "pruned", "score": 0.5, "curve": [[3, 0.5]]})
         number, *fresh = member.name.split("-")
         if fresh:
             assert member.folder is not None
@@ -229,6 +260,38 @@ def test_a_trial_of_which_a_fresh_seed_is_killed_comes_after_the_others(
     assert f"learning_rate: {first['learning_rate']}" in (tmp_path / "a" / "best.yaml").read_text()
 
 
+@pytest.mark.parametrize("times", [2, 3])
+def test_a_killed_trial_runs_again_but_not_for_ever(
+    times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = Fake([1.0, 2.0], killed=["0001"] * times)
+    monkeypatch.setattr(seed_group, "run_members", fake.run)
+    assert cli.main(command(tmp_path / "a", *SEARCH, "--trials", "2", "--best", "0")) == 0
+    assert [each for each in fake.batches if each] == [*[["0001"]] * 3, ["0002"]]
+    states = [row["state"] for row in table(tmp_path / "a")]
+    assert sorted(states) == ["complete", "complete" if times == 2 else "fail"]
+    told = "[0001] failed: its process was ended by SIGKILL"
+    out = capsys.readouterr().out
+    assert (told in out) == (times == 3)
+    assert (" 3 times" in out) == (times == 3)
+
+
+def test_a_pruned_trial_is_no_stop_and_no_best_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Fake([9.0, 2.0, 1.0], pruned=["0001"])
+    monkeypatch.setattr(seed_group, "run_members", fake.run)
+    assert cli.main(command(tmp_path / "a", *SEARCH, "--trials", "3", "--best", "0")) == 0
+    rows = {row["trial"]: row for row in table(tmp_path / "a")}
+    assert {name: row["state"] for name, row in rows.items()} == {
+        "0001": "pruned",
+        "0002": "complete",
+        "0003": "complete",
+    }
+    best = (tmp_path / "a" / "best.yaml").read_text()
+    assert f"learning_rate: {rows['0002']['learning_rate']}" in best
+
+
 @pytest.mark.parametrize(
     ("minutes", "best", "batches", "said"),
     [
@@ -255,7 +318,8 @@ def test_minutes_are_for_trials_and_the_best_again(
     assert cli.main(command(tmp_path / "a", *more)) == 0
     assert [each for each in fake.batches if each] == batches
     out = capsys.readouterr().out
-    assert (f"minutes={minutes}: {said} trained again" in out) == (said is not None)
+    assert ("trained again, not" in out) == (said is not None)
+    assert said is None or f"minutes={minutes}: {said} trained again" in out
     which = f"best: trials/{batches[-1][0][:4]}, by its "
     assert which + ("fresh seeds\n" if "-" in batches[-1][0] else "one seed\n") in out
 
@@ -331,6 +395,26 @@ def test_a_full_disk_or_a_lost_cluster_is_no_fault_of_a_trial(
     (row,) = table(tmp_path / "a")
     assert row["state"] == "complete"
     assert row["fresh_seeds_mean"]
+
+
+def test_a_sweep_whose_folder_goes_away_ends_and_does_not_make_it_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, away = tmp_path / "a", tmp_path / "away"
+    more = (*SEARCH, "--trials", "2", "--seeds-of-best", "0")
+
+    def goes(*_: Any, **__: Any) -> list[Outcome]:
+        folder.rename(away)
+        return [Outcome(1, {"error": "its folder is not there"})]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(seed_group, "run_members", goes)
+        assert cli.main(command(folder, *more)) == 1
+    assert f"the folder {folder} was moved or removed" in capsys.readouterr().err
+    assert not folder.exists()
+    away.rename(folder)
+    assert cli.main(command(folder, *more)) == 0
+    assert [row["state"] for row in table(folder)] == ["complete", "complete"]
 
 
 def test_a_searched_runtime_decides_whether_a_trial_resumes_exactly(

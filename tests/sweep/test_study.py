@@ -90,7 +90,11 @@ def test_trials_come_back_with_their_ends(tmp_path: Path) -> None:
         ("running", None, ""),
     ]
     assert again.spent_s == 3.0
-    assert [each["state"] for each in again.others(3, 1)] == ["COMPLETE", "FAIL", "PRUNED"]
+    known = again.others(3, 1)
+    assert [each["state"] for each in known] == ["COMPLETE", "FAIL", "PRUNED"]
+    assert [each["values"] for each in known] == [[2.0], None, [0.5]]
+    assert [each["curve"] for each in known] == [[], [], [(1, 0.5)]]
+    assert [each["attrs"].get("rung") for each in known] == [None, None, 1]
     assert again.others(3, 4)[0]["state"] == "RUNNING"
 
 
@@ -144,22 +148,40 @@ def test_the_median_ends_a_bad_trial_and_not_a_good_one() -> None:
     assert not ends(5, 0.0)
 
 
-def test_hyperband_ends_trials_by_what_earlier_ones_left() -> None:
-    """Seven trials of falling scores: those that rank last at a rung end there."""
-    known: list[dict[str, Any]] = []
+def test_hyperband_ends_trials_by_what_earlier_ones_left(tmp_path: Path) -> None:
+    """Twelve trials of falling scores: those that rank last at a rung end there."""
+    study = Study(tmp_path, SPACE)
     lengths = []
     for number in range(12):
-        ends, attrs = judge("hyperband", known)
+        study.begin("random", 0, 1, None)
+        ends, attrs = judge("hyperband", study.others(number, 1))
         curve = []
         for step in range(1, 11):
             curve.append([step, float(-number)])
             if ends(step, float(-number)) and step < 10:
                 break
         lengths.append(len(curve))
-        state = "COMPLETE" if len(curve) == 10 else "PRUNED"
-        known.append({"state": state, "values": [float(-number)], "curve": curve, "attrs": attrs()})
+        answer = {"score": float(-number), "curve": curve, "attrs": attrs()}
+        study.end(number, "complete" if len(curve) == 10 else "pruned", answer)
     assert lengths[0] == 10
     assert min(lengths) < 10
+
+
+@pytest.mark.parametrize("count", [3, 60])
+def test_the_option_that_decides_the_score_is_the_most_important(
+    count: int, tmp_path: Path
+) -> None:
+    study = Study(tmp_path, SPACE)
+    for number in range(count):
+        study.begin("random", 5, 1, None)
+        study.end(number, "complete", {"score": -study.trials()[number].drawn["num_epochs"]})
+    found = study.importances()
+    if count == 3:
+        assert found == {}
+    else:
+        assert {*found} == {one.key for one in SPACE}
+        assert found["num_epochs"] > 0.6
+        assert sum(found.values()) == pytest.approx(1.0)
 
 
 def test_a_trial_that_starts_again_ends_where_it_ended(tmp_path: Path) -> None:

@@ -1,9 +1,14 @@
-"""What the terminal says of the scores on fresh seeds."""
+"""What the terminal and the files say of a sweep."""
+
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("optuna")
-from quintet.sweep.summary import _interval
+from quintet.sweep.search import Found
+from quintet.sweep.space import Dimension
+from quintet.sweep.study import Trial
+from quintet.sweep.summary import _interval, lines, write
 
 
 def test_the_interval_is_that_of_the_mean_and_one_seed_has_none() -> None:
@@ -12,3 +17,18 @@ def test_the_interval_is_that_of_the_mean_and_one_seed_has_none() -> None:
     assert _interval([7.0]) == "7, 1 seed"
     assert _interval([3.0, 1.0]) == "2 [1, 3], 2 seeds"
     assert _interval([0.0] * 9 + [90.0]) == "9 [0, 27], 10 seeds"
+
+
+@pytest.mark.parametrize(("count", "doubtful"), [(49, True), (50, False)])
+def test_importances_are_told_drawn_and_doubted(count: int, doubtful: bool, tmp_path: Path) -> None:
+    trials = [Trial(each, "complete", float(each), {"gamma": 0.9}, "") for each in range(count)] + [
+        Trial(count, "fail", None, {"gamma": 0.8}, "it diverged")
+    ]
+    space = [Dimension("gamma", 0.5, 0.99)]
+    found = Found(tmp_path, space, "eval/return_mean", trials, {})
+    found.importances = {"gamma": 1.0}
+    *_, last = lines(found)
+    said = "importance for the score: gamma 1.00"
+    assert last == said + " (doubtful with fewer than 50 trials)" * doubtful
+    assert write(found) == ["trials.csv", "best.yaml", "importance.png"]
+    assert (tmp_path / "importance.png").stat().st_size > 1_000

@@ -10,6 +10,7 @@ from quintet import checkpoint
 from quintet.config.layers import Layer
 from quintet.config.saved import load_config
 from quintet.sweep import trial
+from quintet.system import run_record
 
 
 def write(folder: Path, *metas: dict[str, Any]) -> Path:
@@ -46,6 +47,27 @@ def test_a_damaged_only_checkpoint_makes_a_run_begin_again(tmp_path: Path) -> No
     for path in (folder / f"{0:09d}").iterdir():
         path.write_bytes(b"?")
     assert not trial.resumes_exactly(folder)
+
+
+@pytest.mark.parametrize("theirs", [1e6, -1e6])
+def test_a_trial_ends_where_others_were_better(theirs: float, tmp_path: Path) -> None:
+    given = {**SMALL, "env.id": TOY, "run_dir": str(tmp_path), "total_env_steps": 1280}
+    given |= {"report.interval_s": 0.0}
+    loaded = load_config("ppo", [], Layer("test", given))
+    curve = [[step, theirs] for step in range(1, 11)]
+    other = {"state": "COMPLETE", "values": [theirs], "curve": curve, "attrs": {}}
+    watch = {"metric": "episode/return_mean", "total": 1280, "pruner": "median"}
+    payload = {"watch": {**watch, "others": [other] * 5}}
+    answer = trial._train(loaded, payload)
+    pruned = theirs > 0
+    assert answer["status"] == ("pruned" if pruned else "finished")
+    steps = [step for step, _ in answer["curve"]]
+    assert steps == [*range(1, 4 if pruned else 10)]  # no episode ends after the last report
+    assert (run_record.read(tmp_path).state == "stopped") == pruned
+    if pruned:  # its process may have been killed before its answer was stored
+        written = (tmp_path / "metrics.jsonl").read_bytes()
+        assert trial._train(loaded, payload) == answer
+        assert (tmp_path / "metrics.jsonl").read_bytes() == written
 
 
 @pytest.mark.parametrize(

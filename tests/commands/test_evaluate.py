@@ -1,0 +1,47 @@
+"""``quintet eval`` of games."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_run import SMALL
+
+import quintet
+from quintet.cli import main
+from quintet.play import Games
+
+COINS = "quintet.envs.games:parallel_env"
+
+
+def test_games_are_counted_from_the_policy_s_side() -> None:
+    games = Games(np.array([2.0, 3.0, 1.0, 0.0]), np.ones(4))
+    assert (games.won, games.drawn, games.lost) == (2, 1, 1)
+
+
+def test_against_plays_games_with_another_run_or_with_random_actions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [tmp_path / name for name in ("a", "b")]
+    policies = [
+        quintet.train("ppo", COINS, 64, seed=seed, run_dir=run, config=SMALL).policy
+        for seed, run in enumerate(runs)
+    ]
+    for word, other in (("random", "random"), (str(runs[1]), policies[1])):
+        games = quintet.evaluate(policies[0], episodes=12, against=other).games
+        assert games is not None
+        assert games.own.tolist() != games.theirs.tolist()
+        command = ["eval", str(runs[0]), "--against", word, "--episodes", "12"]
+        capsys.readouterr()
+        assert main([*command, "--json"]) == 0
+        counts = {"won": games.won, "drawn": games.drawn, "lost": games.lost}
+        assert json.loads(capsys.readouterr().out)["games"] == {
+            **counts,
+            "own": games.own.tolist(),
+            "theirs": games.theirs.tolist(),
+        }
+        assert main(command) == 0
+        said = ", ".join(f"{count} {how}" for how, count in counts.items())
+        means = f"{games.own.mean():.2f} against {games.theirs.mean():.2f}"
+        assert f"games: {said}; mean return {means}" in capsys.readouterr().out
+    assert main(["eval", str(runs[0]), "--against", str(tmp_path / "none")]) == 1
