@@ -1,6 +1,6 @@
 """How often `quintet doctor` names a planted fault, and how often it raises a false alarm.
 
-    python benchmarks/doctor.py environments|sound|settings|healthy|mends [--most 20] [--shard 0/2]
+    python benchmarks/doctor.py environments|sound|settings|healthy [--most 20] [--shard 0/2]
     python benchmarks/doctor.py summary
 
 Faults of environments are planted in the tasks of doctor_faults.py, faults of settings by options
@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 from doctor_faults import FAULTS, TASKS
+from records import write_whole
 
 from quintet.cli import main as quintet
 from quintet.doctor import environment
@@ -38,6 +39,8 @@ from quintet.errors import QuintetError
 
 HERE = Path(__file__).parent
 OUT = HERE / "results" / "doctor.json"
+
+PARTS = ("sound", "environments", "healthy", "settings")
 
 TUNED = {"CartPole-v1", "Pendulum-v1", "toy:Reach", "toy:Contextual", "MountainCar-v0"}
 """Tasks by which thresholds were chosen; the others only report."""
@@ -312,7 +315,7 @@ def save(key: str, record: dict[str, Any]) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         held = read()
         held[key] = record
-        OUT.write_text(json.dumps(held, indent=1, sort_keys=True) + "\n")
+        write_whole(OUT, json.dumps(held, indent=1, sort_keys=True) + "\n")
 
 
 def read() -> dict[str, Any]:
@@ -385,7 +388,7 @@ def harmed(key: str, record: dict[str, Any], held: dict[str, Any]) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part")
+    parser.add_argument("part", choices=[*PARTS, "summary"])
     parser.add_argument("--most", type=int, default=1_000_000)
     parser.add_argument("--shard", default="0/1")
     parser.add_argument("--only", default="")

@@ -5,8 +5,8 @@
 Trained by PPO are one policy that plays both agents, and two that share the games.  Each plays 300
 games greedily against uniformly random actions, the one policy also against its checkpoint at half
 of the budget, greedily and with sampled actions: moves are simultaneous, so two players without
-chance block each other.  Finished runs are kept in --folder; results go to
-benchmarks/results/games.json, by the number of steps.
+chance block each other.  Runs are kept in --folder by steps and commit, and go on there; results go
+to benchmarks/results/games.json, by the number of steps.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from children import WITH_PARENT
 from one_seed import commit
 from records import write_whole
 
@@ -32,14 +33,14 @@ OPTIONS = {
 
 def train(seed: int, policies: int, steps: int, folder: Path) -> Path:
     """Trains, or goes on; returns the run's folder."""
-    run = folder / f"{policies}-s{seed}"
+    run = folder / f"{policies}-{steps}-s{seed}-{commit()}"
     given: dict[str, Any] = {**OPTIONS, "env": ENV, "seed": seed, "run-dir": run}
     given["total-steps"] = steps * policies
     if policies > 1:
         given |= {"population": policies, "population.pbt": "false"}
     words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     with (folder / f"{run.name}.log").open("a") as log:
-        command = [sys.executable, "-m", "quintet", "train", "ppo", *words]
+        command = [*WITH_PARENT, sys.executable, "-m", "quintet", "train", "ppo", *words]
         subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
     return run
 

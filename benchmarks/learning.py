@@ -100,14 +100,19 @@ def kept(task: Task) -> dict[str, Any] | None:
 
 
 def run_row(row: Row, seeds: Sequence[int], folder: Path, jobs: int) -> bool:
-    """Runs the seeds, and writes the row's record once all are there."""
+    """Runs the seeds, and writes the row's record once those that it had are there."""
     tasks = [Task(row, seed, folder, jobs) for seed in seeds]
     with ThreadPoolExecutor(jobs) as pool:
         if not all(list(pool.map(run_seed, tasks))):
             return False
     parts = {task.seed: json.loads(task.part.read_text()) for task in tasks}
+    parts = fresh_parts(row) | parts
+    recorded = {run["seed"] for run in (record_of(row) or {"runs": []})["runs"]}
+    if lacking := sorted((recorded & {*row.seeds}) - parts.keys()):
+        say(f"{row.name}: its record is of older options and stays, until seeds {lacking} are run")
+        return False
     path = path_of(row)
-    write_whole(path, json.dumps(joined(row, fresh_parts(row) | parts), indent=1) + "\n")
+    write_whole(path, json.dumps(joined(row, parts), indent=1) + "\n")
     for task in tasks:  # recorded: the next time begins anew
         task.part.unlink()
         task.begun.unlink(missing_ok=True)
@@ -138,12 +143,17 @@ def joined(row: Row, parts: dict[int, dict[str, Any]]) -> dict[str, Any]:
         if other:
             run["config"] = other
     before = record_of(row) or {}
+    then, now = (
+        {name: x for name, x in of.items() if name.startswith("env.")}
+        for of in (before.get("config", config), config)
+    )
+    chance = before.get("random") if then == now else None
     return {
         "algo": row.algo,
         "env": row.env,
         "episodes": 100,
         **({} if row.until is None else {"until": row.until}),
-        "random": before.get("random") or random_score(config),
+        "random": chance or random_score(config),
         "config": config,
         "runs": runs,
     }
@@ -258,6 +268,10 @@ def main() -> int:
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", dest="options")
     parser.add_argument("--until", type=int, metavar="ENV_STEPS", help="end there")
     args = parser.parse_args()
+    if args.algo and (args.stale or args.random):
+        parser.error("--stale and --random are for all rows: leave ALGO and ENV out")
+    if args.list and not args.stale:
+        parser.error("--list belongs to --stale")
     if args.random:
         add_random_scores()
         return 0

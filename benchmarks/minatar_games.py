@@ -2,10 +2,10 @@
 
     python benchmarks/minatar_games.py [GAME ...] [--seeds 11 12 13] [--folder DIR]
 
-Needs the package minatar.  Trains GAME-SEED in --folder, for a million env_steps, as `quintet train
-ppo --env minatar:MinAtar/GAME-v1` does; a killed run goes on.  The score of a seed is the mean
-return of 100 greedy episodes of the final policy, on environment seeds from 10,000 on.  Finished
-games are written to benchmarks/results/minatar.json.
+Needs the package minatar.  Trains GAME-SEED-COMMIT in --folder, for a million env_steps, as
+`quintet train ppo --env minatar:MinAtar/GAME-v1` does; a killed run goes on.  A seed's score is the
+mean return of 100 greedy episodes of the final policy, on environment seeds from 10,000 on.
+Finished games are written to benchmarks/results/minatar.json.
 """
 
 import argparse
@@ -25,7 +25,7 @@ RECORD = Path(__file__).parent / "results" / "minatar.json"
 
 def trained(game: str, seed: int, folder: Path) -> quintet.Policy:
     """The final policy; a run that is there goes on."""
-    env, run = f"minatar:MinAtar/{game}-v1", folder / f"{game}-{seed}"
+    env, run = f"minatar:MinAtar/{game}-v1", folder / f"{game}-{seed}-{commit()}"
     return quintet.train("ppo", env, STEPS, seed=seed, run_dir=run).policy
 
 

@@ -68,9 +68,9 @@ class Task(NamedTuple):
 
 
 def commit() -> str:
-    """With -dirty where the library or the benchmarks are not as committed; records may differ."""
+    """With -dirty where library, plugins or benchmarks are not as committed; records may differ."""
     head = _git("describe", "--always", "--exclude=*", "--abbrev=7")
-    changed = _git("status", "--porcelain", "--", "quintet", "benchmarks/*.py")
+    changed = _git("status", "--porcelain", "--", "quintet", "plugins", "benchmarks/*.py")
     return head + ("-dirty" if changed else "")
 
 

@@ -5,7 +5,8 @@
 Four policies of APPO begin with badly spread learning rates and entropy coefficients, once with
 population-based training and once without (`population.pbt=false`); all is serial, so that a
 repeat is a function of its seed.  Of each policy 100 greedy episodes of the final weights are
-played.  Finished runs are kept in --folder; results go to benchmarks/results/population.json.
+played.  Runs are kept in --folder by steps and commit, and go on there; results go to
+benchmarks/results/population.json.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from children import WITH_PARENT
 from one_seed import commit
 from records import write_whole
 
@@ -33,7 +35,7 @@ EPISODES = 100
 
 def train(seed: int, pbt: bool, steps: int, folder: Path) -> Path:
     """Trains one population, or goes on with it; returns its folder."""
-    run = folder / f"{'pbt' if pbt else 'plain'}-s{seed}"
+    run = folder / f"{'pbt' if pbt else 'plain'}-{steps}-s{seed}-{commit()}"
     given: dict[str, Any] = {
         "env": ENV, "total-steps": steps, "seed": seed, "run-dir": run, "runtime.kind": "serial",
         "population": POLICIES, "population.initial": json.dumps(INITIAL), "eval.episodes": 0,
@@ -44,7 +46,7 @@ def train(seed: int, pbt: bool, steps: int, folder: Path) -> Path:
         given |= {"population.start-env-steps": PERIOD, "population.period-env-steps": PERIOD}
     words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     with (folder / f"{run.name}.log").open("a") as log:
-        command = [sys.executable, "-m", "quintet", "train", "appo", *words]
+        command = [*WITH_PARENT, sys.executable, "-m", "quintet", "train", "appo", *words]
         subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
     return run
 

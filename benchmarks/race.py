@@ -29,6 +29,8 @@ from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
 
+from children import WITH_PARENT
+
 BEGIN = time.monotonic()
 ROOT = Path(__file__).parent.parent
 EPISODES, SEED, MOST_STEPS = 100, 10_000, 10_000
@@ -168,7 +170,8 @@ def peer(args: argparse.Namespace) -> dict[str, Any]:
 
 def ours(algo: str, env: str, args: argparse.Namespace) -> dict[str, Any]:
     """Trains by `quintet train ALGO` in a folder that the same cell continues."""
-    run = args.folder / f"{algo}-{env.replace(':', '_').replace('/', '_')}-s{args.seed}"
+    place = env.replace(":", "_").replace("/", "_")
+    run = args.folder / f"{algo}-{place}-{args.minutes:g}min-s{args.seed}"
     quintet, begin = [sys.executable, "-m", "quintet"], time.monotonic()
     options = ["--env", env, "--minutes", str(args.minutes), "--seed", str(args.seed)]
     called([*quintet, "train", algo, *options, "--run-dir", str(run)], args)
@@ -186,6 +189,7 @@ def called(command: list[str], args: argparse.Namespace, core: int | None = None
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     if core is not None:
         command, env["OMP_NUM_THREADS"] = ["taskset", "-c", str(core), *command], "1"
+    command = [*WITH_PARENT, *command]
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {(done.stderr or done.stdout)[-1000:]}")
@@ -202,7 +206,7 @@ def cell(env: str, who: str, args: argparse.Namespace, core: int | None) -> dict
         command = [args.python, __file__, *words, "--minutes", str(args.minutes)]
         found = json.loads(called(command, args, core).splitlines()[-1])
         return dict(found) | {"load": load, "cores": 1 if core is not None else os.cpu_count()}
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         return {"error": str(error)}
 
 
@@ -239,7 +243,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("race.json"), help="file of all cells")
     parser.add_argument("--folder", type=Path, default=Path("race-runs"), help="of quintet's runs")
     parser.add_argument("--path", type=Path, default=ROOT / "examples", help="modules of ENV")
-    parser.add_argument("--only", nargs="*", help="some of auto ppo sb3-ppo sb3-a2c sb3-dqn ...")
+    parser.add_argument("--only", nargs="*", choices=WHO, help="cells of each environment")
     parser.add_argument("--peer", choices=PEERS, help="one learner of the peer, in this Python")
     parser.add_argument("--env")
     args = parser.parse_intermixed_args()
@@ -276,17 +280,20 @@ def told(cells: dict[str, Any] | None) -> str:
     ]
     by_env: dict[str, dict[str, Any]] = {}
     for name, cell in (cells or {}).items():
-        env, who, _, _ = name.split()
-        by_env.setdefault(env, {})[who] = cell
+        env, who, time, seed = name.split()
+        asked = "" if (time, seed) == ("10min", "s11") else f", {time} {seed}"
+        by_env.setdefault(f"{env}{asked}", {})[who] = cell
 
     def score(of: dict[str, Any], who: str) -> str:
-        return f"{of[who]['mean']:.4g}" if "mean" in of.get(who, {}) else ""
+        if "mean" in of.get(who, {}):
+            mean = of[who]["mean"]
+            return f"{mean:,.0f}" if abs(mean) >= 10_000 else f"{mean:.4g}"
+        return next((x for x in ("unfit", "error") if x in of.get(who, {})), "not run")
 
     for env, of in by_env.items():
-        if "mean" not in of.get("auto", {}):
-            continue
-        third = score(of, "sb3-dqn") or score(of, "sb3-sac")
-        own = f"**{score(of, 'auto')}** ({of['auto']['winner']})"
+        third = score(of, "sb3-sac" if "sb3-sac" in of else "sb3-dqn")
+        winner = of.get("auto", {}).get("winner")
+        own = score(of, "auto") if winner is None else f"**{score(of, 'auto')}** ({winner})"
         columns = [env, own, score(of, "sb3-ppo"), score(of, "sb3-a2c"), third]
         lines.append(f"| {' | '.join(columns)} |")
     return "\n".join(lines)
@@ -304,7 +311,10 @@ def verdict(env: str, cells: dict[str, Any], args: argparse.Namespace) -> str:
         return f"{env}: no verdict, as {', '.join(lacking)} failed or did not run"
     late = [x for x in WHO if of[x].get("wall_s", 0.0) > 60.0 * args.minutes + 20.0]
     peers = {x: of[x]["mean"] for x in WHO if x.startswith("sb3-") and "mean" in of[x]}
-    best, own = max(peers, key=lambda x: peers[x]), of["auto"]["mean"]
+    own = of["auto"]["mean"]
+    if not peers:
+        return f"{env}: {own:.4g} by {of['auto']['winner']}; no learner of the peer fits it"
+    best = max(peers, key=lambda x: peers[x])
     how = "above" if own > peers[best] else "not below" if own == peers[best] else "below"
     words = f"{env}: {own:.4g} by {of['auto']['winner']}, {how} {best}'s {peers[best]:.4g}"
     return words + (f"; too long: {', '.join(late)}" if late else "")

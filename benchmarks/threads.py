@@ -22,6 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from children import WITH_PARENT
 from one_seed import commit
 from records import write_whole
 
@@ -38,10 +39,10 @@ BESIDE = {"nothing": 0, "one": 1, "two": 2, "run": 0}
 
 
 def begin(stack: ExitStack, command: list[str], **options: object) -> "subprocess.Popen[bytes]":
-    """A process in a session of its own, as another user's is, until the stack ends."""
+    """A process in a session of its own, as another user's is, until the stack or this one ends."""
     process = stack.enter_context(
         subprocess.Popen(
-            command,
+            [*WITH_PARENT, *command],
             start_new_session=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -5,7 +5,9 @@
 Both sides in turns, each run a process of its own; the clock starts when the process does, so
 imports and compilation count.  Reached is a return when the mean of the last 100 training episodes
 (DDPG: 10, as it plays one at a time) is at least that; a run that got to the end of its budget, or
-of --give-up-s, did not reach it.
+of --give-up-s, did not reach it.  Each side has its own environments: quintet EnvPool's, in C++,
+the peer Gymnasium's in one process.
+
 The peer's Python needs stable-baselines3 and gymnasium with box2d, mujoco and
 atari (benchmarks/peer_sb3_zoo.py).  Results go to benchmarks/results/time-to-threshold.json.
 """
@@ -21,6 +23,9 @@ from collections import deque
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
+
+from one_seed import commit
+from records import write_whole
 
 HERE = Path(__file__).parent
 
@@ -120,11 +125,7 @@ def main() -> None:
     for name in args.tasks or TASKS:
         threshold = TASKS[name].threshold
         sides: dict[str, list[dict[str, Any]]] = {"quintet": [], "sb3": []}
-        commit = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=7"],
-            capture_output=True, text=True, check=False,
-        ).stdout.strip()  # fmt: skip
-        record: dict[str, Any] = {"threshold": threshold, "commit": commit, **sides}
+        record: dict[str, Any] = {"threshold": threshold, "commit": commit(), **sides}
         if math.isfinite(args.give_up_s):
             record["give_up_s"] = args.give_up_s
         for seed in range(1, args.repeats + 1):
@@ -137,7 +138,7 @@ def main() -> None:
                 print(name, side, seed, sides[side][-1], flush=True)
             # after every pair, which may have taken an hour
             results[name] = record | {"load": os.getloadavg()}
-            out.write_text(json.dumps(results, indent=1) + "\n")
+            write_whole(out, json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":
