@@ -26,6 +26,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import psutil
+from children import WITH_PARENT
 
 import quintet
 from quintet import checkpoint
@@ -138,8 +139,10 @@ def actors() -> list[psutil.Process]:
     return found
 
 
-def hit(fault: str, learner: subprocess.Popen[bytes], nodes: Nodes, draw: random.Random) -> None:
-    """Does it to one of the processes that there are."""
+def hit(fault: str, learner: subprocess.Popen[bytes], nodes: Nodes, draw: random.Random) -> bool:
+    """Does it to one of the processes that there are; returns whether there was one."""
+    if learner.poll() is not None:
+        return False
     if fault == "learner":
         learner.kill()
     elif fault == "head":
@@ -148,19 +151,20 @@ def hit(fault: str, learner: subprocess.Popen[bytes], nodes: Nodes, draw: random
         learner.kill()  # Ray would end it within a minute
     elif fault == "raylet":
         draw.choice(sorted(nodes.cluster.worker_nodes, key=id)).kill_raylet(check_alive=False)
-    elif found := actors():
-        actor = draw.choice(found)
+    else:
+        found = actors()
         if fault == "worker":
-            children = actor.children(recursive=True)
-            workers = [each for each in children if each.name().split()[:1] == ["worker"]]
-            if workers:
-                draw.choice(workers).kill()
-        else:
-            actor.send_signal(signal.SIGSTOP if fault == "stopped actor" else signal.SIGKILL)
+            children = [each for actor in found for each in actor.children(recursive=True)]
+            found = [each for each in children if each.name().split()[:1] == ["worker"]]
+        if not found:
+            return False
+        number = signal.SIGSTOP if fault == "stopped actor" else signal.SIGKILL
+        draw.choice(found).send_signal(number)
+    return True
 
 
 def begin(kind: str, folder: Path, address: str, log: Any) -> subprocess.Popen[bytes]:
-    words = [sys.executable, __file__, "--train", kind, str(folder), address]
+    words = [*WITH_PARENT, sys.executable, __file__, "--train", kind, str(folder), address]
     return subprocess.Popen(words, stdout=log, stderr=log)
 
 
@@ -172,8 +176,7 @@ def trial(kind: str, fault: str, folder: Path, nodes: Nodes, draw: random.Random
         while learner.poll() is None and not (folder / "checkpoints").is_dir():
             time.sleep(0.05)
         time.sleep(draw.uniform(0.0, 4.0))
-        begun = learner.poll() is None
-        hit(fault, learner, nodes, draw)
+        begun = hit(fault, learner, nodes, draw)
         status = wait(learner)
         if fault in ("learner", "head"):
             wait_for_actors()
@@ -227,7 +230,7 @@ def main() -> int:
     if args.train:
         train(*args.train)
         return 0
-    draw, nodes, failed = random.Random(args.seed), Nodes(), 0
+    draw, nodes, failed, missed = random.Random(args.seed), Nodes(), 0, 0
     with tempfile.TemporaryDirectory() as place:
         whole = Path(place) / "serial"
         train("serial", str(whole), "")
@@ -238,6 +241,7 @@ def main() -> int:
                 fault = draw.choices(FAULTS, WEIGHTS)[0]
                 folder = Path(place) / str(number)
                 told = trial(kind, fault, folder, nodes, draw)
+                missed += not told["in_time"]
                 told["bytes"] = kind == "async" or hashes(folder) == wanted
                 if told["status"] or not told["counters"] or not told["bytes"]:
                     failed += 1
@@ -249,7 +253,9 @@ def main() -> int:
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
             nodes.end()
-    print(f"{args.kills - failed} of {args.kills} trials were as they must be")
+    print(
+        f"{args.kills - failed} of {args.kills} trials were as they must be; {missed} hit nothing"
+    )
     return 1 if failed else 0
 
 

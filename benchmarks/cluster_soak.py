@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from children import WITH_PARENT
 from cluster_faults import COMMON, Drifting, Nodes, actors, wait, wait_for_actors
 
 import quintet
@@ -83,7 +84,7 @@ def soak(minutes: float, every: float, draw: random.Random, record: Any) -> bool
     nodes = Nodes()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
-        words = [sys.executable, __file__, "--train", str(folder), nodes.whole()]
+        words = [*WITH_PARENT, sys.executable, __file__, "--train", str(folder), nodes.whole()]
         with open(f"{folder}.txt", "wb") as log:
             process = subprocess.Popen(words, stdout=log, stderr=log)
         learner, rows = psutil.Process(process.pid), []
