@@ -1,6 +1,7 @@
 """The scripts of benchmarks/ can be imported, and are called as they say and documents show."""
 
 import argparse
+import json
 import re
 import runpy
 import shlex
@@ -96,3 +97,17 @@ def test_figures_of_the_doctor_are_those_of_its_records(monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend(str(FOLDER))
     table = runpy.run_path(str(FOLDER / "doctor.py"), run_name="imported")["summary"]()
     assert table in (FOLDER / "parts.md").read_text()
+
+
+def test_scores_of_sac_are_those_of_its_records() -> None:
+    page = (ROOT / "docs" / "sac.md").read_text()
+    paths = sorted((FOLDER / "results").glob("sac-*-v*.json"))
+    assert len(paths) == 7
+    for path in paths:
+        record = json.loads(path.read_text())
+        seeds = [run["seed"] for run in record["runs"]]
+        scores = [run["return_mean"] for run in record["runs"]]
+        told = ", ".join(f"{x:,.0f}" if abs(x) >= 1_000 else f"{x:.1f}" for x in scores)
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| {record['env']} |")]
+        _, _, _, said, *_ = (cell.strip().replace("*", "") for cell in row.split("|"))
+        assert said == told + (f" (seed {seeds[0]})" if len(seeds) == 1 else "")
