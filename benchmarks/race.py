@@ -280,8 +280,8 @@ def told(cells: dict[str, Any] | None) -> str:
     ]
     by_env: dict[str, dict[str, Any]] = {}
     for name, cell in (cells or {}).items():
-        env, who, time, seed = name.split()
-        asked = "" if (time, seed) == ("10min", "s11") else f", {time} {seed}"
+        env, who, minutes, seed = name.split()
+        asked = "" if (minutes, seed) == ("10min", "s11") else f", {minutes} {seed}"
         by_env.setdefault(f"{env}{asked}", {})[who] = cell
 
     def score(of: dict[str, Any], who: str) -> str:

@@ -24,7 +24,7 @@ from quintet.envs.evaluated import OWN_OPTIONS, EvalEnvConfig, of_another
 from quintet.envs.film import make_filmed_env
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.vector import EnvDescription, ObsArrays, VectorEnv
-from quintet.errors import ConfigError, QuintetError, UntrustedError
+from quintet.errors import ConfigError, QuintetError
 from quintet.observe.video import VideoWriter, check_video
 from quintet.options import Facts, idle
 from quintet.play import Found, Games, How, play
@@ -208,9 +208,7 @@ def evaluate(
     path = None if video is None else given_path(video)
     if path is not None:
         check_video(path)
-    callable_id = policy.env.id if env is None and ":" in policy.env.id else ""
-    with _told_of_callables(callable_id):
-        chosen, num_streams = _choose_env(policy, env, episodes, _options(env_options or {}))
+    chosen, num_streams = _choose_env(policy, env, episodes, _options(env_options or {}))
     uniform = partial(UniformActor, policy.spaces.action, seed)
     actor = uniform(0) if random else policy.player_on(device)
     how = How(actor, episodes, seed, deterministic, stop, threads=policy.threads)
@@ -223,7 +221,7 @@ def evaluate(
         other = against.player_on(device) if isinstance(against, Policy) else uniform(1)
         how = replace(how, others=(other,))
         num_streams = max(num_streams, min(how.episodes, 2) * chosen.num_agents)  # both seatings
-    with _told_of_callables(callable_id):
+    with _told_of_callables(policy, env):
         made = _streams(chosen, num_streams, how)
     with closing(made) as vector:
         _check_spaces(policy, vector)
@@ -341,14 +339,12 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _told_of_callables(env_id: str) -> Iterator[None]:
-    """Adds to faults of a policy's environment that it may be of a callable, if it has an id."""
+def _told_of_callables(policy: Policy, env: EnvLike | None) -> Iterator[None]:
+    """Adds to faults of a policy's own environment that it may have been a callable."""
     try:
         yield
-    except UntrustedError:
-        raise
     except ConfigError as error:
-        if not env_id:
+        if env is not None or ":" not in policy.env.id:
             raise
         raise ConfigError(
             f"{error}; if the policy was trained on a callable, give that as env=, or an import "
@@ -377,7 +373,8 @@ def _choose_env(
     given = calls_of({f"env.{name}": value for name, value in vouched.items()})
     origin = replace(policy.origin, given=(*policy.origin.given, *given))
     origin.check(Call("env", config.id, config.kwargs))
-    resolved = resolve_env(config, source)
+    with _told_of_callables(policy, env):
+        resolved = resolve_env(config, source)
     _require_effect(resolved, own, says)
     return resolved, resolved.streams_of(num_streams)
 
