@@ -24,7 +24,7 @@ from quintet.envs.evaluated import OWN_OPTIONS, EvalEnvConfig, of_another
 from quintet.envs.film import make_filmed_env
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.vector import EnvDescription, ObsArrays, VectorEnv
-from quintet.errors import ConfigError, QuintetError
+from quintet.errors import ConfigError, QuintetError, UntrustedError
 from quintet.observe.video import VideoWriter, check_video
 from quintet.options import Facts, idle
 from quintet.play import Found, Games, How, play
@@ -344,7 +344,8 @@ def _told_of_callables(policy: Policy, env: EnvLike | None) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        if env is not None or ":" not in policy.env.id:
+        untrusted = isinstance(error, UntrustedError)
+        if untrusted or env is not None or ":" not in policy.env.id:
             raise
         raise ConfigError(
             f"{error}; if the policy was trained on a callable, give that as env=, or an import "
@@ -372,8 +373,8 @@ def _choose_env(
         vouched["id"] = config.id
     given = calls_of({f"env.{name}": value for name, value in vouched.items()})
     origin = replace(policy.origin, given=(*policy.origin.given, *given))
-    origin.check(Call("env", config.id, config.kwargs))
     with _told_of_callables(policy, env):
+        origin.check(Call("env", config.id, config.kwargs))
         resolved = resolve_env(config, source)
     _require_effect(resolved, own, says)
     return resolved, resolved.streams_of(num_streams)

@@ -73,6 +73,7 @@ def _fitting(asked: Asked, listed: Sequence[Entry]) -> tuple[list[Able], dict[st
     faults: dict[str, str] = {}
     for each in listed:
         try:
+            each = _fitted(each, load(asked, each, {}, beside=True))
             loaded = load(asked, each, {}, beside=True)
             values = resolved(loaded)[0]
         except ConfigError as error:
@@ -84,6 +85,15 @@ def _fitting(asked: Asked, listed: Sequence[Entry]) -> tuple[list[Able], dict[st
         else:
             found.append(Able(each, loaded, values))
     return found, faults
+
+
+def _fitted(entry: Entry, loaded: Loaded) -> Entry:
+    """The entry with its options as a new run of this configuration changes them to fit each other
+    and the environment, since later legs must ask for what the run began with.
+    """
+    flat = loaded.config.flat()
+    changed = [name for name in entry.options if loaded.sources[name].startswith("resolved")]
+    return entry._replace(options={**entry.options, **{name: flat[name] for name in changed}})
 
 
 def _first(text: str) -> str:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from quintet.run.launch import Result
 
 _BLOCK, _MOST_EPISODES = 5, 100
+_MOST_BATCH_SHARE = 0.25  # of the time, by which training stops earlier
+_LOOK_EVERY_S = 0.1
 
 
 def main() -> int:
@@ -24,30 +26,36 @@ def main() -> int:
 
 @final
 class _Clock:
-    """Stops the training of this process when its time is over.
+    """Stops the training of this process a batch before its time is over, since a run ends with its
+    batch.
 
     begin: when its parent began it, by `time.monotonic`, which processes of one machine share.
-    over: whether it has stopped it.
+    over: whether it has stopped it.  batch_s: seconds of a batch, as far as known.
     """
 
     def __init__(self, begin: float, seconds: float) -> None:
         self.begin = begin
         self.over = False
-        self._timer = threading.Timer(max(0.0, seconds - self.passed_s), self._end)
-        self._timer.daemon = True
+        self.batch_s = 0.0
+        self._seconds, self._cancelled = seconds, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def start(self) -> None:
-        self._timer.start()
+        self._thread.start()
 
-    def _end(self) -> None:
+    def _watch(self) -> None:
+        most_s = _MOST_BATCH_SHARE * self._seconds
+        while (left_s := self._seconds - min(self.batch_s, most_s) - self.passed_s) > 0.0:
+            if self._cancelled.wait(min(left_s, _LOOK_EVERY_S)):
+                return
         self.over = True
         os.kill(os.getpid(), signal.SIGTERM)
 
     def cancel(self) -> None:
-        """Returns when the timer has ended, and sends no signal any more."""
-        self._timer.cancel()
-        if self._timer.is_alive():
-            self._timer.join()
+        """Returns when the thread has ended, and sends no signal any more."""
+        self._cancelled.set()
+        if self._thread.is_alive():
+            self._thread.join()
 
     @property
     def passed_s(self) -> float:
@@ -56,12 +64,13 @@ class _Clock:
 
 @final
 class _Heard:
-    """Speed and returns from the reports of this process.
+    """Speed and returns from the reports of this process; tells the clock how long a batch takes.
 
     any: whether there was one; speed: env_steps per second from the first to the newest.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: _Clock) -> None:
+        self._clock = clock
         self._first: tuple[float, float] | None = None
         self._episodes: list[tuple[float, float]] = []
         self.speed = 0.0
@@ -71,6 +80,8 @@ class _Heard:
         self._first = self._first or (steps, now)
         if now > self._first[1]:
             self.speed = (steps - self._first[0]) / (now - self._first[1])
+        batch_steps = steps / max(1.0, report["iterations"])
+        self._clock.batch_s = batch_steps / (self.speed or steps / max(now, 1e-9))
         if "episode/return_mean" in report:
             self._episodes.append((report["episode/count"], report["episode/return_mean"]))
 
@@ -103,7 +114,8 @@ def _leg(loaded: "Loaded", payload: dict[str, Any]) -> dict[str, Any]:
         return {"status": "ready"}
     from quintet.run.launch import run
 
-    clock, heard = _Clock(payload["begin"], payload["training_s"]), _Heard()
+    clock = _Clock(payload["begin"], payload["training_s"])
+    heard = _Heard(clock)
 
     def handle(*_: object) -> None:
         # The run handles signals while it trains.  One of the clock that comes right after that

@@ -18,6 +18,7 @@ from quintet.errors import ConfigError
 from quintet.race import choosing
 from quintet.race.asked import Asked
 from quintet.race.portfolio import Entry
+from quintet.run import launch
 
 
 def test_a_change_that_does_not_fit_an_entry_is_left_out(
@@ -70,6 +71,25 @@ def test_all_legs_of_an_entry_compile_or_none(
     asked = Asked(10.0, (Layer("command line", values),), source=source)
     (able,) = choosing.able(asked, [Entry("a", "ppo", {}, "a test")], print)
     assert choosing.compiles(able, leg_s) == compiles
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_later_legs_ask_for_the_options_that_fitted_the_first(alone: bool, tmp_path: Path) -> None:
+    """Rows fit the streams that were typed, streams the two agents of a game."""
+    values: dict[str, Any] = {"run_dir": str(tmp_path / "a"), "report.progress": False}
+    values |= {"eval.episodes": 0, "model.policy_hidden": (8,), "num_epochs": 1}
+    values |= {"env.num_streams": 4} if alone else {}
+    values["env.id"] = "CartPole-v1" if alone else "quintet.envs.games:parallel_env"
+    asked = Asked(10.0, (Layer("command line", values),))
+    fast = {"env.num_streams": 31, "unroll_steps": 8, "minibatch_steps": 248}
+    (able,) = choosing.able(asked, [Entry("fast", "ppo", fast, "a test")], print)
+    (able,), _ = choosing.shortened(asked, [able], 200.0)
+    streams = 4 if alone else 32
+    assert able.values["env.num_streams"] == streams
+    assert able.entry.options["minibatch_steps"] == able.values["minibatch_steps"] <= 8 * streams
+    launch.run(choosing.load(asked, able.entry, {"total_env_steps": 1_000}))
+    later = choosing.load(asked, able.entry, {"total_env_steps": 2_000})
+    assert later.config.total_env_steps == 2_000
 
 
 def test_entries_that_typed_options_make_equal_run_once(

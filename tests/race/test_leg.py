@@ -35,7 +35,8 @@ def payload(training_s: float, *, last: bool = True) -> dict[str, Any]:
 
 
 def report(env_steps: int, **more: float) -> dict[str, float]:
-    return {"env_steps": float(env_steps), "wall_s": env_steps / 100.0, **more}
+    known = {"env_steps": float(env_steps), "wall_s": env_steps / 100.0, "iterations": 1_000.0}
+    return {**known, **more}
 
 
 def scored(count: int, mean: float) -> dict[str, float]:
@@ -74,6 +75,30 @@ def test_the_score_of_training_is_that_of_the_last_episodes_whatever_the_newest_
     found = leg._leg(SimpleNamespace(), payload(60.0))  # type: ignore[arg-type]
     assert found["training"] == pytest.approx(6.0)
     assert found["speed"] == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize(
+    ("wall_s", "batches", "early_s"),
+    [(1.0, 10, 0.1), (4.0, 2, 2.0), (100.0, 1, 2.5), (1.0, 1_000_000, 0.0)],
+)
+def test_training_stops_a_batch_early_but_not_by_more_than_a_quarter(
+    wall_s: float, batches: int, early_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, stopped = [100.0], list[float]()
+
+    def wait(seconds: float) -> bool:
+        now[0] += seconds
+        return False
+
+    monkeypatch.setattr(leg, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(leg.os, "kill", lambda *_: stopped.append(now[0] - 100.0))
+    clock = leg._Clock(100.0, 10.0)
+    clock._cancelled = SimpleNamespace(wait=wait)  # type: ignore[assignment]
+    heard = leg._Heard(clock)
+    heard({"env_steps": 100.0, "wall_s": wall_s, "iterations": float(batches)})
+    clock._watch()
+    assert clock.over
+    assert stopped == [pytest.approx(10.0 - early_s)]
 
 
 @pytest.fixture
