@@ -382,6 +382,8 @@ def _choose_env(
 
 def _require_effect(env: ResolvedEnv, own: Mapping[str, Any], says: Mapping[str, Any]) -> None:
     """Refuses options of the evaluation that have no effect."""
+    if not own:  # to look for effects the environment's maker has to be found
+        return
     still = idle(EvalEnvConfig.model_construct(**own), Facts(evaluated=env))
     for name in [*(own.keys() & still), *(own.keys() & says.keys() - {"id"})]:
         raise ConfigError(
