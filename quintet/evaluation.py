@@ -2,8 +2,8 @@
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
@@ -24,7 +24,7 @@ from quintet.envs.evaluated import OWN_OPTIONS, EvalEnvConfig, of_another
 from quintet.envs.film import make_filmed_env
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.vector import EnvDescription, ObsArrays, VectorEnv
-from quintet.errors import ConfigError, QuintetError, UntrustedError
+from quintet.errors import ConfigError, QuintetError
 from quintet.observe.video import VideoWriter, check_video
 from quintet.options import Facts, idle
 from quintet.play import Found, Games, How, play
@@ -221,8 +221,15 @@ def evaluate(
         other = against.player_on(device) if isinstance(against, Policy) else uniform(1)
         how = replace(how, others=(other,))
         num_streams = max(num_streams, min(how.episodes, 2) * chosen.num_agents)  # both seatings
-    with _told_of_callables(policy, env):
+    try:
         made = _streams(chosen, num_streams, how)
+    except ConfigError as error:
+        if env is None and ":" in chosen.config.id:
+            raise ConfigError(
+                f"{error}; if the policy was trained on a callable, give that as env=, or an "
+                "import string of it as --env"
+            ) from error
+        raise
     with closing(made) as vector:
         _check_spaces(policy, vector)
         how = replace(how, max_steps=_bound(max_steps, policy, vector.description))
@@ -338,21 +345,6 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: getattr(config, name) for name in given}
 
 
-@contextmanager
-def _told_of_callables(policy: Policy, env: EnvLike | None) -> Iterator[None]:
-    """Adds to faults of a policy's own environment that it may have been a callable."""
-    try:
-        yield
-    except ConfigError as error:
-        untrusted = isinstance(error, UntrustedError)
-        if untrusted or env is not None or ":" not in policy.env.id:
-            raise
-        raise ConfigError(
-            f"{error}; if the policy was trained on a callable, give that as env=, or an import "
-            "string of it as --env"
-        ) from error
-
-
 def _choose_env(
     policy: Policy, env: EnvLike | None, episodes: int, own: Mapping[str, Any]
 ) -> tuple[ResolvedEnv, int]:
@@ -373,16 +365,15 @@ def _choose_env(
         vouched["id"] = config.id
     given = calls_of({f"env.{name}": value for name, value in vouched.items()})
     origin = replace(policy.origin, given=(*policy.origin.given, *given))
-    with _told_of_callables(policy, env):
-        origin.check(Call("env", config.id, config.kwargs))
-        resolved = resolve_env(config, source)
+    origin.check(Call("env", config.id, config.kwargs))
+    resolved = resolve_env(config, source)
     _require_effect(resolved, own, says)
     return resolved, resolved.streams_of(num_streams)
 
 
 def _require_effect(env: ResolvedEnv, own: Mapping[str, Any], says: Mapping[str, Any]) -> None:
     """Refuses options of the evaluation that have no effect."""
-    if not own:  # to look for effects the environment's maker has to be found
+    if not own:  # the environment's maker, which effects depend on, is found later
         return
     still = idle(EvalEnvConfig.model_construct(**own), Facts(evaluated=env))
     for name in [*(own.keys() & still), *(own.keys() & says.keys() - {"id"})]:
