@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from importlib.metadata import entry_points
 from itertools import product
+from math import hypot, sqrt
 from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
@@ -285,15 +286,18 @@ def told(cells: dict[str, Any] | None) -> str:
         by_env.setdefault(f"{env}{asked}", {})[who] = cell
 
     def score(of: dict[str, Any], who: str) -> str:
+        """The mean, in bold type where it is the highest of an environment."""
         if "mean" in of.get(who, {}):
             mean = of[who]["mean"]
-            return f"{mean:,.0f}" if abs(mean) >= 10_000 else f"{mean:.4g}"
+            said = f"{mean:,.0f}" if abs(mean) >= 10_000 else f"{mean:.4g}"
+            highest = mean == max(x["mean"] for x in of.values() if "mean" in x)
+            return f"**{said}**" if highest else said
         return next((x for x in ("unfit", "error") if x in of.get(who, {})), "not run")
 
     for env, of in by_env.items():
         third = score(of, "sb3-sac" if "sb3-sac" in of else "sb3-dqn")
         winner = of.get("auto", {}).get("winner")
-        own = score(of, "auto") if winner is None else f"**{score(of, 'auto')}** ({winner})"
+        own = score(of, "auto") if winner is None else f"{score(of, 'auto')} ({winner})"
         columns = [env, own, score(of, "sb3-ppo"), score(of, "sb3-a2c"), third]
         lines.append(f"| {' | '.join(columns)} |")
     return "\n".join(lines)
@@ -317,6 +321,9 @@ def verdict(env: str, cells: dict[str, Any], args: argparse.Namespace) -> str:
     best = max(peers, key=lambda x: peers[x])
     how = "above" if own > peers[best] else "not below" if own == peers[best] else "below"
     words = f"{env}: {own:.4g} by {of['auto']['winner']}, {how} {best}'s {peers[best]:.4g}"
+    errors = (x["std"] / sqrt(x["episodes"]) for x in (of["auto"], of[best]))
+    alike = abs(own - peers[best]) <= 2.0 * hypot(*errors)
+    words += " (within two standard errors of the difference)" if alike else ""
     return words + (f"; too long: {', '.join(late)}" if late else "")
 
 

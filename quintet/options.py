@@ -157,6 +157,9 @@ class Tune(NamedTuple):
     at_most: str = ""
 
 
+AROUND = "around"
+"""Value of `search` in `option`: a range around the option's value."""
+
 FACTOR, USUAL, NEAR_1, CAP = Tune(), Tune(usual=True), Tune("distance_to_1"), Tune("cap")
 
 
@@ -171,6 +174,7 @@ class About(NamedTuple):
     auto: bool = False
     on_resume: Literal["kept", "free", "rounds"] = "kept"
     statistics: str = ""
+    search: str = ""
 
 
 def option(
@@ -185,6 +189,7 @@ def option(
     auto: bool = False,
     on_resume: Literal["kept", "free", "rounds"] = "kept",
     statistics: str = "",
+    search: str = "",
     **limits: Any,
 ) -> Any:
     """A field of a configuration, as the value of an attribute or, without a default, in Annotated.
@@ -199,6 +204,8 @@ def option(
         run keeps.
     on_resume: whether a resumed run may change it; rounds: that changes the rounding of numbers.
     statistics: prefix of the names of tensors that are of something else with another value.
+    search: what a sweep searches by default, though populations don't tune it: a range LOW..HIGH
+        where its value is 0, `AROUND` where it is not.
     limits: other arguments of `pydantic.Field`.
     """
     several = needs if isinstance(needs, tuple) and not isinstance(needs, Needs) else (needs,)
@@ -208,7 +215,8 @@ def option(
     tune = tune and tune._replace(at_most=at_most)
     info: FieldInfo = Field(description=doc, **limits)
     others = tuple(also.split())
-    info.metadata.append(About(each, tune, at_most, faster, others, auto, on_resume, statistics))
+    found = About(each, tune, at_most, faster, others, auto, on_resume, statistics, search)
+    info.metadata.append(found)
     return info
 
 

@@ -25,52 +25,18 @@ class Machine(NamedTuple):
     gpus: int = 0
 
 
-class _Served:
-    """A node's process, which Ray starts there."""
-
-    def serve(self, address: tuple[str, int], token: bytes) -> None:
-        from quintet.cluster.node import serve
-
-        serve(address, token)
-
-
-@final
-class Actor:
-    """The actor of one node; it is never restarted."""
-
-    def __init__(self, machine: Machine, cores: int, *given: Any):
-        """cores: number that it reserves in Ray; given: argument of `serve`."""
-        where = NodeAffinitySchedulingStrategy(machine.id, soft=False)
-        kind = ray.remote(_Served).options(
-            num_cpus=cores, max_restarts=0, max_task_retries=0, scheduling_strategy=where
-        )
-        self._actor = kind.remote()
-        self._served = self._actor.serve.remote(*given)
-
-    def failure(self) -> str | None:
-        """Describes how it ended; None while it runs or waits for its cores."""
-        if not ray.wait([self._served], timeout=0)[0]:
-            return None
-        try:
-            ray.get(self._served)
-        except RayError as error:
-            return _last_line(error)
-        return "it ended"
-
-    def kill(self) -> None:
-        """Ends it at once."""
-        with suppress(RayError, ValueError):
-            ray.kill(self._actor)
-
-
 @final
 class Hosted:
     """An object of a class in a process of its own on a node, which is never restarted.  It answers
     one question at a time.
     """
 
-    def __init__(self, machine: Machine, kind: type, cores: int, gpus: int = 0):
-        """cores, gpus: numbers that it reserves in Ray, for which it waits."""
+    def __init__(self, machine: Machine, kind: type, cores: int, gpus: int = 0, threads: int = 4):
+        """cores, gpus: numbers that it reserves in Ray, for which it waits.
+
+        threads: for its methods; with 1 they run in the main thread, with more it can be told to
+        stop while it answers.
+        """
         self._actor = (
             ray.remote(kind)
             .options(
@@ -78,7 +44,7 @@ class Hosted:
                 num_gpus=gpus,
                 max_restarts=0,
                 max_task_retries=0,
-                max_concurrency=4,  # it is told to stop while it answers
+                max_concurrency=threads,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(machine.id, soft=False),
             )
             .remote()
@@ -107,6 +73,35 @@ class Hosted:
         """Ends the process at once."""
         with suppress(RayError, ValueError):
             ray.kill(self._actor)
+
+
+class _Served:
+    """A node's process, which Ray starts there."""
+
+    def serve(self, address: tuple[str, int], token: bytes) -> str:
+        from quintet.cluster.node import serve
+
+        serve(address, token)
+        return "it ended"
+
+
+@final
+class Actor:
+    """The actor of one node; it is never restarted."""
+
+    def __init__(self, machine: Machine, cores: int, *given: Any):
+        """cores: number that it reserves in Ray; given: argument of `serve`."""
+        self._hosted = Hosted(machine, _Served, cores, threads=1)  # users' code may use signals
+        self._hosted.ask("serve", *given)
+        self.kill = self._hosted.kill
+
+    def failure(self) -> str | None:
+        """Describes how it ended; None while it runs or waits for its cores."""
+        try:
+            ended: str | None = self._hosted.answer()
+        except WorkerFault as error:
+            return str(error)
+        return ended
 
 
 def connect(address: str) -> bool:

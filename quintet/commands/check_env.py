@@ -3,6 +3,7 @@ reproducible."""
 
 import json
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
@@ -82,15 +83,19 @@ def main(arguments: list[str]) -> int:
 
 
 def _doubts(found: "EnvCheck") -> "list[Doubt]":
-    """Choices of quintet that are doubtful in this environment, whatever the learner."""
+    """Choices of quintet that are doubtful in this environment, by the defaults of the learners."""
     from quintet.algorithms import registry
     from quintet.config import choices
     from quintet.models.config import ModelConfig, resolve_model
 
     model, spaces = ModelConfig(), found.spaces
-    records = (record for _, record in registry.LEARNERS.usable())
-    ways = (record.reward_scaling(record.config()) for record in records)
-    usual = choices.Learning(0.99, True, next(filter(None, ways), ""))
+    records = dict(registry.LEARNERS.usable())
+    ways = {name: record.reward_scaling(record.config()) for name, record in records.items()}
+    unscaled = {name: way for name, way in ways.items() if way}
+    usual = choices.Learning.of(registry.DEFAULT, records[registry.DEFAULT].config())
+    if registry.DEFAULT not in unscaled:
+        way, names = next(iter(unscaled.values()), ""), ", ".join(unscaled)
+        usual = replace(usual, scaling=way, scaling_of=names)
     seen = choices.during(resolve_model(model, spaces), spaces, usual, found.evidence)
     return choices.before(model, spaces, None) + seen
 

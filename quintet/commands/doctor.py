@@ -30,6 +30,16 @@ Exit status: 0 no likely cause was found, 1 a likely cause was found, 2 wrong us
 """
 
 
+_SUBJECTS = {
+    "check": "the layout of its rows",
+    "play": "random play",
+    "pairs": "what other actions change",
+    "remembers": "whether an episode depends on the one before",
+    "predict": "what predicts observations and rewards",
+}
+"""The subjects of the stages of an examination."""
+
+
 class Asked(NamedTuple):
     """The command line: targets, and the words of other options."""
 
@@ -168,7 +178,7 @@ def _in_words(result: dict[str, Any]) -> list[str]:
             if text:
                 lines.append(f"   {label + ':':<9} {text}")
     for name, why in result.get("unmade", {}).items():
-        lines.append(f"not looked at: {name} ({why})")
+        lines.append(f"not looked at: {_SUBJECTS.get(name, name)} ({why})")
     return lines
 
 

@@ -10,6 +10,8 @@ from quintet.errors import ConfigError, QuintetError
 from quintet.observe.run_summary import find_runs, read_summary, text
 from quintet.system.files import given_path, shown
 
+_MOST_COMMAND = 4_000  # characters
+
 
 def main(arguments: list[str]) -> int:
     def write(
@@ -46,7 +48,18 @@ def main(arguments: list[str]) -> int:
 
         summaries = [read_summary(each) for each in places.values()]
         marks = {
-            folder: [Mark(x.name, x.degree, text(x.said), text(x.advice)) for x in found]
+            folder: [
+                Mark(
+                    x.name,
+                    x.degree,
+                    text(x.said),
+                    text(x.advice),
+                    text(x.numbers),
+                    text(x.command, _MOST_COMMAND),
+                    x.link,
+                )
+                for x in found
+            ]
             for folder, found in examine_runs(summaries, policies=True).items()
         }
         print(shown(write_page(summaries, title, page, marks)))

@@ -6,7 +6,7 @@ show one, or are too few.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
@@ -15,18 +15,33 @@ from gymnasium import spaces as gym_spaces
 
 from quintet.algorithms import registry
 from quintet.envs.evidence import Evidence
-from quintet.models.config import ModelConfig, encoded_leaves, picture_options, resolve_model
-from quintet.models.leaves import SMALL, is_grid_with_mission, normalized_leaves, small_pictures
+from quintet.models.config import (
+    ModelConfig,
+    encoded_leaves,
+    picture_leaves,
+    picture_options,
+    resolve_model,
+)
+from quintet.models.leaves import (
+    SMALL,
+    is_added,
+    is_grid_with_mission,
+    normalized_leaves,
+    small_pictures,
+)
 from quintet.spaces import mask_sizes
 from quintet.types import Spaces
 
 _LEAST_ROWS = 256
 _LEAST_EPISODES = 10
+_LEAST_LONG, _LONG = 4, 100  # episodes, if all have so many steps
+_FLOAT_BOARD = 16  # least height and width of floats that may be a picture without channels
 _LARGE = 100.0  # numbers of an observation
 _LARGE_REWARD, _SMALL_REWARD = 1e3, 1e-3
 _LEAST_REWARDS = 10
 _SMALL_SHARE = 100.0  # rewards of a return that are scaled together
 _WORTH = 0.01  # what an episode's only reward is worth at its begin, below which gamma is short
+_SHORT_HORIZON, _HORIZONS = 5.0, 10.0  # steps; times that it fits into an episode
 _LEAST_LIMIT = 20  # steps: shorter tasks often have a fixed length that belongs to them
 _SAME_FRAC = 0.9  # of the episodes
 _LEAST_CHOICES, _USED_FRAC = 20, 0.25
@@ -58,12 +73,14 @@ class Learning:
     normalizes: whether floats in observations are normalised.
     scaling: the option that would scale rewards; "": they are scaled, or there is no such option.
     divisor: least number by which rewards that are scaled are divided; 0: none.
+    scaling_of: learners that don't scale rewards, if it is not the one of the run.
     """
 
     gamma: float | None = None
     normalizes: bool = True
     scaling: str = ""
     divisor: float = 0.0
+    scaling_of: str = ""
 
     @classmethod
     def of(cls, algo: str, options: Any) -> "Learning":
@@ -97,7 +114,7 @@ def during(model: ModelConfig, spaces: Spaces, learning: Learning, seen: Evidenc
     found = (
         scales(model, spaces, learning, seen),
         reward_scale(learning, seen),
-        short_horizon(learning, seen),
+        short_horizon(learning, seen) or discounted(learning, seen),
         time_limit(seen),
         unused_actions(seen),
     )
@@ -105,31 +122,34 @@ def during(model: ModelConfig, spaces: Spaces, learning: Learning, seen: Evidenc
 
 
 def flat_pictures(model: ModelConfig, spaces: Spaces) -> Iterator[Doubt]:
-    """Leaves that may be pictures, and are read by an MLP because they have two dimensions, or
-    integers."""
-    leaves = encoded_leaves(spaces)
-    if model.encoder != "auto" or resolve_model(model, spaces).encoder != "mlp":
+    """Leaves that may be pictures, and are flattened because of their type, their size, their two
+    dimensions, or other pictures."""
+    leaves, resolved = encoded_leaves(spaces), resolve_model(model, spaces)
+    if model.encoder != "auto" or resolved.encoder == "film_grid":
         return
+    small = resolved.encoder == "small_cnn"
+    read = small_pictures(leaves) if small else picture_leaves(resolved, spaces)
     for name, leaf in leaves.items():
         shape = leaf.shape or ()
-        if not isinstance(leaf, gym_spaces.Box | gym_spaces.MultiBinary) or len(shape) < 2:
+        if not isinstance(leaf, gym_spaces.Box | gym_spaces.MultiBinary) or is_added(name):
             continue
-        if is_grid_with_mission(leaves) and name != "image":
+        if name in read or (is_grid_with_mission(leaves) and name != "image"):
             continue
-        kind = leaf.dtype.kind if leaf.dtype is not None else ""
-        board = len(shape) == 2 and min(shape) >= SMALL and max(shape) < 36 and kind != "f"
-        # Of three dimensions, all others are read by small_cnn.
-        volume = len(shape) == 3 and sorted(shape)[1] >= SMALL and kind in "iu"
+        floats = leaf.dtype is not None and leaf.dtype.kind == "f"
+        # Tables of numbers have two dimensions too.
+        board = len(shape) == 2 and min(shape) >= (_FLOAT_BOARD if floats else SMALL)
+        volume = len(shape) == 3 and sorted(shape)[1] >= SMALL
         if not board and not volume:
             continue
-        readable = bool(small_pictures({name: leaf}))
         way = "--model.encoder small_cnn reads it as one"
-        if not readable:
+        if not small_pictures({name: leaf}):
             way = "give it as bool, uint8 or float32, so that small_cnn reads it as one"
+        elif small:
+            way = "give it a third dimension for channels, so that small_cnn reads it as one"
         yield Doubt(
             "encoder",
-            f"observation {name!r} ({_times(shape)}, {leaf.dtype}) may be a picture, and an MLP "
-            f"reads it as {math.prod(shape):,} numbers without places",
+            f"observation {name!r} ({_times(shape)}, {leaf.dtype}) may be a picture, and is read "
+            f"as {math.prod(shape):,} numbers without places by {resolved.encoder}",
             way,
         )
 
@@ -205,7 +225,7 @@ def reward_scale(learning: Learning, seen: Evidence) -> Doubt | None:
     return Doubt(
         "reward_size",
         f"rewards have a size of {_size(size)} (root mean square of {seen.rewards:,} that were not "
-        "0) and are not scaled",
+        "0) and are not scaled" + (f" by {learning.scaling_of}" if learning.scaling_of else ""),
         learning.scaling,
     )
 
@@ -213,7 +233,7 @@ def reward_scale(learning: Learning, seen: Evidence) -> Doubt | None:
 def short_horizon(learning: Learning, seen: Evidence) -> Doubt | None:
     """An episode's only reward, so late that gamma discounts it to next to nothing."""
     gamma, count = learning.gamma, len(seen.paid_lengths)
-    if gamma is None or not 0.0 < gamma < 1.0 or count < _LEAST_EPISODES:
+    if gamma is None or not 0.0 < gamma < 1.0 or _too_few(seen.paid_lengths):
         return None
     if seen.rewards > 1.1 * count or seen.paid_ends < 0.9 * count:
         return None
@@ -231,10 +251,31 @@ def short_horizon(learning: Learning, seen: Evidence) -> Doubt | None:
     )
 
 
+def discounted(learning: Learning, seen: Evidence) -> Doubt | None:
+    """A gamma by which next to nothing counts but the next steps of long episodes."""
+    gamma, count = learning.gamma, len(seen.lengths)
+    if gamma is None or not 0.0 <= gamma < 1.0 or _too_few(seen.lengths):
+        return None
+    horizon, length = 1.0 / (1.0 - gamma), sum(seen.lengths) / count
+    if horizon >= _SHORT_HORIZON or length < _HORIZONS * horizon:
+        return None
+    return Doubt(
+        "gamma",
+        f"gamma={gamma:g} weighs rewards of about {horizon:.2g} steps, and episodes have "
+        f"{length:,.0f} ({count} episodes)",
+        "--gamma 0.99",
+    )
+
+
+def _too_few(lengths: Sequence[int]) -> bool:
+    """Whether there are too few episodes; of long ones, less are enough."""
+    return len(lengths) < (_LEAST_LONG if min(lengths, default=0) >= _LONG else _LEAST_EPISODES)
+
+
 def time_limit(seen: Evidence) -> Doubt | None:
     """Episodes that all end after the same number of steps, by termination."""
     count = len(seen.lengths)
-    if count < _LEAST_EPISODES:
+    if _too_few(seen.lengths):
         return None
     longest = max(seen.lengths)
     same = sum(

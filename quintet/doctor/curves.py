@@ -13,6 +13,7 @@ from quintet.protocols import Part
 TRAINING, EVALUATION = "episode/return_mean", "eval/return_mean"
 
 _CLEARLY = 3.0  # of the noise
+_LEFT = 0.5  # of the highest rise
 _LEAST_EPISODES = 5  # whose spread says something of their noise
 _FIRST_EPISODES, _FIRST = 10, 0.25  # of the first level, in the first part of the run
 
@@ -121,9 +122,14 @@ class RunSeen:
 
     @property
     def learns(self) -> bool:
-        """Whether the returns rose beyond their noise, and are still near their best."""
-        rise = self.rise
-        return rise is not None and rise > 1.0
+        """Whether the returns rose beyond their noise, and at least half of the highest rise is
+        left."""
+        rise, first, end = self.rise, self.first_level, self.level(0.75, 1.0)
+        if rise is None or rise <= 1.0 or first is None or end is None:
+            return False
+        levels = (self.level(k / 8, (k + 2) / 8) for k in range(7))
+        best = max((x.mean for x in levels if x is not None), default=end.mean)
+        return end.mean - first.mean >= _LEFT * (best - first.mean)
 
     @property
     def doubt(self) -> float:

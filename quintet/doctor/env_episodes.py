@@ -3,21 +3,22 @@
 import numpy as np
 
 from quintet.config.choices import Doubt
-from quintet.doctor.finding import Finding, weight_of
+from quintet.doctor.finding import Finding, weight_of, words_of
 from quintet.doctor.seen import Seen
 
 _SLOW_S = 0.01
 _LONG_EPISODE = 2_000  # steps, within which most episodes end
+_LEAST_STARTS = 5  # episodes of an environment
 
 
 def doubts(seen: Seen) -> list[Finding]:
-    """Doubtful choices, by the rows of the check."""
+    """Doubtful choices, by the rows of random play."""
     return [_of_doubt(each, seen) for each in seen.doubts]
 
 
 def _of_doubt(doubt: Doubt, seen: Seen) -> Finding:
-    words = doubt.option.split()
-    command = f"{seen.options.train} {' '.join(words[:2])}" if words[0].startswith("--") else ""
+    words = words_of(doubt.option)
+    command = f"{seen.options.train} {words}" if words else ""
     name = doubt.choice.replace("_", "-")
     return Finding(name, weight_of(doubt.choice), doubt.said, {}, doubt.option, command)
 
@@ -86,20 +87,38 @@ def remembers(seen: Seen) -> Finding | None:
 
 
 def same_start(seen: Seen) -> Finding | None:
-    """Every episode begins alike."""
-    pairs, played = seen.pairs, seen.played
-    if pairs is None or pairs.seeds < 3 or pairs.starts != 1 or played is None:
+    """Every episode begins alike, or alike in each environment."""
+    played, pairs = seen.played, seen.pairs
+    if played is None or not played.rows:
         return None
     begins = np.zeros_like(played.valid)
     begins[1:] = ~played.valid[:-1]
     begins[:1] = True
-    first = played.obs[:-1][begins]
-    if not len(first) or not (first == first[0]).all():
+    first = [x[own] for x, own in zip(played.obs[:-1].swapaxes(0, 1), begins.T, strict=True)]
+    several = [each for each in first if len(each) >= _LEAST_STARTS]
+    if any((each != each[0]).any() for each in first):
+        return None
+    starts = len({each[0].tobytes() for each in first})
+    count = sum(map(len, first))
+    if starts > 1:
+        game = seen.check is not None and len(seen.check.env.agents) > 1
+        if len(several) < 2 or game:  # agents may begin in different places
+            return None
+        return Finding(
+            "same-start",
+            0.55,
+            f"in each of {len(first)} environments every episode begins with the observation of "
+            "its first one, which differs between environments: reset() takes the first seed again",
+            {"environments": len(first), "episodes": count, "different starts": starts},
+            "in reset(), draw from self.np_random, and make it anew only from a seed that is given",
+            seen.options.check,
+        )
+    if pairs is None or pairs.seeds < 3 or pairs.starts != 1:
         return None
     return Finding(
         "same-start",
         0.25,
-        f"every episode begins with the same observation ({pairs.seeds} seeds, {len(first)} "
+        f"every episode begins with the same observation ({pairs.seeds} seeds, {count} "
         "episodes): a policy may learn one path by heart",
         {"seeds": pairs.seeds, "different starts": pairs.starts},
         "draw the start in reset() from self.np_random, if the task has several",
@@ -171,9 +190,9 @@ def slow_step(seen: Seen) -> Finding | None:
         "slow-step",
         min(0.6, 0.2 + 0.1 * np.log10(check.step_s / _SLOW_S) + (0.2 if hours > 12 else 0.0)),
         f"a step takes {1e3 * check.step_s:.3g} ms, so {seen.options.total_env_steps:,} env_steps "
-        f"take {hours:,.1f} hours in one process",
+        f"take {hours:,.1f} hours of a core",
         {"seconds of a step": check.step_s, "hours of the budget": hours},
-        "make step() faster, or step environments in several processes",
+        "make step() faster, or step environments in as many processes as there are cores",
         f"{seen.options.train} --runtime.kind lockstep",
     )
 

@@ -6,10 +6,11 @@ import numpy as np
 
 from quintet.doctor.finding import Finding
 from quintet.doctor.fits import MEMORY_GAIN, Fits
-from quintet.doctor.play import Play
+from quintet.doctor.play import Large, Play
 from quintet.doctor.seen import Seen
 
-_HUGE = 1e4  # ratio of a number's size to 1, or to the others'
+_LARGE = 100.0  # size of a number
+_LARGER, _HUGE = 1e3, 1e4  # ratios of a number's size to the others'
 _BEYOND = 0.1  # of a score, by which memory must be better than the last actions
 _USE = 0.1  # of a number: the loss of the reward's score without it
 _ALIKE = 1.0 - 1e-9  # correlation
@@ -47,24 +48,41 @@ def observation_scale(seen: Seen) -> Finding | None:
     played = seen.played
     if played is None or played.rows < 200:
         return None
-    obs, names = _numbers(played)
+    size, names = _sizes(played)
     if not len(names):
         return None
-    size = np.sqrt(np.square(obs).mean(0))
     place = int(size.argmax())
-    others = np.median(size[size > 0]) if (size > 0).any() else 1.0
-    if size[place] < _HUGE or size[place] < _HUGE * min(1.0, others):
+    rest = np.delete(size, place)
+    others = float(np.median(rest[rest > 0])) if (rest > 0).any() else 1.0
+    if size[place] < max(_LARGE, _LARGER * others):
         return None
+    far = size[place] >= _HUGE * min(1.0, others)
     return Finding(
         "observation-scale",
-        0.45 if seen.options.normalizes else 0.75,
-        f"observation {names[place]} is of size {size[place]:.3g}, the median of all is "
+        0.45 if seen.options.normalizes else 0.75 if far else 0.55,
+        f"observation {names[place]} is of size {size[place]:.3g}, the median of the others is "
         f"{others:.3g}",
-        {"its size": float(size[place]), "median size": float(others)},
+        {"its size": float(size[place]), "median size": others},
         "divide it by its usual size in the environment; the observation normaliser helps "
         "floats only, and learns rare values slowly",
         "" if seen.options.normalizes else f"{seen.options.train} --normalize-observations true",
     )
+
+
+def _sizes(played: Play) -> tuple[np.ndarray, list[str]]:
+    """The root mean squares of the numbers of observations, and their names."""
+    obs, names = _numbers(played)
+    sizes = [np.sqrt(np.square(obs).mean(0))] if len(obs) else []
+    evidence = played.evidence
+    for name, leaf in played.large.items():
+        if evidence is not None and name in evidence.squares:  # pictures of bytes are scaled
+            sizes.append(evidence.sizes(name))
+            names += _places(name, leaf)
+    return (np.concatenate(sizes) if sizes else np.zeros(0)), names
+
+
+def _places(name: str, leaf: Large) -> list[str]:
+    return [f"{name}[{place}]" for place in range(len(leaf.still))]
 
 
 def observation_duplicate(seen: Seen) -> Finding | None:
@@ -72,7 +90,25 @@ def observation_duplicate(seen: Seen) -> Finding | None:
     played = seen.played
     if played is None or played.rows < 200:
         return None
-    obs, names = _numbers(played, choices=False)  # two values of one Discrete exclude each other
+    # Two values of one Discrete exclude each other.
+    tables = [_numbers(played, choices=False)]
+    tables += [(leaf.rows, _places(name, leaf)) for name, leaf in played.large.items()]
+    same = [x for obs, names in tables if (x := _same(obs, names)) is not None]
+    if not same:
+        return None
+    first, second, correlation = same[0]
+    return Finding(
+        "observation-duplicate",
+        0.15,
+        f"observations {first} and {second} always agree: was one meant to be something else?",
+        {"correlation": correlation},
+        "check whether one was written in place of another",
+        seen.options.check,
+    )
+
+
+def _same(obs: np.ndarray, names: list[str]) -> tuple[str, str, float] | None:
+    """The names of two columns that always agree, and their correlation; None without any."""
     moving = np.flatnonzero(obs.std(0) > 1e-9) if len(obs) else np.zeros(0, int)
     if len(moving) < 2:
         return None
@@ -81,15 +117,7 @@ def observation_duplicate(seen: Seen) -> Finding | None:
     a, b = np.unravel_index(int(np.abs(table).argmax()), table.shape)
     if abs(table[a, b]) < _ALIKE:
         return None
-    first, second = names[moving[a]], names[moving[b]]
-    return Finding(
-        "observation-duplicate",
-        0.15,
-        f"observations {first} and {second} always agree: was one meant to be something else?",
-        {"correlation": float(table[a, b])},
-        "check whether one was written in place of another",
-        seen.options.check,
-    )
+    return names[moving[a]], names[moving[b]], float(table[a, b])
 
 
 def observation_dead(seen: Seen) -> Finding | None:
@@ -100,14 +128,25 @@ def observation_dead(seen: Seen) -> Finding | None:
     # A value of a Discrete that random actions never reach is no fault.
     obs, names = _numbers(played, choices=False)
     still = [name for i, name in enumerate(names) if (obs[:, i] == obs[0, i]).all()]
-    if not still or len(still) == len(played.numbers):
+    count, whole = len(names), [name for name, leaf in played.large.items() if leaf.still.all()]
+    for name, leaf in played.large.items():
+        if len(leaf.rows):  # parts of pictures often stay the same
+            still += [x for x, y in zip(_places(name, leaf), leaf.still, strict=True) if y]
+            count += len(leaf.still)
+    if observation_constant(seen) is not None or not (still or whole):
         return None
+    if whole:
+        said = f"observation {whole[0]!r} never changed"
+        numbers = {"numbers that never changed": len(played.large[whole[0]].still)}
+    else:
+        said = f"{len(still)} of {count} numbers of the observation never changed, the first is "
+        said += still[0]
+        numbers = {"numbers": count, "that never changed": len(still)}
     return Finding(
         "observation-dead",
-        0.1,
-        f"{len(still)} of {len(names)} numbers of the observation never changed, the first is "
-        f"{still[0]}",
-        {"numbers": len(names), "that never changed": len(still)},
+        0.25 if whole else 0.1,
+        said,
+        numbers,
         "check whether they were meant to change",
         seen.options.check,
     )
@@ -152,14 +191,24 @@ def observation_memory(seen: Seen) -> Finding | None:
     if observation_noise(seen) is not None:
         weight *= 0.6
     name = worst.name or "the picture"
+    numbers = {"score from one": worst.now.mean, "score with those before": worst.memory.mean}
+    advice = "show the missing part (velocities, what was chosen), or give the policy a memory"
+    command = "" if options.memory else f"{options.train} {options.remember}"
+    which = "the two steps before"
+    if worst.delay is not None and worst.memory.low - worst.delay.high < _BEYOND:
+        which = "the two actions before"
+        numbers["score with the actions before"] = worst.delay.mean
+        if not options.shows_last:
+            advice = "show the last action in the observation; for longer delays, a memory"
+            command = f"{options.train} --env.observe-last true"
     return Finding(
         "observation-memory",
         weight,
-        f"the next observation is predicted far better with the two steps before ({name}): one "
-        "observation does not show the state",
-        {"score from one": worst.now.mean, "score with those before": worst.memory.mean},
-        "show the missing part (velocities, what was chosen), or give the policy a memory",
-        "" if options.memory else f"{options.train} {options.remember}",
+        f"the next observation is predicted far better with {which} ({name}): one observation does "
+        "not show the state",
+        numbers,
+        advice,
+        command,
     )
 
 

@@ -38,18 +38,20 @@ def reward_never_seen(seen: Seen) -> Finding | None:
 
 
 def reward_rare(seen: Seen) -> Finding | None:
-    """Random play meets a reward in few episodes."""
+    """Nearly all rewards of random play are the same."""
     played = seen.played
     if played is None or played.rows < 2_000:
         return None
     rewards = _rewards(played)
-    paid = int(np.count_nonzero(rewards))
+    values, counts = np.unique(rewards, return_counts=True)
+    usual, paid = float(values[counts.argmax()]), int(len(rewards) - counts.max())
     if not 0 < paid < 1e-3 * len(rewards):
         return None
+    what = "a reward" if not usual else f"another reward than {usual:g}"
     return Finding(
         "reward-rare",
-        0.4,
-        f"random play met a reward in {paid} of {len(rewards):,} steps, so learning begins late",
+        0.22 if usual else 0.4,  # what each step costs tells how soon episodes end
+        f"random play met {what} in {paid} of {len(rewards):,} steps, so learning begins late",
         {"steps": len(rewards), "rewards": paid},
         "more streams and a larger budget, reward shaping, or episodes that begin nearer to the "
         "goal",

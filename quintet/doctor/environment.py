@@ -8,6 +8,7 @@ from time import perf_counter
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.spaces import Discrete, MultiDiscrete
 
 from quintet.algorithms import registry
 from quintet.config import choices
@@ -23,6 +24,7 @@ from quintet.doctor.play import play
 from quintet.doctor.seen import Options, Seen
 from quintet.envs.check import check_env
 from quintet.envs.env_source import EnvSource
+from quintet.envs.evidence import Evidence
 from quintet.envs.make import make_group_env
 from quintet.envs.observation_dtype import with_observation_dtype
 from quintet.envs.resolved import ResolvedEnv
@@ -30,13 +32,13 @@ from quintet.envs.vector import VectorEnv, allocate_obs
 from quintet.models.config import resolve_model
 from quintet.spaces import observation_leaves
 from quintet.system.user_code import no_exit
-from quintet.types import ACTION_MASK
+from quintet.types import ACTION_MASK, Spaces
 
 _STREAMS = 12
 _PLAY_STEPS = 2_500  # of each stream
 _FURTHER_STEPS = 10_000  # until an episode ends, if none has
 _CHECK_STEPS = 1_000
-_MASKED, _SLOW = "its actions depend on a mask", "its steps take too long"
+_MASKED, _SLOW = "several actions depend on a mask", "its steps take too long"
 
 Stage = tuple[str, Callable[[], None]]
 
@@ -86,7 +88,7 @@ def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[St
 
     def check() -> None:
         seen.check = check_env(env, _CHECK_STEPS, seed, 0.2 * most_s)
-        seen.doubts = _doubts(loaded, seen)
+        seen.doubts = _doubts(loaded, seen.check.spaces, seen.check.evidence)
         seen.threshold = _threshold(gymnasium.registry.get(env.config.id.rpartition(":")[2]))
 
     def played() -> None:
@@ -99,6 +101,9 @@ def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[St
             limited = seen.check.env.max_steps is not None
             further = 0 if limited else _FURTHER_STEPS
             seen.played = play(made, _PLAY_STEPS, seed, 0.25 * most_s, further)
+        evidence = seen.played.evidence
+        if evidence is not None and evidence.rows > seen.check.evidence.rows:
+            seen.doubts = _doubts(loaded, seen.check.spaces, evidence)
 
     def pairs() -> None:
         if env.num_agents > 1:
@@ -109,9 +114,6 @@ def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[St
             seen.unmade["pairs"] = _SLOW
             return
         with closing(_made(env)) as made:
-            if ACTION_MASK in observation_leaves(made.spaces.observation):
-                seen.unmade["pairs"] = _MASKED
-                return
             if made.description.one_seed:
                 seen.unmade["pairs"] = "its streams can't have the same seed"
                 return
@@ -122,7 +124,8 @@ def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[St
             seen.unmade["remembers"] = _SLOW if env.num_agents == 1 else "its agents step together"
             return
         with closing(make_group_env(env, env.streams_of(1))) as made:
-            if ACTION_MASK in observation_leaves(made.spaces.observation):
+            masked = ACTION_MASK in observation_leaves(made.spaces.observation)
+            if masked and not isinstance(made.spaces.action, Discrete | MultiDiscrete):
                 seen.unmade["remembers"] = _MASKED
                 return
             made.restart(
@@ -166,14 +169,13 @@ def _made(env: ResolvedEnv) -> VectorEnv:
     return make_group_env(env, streams)
 
 
-def _doubts(loaded: Loaded, seen: Seen) -> list[choices.Doubt]:
-    config, check = loaded.config, seen.check
-    assert check is not None
+def _doubts(loaded: Loaded, spaces: Spaces, evidence: Evidence) -> list[choices.Doubt]:
+    config = loaded.config
     learning = Learning.of(config.algo, config.learner)
     share = config.total_env_steps // config.population.size
-    found = choices.before(config.model, check.spaces, share)
-    model = resolve_model(config.model, check.spaces)
-    return found + choices.during(model, check.spaces, learning, check.evidence)
+    found = choices.before(config.model, spaces, share)
+    model = resolve_model(config.model, spaces)
+    return found + choices.during(model, spaces, learning, evidence)
 
 
 def _threshold(spec: EnvSpec | None) -> float | None:
@@ -206,6 +208,7 @@ def options_of(loaded: Loaded, words: str) -> Options:
         config.model.core != "none" or config.env.frame_stack > 1,
         "--model.core lstm" if recurrent else "--env.frame-stack 4",
         learning.normalizes,
+        config.env.observe_last,
         config.total_env_steps,
         f"quintet train {config.algo} --env {name}{words}",
         f"runs/{config.algo}-{name_in_folder(config.env.id)}",

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -59,6 +60,12 @@ class Finding:
         return "possible" if self.weight >= POSSIBLE else "note"
 
     @property
+    def numbers(self) -> str:
+        """The evidence in words; "" without any."""
+        known = {name: x for name, x in self.evidence.items() if math.isfinite(x)}
+        return ", ".join(f"{name} {x:.4g}" for name, x in known.items())
+
+    @property
     def link(self) -> str:
         return f"{PAGE}#{self.name}"
 
@@ -92,6 +99,18 @@ def ranked(found: Iterable[Finding | None]) -> list[Finding]:
 def weight_of(choice: str) -> float:
     """The weight of a doubtful choice."""
     return WEIGHTS.get(choice, 0.3)
+
+
+def words_of(option: str) -> str:
+    """The words of the command line, quoted, in the option of a doubtful choice: at its beginning
+    or after a comma; "" without any.  It may be from a file of others, and is to be pasted.
+    """
+    found = re.search(r"(?:^|, )(--[a-z].*)", option)
+    try:
+        words = shlex.split(found[1])[:2] if found else []
+    except ValueError:  # an apostrophe
+        words = found[1].split()[:2] if found else []
+    return shlex.join(words)
 
 
 def env_words(options: Mapping[str, Any]) -> str:

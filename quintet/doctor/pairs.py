@@ -16,7 +16,7 @@ from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
 from quintet.envs.vector import VectorEnv
-from quintet.spaces import action_leaves, observation_leaves
+from quintet.spaces import action_leaves, mask_sizes, observation_leaves
 from quintet.types import ACTION_MASK, LAST_ACTION, Obs
 from quintet.uniform import Chooser, chosen_rows, uniform_chooser
 
@@ -213,7 +213,8 @@ def _greatest(env: VectorEnv, seed: int) -> NDArray[Any] | None:
 @final
 class _Branch:
     """The same random actions for all streams, except at one step, where streams 2 and on take
-    others: those given, else random ones."""
+    others: those given, else random ones.  Streams with another action mask than the first take
+    random ones that theirs allows."""
 
     def __init__(self, env: VectorEnv, seed: int, at: int, given: Sequence[NDArray[Any]]) -> None:
         self.common, self.own = uniform_chooser(env, seed), uniform_chooser(env, seed + 1)
@@ -222,6 +223,9 @@ class _Branch:
     def __call__(self, leaves: Obs) -> NDArray[Any]:
         same = self.common(leaves)
         action = np.repeat(same[:1], len(same), 0)
+        if (mask := leaves.get(ACTION_MASK)) is not None:
+            unlike = ((mask != 0) != (mask[:1] != 0)).any(1).numpy()
+            action[unlike] = same[unlike]
         if self.step == self.at:
             others = self.own(leaves)
             action[2:] = others[2:]
@@ -233,29 +237,44 @@ class _Branch:
 
 def remembers(single: gymnasium.Env[Any, Any], seed: int) -> str:
     """The difference of a second episode with the same seed and actions in one environment; "" if
-    there is none."""
-    space = single.action_space
-    space.seed(seed)
-    actions = [space.sample() for _ in range(AGAIN)]
-    tracks = []
+    there is none.
+    """
+    single.action_space.seed(seed)
+    generator = np.random.default_rng(seed)
+    actions, first = list[Any](), list[tuple[Any, ...]]()
     for number in range(3):
-        rows: list[tuple[Any, ...]] = []
         obs, _ = single.reset(seed=seed)
-        rows.append((_bytes(obs),))
-        for action in actions:
-            obs, reward, terminated, truncated, _ = single.step(action)
-            rows.append((_bytes(obs), float(reward), bool(terminated), bool(truncated)))
-            if terminated or truncated:
-                break
-        tracks.append(rows)
-        if number == 0:
-            continue
-        for step, (a, b) in enumerate(zip(tracks[0], rows, strict=False)):
-            if a != b:
-                which = next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
+        row: tuple[Any, ...] = (_bytes(obs),)
+        for step in range(AGAIN + 1):
+            if not number:
+                first.append(row)
+                actions.append(_random_action(single.action_space, obs, generator))
+            elif row != first[step]:
+                pairs = zip(row, first[step], strict=True)
+                which = next(i for i, (x, y) in enumerate(pairs) if x != y)
                 what = ("an observation", "a reward", "the ending", "the ending")[which]
                 return f"{what} at step {step}" if step else "the first observation"
+            if any(row[2:]) or step == AGAIN:
+                break
+            obs, reward, terminated, truncated, _ = single.step(actions[step])
+            row = _bytes(obs), float(reward), bool(terminated), bool(truncated)
     return ""
+
+
+def _random_action(
+    space: gym.Space[Any], obs: Any, generator: np.random.Generator
+) -> Any:  # of any type
+    """A random action of an environment, which its mask allows if it has one."""
+    if not (isinstance(obs, dict) and ACTION_MASK in obs):
+        return space.sample()
+    ends = np.cumsum(mask_sizes(space))[:-1]
+    allowed = np.split(np.asarray(obs[ACTION_MASK]).reshape(-1) != 0, ends)
+    # At an ending nothing may be allowed.
+    chosen = [generator.choice(np.flatnonzero(x)) if x.any() else 0 for x in allowed]
+    if isinstance(space, gym.Discrete):
+        return space.start + space.dtype.type(chosen[0])
+    assert isinstance(space, gym.MultiDiscrete)
+    return (space.start + np.reshape(chosen, space.shape)).astype(space.dtype)
 
 
 def _bytes(obs: Any) -> bytes:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, final
 
@@ -10,7 +10,8 @@ import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
-from quintet.envs.vector import VectorEnv
+from quintet.envs.evidence import Evidence
+from quintet.envs.vector import StepRow, VectorEnv
 from quintet.spaces import action_leaves, action_shape, mask_sizes, observation_leaves
 from quintet.types import ACTION_MASK, LAST_ACTION, Obs
 from quintet.uniform import Chooser, chosen_rows, uniform_chooser
@@ -18,9 +19,24 @@ from quintet.uniform import Chooser, chosen_rows, uniform_chooser
 _MOST_NUMBERS = 48  # of a leaf; of larger ones as many random projections
 _MOST_CHOICES = 32  # of a discrete leaf, shown one-hot
 _MOST_ROWS = 65_536  # of the table of random numbers for one with more
+_MOST_WIDE = 1_024  # numbers of a leaf that is too large for the table and is compared one by one
 _HELD = 0.9  # probability that an action is repeated in held play
 
 Floats = NDArray[np.float64]
+
+
+@final
+@dataclass(frozen=True)
+class Large:
+    """A leaf of more numbers than the table has.
+
+    still: which of its numbers ``[n]`` never changed.
+    rows: its numbers ``[R, n]`` in some rows, one of each step; none of pictures, and of leaves of
+        more than 1,024 numbers.
+    """
+
+    still: NDArray[np.bool_]
+    rows: Floats
 
 
 @final
@@ -38,6 +54,8 @@ class Play:
     bad: first NaN or infinity, as text; the rows end before it.
     ended: whether an episode ended in these rows or in further steps; steps: number of steps of
         each stream until then.
+    large: leaves that `obs` has as random projections.
+    evidence: sums over the rows; None: there are no rows of an environment.
     """
 
     obs: Floats
@@ -51,6 +69,8 @@ class Play:
     bad: str = ""
     ended: bool = True
     steps: int = 0
+    large: Mapping[str, Large] = field(default_factory=dict)
+    evidence: Evidence | None = None
 
     @property
     def rows(self) -> int:
@@ -97,6 +117,7 @@ def play(env: VectorEnv, steps: int, seed: int, most_s: float, further: int = 0)
     actions: list[Floats] = []
     rows: list[list[NDArray[Any]]] = []
     bad, ended, number = "", False, 0
+    episodes = _Episodes(env)
     begin = perf_counter()
     for given in chosen_rows(env, steps + further, seeds, choose):
         row, number = given.row, given.number
@@ -110,7 +131,9 @@ def play(env: VectorEnv, steps: int, seed: int, most_s: float, further: int = 0)
             bad = _bad(row.obs, row.raw_reward, given.number)
             break
         obs.append(numbers)
+        reader.look(row.obs, number)
         if number:
+            episodes.add(row)
             actions.append(reader.actions(choose.last))
             flags = row.terminated, row.truncated, row.valid
             rows.append([row.raw_reward.astype(np.float64), *(x.copy() for x in flags)])
@@ -136,7 +159,29 @@ def play(env: VectorEnv, steps: int, seed: int, most_s: float, further: int = 0)
         bad,
         ended,
         number,
+        reader.large(),
+        episodes.evidence,
     )
+
+
+@final
+class _Episodes:
+    """Sums over the rows of an environment, and over its episodes."""
+
+    def __init__(self, env: VectorEnv) -> None:
+        self.evidence = Evidence(env.spaces.observation)
+        self.lengths = np.zeros(env.num_streams, np.int64)
+        self.returns = np.zeros(env.num_streams)
+
+    def add(self, row: StepRow) -> None:
+        reward = row.raw_reward
+        self.evidence.add(row.obs, reward, row.valid)
+        self.lengths += row.valid
+        self.returns += reward
+        for i in np.flatnonzero(row.terminated | row.truncated):
+            length, return_ = int(self.lengths[i]), float(self.returns[i])
+            self.evidence.ended(length, return_, bool(row.terminated[i]), float(reward[i]))
+            self.lengths[i], self.returns[i] = 0, 0.0
 
 
 def _bad(obs: Mapping[str, NDArray[Any]], reward: NDArray[Any], step: int) -> str:
@@ -183,6 +228,9 @@ class Reader:
         self.space = env.spaces.action
         self._projections: dict[str, Floats] = {}
         self._tables: dict[str, Floats] = {}
+        self._first: dict[str, NDArray[Any]] = {}
+        self._changed: dict[str, NDArray[np.bool_]] = {}
+        self._wide: dict[str, list[NDArray[Any]]] = {}
         names: list[str] = []
         for name, leaf in self.leaves.items():
             size = math.prod(leaf.shape or ())
@@ -227,6 +275,25 @@ class Reader:
             else:
                 parts.append(x.astype(np.float64))
         return np.concatenate(parts, -1) if parts else np.zeros((len(next(iter(obs.values()))), 0))
+
+    def look(self, obs: Mapping[str, NDArray[Any]], number: int) -> None:
+        """Looks at the large leaves of a row, number by number."""
+        for name in self._projections:
+            x = obs[name].reshape(len(obs[name]), -1)
+            first = self._first.setdefault(name, x[0].copy())
+            changed = (x != first).any(0)
+            self._changed[name] = self._changed.get(name, changed) | changed
+            if len(self.leaves[name].shape or ()) == 1 and len(first) <= _MOST_WIDE:
+                self._wide.setdefault(name, []).append(x[number % len(x)].copy())
+
+    def large(self) -> dict[str, Large]:
+        """The leaves that `look` has seen, by name."""
+        return {
+            name: Large(
+                ~changed, np.array(self._wide.get(name, []), float).reshape(-1, changed.size)
+            )
+            for name, changed in self._changed.items()
+        }
 
     def actions(self, packed: NDArray[Any]) -> Floats:
         """Packed actions ``[B, ...]`` as numbers ``[B, m]``, choices one-hot."""

@@ -1,6 +1,8 @@
 """Findings about what the learner reports: its health, entropy, gradients, replay, lag."""
 
 import math
+import re
+from statistics import median
 
 from quintet.doctor.curves import RunSeen
 from quintet.doctor.finding import Finding
@@ -8,6 +10,7 @@ from quintet.doctor.run_options import change, number, scaled
 from quintet.protocols import Evidence, Part
 
 _LEAST_REPORTS = 4
+_NORM = re.compile(r"optim/(\w+_)?grad_norm")  # of the whole network, or of a part
 
 
 def health(seen: RunSeen) -> list[Finding]:
@@ -16,7 +19,7 @@ def health(seen: RunSeen) -> list[Finding]:
 
 
 def _of_part(seen: RunSeen, part: Part) -> Finding | None:
-    worst: tuple[float, Evidence, float, float] | None = None
+    worst: tuple[float, Evidence, float, float] | None = None  # degree, which, median, share
     for each in part.evidence:
         # From a quarter on: what went wrong early may look calm when nothing moves any more.
         judged = [
@@ -36,10 +39,10 @@ def _of_part(seen: RunSeen, part: Part) -> Finding | None:
         degree = max(beyond, 0.6 * unsound)
         if degree >= 0.3 and (worst is None or degree > worst[0]):
             odd = [x for x in judged if not each.sound.holds(x)]
-            worst = degree, each, sorted(odd)[len(odd) // 2], beyond
+            worst = degree, each, sorted(odd)[len(odd) // 2], unsound
     if worst is None:
         return None
-    degree, each, value, beyond = worst
+    degree, each, value, unsound = worst
     low = value < each.sound.low
     bound, meaning = (each.sound.low, each.below) if low else (each.sound.high, each.above)
     way = "below" if low else "above"
@@ -51,7 +54,7 @@ def _of_part(seen: RunSeen, part: Part) -> Finding | None:
         f"health-{name.replace('_', '-')}",
         (0.15 + 0.5 * degree) * seen.doubt,
         f"{part.name.replace('_', ' ')}: {each.name} was {way} {bound:.2g}: {meaning}",
-        {each.name: value, "bound": bound, "share of the reports": beyond},
+        {each.name: value, "bound": bound, "share of the reports": unsound},
         "a lower learning rate, or fewer passes" if command and not low else
         "a higher learning rate" if command else "look at the options that it depends on",
         command,
@@ -64,9 +67,12 @@ PARTS = ("policy", "value_function", "normalizers")
 
 def entropy_gone(seen: RunSeen) -> Finding | None:
     """The policy stopped trying other actions early, and the returns did not rise."""
-    found, until = seen.values("policy/entropy"), seen.values("policy/entropy", 0.0, 1 / 3)
+    metric, what = "policy/entropy", "entropy"
+    if seen.continuous:  # whose entropy has no least value
+        metric, what = "policy/std_mean", "standard deviation"
+    found, until = seen.values(metric), seen.values(metric, 0.0, 1 / 3)
     known = len(found) >= _LEAST_REPORTS and until and seen.rise is not None
-    if not known or seen.continuous or seen.learns:
+    if not known or seen.learns:
         return None
     first, early = max(found[:2]), until[-1]
     if first <= 0.05 or early > 0.1 * first:
@@ -75,7 +81,7 @@ def entropy_gone(seen: RunSeen) -> Finding | None:
         "entropy-gone",
         0.7 * seen.doubt,
         "the policy had settled on its actions before a third of the run and tried no others",
-        {"entropy at first": first, "entropy at a third": early},
+        {f"{what} at first": first, f"{what} at a third": early},
         "a larger entropy bonus keeps it trying; a lower learning rate settles later",
         _entropy(seen, 0.01) or scaled(seen, "learning_rate", 0.2),
     )
@@ -131,6 +137,23 @@ def policy_still(seen: RunSeen) -> Finding | None:
     )
 
 
+def actions_saturated(seen: RunSeen) -> Finding | None:
+    """The policy's likeliest actions are at their bounds."""
+    share = seen.late("policy/mode_saturation_frac")
+    if share is None or share < 0.8 or seen.learns or seen.rise is None:
+        return None
+    return Finding(
+        "actions-saturated",
+        0.35,
+        f"{share:.0%} of the likeliest actions were at their bounds, beyond which a change of the "
+        "policy changes nothing",
+        {"share at a bound": share},
+        "a lower learning rate, bounds by a tanh (model.action_bounds), or a Box of the range that "
+        "matters",
+        scaled(seen, "learning_rate", 0.2),
+    )
+
+
 def gradient_clipped(seen: RunSeen) -> Finding | None:
     """Next to nothing of the gradient is left after clipping."""
     given = [number(seen.run.options.get(name)) for name in seen.roles.get("grad_clip", ())]
@@ -150,17 +173,21 @@ def gradient_clipped(seen: RunSeen) -> Finding | None:
 
 def gradient_spikes(seen: RunSeen) -> Finding | None:
     """Single gradients are far larger than the others."""
-    norms = seen.values("optim/grad_norm", 0.1)
-    if len(norms) < 8:
+    names = {name for report in seen.reports for name in report if _NORM.fullmatch(name)}
+    found: list[tuple[float, float, float]] = []  # ratio, largest, usual
+    for name in names:
+        norms = seen.values(name, 0.1)
+        usual = median(norms) if len(norms) >= 8 else 0.0
+        if usual > 0 and max(norms) >= 50 * usual:
+            found.append((max(norms) / usual, max(norms), usual))
+    if not found:
         return None
-    usual = sorted(norms)[len(norms) // 2]
-    if usual <= 0 or max(norms) < 50 * usual:
-        return None
+    ratio, largest, usual = max(found)
     return Finding(
         "gradient-spikes",
         0.4 * seen.doubt,
-        f"the largest gradient was {max(norms) / usual:,.0f} times the usual one",
-        {"largest norm": max(norms), "median norm": usual},
+        f"the largest gradient of a report was {ratio:,.0f} times the usual one",
+        {"largest norm": largest, "median norm": usual},
         "a bound of the gradient, a lower learning rate, clipped rewards",
         scaled(seen, "learning_rate", 0.3),
     )
@@ -279,6 +306,7 @@ FINDINGS = (
     entropy_gone,
     entropy_stuck,
     policy_still,
+    actions_saturated,
     gradient_clipped,
     gradient_spikes,
     few_updates,

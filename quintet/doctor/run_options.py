@@ -114,7 +114,7 @@ def _other(seen: RunSeen, name: str, value: Any, usual: Any) -> Finding | None:
         "option-other",
         weight * seen.doubt,
         f"{name}={_text(value)}, while {_where(seen, name)} has {_text(usual)}",
-        {},
+        {k: x for k, v in (("given", value), ("usual", usual)) if (x := number(v)) is not None},
         f"begin with {name}={_text(usual)}",
         change(seen, {name: usual}),
         name,

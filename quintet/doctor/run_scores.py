@@ -6,7 +6,7 @@ import shlex
 from statistics import mean, pstdev
 
 from quintet.doctor.curves import RunSeen
-from quintet.doctor.finding import Finding, weight_of
+from quintet.doctor.finding import Finding, weight_of, words_of
 from quintet.doctor.run_options import change, number, scaled
 from quintet.observe.run_summary import RunSummary
 from quintet.system.files import shown
@@ -18,9 +18,7 @@ def choices(seen: RunSeen) -> list[Finding]:
     """The doubtful choices that the run has named."""
     found = []
     for each in seen.run.choices:
-        words = each.option.split()
-        # It may be from a file of others, and is to be pasted.
-        way = shlex.join(words[:2]) if words and words[0].startswith("--") else ""
+        way = words_of(each.option)
         found.append(
             Finding(
                 each.choice.replace("_", "-"),
@@ -189,6 +187,51 @@ def budget_short(seen: RunSeen) -> Finding | None:
     )
 
 
+def plateau(seen: RunSeen) -> Finding | None:
+    """The returns rose, and have not risen any more for half of the run."""
+    first, middle, end = seen.first_level, seen.level(0.25, 0.5), seen.level(0.75, 1.0)
+    if not seen.learns or first is None or middle is None or end is None:
+        return None
+    noise = math.hypot(middle.error, end.error)
+    if abs(end.mean - middle.mean) > max(2.0 * noise, 0.05 * (end.mean - first.mean)):
+        return None
+    numbers = {"first": first.mean, "second quarter": middle.mean, "last quarter": end.mean}
+    entropy = seen.values("policy/entropy")
+    if entropy and not seen.continuous:
+        numbers |= {"entropy at first": entropy[0], "entropy at last": entropy[-1]}
+    return Finding(
+        "plateau",
+        0.15,
+        f"the returns have not risen since half of the run: from {first.mean:.4g} at first to "
+        f"{middle.mean:.4g} in the second quarter and {end.mean:.4g} in the last",
+        numbers,
+        "if more is possible, compare with a rule of thumb, examine the environment, and search "
+        "for other options",
+        shlex.join(
+            ["quintet", "sweep", seen.run.learner, "--env", seen.run.environment, "--minutes", "60"]
+        ),
+    )
+
+
+_FASTER = {
+    "stepping": "make step() faster, or step environments in more processes or on more cores",
+    "making": "make the constructor and the first reset() of the environment faster",
+    "acting": "more streams in a group, so that an act chooses more actions at once",
+    "replay": "smaller observations, or fewer updates for each env_step",
+    "waiting": "more workers, or faster steps of the environment",
+    "evaluation": "rarer evaluations, or fewer episodes of them",
+    "checkpoint": "rarer checkpoints",
+    "other": "rarer reports",
+}
+"""Ways to make a run faster, by the part that takes most of its time."""
+
+_RARER = {
+    "evaluation": "eval.interval",
+    "checkpoint": "checkpoint.interval_s",
+    "other": "report.interval_s",
+}
+
+
 def seeds_differ(seen: RunSeen) -> Finding | None:
     """Seeds of the same options end far from each other."""
     own = seen.level(0.75, 1.0)
@@ -234,23 +277,22 @@ def not_learning(seen: RunSeen) -> Finding | None:
 
 def slow(seen: RunSeen) -> Finding | None:
     """Something else than learning takes most of the time."""
-    shares = {
-        name: x
-        for name in ("stepping", "waiting", "evaluation", "checkpoint", "making", "other")
-        if (x := seen.late(f"time/{name}_frac")) is not None
-    }
+    shares = {name: x for name in _FASTER if (x := seen.late(f"time/{name}_frac")) is not None}
     if not shares:
         return None
     name = max(shares, key=lambda each: shares[each])
     if shares[name] < 0.6:
         return None
     speed = seen.late("throughput/env_steps_per_s")
+    rarer = _RARER.get(name, "")
+    now = number(seen.run.options.get(rarer))
     return Finding(
         "slow",
         0.1,
         f"{shares[name]:.0%} of the time went into {name}",
         {"share of the time": shares[name], "env_steps per second": speed or math.nan},
-        "docs/performance.md says what makes it faster",
+        f"{_FASTER[name]}; docs/performance.md says more",
+        change(seen, {rarer: int(5 * now)}) if now else "",
     )
 
 
@@ -270,5 +312,6 @@ FINDINGS = (
     budget_short,
     seeds_differ,
     not_learning,
+    plateau,
     slow,
 )

@@ -23,6 +23,7 @@ class Options:
     remember: the words that give it one, in the learners that have no such network several
         observations.
     normalizes: whether floats in observations are normalised.
+    shows_last: whether observations have the last action and reward.
     """
 
     algo: str = DEFAULT
@@ -30,6 +31,7 @@ class Options:
     memory: bool = False
     remember: str = "--model.core lstm"
     normalizes: bool = True
+    shows_last: bool = False
     total_env_steps: int = 1_000_000
     train: str = f"quintet train {DEFAULT} --env ID"
     folder: str = f"runs/{DEFAULT}-ID"
@@ -41,7 +43,7 @@ class Options:
 class Seen:
     """Measurements; None: not made.
 
-    doubts: doubtful choices by the evidence of the check.
+    doubts: doubtful choices by the evidence of the check, or of random play where it has more rows.
     threshold: return at which the environment's registration calls it solved; wrapped: that of an
         environment inside, whose rewards wrappers may change.
     remembers: what a second episode with the same seed had differently, in one environment.

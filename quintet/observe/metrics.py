@@ -119,6 +119,9 @@ OF_LEARNERS: Mapping[str, Metric] = {
     "policy/std_mean": Metric(_ACTIONS, "mean standard deviation of continuous actions"),
     "policy/std_min": Metric(_ACTIONS, "lowest standard deviation of a continuous action"),
     "policy/std_max": Metric(_ACTIONS, "highest standard deviation of a continuous action"),
+    "policy/mode_saturation_frac": Metric(
+        "1", "share of likeliest continuous actions within 0.01 of a bound"
+    ),
     "policy/mode_probability_mean": Metric("1", "mean probability of the likeliest option"),
     "policy/mode_probability_min": Metric("1", "lowest probability of a likeliest option"),
     "policy/mode_probability_max": Metric("1", "highest probability of a likeliest option"),

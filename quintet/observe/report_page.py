@@ -47,12 +47,15 @@ class Section:
 
 @dataclass(frozen=True)
 class Mark:
-    """A possible cause of a run that learns too little."""
+    """A possible cause of a run that learns too little: a finding of the doctor in words."""
 
     name: str
     degree: str
     said: str
     advice: str
+    evidence: str = ""
+    command: str = ""
+    link: str = ""
 
 
 Marks = Mapping[str, Sequence[Mark]]

@@ -11,7 +11,7 @@ from quintet.config.population import tuned_options
 from quintet.config.resolve import sound
 from quintet.config.run import RunConfig
 from quintet.errors import ConfigError, FileFault
-from quintet.options import about, bounds, kinds
+from quintet.options import AROUND, Facts, about, bounds, idle, kinds
 from quintet.system import files
 
 _SPANS = {"factor": 10.0, "distance_to_1": 10.0, "cap": 2.0}
@@ -67,16 +67,25 @@ class Dimension(NamedTuple):
 
 
 def usual(config: RunConfig) -> list[Dimension]:
-    """The options of a learner that populations tune by default, around their values; raises
-    ConfigError if there is none.
+    """The options of a learner that populations tune by default, and those that sweeps search
+    too, around their values; raises ConfigError if there is none.
     """
-    names = tuned_options(config.learner, ())
-    if not names:
+    known, still = options(config.algo), idle(config.learner, Facts())
+    tuned, found = tuned_options(config.learner, ()), list[Dimension]()
+    for name, value in config.learner.model_dump().items():
+        search = about(known[name]).search
+        if name in still or not (name in tuned or search) or not files.is_number(value):
+            continue
+        if value:
+            found.append(around(name, config))
+        elif search not in ("", AROUND):
+            found.append(_dimension(name, search, known[name]))
+    if not found:
         raise ConfigError(
             f"--search must be given for {config.algo}, which has no usual options to tune here: "
             "give --search NAME=LOW..HIGH"
         )
-    return [around(name, config) for name in names]
+    return found
 
 
 def around(name: str, config: RunConfig) -> Dimension:

@@ -44,20 +44,30 @@ def _csv(found: Found) -> str:
     out = io.StringIO()
     rows = csv.writer(out)
     names = [one.name for one in found.space]
-    rows.writerow(["trial", "state", found.metric, "fresh_seeds_mean", *names, "error"])
+    of_fresh = [f"fresh_seeds{what}" for what in ("", "_mean", "_low", "_high", "_scores")]
+    rows.writerow(["trial", "state", found.metric, *of_fresh, *names, "error"])
     for each in found.trials:
-        values, fresh = found.values(each), found.fresh.get(each.number)
+        values, fresh = found.values(each), found.fresh.get(each.number, [])
         rows.writerow(
             [
                 name_of(each),
                 each.state,
                 "" if each.score is None else each.score,
-                float(np.mean(fresh)) if fresh else "",
+                *_of_fresh(fresh),
                 *(values[name] for name in names),
                 each.error,
             ]
         )
     return out.getvalue()
+
+
+def _of_fresh(scores: list[float]) -> tuple[Any, ...]:
+    """Number, mean, 95% interval and scores of fresh seeds, as far as there are any."""
+    if not scores:
+        return ("",) * 5
+    (low,), (high,) = bootstrap_band(np.array(scores)[:, None])
+    ends = (float(low), float(high)) if len(scores) > 1 else ("", "")
+    return len(scores), float(np.mean(scores)), *ends, " ".join(map(repr, scores))
 
 
 def _draw(found: Found) -> None:
@@ -104,5 +114,5 @@ def _interval(scores: list[float]) -> str:
         return "-"
     if len(scores) == 1:
         return f"{scores[0]:,.4g}, 1 seed"
-    (low,), (high,) = bootstrap_band(np.array(scores)[:, None])
-    return f"{np.mean(scores):,.4g} [{low:,.4g}, {high:,.4g}], {len(scores)} seeds"
+    count, mean, low, high, _ = _of_fresh(scores)
+    return f"{mean:,.4g} [{low:,.4g}, {high:,.4g}], {count} seeds"

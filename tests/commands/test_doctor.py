@@ -133,7 +133,7 @@ def test_an_environment_is_examined(
     assert json.loads(capsys.readouterr().out)["findings"][0]["name"] == "gamma"
     assert main(["doctor", "CartPole-v1"]) == 1
     said = capsys.readouterr().out
-    assert "not looked at: pairs (no time was left)" in said
+    assert "not looked at: what other actions change (no time was left)" in said
     assert "evidence: worth 0.001" in said
 
 

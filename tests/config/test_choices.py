@@ -73,13 +73,31 @@ def one(doubts: list[choices.Doubt], choice: str) -> str:
         (spaces.Box(0, 255, (8, 8), np.uint8), "--model.encoder small_cnn reads it"),
         (spaces.MultiBinary((6, 7)), "--model.encoder small_cnn reads it"),
         (spaces.Box(-9, 9, (7, 7, 3), np.int32), "give it as bool, uint8 or float32"),
+        (spaces.Box(0.0, 1.0, (84, 84)), "--model.encoder small_cnn reads it"),
+        (spaces.MultiBinary((40, 40)), "--model.encoder small_cnn reads it"),
     ],
 )
 def test_a_picture_that_an_mlp_reads(space: spaces.Space, option: str):
     told = one(before(spaces.Dict({"board": space, "x": FLOATS})), "encoder")
     assert told.startswith("observation 'board' (")
     assert option in told
-    assert "numbers without places" in told
+    assert "numbers without places by mlp" in told
+
+
+@pytest.mark.parametrize(
+    ("picture", "beside", "option"),
+    [
+        ((84, 84, 4), (10, 10, 4), "nature_cnn: --model.encoder small_cnn reads it"),
+        ((10, 10, 4), (8, 8), "small_cnn: give it a third dimension"),
+    ],
+)
+def test_a_picture_that_is_flattened_beside_another(
+    picture: tuple[int, ...], beside: tuple[int, ...], option: str
+):
+    both = {"a": spaces.Box(0, 255, picture, np.uint8), "b": spaces.Box(0, 255, beside, np.uint8)}
+    told = one(before(spaces.Dict(both)), "encoder")
+    assert told.startswith("observation 'b' (")
+    assert option in told
 
 
 @pytest.mark.parametrize(
@@ -177,7 +195,7 @@ def test_a_reward_that_comes_early_is_not_told_as_late():
     ("every", "length", "count", "gamma"),
     [
         (1_000, 1_000, 20, 0.999),  # far enough
-        (1_000, 1_000, 5, 0.99),  # too few episodes
+        (1_000, 1_000, 3, 0.99),  # too few episodes
         (100, 1_000, 20, 0.99),  # ten rewards in each
         (200, 200, 100, 0.99),  # soon enough
         (1_000, 1_000, 20, 1.0),
@@ -189,17 +207,30 @@ def test_a_gamma_that_is_not_short(every: int, length: int, count: int, gamma: f
     assert during(late, Learning(gamma=gamma)) == []
 
 
+def test_a_gamma_that_hardly_looks_ahead():
+    varied = seen(lengths=tuple(range(15, 35)))
+    told = one(during(varied, Learning(gamma=0.1)), "gamma")
+    assert "gamma=0.1 weighs rewards of about 1.1 steps, and episodes have 24 (20 episodes)" in told
+    assert told.endswith("--gamma 0.99")
+    bandit = seen(lengths=(1,) * 20)
+    for gamma, evidence in ((0.9, varied), (0.1, seen(lengths=(20,) * 9)), (0.0, bandit)):
+        assert during(evidence, Learning(gamma=gamma)) == []
+
+
 def test_a_time_limit_that_ends_as_termination():
     told = one(during(seen(lengths=(200,) * 19 + (40,))), "time_limit")
     assert "19 of 20 episodes were terminated after exactly 200 steps" in told
     assert "truncated=True" in told
+    told = one(during(seen(lengths=(500,) * 4)), "time_limit")  # of long ones, four are enough
+    assert "4 of 4 episodes were terminated after exactly 500 steps" in told
 
 
 @pytest.mark.parametrize(
     ("lengths", "terminated"),
     [
         ((200,) * 20, False),
-        ((200,) * 9, True),  # too few
+        ((200,) * 3, True),  # too few
+        ((90,) * 9, True),
         ((10,) * 20, True),  # a task of ten steps
         ((200,) * 17 + (40,) * 3, True),
         (tuple(range(180, 200)), True),

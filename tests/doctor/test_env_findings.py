@@ -11,6 +11,7 @@ from seen_environments import fits, near, number, pairs, played, seen
 
 from quintet.config.choices import Doubt
 from quintet.doctor import env_actions, env_episodes, env_observations, env_rewards
+from quintet.doctor.finding import words_of
 from quintet.doctor.predict import Score
 from quintet.doctor.seen import Options, Seen
 
@@ -22,7 +23,7 @@ def _check(**own: Any) -> Any:
         "same_again": "",
         "lengths": [20],
         "step_s": 1e-4,
-        "env": SimpleNamespace(max_steps=None),
+        "env": SimpleNamespace(max_steps=None, agents=()),
     }
     return SimpleNamespace(**(usual | own))
 
@@ -169,6 +170,70 @@ def test_it_is_not_found_where_it_is_absent(name: str):
 def test_nothing_is_found_where_nothing_was_measured(name: str):
     find, _ = PLANTED[name]
     assert find(seen()) is None
+
+
+def test_a_number_is_large_beside_the_others():
+    def found(scale: list[float], **options: Any) -> Any:
+        own = seen(played=played(obs=_OBS * scale), options=Options(**options))
+        return env_observations.observation_scale(own)
+
+    assert found([1e-3, 1e3]) is not None
+    assert found([1e5, 1e5]) is None  # alike
+    assert found([1e-3, 1.0]) is None  # not large
+    assert found([1.0, 2e3], normalizes=False).degree == "likely"
+    assert found([1.0, 2e3], normalizes=True).degree == "possible"
+
+
+def test_a_start_that_each_environment_repeats():
+    own = np.arange(4.0)[None, :, None] * np.ones((1_001, 4, 2))
+    found = env_episodes.same_start(seen(played=played(obs=own)))
+    assert found is not None
+    assert found.degree == "likely"
+    assert "in each of 4 environments" in found.said
+    game = _check(env=SimpleNamespace(max_steps=None, agents=("a", "b")))
+    assert env_episodes.same_start(seen(played=played(obs=own), check=game)) is None
+    few = played(obs=own, every=300)  # up to four episodes of each
+    assert env_episodes.same_start(seen(played=few)) is None
+
+
+def test_what_the_last_actions_tell_needs_no_memory():
+    told, hidden = (number(now=0.3, memory=0.95, delay=x) for x in (0.93, 0.5))
+    commands = []
+    for each in (told, hidden):
+        found = env_observations.observation_memory(seen(fits=fits(next=(each, number()))))
+        assert found is not None
+        commands.append(found.command)
+    assert commands[0].endswith(" --env.observe-last true")
+    assert commands[1].endswith(" --model.core lstm")
+    shown = seen(fits=fits(next=(told, number())), options=Options(shows_last=True))
+    found = env_observations.observation_memory(shown)
+    assert found is not None
+    assert found.command.endswith(" --model.core lstm")
+
+
+def test_a_goal_that_is_rarely_met_beside_the_cost_of_a_step():
+    found = env_rewards.reward_rare(seen(played=played(reward=_RARE - 0.01)))
+    assert found is not None
+    assert "another reward than -0.01 in 1 of" in found.said
+    assert found.degree == "possible"
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--gamma 0.999", "--gamma 0.999"),
+        ("--normalize-observations true scales floats", "--normalize-observations true"),
+        (
+            """if it is other, --model.encoder-kwargs '{"layout": "hwc"}'""",
+            """--model.encoder-kwargs '{"layout": "hwc"}'""",
+        ),
+        ("a larger --total-steps, or a smaller action space", ""),
+        ("--name it's; rm", """--name 'it'"'"'s;'"""),
+        ("", ""),
+    ],
+)
+def test_words_of_a_choice(option: str, words: str):
+    assert words_of(option) == words
 
 
 def test_every_finding_has_a_row():

@@ -1,5 +1,6 @@
 """Examination of whole environments: what is planted in one is what is found."""
 
+import json
 import os
 from contextlib import closing
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from quintet.doctor import apart, env_actions, environment, pairs
+from quintet.doctor import apart, env_actions, env_episodes, env_observations, environment, pairs
 from quintet.doctor.apart import examine_apart
 from quintet.doctor.finding import Finding
 from quintet.doctor.play import Reader, play
@@ -22,7 +23,7 @@ from quintet.envs.make import make_group_env
 from quintet.envs.resolved import resolve_env
 from quintet.errors import ConfigError
 from quintet.race.choosing import what_only_this_process_has
-from quintet.types import Spaces
+from quintet.types import ACTION_MASK, Spaces
 
 
 class Point(gymnasium.Env[Any, Any]):
@@ -297,6 +298,122 @@ def test_commands_repeat_the_environment():
     assert found.check.endswith("""Point --env.kwargs '{"fault": "keeps"}'""")
     assert found.remember == "--env.frame-stack 4"
     assert environment.options_of(environment.load("ppo", words), "").remember.endswith(" lstm")
+
+
+class Limited(Point):
+    """Terminates after 500 steps."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *_ = super().step(action)
+        return obs, reward, self.steps >= 500, False, {}
+
+
+def test_a_limit_of_many_steps_is_seen():
+    """The check alone has two episodes."""
+    loaded = environment.load("ppo", ["--env", "test_environment:Limited", "--gamma", "0.1"])
+    seen = Seen()
+    stages = dict(environment._stages(loaded, seen, 0, 30.0))
+    stages["check"]()
+    assert not seen.doubts
+    stages["play"]()
+    assert [each.choice for each in seen.doubts] == ["gamma", "time_limit"]
+    assert "48 of 48 episodes were terminated after exactly 500 steps" in str(seen.doubts[-1])
+
+
+class Reseeds(Point):
+    """Takes its first seed at every reset."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.own = self.own if seed is None else seed
+        return super().reset(seed=self.own, options=options)
+
+
+@pytest.mark.parametrize(("name", "found"), [("Reseeds", True), ("Point", False)])
+def test_a_reset_that_seeds_again(name: str, found: bool):
+    env = make_group_env(resolve_env(EnvConfig(id=f"test_environment:{name}")), 3)
+    with closing(env):
+        assert (env_episodes.same_start(Seen(played=play(env, 400, 0, 10.0))) is not None) == found
+
+
+class Wide(Point):
+    """Observes a hundred numbers, of which one is large, one is dead and two are alike; a picture
+    that is still; and a picture whose frame is still."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise = np.random.default_rng(0)
+        self.observation_space = spaces.Dict(
+            {
+                "frame": spaces.Box(0, 255, (9, 9), np.uint8),
+                "numbers": spaces.Box(-np.inf, np.inf, (100,), np.float32),
+                "still": spaces.Box(0, 255, (9, 9), np.uint8),
+            }
+        )
+
+    def _obs(self) -> Any:
+        numbers = self.noise.standard_normal(100).astype(np.float32)
+        numbers[7] *= 1e6
+        numbers[8], numbers[10] = 3.0, numbers[9]
+        frame = np.zeros((9, 9), np.uint8)
+        frame[4, 4] = numbers[0] > 0
+        return {"frame": frame, "numbers": numbers, "still": np.ones((9, 9), np.uint8)}
+
+
+def test_numbers_of_large_leaves_are_looked_at():
+    env = make_group_env(resolve_env(EnvConfig(id="test_environment:Wide")), 3)
+    with closing(env):
+        seen = Seen(played=play(env, 300, 0, 10.0))
+    scale, dead, duplicate = (
+        find(seen)
+        for find in (
+            env_observations.observation_scale,
+            env_observations.observation_dead,
+            env_observations.observation_duplicate,
+        )
+    )
+    assert scale is not None
+    assert "observation numbers[7] is of size" in scale.said
+    assert dead is not None
+    assert dead.said == "observation 'still' never changed"
+    assert duplicate is not None
+    assert "numbers[9] and numbers[10]" in duplicate.said
+    assert seen.played is not None
+    rest = {"numbers": seen.played.large["numbers"], "frame": seen.played.large["frame"]}
+    dead = env_observations.observation_dead(Seen(played=replace(seen.played, large=rest)))
+    assert dead is not None
+    assert "1 of 100 numbers of the observation never changed, the first is numbers[8]" in dead.said
+
+
+class Masked(Point):
+    """Allows no step to the right where it is right of the middle; with the fault "keeps" an
+    episode depends on the one before."""
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__(fault)
+        self.action_space = spaces.Discrete(3, start=1)
+        self.observation_space = spaces.Dict(
+            {"x": self.observation_space, ACTION_MASK: spaces.MultiBinary(3)}
+        )
+
+    def step(self, action: Any) -> Any:
+        assert self._obs()[ACTION_MASK][int(action) - 1]
+        return super().step(int(action) - 1)
+
+    def _obs(self) -> Any:
+        return {"x": super()._obs(), ACTION_MASK: np.array([1, self.place <= 0.0, 0], np.int8)}
+
+
+@pytest.mark.parametrize("fault", ["", "keeps", "ignored"])
+def test_masked_actions_are_compared_too(fault: str):
+    words = ["--env", "test_environment:Masked", "--env.kwargs", json.dumps({"fault": fault})]
+    seen = Seen()
+    stages = dict(environment._stages(environment.load("ppo", words), seen, 0, 10.0))
+    for name in ("check", "play", "pairs", "remembers"):
+        stages[name]()
+    assert not seen.unmade
+    found = {each.name for each in environment.findings(seen) if each.degree == "likely"}
+    wanted = {"": set[str](), "keeps": {"remembers"}, "ignored": {"action-ignored"}}[fault]
+    assert found == wanted
 
 
 def test_stages_without_time_are_told():

@@ -118,6 +118,12 @@ PLANTED: dict[str, tuple[Callable[[RunSeen], Finding | None], Callable[[], RunSe
         run_learning.entropy_gone,
         lambda: seen({**FLAT, "policy__entropy": [0.69, 0.1, *[1e-3] * 18]}),
     ),
+    "entropy-gone of real numbers": (
+        run_learning.entropy_gone,
+        lambda: replace(
+            seen({**FLAT, "policy__std_mean": [1.0, 0.5, *[1e-2] * 18]}), continuous=True
+        ),
+    ),
     "entropy-stuck": (
         run_learning.entropy_stuck,
         lambda: seen({**FLAT, "policy__entropy": 0.693}),
@@ -127,6 +133,10 @@ PLANTED: dict[str, tuple[Callable[[RunSeen], Finding | None], Callable[[], RunSe
         lambda: seen({**FLAT, "policy__entropy": 0.693}, {"entropy_coef": 0.05}),
     ),
     "policy-still": (run_learning.policy_still, lambda: seen({**FLAT, "policy__kl": 1e-8})),
+    "actions-saturated": (
+        run_learning.actions_saturated,
+        lambda: seen({**FLAT, "policy__mode_saturation_frac": 0.95}),
+    ),
     "gradient-clipped": (
         run_learning.gradient_clipped,
         lambda: seen({"optim__grad_norm": 500.0, "optim__grad_clip_frac": 1.0}),
@@ -134,6 +144,10 @@ PLANTED: dict[str, tuple[Callable[[RunSeen], Finding | None], Callable[[], RunSe
     "gradient-spikes": (
         run_learning.gradient_spikes,
         lambda: seen({"optim__grad_norm": [*[1.0] * 10, 400.0, *[1.0] * 9]}),
+    ),
+    "gradient-spikes of a part": (
+        run_learning.gradient_spikes,
+        lambda: seen({"optim__critic_grad_norm": [*[1.0] * 10, 400.0, *[1.0] * 9]}),
     ),
     "few-updates": (run_learning.few_updates, lambda: seen({"updates": [1.0, 30.0]})),
     "replay-small": (
@@ -184,9 +198,17 @@ PLANTED: dict[str, tuple[Callable[[RunSeen], Finding | None], Callable[[], RunSe
     ),
     "seeds-differ": (run_scores.seeds_differ, lambda: seen(others=[Level(10.0, 5.0, 100.0)])),
     "not-learning": (run_scores.not_learning, lambda: seen(FLAT)),
+    "plateau": (
+        run_scores.plateau,
+        lambda: seen({"episode__return_mean": np.minimum(np.linspace(10.0, 500.0, 20), 100.0)}),
+    ),
     "slow": (
         run_scores.slow,
         lambda: seen({"time__stepping_frac": 0.9, "time__learning_frac": 0.1}),
+    ),
+    "slow by its evaluations": (
+        run_scores.slow,
+        lambda: seen({"time__evaluation_frac": 0.9}, {"eval.interval": 1_000_000}),
     ),
     "option-far": (
         lambda run: next(iter(run_options.options(run, [])), None),
@@ -220,6 +242,7 @@ COMMANDS = {
     "replay-use": "--updates-per-env-step 5",
     "values-scale": "--value-coef 5",
     "seeds-differ": "--entropy-coef 0.03",
+    "slow by its evaluations": "--eval.interval 5000000",
 }
 
 
@@ -249,6 +272,7 @@ def test_it_is_not_found_where_it_is_absent(name: str):
         "eval__return_mean": [10.0, 100.0],
         "eval__return_std": 3.0,
         "eval__episodes": 10.0,
+        "policy__mode_saturation_frac": 0.95,  # the best may be to push as far as possible
         "replay__size": 1e5,
         "replay__draws_per_env_step": 64.0,
         "policy_lag__mean": 0.0,
@@ -378,6 +402,41 @@ def test_a_run_that_learns_is_doubted_less():
     (learns,), (stays,) = (run_options.options(seen(x, far), []) for x in ({}, FLAT))
     assert learns.weight < stays.weight
     assert learns.degree != "likely"
+
+
+def test_a_run_that_lost_what_it_learned_is_doubted_as_much():
+    rises = [*np.linspace(10, 400, 10), *np.linspace(400, 60, 10)]
+    lost, kept = (seen({"episode__return_mean": x}) for x in (rises, sorted(rises)))
+    assert (lost.rise or 0.0) > 1.0
+    assert (lost.learns, kept.learns) == (False, True)
+    assert (lost.doubt, kept.doubt) == (1.0, 0.5)
+
+
+@pytest.mark.parametrize(("part", "name"), [("normalizers", "normalizers"), ("noise", "part")])
+def test_every_part_of_a_learner_has_a_finding(part: str, name: str):
+    evidence = Evidence("own/x", "x", Range(high=1.0), Range(high=2.0), above="y")
+    far, near = (seen({"own__x": x}, parts=(Part(part, (evidence,)),)) for x in (5.0, 0.5))
+    (found,) = run_learning.health(far)
+    assert found.name == f"health-{name}"
+    assert not run_learning.health(near)
+
+
+@pytest.mark.parametrize(("state", "rows"), [("damaged", True), ("finished", False)])
+def test_a_folder_that_can_not_be_read_is_told(state: Any, rows: bool):
+    own = {"algo": "ppo", "env.id": "CartPole-v1"}
+    run = RunSummary(Path("runs/a"), state, ("x.json is cut",) * (state == "damaged"), options=own)
+    run = replace(run, reports=reports() if rows else [])
+    (found,) = [x for x in examine_runs([run])["runs/a"] if x.name == "run-unreadable"]
+    assert ("x.json is cut" if state == "damaged" else "it has no reports") in found.said
+    whole = replace(run, state="finished", reports=reports())
+    assert "run-unreadable" not in {x.name for x in examine_runs([whole])["runs/a"]}
+
+
+def test_the_evidence_of_a_part_is_the_share_beyond_the_bound_that_is_named():
+    part = Part("value_function", (Evidence("value/x", "x", Range(0.1), Range(-0.01), below="y"),))
+    (found,) = run_learning.health(seen({"value__x": 0.05}, parts=(part,)))
+    assert found.name == "health-value-function"
+    assert found.evidence == {"x": 0.05, "bound": 0.1, "share of the reports": 1.0}
 
 
 def test_a_symptom_makes_an_option_likelier():

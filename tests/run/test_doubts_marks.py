@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import quintet
+from quintet.doctor.finding import Finding
 from quintet.observe.report_page import Mark, page
 from quintet.observe.run_summary import read_summary
 from quintet.run import doubts
@@ -72,8 +73,14 @@ def test_marks_are_on_the_page(tmp_path: Path):
     pytest.importorskip("jinja2")
     (tmp_path / "run.json").write_text("{}")
     run = read_summary(tmp_path)
-    mark = Mark("gamma", "likely", "gamma is <b>short</b>", "raise it")
+    own = Finding("gamma", 0.7, "", {"gamma": 0.5, "unknown": float("nan")})
+    numbers, command = own.numbers, "quintet train ppo --env '<b>' --gamma 0.9"
+    mark = Mark("gamma", "likely", "gamma is <b>short</b>", "raise it", numbers, command, own.link)
     content = page([run], "Runs", {str(run.folder): [mark]})
-    assert "likely, gamma: gamma is &lt;b&gt;short&lt;/b&gt;" in content
+    assert (
+        "likely, gamma: gamma is &lt;b&gt;short&lt;/b&gt; (gamma 0.5). To do: raise it." in content
+    )
+    assert "<code>quintet train ppo --env &#39;&lt;b&gt;&#39; --gamma 0.9</code>" in content
+    assert "docs/not-learning.md#gamma" in content
     assert "no proof" in page([run], "Runs", {str(run.folder): []})
     assert "Findings of the doctor" not in page([run], "Runs")

@@ -20,10 +20,22 @@ def config() -> RunConfig:
 def test_usual_options_have_ranges_around_their_values(config: RunConfig) -> None:
     space = {one.name: one for one in usual(config)}
     assert "learning_rate" in space
-    assert "entropy_coef" not in space  # 0: the loss has no such term
+    entropy = space["entropy_coef"]  # 0, which no factor changes
+    assert (entropy.low, entropy.high, entropy.log) == (0.0, 0.02, False)
+    assert entropy.drawn(0.0) == 0.0
+    assert space["gamma"].near_1
+    assert space["gae_lambda"].near_1
+    assert not {"kl_coef", "num_epochs", "adam_beta1"} & space.keys()
     rate = space["learning_rate"]
     value = config.flat()["learning_rate"]
     assert (rate.low, rate.high, rate.log) == (value / 10, value * 10, True)
+
+
+def test_options_without_effect_are_not_searched(config: RunConfig) -> None:
+    own = config.learner.model_copy(update={"advantage_estimator": "monte_carlo", "value_coef": 0})
+    space = {one.name for one in usual(config.model_copy(update={"learner": own}))}
+    assert "learning_rate" in space
+    assert not {"gae_lambda", "value_coef"} & space
 
 
 def test_a_value_near_1_is_drawn_by_its_distance(config: RunConfig) -> None:

@@ -1,5 +1,6 @@
 """What the terminal and the files say of a sweep."""
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,19 @@ def test_the_interval_is_that_of_the_mean_and_one_seed_has_none() -> None:
     assert _interval([7.0]) == "7, 1 seed"
     assert _interval([3.0, 1.0]) == "2 [1, 3], 2 seeds"
     assert _interval([0.0] * 9 + [90.0]) == "9 [0, 27], 10 seeds"
+
+
+def test_fresh_seeds_are_written_one_by_one(tmp_path: Path) -> None:
+    trials = [Trial(each, "complete", 1.0, {"gamma": 0.9}, "") for each in range(3)]
+    found = Found(tmp_path, [Dimension("gamma", 0.5, 0.99)], "eval/return_mean", trials, {})
+    found.fresh = {0: [3.0, 1.0], 1: [7.0]}
+    write(found)
+    with (tmp_path / "trials.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = [f"fresh_seeds{x}" for x in ("", "_mean", "_low", "_high", "_scores")]
+    assert [[row[name] for name in names] for row in rows] == [
+        ["2", "2.0", "1.0", "3.0", "3.0 1.0"], ["1", "7.0", "", "", "7.0"], [""] * 5,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("count", "doubtful"), [(49, True), (50, False)])

@@ -18,7 +18,7 @@ Departures from the paper, each with the switch that turns it off, if there is o
  6. Observations may be normalised (``normalize_observations=false``, the default), and rates may
     fall (``lr_schedule=constant``, the default).
  7. First weights are orthogonal, those of the policy's last layer near 0 (``model.init``); the
-    logarithm of the standard deviation is clamped to [-20, 2].
+    logarithm of a state-dependent standard deviation is clamped to [-20, 2].
 """
 
 import math

@@ -11,7 +11,7 @@ from pydantic import model_validator
 from quintet.algorithms.parts import options as parts
 from quintet.algorithms.parts.options import Knob
 from quintet.bounds import Below1, Bounded, Count, Fraction, NotNegative, Positive, Rows, Unroll
-from quintet.options import CAP, FACTOR, NEAR_1, USUAL, Needs, Options, option
+from quintet.options import AROUND, CAP, FACTOR, NEAR_1, USUAL, Needs, Options, option
 from quintet.system.importing import CodeName
 
 DEFAULTS = {"runtime.kind": "async"}
@@ -101,6 +101,7 @@ class APPOConfig(Options):
         needs="use_vtrace=false and gamma > 0 and unroll_steps > 1",
         tune=NEAR_1,
         also="lam lambda",
+        search=AROUND,
     )
     """lambda of GAE"""
     truncation_as_termination: parts.TruncationAsTermination = False

@@ -5,6 +5,7 @@ the distance of policy and value from those that acted. Where an actor does not 
 distribution or its value, the weights that act next are kept until their rows arrive.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, final
 
@@ -26,6 +27,7 @@ DISTRIBUTION = (
     *(f"policy/mode_probability_{what}" for what in ("mean", "min", "max")),
     "policy/entropy_min",
     "policy/entropy_max",
+    "policy/mode_saturation_frac",
 )
 """Metrics of the policy's distribution."""
 
@@ -33,6 +35,9 @@ KL = "policy/kl"
 
 CHANGES = (KL, "policy/logp_abs_max")
 """Metrics of the distribution that acted, and of the policy's distance from it."""
+
+_AT_BOUND = 0.99
+"""Size from which on an action in [-1, 1] counts as one at a bound."""
 
 VALUE_CHANGES = ("value/change_mean", "value/change_max")
 
@@ -160,12 +165,19 @@ class Looks:
 @torch.no_grad()
 def distribution_statistics(family: Family, params: Tensor) -> Statistics:
     """Statistics of distributions ``[N, P]``: entropies; for Gaussians means and standard
-    deviations, in units of half the action range and before a tanh of the sample; for choices the
-    probability of the likeliest.
+    deviations, in units of half the action range and before a tanh of the sample, and the share of
+    likeliest actions at a bound; for choices the probability of the likeliest.
     """
     values: dict[str, Tensor] = {}
+    shares: dict[str, Tensor] = {}
     split = _leaves(family, params)
-    gaussian = [leaf.mean_and_log_std(x) for leaf, x in split if isinstance(leaf, DiagGaussian)]
+    own = [(leaf, x) for leaf, x in split if isinstance(leaf, DiagGaussian)]
+    gaussian = [leaf.mean_and_log_std(x) for leaf, x in own]
+    modes = [x for leaf, p in own for x in _bounded_modes(leaf, p)]
+    if modes:
+        shares["policy/mode_saturation_frac"] = (
+            (torch.cat(modes, -1).abs() >= _AT_BOUND).float().mean()
+        )
     if gaussian:
         values["policy/mean"] = torch.cat([mean for mean, _ in gaussian], -1)
         values["policy/std"] = torch.cat([log_std.exp() for _, log_std in gaussian], -1)
@@ -174,7 +186,7 @@ def distribution_statistics(family: Family, params: Tensor) -> Statistics:
         values["policy/mode_probability"] = torch.cat([x.amax(-1).exp() for x in choices], -1)
     entropy = family.entropy(params)
     return Statistics(
-        {f"{name}_mean": x.mean() for name, x in values.items()},
+        {f"{name}_mean": x.mean() for name, x in values.items()} | shares,
         {f"{name}_min": x.min() for name, x in values.items()}
         | {"policy/entropy_min": entropy.min()},
         {f"{name}_max": x.max() for name, x in values.items()}
@@ -206,6 +218,17 @@ def _leaves(family: Family, params: Tensor) -> list[tuple[Family, Tensor]]:
     leaves = leaf_families(family)
     parts = torch.split(params, [leaf.param_size for leaf in leaves], -1)
     return list(zip(leaves, parts, strict=True))
+
+
+def _bounded_modes(leaf: DiagGaussian, params: Tensor) -> list[Tensor]:
+    """The likeliest actions ``[N, n]`` of the n dimensions with bounds, which are -1 and 1."""
+    mode = leaf.mode(params)
+    places = [
+        i for i, ends in enumerate(zip(leaf.low, leaf.high, strict=True))
+        if all(map(math.isfinite, ends))
+    ]  # fmt: skip
+    mode = mode.tanh() if leaf.squash == "action" else mode
+    return [mode if len(places) == leaf.size else mode[..., places]] if places else []
 
 
 def _log_probabilities(leaf: Family, params: Tensor) -> Tensor | None:

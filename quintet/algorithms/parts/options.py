@@ -16,7 +16,7 @@ from quintet.bounds import (
 )
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
-from quintet.options import FACTOR, NEAR_1, USUAL, Needs, option
+from quintet.options import AROUND, FACTOR, NEAR_1, USUAL, Needs, option
 from quintet.system.importing import words_or_code
 
 if TYPE_CHECKING:
@@ -61,14 +61,20 @@ _NORMALIZER = Needs(
 
 Gamma = Annotated[
     Fraction,
-    option(doc="discount factor", tune=NEAR_1, also="discount discounting discount_factor"),
+    option(
+        doc="discount factor",
+        tune=NEAR_1,
+        also="discount discounting discount_factor",
+        search=AROUND,
+    ),
 ]
 TruncationAsTermination = Annotated[
     bool,
     option(doc="treat time limits as terminations, only to compare with old published numbers"),
 ]
 EntropyCoef = Annotated[
-    NotNegative, option(doc="weight of the entropy bonus", tune=USUAL, also=ENTROPY_COEF)
+    NotNegative,
+    option(doc="weight of the entropy bonus", tune=USUAL, also=ENTROPY_COEF, search="0.0..0.02"),
 ]
 ValueCoef = Annotated[
     NotNegative, option(doc="weight of 0.5 * error^2", tune=USUAL, also=VALUE_COEF)

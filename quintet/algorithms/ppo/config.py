@@ -10,7 +10,7 @@ from quintet.algorithms.parts.options import Knob
 from quintet.bounds import Below1, Fraction, NotNegative, Positive, Rows, Unroll
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
-from quintet.options import FACTOR, NEAR_1, USUAL, Needs, Options, option
+from quintet.options import AROUND, FACTOR, NEAR_1, USUAL, Needs, Options, option
 from quintet.system.importing import CodeName
 
 
@@ -54,6 +54,7 @@ class PPOConfig(Options):
         ),
         tune=NEAR_1,
         also="lam lambda lambda_",
+        search=AROUND,
     )
     """lambda of GAE and of the lambda-return; 0: the one-step error; 1: the whole return"""
     value_target: Literal["lambda_return", "monte_carlo"] = option(

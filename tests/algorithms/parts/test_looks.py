@@ -48,6 +48,21 @@ def test_gaussians_with_a_spread_that_depends_on_the_state() -> None:
     assert numbers(TANH, params)["policy/mean_min"] == pytest.approx(math.tanh(-2.0))
 
 
+@pytest.mark.parametrize(
+    ("squash", "high", "share"),
+    [("none", 1.0, 3 / 4), ("mean", 1.0, 1 / 4), ("action", 1.0, 1 / 4), ("none", math.inf, 1.0)],
+)
+def test_the_share_of_likeliest_actions_at_a_bound(squash: Any, high: float, share: float) -> None:
+    family = DiagGaussian(2, (-1.0, -1.0), (1.0, high), squash)
+    params = torch.tensor([[-3.0, 0.5, 0.0, 0.0], [1.0, 2.0, 0.0, 0.0]])
+    assert numbers(family, params)["policy/mode_saturation_frac"] == pytest.approx(share)
+
+
+def test_actions_without_bounds_have_no_share_at_one() -> None:
+    free = DiagGaussian(1, (-math.inf,), (1.0,))
+    assert "policy/mode_saturation_frac" not in numbers(free, torch.zeros(3, 2))
+
+
 def test_choices_with_masks_and_bits() -> None:
     p = np.array([[0.7, 0.3, 0.0], [0.2, 0.5, 0.3]])
     logits = torch.tensor(np.log(np.maximum(p, 1e-300)), dtype=torch.float32).clamp_min(-1e9)
