@@ -35,7 +35,7 @@ _NONE: Mapping[str, str] = {}
 _RUN_FILES = (run_record.FILE, JSONL_FILE, CSV_FILE)
 _BESIDE = (".lock", "log.txt")  # beside config.yaml: others have files of this name
 _MOST_BYTES = 2**30  # of a file that is read whole
-_DEPTH = 3  # of folders in which runs are looked for
+_DEPTH = 4  # of folders in which runs are looked for, as of sweeps: NAME/fresh/0007/s1
 _MOST_TEXT = 400  # characters of a text that is shown
 
 
@@ -131,7 +131,7 @@ def group_key(config: Mapping[str, Any], sources: Mapping[str, str] = _NONE) -> 
 
 
 def find_runs(place: Path) -> list[Path]:
-    """The folder itself if it holds a run, else all runs in it, up to three levels deep, without
+    """The folder itself if it holds a run, else all runs in it, up to four levels deep, without
     those that are hidden or were moved aside, and without links to others of them."""
     if _is_run(place):
         return [place]

@@ -119,15 +119,16 @@ def examined(asked: Asked, listed: Sequence[Able], say: Callable[[str], None]) -
     if most_s < _LEAST_EXAMINED_S:
         return Adapted(list(listed), [], None)
     say(f"examines the environment for at most {most_s:.0f} s")
+    own = registry.find(registry.DEFAULT).config.model_fields
     words = [
         word
         for name, x in asked.values.items()
-        if name.startswith("env.")
+        if name.startswith("env.") or (name in own and isinstance(x, str | int | float))
         for word in (f"--{name}", x if isinstance(x, str) else json.dumps(x))
     ]
     seed = listed[0].loaded.config.seed % 2**30
-    own = what_only_this_process_has(asked.source)
-    found = examine_apart(registry.DEFAULT, words, "", seed, most_s, lambda _: None, own)
+    only_here = what_only_this_process_has(asked.source)
+    found = examine_apart(registry.DEFAULT, words, "", seed, most_s, lambda _: None, only_here)
     told = [
         f"doubtful, {each['name']}: {each['said']}; to do: {each['advice']}"
         for each in found.found

@@ -101,6 +101,13 @@ def test_a_run_that_was_moved_aside_is_left_out(runs: Path):
     assert [each.name for each in find_runs(runs / "other.old-1")] == ["other.old-1"]
 
 
+def test_runs_on_fresh_seeds_of_a_sweep_are_found(runs: Path):
+    fresh = runs / "sweep-a" / "fresh" / "0007" / "s9"
+    fresh.parent.mkdir(parents=True)
+    shutil.copytree(runs / "other", fresh)
+    assert [each.name for each in find_runs(runs)] == ["s1", "s2", "other", "s9"]
+
+
 def test_states(runs: Path, capsys: pytest.CaptureFixture[str]):
     def record(name: str, **changes: Any) -> None:
         path = runs / name / "run.json"

@@ -27,10 +27,13 @@ def test_a_change_that_does_not_fit_an_entry_is_left_out(
     """A memory learns from sequences that are longer than these unrolls."""
     says, source = settle(lambda: gymnasium.make("CartPole-v1"))
     values: dict[str, Any] = {**SMALL, "env.id": says["id"], "run_dir": str(tmp_path / "a")}
-    asked = Asked(10.0, (Layer("command line", values),), source=source)
+    asked = Asked(10.0, (Layer("command line", {**values, "gamma": 0.9}),), source=source)
     memory = Finding("memory", 0.9, "it is hidden", {}, "do", "quintet train ppo --model.core lstm")
 
     def examine(*given: Any) -> Examined:
+        words = given[1]
+        assert words[words.index("--gamma") + 1] == "0.9"
+        assert not {"--seed", "--run-dir", "--run_dir", "--model.policy_hidden"} & {*words}
         own = pickle.loads(given[-1]["source"])
         assert own().spec.id == "CartPole-v1"
         return Examined([memory.as_json()], step_s=0.01)
@@ -44,8 +47,8 @@ def test_a_change_that_does_not_fit_an_entry_is_left_out(
     assert told[2].startswith(
         "a-lstm: the change is left out, since it does not fit: unroll_steps must"
     )
-    with pytest.raises(ConfigError, match="gamma"):
-        choosing.able(asked, [Entry("a", "ppo", {"gamma": 2.0}, "a test")], print)
+    with pytest.raises(ConfigError, match="gae_lambda"):
+        choosing.able(asked, [Entry("a", "ppo", {"gae_lambda": 2.0}, "a test")], print)
 
 
 @pytest.mark.parametrize(
