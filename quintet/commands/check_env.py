@@ -94,7 +94,8 @@ def _doubts(found: "EnvCheck") -> "list[Doubt]":
     unscaled = {name: way for name, way in ways.items() if way}
     usual = choices.Learning.of(registry.DEFAULT, records[registry.DEFAULT].config())
     if registry.DEFAULT not in unscaled:
-        way, names = next(iter(unscaled.values()), ""), ", ".join(unscaled)
+        way = next(iter(unscaled.values()), "")
+        names = ", ".join(name for name, each in unscaled.items() if each == way)
         usual = replace(usual, scaling=way, scaling_of=names)
     seen = choices.during(resolve_model(model, spaces), spaces, usual, found.evidence)
     return choices.before(model, spaces, None) + seen

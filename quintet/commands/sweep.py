@@ -55,7 +55,7 @@ def read(arguments: list[str]) -> Asked:
             arg(
                 help="an option to search, once or several times: NAME=LOW..HIGH, "
                 "NAME=LOW..HIGH:log, NAME=A,B,C, NAME alone for a range around its value, or "
-                "a YAML file of these (none: the options that populations tune by default)",
+                "a YAML file of these (none: the learner's usual options)",
                 metavar="NAME=...",
             ),
         ] = (),

@@ -35,6 +35,7 @@ from quintet.types import Spaces
 _LEAST_ROWS = 256
 _LEAST_EPISODES = 10
 _LEAST_LONG, _LONG = 4, 100  # episodes, if all have so many steps
+_BOARD = 2.0  # largest ratio of the sides of a board
 _FLOAT_BOARD = 16  # least height and width of floats that may be a picture without channels
 _LARGE = 100.0  # numbers of an observation
 _LARGE_REWARD, _SMALL_REWARD = 1e3, 1e-3
@@ -128,7 +129,8 @@ def flat_pictures(model: ModelConfig, spaces: Spaces) -> Iterator[Doubt]:
     if model.encoder != "auto" or resolved.encoder == "film_grid":
         return
     small = resolved.encoder == "small_cnn"
-    read = small_pictures(leaves) if small else picture_leaves(resolved, spaces)
+    layout = picture_options(resolved).layout if small else "auto"
+    read = small_pictures(leaves, layout) if small else picture_leaves(resolved, spaces)
     for name, leaf in leaves.items():
         shape = leaf.shape or ()
         if not isinstance(leaf, gym_spaces.Box | gym_spaces.MultiBinary) or is_added(name):
@@ -137,21 +139,33 @@ def flat_pictures(model: ModelConfig, spaces: Spaces) -> Iterator[Doubt]:
             continue
         floats = leaf.dtype is not None and leaf.dtype.kind == "f"
         # Tables of numbers have two dimensions too.
-        board = len(shape) == 2 and min(shape) >= (_FLOAT_BOARD if floats else SMALL)
+        board = len(shape) == 2 and min(shape) >= SMALL and max(shape) <= _BOARD * min(shape)
+        if board and floats:  # a frame in grey
+            board = min(shape) >= _FLOAT_BOARD and shape[0] == shape[1] and _is_bounded(leaf)
         volume = len(shape) == 3 and sorted(shape)[1] >= SMALL
         if not board and not volume:
             continue
-        way = "--model.encoder small_cnn reads it as one"
-        if not small_pictures({name: leaf}):
-            way = "give it as bool, uint8 or float32, so that small_cnn reads it as one"
-        elif small:
-            way = "give it a third dimension for channels, so that small_cnn reads it as one"
+        readable = bool(small_pictures({name: leaf}, layout))
+        others = small_pictures({k: x for k, x in leaves.items() if k != name})
+        # Beside pictures with channels small_cnn reads no others.
+        beside = board and any(len(leaves[k].shape or ()) > 2 for k in others)
+        if readable and not beside:
+            way = "--model.encoder small_cnn reads it as one"
+        elif readable:
+            way = "give it as [H, W, C], and --model.encoder small_cnn reads it as one"
+        else:
+            form = " of [H, W, C]" if beside else ""
+            way = f"give it as bool, uint8 or float32{form}, so that small_cnn reads it as one"
         yield Doubt(
             "encoder",
             f"observation {name!r} ({_times(shape)}, {leaf.dtype}) may be a picture, and is read "
             f"as {math.prod(shape):,} numbers without places by {resolved.encoder}",
             way,
         )
+
+
+def _is_bounded(leaf: gym_spaces.Space[Any]) -> bool:
+    return isinstance(leaf, gym_spaces.Box) and leaf.is_bounded()
 
 
 def layouts(model: ModelConfig, spaces: Spaces) -> Iterator[Doubt]:
@@ -261,8 +275,8 @@ def discounted(learning: Learning, seen: Evidence) -> Doubt | None:
         return None
     return Doubt(
         "gamma",
-        f"gamma={gamma:g} weighs rewards of about {horizon:.2g} steps, and episodes have "
-        f"{length:,.0f} ({count} episodes)",
+        f"gamma={gamma:g} looks about {horizon:.2g} steps ahead, and episodes have {length:,.0f} "
+        f"steps ({count} episodes)",
         "--gamma 0.99",
     )
 

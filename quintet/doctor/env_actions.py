@@ -97,7 +97,8 @@ def observation_late(seen: Seen) -> Finding | None:
     if late < 0.9:
         return None
     usual = sorted(pairs.first)[len(pairs.first) // 2]
-    weight = 0.3 if seen.options.memory else 0.91 if late > 0.98 else 0.6
+    known = seen.options.memory or seen.options.shows_last
+    weight = 0.3 if known else 0.91 if late > 0.98 else 0.6
     if hides_state(seen.fits):
         weight *= 0.5  # positions without velocities follow an action late too
     return Finding(

@@ -107,10 +107,11 @@ def same_start(seen: Seen) -> Finding | None:
         return Finding(
             "same-start",
             0.55,
-            f"in each of {len(first)} environments every episode begins with the observation of "
-            "its first one, which differs between environments: reset() takes the first seed again",
+            f"each of {len(first)} environments begins all of its episodes with the same "
+            "observation, and each with another one",
             {"environments": len(first), "episodes": count, "different starts": starts},
-            "in reset(), draw from self.np_random, and make it anew only from a seed that is given",
+            "reset() may take its first seed again, or draw its task only once: draw from "
+            "self.np_random, and make it anew only from a seed that is given",
             seen.options.check,
         )
     if pairs is None or pairs.seeds < 3 or pairs.starts != 1:

@@ -13,6 +13,7 @@ _LARGE = 100.0  # size of a number
 _LARGER, _HUGE = 1e3, 1e4  # ratios of a number's size to the others'
 _BEYOND = 0.1  # of a score, by which memory must be better than the last actions
 _USE = 0.1  # of a number: the loss of the reward's score without it
+_OFTEN = 20  # rows in which a number differs from its median
 _ALIKE = 1.0 - 1e-9  # correlation
 
 
@@ -57,12 +58,13 @@ def observation_scale(seen: Seen) -> Finding | None:
     if size[place] < max(_LARGE, _LARGER * others):
         return None
     far = size[place] >= _HUGE * min(1.0, others)
+    several = bool((rest > 0).any())
+    beside = f"the median of the others is {others:.3g}" if several else "all others are 0"
     return Finding(
         "observation-scale",
         0.45 if seen.options.normalizes else 0.75 if far else 0.55,
-        f"observation {names[place]} is of size {size[place]:.3g}, the median of the others is "
-        f"{others:.3g}",
-        {"its size": float(size[place]), "median size": others},
+        f"observation {names[place]} is of size {size[place]:.3g}, {beside}",
+        {"its size": float(size[place])} | ({"median size": others} if several else {}),
         "divide it by its usual size in the environment; the observation normaliser helps "
         "floats only, and learns rare values slowly",
         "" if seen.options.normalizes else f"{seen.options.train} --normalize-observations true",
@@ -109,13 +111,17 @@ def observation_duplicate(seen: Seen) -> Finding | None:
 
 def _same(obs: np.ndarray, names: list[str]) -> tuple[str, str, float] | None:
     """The names of two columns that always agree, and their correlation; None without any."""
-    moving = np.flatnonzero(obs.std(0) > 1e-9) if len(obs) else np.zeros(0, int)
+    if not len(obs):
+        return None
+    # Flags that are set in a row or two agree by chance.
+    often = (obs != np.median(obs, 0)).sum(0) >= _OFTEN
+    moving = np.flatnonzero((obs.std(0) > 1e-9) & often)
     if len(moving) < 2:
         return None
     table = np.corrcoef(obs[:, moving].T)
     table[np.tril_indices(len(table))] = 0.0
-    a, b = np.unravel_index(int(np.abs(table).argmax()), table.shape)
-    if abs(table[a, b]) < _ALIKE:
+    a, b = np.unravel_index(int(np.nan_to_num(table).argmax()), table.shape)
+    if not table[a, b] >= _ALIKE:
         return None
     return names[moving[a]], names[moving[b]], float(table[a, b])
 
@@ -144,7 +150,7 @@ def observation_dead(seen: Seen) -> Finding | None:
         numbers = {"numbers": count, "that never changed": len(still)}
     return Finding(
         "observation-dead",
-        0.25 if whole else 0.1,
+        0.25 if whole and not len(played.large[whole[0]].rows) else 0.1,  # a picture; not a text
         said,
         numbers,
         "check whether they were meant to change",
@@ -187,7 +193,12 @@ def observation_memory(seen: Seen) -> Finding | None:
     if worst is None or worst.gain < MEMORY_GAIN or worst.now.mean > 0.85:
         return None
     options = seen.options
-    weight = 0.15 if options.memory else _weight(fits, worst.gain)
+    told = worst.delay is not None and (
+        worst.memory.low - worst.delay.high < _BEYOND
+        and worst.delay.low - worst.now.high >= MEMORY_GAIN
+    )
+    known = options.memory or (told and options.shows_last)
+    weight = 0.15 if known else _weight(fits, worst.gain)
     if observation_noise(seen) is not None:
         weight *= 0.6
     name = worst.name or "the picture"
@@ -195,10 +206,10 @@ def observation_memory(seen: Seen) -> Finding | None:
     advice = "show the missing part (velocities, what was chosen), or give the policy a memory"
     command = "" if options.memory else f"{options.train} {options.remember}"
     which = "the two steps before"
-    if worst.delay is not None and worst.memory.low - worst.delay.high < _BEYOND:
+    if told and worst.delay is not None:
         which = "the two actions before"
         numbers["score with the actions before"] = worst.delay.mean
-        if not options.shows_last:
+        if not known:
             advice = "show the last action in the observation; for longer delays, a memory"
             command = f"{options.train} --env.observe-last true"
     return Finding(

@@ -52,7 +52,7 @@ def reward_rare(seen: Seen) -> Finding | None:
         "reward-rare",
         0.22 if usual else 0.4,  # what each step costs tells how soon episodes end
         f"random play met {what} in {paid} of {len(rewards):,} steps, so learning begins late",
-        {"steps": len(rewards), "rewards": paid},
+        {"steps": len(rewards), "other rewards" if usual else "rewards": paid},
         "more streams and a larger budget, reward shaping, or episodes that begin nearer to the "
         "goal",
         f"{seen.options.train} --total-steps {10 * seen.options.total_env_steps}",

@@ -8,7 +8,6 @@ from time import perf_counter
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.spaces import Discrete, MultiDiscrete
 
 from quintet.algorithms import registry
 from quintet.config import choices
@@ -19,7 +18,7 @@ from quintet.config.saved import load_config, name_in_folder
 from quintet.doctor import env_actions, env_episodes, env_observations, env_rewards
 from quintet.doctor.finding import Finding, env_words, ranked
 from quintet.doctor.fits import LEAST_ROWS, fit
-from quintet.doctor.pairs import AFTER, AGAIN, LEAST_RESETS, compare, remembers
+from quintet.doctor.pairs import AFTER, AGAIN, LEAST_RESETS, compare, has_one_mask, remembers
 from quintet.doctor.play import play
 from quintet.doctor.seen import Options, Seen
 from quintet.envs.check import check_env
@@ -38,7 +37,7 @@ _STREAMS = 12
 _PLAY_STEPS = 2_500  # of each stream
 _FURTHER_STEPS = 10_000  # until an episode ends, if none has
 _CHECK_STEPS = 1_000
-_MASKED, _SLOW = "several actions depend on a mask", "its steps take too long"
+_MASKED, _SLOW = "its mask is of another kind of actions", "its steps take too long"
 
 Stage = tuple[str, Callable[[], None]]
 
@@ -124,16 +123,15 @@ def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[St
             seen.unmade["remembers"] = _SLOW if env.num_agents == 1 else "its agents step together"
             return
         with closing(make_group_env(env, env.streams_of(1))) as made:
-            masked = ACTION_MASK in observation_leaves(made.spaces.observation)
-            if masked and not isinstance(made.spaces.action, Discrete | MultiDiscrete):
-                seen.unmade["remembers"] = _MASKED
-                return
             made.restart(
                 [seed] * made.num_streams,
                 allocate_obs(made.spaces.observation, (made.num_streams,)),
             )
             singles = env.singles(made)
-            if singles:
+            masked = ACTION_MASK in observation_leaves(made.spaces.observation)
+            if masked and singles and not has_one_mask(singles[0].action_space):
+                seen.unmade["remembers"] = _MASKED
+            elif singles:
                 try:
                     seen.remembers = remembers(singles[0], seed)
                 except NotImplementedError:  # of the environment

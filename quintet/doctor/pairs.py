@@ -72,11 +72,12 @@ def compare(env: VectorEnv, seed: int, most_s: float) -> Pairs:
         for prefix in (*_PREFIXES, *_LATER):
             if prefix in _LATER and (found.changed or found.unlike):
                 break
-            track = _track(env, own, prefix + 1 + AFTER, _Branch(env, own, prefix, ()))
+            other = _Branch(env, own, prefix, ())
+            track = _track(env, own, prefix + 1 + AFTER, other)
             starts.add(track.start)
             if track.unlike:
                 found.unlike = found.unlike or track.unlike
-            found.looked = max(found.looked, _add(found, track, prefix))
+            found.looked = max(found.looked, _add(found, track, prefix, other.unlike))
             if greatest is not None and prefix < 7:
                 parts = [part * sign for part in _PARTS for sign in (1.0, -1.0)]
                 branch = _Branch(env, own, prefix, [greatest * part for part in parts[: count - 2]])
@@ -143,12 +144,12 @@ def _track(env: VectorEnv, seed: int, steps: int, choose: Chooser) -> _Track:
     )
 
 
-def _add(found: Pairs, track: _Track, prefix: int) -> int:
-    """Compares streams 2 and on with stream 0, as long as no episode has ended; returns the number
-    of steps that were compared, with those before the other action."""
+def _add(found: Pairs, track: _Track, prefix: int, unlike: Sequence[int]) -> int:
+    """Compares the streams that took another action with stream 0, as long as no episode has ended;
+    returns the number of steps that were compared, with those before the other action."""
     if track.unlike or track.ended[:prefix].any():
         return 0
-    for stream in range(2, track.obs.shape[1]):
+    for stream in unlike:
         other_end = False
         last = len(track.obs)
         for t in range(prefix, len(track.obs)):
@@ -165,7 +166,7 @@ def _add(found: Pairs, track: _Track, prefix: int) -> int:
         found.ended += bool(other_end)
         if other.any():
             found.first.append(int(other.argmax()) + 1)
-    return len(track.obs)
+    return len(track.obs) if unlike else 0
 
 
 def _reached(track: _Track, prefix: int) -> float:
@@ -219,6 +220,7 @@ class _Branch:
     def __init__(self, env: VectorEnv, seed: int, at: int, given: Sequence[NDArray[Any]]) -> None:
         self.common, self.own = uniform_chooser(env, seed), uniform_chooser(env, seed + 1)
         self.at, self.given, self.step = at, given, 0
+        self.unlike: Sequence[int] = ()  # streams whose action differed from the first one's
 
     def __call__(self, leaves: Obs) -> NDArray[Any]:
         same = self.common(leaves)
@@ -231,6 +233,8 @@ class _Branch:
             action[2:] = others[2:]
             for place, each in enumerate(self.given):
                 action[2 + place] = each
+            rows = action.reshape(len(action), -1)
+            self.unlike = [int(b) for b in np.flatnonzero((rows != rows[0]).any(1)) if b >= 2]
         self.step += 1
         return action
 
@@ -261,9 +265,12 @@ def remembers(single: gymnasium.Env[Any, Any], seed: int) -> str:
     return ""
 
 
-def _random_action(
-    space: gym.Space[Any], obs: Any, generator: np.random.Generator
-) -> Any:  # of any type
+def has_one_mask(space: gym.Space[Any]) -> bool:
+    """Whether `remembers` can choose allowed actions of an environment's own action space."""
+    return isinstance(space, gym.Discrete | gym.MultiDiscrete)
+
+
+def _random_action(space: gym.Space[Any], obs: Any, generator: np.random.Generator) -> Any:
     """A random action of an environment, which its mask allows if it has one."""
     if not (isinstance(obs, dict) and ACTION_MASK in obs):
         return space.sample()

@@ -10,6 +10,7 @@ from quintet.doctor.run_options import change, number, scaled
 from quintet.protocols import Evidence, Part
 
 _LEAST_REPORTS = 4
+_BOUNDS = "model.action_bounds"
 _NORM = re.compile(r"optim/(\w+_)?grad_norm")  # of the whole network, or of a part
 
 
@@ -103,7 +104,9 @@ def entropy_stuck(seen: RunSeen) -> Finding | None:
     if not known or seen.learns or (seen.continuous and not spread):
         return None
     first, last = found[0], found[-1]
-    stuck = last >= first - 0.02 * abs(first) if not spread else spread[-1] > 0.97 * spread[0]
+    stuck = min(found) >= first - 0.02 * abs(first)
+    if spread:
+        stuck = min(spread) > 0.97 * spread[0]
     if not stuck:
         return None
     weights = (number(seen.run.options.get(x)) for x in seen.roles.get("ent_coef", ()))
@@ -139,17 +142,18 @@ def policy_still(seen: RunSeen) -> Finding | None:
 
 def actions_saturated(seen: RunSeen) -> Finding | None:
     """The policy's likeliest actions are at their bounds."""
-    share = seen.late("policy/mode_saturation_frac")
+    share, bounds = seen.late("policy/mode_saturation_frac"), seen.run.options.get(_BOUNDS)
     if share is None or share < 0.8 or seen.learns or seen.rise is None:
         return None
     return Finding(
         "actions-saturated",
         0.35,
-        f"{share:.0%} of the likeliest actions were at their bounds, beyond which a change of the "
-        "policy changes nothing",
+        f"{share:.0%} of the likeliest actions were at their bounds, where a change of the policy "
+        "changes next to nothing",
         {"share at a bound": share},
-        "a lower learning rate, bounds by a tanh (model.action_bounds), or a Box of the range that "
-        "matters",
+        "a lower learning rate, "
+        + (f"bounds by a tanh ({_BOUNDS}), " if bounds == "clip" else "")
+        + "or a Box of the range that matters",
         scaled(seen, "learning_rate", 0.2),
     )
 

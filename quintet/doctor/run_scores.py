@@ -6,7 +6,7 @@ import shlex
 from statistics import mean, pstdev
 
 from quintet.doctor.curves import RunSeen
-from quintet.doctor.finding import Finding, weight_of, words_of
+from quintet.doctor.finding import Finding, env_words, weight_of, words_of
 from quintet.doctor.run_options import change, number, scaled
 from quintet.observe.run_summary import RunSummary
 from quintet.system.files import shown
@@ -192,8 +192,11 @@ def plateau(seen: RunSeen) -> Finding | None:
     first, middle, end = seen.first_level, seen.level(0.25, 0.5), seen.level(0.75, 1.0)
     if not seen.learns or first is None or middle is None or end is None:
         return None
-    noise = math.hypot(middle.error, end.error)
-    if abs(end.mean - middle.mean) > max(2.0 * noise, 0.05 * (end.mean - first.mean)):
+    least = 0.05 * (end.mean - first.mean)
+    if abs(end.mean - middle.mean) > least or math.hypot(middle.error, end.error) > least:
+        return None
+    third = seen.level(0.5, 0.75)
+    if third is None or abs(third.mean - middle.mean) > 2.0 * least:
         return None
     numbers = {"first": first.mean, "second quarter": middle.mean, "last quarter": end.mean}
     entropy = seen.values("policy/entropy")
@@ -202,14 +205,15 @@ def plateau(seen: RunSeen) -> Finding | None:
     return Finding(
         "plateau",
         0.15,
-        f"the returns have not risen since half of the run: from {first.mean:.4g} at first to "
-        f"{middle.mean:.4g} in the second quarter and {end.mean:.4g} in the last",
+        f"the returns have not risen since the second quarter of the run: {first.mean:.4g} at "
+        f"first, {middle.mean:.4g} in that quarter and {end.mean:.4g} in the last",
         numbers,
         "if more is possible, compare with a rule of thumb, examine the environment, and search "
         "for other options",
         shlex.join(
             ["quintet", "sweep", seen.run.learner, "--env", seen.run.environment, "--minutes", "60"]
-        ),
+        )
+        + env_words({k.removeprefix("env."): x for k, x in seen.run.options.items()}),
     )
 
 
@@ -289,10 +293,11 @@ def slow(seen: RunSeen) -> Finding | None:
     return Finding(
         "slow",
         0.1,
-        f"{shares[name]:.0%} of the time went into {name}",
+        f"{shares[name]:.0%} of the time went into "
+        + ("what lies between the measured parts, such as reports" if name == "other" else name),
         {"share of the time": shares[name], "env_steps per second": speed or math.nan},
         f"{_FASTER[name]}; docs/performance.md says more",
-        change(seen, {rarer: int(5 * now)}) if now else "",
+        change(seen, {rarer: 5 * now if rarer.endswith("_s") else int(5 * now)}) if now else "",
     )
 
 

@@ -88,7 +88,8 @@ def test_a_picture_that_an_mlp_reads(space: spaces.Space, option: str):
     ("picture", "beside", "option"),
     [
         ((84, 84, 4), (10, 10, 4), "nature_cnn: --model.encoder small_cnn reads it"),
-        ((10, 10, 4), (8, 8), "small_cnn: give it a third dimension"),
+        ((10, 10, 4), (8, 8), "small_cnn: give it as [H, W, C], and --model.encoder small_cnn"),
+        ((84, 84, 4), (8, 8), "nature_cnn: give it as [H, W, C], and --model.encoder small_cnn"),
     ],
 )
 def test_a_picture_that_is_flattened_beside_another(
@@ -105,7 +106,10 @@ def test_a_picture_that_is_flattened_beside_another(
     [
         (spaces.Box(0, 255, (8, 8), np.uint8), {"encoder": "mlp"}),  # as the user wants it
         (spaces.Box(0, 255, (8, 8, 3), np.uint8), {}),  # small_cnn
-        (spaces.Box(-1.0, 1.0, (8, 8)), {}),  # a table
+        (spaces.Box(-1.0, 1.0, (8, 8)), {}),  # tables
+        (spaces.Box(-1.0, 1.0, (30, 16)), {}),
+        (spaces.Box(-np.inf, np.inf, (20, 20)), {}),
+        (spaces.Box(0, 255, (100, 8), np.uint8), {}),
         (spaces.Box(0, 255, (128,), np.uint8), {}),
         (spaces.Box(0, 255, (2, 9), np.uint8), {}),
         (spaces.Box(0, 9, (2, 3, 9), np.int64), {}),
@@ -210,7 +214,7 @@ def test_a_gamma_that_is_not_short(every: int, length: int, count: int, gamma: f
 def test_a_gamma_that_hardly_looks_ahead():
     varied = seen(lengths=tuple(range(15, 35)))
     told = one(during(varied, Learning(gamma=0.1)), "gamma")
-    assert "gamma=0.1 weighs rewards of about 1.1 steps, and episodes have 24 (20 episodes)" in told
+    assert "gamma=0.1 looks about 1.1 steps ahead, and episodes have 24 steps (20 episodes)" in told
     assert told.endswith("--gamma 0.99")
     bandit = seen(lengths=(1,) * 20)
     for gamma, evidence in ((0.9, varied), (0.1, seen(lengths=(20,) * 9)), (0.0, bandit)):

@@ -12,6 +12,7 @@ from seen_environments import fits, near, number, pairs, played, seen
 from quintet.config.choices import Doubt
 from quintet.doctor import env_actions, env_episodes, env_observations, env_rewards
 from quintet.doctor.finding import words_of
+from quintet.doctor.fits import Next
 from quintet.doctor.predict import Score
 from quintet.doctor.seen import Options, Seen
 
@@ -189,7 +190,7 @@ def test_a_start_that_each_environment_repeats():
     found = env_episodes.same_start(seen(played=played(obs=own)))
     assert found is not None
     assert found.degree == "likely"
-    assert "in each of 4 environments" in found.said
+    assert found.said.startswith("each of 4 environments begins all of its episodes")
     game = _check(env=SimpleNamespace(max_steps=None, agents=("a", "b")))
     assert env_episodes.same_start(seen(played=played(obs=own), check=game)) is None
     few = played(obs=own, every=300)  # up to four episodes of each
@@ -208,7 +209,25 @@ def test_what_the_last_actions_tell_needs_no_memory():
     shown = seen(fits=fits(next=(told, number())), options=Options(shows_last=True))
     found = env_observations.observation_memory(shown)
     assert found is not None
+    assert found.degree == "note"
+    late = seen(pairs=pairs(first=[2] * 100), options=Options(shows_last=True))
+    found = env_actions.observation_late(late)
+    assert found is not None
+    assert found.degree == "possible"
+    # Scores that are as uncertain do not say that actions tell it.
+    unsure = Next("x", Score(0.1, 0.15), Score(0.62, 0.15), near(0.99), Score(0.15, 0.25))
+    found = env_observations.observation_memory(seen(fits=fits(next=(unsure, number()))))
+    assert found is not None
+    assert "the two steps before" in found.said
     assert found.command.endswith(" --model.core lstm")
+
+
+def test_flags_that_are_set_once_agree_by_chance():
+    once = np.zeros((1_001, 4, 2))
+    once[500, 0] = 1.0
+    assert env_observations.observation_duplicate(seen(played=played(obs=once))) is None
+    opposite = np.concatenate([_OBS[..., :1], -_OBS[..., :1]], -1)
+    assert env_observations.observation_duplicate(seen(played=played(obs=opposite))) is None
 
 
 def test_a_goal_that_is_rarely_met_beside_the_cost_of_a_step():

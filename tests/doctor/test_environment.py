@@ -416,6 +416,45 @@ def test_masked_actions_are_compared_too(fault: str):
     assert found == wanted
 
 
+class Forced(Masked):
+    """Allows one action in all steps."""
+
+    def _obs(self) -> Any:
+        return {**super()._obs(), ACTION_MASK: np.array([1, 0, 0], np.int8)}
+
+
+def test_actions_that_nobody_could_choose_are_not_ignored():
+    env = make_group_env(resolve_env(EnvConfig(id="test_environment:Forced")), 12)
+    with closing(env):
+        found = pairs.compare(env, 0, 2.0)
+    assert (found.compared, found.unlike) == (0, "")
+
+
+class WholeNumbers(Point):
+    """Its own action space is a Box, which quintet reads as a MultiDiscrete."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Box(1, 3, (2,), np.int64)
+        self.observation_space = spaces.Dict(
+            {"x": self.observation_space, ACTION_MASK: spaces.MultiBinary(6)}
+        )
+
+    def step(self, action: Any) -> Any:
+        return super().step(int(action[0]) > 1)
+
+    def _obs(self) -> Any:
+        return {"x": super()._obs(), ACTION_MASK: np.ones(6, np.int8)}
+
+
+def test_a_mask_of_another_kind_of_actions_is_told():
+    seen = Seen()
+    loaded = environment.load("ppo", ["--env", "test_environment:WholeNumbers"])
+    stages = dict(environment._stages(loaded, seen, 0, 10.0))
+    stages["remembers"]()
+    assert seen.unmade == {"remembers": "its mask is of another kind of actions"}
+
+
 def test_stages_without_time_are_told():
     loaded = environment.load("ppo", _words(""))
     options = environment.options_of(loaded, "")

@@ -410,6 +410,29 @@ def test_a_run_that_lost_what_it_learned_is_doubted_as_much():
     assert (lost.rise or 0.0) > 1.0
     assert (lost.learns, kept.learns) == (False, True)
     assert (lost.doubt, kept.doubt) == (1.0, 0.5)
+    random_again = [*np.linspace(0.69, 0.2, 10), *np.linspace(0.2, 0.69, 10)]
+    both = {"episode__return_mean": rises, "policy__entropy": random_again}
+    assert run_learning.entropy_stuck(seen(both)) is None
+
+
+@pytest.mark.parametrize(
+    "means",
+    [
+        [*np.linspace(10, 60, 10), *np.linspace(60, 90, 10)],
+        [10.0] * 4 + [60.0] * 6 + [40.0] * 5 + [62.0] * 5,
+    ],
+)
+def test_what_still_moves_is_no_plateau(means: list[float]):
+    noisy = seen({"episode__return_mean": means, "episode__return_std": 50.0, "episode__count": 3})
+    assert run_scores.plateau(noisy) is None
+    assert run_scores.plateau(seen({"episode__return_mean": means})) is None
+
+
+def test_a_short_interval_is_made_longer():
+    short = {"time__checkpoint_frac": 0.9}
+    found = run_scores.slow(seen(short, {"checkpoint.interval_s": 0.15}))
+    assert found is not None
+    assert found.command.endswith("--checkpoint.interval-s 0.75")
 
 
 @pytest.mark.parametrize(("part", "name"), [("normalizers", "normalizers"), ("noise", "part")])
