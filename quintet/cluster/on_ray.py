@@ -93,7 +93,6 @@ class Actor:
         """cores: number that it reserves in Ray; given: argument of `serve`."""
         self._hosted = Hosted(machine, _Served, cores, threads=1)  # users' code may use signals
         self._hosted.ask("serve", *given)
-        self.kill = self._hosted.kill
 
     def failure(self) -> str | None:
         """Describes how it ended; None while it runs or waits for its cores."""
@@ -102,6 +101,10 @@ class Actor:
         except WorkerFault as error:
             return str(error)
         return ended
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self._hosted.kill()
 
 
 def connect(address: str) -> bool:
