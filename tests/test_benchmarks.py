@@ -99,6 +99,55 @@ def test_figures_of_the_doctor_are_those_of_its_records(monkeypatch: pytest.Monk
     assert table in (FOLDER / "parts.md").read_text()
 
 
+def cells(**of: dict[str, object]) -> dict[str, object]:
+    """Cells of a race of ten minutes on one environment, by learner."""
+    shared = {"std": 1.0, "episodes": 100, "wall_s": 590.0, "winner": "ppo"}
+    return {f"Env {who.replace('_', '-')} 10min s11": shared | each for who, each in of.items()}
+
+
+def test_figures_of_the_race_are_those_of_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    told = runpy.run_path(str(FOLDER / "race.py"), run_name="imported")["told"]
+    assert (
+        told(json.loads((FOLDER / "results" / "race.json").read_text()))
+        in (FOLDER / "parts.md").read_text()
+    )
+    several = cells(auto={"mean": 3.0}, sb3_ppo={"error": "memory"}, sb3_sac={"mean": 20_000.0})
+    *_, row = told(several).splitlines()
+    assert row == "| Env | 3 (ppo) | error | not run | **20,000** |"
+
+
+@pytest.mark.parametrize(
+    ("of", "said"),
+    [
+        ({"auto": {"mean": 2.0}}, "no verdict, as sb3-dqn or sb3-sac failed or did not run"),
+        ({"sb3_sac": {"unfit": ""}}, "no verdict, as auto failed or did not run"),
+        ({"auto": {"mean": 2.0}, "sb3_dqn": {"mean": 3.0}}, "2 by ppo, below sb3-dqn's 3"),
+        (
+            {"auto": {"mean": 3.0}, "sb3_dqn": {"mean": 3.0}},
+            "not below sb3-dqn's 3 (within two standard errors of the difference)",
+        ),
+        ({"auto": {"mean": 4.0}, "sb3_sac": {"mean": 3.0}}, "4 by ppo, above sb3-sac's 3"),
+        (
+            {"auto": {"mean": 3.1}, "sb3_sac": {"mean": 3.0}},
+            "above sb3-sac's 3 (within two standard errors of the difference)",
+        ),
+        (
+            {"auto": {"mean": 4.0, "wall_s": 700.0}, "sb3_sac": {"mean": 3.0}},
+            "above sb3-sac's 3; too long: auto",
+        ),
+    ],
+)
+def test_verdict_of_a_race(
+    of: dict[str, dict[str, object]], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    verdict = runpy.run_path(str(FOLDER / "race.py"), run_name="imported")["verdict"]
+    every = cells(sb3_ppo={"mean": 1.0}, sb3_a2c={"unfit": "no"}, **of)
+    line = verdict("Env", every, argparse.Namespace(minutes=10.0, seed=11))
+    assert line.endswith(said)
+
+
 def test_scores_of_sac_are_those_of_its_records() -> None:
     page = (ROOT / "docs" / "sac.md").read_text()
     paths = sorted((FOLDER / "results").glob("sac-*-v*.json"))

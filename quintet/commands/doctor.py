@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quintet.algorithms.registry import DEFAULT
+from quintet.doctor.finding import in_words
 from quintet.errors import ConfigError
 from quintet.observe.run_summary import find_runs, read_summary
 from quintet.system.files import given_path, shown
@@ -67,7 +68,7 @@ def main(arguments: list[str]) -> int:
     if given.as_json:
         print(json.dumps(results[0] if len(results) == 1 else {"runs": results}))
     else:
-        print("\n".join(line for each in results for line in _in_words(each)))
+        print("\n".join(line for each in results for line in _lines(each)))
     likely = (x["degree"] == "likely" for each in results for x in each["findings"])
     return 1 if any(likely) else 0
 
@@ -164,16 +165,15 @@ def _environment(given: Asked, target: str) -> dict[str, Any]:
     }
 
 
-def _in_words(result: dict[str, Any]) -> list[str]:
+def _lines(result: dict[str, Any]) -> list[str]:
     found: list[dict[str, Any]] = result["findings"]
     lines = [f"{result['target']}: {_summary(found, result)}"]
     for number, each in enumerate(found, 1):
-        numbers = ", ".join(f"{name} {x:.4g}" for name, x in each["evidence"].items())
         lines.append(f"{number}. {each['degree']} ({each['weight']:.2f}) {each['name']}: "
                      f"{each['said']}")  # fmt: skip
         for label, text in (
-            ("evidence", numbers), ("do", each["advice"]), ("command", each["command"]),
-            ("more", each["link"]),
+            ("evidence", in_words(each["evidence"])), ("do", each["advice"]),
+            ("command", each["command"]), ("more", each["link"]),
         ):  # fmt: skip
             if text:
                 lines.append(f"   {label + ':':<9} {text}")

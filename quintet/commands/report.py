@@ -43,6 +43,7 @@ def main(arguments: list[str]) -> int:
         from quintet.algorithms import registry
 
         registry.declare_all()  # for units, and for the names in headers of progress.csv
+        from quintet.doctor.finding import in_words
         from quintet.doctor.run import examine_runs
         from quintet.observe.report_page import Mark, write_page
 
@@ -54,7 +55,7 @@ def main(arguments: list[str]) -> int:
                     x.degree,
                     text(x.said),
                     text(x.advice),
-                    text(x.numbers),
+                    text(in_words(x.evidence)),
                     text(x.command, _MOST_COMMAND),
                     x.link,
                 )

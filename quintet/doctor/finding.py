@@ -60,12 +60,6 @@ class Finding:
         return "possible" if self.weight >= POSSIBLE else "note"
 
     @property
-    def numbers(self) -> str:
-        """The evidence in words; "" without any."""
-        known = {name: x for name, x in self.evidence.items() if math.isfinite(x)}
-        return ", ".join(f"{name} {x:.4g}" for name, x in known.items())
-
-    @property
     def link(self) -> str:
         return f"{PAGE}#{self.name}"
 
@@ -82,6 +76,11 @@ class Finding:
             "command": self.command,
             "link": self.link,
         }
+
+
+def in_words(evidence: Mapping[str, float]) -> str:
+    """The numbers of the evidence that are finite; "" without any."""
+    return ", ".join(f"{name} {x:.4g}" for name, x in evidence.items() if math.isfinite(x))
 
 
 def ranked(found: Iterable[Finding | None]) -> list[Finding]:

@@ -130,7 +130,8 @@ def _track(env: VectorEnv, seed: int, steps: int, choose: Chooser) -> _Track:
         obs.append(hashes)
         reward.append(row.raw_reward.astype(np.float64))
         ended.append(row.terminated | row.truncated)
-        pair = hashes[0] != hashes[1], row.raw_reward[0] != row.raw_reward[1]
+        equal = np.array_equal(row.raw_reward[:1], row.raw_reward[1:2], equal_nan=True)
+        pair = hashes[0] != hashes[1], not equal
         if not unlike and any(pair):
             what = "an observation" if pair[0] else "a reward"
             unlike = f"{what} at step {given.number}"

@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
-from quintet.envs.evidence import Evidence
-from quintet.envs.vector import StepRow, VectorEnv
+from quintet.envs.evidence import Evidence, RowsSeen
+from quintet.envs.vector import VectorEnv
 from quintet.spaces import action_leaves, action_shape, mask_sizes, observation_leaves
 from quintet.types import ACTION_MASK, LAST_ACTION, Obs
 from quintet.uniform import Chooser, chosen_rows, uniform_chooser
@@ -117,7 +117,7 @@ def play(env: VectorEnv, steps: int, seed: int, most_s: float, further: int = 0)
     actions: list[Floats] = []
     rows: list[list[NDArray[Any]]] = []
     bad, ended, number = "", False, 0
-    episodes = _Episodes(env)
+    seen = RowsSeen(env.spaces.observation, env.num_streams)
     begin = perf_counter()
     for given in chosen_rows(env, steps + further, seeds, choose):
         row, number = given.row, given.number
@@ -133,7 +133,7 @@ def play(env: VectorEnv, steps: int, seed: int, most_s: float, further: int = 0)
         obs.append(numbers)
         reader.look(row.obs, number)
         if number:
-            episodes.add(row)
+            seen.add(row)
             actions.append(reader.actions(choose.last))
             flags = row.terminated, row.truncated, row.valid
             rows.append([row.raw_reward.astype(np.float64), *(x.copy() for x in flags)])
@@ -160,28 +160,8 @@ def play(env: VectorEnv, steps: int, seed: int, most_s: float, further: int = 0)
         ended,
         number,
         reader.large(),
-        episodes.evidence,
+        seen.evidence,
     )
-
-
-@final
-class _Episodes:
-    """Sums over the rows of an environment, and over its episodes."""
-
-    def __init__(self, env: VectorEnv) -> None:
-        self.evidence = Evidence(env.spaces.observation)
-        self.lengths = np.zeros(env.num_streams, np.int64)
-        self.returns = np.zeros(env.num_streams)
-
-    def add(self, row: StepRow) -> None:
-        reward = row.raw_reward
-        self.evidence.add(row.obs, reward, row.valid)
-        self.lengths += row.valid
-        self.returns += reward
-        for i in np.flatnonzero(row.terminated | row.truncated):
-            length, return_ = int(self.lengths[i]), float(self.returns[i])
-            self.evidence.ended(length, return_, bool(row.terminated[i]), float(reward[i]))
-            self.lengths[i], self.returns[i] = 0, 0.0
 
 
 def _bad(obs: Mapping[str, NDArray[Any]], reward: NDArray[Any], step: int) -> str:

@@ -10,7 +10,7 @@ from typing import final
 import numpy as np
 from gymnasium import spaces
 
-from quintet.envs.evidence import Evidence
+from quintet.envs.evidence import Evidence, RowsSeen
 from quintet.envs.make import make_group_env
 from quintet.envs.observation_dtype import with_observation_dtype
 from quintet.envs.resolved import ResolvedEnv
@@ -49,9 +49,7 @@ class EnvCheck:
     step_s: float = 0.0
     slowest_step_s: float = 0.0
     reset_s: float = 0.0
-    terminated: int = 0
     truncated: int = 0
-    lengths: list[int] = field(default_factory=list)
     returns: list[float] = field(default_factory=list)
     reward_min: float = np.inf
     reward_max: float = -np.inf
@@ -60,6 +58,14 @@ class EnvCheck:
     same_again: str = ""
     faults: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+
+    @property
+    def lengths(self) -> list[int]:
+        return self.evidence.lengths
+
+    @property
+    def terminated(self) -> int:
+        return sum(self.evidence.terminated)
 
     @property
     def deterministic(self) -> bool:
@@ -86,8 +92,10 @@ def check_env(
         env = with_observation_dtype(env, first.spaces)
     with closing(make_group_env(env, streams)) as one, closing(make_group_env(env, streams)) as two:
         remarks = [*env.warnings, *one.description.remarks]
-        evidence = Evidence(one.spaces.observation)
-        found = EnvCheck(one.description, one.spaces, evidence, remarks=remarks)
+        seen = RowsSeen(one.spaces.observation, streams)
+        found = EnvCheck(
+            one.description, one.spaces, seen.evidence, returns=seen.returns, remarks=remarks
+        )
         declared = [declared_by(single) for single in env.singles(one)]
         found.reward_shaping = dict(declared[0]) if declared else {}
         if any(each is declared[0] for each in declared[1:]) and declared[0]:
@@ -95,12 +103,12 @@ def check_env(
                 "its environments share one dict of reward_shaping, so env.reward_shaping can't "
                 "set it (make it in __init__)"
             )
-        statistics = _Statistics(found, one, seed, clipped=env.config.reward_clip != "none")
-        seen: list[dict[str, int]] = []
+        statistics = _Statistics(found, seen, one, seed, clipped=env.config.reward_clip != "none")
+        hashes: list[dict[str, int]] = []
         begin = perf_counter()
         for a, b in zip(random_rows(one, steps, seed), random_rows(two, steps, seed), strict=True):
-            seen.append(a.hashes())
-            found.same_seeds = found.same_seeds or _difference(seen[-1], b.hashes(), a.number)
+            hashes.append(a.hashes())
+            found.same_seeds = found.same_seeds or _difference(hashes[-1], b.hashes(), a.number)
             statistics.add(a)
             if a.number and perf_counter() - begin > most_s:
                 found.remarks.append(
@@ -108,8 +116,8 @@ def check_env(
                 )
                 break
         statistics.end()
-        again = min(len(seen) - 1, _AGAIN)
-        for a, before in zip(random_rows(one, again, seed), seen, strict=False):
+        again = min(len(hashes) - 1, _AGAIN)
+        for a, before in zip(random_rows(one, again, seed), hashes, strict=False):
             found.same_again = found.same_again or _difference(before, a.hashes(), a.number)
             if a.number and perf_counter() - begin > most_s:
                 break
@@ -148,16 +156,16 @@ def _misplaced(row: StepRow, ended: Array, clipped: bool) -> str:
 class _Statistics:
     """Counts and sums over the rows of both environments, for a check."""
 
-    def __init__(self, found: EnvCheck, env: VectorEnv, seed: int, *, clipped: bool):
-        self.found, self.count, self.clipped = found, env.num_streams, clipped
+    def __init__(
+        self, found: EnvCheck, seen: RowsSeen, env: VectorEnv, seed: int, *, clipped: bool
+    ):
+        self.found, self.seen, self.count, self.clipped = found, seen, env.num_streams, clipped
         self.ended = np.zeros(self.count, np.bool_)
         self.agents = len(found.env.agents) or 1  # of each environment
         self.seeds = [seed + i for i in range(self.count)]
         self.leaves = observation_leaves(env.spaces.observation)
         self.changed = dict.fromkeys(self.leaves, False)
         self.span: dict[str, tuple[Array, Array]] = {}
-        self.lengths = np.zeros(self.count, np.int64)
-        self.returns = np.zeros(self.count)
         self.seconds: list[float] = []
         self.first: dict[str, bytes] = {}
         self.rewarded = 0
@@ -196,24 +204,14 @@ class _Statistics:
         if valid.reshape(-1, self.agents).any(1).all():  # no environment was reset
             self.seconds.append(given.seconds * self.agents / self.count)
         found.steps += int(valid.sum())
-        found.evidence.add(row.obs, row.raw_reward, valid)
+        self.seen.add(row)
         # In games in turn a reward may come while others act.
         reward = row.raw_reward[valid | (row.raw_reward != 0.0)]
         if reward.size:
             found.reward_min = min(found.reward_min, float(reward.min()))
             found.reward_max = max(found.reward_max, float(reward.max()))
             self.rewarded += int(np.count_nonzero(reward))
-        self.lengths += valid
-        self.returns += row.raw_reward
-        found.terminated += int(row.terminated.sum())
         found.truncated += int(row.truncated.sum())
-        for i in np.nonzero(row.terminated | row.truncated)[0]:
-            found.lengths.append(int(self.lengths[i]))
-            found.returns.append(float(self.returns[i]))
-            last = float(row.raw_reward[i])
-            ended = found.lengths[-1], found.returns[-1], bool(row.terminated[i]), last
-            found.evidence.ended(*ended)
-            self.lengths[i], self.returns[i] = 0, 0.0
 
     def end(self) -> None:
         found = self.found

@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from quintet.envs.vector import StepRow
 from quintet.spaces import observation_leaves
 from quintet.types import ACTION_MASK, LAST_ACTION
 
@@ -92,3 +93,29 @@ class Evidence:
     def sizes(self, name: str) -> NDArray[np.float64]:
         """The root mean square of each number of a leaf."""
         return np.asarray(np.sqrt(self.squares[name] / max(self.observed, 1)))
+
+
+@final
+class RowsSeen:
+    """Evidence from the rows of streams ``[B]``, each from its reset on.
+
+    returns: of the episodes that ended, raw, in the order of `Evidence.lengths`.
+    """
+
+    def __init__(self, observation: spaces.Space, streams: int):  # type: ignore[type-arg]
+        self.evidence = Evidence(observation)
+        self.returns: list[float] = []
+        self._lengths = np.zeros(streams, np.int64)
+        self._returns = np.zeros(streams)
+
+    def add(self, row: StepRow) -> None:
+        """Adds a row of every stream."""
+        reward = row.raw_reward
+        self.evidence.add(row.obs, reward, row.valid)
+        self._lengths += row.valid
+        self._returns += reward
+        for i in np.flatnonzero(row.terminated | row.truncated):
+            length, return_ = int(self._lengths[i]), float(self._returns[i])
+            self.evidence.ended(length, return_, bool(row.terminated[i]), float(reward[i]))
+            self.returns.append(return_)
+            self._lengths[i], self._returns[i] = 0, 0.0

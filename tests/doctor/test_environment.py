@@ -51,7 +51,7 @@ class Point(gymnasium.Env[Any, Any]):
             way = 1 if self.np_random.random() < 0.5 else -1
         self.place += 0.1 * way
         self.steps += 1
-        reward = 0.0 if self.fault == "unpaid" else -abs(self.place)
+        reward = {"unpaid": 0.0, "nan": np.nan}.get(self.fault, -abs(self.place))
         return self._obs(), reward, False, self.steps >= 30, {}
 
     def _obs(self) -> Any:
@@ -462,8 +462,10 @@ def test_stages_without_time_are_told():
     assert found.unmade["predict"] == "no time was left"
 
 
-def test_other_actions_show_in_the_next_observation():
-    env = make_group_env(resolve_env(EnvConfig(id="test_environment:Point")), 12)
+@pytest.mark.parametrize("fault", ["", "nan"])
+def test_other_actions_show_in_the_next_observation(fault: str):
+    config = EnvConfig(id="test_environment:Point", kwargs={"fault": fault})
+    env = make_group_env(resolve_env(config), 12)
     found = pairs.compare(env, 0, 1.0)
     assert found.changed > 0.3 * found.compared
     assert set(found.first) == {1}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import quintet
-from quintet.doctor.finding import Finding
+from quintet.doctor.finding import Finding, in_words
 from quintet.observe.report_page import Mark, page
 from quintet.observe.run_summary import read_summary
 from quintet.run import doubts
@@ -74,7 +74,7 @@ def test_marks_are_on_the_page(tmp_path: Path):
     (tmp_path / "run.json").write_text("{}")
     run = read_summary(tmp_path)
     own = Finding("gamma", 0.7, "", {"gamma": 0.5, "unknown": float("nan")})
-    numbers, command = own.numbers, "quintet train ppo --env '<b>' --gamma 0.9"
+    numbers, command = in_words(own.evidence), "quintet train ppo --env '<b>' --gamma 0.9"
     mark = Mark("gamma", "likely", "gamma is <b>short</b>", "raise it", numbers, command, own.link)
     content = page([run], "Runs", {str(run.folder): [mark]})
     assert (
