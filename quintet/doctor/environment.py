@@ -141,7 +141,7 @@ def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[St
 
     def fitted() -> None:
         if seen.played is None or seen.played.rows < LEAST_ROWS:
-            seen.unmade["predict"] = f"there were less than {LEAST_ROWS} rows"
+            seen.unmade["predict"] = f"there were fewer than {LEAST_ROWS} rows"
             return
         seen.fits = fit(seen.played)
 
