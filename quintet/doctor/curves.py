@@ -10,8 +10,6 @@ from quintet.observe.metrics import by_policy
 from quintet.observe.run_summary import RunSummary
 from quintet.protocols import Part
 
-TRAINING, EVALUATION = "episode/return_mean", "eval/return_mean"
-
 _CLEARLY = 3.0  # of the noise
 _LEFT = 0.5  # of the highest rise
 _LEAST_EPISODES = 5  # whose spread says something of their noise
