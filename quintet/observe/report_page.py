@@ -74,6 +74,7 @@ class Entry:
     health: Picture | None
     lineage: Picture | None
     films: Sequence[Picture]
+    films_left_out: Sequence[str]
     given: Sequence[tuple[str, str, str]]
     others: Sequence[tuple[str, str, str]]
     doubtful: Sequence[str]
@@ -169,6 +170,7 @@ def _entry(run: RunSummary, marks: Sequence[Mark] | None) -> Entry:
     given = [row for row in rows if row[2] and not row[2].startswith("default")]
     score = "-" if run.score is None else f"{number(run.score[1])} ({run.score[0]})"
     last = run.reports[-1] if run.reports else {}
+    films, left_out = _films(run.folder)
     doubtful = [
         text(name)
         for name, value in last.items()
@@ -182,7 +184,8 @@ def _entry(run: RunSummary, marks: Sequence[Mark] | None) -> Entry:
         steps=run.steps,
         health=None if health is None else Picture("Health over time", address(health)),
         lineage=_lineage(run.folder),
-        films=_films(run.folder),
+        films=films,
+        films_left_out=left_out,
         given=given,
         others=[row for row in rows if row not in given],
         doubtful=doubtful,
@@ -202,9 +205,12 @@ def _lineage(folder: Path) -> Picture | None:
     return None
 
 
-def _films(folder: Path) -> list[Picture]:
-    """The films in a run folder and in its folder ``videos``: ordinary files of at most 16 MiB."""
+def _films(folder: Path) -> tuple[list[Picture], list[str]]:
+    """The films in a run folder and in its folder ``videos``: three ordinary files of at most 16
+    MiB each; and the names of the other films.
+    """
     found: list[Picture] = []
+    left_out: list[str] = []
     for place in (folder, folder / "videos"):
         with suppress(OSError, FileFault):
             if not stat.S_ISDIR(os.lstat(place).st_mode) and place != folder:
@@ -212,12 +218,15 @@ def _films(folder: Path) -> list[Picture]:
             for name in sorted(os.listdir(place)):
                 path = place / name
                 held = os.lstat(path)
-                small = stat.S_ISREG(held.st_mode) and held.st_size <= _FILM_BYTES
-                if name.lower().endswith(".mp4") and small and len(found) < _MOST_FILMS:
-                    data = files.read_bytes(path)
-                    if data[4:8] == b"ftyp":
-                        found.append(Picture(text(name), address(data, "video/mp4")))
-    return found
+                if not name.lower().endswith(".mp4") or not stat.S_ISREG(held.st_mode):
+                    continue
+                if held.st_size > _FILM_BYTES or len(found) == _MOST_FILMS:
+                    left_out.append(text(name))
+                    continue
+                data = files.read_bytes(path)
+                if data[4:8] == b"ftyp":
+                    found.append(Picture(text(name), address(data, "video/mp4")))
+    return found, left_out
 
 
 def address(data: bytes, kind: str = "image/svg+xml") -> str:
