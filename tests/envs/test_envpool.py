@@ -144,6 +144,8 @@ def test_action_start_is_added():
 def test_actions_of_whole_numbers_are_choices():
     import envpool
 
+    if "RubiksCube-v0" not in envpool.list_all_envs():
+        pytest.skip("EnvPool 1.2.0 has no RubiksCube-v0")
     env = make_vector_env("RubiksCube-v0", 1)
     assert env.spaces.action == spaces.MultiDiscrete([6, 1, 3])
     turns = np.array([[5, 0, 2], [0, 0, 0], [3, 0, 1]])

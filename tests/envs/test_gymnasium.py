@@ -317,8 +317,9 @@ def test_an_environment_that_others_step_is_refused_and_stays_open():
     first = make_vector_env(lambda: gymnasium.wrappers.TimeLimit(shared, 5), 1)
     with pytest.raises(ConfigError, match="other streams use"):
         make_vector_env(lambda: shared, 1)
+    vector = gymnasium.vector.SyncVectorEnv([lambda: shared])  # closes what it has when it is freed
     with pytest.raises(ConfigError, match="other streams use"):
-        make_vector_env(gymnasium.vector.SyncVectorEnv([lambda: shared]))
+        make_vector_env(vector)
     assert not closed
     first.close()
     again = make_vector_env(lambda: shared, 1)

@@ -168,12 +168,12 @@ def _inference_batches(where: Where) -> None:
     made = sampling_of(runtime__kind="async", runtime__inference="server", **options)
     server = made.workers.spec.server
     assert (server.batch_min, server.batch_max, server.batch_timeout_s) == (3, 9, 0.007)
-    with pytest.raises(ConfigError, match="inference_batch_max must be at least 3"):
+    with pytest.raises(ConfigError, match="inference_batch_max must be at least 9"):
         sampling_of(
             runtime__kind="async",
             runtime__inference="server",
-            runtime__inference_batch_min=3,
-            runtime__inference_batch_max=2,
+            runtime__inference_batch_min=9,
+            runtime__inference_batch_max=8,
         )
 
 
