@@ -173,7 +173,7 @@ class About(NamedTuple):
     also: tuple[str, ...] = ()
     auto: bool = False
     on_resume: Literal["kept", "free", "rounds"] = "kept"
-    statistics: str = ""
+    tensors: str = ""
     search: str = ""
 
 
@@ -188,7 +188,7 @@ def option(
     also: str = "",
     auto: bool = False,
     on_resume: Literal["kept", "free", "rounds"] = "kept",
-    statistics: str = "",
+    tensors: str = "",
     search: str = "",
     **limits: Any,
 ) -> Any:
@@ -203,7 +203,7 @@ def option(
     auto: whether its default stands for a value that is found when a run begins, which a resumed
         run keeps.
     on_resume: whether a resumed run may change it; rounds: that changes the rounding of numbers.
-    statistics: prefix of the names of tensors that are of something else with another value.
+    tensors: prefix of the names of tensors that are of something else with another value.
     search: what a sweep searches by default, though populations don't tune it: a range LOW..HIGH
         where its value is 0, `AROUND` where it is not.
     limits: other arguments of `pydantic.Field`.
@@ -215,7 +215,7 @@ def option(
     tune = tune and tune._replace(at_most=at_most)
     info: FieldInfo = Field(description=doc, **limits)
     others = tuple(also.split())
-    found = About(each, tune, at_most, faster, others, auto, on_resume, statistics, search)
+    found = About(each, tune, at_most, faster, others, auto, on_resume, tensors, search)
     info.metadata.append(found)
     return info
 

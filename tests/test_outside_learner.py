@@ -189,6 +189,29 @@ def test_sac_has_the_same_bytes_with_workers_and_runs_without_order(
 
 
 @pytest.mark.slow
+def test_sac_goes_on_with_the_temperature_of_another_run(packages: Path, tmp_path: Path) -> None:
+    """Unless it is to begin with another."""
+    install_from(SAC, packages)
+    config = {
+        "replay_start_steps": 16, "batch_size": 16, "model.policy_hidden": [8], "eval.episodes": 0,
+        "report.progress": False, "report.interval_s": 0.0,
+    }  # fmt: skip
+
+    def temperatures(name: str, **options: object) -> list[float]:
+        quintet.train("sac", "Pendulum-v1", 200, 1, tmp_path / name, config | options)
+        reports = read_metrics(tmp_path / name)
+        return [x["policy/temperature"] for x in reports if "policy/temperature" in x]
+
+    donor = temperatures("donor", temperature_init=0.5, temperature_lr=0.1)[-1]
+    assert abs(donor - 0.5) > 0.1
+    more = {"init_from": str(tmp_path / "donor"), "temperature_lr": 1e-9}
+    assert temperatures("same", temperature_init=0.5, **more)[0] == pytest.approx(donor, rel=0.1)
+    assert temperatures("other", temperature_init=0.2, **more)[0] == pytest.approx(0.2)
+    said = "temperature.* start fresh: temperature_init is 0.2, that of init_from 0.5"
+    assert said in (tmp_path / "other" / "log.txt").read_text()
+
+
+@pytest.mark.slow
 def test_sac_trains_pendulum(packages: Path, tmp_path: Path) -> None:
     install_from(SAC, packages)
     config = {"eval.episodes": 0, "report.sinks": ["jsonl"], "runtime.threads": 1}

@@ -268,9 +268,9 @@ class Trainer:
             raise self._raised
         self.log.say(f"time: {self.timer.told()}")
         if status == "stopped":
-            self.log.answer(
-                f"stopped at {self.counters.env_steps:,} env_steps; the same command resumes there"
-            )
+            how = "" if self.config.resume == "latest" else " with --resume latest"
+            steps = f"{self.counters.env_steps:,} env_steps"
+            self.log.answer(f"stopped at {steps}; the same command{how} resumes there")
         return status
 
     def _phase_begins(self, phase: Phase) -> None:

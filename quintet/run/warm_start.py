@@ -95,7 +95,7 @@ def _of_something_else(
     found = {}
     for name, info in registry.find(algo).config.model_fields.items():
         pair = theirs.get(name), mine.get(name)
-        if (prefix := about(info).statistics) and pair[0] != pair[1] and "none" not in pair:
+        if (prefix := about(info).tensors) and pair[0] != pair[1] and "none" not in pair:
             found[prefix] = f"{name} is {pair[1]}, that of init_from {pair[0]}"
     return found
 

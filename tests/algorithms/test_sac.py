@@ -11,7 +11,8 @@ import torch
 from conformance import Case, Task, learn
 from gymnasium import spaces
 from quintet_sac.bench import BareNetworks, SACWork
-from quintet_sac.config import Knobs
+from quintet_sac.config import Knobs, SACConfig
+from quintet_sac.config import check as check_options
 from quintet_sac.metrics import Samples
 from test_conformance_spaces import OBSERVATIONS, check
 from torch import Tensor
@@ -22,7 +23,8 @@ from quintet.algorithms.parts.acting import WARMING_UP
 from quintet.algorithms.parts.bare import transitions
 from quintet.algorithms.parts.trained import knobs_of
 from quintet.algorithms.parts.windows import Windows
-from quintet.errors import ConfigError
+from quintet.errors import ConfigError, NonFiniteError
+from quintet.models.config import ModelConfig
 from quintet.types import Rollout
 
 PACKAGE = Path(__file__).parents[2] / "plugins" / "sac"
@@ -123,6 +125,27 @@ def test_the_temperature_falls_where_the_policy_is_too_random() -> None:
 def test_a_target_that_no_policy_reaches_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"below the 1\.39 nats .* got 2: usual is -2"):
         case(target_entropy=2.0).learner()
+
+
+@pytest.mark.parametrize("checks", [False, True])
+def test_numbers_that_are_not_finite_are_blamed_on_rates_that_it_has(checks: bool) -> None:
+    of = case(check_numerics=checks)
+    learner, batch = of.learner(), copy.deepcopy(drawn(of))
+    batch.reward[batch.valid] = torch.inf
+    with pytest.raises(NonFiniteError, match="must be finite, got inf at update 1") as raised:
+        learn(learner, [batch])
+    said = str(raised.value)
+    assert (
+        "lower --actor-lr and --critic-lr and --temperature-lr, or with --env.reward-clip" in said
+    )
+    assert ("find the tensor with --check-numerics" in said) != checks
+
+
+def test_targets_of_more_steps_than_the_budget_are_refused() -> None:
+    config = SACConfig(n_step=51, replay_start_steps=0, batch_size=8, unroll_steps=1)
+    assert check_options(config, ModelConfig(), 2, 102) == []
+    (said,) = check_options(config, ModelConfig(), 2, 101)
+    assert said == "n_step must be at most the 50 steps of each stream, got 51; lower it"
 
 
 def test_the_policy_of_another_run_collects_the_first_steps() -> None:

@@ -69,8 +69,10 @@ class SACConfig(Options):
         also="alpha ent_coef entropy_coef",
     )
     """weight of the policy's entropy in nats against rewards"""
-    temperature_init: Positive = option(1.0, needs="learn_temperature", also="initial_alpha")
-    """temperature at the start"""
+    temperature_init: Positive = option(
+        1.0, needs="learn_temperature", also="initial_alpha", tensors="network/temperature."
+    )
+    """temperature at the start; that of init_from if its run had the same temperature_init"""
     target_entropy: Bounded | None = option(None, needs="learn_temperature")
     """entropy to keep, in nats of actions in [-1, 1]; none: minus the number of dimensions"""
 

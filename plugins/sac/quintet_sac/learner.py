@@ -196,8 +196,7 @@ class SACLearner:
         return Samples(windows, learns_policy)
 
     def _rate(self, part: str) -> float:
-        rate: float = getattr(self.config, f"{part}_lr")
-        return rate * self.factor
+        return float(getattr(self.config, f"{part}_lr")) * self.factor
 
     def _step_options(self, learns_policy: bool) -> list[StepOptions | None]:
         return [

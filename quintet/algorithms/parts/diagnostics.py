@@ -27,23 +27,21 @@ METRICS = (
 """The metrics that all learners of a policy and a value report."""
 
 
-def not_finite(name: str, value: Tensor, when: str, update: int | None = None) -> NonFiniteError:
+def not_finite(
+    name: str, value: Tensor, when: str, advice: str, update: int | None = None
+) -> NonFiniteError:
     """The error about a number that is NaN or infinite; see `NonFiniteError.update`."""
-    error = NonFiniteError(
-        f"{name} must be finite, got {value.item()} {when}; begin again (another --run-dir) with a "
-        "lower --learning-rate or --env.reward-clip abs_one, or find the tensor with "
-        "--check-numerics true"
-    )
+    error = NonFiniteError(f"{name} must be finite, got {value.item()} {when}; {advice}")
     error.update = update
     return error
 
 
-def require_finite(tensors: Mapping[str, Tensor], when: str) -> None:
+def require_finite(tensors: Mapping[str, Tensor], when: str, advice: str) -> None:
     """Raises NonFiniteError at the first tensor that holds a NaN or an infinity, by its name."""
     for name, x in tensors.items():
         wrong = x.detach()[~x.isfinite()]
         if wrong.numel():
-            raise not_finite(name, wrong[0], when)
+            raise not_finite(name, wrong[0], when, advice)
 
 
 @lru_cache

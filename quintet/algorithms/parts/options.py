@@ -138,7 +138,7 @@ RewardNormalizer = Annotated[
         doc="divisor of rewards; return_std: the standard deviation of the running discounted "
         "return; step_std: the reward's own standard deviation; none",
         also="norm_reward normalize_reward normalize_returns",
-        statistics="reward_moments/",
+        tensors="reward_moments/",
     ),
 ]
 RewardNormClip = Annotated[
@@ -259,6 +259,11 @@ def replay_faults(config: Any, num_streams: int, total_env_steps: int) -> list[s
         faults.append(
             f"replay_capacity_steps must be at least unroll_steps x streams = "
             f"{config.unroll_steps * num_streams}, got {config.replay_capacity_steps}; raise it"
+        )
+    if config.n_step * num_streams > total_env_steps:
+        faults.append(
+            f"n_step must be at most the {total_env_steps // num_streams} steps of each stream, "
+            f"got {config.n_step}; lower it"
         )
     return faults
 

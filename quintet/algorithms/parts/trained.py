@@ -151,6 +151,13 @@ class Trained(Generic[B, K]):
         self.loss: Loss[B, K, Any] = loss
         self.statistics: Callable[[Any, B, K], Statistics] = statistics
         self.check_numerics, self.ranks = check_numerics, setup.ranks
+        rates = " and ".join(f"--{x}-lr" for x in segments) or "--learning-rate"
+        self._advice = (
+            f"begin again (another --run-dir) with a lower {rates}, or with --env.reward-clip "
+            "abs_one"
+        )
+        if not check_numerics:
+            self._advice += ", or find the tensor with --check-numerics true"
         self.gradient: Tensor | None = None
         self.interval = Interval()
         # Actors on the CPU need what is published there.
@@ -287,7 +294,7 @@ class Trained(Generic[B, K]):
         knobs = self._knobs_in(numbers)
         loss, outputs = self.loss(self.parameters, batch, knobs)
         if self.check_numerics:
-            require_finite(outputs.checked, f"at update {self.steps}")
+            require_finite(outputs.checked, f"at update {self.steps}", self._advice)
         statistics = self.statistics(outputs, batch, knobs)
         del outputs  # its memory is free for the gradient
         self._names = statistics.names
@@ -411,7 +418,8 @@ class Trained(Generic[B, K]):
         if not finite.all():
             row, column = (~finite).nonzero()[0].tolist()
             name, update = self._all(names).means[columns[column]], steps[row] + 1
-            raise not_finite(name, looked_at[row, column], f"at update {update}", update)
+            found, when = looked_at[row, column], f"at update {update}"
+            raise not_finite(name, found, when, self._advice, update)
         if resting:
             vectors[:, list(resting)] = torch.nan  # of gradients that were not needed
         self.interval.add_vectors(self._all(names), vectors)
@@ -465,7 +473,7 @@ class Trained(Generic[B, K]):
             total = self.theta.sum().item()
         # A finite gradient may lead to one.  One sum of all is infinite or NaN where an element is.
         if not math.isfinite(total):
-            require_finite(self.parameters, f"after update {self.steps}")
+            require_finite(self.parameters, f"after update {self.steps}", self._advice)
         return dict(tensors)
 
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
