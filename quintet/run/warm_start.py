@@ -80,7 +80,7 @@ def donated(
             + f"take a part of it{names}"
         )
     note = f"begins with {len(theirs)} tensors of {path} (version {found.version})"
-    lacking = sorted({_module(name) for name in set(own) - set(theirs)})
+    lacking = sorted({_module(name) for name in set(own) - set(theirs) - lost})
     if lacking and not keys:
         note += f"; a saved policy holds only its actor, so these start fresh: {', '.join(lacking)}"
     if lost:

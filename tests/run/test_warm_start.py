@@ -287,6 +287,7 @@ def test_statistics_of_another_kind_of_reward_start_fresh(donor, tmp_path, begun
     assert begun[0][0]["reward_moments/count"] == 0
     said = (tmp_path / "a" / "log.txt").read_text()
     assert "reward_moments/* start fresh: reward_normalizer is step_std, that of init_from" in said
+    assert "a saved policy" not in said
 
 
 def test_statistics_to_keep_must_be_there(donor, tmp_path):
