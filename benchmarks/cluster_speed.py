@@ -165,7 +165,7 @@ def core_ms(count: int, address: str | None, env: Any) -> float:
     source = open_source(loaded.config, loaded.env)
     config = resolve(loaded, source.spaces).config
     learner = make_learner(config, source.spaces)
-    sampling = make_sampling(config, source, [learner], PhaseTimer(), print, print)
+    sampling = make_sampling(config, source, [learner], PhaseTimer(), print, print, print)
     pool: Any = sampling.workers  # type: ignore[attr-defined]
     pool.grants.on_free = lambda _: None
     try:

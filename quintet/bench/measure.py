@@ -150,7 +150,7 @@ def _train(
 ) -> Stopwatch:
     timer, counters = PhaseTimer(), loop.Counters()
     learner = make_learner(config, source.spaces)
-    sampling = make_sampling(config, source, [learner], timer, print, print)
+    sampling = make_sampling(config, source, [learner], timer, print, print, print)
 
     def nowhere(*_: object) -> str:
         return "The batch is not kept"

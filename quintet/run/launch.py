@@ -185,8 +185,9 @@ def _run(
         rows = row_specs(config, source.spaces)
         require_rows(config, rows, policies[0].plan)
         _make_replays(trainer, source, rows)
+        log = trainer.log
         sampling = make_sampling(
-            config, source, policies, trainer.timer, trainer.log.say, trainer.log.waiting
+            config, source, policies, trainer.timer, log.say, log.warn, log.waiting
         )
         ends.callback(sampling.close)
         if loaded.overwrite and (place := move_aside(config.run_dir)) is not None:
@@ -344,7 +345,7 @@ def _going_back(trainer: Trainer, may_go_back: bool) -> Iterator[None]:
         damaged = trainer.folder.damaged_exact() if exact else []
         exact = exact and not damaged
         which = "exact checkpoint" if exact else "checkpoint"
-        trainer.log.say(f"{error}; going back to the last {which}")
+        trainer.log.warn(f"{error}; going back to the last {which}")
         if damaged:
             trainer.log.warn(f"passed over damaged checkpoints: {'; '.join(damaged)}")
         measured = trainer.config.checkpoint.restart_env_steps

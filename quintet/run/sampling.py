@@ -169,13 +169,14 @@ def make_sampling(
     learners: Sequence[Publisher],
     timer: PhaseTimer,
     say: Callable[[str], None],
+    warn: Callable[[str], None],
     notice: Callable[[str], None],
 ) -> loop.Sampling:
     """The sampling of a resolved configuration; its processes start at the first restart.
 
     learners: one per policy, with equal plans.
-    say: receives what workers print, and how they ended; notice: receives the reasons for long
-        waits.
+    say: receives what workers print; warn: receives how a worker ended that is replaced; notice:
+        receives the reasons for long waits.
 
     Raises ConfigError if workers can't be sent their work, or there is too little memory.
     """
@@ -235,7 +236,8 @@ def make_sampling(
 
     # Several learners take batches from shared memory, which is not page-locked.
     pin = runtime.device.startswith("cuda") and runtime.num_learners == 1
-    return AsyncSampling(workers, timer, runtime.prefetch_batches, runtime.max_restarts, pin)
+    limits = runtime.prefetch_batches, runtime.max_restarts
+    return AsyncSampling(workers, timer, *limits, pin, warn)
 
 
 def _worker_spec(

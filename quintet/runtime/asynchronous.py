@@ -38,17 +38,19 @@ class AsyncSampling:
         prefetch_batches: int = 2,
         max_restarts: int = 3,
         pin: bool = False,
+        warn: Callable[[str], None] = print,
     ):
         """prefetch_batches: number of joined batches that may wait for the learner.
 
         max_restarts: number of replaced workers before the run ends with the last error.
         pin: whether batches are in page-locked memory, for a GPU.
+        warn: receives how a worker ended that is replaced.
         """
         spec = workers.spec
         self.workers, self.timer = workers, timer
         self.prefetch_batches, self.max_restarts = prefetch_batches, max_restarts
         self.delivery = Delivery(spec.plan, spec.num_streams, spec.assignment, may_lag=True)
-        self.delivery.pin = pin
+        self.delivery.pin, self.warn = pin, warn
         self.trouble: Died | BaseException | None = None  # for the learner's thread to handle
         self.replaced, self.ending = threading.Event(), threading.Event()
         self.handling = threading.RLock()  # guards the delivery and the grants
@@ -167,7 +169,7 @@ class AsyncSampling:
         if self.num_restarts > most:
             error.add_note(f"Workers were replaced {most} times (runtime.max_restarts).")
             raise error
-        self.workers.say(f"{error} (replaced, {self.num_restarts} of at most {most} times)")
+        self.warn(f"{error} (replaced, {self.num_restarts} of at most {most} times)")
 
     def _replace(self, died: Died) -> None:
         """Starts a new process, in the learner's thread: a process ends with its thread."""

@@ -39,7 +39,7 @@ def sampling_of(**options: Any) -> Any:
     source = sampling.open_source(loaded.config, loaded.env)
     config = resolution.resolve(loaded, source.spaces).config
     learner = learners.make_learner(config, source.spaces)
-    made = sampling.make_sampling(config, source, [learner], PhaseTimer(), print, print)
+    made = sampling.make_sampling(config, source, [learner], PhaseTimer(), print, print, print)
     source.close()
     OPEN.append(made)
     return made

@@ -74,7 +74,9 @@ class Once:
 
 
 @pytest.mark.parametrize("what", ["kill", pytest.param("suspend", marks=slow)])
-def test_async_replaces_a_worker_that_is_killed_or_stopped(what: str, tmp_path: Path) -> None:
+def test_async_replaces_a_worker_that_is_killed_or_stopped(
+    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     timeout = 60.0 if what == "kill" else 2.0
     hit = Once(lambda worker: getattr(worker, what)(), pause_s=0.03)  # the other one runs on
     result = train(tmp_path, on_report=hit, steps=4_000, worker_timeout_s=timeout)
@@ -86,6 +88,7 @@ def test_async_replaces_a_worker_that_is_killed_or_stopped(what: str, tmp_path: 
     assert how in said
     assert "replaced, 1 of at most 3 times" in said
     assert "worker 0 (streams 0 to 1, pid " in said
+    assert "warning: worker 0 (streams 0 to 1, pid " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -249,7 +252,7 @@ def test_nobody_is_judged_by_time_in_which_this_process_was_stopped_too() -> Non
     source = open_source(config, loaded.env)
     config = resolution.resolve(replace(loaded, config=config), source.spaces).config
     learner = learners.make_learner(config, source.spaces)
-    sampling = make_sampling(config, source, [learner], PhaseTimer(), print, print)
+    sampling = make_sampling(config, source, [learner], PhaseTimer(), print, print, print)
     try:
         assert isinstance(sampling, LockstepSampling)
         sampling.publish(learner.publication())
