@@ -455,12 +455,12 @@ def test_films_are_in_the_page(runs: Path, tmp_path: Path):
     (shown,) = found.of("video")
     assert shown["src"] == f"data:video/mp4;base64,{base64.b64encode(film).decode()}"
     assert "16 MiB" not in found.text
-    (run / "videos" / "a.mp4").write_bytes(film + bytes(16 * 2**20))
-    for name in ("1.mp4", "2.mp4", "3.mp4", "4.mp4"):
+    (run / "videos" / "0.mp4").write_bytes(film + bytes(16 * 2**20))
+    for name in ("1.mp4", "2.mp4", "3.mp4"):
         (run / "videos" / name).write_bytes(film)
     found = page(tmp_path / "page.html", run)
     assert len(found.of("video")) == 3
-    assert "In the run folder: 4.mp4, a.mp4." in found.text
+    assert "In the run folder: 0.mp4, a.mp4." in found.text
     (run / "videos").rename(tmp_path / "elsewhere")
     (run / "videos").symlink_to(tmp_path / "elsewhere")
     assert page(tmp_path / "page.html", run).of("video") == []
