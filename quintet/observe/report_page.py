@@ -206,8 +206,8 @@ def _lineage(folder: Path) -> Picture | None:
 
 
 def _films(folder: Path) -> tuple[list[Picture], list[str]]:
-    """The films in a run folder and in its folder ``videos``: three ordinary files of at most 16
-    MiB each; and the names of the other films.
+    """The films in a run folder and in its folder ``videos``: at most three, ordinary files of at
+    most 16 MiB; and the names of those that are left out.
     """
     found: list[Picture] = []
     left_out: list[str] = []

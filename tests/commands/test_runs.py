@@ -460,7 +460,7 @@ def test_films_are_in_the_page(runs: Path, tmp_path: Path):
         (run / "videos" / name).write_bytes(film)
     found = page(tmp_path / "page.html", run)
     assert len(found.of("video")) == 3
-    assert "In the run folder: 0.mp4, a.mp4." in found.text
+    assert "Left out: 0.mp4, a.mp4." in found.text
     (run / "videos").rename(tmp_path / "elsewhere")
     (run / "videos").symlink_to(tmp_path / "elsewhere")
     assert page(tmp_path / "page.html", run).of("video") == []

@@ -120,8 +120,8 @@ class Trained(Generic[B, K]):
         """modules: modules that are published and saved with the network, by name.
         only_learning: prefixes of the names of weights that are saved but not published, since no
             actor needs them.
-        segments: children of the network, each with its own `StepOptions`; none: the whole network
-            is one segment.
+        segments: children of the network, each with its own `StepOptions` and the rate SEGMENT_lr;
+            none: the whole network is one segment, with the rate learning_rate.
         delayed: segments that may skip a step, as the policy of TD3.
         averages: whether to keep an `average`; actors never get it.
         check_numerics: whether steps look for NaN and infinity in ``checked`` of the outputs.
