@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from disks import small_disk
+from disks_helpers import small_disk
 from pydantic import ValidationError
 
 from quintet import checkpoint

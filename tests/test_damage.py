@@ -5,7 +5,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import damage
+import damage_helpers
 import numpy as np
 import pytest
 
@@ -13,8 +13,8 @@ import pytest
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
-    made = damage.make_runs(root)
-    return made, damage.undamaged(made, root)
+    made = damage_helpers.make_runs(root)
+    return made, damage_helpers.undamaged(made, root)
 
 
 def suffer(runs: Any, tmp_path: Path, seed: int, commands: tuple[Any, ...], mutations: int) -> str:
@@ -28,18 +28,18 @@ def suffer(runs: Any, tmp_path: Path, seed: int, commands: tuple[Any, ...], muta
     shutil.copytree(made[name], folder)
     rng = np.random.default_rng(seed)
     try:
-        how = [damage.mutate(folder, rng) for _ in range(mutations)]
+        how = [damage_helpers.mutate(folder, rng) for _ in range(mutations)]
         for command in commands:
             copy = tmp_path / "copy"
             shutil.copytree(folder, copy)
             told = f"seed {seed}: {name}, {'; '.join(how)}, {command.__name__}"
             try:
-                done = damage.run_command(lambda c=command, f=copy: c(f))
+                done = damage_helpers.run_command(lambda c=command, f=copy: c(f))
             except Exception as error:
                 return f"{told}: {''.join(traceback.format_exception(error)[-4:])}"
             finally:
                 shutil.rmtree(copy)
-            wrong = damage.judge(sound[name, command.__name__], done)
+            wrong = damage_helpers.judge(sound[name, command.__name__], done)
             if wrong:
                 return f"{told}: {wrong}: {done.said}"
     finally:
@@ -57,14 +57,14 @@ def test_undamaged_runs_go_on_to_the_same_end(runs):
 def test_damaged_folders(runs, tmp_path):
     faults = []
     for seed in range(40):
-        command = damage.COMMANDS[(seed // 2) % len(damage.COMMANDS)]
+        command = damage_helpers.COMMANDS[(seed // 2) % len(damage_helpers.COMMANDS)]
         faults.append(suffer(runs, tmp_path, seed, (command,), 1))
     assert not [fault for fault in faults if fault]
 
 
 @pytest.mark.slow
 def test_many_damaged_folders(runs, tmp_path):
-    commands = (*damage.COMMANDS, *damage.DRAWING)
+    commands = (*damage_helpers.COMMANDS, *damage_helpers.DRAWING)
     faults = [
         suffer(runs, tmp_path, seed, commands, 1 + seed % 3) for seed in range(10_000, 12_000)
     ]

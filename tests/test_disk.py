@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-import quick
-from disks import mounted, small_disk
+import quick_helpers
+from disks_helpers import mounted, small_disk
 
 from quintet.system import manifest
 
@@ -180,7 +180,7 @@ def test_brackets_without_end_are_one_sentence_of_every_command(tmp_path):
         ["eval", str(run)],
         ["plot", str(run), "--out", out],
     ]
-    with quick.begin(["-c", EVERY, json.dumps(commands)]) as done:
+    with quick_helpers.begin(["-c", EVERY, json.dumps(commands)]) as done:
         said, _ = done.communicate()
     assert done.returncode == 0, said
     ended = [json.loads(line) for line in said.splitlines()]

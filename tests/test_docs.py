@@ -41,7 +41,8 @@ from quintet.options import tunable
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 DOCUMENTS = [
-    *sorted(ROOT.glob("*.md")),
+    *(ROOT / f"{name}.md" for name in ("CHANGELOG", "CODE_OF_CONDUCT", "CONTRIBUTING", "README")),
+    ROOT / "SECURITY.md",
     *sorted(DOCS.glob("*.md")),
     *sorted((ROOT / "benchmarks").glob("*.md")),
 ]

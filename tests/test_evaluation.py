@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from small_run import SMALL, TOY
+from small_run_helpers import SMALL, TOY
 
 import quintet
 from quintet import cli

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import forge
+import forge_helpers
 import numpy as np
 import pytest
 
@@ -69,7 +69,7 @@ def suffer(runs: Path, tmp_path: Path, seed: int, capsys) -> None:
     kind, folder = list(KINDS)[seed % 2], tmp_path / "forged"
     rng = np.random.default_rng(seed)
     shutil.copytree(runs / kind, folder)
-    told = forge.forge(folder, rng)
+    told = forge_helpers.forge(folder, rng)
     before, around = content(folder), {path.name for path in tmp_path.iterdir()}
     command = COMMANDS[int(rng.integers(len(COMMANDS)))]
     capsys.readouterr()
@@ -106,9 +106,9 @@ def forged(runs: Path, tmp_path: Path, change: Any, kind: str = "one") -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(runs / kind, folder)
     file = checkpoint.latest(folder / "checkpoints", warn=print).path / "meta.json"
-    (meta,) = forge.documents(file)
+    (meta,) = forge_helpers.documents(file)
     change(meta)
-    forge.write(file, [meta])
+    forge_helpers.write(file, [meta])
     return folder
 
 
@@ -180,8 +180,8 @@ def test_a_forged_checkpoint_is_passed_over_for_the_one_before(runs, tmp_path, c
     folder = tmp_path / "forged"
     shutil.copytree(runs / "one", folder)
     *_, before, newest = sorted((folder / "checkpoints").iterdir())
-    (meta,) = forge.documents(newest / "meta.json")
-    forge.write(newest / "meta.json", [meta | {"wall_s": "long"}])
+    (meta,) = forge_helpers.documents(newest / "meta.json")
+    forge_helpers.write(newest / "meta.json", [meta | {"wall_s": "long"}])
     capsys.readouterr()
     assert cli.main(words("train", "one", folder)) == 0
     said = capsys.readouterr()

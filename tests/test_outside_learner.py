@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from installed import install
+from installed_helpers import install
 from test_docs import FENCE, QUOTED, ROOT
 
 import quintet

@@ -5,14 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-import small_run
-from small_run import TOY
+import small_run_helpers
+from small_run_helpers import TOY
 
 import quintet
 from quintet import cli
 from quintet.envs.toy import Contextual
 
-SMALL = small_run.SMALL | {"eval.episodes": 1}
+SMALL = small_run_helpers.SMALL | {"eval.episodes": 1}
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-import small_run
+import small_run_helpers
 import torch
 from gymnasium import spaces
-from small_run import TOY
+from small_run_helpers import TOY
 
 import quintet
 from quintet import checkpoint
@@ -29,7 +29,7 @@ from quintet.runtime.torch_settings import OwnTorch
 from quintet.spaces import leaf_keys
 from quintet.types import Spaces
 
-SMALL = small_run.SMALL | {"eval.episodes": 2, "checkpoint.interval_iterations": 1}
+SMALL = small_run_helpers.SMALL | {"eval.episodes": 2, "checkpoint.interval_iterations": 1}
 
 
 class Mixed(gymnasium.Env):

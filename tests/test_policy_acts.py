@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from small_run import SMALL, TOY
+from small_run_helpers import SMALL, TOY
 
 import quintet
 from quintet.errors import ConfigError

@@ -1,5 +1,6 @@
 """Files that people and services look for in a repository say what is true."""
 
+import ast
 import os
 import re
 import shutil
@@ -72,6 +73,60 @@ def test_workflows_run_every_python_that_the_project_admits() -> None:
     run = set(re.findall(r'python: "(3\.\d+)"', named))
     classified = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
     assert run == set(classified)
+
+
+# What else lies in a checkout
+
+OF_USERS = ("runs", "build/lib", "site", "dist", "env/lib", "wandb", "mlruns", "ops", "cases")
+"""Folders that a user's work leaves in a checkout."""
+
+
+def test_a_users_files_in_the_checkout_change_no_result_of_the_lint(tmp_path) -> None:
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    ours = tmp_path / "tests" / "test_it.py"
+    ours.parent.mkdir()
+    ours.write_text("import cases\nimport pytest\nimport runs\n\nimport quintet\n")
+    for folder in ("", *OF_USERS):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "mine.py").write_text("import sys, os\nx=  1")
+    (tmp_path / "notes.md").write_text("```python\nx=  1\n```\n")
+    ruff = Path(sys.executable).with_name("ruff")
+    for words in (["check", "--ignore", "F401"], ["format", "--check"]):
+        command = [ruff, *words, "--no-cache", "."]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+    ours.write_text("import quintet\nx=  1\n")
+    for words in (["check", "--select", "F401"], ["format", "--check"]):
+        command = [ruff, *words, "--no-cache", "."]
+        assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 1
+
+
+def test_the_lint_looks_at_all_files_of_the_project() -> None:
+    listed = ["git", "ls-files", "*.py", "*.ipynb"]
+    done = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip("needs git's list of files")
+    show = [Path(sys.executable).with_name("ruff"), "check", "--show-files", "."]
+    seen = subprocess.run(show, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    missing = {str(ROOT / each) for each in done.stdout.splitlines()} - set(seen.splitlines())
+    assert {each for each in missing if Path(each).exists()} == set()
+
+
+def test_helpers_of_tests_have_names_that_no_folder_of_a_users_has() -> None:
+    """They are imported by bare names, of which another folder or file may be found first."""
+    tests = ROOT / "tests"
+    files = [*tests.rglob("*.py")]
+    ours = {file.stem for file in files} | {each.name for each in tests.rglob("*") if each.is_dir()}
+    named = set()
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                named.add(node.module.partition(".")[0])
+            elif isinstance(node, ast.Import):
+                named |= {alias.name.partition(".")[0] for alias in node.names}
+    others = {file.stem for file in (ROOT / "benchmarks").glob("*.py")}
+    bare = (named & ours) - others - set(sys.stdlib_module_names)
+    assert {name for name in bare if not re.fullmatch(r".*_helpers|tests?_.*", name)} == set()
 
 
 # The container

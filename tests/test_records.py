@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from small_run import save_options
+from small_run_helpers import save_options
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 pytest.importorskip("envpool")

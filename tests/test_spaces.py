@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from packing import pack_action
+from packing_helpers import pack_action
 
 from quintet.errors import ConfigError, QuintetError
 from quintet.models.heads import action_family

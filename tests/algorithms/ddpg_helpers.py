@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from conformance import Case
+from conformance_helpers import Case
 
 from quintet.algorithms.ddpg.actor import PARAM_SCALE
 from quintet.algorithms.parts.acting import WARMING_UP

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from acer_helpers import STEPS, STREAMS, apart, config, loss_of, make_batch, make_learner, numbers
-from conformance import CONTINUOUS as BOX
-from conformance import MASKED as MULTI_MASKED
-from conformance import NUMBERS, Case, Noise, Run, Task, learn
-from conformance import STEPS as UNROLL
-from conformance import STREAMS as COLUMNS
+from conformance_helpers import CONTINUOUS as BOX
+from conformance_helpers import MASKED as MULTI_MASKED
+from conformance_helpers import NUMBERS, Case, Noise, Run, Task, learn
+from conformance_helpers import STEPS as UNROLL
+from conformance_helpers import STREAMS as COLUMNS
 from gymnasium import spaces as gym
 from ppo_helpers import CONTINUOUS, DISCRETE, TOTAL, make_rollout
 from torch import Tensor

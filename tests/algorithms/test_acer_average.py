@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from acer_helpers import apart
-from conformance import CONTINUOUS, NUMBERS, STREAMS, Case, Task
+from conformance_helpers import CONTINUOUS, NUMBERS, STREAMS, Case, Task
 from gymnasium import spaces as gym
 from torch.testing import assert_close
 

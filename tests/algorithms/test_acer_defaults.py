@@ -18,8 +18,8 @@ from acer_helpers import (
     make_learner,
     numbers,
 )
-from conformance import CONTINUOUS as BOX
-from conformance import NUMBERS, Case, Task, learn, options_without_effect
+from conformance_helpers import CONTINUOUS as BOX
+from conformance_helpers import NUMBERS, Case, Task, learn, options_without_effect
 from gymnasium import spaces as gym
 from ppo_helpers import CONTINUOUS, DISCRETE
 from torch.testing import assert_close

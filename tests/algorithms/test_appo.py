@@ -16,7 +16,7 @@ from appo_helpers import (
     make_learner,
     minibatches_of,
 )
-from conformance import NUMBERS, Case, Run, Task, options_without_effect
+from conformance_helpers import NUMBERS, Case, Run, Task, options_without_effect
 from gymnasium import spaces as gym
 from ppo_helpers import (
     CONTINUOUS,

@@ -6,14 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from conformance import LEARNERS
+from conformance_helpers import LEARNERS
 
 
 @pytest.mark.slow
 def test_compiled_equals_eager() -> None:
     """In one process, where learners share compilations."""
     done = subprocess.run(
-        [sys.executable, "compiled.py", *LEARNERS],
+        [sys.executable, "compiled_helpers.py", *LEARNERS],
         cwd=Path(__file__).parent,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,

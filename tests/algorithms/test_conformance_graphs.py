@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from compiled import CONTINUOUS, HYBRID, Twins, acts, awkward
-from conformance import LEARNERS, MASKED, STREAMS, TOGETHER, Case, everything, go_on, learn
+from compiled_helpers import CONTINUOUS, HYBRID, Twins, acts, awkward
+from conformance_helpers import LEARNERS, MASKED, STREAMS, TOGETHER, Case, everything, go_on, learn
 from gymnasium import spaces as gym
-from taped import use_tapes
+from taped_helpers import use_tapes
 
 from quintet.algorithms.parts.setup import ALONE, Compute
 from quintet.protocols import Ranks

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import annotated_types
 import pytest
-from a2c import A2C, A2CConfig
-from conformance import CHOICE, CONTINUOUS, LEARNERS, Case, literals, switches
+from a2c_helpers import A2C, A2CConfig
+from conformance_helpers import CHOICE, CONTINUOUS, LEARNERS, Case, literals, switches
 from gymnasium.spaces import Discrete
 from pydantic import BaseModel, Field, ValidationError
 

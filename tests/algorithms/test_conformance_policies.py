@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conformance import Case, Noise
+from conformance_helpers import Case, Noise
 from gymnasium import spaces
 from test_conformance_spaces import IN_TURN
 

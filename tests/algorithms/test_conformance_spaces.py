@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conformance import (
+from conformance_helpers import (
     LEARNERS,
     MASKED,
     Case,

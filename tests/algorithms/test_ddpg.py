@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conformance import copied
+from conformance_helpers import copied
 from ddpg_helpers import PLAIN, acting, case, replayed
 from torch import Tensor, nn
 from torch.func import functional_call

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from conformance import NUMBERS, Case, Task
+from conformance_helpers import NUMBERS, Case, Task
 from ddpg_helpers import NETWORK, acting, case, replayed
 from gymnasium import spaces as gym
 from torch import Tensor

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from conformance import everything, go_on, learn, weights
+from conformance_helpers import everything, go_on, learn, weights
 from ddpg_helpers import PLAIN, acting, case, replayed
-from rank_threads import RankThreads
+from rank_threads_helpers import RankThreads
 from torch import Tensor
 
 from quintet.algorithms.ddpg.learner import DDPGLearner

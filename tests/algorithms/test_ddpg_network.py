@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from conformance import CONTINUOUS, NUMBERS, Case, Task, options_without_effect
+from conformance_helpers import CONTINUOUS, NUMBERS, Case, Task, options_without_effect
 from ddpg_helpers import NETWORK, PLAIN, case, replayed
 from torch import Tensor
 

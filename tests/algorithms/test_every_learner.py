@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
-from conformance import (
+from conformance_helpers import (
     LEARNERS,
     MASKED,
     STREAMS,
@@ -26,7 +26,7 @@ from conformance import (
     switches,
     weights,
 )
-from rank_threads import RankThreads
+from rank_threads_helpers import RankThreads
 
 import quintet
 from quintet.algorithms import registry

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conformance import everything
+from conformance_helpers import everything
 from impala_helpers import make_learner, terms_of, train
 from test_ppo_recurrent import CORES, Walk, model
 

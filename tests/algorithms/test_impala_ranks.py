@@ -7,7 +7,7 @@ import pytest
 import torch
 from impala_helpers import COLUMNS, make_batch, make_learner
 from ppo_helpers import CONTINUOUS, DISCRETE, MASKED, PICTURE, SMALL, learn
-from rank_threads import RankThreads, states
+from rank_threads_helpers import RankThreads, states
 from test_impala_aux import OWN
 
 from quintet.algorithms.impala.config import ImpalaConfig

@@ -3,7 +3,7 @@ generators and its fixed reference batch stay."""
 
 import pytest
 import torch
-from conformance import Case, copied, go_on
+from conformance_helpers import Case, copied, go_on
 
 from quintet.algorithms import registry
 

@@ -8,7 +8,7 @@ import tokenize
 from pathlib import Path
 
 import pytest
-from conformance import Case
+from conformance_helpers import Case
 
 import quintet
 

@@ -11,7 +11,7 @@ import numpy as np
 import ppo_helpers
 import pytest
 import torch
-from conformance import MASKED, Case, go_on, options_without_effect
+from conformance_helpers import MASKED, Case, go_on, options_without_effect
 from gymnasium import spaces as gym
 from ppo_helpers import DISCRETE, GRID, PICTURE, learn
 from torch import Tensor, nn

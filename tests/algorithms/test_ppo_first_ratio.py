@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conformance import Noise, Task
+from conformance_helpers import Noise, Task
 from gymnasium import spaces
 from ppo_helpers import SMALL, make_learner, train
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conformance import everything
+from conformance_helpers import everything
 from ppo_helpers import (
     CONTINUOUS,
     DISCRETE,

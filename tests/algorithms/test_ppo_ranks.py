@@ -6,7 +6,7 @@ import pytest
 import torch
 from ppo_helpers import CONTINUOUS, DISCRETE, HYBRID, SMALL, learn, make_rollout, with_states
 from ppo_helpers import make_learner as alone
-from rank_threads import RankThreads, states
+from rank_threads_helpers import RankThreads, states
 
 from quintet.algorithms.parts.setup import Compute, Setup
 from quintet.algorithms.ppo.config import PPOConfig

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conformance import everything
+from conformance_helpers import everything
 from ppo_helpers import (
     CONTINUOUS,
     DISCRETE,

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from a2c import A2C
+from a2c_helpers import A2C
 from gymnasium import spaces as gym
 
 import quintet

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from a2c import A2C, A2CConfig, A2CLearner
+from a2c_helpers import A2C, A2CConfig, A2CLearner
 
 import quintet
 from quintet.algorithms import registry

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conformance import Case, Task, learn
+from conformance_helpers import Case, Task, learn
 from gymnasium import spaces
 from quintet_sac.bench import BareNetworks, SACWork
 from quintet_sac.config import Knobs, SACConfig

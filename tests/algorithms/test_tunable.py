@@ -13,7 +13,7 @@ import impala_helpers
 import ppo_helpers
 import pytest
 import torch
-from conformance import CONTINUOUS, NUMBERS, Case, Task
+from conformance_helpers import CONTINUOUS, NUMBERS, Case, Task
 from gymnasium import spaces as gym
 from pydantic import BaseModel
 from torch import Tensor

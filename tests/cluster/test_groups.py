@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_run import hashes
+from small_run_helpers import hashes
 
 pytest.importorskip("ray", reason="Ray, the extra `cluster`, is not installed")
 
 import psutil
-from clusters import actors, cluster_of, nothing_is_left, stop
-from exact_run import COMMON, SMALL, Drifting
+from clusters_helpers import actors, cluster_of, nothing_is_left, stop
+from exact_run_helpers import COMMON, SMALL, Drifting
 
 import quintet
 from quintet import cli

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_run import hashes
+from small_run_helpers import hashes
 
 ray = pytest.importorskip("ray", reason="Ray, the extra `cluster`, is not installed")
 
-from clusters import actors, nothing_is_left, workers_of  # noqa: E402
-from exact_run import COMMON, SMALL, Drifting  # noqa: E402
+from clusters_helpers import actors, nothing_is_left, workers_of  # noqa: E402
+from exact_run_helpers import COMMON, SMALL, Drifting  # noqa: E402
 
 import quintet  # noqa: E402
 from quintet.errors import ConfigError  # noqa: E402

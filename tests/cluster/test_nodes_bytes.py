@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_run import newest
+from small_run_helpers import newest
 
 pytest.importorskip("ray", reason="Ray, the extra `cluster`, is not installed")
 
-from clusters import cluster_of
-from exact_run import ACER, COMMON, DDPG, SMALL, Drifting, Pushed
+from clusters_helpers import cluster_of
+from exact_run_helpers import ACER, COMMON, DDPG, SMALL, Drifting, Pushed
 
 import quintet
 from quintet import checkpoint

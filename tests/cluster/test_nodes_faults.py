@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("ray", reason="Ray, the extra `cluster`, is not installed")
 
 import psutil
-from clusters import actors, cluster_of, stop
-from exact_run import Drifting
+from clusters_helpers import actors, cluster_of, stop
+from exact_run_helpers import Drifting
 from test_nodes import CONFIG, STEPS, Once
 
 import quintet

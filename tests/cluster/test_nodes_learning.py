@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray, the extra `cluster`, is not installed")
 
-from clusters import cluster_of, nothing_is_left
+from clusters_helpers import cluster_of, nothing_is_left
 
 import quintet
 

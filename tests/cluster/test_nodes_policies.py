@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray, the extra `cluster`, is not installed")
 
-from exact_run import COMMON, Drifting
+from exact_run_helpers import COMMON, Drifting
 
 import quintet
 from quintet.observe.report_files import read_metrics

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_run import SMALL
+from small_run_helpers import SMALL
 
 import quintet
 from quintet.cli import main

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from small_run import TOY
+from small_run_helpers import TOY
 
 from quintet.cli import main
 

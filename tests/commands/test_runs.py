@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_run import SMALL, TOY
+from small_run_helpers import SMALL, TOY
 
 import quintet
 from quintet import cli

@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import damage
+import damage_helpers
 import pytest
-import quick
-from small_run import hashes
+import quick_helpers
+from small_run_helpers import hashes
 
 import quintet
 from quintet import checkpoint, cli
@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {
 
 def train(folder: Path, on_report: Any = None, **more: Any) -> Any:
     config = SMALL | {name.replace("__", "."): x for name, x in more.items()}
-    return quintet.train("ppo", damage.ENV, 64 * 12, 3, folder, config, on_report=on_report)
+    return quintet.train("ppo", damage_helpers.ENV, 64 * 12, 3, folder, config, on_report=on_report)
 
 
 def names(folder: Path) -> list[str]:
@@ -72,13 +72,13 @@ def test_an_interval_in_seconds(tmp_path):
 def running(tmp_path):
     """A real run, which goes on for long."""
     folder = tmp_path / "run"
-    words = damage.arguments(folder)
+    words = damage_helpers.arguments(folder)
     words[words.index("--total-steps") + 1] = str(10**8)
     words[words.index("--checkpoint.interval-iterations") + 1] = "1000000"
     words[words.index("--eval.episodes") + 1] = "0"
     del words[words.index("--eval.interval") :][:2]
     words += ["--runtime.compile", "off"]
-    process = quick.begin(["-m", "quintet", *words])
+    process = quick_helpers.begin(["-m", "quintet", *words])
     until = time.monotonic() + 120
     while not (folder / "metrics.jsonl").exists():
         assert process.poll() is None, process.communicate()[0]

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from installed import install
+from installed_helpers import install
 
 import quintet
 from quintet.cli import main

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_run import save_options
+from small_run_helpers import save_options
 
 from quintet.cluster.config import ClusterConfig
 from quintet.config.layers import Layer

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from gymnasium.spaces import Box, Dict, Discrete
-from small_run import save_options
+from small_run_helpers import save_options
 
 from quintet.config import layers
 from quintet.config import resolve as resolution

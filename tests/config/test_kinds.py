@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import SyncVectorEnv
-from small_run import save_options
+from small_run_helpers import save_options
 
 from quintet.cli import main
 from quintet.config.facts import KindProbe

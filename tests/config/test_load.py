@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from small_run import save_options
+from small_run_helpers import save_options
 
 from quintet.cli import main
 from quintet.config.layers import Layer, flatten, options, preset_layers, read_file

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from seen_environments import fits, near, number, pairs, played, seen
+from seen_environments_helpers import fits, near, number, pairs, played, seen
 
 from quintet.config.choices import Doubt
 from quintet.doctor import env_actions, env_episodes, env_observations, env_rewards

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from seen_environments import played
+from seen_environments_helpers import played
 
 from quintet.doctor.fits import fit
 from quintet.doctor.predict import nearest_score, scores, share_of_groups

@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 import pytest
-from installed import install
+from installed_helpers import install
 
 import quintet
 from quintet import make_vector_env

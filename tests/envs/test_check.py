@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from scripted import Scripted
+from scripted_helpers import Scripted
 
 from quintet import cli
 from quintet.envs import check

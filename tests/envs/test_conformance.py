@@ -18,7 +18,7 @@ import torch
 from envs_helpers import record
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
-from scripted import Scripted
+from scripted_helpers import Scripted
 
 from quintet.envs.make import make_vector_env
 from quintet.envs.vector import VectorEnv

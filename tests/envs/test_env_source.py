@@ -12,7 +12,7 @@ from envs_helpers import record
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
 from gymnasium.wrappers import TransformReward
-from scripted import Scripted
+from scripted_helpers import Scripted
 
 import quintet
 from quintet import checkpoint

@@ -7,10 +7,10 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from envs.tensor_helpers import Counting
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
-from small_run import SMALL
+from small_run_helpers import SMALL
+from tensor_helpers import Counting
 
 import quintet
 from quintet.envs.given_tensors import adapted, observed

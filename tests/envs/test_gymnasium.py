@@ -11,7 +11,7 @@ from envs_helpers import Custom, make_box_env, record
 from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode
-from scripted import Scripted
+from scripted_helpers import Scripted
 
 from quintet.envs.config import EnvConfig
 from quintet.envs.gymnasium import leaf_of, read_leaf

@@ -4,7 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 from envs_helpers import Custom, record
-from scripted import Scripted
+from scripted_helpers import Scripted
 
 from quintet.envs.make import make_vector_env
 from quintet.envs.vector import allocate_row

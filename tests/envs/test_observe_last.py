@@ -10,8 +10,8 @@ import torch
 from envs_helpers import Custom, Record, record
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
-from packing import pack_action
-from scripted import Scripted
+from packing_helpers import pack_action
+from scripted_helpers import Scripted
 
 import quintet
 from quintet.envs.make import make_vector_env

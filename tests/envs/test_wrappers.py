@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from envs_helpers import Custom, record
 from gymnasium import spaces
-from scripted import Scripted
+from scripted_helpers import Scripted
 
 from quintet.envs.make import make_vector_env
 from quintet.envs.wrappers import clip_reward

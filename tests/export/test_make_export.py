@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cells import Cell
+from cells_helpers import Cell
 
 from quintet import cli
 from quintet.errors import ConfigError, ExportError, UntrustedError

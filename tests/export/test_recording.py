@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cells import OBSERVATIONS, Cell
+from cells_helpers import OBSERVATIONS, Cell
 from gymnasium import spaces
 from turns_helpers import Alone, Scripted, game_env
 

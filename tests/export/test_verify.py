@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cells import Cell, once
-from damage import MUTATIONS
-from forge import HOSTILE, place_in, replaced
+from cells_helpers import Cell, once
+from damage_helpers import MUTATIONS
+from forge_helpers import HOSTILE, place_in, replaced
 
 from quintet.cli import main
 from quintet.errors import ExportError, QuintetError

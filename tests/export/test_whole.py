@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cells import ACTIONS, OBSERVATIONS, Cell
+from cells_helpers import ACTIONS, OBSERVATIONS, Cell
 from gymnasium import spaces as gym_spaces
-from kinds import CORES, DAILY, LEARNERS, PICTURES, matrix
+from kinds_helpers import CORES, DAILY, LEARNERS, PICTURES, matrix
 
 from quintet import spaces
 from quintet.errors import ExportError

@@ -15,12 +15,12 @@ from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
-import standin
+import standin_helpers
 
 MOST_S = 600.0
 BUILT_WITH = (2, 13)  # older headers were not tried
 # Where `cases` finds the learners, and `test_replay_draws` its streams.
-sys.path += [str(standin.HERE.parent / name) for name in ("algorithms", "runtime/replay")]
+sys.path += [str(standin_helpers.HERE.parent / name) for name in ("algorithms", "runtime/replay")]
 
 
 def why_not() -> str | None:
@@ -32,7 +32,7 @@ def why_not() -> str | None:
     installed = metadata.version("torch")
     if tuple(map(int, installed.split(".")[:2])) < BUILT_WITH:
         return f"the stand-in for a GPU is for PyTorch 2.13 and later, got {installed}"
-    if standin.compiler() is None:
+    if standin_helpers.compiler() is None:
         return "the stand-in for a GPU must have a C++ compiler: install g++, or name yours in CXX"
     return None
 
@@ -50,8 +50,12 @@ class Served:
         self._pipe, theirs = Pipe()
         self._said = TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, str(standin.HERE / "child" / "serve.py"), str(theirs.fileno())],
-            env=standin.environment(gpus, {"OMP_NUM_THREADS": "1"}),
+            [
+                sys.executable,
+                str(standin_helpers.HERE / "child" / "serve.py"),
+                str(theirs.fileno()),
+            ],
+            env=standin_helpers.environment(gpus, {"OMP_NUM_THREADS": "1"}),
             pass_fds=[theirs.fileno()],
             stdout=self._said,
             stderr=subprocess.STDOUT,

@@ -1,8 +1,8 @@
 """Every option of every learner, switched on: a learner on a GPU is the CPU's."""
 
 import pytest
-from cases import CPU, CUDA, learned, worst
-from conformance import LEARNERS, switches
+from conformance_helpers import LEARNERS, switches
+from gpu_cases_helpers import CPU, CUDA, learned, worst
 
 CASES = {name: case for algo in LEARNERS for name, case in switches(algo).items()}
 FAST = ("ppo: together 0", "appo: together 0", "ddpg: together 0")

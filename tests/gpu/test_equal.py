@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from cases import CPU, CUDA, case_of, learned, matrix, worst
+from gpu_cases_helpers import CPU, CUDA, case_of, learned, matrix, worst
 
 FAST = {
     ("ppo", "normalised"),

@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
+import gpu_runs_helpers
 import pytest
-import runs
-import standin
+import standin_helpers
 import torch
-from cases import CUDA, case_of, learner_on
-from conformance import STREAMS
+from conformance_helpers import STREAMS
+from gpu_cases_helpers import CUDA, case_of, learner_on
 
 import quintet
 from quintet import evaluation
@@ -37,7 +37,7 @@ def test_a_mix_of_policies_acts_without_waits() -> None:
         for step in range(2):
             obs = {name: x[step].to(device) for name, x in batch.obs.items()}
             is_first, draws = torch.full((STREAMS,), not step).to(device), noise[step].to(device)
-            with standin.counting() as counts:
+            with standin_helpers.counting() as counts:
                 out = actor.act(obs, state, is_first, draws)
             state = out.state
         assert counts.waits == 0, counts.lines()
@@ -49,14 +49,14 @@ def test_a_publication_is_fetched_once_and_again_when_a_tensor_has_changed() -> 
     """Actors on the CPU need copies; without an update, statistics alone may change."""
     learner = learner_on(case_of("ppo", "normalised"), CUDA)
     first = learner.publication().tensors
-    with standin.counting() as counts:
+    with standin_helpers.counting() as counts:
         again = learner.publication().tensors
     assert counts.waits == 0, counts.lines()
     assert all(x.is_cpu and torch.equal(x, again[name]) for name, x in first.items())
     mean = learner.normalizers.observations.moments[0].mean
     with torch.no_grad():
         mean.add_(1.0)
-    with standin.counting() as counts:
+    with standin_helpers.counting() as counts:
         changed = learner.publication().tensors
     assert counts.waits == 1, counts.lines()
     name = "normalizer/moments.0.mean"
@@ -73,7 +73,7 @@ def test_the_maximum_over_a_grid_and_its_gradient() -> None:
     for device in ("cpu", CUDA):
         leaf = x.clone().to(device).requires_grad_()
         top = _over_grid(leaf)
-        with standin.counting() as counts:
+        with standin_helpers.counting() as counts:
             top.backward(upstream.to(device))
         assert "adaptive_max_pool2d_backward.grad_input" not in counts.kernels
         found.append((top.detach().cpu(), leaf.grad.cpu()))
@@ -85,7 +85,7 @@ def test_statistics_of_pictures_take_few_kernels() -> None:
     x = torch.randint(0, 256, (1024, 4, 84, 84), dtype=torch.uint8, generator=generator)
     x[:, 0] = 255
     there = x.to(CUDA)
-    with standin.counting() as counts:
+    with standin_helpers.counting() as counts:
         found = _moments_of_bytes(there)
     assert counts.launches < 20
     assert all(
@@ -104,14 +104,14 @@ def test_evaluations_act_where_the_run_acts() -> None:
         play = evaluation.evaluate_in
 
         def counted(*given: Any, of: Any = play, told: list[int] = played) -> Any:
-            with standin.counting() as counts:
+            with standin_helpers.counting() as counts:
                 found = of(*given)
             told.append(counts.kinds["kernel"])
             return found
 
         evaluation.evaluate_in = counted
         try:
-            ran = runs.run(
+            ran = gpu_runs_helpers.run(
                 "ppo", "CartPole-v1", 512, options | {"runtime.inference": inference}, "cuda"
             )
         finally:
@@ -126,8 +126,8 @@ def test_evaluations_act_where_the_run_acts() -> None:
 def test_an_evaluation_may_compute_on_the_gpu() -> None:
     options = {"env.num_streams": 4, "unroll_steps": 64, "model.core": "gru", "model.core_size": 4}
     small = {"model.policy_hidden": (8,), "bptt_steps": 16}
-    policy = runs.run("ppo", "CartPole-v1", 256, options | small, "cpu").result.policy
-    with standin.counting() as counts:
+    policy = gpu_runs_helpers.run("ppo", "CartPole-v1", 256, options | small, "cpu").result.policy
+    with standin_helpers.counting() as counts:
         there = quintet.evaluate(policy, episodes=3, deterministic=False, device="cuda")
     assert counts.kinds["kernel"]
     here = quintet.evaluate(policy, episodes=3, deterministic=False)

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+import gpu_runs_helpers
 import pytest
-import runs
-import standin
+import standin_helpers
 import torch
 
 import quintet
@@ -16,7 +16,7 @@ from quintet.errors import NonFiniteError
 from quintet.run import learners
 
 PPO: dict[str, Any] = {
-    **runs.PLAIN,
+    **gpu_runs_helpers.PLAIN,
     "env.num_streams": 8,
     "env.streams_per_group": 4,
     "unroll_steps": 32,
@@ -44,13 +44,13 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def test_a_run_has_the_cpus_weights_and_no_race() -> None:
-    options = {name: x for name, x in PPO.items() if name not in runs.PLAIN}
+    options = {name: x for name, x in PPO.items() if name not in gpu_runs_helpers.PLAIN}
     steps = 3 * ITERATION
-    there = runs.run("ppo", "CartPole-v1", steps, options)
-    here = runs.run("ppo", "CartPole-v1", steps, options, "cpu")
+    there = gpu_runs_helpers.run("ppo", "CartPole-v1", steps, options)
+    here = gpu_runs_helpers.run("ppo", "CartPole-v1", steps, options, "cpu")
     assert there.differs_by(here) == 0.0
     assert there.phases["update"].counts.launches > 0
-    assert not standin.races
+    assert not standin_helpers.races
     assert here.phases["run"].counts.launches == 0
 
 
@@ -103,7 +103,7 @@ def test_a_server_on_the_gpu_acts_as_one_on_the_cpu(core: str, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_workers_and_a_server_run_freely(tmp_path: Path) -> None:
-    options = {**runs.PLAIN, "runtime.kind": "async", "runtime.inference": "server"}
+    options = {**gpu_runs_helpers.PLAIN, "runtime.kind": "async", "runtime.inference": "server"}
     small = {"env.num_streams": 8, "env.streams_per_group": 4, "model.policy_hidden": (16,)}
     for algo, more in (("impala", {"batch_unrolls": 8}), ("appo", {})):
         config = options | small | more | {"runtime.device": "cuda"}
@@ -148,14 +148,14 @@ def test_policies_on_two_gpus_update_at_the_same_time(tmp_path: Path) -> None:
     """The second update is launched before the host waits for the first one."""
     options = {"population.size": 2, "population.pbt": False, "checkpoint.interval_iterations": 50}
     calls: list[tuple[str, int]] = []
-    with runs.phases(calls):
+    with gpu_runs_helpers.phases(calls):
         on_gpus = trained(tmp_path / "cuda", "cuda", 8, **options)
     assert same(weights(on_gpus), weights(trained(tmp_path / "cpu", "cpu", 8, **options)))
     learning = [(name, waits) for name, waits in calls if name in ("update", "publication")]
     begins = [k for k, (name, _) in enumerate(learning) if name == "update"]
     pairs = [learning[k + 1] == ("update", 0) for k in begins[::2]]
     assert sum(pairs) >= len(pairs) - 2, learning  # exact checkpoints, and the end, come between
-    assert not standin.races
+    assert not standin_helpers.races
 
 
 @pytest.mark.slow

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import standin
+import standin_helpers
 import torch
-from cases import CPU, CUDA, case_of, learned, learner_on, worst
-from conformance import STREAMS
-from runs import run
+from conformance_helpers import STREAMS
+from gpu_cases_helpers import CPU, CUDA, case_of, learned, learner_on, worst
+from gpu_runs_helpers import run
 
 from quintet.algorithms.parts.acting import WARMING_UP
 from quintet.algorithms.parts.setup import Compute
@@ -37,11 +37,11 @@ def test_a_captured_learner_has_the_bytes_of_an_eager_one(algo: str, spaces: str
 @pytest.mark.parametrize(("algo", "spaces"), [pytest.param(*x, id=" ".join(x)) for x in CASES])
 def test_a_step_is_one_launch_and_copies_of_its_inputs(algo: str, spaces: str) -> None:
     case = case_of(algo, spaces)
-    learner, found = learner_on(case, CUDA, compute=GRAPH), list[standin.Counts]()
+    learner, found = learner_on(case, CUDA, compute=GRAPH), list[standin_helpers.Counts]()
     step = learner.trained.step
 
     def counted(*args: Any, **given: Any) -> None:
-        with standin.counting() as counts:
+        with standin_helpers.counting() as counts:
             step(*args, **given)
         found.append(counts)
 
@@ -100,7 +100,7 @@ def test_groups_act_together_with_one_wait(algo: str, spaces: str, options: dict
             for batch in case.batches(3)[turn]:
                 learner.update(batch, 0)
             plain.load(copied(learner.publication()))
-            with standin.counting() as counts:
+            with standin_helpers.counting() as counts:
                 staged.load(copied(learner.publication()))
             if turn:  # the first load checks the names
                 flags = sum(x.dtype is torch.bool for x in learner.publication().tensors.values())
@@ -113,7 +113,7 @@ def test_groups_act_together_with_one_wait(algo: str, spaces: str, options: dict
             for each, state in zip(given, theirs, strict=True)
         ]
         theirs = states_of(outs)
-        with standin.counting() as counts:
+        with standin_helpers.counting() as counts:
             out = staged.act_together(obs, ours, is_first, noise)
         for number, wanted in enumerate(outs):
             rows = slice(number * STREAMS, (number + 1) * STREAMS)
@@ -135,7 +135,7 @@ def test_groups_act_together_with_one_wait(algo: str, spaces: str, options: dict
             assert looks or counts.kinds["h2d_async"] == (not whole)
             if whole:  # its copies are in it
                 assert counts.kinds.keys() <= {"graph", "stream"}, counts.kinds
-    assert not standin.races
+    assert not standin_helpers.races
 
 
 def test_actions_are_random_as_long_as_a_publication_says_so() -> None:
@@ -250,7 +250,7 @@ def _acts_and_learns_in_graphs(large: int) -> None:
     assert act.counts.waits <= act.calls + 4
     assert act.counts.kinds["graph"] == act.calls
     assert update.counts.kinds["graph"] >= update.calls
-    assert not standin.races
+    assert not standin_helpers.races
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gpu_runs_helpers import PLAIN
 from gymnasium import spaces
-from runs import PLAIN
 
 import quintet
 from quintet import checkpoint

@@ -8,11 +8,11 @@ from unittest import mock
 import gymnasium
 import numpy as np
 import pytest
-import standin
+import standin_helpers
 import torch
+from gpu_runs_helpers import run
 from gymnasium import spaces
-from replay_streams import Chances, Run, make, plan
-from runs import run
+from replay_streams_helpers import Chances, Run, make, plan
 
 from quintet.errors import ConfigError
 from quintet.runtime.batch import to_device
@@ -82,7 +82,7 @@ def test_draws_have_the_same_bytes(
             device.store(batch)
             count = int(batch.valid.sum())
             mine = chain(host.draws(count, iteration))
-            with standin.counting() as counts:
+            with standin_helpers.counting() as counts:
                 theirs = list(device.draws(count, iteration))
             assert counts.waits == 0, counts.lines()
             for one, other in zip(mine, theirs, strict=True):

@@ -1,9 +1,9 @@
 """Learners on GPUs that share every batch, as threads of one process; NCCL's part is gloo's."""
 
 import pytest
-from cases import CPU, CUDA, case_of, learner_on, matrix, worst
-from conformance import LEARNERS
-from rank_threads import RankThreads, states
+from conformance_helpers import LEARNERS
+from gpu_cases_helpers import CPU, CUDA, case_of, learner_on, matrix, worst
+from rank_threads_helpers import RankThreads, states
 
 FAST = {("appo", "choices"), ("ppo", "normalised")}
 

@@ -1,7 +1,7 @@
 """The stand-in for a GPU is what its tests need: a device with a memory of its own, to PyTorch."""
 
 import pytest
-import standin
+import standin_helpers
 import torch
 from torch import Tensor
 
@@ -41,7 +41,7 @@ def test_waits_are_told_with_their_line() -> None:
     }
     for kind, calls in waiting.items():
         for call in calls:
-            with standin.counting() as counts:
+            with standin_helpers.counting() as counts:
                 call()
             assert (counts.waits, counts.kinds[kind]) == (1, 1), (kind, counts.kinds)
     going = [
@@ -52,7 +52,7 @@ def test_waits_are_told_with_their_line() -> None:
         lambda: pinned.copy_(x, non_blocking=True),
         lambda: torch.empty(3, device=CUDA).fill_(2.0),
     ]
-    with standin.counting() as counts:
+    with standin_helpers.counting() as counts:
         for call in going:
             call()
     assert counts.waits == 0, counts.lines()
@@ -73,16 +73,16 @@ def test_a_copy_to_page_locked_memory_arrives_at_the_next_wait() -> None:
 
 
 def test_page_locked_memory_that_is_overwritten_too_early_is_told() -> None:
-    host, before = torch.zeros(2).pin_memory(), sum(standin.races.values())
+    host, before = torch.zeros(2).pin_memory(), sum(standin_helpers.races.values())
     x = host.to(CUDA, non_blocking=True)
     torch.cuda.synchronize()
     host.fill_(1.0)
-    assert sum(standin.races.values()) == before
+    assert sum(standin_helpers.races.values()) == before
     x.copy_(host, non_blocking=True)
     host.fill_(2.0)
     torch.cuda.synchronize()
-    assert sum(standin.races.values()) == before + 1
-    standin.races.clear()
+    assert sum(standin_helpers.races.values()) == before + 1
+    standin_helpers.races.clear()
 
 
 def test_a_graph_does_again_what_was_captured() -> None:
@@ -100,7 +100,7 @@ def test_a_graph_does_again_what_was_captured() -> None:
     assert torch.equal(captured.cpu(), start)  # a capture runs nothing
     for number in range(1, 4):
         given.fill_(number)
-        with standin.counting() as counts:
+        with standin_helpers.counting() as counts:
             graph.replay()
         assert (counts.launches, counts.waits) == (1, 0)
         expected = step(torch.full((4, 3), float(number), device=CUDA), eager)

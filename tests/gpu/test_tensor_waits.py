@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from runs import run
+from gpu_runs_helpers import run
 
 SMALL: dict[str, Any] = {
     "unroll_steps": 16,

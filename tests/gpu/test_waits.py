@@ -6,10 +6,10 @@ the lines that wait.  Lower a number when fewer are needed; raise it only for wh
 
 from typing import Any
 
+import gpu_runs_helpers
 import pytest
-import runs
-import standin
-from cases import CUDA, case_of, learned
+import standin_helpers
+from gpu_cases_helpers import CUDA, case_of, learned
 
 Budget = dict[str, int]
 BUDGETS: dict[tuple[str, str], Budget] = {
@@ -60,7 +60,7 @@ def test_an_iteration_of_a_preset_waits_no_more_than_it_may(
     algo: str, env: str, steps: int, options: dict[str, Any], most: int
 ) -> None:
     """All replayed updates and the publication to actors on the CPU with it."""
-    ran = runs.run(algo, env, steps, options)
+    ran = gpu_runs_helpers.run(algo, env, steps, options)
     lines = [phase.told(name) for name, phase in ran.phases.items() if name != "run"]
     assert ran.iteration <= most, "\n".join(lines)
-    assert not standin.races
+    assert not standin_helpers.races

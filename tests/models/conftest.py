@@ -1,7 +1,7 @@
 """One thread, and the shape annotations of quintet.ops made real before any test imports it."""
 
 import torch
-from shape_checks import install
+from shape_checks_helpers import install
 
 install()
 torch.set_num_threads(1)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from taped import use_tapes
+from taped_helpers import use_tapes
 from torch import Tensor
 
 from quintet.errors import QuintetError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from small_run import SMALL
+from small_run_helpers import SMALL
 
 import quintet
 from quintet.algorithms import registry

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from facts import FACTS
+from facts_helpers import FACTS
 from rich.console import Console
 from rich.segment import SegmentLines
 

@@ -3,7 +3,7 @@
 import io
 
 import pytest
-from facts import FACTS
+from facts_helpers import FACTS
 
 from quintet.observe import health, progress
 from quintet.observe.health import Herald, findings, sentences

@@ -4,7 +4,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from facts import ABSENT, FACTS, PICTURES, POOL
+from facts_helpers import ABSENT, FACTS, PICTURES, POOL
 
 from quintet.observe.limits import limit
 from quintet.observe.shares import Cores, Load

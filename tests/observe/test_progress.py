@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from facts import FACTS
+from facts_helpers import FACTS
 
 from quintet.observe import progress
 from quintet.observe.pace import Pace, Score

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import small_run
-from disks import small_disk
+import small_run_helpers
+from disks_helpers import small_disk
 
 import quintet
 from quintet.errors import ConfigError, QuintetError
@@ -198,16 +198,16 @@ def test_reader_leaves_out_a_torn_last_line_and_tells_of_others(tmp_path: Path) 
 
 
 def test_a_file_of_sinks_that_a_run_has_no_more_is_not_read(tmp_path: Path) -> None:
-    small = small_run.SMALL | {"report.sinks": ["jsonl", "csv"]}
+    small = small_run_helpers.SMALL | {"report.sinks": ["jsonl", "csv"]}
     folder = tmp_path / "run"
-    quintet.train("ppo", small_run.TOY, 128, run_dir=folder, config=small)
+    quintet.train("ppo", small_run_helpers.TOY, 128, run_dir=folder, config=small)
     less = small | {"report.sinks": ["jsonl"]}
-    quintet.train("ppo", small_run.TOY, 256, run_dir=folder, config=less)
+    quintet.train("ppo", small_run_helpers.TOY, 256, run_dir=folder, config=less)
     found = read_summary(folder)
     assert (found.state, found.faults) == ("finished", ())
     assert found.env_steps == 256
-    quintet.train("ppo", small_run.TOY, 256, run_dir=folder, config=less)
-    quintet.train("ppo", small_run.TOY, 384, run_dir=folder, config=small)
+    quintet.train("ppo", small_run_helpers.TOY, 256, run_dir=folder, config=less)
+    quintet.train("ppo", small_run_helpers.TOY, 384, run_dir=folder, config=small)
     assert not list(folder.glob("*damaged*"))
     steps = [float(row["env_steps"]) for row in rows_of(folder / "progress.csv")]
     assert steps == [report["env_steps"] for report in read_metrics(folder)]

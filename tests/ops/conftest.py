@@ -1,5 +1,5 @@
 """Makes the shape annotations of quintet.ops real before any test imports it."""
 
-from shape_checks import install
+from shape_checks_helpers import install
 
 install()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from jaxtyping import Float, TypeCheckError
-from shape_checks import checked_once
+from shape_checks_helpers import checked_once
 from torch import Tensor
 
 from quintet.ops import returns

@@ -6,7 +6,7 @@ from typing import Any
 
 import gymnasium
 import pytest
-from small_run import SMALL
+from small_run_helpers import SMALL
 
 from quintet.config import machine
 from quintet.config.layers import Layer

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from quick import PRELOAD, begin
-from small_run import SMALL, TOY
+from quick_helpers import PRELOAD, begin
+from small_run_helpers import SMALL, TOY
 
 import quintet
 from quintet import cli

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from small_run import SMALL, TOY
+from small_run_helpers import SMALL, TOY
 
 from quintet import evaluation
 from quintet.config.layers import Layer

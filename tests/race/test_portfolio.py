@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from installed import install
+from installed_helpers import install
 
 from quintet.algorithms import registry
 from quintet.config.facts import EnvKind

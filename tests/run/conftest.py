@@ -3,7 +3,7 @@
 from functools import partial
 
 import pytest
-import quick
+import quick_helpers
 from run_helpers import Trouble
 
 from quintet.run import seed_group
@@ -19,4 +19,4 @@ def no_trouble_yet():
 def members_are_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a seed group are forks of a process that has imported PyTorch, as `quick` has it."""
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    monkeypatch.setattr(seed_group, "Child", partial(Child, preload=quick.PRELOAD))
+    monkeypatch.setattr(seed_group, "Child", partial(Child, preload=quick_helpers.PRELOAD))

@@ -9,9 +9,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-import small_run
+import small_run_helpers
 from gymnasium import spaces
-from small_run import TOY
+from small_run_helpers import TOY
 
 import quintet
 from quintet import checkpoint
@@ -21,7 +21,7 @@ from quintet.config.layers import Layer
 from quintet.config.saved import load_config
 from quintet.envs.toy import Contextual
 
-SMALL = small_run.SMALL | {"report.interval_s": 0.0, "report.sinks": ("jsonl",)}
+SMALL = small_run_helpers.SMALL | {"report.interval_s": 0.0, "report.sinks": ("jsonl",)}
 
 
 class Trouble(gymnasium.Env):

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import small_run
-from small_run import TOY
+import small_run_helpers
+from small_run_helpers import TOY
 
 import quintet
 from quintet.errors import ConfigError
 from quintet.observe.report_files import read_metrics
 from quintet.run.callbacks import LiveRun
 
-SMALL = small_run.SMALL | {
+SMALL = small_run_helpers.SMALL | {
     "eval.episodes": 2,
     "eval.interval": 128,
     "checkpoint.interval_iterations": 1000,

@@ -3,9 +3,9 @@
 import os
 import re
 
-import small_run
+import small_run_helpers
 import yaml
-from small_run import TOY
+from small_run_helpers import TOY
 
 import quintet
 from quintet.algorithms.ppo.config import PPOConfig
@@ -15,7 +15,7 @@ from quintet.system import files
 
 
 def test_the_card_of_a_run(tmp_path):
-    config = small_run.SMALL | {"eval.episodes": 4}
+    config = small_run_helpers.SMALL | {"eval.episodes": 4}
     result = quintet.train("ppo", TOY, 256, run_dir=tmp_path / "run", config=config)
     place = tmp_path / "run" / "policy" / "README.md"
     text = place.read_text()
@@ -55,7 +55,7 @@ def test_the_card_of_a_run(tmp_path):
 
 
 def test_without_evaluation_the_card_says_so(tmp_path):
-    quintet.train("ppo", TOY, 256, run_dir=tmp_path / "run", config=small_run.SMALL)
+    quintet.train("ppo", TOY, 256, run_dir=tmp_path / "run", config=small_run_helpers.SMALL)
     text = (tmp_path / "run" / "policy" / "README.md").read_text()
     assert "| score | not evaluated (`eval.episodes 0`) |" in text
     assert "model-index" not in text

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_run import newest
+from small_run_helpers import newest
 
 import quintet
 from quintet import checkpoint

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_run import hashes
+from small_run_helpers import hashes
 
 import quintet
 from quintet.algorithms.appo.learner import APPOLearner

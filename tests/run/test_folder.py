@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_run import hashes
+from small_run_helpers import hashes
 
 import quintet
 from quintet import checkpoint

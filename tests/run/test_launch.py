@@ -15,7 +15,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-import quick
+import quick_helpers
 import yaml
 from run_helpers import (
     SMALL,
@@ -263,7 +263,7 @@ def test_two_processes_in_one_folder(tmp_path, capsys):
     command += ["--report.interval-s", "0", "--runtime.compile", "off", "--eval.episodes", "0"]
     command += ["--env.num-processes", "1"]
     environment = {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"}
-    with quick.begin(command, environment) as first:
+    with quick_helpers.begin(command, environment) as first:
         try:
             assert "Trouble" in first.stdout.readline()  # it has begun
             arguments = ["--env", "run_helpers:Trouble", "--run-dir", str(tmp_path)]
@@ -300,7 +300,7 @@ def test_what_a_terminal_sends_to_all_processes_ends_in_a_checkpoint(tmp_path, n
     command += ["--env.num-streams", "2", "--unroll-steps", "16", "--report.interval-s", "0"]
     command += ["--minibatch-steps", "none", "--runtime.compile", "off", "--eval.episodes", "0"]
     environment = {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}"}
-    with quick.begin(command, environment) as first:
+    with quick_helpers.begin(command, environment) as first:
         try:
             waited = time.monotonic() + 60
             while not (tmp_path / "metrics.jsonl").exists() and time.monotonic() < waited:

@@ -9,8 +9,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-import quick
-from leaver import Leaver, LeavingEncoder
+import quick_helpers
+from leaver_helpers import Leaver, LeavingEncoder
 
 import quintet
 from quintet import cli
@@ -49,7 +49,7 @@ def test_an_environment_that_calls_sys_exit_has_failed_in_every_kind(tmp_path, k
     env = partial(Leaver, "exit")
     words = (  # of two streams in two processes, either may be heard first
         r"stream [01], step 5 of its episode, .* the environment called sys.exit\(0\) "
-        r"\(.*leaver.py:\d+ in leave"
+        r"\(.*leaver_helpers.py:\d+ in leave"
     )
     with pytest.raises(EnvironmentFault, match=words):
         train(tmp_path, env, kind)
@@ -97,7 +97,7 @@ def test_evaluations_films_and_checks_name_it_too(tmp_path):
     drawn = partial(Leaver, "exit", "render")
     with pytest.warns(RuntimeWarning, match=r"no video: .*called sys\.exit"):
         quintet.evaluate(result.policy, drawn, 1, video=tmp_path / "film.mp4")
-    config = EnvConfig(id="leaver:Leaver", kwargs={"how": "exit"})
+    config = EnvConfig(id="leaver_helpers:Leaver", kwargs={"how": "exit"})
     with pytest.raises(EnvironmentFault, match=r"called sys\.exit"):
         check_env(resolve_env(config), 50, 0, 10.0)
 
@@ -140,7 +140,7 @@ def test_a_child_of_a_fork_ends_and_its_parent_trains_on(tmp_path, kind, how):
         f"quintet.train('ppo', env, 256, 3, {str(tmp_path / 'run')!r}, {SMALL | OF_KIND[kind]!r})\n"
         "print('trained', flush=True)\n"
     )
-    with quick.begin(["-c", code], {"PYTHONPATH": str(HERE)}) as process:
+    with quick_helpers.begin(["-c", code], {"PYTHONPATH": str(HERE)}) as process:
         said, _ = process.communicate(timeout=120)
     assert process.returncode == 0, said
     assert said.count("trained\n") == 1

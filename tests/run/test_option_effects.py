@@ -182,7 +182,7 @@ def _greedy(where: Where) -> None:
 
 def _eval_max_steps(where: Where) -> None:
     """Episodes of the toy have more than two steps."""
-    toy = {"env": "scripted:Scripted", "eval__episodes": 2}
+    toy = {"env": "scripted_helpers:Scripted", "eval__episodes": 2}
     assert run(where.folder / "a", **toy).metrics["eval/length_mean"] > 2
     cut = run(where.folder / "b", **toy, eval__max_steps=2).metrics
     assert (cut["eval/length_mean"], cut["eval/cut_episodes"]) == (2, 2)
@@ -276,7 +276,9 @@ def _reward_clip(where: Where) -> None:
 
 
 def _reward_shaping(where: Where) -> None:
-    found = run(where.folder, env="shaped_tasks:make", env__reward_shaping={"each": 3.0}).metrics
+    found = run(
+        where.folder, env="shaped_tasks_helpers:make", env__reward_shaping={"each": 3.0}
+    ).metrics
     assert found["reward/mean"] == pytest.approx(3)
 
 

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from small_run import SMALL, TOY
+from small_run_helpers import SMALL, TOY
 
 import quintet
 from quintet import cli

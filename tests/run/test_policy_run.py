@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_run import newest
+from small_run_helpers import newest
 
 import quintet
 from quintet import checkpoint, cli

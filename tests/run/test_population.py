@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_run import newest
+from small_run_helpers import newest
 
 import quintet
 from quintet import cli

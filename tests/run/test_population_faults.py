@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import processes_of
+from processes_helpers import processes_of
 from test_population import TOTAL, events, same, train
 
 pytestmark = pytest.mark.slow

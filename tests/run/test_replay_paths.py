@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
-from small_run import hashes
+from small_run_helpers import hashes
 
 import quintet
 from quintet import checkpoint

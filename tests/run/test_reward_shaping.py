@@ -8,8 +8,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from shaped_tasks import LENGTH, Weighed, make, plain
-from small_run import hashes
+from shaped_tasks_helpers import LENGTH, Weighed, make, plain
+from small_run_helpers import hashes
 
 import quintet
 from quintet.envs.vector import allocate_obs, allocate_row
@@ -57,7 +57,9 @@ TUNED = SMALL | {
 def train(folder: Path, config: dict[str, Any], total: int = 2_000, **given: Any) -> Any:
     # A report takes as long as an update; the last one is always made.
     reports = {} if given or config.get("population.pbt") is False else {"report.interval_s": 1e6}
-    return quintet.train("appo", "shaped_tasks:make", total, 3, folder, config | reports, **given)
+    return quintet.train(
+        "appo", "shaped_tasks_helpers:make", total, 3, folder, config | reports, **given
+    )
 
 
 def events(folder: Path) -> list[dict[str, Any]]:

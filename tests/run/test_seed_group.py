@@ -19,7 +19,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from small_run import newest
+from small_run_helpers import newest
 
 import quintet
 from quintet.algorithms.ppo.config import PPOConfig

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from envs.tensor_helpers import Counting
-from small_run import SMALL
+from small_run_helpers import SMALL
+from tensor_helpers import Counting
 
 import quintet
 from quintet import checkpoint

@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 from gymnasium import spaces
-from small_run import newest
+from small_run_helpers import newest
 
 import quintet
 from quintet import checkpoint

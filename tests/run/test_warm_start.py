@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import small_run
+import small_run_helpers
 import torch
 import yaml
-from small_run import TOY, newest
+from small_run_helpers import TOY, newest
 
 import quintet
 from quintet import checkpoint
@@ -18,7 +18,7 @@ from quintet.run import warm_start
 from quintet.run.launch import Result
 from quintet.run.trainer import Trainer
 
-SMALL = small_run.SMALL | {
+SMALL = small_run_helpers.SMALL | {
     "report.interval_s": 0.0,
     "report.sinks": ["jsonl"],
     "checkpoint.interval_iterations": 5,

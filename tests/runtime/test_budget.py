@@ -12,8 +12,8 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from adders import PLAN, ROWS
-from processes import processes_of
+from adders_helpers import PLAN, ROWS
+from processes_helpers import processes_of
 
 import quintet
 from quintet import checkpoint

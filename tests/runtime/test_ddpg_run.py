@@ -7,13 +7,13 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import exploring
+import exploring_helpers
 import gymnasium
 import numpy as np
 import pytest
 import torch
-from exact_run import Pushed
-from small_run import newest
+from exact_run_helpers import Pushed
+from small_run_helpers import newest
 from torch import Tensor
 
 import quintet
@@ -27,7 +27,7 @@ from quintet.types import ActOutput, Rollout
 slow = pytest.mark.slow
 
 SMALL: dict[str, Any] = {
-    **exploring.SMALL,
+    **exploring_helpers.SMALL,
     "preset": "none",
     "env.num_streams": 4,
     "unroll_steps": 10,

@@ -5,8 +5,8 @@ from dataclasses import fields
 
 import pytest
 import torch
-from envs.tensor_helpers import Counting
 from gymnasium.vector import AutoresetMode
+from tensor_helpers import Counting
 from torch import Tensor
 
 from quintet.envs.hosted import HostedEnv, NextStep

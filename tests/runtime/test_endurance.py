@@ -4,8 +4,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from processes import open_files, processes_of
-from troubles import SMALL, Drifting
+from processes_helpers import open_files, processes_of
+from troubles_helpers import SMALL, Drifting
 
 import quintet
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from scripted import Scripted
+from scripted_helpers import Scripted
 
 from quintet.envs.make import make_vector_env
 from quintet.observe.metrics import EpisodeStats

@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from processes import processes_of
+from processes_helpers import processes_of
 
 from quintet import checkpoint
 from quintet.errors import CheckpointError
 
-SCRIPT = Path(__file__).with_name("exact_run.py")
+SCRIPT = Path(__file__).with_name("exact_run_helpers.py")
 KINDS = (
     "atari", "mujoco", "python", "recurrent", "compiled", "compiled_atari", "lockstep",
     "lockstep_pool", "ddpg", "ddpg_lockstep", "acer", "acer_lockstep",

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-import quick
-from processes import runs
+import quick_helpers
+from processes_helpers import runs
 
 from quintet import cli
 from quintet.system import signals
@@ -37,7 +37,7 @@ class Run:
         command += ["--env.kwargs", json.dumps({"trouble": trouble}), "--run-dir", str(folder)]
         command += ["--total-steps", "4096", "--eval.episodes", "0", "--runtime.compile", "off"]
         command += ["--runtime.worker-timeout-s", "1", *options]
-        self.process = quick.begin(command, {"PYTHONPATH": str(HERE)})
+        self.process = quick_helpers.begin(command, {"PYTHONPATH": str(HERE)})
         self.said = ""
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()

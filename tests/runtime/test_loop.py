@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from adders import PLAN, ROWS
+from adders_helpers import PLAN, ROWS
 
 from quintet.errors import NonFiniteError
 from quintet.observe.timing import PhaseTimer

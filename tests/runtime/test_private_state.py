@@ -5,9 +5,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-import quick
+import quick_helpers
 import torch
-from exploring import (
+from exploring_helpers import (
     ACTIONS,
     EXPLORER,
     MADE,
@@ -20,8 +20,8 @@ from exploring import (
     runtime,
     train,
 )
-from processes import processes_of
-from small_run import newest
+from processes_helpers import processes_of
+from small_run_helpers import newest
 from torch import Tensor
 
 import quintet
@@ -37,7 +37,7 @@ from quintet.runtime.processes.server import Server
 from quintet.types import ActOutput, Publication, TensorSpec
 
 slow = pytest.mark.slow
-SCRIPT = Path(__file__).with_name("exploring.py")
+SCRIPT = Path(__file__).with_name("exploring_helpers.py")
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ def test_streams_begin_anew_where_the_server_that_had_their_private_state_is_gon
 
 @pytest.mark.parametrize("kind", ["serial", pytest.param("lockstep server", marks=slow)])
 def test_a_killed_run_goes_on_with_the_same_bytes(kind: str, serial: Path, tmp_path: Path) -> None:
-    with quick.begin([SCRIPT, tmp_path / "run", kind, "4"]) as killed:
+    with quick_helpers.begin([SCRIPT, tmp_path / "run", kind, "4"]) as killed:
         killed.communicate()
     assert killed.returncode == -9
     train(tmp_path / "run", kind)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from scripted import Scripted
+from scripted_helpers import Scripted
 from torch import Tensor
 
 from quintet.envs.make import make_vector_env

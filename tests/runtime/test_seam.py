@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
-from seam import Ledger, SeamLearner, World, drive, length_of
+from seam_helpers import Ledger, SeamLearner, World, drive, length_of
 
 from quintet.algorithms.parts.minibatches import Chunks, Rows
 from quintet.protocols import DataPlan, ReplayPlan

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import processes_of
+from processes_helpers import processes_of
 
 import quintet
 from quintet.runtime.asynchronous import AsyncSampling

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 from gymnasium import spaces
-from scripted import Scripted
+from scripted_helpers import Scripted
 
 import quintet
 from quintet.envs.config import EnvConfig

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils import deterministic
-from troubles import SMALL, Drifting
+from troubles_helpers import SMALL, Drifting
 
 import quintet
 from quintet.config.runtime import RuntimeConfig

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from troubles import SMALL, Drifting
+from troubles_helpers import SMALL, Drifting
 
 import quintet
 from quintet.observe.progress import LineProgress

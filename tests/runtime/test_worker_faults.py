@@ -18,10 +18,10 @@ from typing import Any
 
 import psutil
 import pytest
-import quick
-from processes import open_files, processes_of, runs
-from small_run import hashes
-from troubles import SMALL, Drifting
+import quick_helpers
+from processes_helpers import open_files, processes_of, runs
+from small_run_helpers import hashes
+from troubles_helpers import SMALL, Drifting
 
 import quintet
 from quintet.config import resolve as resolution
@@ -41,7 +41,7 @@ from quintet.runtime.processes.messages import Failed, Place
 from quintet.runtime.processes.process import WaitNotice
 from quintet.runtime.processes.worker import report_failure
 
-SCRIPT = Path(__file__).with_name("troubles.py")
+SCRIPT = Path(__file__).with_name("troubles_helpers.py")
 slow = pytest.mark.slow
 
 
@@ -98,7 +98,7 @@ def test_async_replaces_a_worker_that_is_killed_or_stopped(
             "raise",
             EnvironmentFault,
             r"step \d+ of its episode, seed \d+.* ValueError: the floor gave way "
-            r"\(.*troubles.py:\d+ in make_trouble\); mend",
+            r"\(.*troubles_helpers.py:\d+ in make_trouble\); mend",
         ),
         pytest.param(
             "nan",
@@ -288,7 +288,7 @@ def test_nobody_is_judged_by_time_in_which_this_process_was_stopped_too() -> Non
 def test_no_worker_outlives_its_parent(
     kind: str, number: int, inference: str, tmp_path: Path
 ) -> None:
-    process = quick.begin([SCRIPT, tmp_path, kind, "10000000", inference])
+    process = quick_helpers.begin([SCRIPT, tmp_path, kind, "10000000", inference])
     assert process.stdout is not None
     while "report" not in process.stdout.readline():
         assert process.poll() is None
@@ -319,7 +319,7 @@ def test_a_worker_that_can_not_begin_says_why(tmp_path: Path) -> None:
 SPAWNED = """
 import multiprocessing, sys
 import quintet
-from troubles import SMALL, Drifting
+from troubles_helpers import SMALL, Drifting
 
 class Mine(Drifting):
     pass

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from quick import PRELOAD, begin
-from small_run import SMALL, TOY
+from quick_helpers import PRELOAD, begin
+from small_run_helpers import SMALL, TOY
 
 from quintet import cli
 from quintet.observe.run_summary import find_runs

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_run import SMALL, TOY
+from small_run_helpers import SMALL, TOY
 
 from quintet import checkpoint
 from quintet.config.layers import Layer

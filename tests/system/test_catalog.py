@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from installed import install
+from installed_helpers import install
 
 from quintet.errors import ConfigError
 from quintet.system.catalog import Catalog

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from attacks import (
+from attacks_helpers import (
     ATTACKS,
     Attack,
     change_meta,
@@ -19,7 +19,7 @@ from attacks import (
     register,
     strangers_copy,
 )
-from small_run import save_options
+from small_run_helpers import save_options
 
 import quintet
 from quintet import checkpoint, cli

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from conformance import MASKED, NUMBERS, Case, Task
+from conformance_helpers import MASKED, NUMBERS, Case, Task
 from gymnasium import spaces as gym
 from torch import Tensor
 

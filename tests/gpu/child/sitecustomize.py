@@ -7,6 +7,6 @@ import sys
 
 sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-import standin
+import standin_helpers
 
-standin.await_torch()
+standin_helpers.await_torch()

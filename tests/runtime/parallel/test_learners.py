@@ -11,12 +11,12 @@ from typing import Any
 
 import psutil
 import pytest
-import quick
+import quick_helpers
 import torch
-from adders import adders, digest, make_batch
-from learner_run import SMALL, Drifting
-from processes import open_files, processes_of
-from small_run import hashes, newest
+from adders_helpers import adders, digest, make_batch
+from learner_run_helpers import SMALL, Drifting
+from processes_helpers import open_files, processes_of
+from small_run_helpers import hashes, newest
 
 import quintet
 from quintet.config import machine
@@ -28,7 +28,7 @@ from quintet.runtime.parallel.learners import Learners
 from quintet.runtime.parallel.ranks import host_store
 from quintet.types import LearnerState
 
-SCRIPT = Path(__file__).parent.parent / "learner_run.py"
+SCRIPT = Path(__file__).parent.parent / "learner_run_helpers.py"
 slow = pytest.mark.slow
 
 
@@ -106,7 +106,7 @@ def test_every_rank_gets_its_columns_of_the_batch_and_the_state_of_the_first() -
         (
             "raise",
             LearnerFault,
-            r"\(cpu, pid \d+\) failed: it raised .*out of paint \(.*adders.py:\d+ in",
+            r"\(cpu, pid \d+\) failed: it raised .*out of paint \(.*adders_helpers.py:\d+ in",
         ),
         ("nan", NonFiniteError, "^loss became nan$"),
         pytest.param(
@@ -121,7 +121,7 @@ def test_every_rank_gets_its_columns_of_the_batch_and_the_state_of_the_first() -
         pytest.param(
             "unready",
             LearnerFault,
-            r"learner 1 .* failed: it raised .*not made for this \(.*adders.py",
+            r"learner 1 .* failed: it raised .*not made for this \(.*adders_helpers.py",
             marks=slow,
         ),
     ],
@@ -303,7 +303,7 @@ def test_a_nan_is_told_and_the_batch_is_kept(tmp_path: Path) -> None:
     ],
 )
 def test_no_learner_outlives_the_first(number: int, tmp_path: Path) -> None:
-    process = quick.begin([SCRIPT, tmp_path])
+    process = quick_helpers.begin([SCRIPT, tmp_path])
     assert process.stdout is not None
     while "report" not in process.stdout.readline():
         assert process.poll() is None

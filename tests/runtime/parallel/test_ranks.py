@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from adders import digest, make_batch
+from adders_helpers import digest, make_batch
 from torch import Tensor
 from torch.distributed import HashStore
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-import quick
+import quick_helpers
 import torch
 
 from quintet.errors import ConfigError
@@ -97,7 +97,7 @@ def test_too_little_memory_names_the_size_that_is_needed(
         "    except ConfigError as error:\n"
         "        print(error)\n"
     )
-    with quick.begin(["-c", script, tmp_path]) as ended:
+    with quick_helpers.begin(["-c", script, tmp_path]) as ended:
         said, _ = ended.communicate()
     assert ended.returncode == 0, said
     assert said.count("must have shared memory of 4,000,000 bytes, got less") == 2

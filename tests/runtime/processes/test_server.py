@@ -6,7 +6,7 @@ from socket import socketpair
 from typing import Any
 
 import pytest
-from troubles import SMALL, Drifting
+from troubles_helpers import SMALL, Drifting
 
 import quintet
 from quintet.runtime.processes.server import _another_users

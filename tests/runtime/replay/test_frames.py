@@ -6,9 +6,9 @@ import os
 import numpy as np
 import pytest
 import torch
-from folders import new_folder
+from folders_helpers import new_folder
 from gymnasium import spaces
-from replay_streams import SPACES, Chances, Run, check_window, make, plan
+from replay_streams_helpers import SPACES, Chances, Run, check_window, make, plan
 
 from quintet.envs.make import make_vector_env
 from quintet.envs.vector import StepRow, allocate_obs

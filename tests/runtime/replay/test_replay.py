@@ -7,12 +7,12 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import seam
+import seam_helpers
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay_run import digest
-from replay_streams import Chances, Run, check_sequence, check_window, make, plan
+from replay_run_helpers import digest
+from replay_streams_helpers import Chances, Run, check_sequence, check_window, make, plan
 
 from quintet.errors import ConfigError
 from quintet.protocols import DataPlan, ReplayPlan
@@ -526,11 +526,13 @@ def test_it_says_what_it_takes(tmp_path) -> None:
 
 def test_unrolls_of_the_runtime_follow_on_each_other_without_gaps(monkeypatch) -> None:
     made = []
-    monkeypatch.setattr(seam, "Replay", lambda *a: made.append(Replay(*a)) or made[-1])
+    monkeypatch.setattr(seam_helpers, "Replay", lambda *a: made.append(Replay(*a)) or made[-1])
     windows = ReplayPlan("windows", 4000, steps=2, columns=4, draws="owed", rate=0.1)
-    learner = seam.SeamLearner(DataPlan(10, 4, replay=windows), seam.Ledger(4, 2, 1))
-    world = seam.World(groups=2, group_size=2, total_env_steps=600, checkpoint_iterations=6)
-    seam.drive("serial", world, [learner])
+    learner = seam_helpers.SeamLearner(
+        DataPlan(10, 4, replay=windows), seam_helpers.Ledger(4, 2, 1)
+    )
+    world = seam_helpers.World(groups=2, group_size=2, total_env_steps=600, checkpoint_iterations=6)
+    seam_helpers.drive("serial", world, [learner])
     unrolls = learner.kinds.count("fresh")
     restarts = (unrolls - 1) // 6
     assert made[0]._store.head.tolist() == [10 * unrolls + 1 + restarts] * 4

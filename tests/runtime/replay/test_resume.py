@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replay_run import INTERVAL, ITERATIONS, STREAMS, UNROLL, batches, digest, open_replay
-from replay_streams import ROWS, Chances, Run, make, plan
+from replay_run_helpers import INTERVAL, ITERATIONS, STREAMS, UNROLL, batches, digest, open_replay
+from replay_streams_helpers import ROWS, Chances, Run, make, plan
 
 from quintet.errors import CheckpointError, ConfigError
 from quintet.observe.timing import PhaseTimer
@@ -22,7 +22,7 @@ from quintet.runtime.delivery import Batch, Steps
 from quintet.runtime.replay.replay import Replay
 from quintet.types import Publication, Rollout
 
-SCRIPT = Path(__file__).with_name("replay_run.py")
+SCRIPT = Path(__file__).with_name("replay_run_helpers.py")
 KINDS = ("windows", "sequences")
 
 

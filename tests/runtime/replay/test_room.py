@@ -1,7 +1,7 @@
 """A replay in files that memory has no room for."""
 
 import pytest
-from replay_streams import make, plan
+from replay_streams_helpers import make, plan
 
 from quintet.errors import ConfigError
 from quintet.runtime.replay import replay as replay_module

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cells import ACTIONS, OBSERVATIONS, Cell
+from cells_helpers import ACTIONS, OBSERVATIONS, Cell
 
 LEARNERS = ("ppo", "impala", "appo", "ddpg", "acer")
 CORES = ("none", "lstm", "gru")

@@ -1,4 +1,5 @@
-"""One training run in a process of its own, for the exactness tests: `exact_run.py KIND RUN_DIR`.
+"""One training run in a process of its own, for the exactness tests:
+`exact_run_helpers.py KIND RUN_DIR`.
 
 With RESUME=exact in the environment it goes on from the newest exact checkpoint.  With
 KILL_IN_WRITE=N the process kills itself inside its N-th checkpoint write, when the files are there

@@ -1,5 +1,6 @@
-"""Environments that misbehave, and a run of them in a process of its own: `troubles.py RUN_DIR KIND
-STEPS INFERENCE`."""
+"""Environments that misbehave, and a run of them in a process of its own:
+`troubles_helpers.py RUN_DIR KIND STEPS INFERENCE`.
+"""
 
 import sys
 import time

@@ -162,7 +162,7 @@ class Cell:
         learner: Any = algorithm.make_learner(config, model, vector.spaces, setup)
         tensors = {k: x.detach().clone() for k, x in learner.publication().tensors.items()}
         _decide(tensors)
-        env = EnvConfig(id="cells:Noise", **self.env)
+        env = EnvConfig(id="cells_helpers:Noise", **self.env)
         about = describe(self.algo, config, model, env, vector.spaces)
         return Policy(about, Publication(1, tensors), trust.OWN)
 

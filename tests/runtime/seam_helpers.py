@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from folders import new_folder
+from folders_helpers import new_folder
 from gymnasium import spaces
 from torch import Tensor
 

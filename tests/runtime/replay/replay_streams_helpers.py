@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from folders import new_folder
+from folders_helpers import new_folder
 from gymnasium import spaces
 
 from quintet.protocols import DataPlan, ReplayPlan

@@ -1,6 +1,6 @@
 """Runs on the stand-in for a GPU, and where they wait: as a module for tests, and by hand
 
-    python tests/gpu/runs.py ppo CartPole-v1 steps=1536 unroll_steps=64
+    python tests/gpu/gpu_runs_helpers.py ppo CartPole-v1 steps=1536 unroll_steps=64
 
 which says what each part of a run asked the device for, with lines, and whether the weights are the
 CPU's.  `device=cpu`, `steps=N`, `top=N` (lines shown); every other NAME=VALUE is an option.
@@ -19,7 +19,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-import standin
+import standin_helpers
 
 PLAIN: dict[str, Any] = {
     "runtime.compile": "off",
@@ -38,7 +38,7 @@ class Phase:
     """What all calls of one part of a run asked of the device."""
 
     calls: int = 0
-    counts: standin.Counts = field(default_factory=standin.Counts)
+    counts: standin_helpers.Counts = field(default_factory=standin_helpers.Counts)
 
     @property
     def waits(self) -> float:
@@ -54,7 +54,7 @@ class Phase:
             f"{name}: {self.calls} calls; of each {self.waits:.2f} waits, "
             f"{self.counts.launches / self.calls:.0f} launches, {copies}"
         )
-        found = self.counts.lines((*standin.WAITS, "h2d_async", "d2h_async", "cpu_scalar"))
+        found = self.counts.lines((*standin_helpers.WAITS, "h2d_async", "d2h_async", "cpu_scalar"))
         return "\n    ".join([head, *found[:top]])
 
 
@@ -111,7 +111,7 @@ def phases(calls: list[tuple[str, int]]) -> Iterator[dict[str, Phase]]:
             part = name if isinstance(name, str) else name(*args)
             phase = found.setdefault(part, Phase())
             phase.calls += 1
-            with standin.counting() as counts:
+            with standin_helpers.counting() as counts:
                 try:
                     return call(*args, **given)
                 finally:
@@ -141,7 +141,7 @@ def phases(calls: list[tuple[str, int]]) -> Iterator[dict[str, Phase]]:
         sampler.GroupSampler.act = counted(act, "act")  # type: ignore[method-assign]
         on_device.publish = counted(publish_there, "publication to actors")  # type: ignore[method-assign]
         on_device.collect = counted(collect, "collection")  # type: ignore[method-assign]
-        with standin.counting() as whole:
+        with standin_helpers.counting() as whole:
             yield found
         found["run"] = Phase(1, whole)
     finally:
@@ -185,7 +185,7 @@ def main(words: list[str]) -> int:
     ran = run(algo, env, steps, options, device)
     for name, phase in ran.phases.items():
         print(phase.told(name, 0 if name == "run" else top))
-    print("races:", dict(standin.races) or "none")
+    print("races:", dict(standin_helpers.races) or "none")
     if device != "cpu":
         only_there = {"runtime.compile": "graph", "runtime.inference": "device"}
         options = {k: x for k, x in options.items() if only_there.get(k) != x}
@@ -195,5 +195,5 @@ def main(words: list[str]) -> int:
 
 if __name__ == "__main__":
     if "STANDIN_GPUS" not in os.environ:
-        os.execve(sys.executable, [sys.executable, *sys.argv], standin.environment())
+        os.execve(sys.executable, [sys.executable, *sys.argv], standin_helpers.environment())
     sys.exit(main(sys.argv[1:]))

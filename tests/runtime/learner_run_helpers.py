@@ -1,8 +1,8 @@
-"""A run of two learners in a process of its own: `learner_run.py RUN_DIR`."""
+"""A run of two learners in a process of its own: `learner_run_helpers.py RUN_DIR`."""
 
 import sys
 
-from troubles import Drifting
+from troubles_helpers import Drifting
 
 import quintet
 

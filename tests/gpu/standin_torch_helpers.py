@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
-import standin
+import standin_helpers
 import torch
 
 _TELLER = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64)
@@ -172,12 +172,12 @@ class ProcessGroupNCCL:
 
 
 def _host(x: torch.Tensor) -> torch.Tensor:
-    with standin.unheard():
+    with standin_helpers.unheard():
         return x.cpu()
 
 
 def _take(there: list[torch.Tensor], host: list[torch.Tensor]) -> None:
-    with standin.unheard():
+    with standin_helpers.unheard():
         for x, y in zip(there, host, strict=True):
             x.copy_(y)
 

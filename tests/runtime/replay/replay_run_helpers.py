@@ -1,5 +1,6 @@
-"""A replay that is filled, drawn from and saved, in a process of its own: `replay_run.py KIND
-FOLDER PAUSE_S`.  Killed and started again, it goes on from its last checkpoint.
+"""A replay that is filled, drawn from and saved, in a process of its own:
+`replay_run_helpers.py KIND FOLDER PAUSE_S`.  Killed and started again, it goes on
+from its last checkpoint.
 
 ``FOLDER/digests.txt`` gets a line per iteration: its number, and a hash of all that was drawn.
 """
@@ -11,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from replay_streams import Run, make, plan
+from replay_streams_helpers import Run, make, plan
 
 from quintet.runtime.replay.batch import as_array
 from quintet.runtime.replay.replay import Replay

@@ -1,5 +1,6 @@
-"""A learner whose actors explore as DDPG's do, by private state: `exploring.py RUN_DIR KIND N`
-trains it in a process of its own, which kills itself inside its N-th checkpoint write.
+"""A learner whose actors explore as DDPG's do, by private state:
+`exploring_helpers.py RUN_DIR KIND N` trains it in a process of its own, which kills
+itself inside its N-th checkpoint write.
 
 An actor perturbs its weights at every start of an episode, by a seed out of its noise, and adds an
 Ornstein-Uhlenbeck process to its actions.  The learner checks both in every row that it receives.
@@ -13,7 +14,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from exact_run import kill_in_write
+from exact_run_helpers import kill_in_write
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
@@ -268,8 +269,8 @@ def train(folder: Any, kind: str, total: int = 1_501, **config: Any) -> Any:
 
 
 if __name__ == "__main__":
-    import exploring  # the classes that the run's options name
+    import exploring_helpers  # the classes that the run's options name
 
-    registry.LEARNERS.loaded["explorer"] = exploring.EXPLORER
+    registry.LEARNERS.loaded["explorer"] = exploring_helpers.EXPLORER
     kill_in_write(int(sys.argv[3]))
-    exploring.train(sys.argv[1], sys.argv[2], resume="exact")
+    exploring_helpers.train(sys.argv[1], sys.argv[2], resume="exact")

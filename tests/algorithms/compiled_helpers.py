@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from conformance import (
+from conformance_helpers import (
     CONTINUOUS,
     LEARNERS,
     MASKED,

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import standin
+import standin_helpers
 import torch
-from conformance import CONTINUOUS, LEARNERS, MASKED, NUMBERS, STREAMS, TOTAL, Case, Task
+from conformance_helpers import CONTINUOUS, LEARNERS, MASKED, NUMBERS, STREAMS, TOTAL, Case, Task
 from gymnasium import spaces as gym
 from torch import Tensor
 
@@ -76,10 +76,10 @@ class Learned:
 
     learner: Any
     metrics: list[dict[str, float]]
-    parts: dict[str, list[standin.Counts]] = field(default_factory=dict)
+    parts: dict[str, list[standin_helpers.Counts]] = field(default_factory=dict)
 
     def count(self, part: str) -> Any:
-        counts = standin.counting()
+        counts = standin_helpers.counting()
         found = self.parts.setdefault(part, [])
         return _appending(counts, found)
 
@@ -91,7 +91,7 @@ class Learned:
 
 
 class _appending:
-    def __init__(self, counting: Any, found: list[standin.Counts]) -> None:
+    def __init__(self, counting: Any, found: list[standin_helpers.Counts]) -> None:
         self._counting, self._found = counting, found
 
     def __enter__(self) -> None:

@@ -15,11 +15,11 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 import gymnasium
 import numpy as np
 import torch
-from a2c import A2C, A2CConfig
-from folders import new_folder
+from a2c_helpers import A2C, A2CConfig
+from folders_helpers import new_folder
 from gymnasium import spaces as gym
 from pydantic import BaseModel, Field
-from sac import SAC
+from sac_helpers import SAC
 from torch import Tensor
 
 from quintet.algorithms import registry

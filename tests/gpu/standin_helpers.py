@@ -112,9 +112,9 @@ class _AtTorch:
             ctypes.CDLL(str(_torch() / "lib/libtorch_global_deps.so"), ctypes.RTLD_GLOBAL)
             native = ctypes.CDLL(str(library()), ctypes.RTLD_GLOBAL)
             execute(module)
-            import standin_torch
+            import standin_torch_helpers
 
-            standin_torch.put_in_place(native, _told)
+            standin_torch_helpers.put_in_place(native, _told)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
