@@ -21,7 +21,7 @@ BUDGETS: dict[tuple[str, str], Budget] = {
     ("acer", "normalised"): {"publication": 1, "metrics": 4},
     ("sac", "numbers"): {"update (replayed)": 1, "publication": 1},
 }
-"""By learner and spaces (`cases.SPACES`); parts that are missing never wait.
+"""By learner and spaces (`gpu_cases_helpers.SPACES`); parts that are missing never wait.
 batch: a batch goes to the device; load: an actor on the CPU takes a publication.
 """
 

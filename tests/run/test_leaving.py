@@ -134,9 +134,9 @@ def test_a_module_that_ends_its_process_is_named(tmp_path, monkeypatch, capsys):
 )  # fmt: skip
 def test_a_child_of_a_fork_ends_and_its_parent_trains_on(tmp_path, kind, how):
     code = (
-        "import sys, quintet, leaver, json\n"
+        "import sys, quintet, leaver_helpers, json\n"
         "from functools import partial\n"
-        f"env = partial(leaver.Leaver, {how!r}, once={str(tmp_path / 'once')!r})\n"
+        f"env = partial(leaver_helpers.Leaver, {how!r}, once={str(tmp_path / 'once')!r})\n"
         f"quintet.train('ppo', env, 256, 3, {str(tmp_path / 'run')!r}, {SMALL | OF_KIND[kind]!r})\n"
         "print('trained', flush=True)\n"
     )
