@@ -7,8 +7,11 @@ import tyro
 from tyro.conf import Positional, arg
 
 from quintet.errors import ConfigError
-from quintet.export.verify import verify
+from quintet.export.apart import MOST_GIB, MOST_S, verify_apart
+from quintet.system.apart import Limits
 from quintet.system.files import given_path, shown
+
+_LARGEST = 10**6
 
 
 def main(arguments: list[str]) -> int:
@@ -28,11 +31,17 @@ def _verify(
     trust: Annotated[
         bool, arg(help="load a PyTorch program, which can run code, even if it is not yours")
     ] = False,
+    most_s: Annotated[float, arg(help="most seconds that it may take")] = MOST_S,
+    most_gib: Annotated[float, arg(help="most memory that it may take, in GiB (Linux)")] = MOST_GIB,
 ) -> None:
     if folder is None:
         raise ConfigError("quintet verify must get a folder, got none: quintet verify DIR")
-    found = verify(given_path(folder), trust=trust)
+    for name, most in (("most-s", most_s), ("most-gib", most_gib)):
+        if not 0.0 < most < _LARGEST:
+            raise ConfigError(f"--{name} must be in 0 .. {_LARGEST:,}, got {most:g}")
+    limits = Limits(most_s, most_gib * 2**30)
+    found = verify_apart(given_path(folder), limits, trust=trust)
     if as_json:
-        print(json.dumps(found.as_json()))
+        print(json.dumps(found.as_json))
     else:
-        print(f"{shown(given_path(folder))}: {found.told()}")
+        print(f"{shown(given_path(folder))}: {found.said}")

@@ -1,19 +1,14 @@
 """Examination of an environment in a process of its own, which it may hang, crash or end."""
 
-import json
-import pickle
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from tempfile import TemporaryFile
-from typing import IO, Any, final
+from typing import Any, final
 
 from quintet.doctor.finding import Finding
 from quintet.errors import ConfigError
-from quintet.system.child import Child, how_ended
+from quintet.system.apart import Answers, Limits, ask
+from quintet.system.child import how_ended
 
-# On a busy machine NumPy's threads wait for each other: with two, a fit took seven times as long.
-_ENVIRON = {"OPENBLAS_NUM_THREADS": "1"}
 _GRACE_S = 5.0  # of a process that ends itself at the deadline
 _STAGES = {
     "making it": "it was made",
@@ -70,18 +65,8 @@ def examine_apart(
         "seconds": 0.8 * most_s,
         "deadline_s": most_s,
     }
-    with TemporaryFile() as answers:
-        child = Child("doctor", "quintet.doctor.child", say, [answers.fileno()], _ENVIRON)
-        try:
-            child.give(pickle.dumps(payload))
-            deadline = time.monotonic() + most_s + _GRACE_S
-            while not child.ended and time.monotonic() < deadline:
-                time.sleep(0.02)
-            late = not child.ended
-        finally:
-            child.kill()
-            status = child.wait()
-        return _examined(_lines(answers), status, late, most_s)
+    answers = ask("quintet.doctor.child", payload, Limits(most_s + _GRACE_S), say)
+    return _examined(answers, most_s)
 
 
 def failure(text: str, stage: str) -> Finding:
@@ -90,22 +75,9 @@ def failure(text: str, stage: str) -> Finding:
     return Finding(name, 0.99, f"while {stage}, {text}", {}, "mend the environment")
 
 
-def _lines(answers: IO[bytes]) -> list[dict[str, Any]]:
-    answers.seek(0)
-    told = []
-    for line in answers.read().splitlines():
-        try:
-            told.append(json.loads(line))
-        except ValueError:  # it was killed while it wrote, or the environment wrote here
-            continue
-    return [each for each in told if isinstance(each, dict)]
-
-
-def _examined(told: list[dict[str, Any]], status: int, late: bool, most_s: float) -> Examined:
+def _examined(answers: Answers, most_s: float) -> Examined:
     """Findings by the lines of the process and by its end."""
-    last: dict[str, Any] = {}
-    for each in told:
-        last |= each
+    last, late = answers.last, answers.late
     if "error" in last:
         raise ConfigError(str(last["error"]))
     found = list(last.get("found", []))
@@ -134,7 +106,7 @@ def _examined(told: list[dict[str, Any]], status: int, late: bool, most_s: float
         own = Finding(
             "dies",
             0.98,
-            f"while {stage}, its process {how_ended(status)}",
+            f"while {stage}, its process {how_ended(answers.status)}",
             {},
             "look for os._exit, a crash of a library, and the memory that it takes",
         )

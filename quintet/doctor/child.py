@@ -3,7 +3,6 @@
 It writes a line of JSON for each stage that begins, and for the findings after each.
 """
 
-import json
 import os
 import pickle
 import sys
@@ -11,17 +10,12 @@ import threading
 import traceback
 from typing import Any
 
-from quintet.system import entry
+from quintet.system import apart
 
 
 def main() -> int:
     """Examines by the payload; returns 0, 1 if the environment failed, 2 for wrong options."""
-    asked: dict[str, Any] = pickle.loads(entry.receive(lambda: os._exit(130)))
-    out = os.fdopen(int(sys.argv[1]), "w", buffering=1)
-
-    def tell(content: dict[str, Any]) -> None:
-        out.write(json.dumps(content) + "\n")
-        out.flush()
+    asked, tell = apart.receive()
 
     from quintet.doctor import environment
     from quintet.errors import ConfigError, QuintetError

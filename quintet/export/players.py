@@ -1,16 +1,14 @@
 """Programs of exported policies, ready to be played: one class for each format."""
 
 import io
-import threading
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Protocol, final
 
 import numpy as np
 
 from quintet.errors import ExportError
 from quintet.export.interface import Interface, Port
+from quintet.export.onnx_file import has_outside_data
 from quintet.export.steps import Arrays
 
 
@@ -25,28 +23,6 @@ class Player(Protocol):
     def __call__(self, inputs: Arrays) -> Arrays:
         """All outputs by name, from all inputs by name, ``[B, ...]``."""
         ...
-
-    def stop(self) -> None:
-        """Makes an act in another thread raise ExportError; does nothing for formats whose
-        programs always end, or need trust.
-        """
-        ...
-
-
-LIMIT_S, ROW_LIMIT_S = 60.0, 0.2
-"""Seconds that a play may take, and more seconds for each of its rows."""
-
-
-@contextmanager
-def _limited(player: Player, rows: int) -> Iterator[None]:
-    """Stops the player if the block takes longer than a play of that many rows may."""
-    timer = threading.Timer(LIMIT_S + rows * ROW_LIMIT_S, player.stop)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 @final
@@ -69,8 +45,9 @@ class OnnxPlayer:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4  # what is wrong comes as an error too
         self._outputs = [port.name for port in interface.outputs]
-        self._run: Any = onnxruntime.RunOptions()
         try:
+            if has_outside_data(program):
+                raise ValueError("it has tensors in other files, which no hash covers")
             self._session: Any = onnxruntime.InferenceSession(
                 program, options, providers=["CPUExecutionProvider"]
             )
@@ -83,18 +60,10 @@ class OnnxPlayer:
 
     def __call__(self, inputs: Arrays) -> Arrays:
         try:
-            found = self._session.run(self._outputs, inputs, self._run)
+            found = self._session.run(self._outputs, inputs)
         except Exception as fault:
-            if self._run.terminate:
-                raise ExportError(
-                    "policy.onnx must end its acts, got one that was still at work after the "
-                    "longest time that the recorded steps may take: do not use it"
-                ) from fault
             raise _unplayable("policy.onnx", fault) from fault
         return dict(zip(self._outputs, found, strict=True))
-
-    def stop(self) -> None:
-        self._run.terminate = True
 
 
 @final
@@ -129,14 +98,16 @@ class NumpyPlayer:
             raise _unplayable("policy.npz", fault) from fault
         return found
 
-    def stop(self) -> None: ...
-
 
 def _require_unpacked(program: bytes) -> None:
-    """Raises ValueError for an archive that would unpack to more bytes than it has."""
+    """Raises ValueError for an archive that would unpack to more bytes than it has.  What it says
+    of a compressed array's size may be wrong."""
     with zipfile.ZipFile(io.BytesIO(program)) as archive:
-        if sum(entry.file_size for entry in archive.infolist()) > len(program):
+        entries = archive.infolist()
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
             raise ValueError("it has compressed arrays")
+        if sum(entry.file_size for entry in entries) > len(program):
+            raise ValueError("its arrays are larger than the file")
 
 
 @final
@@ -169,8 +140,6 @@ class TorchPlayer:
             return dict(zip(self._outputs, arrays, strict=True))
         except Exception as fault:
             raise _unplayable("policy.pt2", fault) from fault
-
-    def stop(self) -> None: ...
 
 
 _ONNX_TYPES = {"float": "float32", "double": "float64", "float16": "float16", "bool": "bool"}
@@ -216,13 +185,8 @@ def _unplayable(file: str, fault: Exception) -> ExportError:
 def play(player: Player, inputs: Arrays, interface: Interface) -> Arrays:
     """Outputs of all rows ``[T, B, ...]`` by name, from inputs ``[T, B, ...]`` without the state,
     which is fed back from row to row and begins with zeros.  Raises ExportError if a row is not as
-    the interface says, or the player had to be stopped.
+    the interface says.
     """
-    with _limited(player, len(next(iter(inputs.values())))):
-        return _played(player, inputs, interface)
-
-
-def _played(player: Player, inputs: Arrays, interface: Interface) -> Arrays:
     rows, streams = next(iter(inputs.values())).shape[:2]
     outputs = {port.name: port.zeros(rows, streams) for port in interface.outputs}
     state = {port.name: port.zeros(streams) for port in interface.of("state")}

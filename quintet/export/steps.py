@@ -103,7 +103,10 @@ def unpacked(data: bytes, interface: Interface, rows: int, streams: int) -> Step
                 most = port.row_bytes * math.prod(shape[:2]) + _HEADER
                 if sizes[f"{name}.npy"] > most:
                     raise ValueError(f"{name} has {sizes[f'{name}.npy']:,} bytes")
-                array = np.load(io.BytesIO(archive.read(f"{name}.npy")), allow_pickle=False)
+                with archive.open(f"{name}.npy") as file:
+                    # With a size: without one, an entry that lies about its own is unpacked whole.
+                    content = file.read(most)
+                array = np.load(io.BytesIO(content), allow_pickle=False)
                 if (array.shape, array.dtype) != (shape, np.dtype(port.dtype)):
                     raise ValueError(f"{name} is {array.dtype} {array.shape}")
                 kinds[kind][port.name] = array

@@ -65,8 +65,11 @@ def free_bytes() -> float:
 
     left = map(_left_to_group, cpus.groups("memory"))
     free = min(psutil.virtual_memory().available, *left)
-    most = _most_bytes()
-    return free if most is None else min(free, max(0, most - psutil.Process().memory_info().vms))
+    used = psutil.Process().memory_info()
+    # `data` is known on Linux alone.
+    for most, taken in ((_most_bytes(), used.vms), (_most_data(), getattr(used, "data", 0))):
+        free = free if most is None else min(free, max(0, most - taken))
+    return free
 
 
 def _left_to_group(folder: Path) -> float:
@@ -91,5 +94,13 @@ def limit_told() -> str:
 
 
 def _most_bytes() -> int | None:
-    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return _limit(resource.RLIMIT_AS)
+
+
+def _most_data() -> int | None:
+    return _limit(resource.RLIMIT_DATA)
+
+
+def _limit(which: int) -> int | None:
+    most = resource.getrlimit(which)[0]
     return None if most == resource.RLIM_INFINITY else most

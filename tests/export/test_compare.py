@@ -40,9 +40,6 @@ class Other:
     def __init__(self, choices: dict[float, int], error: float = 0.0):
         self.choices, self.error = choices, error
 
-    def stop(self) -> None:
-        """Its acts end by themselves."""
-
     def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
         scores = inputs["obs"] + inputs["noise"]
         found = [

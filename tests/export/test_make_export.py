@@ -66,7 +66,6 @@ def inexact(monkeypatch):
                 found = player(inputs)
                 return found | {"params": (found["params"] * factor).astype(np.float32)}
 
-            play.stop = player.stop
             return play
 
         monkeypatch.setattr(make, "player_of", other)

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from forge_helpers import HOSTILE, place_in, replaced
 
 from quintet.cli import main
 from quintet.errors import ExportError, QuintetError
-from quintet.export import players, programs
+from quintet.export import programs
 from quintet.export.certificate import CERTIFICATE, as_bytes
 from quintet.export.make import export
 from quintet.export.verify import verify
@@ -336,16 +337,162 @@ def endless(folder: Path) -> None:
     onnx.save(model, folder / "policy.onnx")
 
 
-def test_a_program_without_an_end_is_ended(copy, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(players, "LIMIT_S", 0.5)
-    monkeypatch.setattr(players, "ROW_LIMIT_S", 0.0)
-    folder = copy()
-    endless(folder)
+def with_nodes(*nodes: tuple[Any, ...], **constants: Any) -> Callable[[Path], None]:
+    """Adds nodes, the first of which takes only constants, to a model whose first output takes
+    part of the last one's.
+    """
+
+    def change(folder: Path) -> None:
+        import onnx
+        from onnx import TensorProto, helper, numpy_helper
+
+        model = onnx.load(folder / "policy.onnx")
+        graph = model.graph
+        out = next(x for x in graph.output if x.type.tensor_type.elem_type == TensorProto.FLOAT)
+        for node in graph.node:
+            node.output[:] = [f"{x}/was" if x == out.name else x for x in node.output]
+            node.input[:] = [f"{x}/was" if x == out.name else x for x in node.input]
+        graph.initializer.extend(
+            numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()
+        )
+        made = [helper.make_node(*each[:3], **dict(*each[3:])) for each in nodes]
+        last = nodes[-1][2][0]
+        made += [
+            helper.make_node("ReduceMax", [last], ["most"], keepdims=0),
+            helper.make_node("Add", [f"{out.name}/was", "most"], [out.name]),
+        ]
+        graph.node.extend(made)
+        onnx.save(model, folder / "policy.onnx")
+
+    return change
+
+
+def outside(folder: Path) -> None:
+    """Weights in a file of the working folder."""
+    import onnx
+
+    model = onnx.load(folder / "policy.onnx")
+    tensor = max(model.graph.initializer, key=lambda each: len(each.raw_data))
+    (folder.parent / "weights").write_bytes(tensor.raw_data)
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="weights")
+    (folder / "policy.onnx").write_bytes(model.SerializeToString())
+
+
+def lying(folder: Path) -> None:
+    """An archive with an entry that unpacks to 256 MiB, and says that it has 2,000 bytes."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(folder / "steps.npz") as was, zipfile.ZipFile(file, "w", 8) as archive:
+        for entry in was.infolist():
+            if entry.filename != "in/noise.npy":
+                archive.writestr(entry.filename, was.read(entry))
+        with archive.open("in/noise.npy", "w") as out:
+            for _ in range(2**4):
+                out.write(bytes(2**24))
+        archive.getinfo("in/noise.npy").file_size = 2000
+    (folder / "steps.npz").write_bytes(file.getvalue())
+
+
+def in_numpy(*nodes: tuple[Any, ...], **constants: Any) -> Callable[[Path], None]:
+    """Puts nodes before those of a program for NumPy, and has its outputs wait for them."""
+
+    def change(folder: Path) -> None:
+        arrays = dict(np.load(folder / "policy.npz"))
+        program = json.loads(arrays["program"].tobytes())
+        out = next(x for x in program["outputs"] if x == "value")
+        program["nodes"] = [
+            [name, takes, [f"{x}/was" if x == out else x for x in gives], options]
+            for name, takes, gives, options in program["nodes"]
+        ]
+        last = nodes[-1][2][0]
+        program["nodes"] += [
+            *nodes,
+            ["ReduceMax", [last], ["most"], {"axes": [0, 1], "keepdims": 0}],
+            ["Add", [f"{out}/was", "most"], [out], {}],
+        ]
+        text = np.frombuffer(json.dumps(program).encode(), np.uint8)
+        added = {f"c/{name}": np.asarray(value) for name, value in constants.items()}
+        np.savez(folder / "policy.npz", **arrays | added | {"program": text})
+
+    return change
+
+
+MEMORY, TIME = "must take at most 60 s and 2 GiB, got more", "must take at most 2 s and 2 GiB, got"
+HELD = "must hold the steps"
+SIDE = 4000
+WIDE = np.zeros((SIDE, 1), np.float32)
+COSTLY: dict[str, tuple[str, Callable[[Path], Any], str]] = {
+    "constant": (
+        "onnx",
+        with_nodes(("ConstantOfShape", ["shape"], ["large"]), shape=[30000, 30000]),
+        MEMORY,
+    ),
+    "products of constants": (
+        "onnx",
+        with_nodes(
+            ("MatMul", ["column", "row"], ["x0"]),
+            *(("MatMul", [f"x{k}", f"x{k}"], [f"x{k + 1}"]) for k in range(400)),
+            column=WIDE,
+            row=WIDE.T,
+        ),
+        TIME,
+    ),
+    "expanded": (
+        "onnx",
+        with_nodes(
+            ("Expand", ["is_first/number", "shape"], ["large"]),
+            shape=[30000, 30000],
+            **{"is_first/number": np.zeros(1, np.float32)},
+        ),
+        MEMORY,
+    ),
+    "loop": ("onnx", endless, TIME),
+    "data outside": ("onnx", outside, "tensors in other files, which no hash covers"),
+    "archive that lies": ("onnx", lying, HELD),
+    "sum in numpy": (
+        "numpy",
+        in_numpy(
+            ["Expand", ["one", "shape"], ["large"], {}],
+            ["Exp", ["large"], ["x"], {}],
+            one=np.zeros(1, np.float32),
+            shape=[30000, 30000],
+        ),
+        MEMORY,
+    ),
+    "products in numpy": (
+        "numpy",
+        in_numpy(
+            ["MatMul", ["column", "row"], ["x0"], {}],
+            *(["MatMul", [f"x{k}", f"x{k}"], [f"x{k + 1}"], {}] for k in range(400)),
+            column=WIDE,
+            row=WIDE.T,
+        ),
+        TIME,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", COSTLY)
+def test_an_export_takes_no_more_memory_and_time_than_allowed(
+    kind: str, copy, capsys, monkeypatch
+) -> None:
+    format, forge, said = COSTLY[kind]
+    folder = copy(format)
+    forge(folder)
     sealed(folder)
-    assert main(["verify", str(folder)]) == 1
-    assert (
-        "policy.onnx must end its acts, got one that was still at work" in capsys.readouterr().err
-    )
+    monkeypatch.chdir(folder.parent)
+    options = {TIME: ["--most-s", "2"], HELD: ["--most-gib", "0.2"]}.get(said, [])
+    assert main(["verify", str(folder), *options]) == 1
+    assert said in capsys.readouterr().err
+    # Of this process's children; other tests' are far below.
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 2.5 * 2**20  # KiB
+
+
+def test_limits_that_are_none(copy, capsys) -> None:
+    for option in ("--most-s", "--most-gib"):
+        assert main(["verify", str(copy()), option, "0"]) == 2
+        assert f"{option} must be in 0 .. 1,000,000, got 0" in capsys.readouterr().err
 
 
 def test_hostile_documents(copy) -> None:

@@ -1,0 +1,82 @@
+"""Verification of a stranger's export in a process with limits of memory and time."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from quintet import errors
+from quintet.errors import ConfigError, ExportError, QuintetError
+from quintet.export.verify import verify
+from quintet.system import apart
+from quintet.system.apart import Limits, ask
+from quintet.system.child import how_ended
+
+MOST_S, MOST_GIB = 60.0, 2.0
+"""The default limits."""
+
+_SIGNS = ("bad_alloc", "bad allocation", "Failed to allocate", "Unable to allocate", "MemoryError")
+"""Parts of messages of onnxruntime, NumPy and PyTorch that mean too little memory."""
+
+
+@final
+@dataclass(frozen=True)
+class Proof:
+    """A verified export as JSON-able values, and in a sentence."""
+
+    as_json: dict[str, Any]
+    said: str
+
+
+def verify_apart(folder: Path, limits: Limits, *, trust: bool = False) -> Proof:
+    """As `verify`, within limits.
+
+    Raises:
+        ExportError, UntrustedError: as `verify` does, or it would pass the limits.
+    """
+    printed: list[str] = []
+
+    def say(line: str) -> None:
+        printed[:] = [line[:300]]
+
+    answers = ask(__name__, (folder, trust), limits, say)
+    last, gib = answers.last, limits.nbytes / 2**30
+    bounds = f"{limits.seconds:g} s and {gib:g} GiB"
+    if "proof" in last:
+        return Proof(last["proof"], str(last["said"]))
+    if last.get("short"):
+        raise ExportError(
+            f"verifying {folder} must take at most {bounds}, got more memory: do not use it, or "
+            "allow more by --most-gib if you know who made it"
+        )
+    if "error" in last:
+        kind: type[QuintetError] = getattr(errors, last["kind"])
+        raise kind(last["error"])
+    if answers.late:
+        raise ExportError(
+            f"verifying {folder} must take at most {bounds}, got one that had not ended: do not "
+            "use it, or allow more by --most-s if you know who made it"
+        )
+    after = f", after {printed[0]!r}" if printed else ""
+    raise ExportError(
+        f"verifying {folder} must end within {bounds}, got a process that "
+        f"{how_ended(answers.status)}{after}: do not use it, or allow more by --most-gib and "
+        "--most-s if you know who made it"
+    )
+
+
+def main() -> int:
+    """Verifies in the process; returns 0, or 1 if the export was refused."""
+    (folder, trust), tell = apart.receive()
+    try:
+        found = verify(folder, trust=trust)
+    except QuintetError as error:
+        # Of these only a size that was asked for in vain is no fault of the export's or user's.
+        asked = type(error) is ConfigError
+        short = asked or any(sign in str(error) for sign in _SIGNS)
+        tell({"error": str(error), "kind": type(error).__name__, "short": short})
+        return 1
+    except MemoryError:
+        tell({"short": True})
+        return 1
+    tell({"proof": found.as_json(), "said": found.told()})
+    return 0
