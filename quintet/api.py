@@ -240,13 +240,13 @@ def _argument_fault(algo: str, name: str, value: object) -> str:
     """Advice on an argument that `train` does not have."""
     if name in options(algo):
         return f"{name} is an option, not an argument of train; give config={{{name!r}: {value!r}}}"
-    if name == "callback":
-        return f"unknown argument {name!r}; give callbacks, or on_report, a function of reports"
     told = hint(algo, name)
     whose = (
         ", which is total_steps in train" if "total_env_steps" in told else ", an option of config"
     )
-    return f"unknown argument {name!r}{told}" + (whose if "here" in told else "")
+    return f"unknown argument {name!r}{told}" + (
+        whose if told.startswith(("; here", "; did")) else ""
+    )
 
 
 def _trained_policy(run_dir: Path, values: Mapping[str, Any]) -> "Policy":

@@ -68,12 +68,13 @@ class CheckpointConfig(Options):
     """Schedule of checkpoints, and the number of checkpoints that are kept."""
 
     interval_iterations: Literal["auto"] | Steps = option(
-        "auto", also="interval_updates save_freq save_interval checkpoint_freq save_every_sec"
+        "auto",
+        also="interval_updates save_freq save_interval checkpoint_freq checkpoint_frequency",
     )
     """iterations (fresh batches) between checkpoints; auto: 1/20 of the run, skipped while
     checkpoints have taken more than 1% of the time
     """
-    interval_s: Seconds | None = option(None, on_resume="free")
+    interval_s: Seconds | None = option(None, also="save_every_sec", on_resume="free")
     """seconds between further checkpoints, in addition to interval_iterations; they cut no episode.
     `quintet save RUN` and SIGUSR1 ask for one at once
     """
@@ -89,9 +90,9 @@ class CheckpointConfig(Options):
     """
     keep: Count = option(3, also="keep_checkpoints")
     """number of newest checkpoints that are kept"""
-    milestones: CountFrom0 = 0
+    milestones: CountFrom0 = option(0, also="save_milestones_sec")
     """number of checkpoints, evenly spaced over a run, that are never deleted"""
-    save_best: bool = option(True, also="best_model_save_path")
+    save_best: bool = option(True, also="best_model_save_path save_best_metric save_best_every_sec")
     """keep the policy with the best evaluation too, under the name best"""
 
     def interval(self, total_iterations: int) -> int:

@@ -24,7 +24,7 @@ from quintet.envs.evaluated import OWN_OPTIONS, EvalEnvConfig, of_another
 from quintet.envs.film import make_filmed_env
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.vector import EnvDescription, ObsArrays, VectorEnv
-from quintet.errors import ConfigError, QuintetError
+from quintet.errors import ConfigError, QuintetError, known_arguments
 from quintet.observe.video import VideoWriter, check_video
 from quintet.options import Facts, idle
 from quintet.play import Found, Games, How, play
@@ -135,7 +135,19 @@ class Scores:
         return {name: value for name, value in found.items() if value is not None}
 
 
+_ELSEWHERE = {
+    **dict.fromkeys(("n_eval_episodes", "n_episodes", "num_episodes"), "episodes"),
+    **dict.fromkeys(("render", "render_mode", "record_video"), "video, a file"),
+    **dict.fromkeys(("kwargs", "env_kwargs"), "env_options={'kwargs': ...}"),
+    "callback": "stop",
+    "greedy": "deterministic",
+    "max_episode_steps": "max_steps",
+    "return_episode_rewards": "none; the scores have returns and lengths",
+}
+
+
 @no_exit()
+@known_arguments(_ELSEWHERE)
 def evaluate(
     policy: Policy,
     env: EnvLike | None = None,

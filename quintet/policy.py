@@ -22,7 +22,7 @@ from quintet.algorithms.parts.setup import Compute, Recorded
 from quintet.envs.config import EnvConfig
 from quintet.envs.gymnasium import Leaf, leaf_of
 from quintet.envs.policy_input import flat_observation, leaf_array
-from quintet.errors import CheckpointError, ConfigError, QuintetError
+from quintet.errors import CheckpointError, ConfigError, QuintetError, known_arguments
 from quintet.models.build import weights_bytes
 from quintet.models.config import ModelConfig, critic_leaves, uses_pictures
 from quintet.policy_place import LEADER, LEARNER, POLICIES, POLICY, find
@@ -416,6 +416,7 @@ def misfit(encoder: str, error: Exception) -> CheckpointError:
 
 
 @no_exit()
+@known_arguments({"env": "it to quintet.evaluate", "device": "it to quintet.evaluate"})
 def load(
     path: str | Path,
     which: str = "latest",

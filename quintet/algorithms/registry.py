@@ -151,6 +151,9 @@ LEARNERS = Catalog(
 )
 """All learners; `LEARNERS.register` adds one in this process only."""
 
+PACKAGES = {"sac": "`pip install ./plugins/sac` in a checkout of quintet (docs/sac.md)"}
+"""Packages of this repository with a learner each, by its name, and how to install them."""
+
 DEFAULT = "ppo"
 """The learner whose options count where none is named, since it learns from most environments."""
 
@@ -162,13 +165,18 @@ def canonical(name: str) -> str:
     plain = name.lower() if isinstance(name, str) else ""
     if plain in LEARNERS:
         return plain
-    near = [each for each, one in LEARNERS.usable() if plain in one.like]
-    said = f"nearest is {near[0]!r}" if near else ""
-    if not near and (near := get_close_matches(plain, LEARNERS.names(), 1)):
-        said = f"did you mean {near[0]!r}?"
+    near = [repr(each) for each, one in LEARNERS.usable() if plain in one.like]
+    close = get_close_matches(plain, LEARNERS.names(), 1, 0.7)
+    if plain in PACKAGES:
+        said = f"{plain} is a package that is not installed: {PACKAGES[plain]}"
+    elif near or not close:
+        said = (f"nearest is {' or '.join(near)}; " if near else "") + (
+            "docs/coming-from.md says what stands for learners of other libraries"
+        )
+    else:
+        said = f"did you mean {close[0]!r}?"
     raise ConfigError(
-        f"the algorithm must be one of {', '.join(LEARNERS.names())}; got {name!r}; "
-        + (said or "choose one of them")
+        f"the algorithm must be one of {', '.join(LEARNERS.names())}; got {name!r}; {said}"
     )
 
 

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -117,18 +117,23 @@ def learner_defaults(algo: str) -> Layer:
 
 
 def hint(algo: str, name: str) -> str:
-    """Hint on an unknown option: the options of the same meaning, if it is a name of another
-    library, else the option with the most similar name.
+    """Hint on an unknown option: the options of the same meaning, or what to do, if it is a name of
+    another library; else the option whose name is nearly the same.
     """
+    from quintet.config.elsewhere import FACTORS, INSTEAD, SHORT
+
     known = options(algo)
-    ours = named_here(algo, name)
+    name = SHORT.get(name.lstrip("-"), name) if name.startswith("-") else name
+    ours, plain = named_here(algo, name), name.lower().rpartition(".")[2]
     if ours is None:
-        return _nearest(name, known)
+        help_ = f"; `quintet train {algo} --help all` lists the options"
+        return f"; {INSTEAD[plain]}" if plain in INSTEAD else _nearest(name, known) or help_
     if not ours:
         return f"; {algo} has no option for that"
     short = {target: alias for alias, target in ALIASES.items()}
     told = [f"{short.get(each, each)!r} ({_meaning(known[each])})" for each in ours]
-    return f"; here {'it is' if len(ours) == 1 else 'these are'} {' and '.join(told)}"
+    differs = f"; {FACTORS[plain]}" if plain in FACTORS else ""
+    return f"; here {'it is' if len(ours) == 1 else 'these are'} {' and '.join(told)}{differs}"
 
 
 def named_here(algo: str, name: str) -> list[str] | None:
@@ -136,13 +141,15 @@ def named_here(algo: str, name: str) -> list[str] | None:
     splits the option, none if the learner lacks it, None if no library has the name.
     """
     theirs = {name.lower(), name.lower().rpartition(".")[2]}
+    theirs |= {each.removeprefix("no_") for each in theirs}
 
     def of(each: str) -> list[str]:
         return [ours for ours, info in options(each).items() if theirs & {*about(info).also}]
 
     if found := of(algo):
         return found
-    return [] if any(of(each) for each, _ in registry.LEARNERS.usable()) else None
+    others = (each for each, _ in registry.LEARNERS.usable() if each != algo)
+    return [] if any(of(each) or name in options(each) for each in others) else None
 
 
 def _meaning(info: FieldInfo) -> str:
@@ -152,11 +159,19 @@ def _meaning(info: FieldInfo) -> str:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    near = get_close_matches(name, names, 1)
-    if not near:  # the last part alone: "num_streams" for "env.num_streams"
-        near = [n for n in names if n.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
-    return f"; did you mean {near[0]!r}?" if near else ""
+    def likeness(ours: str) -> tuple[float, float]:
+        """The last part counts alone too: "num_streams" for "env.num_streams"."""
+        whole = SequenceMatcher(None, ours, name).ratio()
+        last = SequenceMatcher(None, ours.rpartition(".")[2], name.rpartition(".")[2]).ratio()
+        return max(whole, last), whole
+
+    near = max(known, key=likeness, default="")
+    return f"; did you mean {near!r}?" if likeness(near)[0] >= _SAME else ""
+
+
+_SAME = 0.85
+"""Likeness from which a name is taken for a slip of another; less would name options of another
+meaning."""
 
 
 def merged(algo: str, layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[str, str], list[str]]:

@@ -21,9 +21,13 @@ from quintet.population.config import PopulationConfig, SelfPlayConfig
 class EvalConfig(Options):
     """Evaluation during training, in separate environments."""
 
-    episodes: CountFrom0 = option(10, also="n_eval_episodes num_eval_episodes evaluation_duration")
+    episodes: CountFrom0 = option(
+        10, also="eval_episodes n_eval_episodes num_eval_episodes evaluation_duration"
+    )
     """episodes per evaluation; 0: none"""
-    interval: Steps | Literal["auto"] = "auto"
+    interval: Steps | Literal["auto"] = option(
+        "auto", also="eval_freq eval_interval eval_every evaluation_interval"
+    )
     """env_steps between evaluations; auto: 5% of the budget, and at most 5% of the time"""
     greedy: bool = True
     """take the likeliest actions; false: sample actions"""
@@ -44,7 +48,7 @@ class RunConfig(Options):
     total_env_steps: Steps = option(
         1_000_000,
         also="total_timesteps num_timesteps n_timesteps timesteps max_timesteps "
-        "train_for_env_steps",
+        "train_for_env_steps max_iterations num_iterations stop",
         on_resume="free",
     )
     """exact number of agent decisions over all streams"""
@@ -57,18 +61,20 @@ class RunConfig(Options):
     run_dir: Path | None = option(
         None,
         also="tensorboard_log log_dir save_path savedir train_dir experiment exp_name xpid "
-        "monitor_dir",
+        "monitor_dir experiment_name run_name log_folder log_path logdir storage_path",
         on_resume="free",
     )
     """folder of the run; none: runs/ALGO-ENV-sSEED; a folder that holds this run resumes it"""
     resume: Literal["latest", "exact", "never"] = option(
-        "latest", also="restart_behavior", on_resume="free"
+        "latest", also="restart_behavior load_checkpoint_kind", on_resume="free"
     )
     """checkpoint of a resume; latest: the newest; exact: the newest exact one, with the bytes of
     the uninterrupted run; never: refuse a folder that holds a run
     """
     init_from: Path | None = option(
-        None, also="load_path pretrained pretrained_model checkpoint_path"
+        None,
+        also="load_path load_checkpoint pretrained pretrained_model trained_agent checkpoint_path "
+        "checkpoint",
     )
     """run folder, checkpoint or saved policy from which a new run takes its first weights and
     normaliser statistics, but no optimizer, counters or schedules

@@ -35,8 +35,9 @@ class RuntimeConfig(Options):
     """Options of processes, threads, devices and precision."""
 
     kind: Literal["serial", "lockstep", "async"] = option("serial", also="async_rl serial_mode")
-    """serial: one process samples and learns in turn; lockstep: workers sample the next batch
-    during the update; async: workers run freely (never the same bytes twice)
+    """order of sampling and learning; serial: one process samples and learns in turn; lockstep:
+    workers sample the next batch during the update; async: workers run freely
+    (never the same bytes twice)
     """
     lag: Literal[0, 1] = option(1, needs="runtime.kind=lockstep")
     """lockstep: age in versions of the weights that sample a batch; 0: the bytes of serial, without
@@ -120,7 +121,7 @@ class RuntimeConfig(Options):
     device: str = option(
         "auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?|xpu(:\d+)?|mps)$",
-        also="cuda use_cuda gpu use_gpu num_gpus",
+        also="cuda use_cuda gpu use_gpu num_gpus num_gpus_per_learner",
         auto=True,
         on_resume="rounds",
     )
@@ -162,7 +163,9 @@ class RuntimeConfig(Options):
     the learner is on a GPU and actors are on a CPU that is not faster with bf16; part of the
     result's bytes
     """
-    deterministic: Literal["auto", "on", "off"] = option("auto", needs=_GPU)
+    deterministic: Literal["auto", "on", "off"] = option(
+        "auto", needs=_GPU, also="torch_deterministic"
+    )
     """only algorithms of a GPU that give the same bytes twice, some of which are slower; auto: on,
     but off for runtime.kind=async, which never gives them; part of the result's bytes
     """

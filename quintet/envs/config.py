@@ -28,7 +28,7 @@ Success = Annotated[str, AfterValidator(_is_a_rule)]
 class EnvConfig(Options):
     """The environment, the number of its copies, and changes to its observations and rewards."""
 
-    id: str = option(also="env_id env_name gym_id")
+    id: str = option(also="env_id env_name gym_id task")
     """environment: an id (CartPole-v1), or the import string of a maker of one Gymnasium
     environment, or of a vector environment if it has a parameter num_envs (pkg.module:make_env)
     """
@@ -116,6 +116,7 @@ class EnvConfig(Options):
                 lambda _, f: any(env.can_be_spread for env in f.stepped),
             ),
         ),
+        also="vec_env vec_env_cls",
         on_resume="free",
     )
     """number of processes that step Python environments in the serial runtime and in evaluations;

@@ -15,11 +15,17 @@ from quintet.envs.reward_shaping import ShapedRewards
 from quintet.envs.success import key_of, read_rule
 from quintet.envs.vector import VectorEnv
 from quintet.envs.wrappers import FrameStack, FromRewards, ObserveLast
-from quintet.errors import ConfigError
+from quintet.errors import ConfigError, known_arguments
+from quintet.options import about
 from quintet.spaces import in_float64, observation_leaves
 from quintet.types import ACTION_MASK
 
+_ELSEWHERE = {
+    theirs: name for name, info in EnvConfig.model_fields.items() for theirs in about(info).also
+}
 
+
+@known_arguments(_ELSEWHERE)
 def make_vector_env(
     env: EnvLike,
     num_streams: int | None = None,

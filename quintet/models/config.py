@@ -138,7 +138,10 @@ class ModelConfig(Options):
     """Options of the network of policy and value function."""
 
     encoder: Annotated[CodeName, words_or_code("auto", *TRAITS)] = option(
-        "auto", also="policy encoder_type features_extractor_class policy_class network", auto=True
+        "auto",
+        also="policy encoder_type features_extractor_class policy_class network custom_model "
+        "conv_filters encoder_conv_architecture",
+        auto=True,
     )
     """network body: mlp, nature_cnn, impala_cnn, small_cnn (any picture from 5 x 5 on), film_grid
     (MiniGrid, BabyAI), or the import string of your own module (pkg.module:Class) or its maker;
@@ -157,7 +160,11 @@ class ModelConfig(Options):
     JSON
     """
     policy_hidden: tuple[Width, ...] | None = option(
-        None, max_length=MOST_LAYERS, needs=_LAYERS_OF_OURS, also=_HIDDEN, auto=True
+        None,
+        max_length=MOST_LAYERS,
+        needs=_LAYERS_OF_OURS,
+        also=f"{_HIDDEN} actor_hidden_dims",
+        auto=True,
     )
     """widths of the policy's (or the shared) hidden layers; none: 64 64 for mlp, 512 for
     nature_cnn, 256 for impala_cnn and film_grid, 128 for small_cnn
@@ -166,7 +173,7 @@ class ModelConfig(Options):
         None,
         max_length=MOST_LAYERS,
         needs=(_LAYERS_OF_OURS, "model.shared_torso=false"),
-        also=_HIDDEN,
+        also=f"{_HIDDEN} critic_hidden_dims",
         auto=True,
     )
     """widths of the value function's hidden layers; none: as the policy's"""
@@ -210,7 +217,7 @@ class ModelConfig(Options):
                 ),
             ),
         ),
-        also="activation_fn nonlinearity activation_function",
+        also="activation_fn nonlinearity activation_function fcnet_activation",
         auto=True,
     )
     """activation after each hidden layer; none: tanh for mlp, relu for the others"""
@@ -236,11 +243,17 @@ class ModelConfig(Options):
     fan-in, policy head 0.1 (TF-Agents); uniform: within 1 / sqrt(fan-in), also biases and heads
     (Lillicrap et al.); cores are orthogonal per gate, your own encoder draws its own
     """
-    action_std: ActionStd = option("state_independent", needs=_CONTINUOUS)
+    action_std: ActionStd = option(
+        "state_independent", needs=_CONTINUOUS, also="free_log_std adaptive_stddev"
+    )
     """parametrisation of a Gaussian policy's standard deviation"""
-    action_std_init: Positive = option(1.0, needs=_CONTINUOUS, also="log_std_init initial_stddev")
+    action_std_init: Positive = option(
+        1.0, needs=_CONTINUOUS, also="log_std_init initial_stddev init_noise_std"
+    )
     """first standard deviation, as a fraction of half the action range"""
-    action_bounds: ActionBounds = option("clip", needs=_CONTINUOUS)
+    action_bounds: ActionBounds = option(
+        "clip", needs=_CONTINUOUS, also="clip_actions squash_output"
+    )
     """bounds of Box actions; clip: the sample is clipped; squash: tanh with exact log-probability;
     mean_tanh: tanh of the mean, then the sample is clipped
     """

@@ -70,7 +70,9 @@ class ReportConfig(Options):
     """
     progress: bool = option(True, also="verbose progress_bar")
     """show progress on standard output"""
-    sinks: tuple[SinkName, ...] = option(("jsonl", "csv", "tensorboard"), also="track with_wandb")
+    sinks: tuple[SinkName, ...] = option(
+        ("jsonl", "csv", "tensorboard"), also="track wandb use_wandb with_wandb logger"
+    )
     """destinations of reports; tensorboard is left out if it is not installed; wandb: Weights &
     Biases, with its own settings (WANDB_PROJECT, WANDB_MODE=offline, ...)
     """

@@ -93,7 +93,7 @@ class SACConfig(Options):
     lr_schedule: CodeName = parts.rates_schedule()
     adam_epsilon: parts.AdamEpsilon = 1e-8
     tau: parts.Tau = 0.005
-    policy_delay: Count = option(1, faster="higher", also="actor_update_interval")
+    policy_delay: Count = option(1, faster="higher", also="actor_update_interval policy_frequency")
     """updates of the critics per update of policy and temperature"""
     max_grad_norm: parts.MaxGradNorms = None
     check_numerics: parts.CheckNumerics = False

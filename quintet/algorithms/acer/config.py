@@ -146,7 +146,7 @@ class ACERConfig(Options):
     )
     rmsprop_decay: Below1 = option(0.99, tune=NEAR_1, also="rprop_alpha")
     """decay of RMSProp's running mean of squares"""
-    rmsprop_epsilon: Positive = option(1e-5, tune=FACTOR)
+    rmsprop_epsilon: Positive = option(1e-5, tune=FACTOR, also="rms_prop_eps")
     """term added in RMSProp's denominator"""
     rmsprop_epsilon_inside_sqrt: bool = True
     """use TensorFlow's g / sqrt(mean_sq + epsilon), with mean_sq from 1; false: PyTorch's rule"""

@@ -52,11 +52,13 @@ class APPOConfig(Options):
     # Data
     unroll_steps: Unroll = option(32, also=f"n_steps {parts.UNROLL_STEPS}")
     """steps of a stream in an unroll"""
-    bptt_steps: Unroll | None = option(None, also="recurrence seq_length")
+    bptt_steps: Unroll | None = option(None, also="recurrence seq_length max_seq_len")
     """rows of a chunk, at whose ends traces and recurrent gradients stop; none: the whole unroll"""
-    minibatch_steps: Rows = option(1024, faster="higher", also=parts.MINIBATCH_STEPS)
+    minibatch_steps: Rows = option(
+        1024, faster="higher", also=f"train_batch_size {parts.MINIBATCH_STEPS}"
+    )
     """rows per optimizer step, in whole chunks"""
-    minibatches_per_iteration: Count = 1
+    minibatches_per_iteration: Count = option(1, also="num_batches_per_epoch")
     """minibatches collected before each iteration"""
     num_epochs: parts.NumEpochs = 1
     early_stop_tolerance: NotNegative = option(1e-6, needs="num_epochs > 1", tune=FACTOR)
@@ -64,7 +66,7 @@ class APPOConfig(Options):
 
     # Targets
     gamma: parts.Gamma = 0.99
-    use_vtrace: bool = True
+    use_vtrace: bool = option(True, also="with_vtrace vtrace")
     """use V-trace with current values; false: GAE with recorded values"""
     rho_bar: Positive | None = option(
         1.0,
@@ -148,7 +150,12 @@ class APPOConfig(Options):
         "constant; linear: to 0 at the end of the budget; kl_adaptive: by the mean KL of the "
         "updated policy",
     )
-    kl_target: Positive = option(0.008, needs="lr_schedule=kl_adaptive", tune=FACTOR)
+    kl_target: Positive = option(
+        0.008,
+        needs="lr_schedule=kl_adaptive",
+        tune=FACTOR,
+        also="desired_kl lr_schedule_kl_threshold",
+    )
     """mean KL(mu, pi) to which kl_adaptive steers, in nats"""
     adam_beta1: Below1 = option(0.9, tune=NEAR_1)
     """decay of Adam's mean of gradients"""

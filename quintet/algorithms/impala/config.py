@@ -91,7 +91,7 @@ class ImpalaConfig(Options):
     update_normalizers: parts.UpdateNormalizers = True
 
     # Optimisation
-    optimizer: Literal["rmsprop", "adam"] = "rmsprop"
+    optimizer: Literal["rmsprop", "adam"] = option("rmsprop", also="use_rms_prop")
     """optimizer, without weight decay"""
     learning_rate: parts.LearningRate = 5e-4
     lr_schedule: CodeName = parts.schedule(
@@ -103,7 +103,9 @@ class ImpalaConfig(Options):
     """decay of RMSProp's running mean of squares"""
     rmsprop_momentum: Below1 = option(0.0, needs="optimizer=rmsprop", tune=NEAR_1)
     """momentum of RMSProp's steps; 0: none"""
-    rmsprop_epsilon: Positive = option(0.01, needs="optimizer=rmsprop", tune=FACTOR)
+    rmsprop_epsilon: Positive = option(
+        0.01, needs="optimizer=rmsprop", tune=FACTOR, also="rms_prop_eps"
+    )
     """term added in RMSProp's denominator"""
     rmsprop_epsilon_inside_sqrt: bool = option(False, needs="optimizer=rmsprop")
     """use TensorFlow's g / sqrt(mean_sq + epsilon), with mean_sq from 1, as the paper does"""

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
+from pydantic import BeforeValidator
+
 from quintet.bounds import (
     Bounded,
     Count,
@@ -35,10 +37,10 @@ def reads_values(options: object) -> bool:
 
 UNROLL_STEPS = (
     "num_steps nsteps rollout unroll_length rollout_length n_rollout_steps "
-    "rollout_fragment_length train_freq"
+    "rollout_fragment_length train_freq train_frequency num_steps_per_env"
 )
 MINIBATCH_STEPS = (
-    "batch_size train_batch_size num_minibatches nminibatches n_minibatch minibatch_size "
+    "batch_size num_minibatches nminibatches n_minibatch num_mini_batches minibatch_size "
     "mini_batch_size sgd_minibatch_size"
 )
 KL_COEF = "kl_coeff kl_loss_coeff init_kl_coeff"
@@ -58,6 +60,21 @@ _NORMALIZER = Needs(
     "a normaliser",
     lambda o, _: o.reward_normalizer != "none" or o.normalize_observations or o.normalize_pictures,
 )
+
+
+def _is_no_schedule(value: Any) -> Any:
+    """Refuses schedules in the forms of other libraries, with the way to give one here."""
+    if callable(value):
+        raise ValueError(
+            "must be a number, the first rate; a function is given as lr_schedule, and maps the "
+            "fraction of the budget that is done (not left) to a factor of the rate"
+        )
+    if isinstance(value, str) and value.startswith("lin_"):
+        raise ValueError(
+            f"must be a number; {value[4:]} with lr_schedule=linear is a rate that falls to 0"
+        )
+    return value
+
 
 Gamma = Annotated[
     Fraction,
@@ -86,7 +103,7 @@ ValueClip = Annotated[
         "(normalised) reward; none: no clip",
         needs="value_coef > 0",
         tune=USUAL,
-        also="clip_range_vf clip_vloss ppo_clip_value vf_clip_param",
+        also="clip_range_vf clip_vloss ppo_clip_value vf_clip_param use_clipped_value_loss",
     ),
 ]
 NumEpochs = Annotated[
@@ -95,10 +112,14 @@ NumEpochs = Annotated[
         doc="passes over the rows of an iteration",
         tune=FACTOR,
         faster="lower",
-        also="n_epochs update_epochs noptepochs ppo_epochs num_sgd_iter",
+        also="n_epochs update_epochs noptepochs ppo_epochs num_sgd_iter num_learning_epochs",
     ),
 ]
-LearningRate = Annotated[Positive, option(doc="the optimizer's rate", tune=USUAL, also="lr")]
+LearningRate = Annotated[
+    Positive,
+    BeforeValidator(_is_no_schedule),
+    option(doc="the optimizer's rate", tune=USUAL, also="lr"),
+]
 NormalizeObservations = Annotated[
     bool,
     option(
@@ -108,7 +129,8 @@ NormalizeObservations = Annotated[
             lambda _, f: f.floats,
             rest=False,
         ),
-        also="norm_obs normalize_obs normalize_input obs_norm",
+        also="normalize norm_obs normalize_obs normalize_input obs_norm observation_filter "
+        "empirical_normalization actor_obs_normalization",
     ),
 ]
 NormalizePictures = Annotated[
@@ -137,7 +159,7 @@ RewardNormalizer = Annotated[
     option(
         doc="divisor of rewards; return_std: the standard deviation of the running discounted "
         "return; step_std: the reward's own standard deviation; none",
-        also="norm_reward normalize_reward normalize_returns",
+        also="normalize norm_reward normalize_reward normalize_returns",
         tensors="reward_moments/",
     ),
 ]
@@ -197,10 +219,14 @@ ObservationVarianceEpsilon = Annotated[
     Positive, option(doc="term added to the variance inside the root", needs=OBSERVATIONS)
 ]
 ActorLr = Annotated[
-    Positive, option(doc="Adam's rate for the policy", tune=USUAL, also="lr learning_rate")
+    Positive,
+    BeforeValidator(_is_no_schedule),
+    option(doc="Adam's rate for the policy", tune=USUAL, also="lr learning_rate policy_lr"),
 ]
 CriticLr = Annotated[
-    Positive, option(doc="Adam's rate for the critic", tune=USUAL, also="lr learning_rate")
+    Positive,
+    BeforeValidator(_is_no_schedule),
+    option(doc="Adam's rate for the critic", tune=USUAL, also="lr learning_rate q_lr"),
 ]
 Tau = Annotated[
     Share,
@@ -235,7 +261,11 @@ def schedule(default: str, words: tuple[str, ...], doc: str) -> Any:
         "quintet.train), which maps the fraction of the budget that is done to the factor of the "
         "rate"
     )
-    info = option(default, doc=f"{doc}; {own}", also="anneal_lr lr_decay lrschedule")
+    info = option(
+        default,
+        doc=f"schedule of the rate; {doc}; {own}",
+        also="anneal_lr lr_decay lrschedule schedule",
+    )
     info.metadata.append(words_or_code(*words))
     return info
 
@@ -243,7 +273,7 @@ def schedule(default: str, words: tuple[str, ...], doc: str) -> Any:
 def rates_schedule() -> Any:
     """The field of the schedule of several rates."""
     words = ("constant", "linear")
-    doc = "schedule of all rates; constant; linear: to 0 at the end of the budget"
+    doc = "constant; linear: all rates fall to 0 at the end of the budget"
     return schedule("constant", words, doc)
 
 

@@ -81,14 +81,16 @@ class PPOConfig(Options):
     truncation_as_termination: parts.TruncationAsTermination = False
     unfinished_episode: Literal["bootstrap", "drop"] = "bootstrap"
     """use of rows after the last ending of a column; drop: not used (as in older TF-Agents)"""
-    unroll_steps: Unroll = option(256, also=f"n_steps {parts.UNROLL_STEPS}")
+    unroll_steps: Unroll = option(
+        256, also=f"n_steps train_batch_size train_batch_size_per_learner {parts.UNROLL_STEPS}"
+    )
     """steps of each stream per batch"""
     num_epochs: parts.NumEpochs = 10
     minibatch_steps: Rows | None = option(64, faster="higher", also=parts.MINIBATCH_STEPS)
     """rows per optimizer step; none: the whole batch"""
     drop_last: bool = option(False, needs="minibatch_steps")
     """drop the rows that do not fill a whole minibatch"""
-    bptt_steps: Unroll = option(32, needs="model.core", also="recurrence seq_length")
+    bptt_steps: Unroll = option(32, needs="model.core", also="recurrence seq_length max_seq_len")
     """rows through which a recurrent network's gradient flows, from a recorded state"""
 
     # Loss
@@ -113,7 +115,10 @@ class PPOConfig(Options):
     kl_coef_init: NotNegative = option(0.0, also=f"kl_beta_init {parts.KL_COEF}")
     """first weight of the adaptive KL penalty; 0: no penalty"""
     kl_target: Positive = option(
-        0.01, needs="kl_coef_init or kl_cutoff_coef or lr_schedule=kl_adaptive", tune=FACTOR
+        0.01,
+        needs="kl_coef_init or kl_cutoff_coef or lr_schedule=kl_adaptive",
+        tune=FACTOR,
+        also="desired_kl lr_schedule_kl_threshold",
     )
     """target of the mean KL, in nats"""
     kl_tolerance: Below1 = option(0.3, needs="kl_coef_init > 0", tune=FACTOR)

@@ -1,0 +1,80 @@
+"""Names of other libraries that are no option here, and options that count differently there.
+
+An option's own names elsewhere stand in its declaration (`also` of `quintet.options.option`).
+"""
+
+_SWEEP = "`quintet sweep` searches for options (docs/sweep.md)"
+_Q_LEARNING = "quintet has no Q-learning (docs/coming-from.md)"
+_SAVED = "every run saves this: checkpoints with the optimizer and replay, and policy/ at its end"
+_GOES_ON = "the same command goes on with the run in its folder; --init-from starts a new one"
+
+_INSTEAD = {
+    "hyperparams": "give its names as options, or in a file: --config FILE.yaml",
+    "conf_file config_file cfg yaml_file": "give --config FILE.yaml (config=... in Python)",
+    "capture_video record_video save_video video": "after training, "
+    "`quintet eval RUN --video FILE.mp4`",
+    "save_model save_replay_buffer checkpoint_at_end": _SAVED,
+    "upload_model hf_entity hf_repository push_to_hub": "quintet uploads nothing; the folder "
+    "policy/ of a run is a whole policy",
+    "optimize optimize_hyperparameters n_trials max_total_trials n_startup_trials n_evaluations "
+    "n_jobs sampler pruner storage study_name trial_id optimization_log_path": _SWEEP,
+    "wandb_project wandb_project_name wandb_entity wandb_user wandb_group wandb_tags": "set "
+    "WANDB_PROJECT, WANDB_ENTITY, WANDB_RUN_GROUP or WANDB_TAGS, and add wandb to --report.sinks",
+    "train_for_seconds time_budget_s max_time": "give --minutes NUMBER",
+    "env_wrapper vec_env_wrapper wrapper_class": "give --env MODULE:FUNCTION, which makes the "
+    "wrapped environment (docs/environments.md)",
+    "gym_packages": "give --env MODULE:FUNCTION, a function that makes the environment",
+    "callback": "give callbacks, or on_report, a function of reports, to quintet.train",
+    "use_sde sde_sample_freq": "quintet has no state-dependent exploration; SAC has "
+    "noise_correlation (docs/sac.md)",
+    "exploration_fraction exploration_final_eps exploration_initial_eps start_e end_e": _Q_LEARNING,
+    "replay_buffer_class replay_buffer_kwargs goal_selection_strategy n_sampled_goal": "quintet "
+    "has one kind of replay, without hindsight (docs/coming-from.md)",
+    "n_eval_envs": "an evaluation steps as many environments as it has episodes",
+    "restore load_run resume_from continue_training": _GOES_ON,
+    "algo algorithm run": "the algorithm is the first word: quintet train ppo",
+    "monitor_kwargs info_keywords": "env.success info:KEY reports how often info[KEY] is true",
+    "norm_obs_keys normalize_input_keys": "normalize_observations is for all leaves of floats",
+    "framework": "quintet trains with PyTorch",
+    "target_update_interval target_network_frequency": "targets move by tau in every update",
+    "num_runs n_seeds num_seeds": "give --seeds 1,2,3",
+}
+
+INSTEAD = {name: said for names, said in _INSTEAD.items() for name in names.split()}
+"""Advice by names that stand for no option."""
+
+_PER_CALL = "Stable-Baselines3's callback counts calls of `step`: "
+_TWICE = "twice theirs, whose squared error has no factor 0.5"
+_THEIR_COUNT = "theirs is the number of minibatches, ours the rows of one"
+
+_FACTORS = {
+    "vf_coef": "twice Stable-Baselines3's, whose squared error has no factor 0.5; CleanRL's has it",
+    "vf_loss_coeff value_loss_coef value_loss_coeff": _TWICE,
+    "num_minibatches nminibatches n_minibatch num_mini_batches": _THEIR_COUNT,
+    "train_batch_size train_batch_size_per_learner": "theirs counts env_steps of all environments",
+    "eval_freq": f"{_PER_CALL}times env.num_streams",
+    "save_freq": f"{_PER_CALL}divided by unroll_steps",
+    "num_envs_per_worker num_envs_per_env_runner": "theirs times the number of workers",
+    "max_iterations num_iterations": "theirs times env.num_streams times unroll_steps",
+    "gradient_steps": "theirs divided by train_freq and the number of environments",
+    "clip_vloss use_clipped_value_loss": "theirs is a switch, ours the bound: clip_epsilon's value",
+    "log_std_init": "ours is not the logarithm",
+    "polyak": "ours is 1 - theirs in Spinning Up",
+    "log_interval log_freq": "ours is in seconds",
+}
+
+FACTORS = {name: said for names, said in _FACTORS.items() for name in names.split()}
+"""Differences of an option's values, by its name elsewhere."""
+
+SHORT = {
+    "n": "n_timesteps",
+    "i": "trained_agent",
+    "f": "log_folder",
+    "tb": "tensorboard_log",
+    "P": "progress",
+    "params": "hyperparams",
+    "conf": "conf_file",
+    "optimize": "optimize",
+    "tags": "wandb_tags",
+}
+"""Flags with one dash of Stable-Baselines3's zoo, by their letters."""
