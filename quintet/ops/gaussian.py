@@ -6,7 +6,7 @@ is the range of the action; `to_env` maps this affinely to [low, high].
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -17,6 +17,9 @@ from torch.nn.functional import softplus
 Params = Float[Tensor, "*n {self.param_size}"]
 Values = Float[Tensor, "*n {self.size}"]
 PerRow = Float[Tensor, "*n"]
+
+Quadrature = tuple[tuple[float, ...], tuple[float, ...]]
+"""Nodes, and their weights."""
 
 LOG_2PI = math.log(2.0 * math.pi)
 
@@ -66,7 +69,7 @@ def _scale_to_bounds(unit: Tensor, low: tuple[float, ...], high: tuple[float, ..
 
 
 @functools.cache
-def gauss_hermite(nodes: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def gauss_hermite(nodes: int) -> Quadrature:
     """Nodes and weights with ``E[f(Z)] ~ sum(weight * f(node))`` for standard normal Z.
 
     The nodes are the eigenvalues of the Jacobi matrix of the Hermite polynomials, the weights the
@@ -84,21 +87,23 @@ def gauss_hermite(nodes: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 @functools.cache
-def _nodes_on(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """`gauss_hermite` as tensors; made once, not per step, as a copy makes a GPU's host wait."""
+def _nodes_on(
+    rule: Quadrature, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Nodes and weights as tensors; made once, not per step, as a copy makes a GPU's host wait."""
     with torch.inference_mode(False):  # may be used in a graph later
-        nodes, weights = gauss_hermite(QUADRATURE_NODES)
+        nodes, weights = rule
         return (
             torch.tensor(nodes, dtype=dtype, device=device),
             torch.tensor(weights, dtype=dtype, device=device),
         )
 
 
-def _quadrature(beside: Tensor) -> tuple[Tensor, Tensor]:
+def _quadrature(rule: Quadrature, beside: Tensor) -> tuple[Tensor, Tensor]:
     """Nodes and weights on the device and of the dtype of another tensor."""
     # As for the bounds.
     nodes = _nodes_on.__wrapped__ if torch.compiler.is_compiling() else _nodes_on
-    return nodes(beside.dtype, beside.device)
+    return nodes(rule, beside.dtype, beside.device)
 
 
 def _log_tanh_slope(u: Tensor) -> Tensor:
@@ -137,6 +142,8 @@ class DiagGaussian:
     mask_size: ClassVar[int] = 0
     action_dtype: ClassVar[torch.dtype] = torch.float32
 
+    _quadrature: Quadrature = field(init=False, repr=False, compare=False)
+
     def __post_init__(self) -> None:
         low, high = self.low, self.high
         if len(low) != self.size or len(high) != self.size:
@@ -149,6 +156,8 @@ class DiagGaussian:
             raise ValueError(
                 f"squash={self.squash} needs finite bounds, got {low} and {high}: use none"
             )
+        # Before a graph is compiled, which can't compute them.
+        object.__setattr__(self, "_quadrature", gauss_hermite(QUADRATURE_NODES))
 
     @property
     def param_size(self) -> int:
@@ -219,7 +228,7 @@ class DiagGaussian:
         mean, log_std = self.mean_and_log_std(params)
         entropy = log_std + 0.5 * (LOG_2PI + 1.0)
         if self.squash == "action":
-            nodes, weights = _quadrature(params)
+            nodes, weights = _quadrature(self._quadrature, params)
             u = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * nodes
             # A product and a sum, not a matrix product, which autocast would do in half precision.
             entropy = entropy + (_log_tanh_slope(u) * weights).sum(dim=-1)

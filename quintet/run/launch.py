@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, final
 
 from quintet import checkpoint
 from quintet.algorithms import registry
+from quintet.algorithms.parts.schedule import schedule_warnings
 from quintet.config.machine import on_gpu_note, require_networks, uncompiled_note
 from quintet.config.resolve import (
     FOR_CLUSTER,
@@ -233,6 +234,7 @@ def _doubtful(trainer: Trainer, loaded: Loaded, source: Source) -> None:
     if loaded.eval_env is not None:
         saving.warnings += loaded.eval_env.warnings
     saving.warnings += registry.find(config.algo).warnings(config.learner, config.model)
+    saving.warnings += schedule_warnings(config.learner)
     saving.warnings += [*registry.LEARNERS.faults(), *BACKENDS.faults()]
     if runtime.actor_precision != runtime.precision:
         saving.notes.append(

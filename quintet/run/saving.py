@@ -232,9 +232,10 @@ class Saving:
         if not free:
             self.warnings += provenance.warnings(found.path, meta, dict(self.system))
         if counters.env_steps < asked and total != asked:
+            at_once = "rises" if asked > total else "falls further"
             self.notes.append(
-                f"the budget was {total:,} env_steps and is {asked:,} now: "
-                "schedules continue as shares of the new one, so a falling rate rises at once"
+                f"the budget was {total:,} env_steps and is {asked:,} now: schedules continue as "
+                f"shares of the new one, so a falling rate {at_once} at once"
             )
         return counters
 

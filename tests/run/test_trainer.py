@@ -175,6 +175,7 @@ def test_a_finished_run_goes_on_with_a_larger_budget(tmp_path):
     assert [report["env_steps"] for report in reports] == [64.0 * k for k in range(1, 41)]
     said = (tmp_path / "log.txt").read_text()
     assert "the budget was 1,280 env_steps and is 2,560 now: schedules continue as shares" in said
+    assert "so a falling rate rises at once" in said
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["total_env_steps"] == 2 * TOTAL
     assert checkpoint.read(tmp_path / "policy").meta["version"] == 40
     plot_runs([tmp_path], tmp_path / "curve.svg", metric="loss/total")
@@ -182,6 +183,15 @@ def test_a_finished_run_goes_on_with_a_larger_budget(tmp_path):
     assert not newest(tmp_path).meta["exact"]
     run(tmp_path, 2 * TOTAL)
     assert "this run is finished: 2,560 env_steps" in (tmp_path / "log.txt").read_text()
+
+
+def test_a_falling_rate_falls_further_with_a_smaller_budget(tmp_path, monkeypatch):
+    stopped(tmp_path, 7, monkeypatch)
+    reports: list[dict[str, float]] = []
+    run(tmp_path, TOTAL // 2, reports.append)
+    assert reports[0]["optim/learning_rate"] == pytest.approx(3e-4 * 3 / 10)
+    said = (tmp_path / "log.txt").read_text()
+    assert "is 640 now: schedules continue as shares of the new one, so a falling rate falls" in said
 
 
 def test_fewer_steps_than_were_trained_are_refused(tmp_path, monkeypatch):

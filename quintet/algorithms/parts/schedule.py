@@ -2,6 +2,9 @@
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
+
+from pydantic import BaseModel
 
 from quintet.errors import ConfigError
 from quintet.ops.schedules import OF_FRACTION
@@ -45,6 +48,40 @@ def find_schedule(name: str) -> Schedule:
     for done in (0.0, 0.5, 1.0):  # a fault shows before anything is collected
         checked(done)
     return checked
+
+
+_POINTS = 100
+_TINY = 0.01
+"""Largest factor of a function that returns rates, not factors; rates are below 0.01 themselves."""
+_RATES = ("learning_rate", "_lr")
+
+
+def schedule_warnings(options: BaseModel) -> list[str]:
+    """Warnings about the user's function of a learner's options: it seems to return rates in place
+    of factors, or to be a function of what is left of the budget.
+    """
+    name: str = getattr(options, "lr_schedule", "")
+    if ":" not in name:
+        return []
+    own = find_schedule(name)
+    factors = [own(i / _POINTS) for i in range(_POINTS + 1)]
+    greatest, found = max(factors), []
+    rates = {k: getattr(options, k) for k in type(options).model_fields if k.endswith(_RATES)}
+    small = {k: x for k, x in rates.items() if x < 10 * _TINY}  # else the function scales it
+    if greatest <= _TINY and small:
+        shown = " and ".join(f"{k}={x:g} to at most {x * greatest:.1g}" for k, x in small.items())
+        found.append(
+            f"lr_schedule={name} gives a factor of the rate, not a rate: factors of at most "
+            f"{greatest:g} lower {shown}. If it gives rates, divide them by the first one"
+        )
+    rises = all(a <= b for a, b in pairwise(factors)) and factors[-1] > factors[-_POINTS // 10]
+    if rises:
+        found.append(
+            f"lr_schedule={name} rises until the end, from {factors[0]:g} to {factors[-1]:g}: its "
+            "argument is the fraction of the budget that is done. A function of the fraction that "
+            "is left, as in Stable-Baselines3, becomes lambda done: f(1 - done)"
+        )
+    return found
 
 
 def find_decay(name: str) -> Schedule:
