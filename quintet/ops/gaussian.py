@@ -87,9 +87,7 @@ def gauss_hermite(nodes: int) -> Quadrature:
 
 
 @functools.cache
-def _nodes_on(
-    rule: Quadrature, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def _nodes_on(rule: Quadrature, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Nodes and weights as tensors; made once, not per step, as a copy makes a GPU's host wait."""
     with torch.inference_mode(False):  # may be used in a graph later
         nodes, weights = rule

@@ -195,7 +195,9 @@ def rows(algo: str) -> Iterator[tuple[str, Given]]:
                 for key in (name, f"{name}={value}", f"{algo} {name}"):
                     given = dict(BESIDE.get(key, {})) | given
                 known = entry.config.model_fields
-                given = {k: x for k, x in given.items() if k in known or k[:6] in ("task", "model.")}
+                given = {
+                    k: x for k, x in given.items() if k in known or k[:6] in ("task", "model.")
+                }
                 why = _spoiled(case_of(algo, given), given)
                 if why not in ("", "acts", "needs"):
                     raise Missing(f"{algo}: {name}={value}: {why}")

@@ -191,7 +191,9 @@ def test_a_falling_rate_falls_further_with_a_smaller_budget(tmp_path, monkeypatc
     run(tmp_path, TOTAL // 2, reports.append)
     assert reports[0]["optim/learning_rate"] == pytest.approx(3e-4 * 3 / 10)
     said = (tmp_path / "log.txt").read_text()
-    assert "is 640 now: schedules continue as shares of the new one, so a falling rate falls" in said
+    assert (
+        "is 640 now: schedules continue as shares of the new one, so a falling rate falls" in said
+    )
 
 
 def test_fewer_steps_than_were_trained_are_refused(tmp_path, monkeypatch):

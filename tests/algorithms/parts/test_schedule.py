@@ -56,9 +56,7 @@ def said(algo: str, function: object, **options: float) -> list[str]:
         ("constant", []), ("linear", []),
     ],
 )  # fmt: skip
-def test_rates_and_functions_of_what_is_left(
-    algo: str, function: object, words: list[str]
-) -> None:
+def test_rates_and_functions_of_what_is_left(algo: str, function: object, words: list[str]) -> None:
     found = said(algo, function)
     assert len(found) == len(words)
     assert all(word in each for word, each in zip(words, found, strict=True)), found
