@@ -23,7 +23,7 @@ from quintet.errors import CheckpointError, ConfigError
 from quintet.options import shown
 from quintet.system import files, manifest, run_record, saved_options
 from quintet.system.importing import settle_search_path
-from quintet.system.inside import await_orphan
+from quintet.system.inside import await_orphan, require_member
 from quintet.system.trust import Origin, calls_of
 
 BEFORE_CONFIG = (".lock", "log.txt", ".config.yaml.tmp", ".tmp-config.yaml")
@@ -239,11 +239,13 @@ def load_seeds(
         mine = {"seed": seed} | ({} if folder is None else {"run_dir": str(folder / f"s{seed}")})
         # The kind depends on neither, so the group has one probe.
         own = replace(asked, layers=(*asked.layers, Layer(command.source, mine)))
-        if own.run_dir is not None:  # what is there may still change
-            await_orphan(own.run_dir, lambda line: print(line, flush=True))
         try:
+            if folder is not None:
+                require_member(folder / f"s{seed}")
+            if own.run_dir is not None:  # what is there may still change
+                await_orphan(own.run_dir, lambda line: print(line, flush=True))
             saved = None if own.run_dir is None or overwrite else read_saved(own.run_dir)
-        except ConfigError as error:
+        except (ConfigError, CheckpointError) as error:
             assert own.run_dir is not None
             loaded.append(Unusable(seed, own.run_dir, str(error)))
         else:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from quintet.envs.env_source import EnvSource
 from quintet.errors import ConfigError
 from quintet.race import portfolio
 from quintet.race.asked import Asked
-from quintet.race.journal import FOLDER
+from quintet.race.journal import FOLDER, Runner, damaged
 from quintet.race.portfolio import Entry
 from quintet.run.time_budget import rounded, with_total
 from quintet.runtime.processes.process import pickled
@@ -85,6 +86,45 @@ def _fitting(asked: Asked, listed: Sequence[Entry]) -> tuple[list[Able], dict[st
         else:
             found.append(Able(each, loaded, values))
     return found, faults
+
+
+def require_ours(asked: Asked, runners: Sequence[Runner], listed: Sequence[Able]) -> None:
+    """Raises FileFault for an entry of a journal, which may come from another person, that this
+    program would not give.
+
+    listed: the entries that can run.
+    """
+    ours = {each.entry.name: each for each in listed}
+    for each in runners:
+        twins = (x for name, x in ours.items() if portfolio.is_twin(each.name, each.options, name))
+        one = ours.get(each.name) or next(twins, None)
+        if one is None or one.entry.algo != each.algo:
+            raise damaged(asked.folder, f"this race has no entry {each.name} of {each.algo}")
+        fits = _with(asked, one, each, partial(portfolio.may_change, each.algo))
+        fits = None if fits is None else _with(asked, fits, each, partial(_shorter, fits))
+        wrong = [
+            f"{name}={value!r:.40}"
+            for name, value in each.options.items()
+            if fits is None or fits.entry.options.get(name, ...) != value
+        ]
+        if wrong or fits is None or len(fits.entry.options) != len(each.options):
+            raise damaged(
+                asked.folder,
+                f"this quintet gives {each.name} no {', '.join(wrong) or 'such options'}",
+            )
+
+
+def _with(asked: Asked, one: Able, runner: Runner, may: Callable[[str, Any], bool]) -> Able | None:
+    """An entry with the options of a runner that it may have; None if it can't run so."""
+    own = {name: x for name, x in runner.options.items() if may(name, x)}
+    entry = Entry(runner.name, one.entry.algo, {**one.entry.options, **own}, runner.why)
+    return next(iter(_fitting(asked, [entry])[0]), None)
+
+
+def _shorter(one: Able, name: str, value: Any) -> bool:
+    """Whether `shortened` may give this value."""
+    sizes = [x for x in registry.find(one.entry.algo).batch if "." not in x][:1]
+    return name in sizes and type(value) is int and _LEAST_UNROLL <= value <= one.values[name]
 
 
 def _fitted(entry: Entry, loaded: Loaded) -> Entry:

@@ -141,9 +141,12 @@ class _Race:
                 # Another process may have begun it meanwhile.
                 journals.require_same(folder, found, _as_read(self.journal.asked))
                 self.journal, self._since = found, time.monotonic()
+                if found.state != "finished" and found.runners:
+                    choosing.require_ours(self.asked, found.runners, self._able(quiet=True))
                 self._count_killed()
                 self._since = time.monotonic()
             if self.journal.state == "finished":
+                self._require_won()
                 return self.journal
             prepare(_PRELOAD, {})  # imports go on while the environment is examined
             if self.journal.runners:
@@ -190,11 +193,11 @@ class _Race:
         except ValidationError:  # which the entries tell with its name
             return "vector_discrete"
 
-    def _able(self) -> list[Able]:
+    def _able(self, *, quiet: bool = False) -> list[Able]:
         """The entries that can run; raises ConfigError for options that none of them can have."""
         listed = portfolio.entries(self._kind)
         self.asked.require_common(sorted({each.algo for each in listed}))
-        return choosing.able(self.asked, listed, self.say)
+        return choosing.able(self.asked, listed, self.quiet if quiet else self.say)
 
     def _begin(self, able: list[Able]) -> None:
         """Chooses among the entries that can run, and makes the plan."""
@@ -207,7 +210,8 @@ class _Race:
         given = {} if "runtime.threads" in asked.values else {"runtime.threads": 1}
         least = min(seeds.cores_of({**each.values, **given}) for each in able)
         jobs = min(len(able), asked.jobs or max(1, usable_cores() // least))
-        found = plans.plan(len(able), jobs, self.left_s, step_s or 0.0)
+        left_s = max(self.left_s, plans.SHORTEST_S)
+        found = plans.plan(len(able), jobs, left_s, step_s or 0.0)
         count = found.counts[0]
         if late := [each.entry.name for each in able[count:]]:
             told.append(f"{', '.join(late)}: no time in {asked.minutes:g} minutes")
@@ -455,8 +459,21 @@ class _Race:
                 (place / ".lock").unlink(missing_ok=True)
                 place.rmdir()
             files.sync_folder(self.folder)
+        self._require_won()
         self.keep(state="finished")
         self._picture()
+
+    def _require_won(self) -> None:
+        """Raises FileFault where the winner's policy is not in the folder."""
+        place = self.folder / "policy"
+        try:
+            with manifest.opened(place) as handle:
+                manifest.read_manifest(handle, place)
+        except CheckpointError as fault:
+            raise FileFault(
+                f"{self.folder / FOLDER / journals.FILE} says that {self.journal.winner} won, but "
+                f"{fault}: give another --run-dir, or --overwrite for a new race"
+            ) from fault
 
     def _picture(self) -> None:
         """Writes ``race.csv`` and, where the packages are there, ``race.html``."""

@@ -1,20 +1,21 @@
 """The state of a race, in one file that is replaced whole, so that a kill loses little."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, final
+from typing import Annotated, Any, Literal, Self, final
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from quintet.config.saved import require_as_begun
-from quintet.errors import CheckpointError, FileFault
-from quintet.system import files
-from quintet.system.manifest import Checked, Count, Number, Word, content_fault
+from quintet.errors import FileFault
+from quintet.race.plan import batches, halved
+from quintet.system import journal
+from quintet.system.files import is_number
+from quintet.system.journal import Finite, Seconds, Sentence
+from quintet.system.manifest import Checked, Count, Word
 
 FOLDER, FILE = "race", "race.json"
 
-Sentence = Annotated[str, Field(max_length=2_000)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,60}$")]
 
 
@@ -51,13 +52,13 @@ class Look(Checked):
         seconds of training so far, evaluation_s: of the evaluation, where they are known.
     """
 
-    returns: Annotated[list[Number], Field(max_length=1_000)]
+    returns: Annotated[list[Finite], Field(max_length=1_000)]
     env_steps: Count
-    at_s: float
-    speed: float = 0.0
-    training: float | None = None
-    wall_s: float | None = None
-    evaluation_s: float | None = None
+    at_s: Seconds
+    speed: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)] = 0.0
+    training: Finite | None = None
+    wall_s: Seconds | None = None
+    evaluation_s: Seconds | None = None
 
     @property
     def mean(self) -> float | None:
@@ -79,8 +80,8 @@ class Runner(Checked):
     looks: Annotated[list[Look], Field(max_length=100)] = Field(default=[])
     out: Sentence = ""
     failed: bool = False
-    out_at_s: float = 0.0
-    begun_s: float = 0.0
+    out_at_s: Seconds = 0.0
+    begun_s: Seconds = 0.0
 
 
 @final
@@ -89,7 +90,7 @@ class Journal(Checked):
 
     asked: what may not change when it goes on, as JSON-able values; told: what findings changed.
     jobs: entries at the same time; compiles: runtime.compile by entry.
-    counts, leg_s: the plan, see `quintet.race.plan.Plan`.
+    counts, leg_s: the plan, see `quintet.race.plan.Plan`; empty before it is made.
     rung: index of the part of the plan that runs; spent_s: seconds so far; rung_s: in this rung.
     totals: env_steps of the finalists, once known.
     state: `moving` while the winner's run becomes the run of the folder.
@@ -99,51 +100,71 @@ class Journal(Checked):
     asked: dict[str, Any]
     told: Annotated[list[Sentence], Field(max_length=1_000)] = Field(default=[])
     runners: Annotated[list[Runner], Field(max_length=1_000)] = Field(default=[])
-    jobs: Count = 1
-    compiles: dict[Name, Word] = Field(default={})
+    jobs: Annotated[int, Field(ge=1, le=1_000)] = 1
+    compiles: dict[Name, Literal["auto", "on", "off"]] = Field(default={})
     counts: list[Count] = Field(default=[])
-    leg_s: list[float] = Field(default=[])
+    leg_s: list[Seconds] = Field(default=[])
     rung: Count = 0
-    spent_s: Annotated[float, Field(ge=0)] = 0.0
-    rung_s: Annotated[float, Field(ge=0)] = 0.0
-    totals: dict[Name, Count] = Field(default={})
+    spent_s: Seconds = 0.0
+    rung_s: Seconds = 0.0
+    totals: dict[Name, Annotated[int, Field(ge=1, le=2**53)]] = Field(default={})
     winner: Name | None = None
     state: Literal["running", "moving", "finished"] = "running"
 
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        """Refuses a state in which no race can be."""
+        names = {each.name for each in self.runners}
+        if len(names) < len(self.runners):
+            raise ValueError("runners must have different names")
+        named = {*self.compiles, *self.totals} | ({self.winner} if self.winner else set())
+        if other := named - names:
+            raise ValueError(f"{min(other)} must be one of the runners")
+        if (self.state == "running") != (self.winner is None):
+            raise ValueError("winner must be there unless state is running")
+        self._require_plan()
+        for each in self.runners:
+            if not each.out and not self.rung <= len(each.looks) <= self.rung + 1:
+                raise ValueError(f"{each.name} must have {self.rung} or {self.rung + 1} looks")
+            if each.name == self.winner and (each.out or not each.looks):
+                raise ValueError(f"{each.name} must have come to the end, since it is the winner")
+        if self.runners and all(each.out and not each.failed for each in self.runners):
+            raise ValueError("runners must have one that is in the race")
+        return self
+
+    def _require_plan(self) -> None:
+        planned = halved(len(self.runners), self.jobs) if self.runners else []
+        if self.counts != planned or len(self.leg_s) != len(planned):
+            raise ValueError(
+                f"counts and leg_s must fit {len(self.runners)} runners, {self.jobs} at a time"
+            )
+        if self.rung >= max(1, len(planned)):
+            raise ValueError(f"rung must be below {len(planned)}, got {self.rung}")
+        parts = zip(self.leg_s, self.counts, strict=True)
+        whole_s = sum(leg_s * batches(count, self.jobs) for leg_s, count in parts)
+        minutes: Any = self.asked.get("minutes")
+        if planned and not (is_number(minutes) and whole_s <= 60.0 * (minutes + 1)):
+            raise ValueError("leg_s must fit into the minutes of the race")
+
 
 def read(folder: Path) -> Journal | None:
-    """The journal in the folder of a run; None without one.  Raises FileFault if it is damaged."""
-    path = folder / FOLDER / FILE
-    if not path.exists() and not path.is_symlink():
-        return None
-    if path.is_symlink() or path.parent.is_symlink():
-        raise CheckpointError(f"{path} must be an ordinary file, got a link: remove it")
-    try:
-        held = files.parse_json(files.read_bytes(path))
-    except ValueError as fault:
-        raise _damaged(path, f"no JSON, {fault}") from fault
-    if not isinstance(held, dict):
-        raise _damaged(path, f"a {type(held).__name__}")
-    wrong = content_fault(Journal, held)
-    if wrong is not None:
-        raise _damaged(path, wrong)
-    return Journal.model_validate(held)
+    """The journal in the folder of a race; None without one.  Raises FileFault if it is damaged,
+    CheckpointError if something in the folder is a link.
+    """
+    return journal.read(folder, f"{FOLDER}/{FILE}", Journal, "a race")
 
 
-def write(folder: Path, journal: Journal) -> None:
+def damaged(folder: Path, how: str) -> FileFault:
+    """The error for the journal of a race that says something wrong."""
+    return journal.damaged(folder / FOLDER / FILE, "a race", how)
+
+
+def write(folder: Path, state: Journal) -> None:
     """Replaces the journal; raises OSError if it can't."""
-    files.make_folder(folder / FOLDER)
-    content = json.dumps(journal.model_dump(mode="json"), indent=1)
-    files.write_whole(folder / FOLDER / FILE, content.encode())
+    journal.write(folder, f"{FOLDER}/{FILE}", state)
 
 
-def require_same(folder: Path, journal: Journal, asked: Mapping[str, Any]) -> None:
+def require_same(folder: Path, state: Journal, asked: Mapping[str, Any]) -> None:
     """Raises ConfigError if a command asks for another race than that of the folder."""
     instead = "another --run-dir, --overwrite"
-    require_as_begun("race", folder, journal.asked, asked, instead)
-
-
-def _damaged(path: Path, how: str) -> FileFault:
-    return FileFault(
-        f"{path} must be the journal of a race, got a damaged one ({how}): give another --run-dir"
-    )
+    require_as_begun("race", folder, state.asked, asked, instead)

@@ -61,10 +61,16 @@ def plan(entries: int, jobs: int, seconds: float, step_s: float = 0.0) -> Plan:
     return _plan(min(entries, jobs), jobs, seconds)
 
 
-def _plan(count: int, jobs: int, seconds: float) -> Plan:
+def halved(count: int, jobs: int) -> list[int]:
+    """Number of entries in each rung, then of finalists."""
     counts = [count]
     while counts[-1] > jobs:
         counts.append(kept(counts[-1], jobs))
+    return counts
+
+
+def _plan(count: int, jobs: int, seconds: float) -> Plan:
+    counts = halved(count, jobs)
     *rungs, _ = counts
     rung_s = HALVING_SHARE * seconds / max(1, len(rungs))
     legs = [rung_s / batches(each, jobs) for each in rungs]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, final
 from pydantic import Field
 
 from quintet.algorithms import presets, registry
+from quintet.algorithms.registry import DEFAULT
 from quintet.config.command import parse
 from quintet.config.layers import flatten, options
 from quintet.doctor.finding import LIKELY
@@ -102,10 +103,35 @@ def changes(findings: Iterable[Mapping[str, Any]]) -> list[Change]:
         if each["weight"] < LIKELY or words[:2] != ["quintet", "train"]:
             continue
         given = parse("train", words[2:]).options.values
-        own = {name: x for name, x in given.items() if not name.startswith(_LEFT)}
+        own = {name: x for name, x in given.items() if may_change(DEFAULT, name, x)}
         if own:
             found.append(Change(each["name"], each["said"], own))
     return found
+
+
+def may_change(algo: str, name: str, value: Any) -> bool:
+    """Whether a finding may give this value of an option to an entry of a learner: no size, which
+    may take any memory, and nothing that belongs to the race or the task.
+    """
+    kind = type(value)
+    return (
+        name in options(algo)
+        and not name.startswith(_LEFT)
+        and (name.startswith("model.") or name in registry.find(algo).config.model_fields)
+        and kind in (bool, float, str)
+    )
+
+
+def is_twin(name: str, own: Mapping[str, Any], first: str) -> bool:
+    """Whether it is the name of the entry that `changed` adds beside the entry `first`.
+
+    own: its options.
+    """
+    return bool(own.keys() & {*_BESIDE}) and name == _twin(first, own)
+
+
+def _twin(first: str, own: Mapping[str, Any]) -> str:
+    return "-".join([first, *(str(own[each]) for each in _BESIDE if each in own)])
 
 
 def changed(
@@ -127,12 +153,7 @@ def changed(
         why = f"{change.name}: {change.said}"
         if own.keys() & {*_BESIDE}:
             first = fits[0]
-            twin = Entry(
-                f"{first.name}-{'-'.join(map(str, own.values()))}",
-                first.algo,
-                {**first.options, **own},
-                why,
-            )
+            twin = Entry(_twin(first.name, own), first.algo, {**first.options, **own}, why)
             if twin.name in [each.name for each in listed]:  # by an earlier finding
                 continue
             place = listed.index(first) + 1

@@ -1,9 +1,11 @@
 """The course of a sweep: trials in batches, then the best ones again on fresh seeds."""
 
+import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import ceil
@@ -15,25 +17,29 @@ from quintet.config.group import Placing, placing_of
 from quintet.config.layers import Layer
 from quintet.config.resolve import Loaded, resolved
 from quintet.config.saved import held_in, load_config, name_in_folder
-from quintet.errors import CheckpointError, ConfigError, QuintetError
+from quintet.errors import CheckpointError, ConfigError, FileFault, QuintetError
 from quintet.observe.metrics import describe
 from quintet.observe.stream import QuietStream
 from quintet.run import seed_group, seeds
 from quintet.run.seed_group import Member, Outcome
-from quintet.sweep import space
+from quintet.sweep import journal, space
 from quintet.sweep.asked import Asked
+from quintet.sweep.journal import Trial
 from quintet.sweep.space import Dimension
-from quintet.sweep.study import JOURNAL, STEPS, Study, Trial
-from quintet.sweep.watch import last_score
-from quintet.system import files, run_record
+from quintet.sweep.study import OF_OPTUNA, STEPS, Study
+from quintet.sweep.watch import Watch, last_score
+from quintet.system import files, run_record, saved_options
 from quintet.system.child import how_ended
+from quintet.system.files import shown
 from quintet.system.inside import await_left, run_lock
+from quintet.system.journal import Damaged
 
 if TYPE_CHECKING:
     from quintet.run.placing import Placed
 
 TRIALS, FRESH = "trials", "fresh"
 
+_MOST_WITHOUT = 100  # trials of a lost journal that failed before they had a folder
 _TRIES = 3  # of a trial whose process is killed
 
 
@@ -43,6 +49,7 @@ class Found:
     """The result of a sweep; fresh: scores of the best trials on fresh seeds, by trial number.
 
     options: of all trials, by dotted name, without the searched ones.
+    unknown: why there are no importances.
     """
 
     folder: Path
@@ -51,6 +58,7 @@ class Found:
     trials: list[Trial]
     options: Mapping[str, Any]
     importances: Mapping[str, float] = field(default_factory=dict)
+    unknown: str = ""
     fresh: dict[int, list[float]] = field(default_factory=dict)
     status: Literal["finished", "stopped"] = "stopped"
 
@@ -144,22 +152,18 @@ class _Search:
         self.options = {k: x for k, x in asked.values.items() if k not in ("run_dir", "seed")}
         self.interval = asked.values.get("eval.interval", max(1, self.total // STEPS))
         self.say = QuietStream(sys.stdout).line
-        self.stopped = False
+        self.stopped = self.lost = False
 
     def run(self) -> Found:
         asked = self.asked
         held = held_in(self.folder)
-        if held and JOURNAL not in held:
+        if held and not any(name.startswith((journal.FILE, OF_OPTUNA)) for name in held):
             raise ConfigError(
                 f"run_dir must be a new or empty folder, or one with a sweep, got {self.folder} "
                 f"with {', '.join(sorted(held)[:3])}: give another --run-dir"
             )
         with run_lock(self.folder) as self.held:
-            if (self.folder / JOURNAL).is_symlink():
-                raise CheckpointError(
-                    f"{self.folder / JOURNAL} must be an ordinary file, got a link: remove it"
-                )
-            self.study = Study(self.folder, self.space)
+            self.study = self._opened()
             self.study.require_same(
                 {
                     "algo": asked.algo,
@@ -175,16 +179,73 @@ class _Search:
             )
             if asked.jobs > 1 or self.placing is not None:
                 self.values = resolved(self.base)[0]
+            if self.lost:
+                self._rebuild()
             with self._cluster():
                 self._trials()
+                self.study.write_for_optuna()
                 found = Found(
                     self.folder, self.space, self.metric, self.study.trials(), self.options
                 )
-                found.importances = self.study.importances()
+                found.importances, found.unknown = self.study.importances()
                 if not self.stopped:
                     self._again(found)
                     found.status = "stopped" if self.stopped else "finished"
             return found
+
+    def _opened(self) -> Study:
+        """The study of the folder; one whose journal is damaged or lost begins anew."""
+        held, of_optuna = None, self.folder / OF_OPTUNA
+        try:
+            held = journal.read(self.folder, self.space)
+            if held is None and of_optuna.exists():  # of a version that read it
+                files.set_aside(of_optuna, "old")
+        except Damaged as fault:
+            place = files.set_aside(self.folder / journal.FILE)
+            self.say(f"{fault}; kept as {place.name}")
+        self.lost = held is None and (self.folder / TRIALS).is_dir()
+        return Study(self.folder, self.space, held)
+
+    def _rebuild(self) -> None:
+        """Stores the trials that the folder holds, as they ended."""
+        asked, study, place = self.asked, self.study, self.folder / TRIALS
+        there = [int(name) for name in _listed(place) if re.fullmatch(r"\d{4,6}", name)]
+        most = len(there) + _MOST_WITHOUT
+        last = max((number for number in there if number <= most), default=0)
+        for number in range(last):
+            run_dir = place / f"{number + 1:04}"
+            drawn = self._drawn_in(run_dir)
+            if drawn is None:
+                study.begin(asked.sampler, self.base.config.seed, asked.jobs, self._usual())
+                continue
+            study.add(drawn)
+            try:
+                self._loaded(study.trials()[number], run_dir)
+            except ConfigError as fault:
+                raise FileFault(
+                    f"{self.folder} must hold trials of this sweep, got {TRIALS}/{run_dir.name}: "
+                    f"{fault}"
+                ) from fault
+            others = study.others(number, asked.jobs)
+            watch = Watch(self.metric, self.total, asked.pruner, others)
+            pruned, record = watch.reread(run_dir), run_record.read(run_dir)
+            if pruned:
+                study.end(number, "pruned", watch.answer("pruned"))
+            elif record is not None and record.state == "finished" and watch.score is not None:
+                study.end(number, "complete", watch.answer("finished"))
+            study.spend(last_score(run_dir, "wall_s") or 0.0)
+        known = [each.state != "running" for each in study.trials()]
+        self.say(f"{sum(known)} of {last} trials are taken from {shown(place)}")
+
+    def _drawn_in(self, run_dir: Path) -> dict[str, Any] | None:
+        """What was drawn for the trial in a folder; None if its checkpoints do not tell."""
+        try:
+            saved = saved_options.read(run_dir)
+        except CheckpointError:
+            saved = None
+        values = {} if saved is None else saved.values
+        drawn = {one.key: one.drawn(values[one.name]) for one in self.space if one.name in values}
+        return drawn if journal.drawn_of(drawn, self.space) else None
 
     @contextmanager
     def _cluster(self) -> Iterator[None]:
@@ -371,6 +432,12 @@ class _Search:
             record, score = run_record.read(run_dir), last_score(run_dir, self.metric)
             if record is not None and record.state == "finished" and score is not None:
                 found.fresh.setdefault(each.number, []).append(score)
+
+
+def _listed(folder: Path) -> list[str]:
+    with suppress(OSError):
+        return os.listdir(folder)
+    return []
 
 
 def name_of(trial: Trial) -> str:

@@ -59,6 +59,13 @@ class Dimension(NamedTuple):
         found = 1.0 - value if self.near_1 else value
         return found if self.low <= found <= self.high else None
 
+    def holds(self, drawn: Any) -> bool:
+        """Whether this may have been drawn."""
+        if self.choices:
+            return any(type(x) is type(drawn) and x == drawn for x in self.labels)
+        fits = type(drawn) is int if self.whole else files.is_number(drawn)
+        return fits and self.low <= drawn <= self.high
+
     @property
     def labels(self) -> list[Any]:
         """The choices as Optuna can store them."""

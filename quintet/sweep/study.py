@@ -1,22 +1,22 @@
 """The study of a sweep: the one module that imports Optuna.
 
-The journal holds what was drawn for each trial and how it ended.  Trials begin in batches of
-`jobs`.  What is drawn for a trial follows from its number, the sweep's seed, and the trials of
-earlier batches, so that an interrupted sweep draws the same.
+Trials begin in batches of `jobs`.  What is drawn for a trial follows from its number, the sweep's
+seed, and the trials of earlier batches, so that an interrupted sweep draws the same.
 """
 
 import json
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 
 from quintet.config.saved import require_as_begun
-from quintet.errors import ConfigError, FileFault
+from quintet.errors import ConfigError
+from quintet.sweep import journal
+from quintet.sweep.journal import Journal, State, Trial
 from quintet.sweep.space import Dimension
 from quintet.system import files
 
@@ -37,117 +37,101 @@ except ImportError as error:
         'a sweep needs Optuna, which is not installed: pip install "quintet-rl[sweep]"'
     ) from error
 
-JOURNAL = "journal.log"
+OF_OPTUNA = "journal.log"
+"""Optuna's journal, which its dashboard reads and quintet does not."""
+
 STEPS = 10
 """Steps at which trials are compared, evenly spaced over their env_steps."""
 
+LEAST_TRIALS = 4
+"""Trials that pruning by the median, and importances, compare."""
+
 _NAME = "sweep"
 _WARMUP_STEPS = STEPS // 3  # before which slow starters are not pruned
-_LEAST_TRIALS = 4  # that pruning by the median, and importances, compare
-_SAID = "sweep"  # key of what the user asked
-_SPENT_S, _LONGEST_S = "spent_s", "longest_s"
-_ERROR = "error"
 
 Curve = Mapping[int, float]
 """Scores by step, of `STEPS`."""
 
 
-class Trial(NamedTuple):
-    """A trial of the journal; score: None if it has none; drawn: by key of the space."""
-
-    number: int
-    state: str
-    score: float | None
-    drawn: dict[str, Any]
-    error: str
-
-
 @final
 class Study:
-    """The journal of one sweep in its folder, which this process has locked."""
+    """The trials of one sweep, whose folder this process has locked."""
 
-    def __init__(self, folder: Path, space: Sequence[Dimension]):
-        """Raises FileFault if the journal is damaged."""
+    def __init__(self, folder: Path, space: Sequence[Dimension], held: Journal | None = None):
+        """held: the journal of earlier starts."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._space = {one.key: _distribution(one) for one in space}
-        self._path = path = folder / JOURNAL
-        _mend(path)
-        try:
-            self._storage = JournalStorage(JournalFileBackend(str(path)))
-            self._study = optuna.create_study(
-                storage=self._storage,
-                sampler=optuna.samplers.RandomSampler(),
-                study_name=_NAME,
-                direction="maximize",
-                load_if_exists=True,
-            )
-            self._id = self._storage.get_study_id_from_name(_NAME)
-        except (ValueError, LookupError, TypeError, AssertionError) as error:
-            raise _damaged(path, f"{type(error).__name__}: {error}") from error
+        self._folder, self._space = folder, {one.key: _distribution(one) for one in space}
+        self._journal = Journal() if held is None else held
 
     def require_same(self, said: Mapping[str, Any]) -> None:
         """Stores the user's request in a new journal; raises ConfigError where an older one has
-        other values, FileFault where its trials are not of that space.
+        other values.
         """
         now = json.loads(json.dumps(said, default=str))  # as JSON can hold it
-        was = self._study.user_attrs.get(_SAID)
-        if was is None:
-            self._study.set_user_attr(_SAID, now)
+        if self._journal.asked:
+            require_as_begun("sweep", self._folder, self._journal.asked, now, "another --run-dir")
         else:
-            require_as_begun("sweep", self._path.parent, was, now, "another --run-dir")
-        for each in self._frozen():
-            if each.distributions != self._space:
-                raise _damaged(self._path, f"trial {each.number} has another search space")
+            self._keep(asked=now)
+
+    def _keep(self, **changes: Any) -> None:
+        self._journal = self._journal.model_copy(update=changes)
+        journal.write(self._folder, self._journal)
 
     @property
     def spent_s(self) -> float:
         """Seconds that trials have taken."""
-        return float(self._study.user_attrs.get(_SPENT_S, 0.0))
+        return self._journal.spent_s
 
     @property
     def longest_s(self) -> float:
         """Seconds of the longest batch of trials."""
-        return float(self._study.user_attrs.get(_LONGEST_S, 0.0))
+        return self._journal.longest_s
 
     def spend(self, seconds: float) -> None:
         """Adds the seconds of a batch."""
-        self._study.set_user_attr(_LONGEST_S, max(self.longest_s, seconds))
-        self._study.set_user_attr(_SPENT_S, self.spent_s + seconds)
+        self._keep(longest_s=max(self.longest_s, seconds), spent_s=self.spent_s + seconds)
 
     def trials(self) -> list[Trial]:
         """All trials in the order of their numbers."""
-        return [
-            Trial(
-                each.number,
-                each.state.name.lower(),
-                each.value if each.state in (TrialState.COMPLETE, TrialState.PRUNED) else None,
-                dict(each.params),
-                str(each.user_attrs.get(_ERROR, "")),
-            )
-            for each in self._frozen()
-        ]
+        return list(self._journal.trials)
 
-    def _frozen(self) -> list[FrozenTrial]:
-        return self._study.get_trials(deepcopy=False)
+    def add(self, drawn: Mapping[str, Any]) -> None:
+        """Stores the next trial, for which this was drawn."""
+        trials = self._journal.trials
+        self._keep(trials=[*trials, Trial(number=len(trials), drawn=dict(drawn))])
 
     def begin(self, sampler: str, seed: int, jobs: int, first: Mapping[str, Any] | None) -> None:
         """Draws and stores the next trial; first: given values of trial 0."""
-        before = self._frozen()
-        number = len(before)
+        number = len(self._journal.trials)
         if number == 0 and first is not None:
-            drawn = dict(first)
-        else:
-            state = np.random.SeedSequence([seed, number]).generate_state(1)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of arguments that may change
-                view = optuna.create_study(
-                    direction="maximize", sampler=_sampler(sampler, int(state[0]))
-                )
-            view.add_trials(_as_seen(before, number - number % jobs))
-            drawn = view.ask(self._space).params
-        # One line of the journal, so that no kill leaves half of it.
-        self._study.add_trial(
-            create_trial(state=TrialState.RUNNING, params=drawn, distributions=self._space)
+            return self.add(first)
+        state = np.random.SeedSequence([seed, number]).generate_state(1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of arguments that may change
+            view = optuna.create_study(
+                direction="maximize", sampler=_sampler(sampler, int(state[0]))
+            )
+        view.add_trials(self._as_seen(number, jobs))
+        return self.add(view.ask(self._space).params)
+
+    def _as_seen(self, number: int, jobs: int) -> list[FrozenTrial]:
+        """The trials before this one as they were when its batch began, with those of the batch
+        itself running.
+        """
+        batch = number - number % jobs
+        before = self._journal.trials[:number]
+        running = [Trial(number=each.number, drawn=each.drawn) for each in before[batch:]]
+        return [self._frozen(each) for each in [*before[:batch], *running]]
+
+    def _frozen(self, trial: Trial) -> FrozenTrial:
+        score = trial.score if trial.state in ("complete", "pruned") else None
+        return create_trial(
+            state=TrialState[trial.state.upper()],
+            values=None if score is None else [score],
+            params=trial.drawn,
+            distributions=self._space,
+            intermediate_values={int(step): x for step, x in trial.curve},
+            system_attrs=trial.attrs,
         )
 
     def others(self, number: int, jobs: int) -> list[dict[str, Any]]:
@@ -159,35 +143,58 @@ class Study:
                 "curve": list(each.intermediate_values.items()),
                 "attrs": each.system_attrs,
             }
-            for each in _as_seen(self._frozen()[:number], number - number % jobs)
+            for each in self._as_seen(number, jobs)
         ]
 
-    def end(self, number: int, state: str, answer: Mapping[str, Any]) -> None:
-        """Stores how a trial ended: complete, pruned or fail, with ``score``, ``curve``, ``attrs``
-        and ``error`` of the answer.
+    def end(self, number: int, state: State, answer: Mapping[str, Any]) -> None:
+        """Stores how a trial ended, with ``score``, ``curve``, ``attrs`` and ``error`` of the
+        answer.  The score of a pruned trial is its newest.
         """
-        trial = self._storage.get_trial_id_from_study_id_trial_number(self._id, number)
-        for step, value in answer.get("curve", ()):
-            self._storage.set_trial_intermediate_value(trial, step, value)
-        for name, value in answer.get("attrs", {}).items():
-            self._storage.set_trial_system_attr(trial, name, value)
-        if answer.get("error"):
-            self._storage.set_trial_user_attr(trial, _ERROR, answer["error"])
+        curve = [[step, x] for step, x in answer.get("curve", ())]
         score = answer.get("score") if state == "complete" else None
-        self._study.tell(number, score, TrialState[state.upper()])
+        if state == "pruned" and curve:
+            _, score = max(curve)
+        ended = Trial(
+            number=number,
+            state=state,
+            score=score,
+            drawn=self._journal.trials[number].drawn,
+            curve=curve,
+            attrs=answer.get("attrs", {}),
+            error=str(answer.get("error") or "")[:2_000],
+        )
+        trials = self.trials()
+        trials[number] = ended
+        self._keep(trials=trials)
 
-    def importances(self) -> dict[str, float]:
-        """Importance of each option for the score (PED-ANOVA), as fractions; empty if too few
-        trials are complete.
+    def importances(self) -> tuple[dict[str, float], str]:
+        """Importance of each option for the score (PED-ANOVA), as fractions; where there is none,
+        the reason.
         """
-        complete = [each for each in self._frozen() if each.state == TrialState.COMPLETE]
-        if len(complete) < _LEAST_TRIALS:
-            return {}
+        complete = [each for each in self._journal.trials if each.state == "complete"]
+        if len(complete) < LEAST_TRIALS:
+            return {}, f"importances need {LEAST_TRIALS} complete trials, there are {len(complete)}"
+        study = optuna.create_study(direction="maximize")
+        study.add_trials([self._frozen(each) for each in complete])
         with suppress(ValueError, RuntimeError), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = get_param_importances(self._study, evaluator=PedAnovaImportanceEvaluator())
-            return {str(name): float(x) for name, x in found.items()}
-        return {}
+            found = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
+            return {str(name): float(x) for name, x in found.items()}, ""
+        return {}, "the scores do not tell the options apart"
+
+    def write_for_optuna(self) -> None:
+        """Writes the trials that have ended for Optuna's dashboard."""
+        path = self._folder / f"{files.TEMPORARY}{OF_OPTUNA}"
+        for each in (path, path.with_name(f"{path.name}.lock")):  # of a kill
+            each.unlink(missing_ok=True)
+        study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(path))),
+            study_name=_NAME,
+            direction="maximize",
+        )
+        ended = [each for each in self._journal.trials if each.state != "running"]
+        study.add_trials([self._frozen(each) for each in ended])
+        path.replace(self._folder / OF_OPTUNA)
 
 
 def judge(
@@ -220,22 +227,6 @@ def judge(
     return ends, lambda: dict(view.get_trials(deepcopy=False)[-1].system_attrs)
 
 
-def _as_seen(trials: Sequence[FrozenTrial], batch: int) -> list[FrozenTrial]:
-    """The trials as they were when the batch that begins with this number began, with the batch's
-    own trials running."""
-    return [
-        create_trial(
-            state=each.state if each.number < batch else TrialState.RUNNING,
-            values=each.values if each.number < batch else None,
-            params=each.params,
-            distributions=each.distributions,
-            intermediate_values=each.intermediate_values if each.number < batch else {},
-            system_attrs=each.system_attrs if each.number < batch else {},
-        )
-        for each in trials
-    ]
-
-
 def _distribution(one: Dimension) -> BaseDistribution:
     if one.choices:
         return CategoricalDistribution(one.labels)
@@ -253,26 +244,8 @@ def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
 def _pruner(name: str) -> optuna.pruners.BasePruner:
     if name == "median":
         return optuna.pruners.MedianPruner(
-            n_startup_trials=_LEAST_TRIALS, n_warmup_steps=_WARMUP_STEPS
+            n_startup_trials=LEAST_TRIALS, n_warmup_steps=_WARMUP_STEPS
         )
     if name == "hyperband":
         return optuna.pruners.HyperbandPruner(min_resource=1, max_resource=STEPS)
     return optuna.pruners.NopPruner()
-
-
-def _damaged(path: Path, how: str) -> FileFault:
-    return FileFault(
-        f"{path} must be the journal of a sweep, got a damaged one ({how}): give another --run-dir"
-    )
-
-
-def _mend(path: Path) -> None:
-    """Removes from a journal what a kill may leave: a lock, and a line without an end."""
-    with suppress(FileNotFoundError):
-        os.unlink(f"{path}.lock")
-    if not path.exists():
-        return
-    held = files.read_bytes(path)
-    whole = held.rfind(b"\n") + 1
-    if whole < len(held):
-        os.truncate(path, whole)

@@ -37,6 +37,8 @@ def write(found: Found) -> list[str]:
             wrote.append("importance.png")
         except QuintetError as fault:
             wrote.append(f"no importance.png: {fault}")
+    elif found.unknown:
+        wrote.append(f"no importance.png: {found.unknown}")
     return wrote
 
 

@@ -9,7 +9,6 @@ from quintet.run import member
 
 if TYPE_CHECKING:
     from quintet.config.resolve import Loaded
-    from quintet.sweep.watch import Watch
 
 
 def main() -> int:
@@ -27,12 +26,12 @@ def _train(loaded: "Loaded", payload: dict[str, Any]) -> dict[str, Any]:
     watch = Watch(**payload["watch"])
     assert loaded.config.run_dir is not None
     if not loaded.overwrite and watch.reread(loaded.config.run_dir):
-        return _answer("pruned", watch)
+        return watch.answer("pruned")
     result = run(loaded, watch.hear)
     if watch.pruned and result.status == "stopped":
         print("ends here: others were better at this point", file=sys.stdout)
-        return _answer("pruned", watch)
-    return _answer(result.status, watch)
+        return watch.answer("pruned")
+    return watch.answer(result.status)
 
 
 def resuming_or_anew(loaded: "Loaded") -> "Loaded":
@@ -66,12 +65,3 @@ def resumes_exactly(checkpoints: Path) -> bool:
         return False
     parts = exact.meta.get(POLICIES) or [exact.meta]
     return newest.path == exact.path or all(part.get("replay") is None for part in parts)
-
-
-def _answer(status: str, watch: "Watch") -> dict[str, Any]:
-    return {
-        "status": status,
-        "score": watch.score,
-        "curve": list(watch.curve.items()),
-        "attrs": watch.attrs(),
-    }

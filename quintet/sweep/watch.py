@@ -55,3 +55,12 @@ class Watch:
             self.curve[step] = self.score
             self.pruned = self._ends(step, self.score) and steps < self._total
         return self.pruned
+
+    def answer(self, status: str) -> dict[str, Any]:
+        """The end of the trial, as `Study.end` takes it."""
+        return {
+            "status": status,
+            "score": self.score,
+            "curve": list(self.curve.items()),
+            "attrs": self.attrs(),
+        }

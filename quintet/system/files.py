@@ -301,7 +301,9 @@ def write_whole(path: Path, content: bytes) -> None:
     """
     beside = path.with_name(f"{TEMPORARY}{path.name}")
     try:
-        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        with suppress(FileNotFoundError):  # of a kill, or of a stranger, who made it a link
+            beside.unlink()
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         try:
             write_all(handle, content)
             os.fsync(handle)

@@ -26,6 +26,11 @@ _OURS = re.compile(
     r"|wandb\.json|wandb|tensorboard|checkpoints|best|policy|policy_\d+|replay|failed_batch"
     r"|manifest\.json|meta\.json|\w+\.safetensors"
 )
+_OF_RUNS = re.compile(
+    r"race|trials|fresh|s\d+|sweep\.json|journal\.log|trials\.csv|best\.yaml|importance\.png"
+)
+"""What a race, a sweep or a group of seeds has in its folder, beside or around runs."""
+
 _PREFIXED = re.compile(rf"({re.escape(TEMPORARY)}|{re.escape(REPLACED)}).*", re.DOTALL)
 _OF_OTHERS = "wandb"  # a folder of another library, which makes its own links
 _TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
@@ -57,8 +62,9 @@ def is_ours(name: str) -> bool:
 
 
 def require_own(folder: Path, *, writes: bool = False) -> None:
-    """Checks all that quintet may open, write or remove in a run folder, or in a checkpoint; raises
-    CheckpointError where something is a link, or neither a file nor a folder.
+    """Checks all that quintet may open, write, rename or remove in the folder of a run, a race, a
+    sweep or a group of seeds, or in a checkpoint; raises CheckpointError where something is a link,
+    or neither a file nor a folder.
 
     writes: whether files are written in place, so that they may not have a second name (hard link).
     """
@@ -76,11 +82,23 @@ def require_own(folder: Path, *, writes: bool = False) -> None:
         if writes and in_place and stat.S_ISREG(held.st_mode) and held.st_nlink > 1:
             other = "a file with another name as well (a hard link), which would change with it"
         if other:
-            raise CheckpointError(
-                f"{path} must be an ordinary file or folder, got {other}: quintet opens, "
-                "writes and removes nothing through links inside a run folder; put what "
-                "belongs there in its place, or remove it"
-            )
+            raise _not_ordinary(path, other)
+
+
+def require_member(folder: Path) -> None:
+    """Checks the folder of a run of a group, whose folder may come from another person; raises
+    CheckpointError where it is a link.
+    """
+    if folder.is_symlink():
+        raise _not_ordinary(folder, f"a link to {_target(folder)}")
+
+
+def _not_ordinary(path: Path, other: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path} must be an ordinary file or folder, got {other}: quintet opens, writes and "
+        "removes nothing through links inside the folder of a run or of several runs; put what "
+        "belongs there in its place, or remove it"
+    )
 
 
 def _entries(folder: Path) -> Iterator["os.DirEntry[str]"]:
@@ -92,7 +110,7 @@ def _entries(folder: Path) -> Iterator["os.DirEntry[str]"]:
         with suppress(OSError, ValueError), os.scandir(left.pop()) as listed:
             found = sorted(listed, key=lambda entry: entry.name)
         for entry in found:
-            if top and not is_ours(entry.name):
+            if top and not (is_ours(entry.name) or _OF_RUNS.fullmatch(entry.name)):
                 continue
             yield entry
             if entry.name != _OF_OTHERS and entry.is_dir(follow_symlinks=False):

@@ -13,7 +13,7 @@ from quick_helpers import PRELOAD, begin
 from small_run_helpers import SMALL, TOY
 
 import quintet
-from quintet import cli
+from quintet import checkpoint, cli
 from quintet.errors import ConfigError, QuintetError
 from quintet.observe.run_summary import find_runs, read_summary
 from quintet.race import choosing, course, portfolio
@@ -105,6 +105,7 @@ class Fake:
             assert each.folder is not None
             each.folder.mkdir(parents=True, exist_ok=True)
             (each.folder / "config.yaml").write_text(each.name)
+            checkpoint.write(each.folder, "policy", {}, {})
             answer = {"returns": [SCORES[each.name] + x for x in (-1.0, 1.0)], "env_steps": 5000}
             answer |= {"speed": 100.0, "training": 0.0, "status": "ran", "evaluation_s": 1.0}
             found.append(Outcome(0, answer))
@@ -512,7 +513,7 @@ def test_other_folders_two_races_in_one_and_damage_are_refused(
     path.rename(tmp_path / "theirs")
     path.symlink_to(tmp_path / "theirs")
     assert cli.main(command(folder)) == 1
-    assert "must be an ordinary file, got a link" in capsys.readouterr().err
+    assert "must be an ordinary file or folder, got a link" in capsys.readouterr().err
     path.unlink()
     (tmp_path / "theirs").rename(path)
     held = json.loads(path.read_text())

@@ -113,6 +113,51 @@ def test_an_interrupted_sweep_goes_on_and_its_best_trial_is_trained_again(
     assert f"learning_rate: {best['learning_rate']}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("how", ["a flipped byte", "of an older version", "lost in a kill"])
+def test_a_damaged_journal_is_made_again_from_the_trials(
+    how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where one of them failed before it had a folder."""
+    more = ("--search", "unroll_steps=16,7", "--trials", "4", "--best", "0", "--pruner", "none")
+    folder = tmp_path / "a"
+    assert cli.main(command(folder, *more)) == 0
+    before, path = table(folder), folder / "sweep.json"
+    assert {row["state"] for row in before} == {"complete", "fail"}
+    data = bytearray(path.read_bytes())
+    if how == "a flipped byte":
+        data[len(data) // 2] ^= 0x80
+        path.write_bytes(data)
+    elif how == "of an older version":
+        path.unlink()
+    else:
+        path.rename(folder / "sweep.json.damaged-1")
+        (folder / "journal.log").unlink()
+    capsys.readouterr()
+    assert cli.main(command(folder, *more)) == 0
+    said = capsys.readouterr().out
+    complete = sum(row["state"] == "complete" for row in before)
+    assert f"{complete} of {4 if before[3]['state'] == 'complete' else 3} trials are taken" in said
+    assert "ppo on" not in said.replace("failed", "")  # nothing is trained again
+    assert table(folder) == before
+    assert (how == "a flipped byte") == ("kept as sweep.json.damaged-1" in said)
+    assert (how == "of an older version") == (folder / "journal.log.old-1").exists()
+
+
+def test_a_damaged_journal_of_trials_of_another_sweep_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = (*SEARCH, "--trials", "1", "--best", "0")
+    assert cli.main(command(tmp_path / "a", *more)) == 0
+    assert "no importance.png: importances need 4 complete trials, there are 1" in (
+        capsys.readouterr().out
+    )
+    (tmp_path / "a" / "sweep.json").write_text("{")
+    assert cli.main(command(tmp_path / "a", *more, "--gae-lambda", "0.5")) == 1
+    said = capsys.readouterr().err
+    assert "must hold trials of this sweep, got trials/0001: " in said
+    assert "gae_lambda: the run has 0.95, asked is 0.5" in said
+
+
 def test_a_trial_that_fails_is_recorded_and_the_sweep_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,9 +207,9 @@ def test_a_folder_of_something_else_is_refused(
     assert "or one with a sweep" in capsys.readouterr().err
     folder = tmp_path / "a"
     folder.mkdir()
-    (folder / "journal.log").symlink_to(tmp_path / "thesis.tex")
+    (folder / "sweep.json").symlink_to(tmp_path / "thesis.tex")
     assert cli.main(command(folder, "--trials", "2")) == 1
-    assert "must be an ordinary file, got a link" in capsys.readouterr().err
+    assert "must be an ordinary file or folder, got a link" in capsys.readouterr().err
     assert (tmp_path / "thesis.tex").read_text() == ""
 
 
@@ -242,7 +287,8 @@ def test_a_stop_is_heeded_also_where_the_trials_have_just_ended(
     monkeypatch.setattr(seed_group, "run_members", fake.run)
     assert cli.main(command(tmp_path / "a", *more)) == 130
     assert [each for each in fake.batches if each] == [["0001"], ["0002"]]
-    assert (tmp_path / "a" / "journal.log").read_text().count("spent_s") == 2
+    held = json.loads((tmp_path / "a" / "sweep.json").read_text())
+    assert [each["state"] for each in held["trials"]] == ["complete"] * 2
     assert cli.main(command(tmp_path / "a", *more)) == 0
     assert [each for each in fake.batches if each] == [["0001"], ["0002"], ["0003"]]
     assert [row["state"] for row in table(tmp_path / "a")] == ["complete"] * 3

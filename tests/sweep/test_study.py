@@ -1,16 +1,18 @@
-"""The journal: what is drawn, what a kill leaves, and when trials are pruned."""
+"""The study: what is drawn, what is kept of it, and when trials are pruned."""
 
-import time
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quintet.errors import ConfigError, FileFault
+from quintet.errors import ConfigError
+from quintet.sweep import journal
 from quintet.sweep.space import Dimension
+from quintet.system.journal import Damaged
 
 pytest.importorskip("optuna")
-from quintet.sweep.study import JOURNAL, Study, judge
+from quintet.sweep.study import Study, judge
 from quintet.sweep.watch import Watch
 
 SPACE = [
@@ -18,6 +20,10 @@ SPACE = [
     Dimension("num_epochs", 1, 20, whole=True),
     Dimension("model.activation", choices=("tanh", "relu")),
 ]
+
+
+def opened(folder: Path) -> Study:
+    return Study(folder, SPACE, journal.read(folder, SPACE))
 
 
 def searched(folder: Path, *, reopened: bool, order: int = 1) -> list[dict[str, Any]]:
@@ -28,7 +34,7 @@ def searched(folder: Path, *, reopened: bool, order: int = 1) -> list[dict[str, 
         for _ in range(2):
             study.begin("tpe", 5, 2, None)
             if reopened:
-                study = Study(folder, SPACE)
+                study = opened(folder)
         for number in (first, first + 1)[::order]:
             score = -abs(study.trials()[number].drawn["num_epochs"] - 7.0)
             if number == 3:
@@ -81,7 +87,7 @@ def test_trials_come_back_with_their_ends(tmp_path: Path) -> None:
     study.end(1, "fail", {"error": "it diverged"})
     study.end(2, "pruned", {"curve": [[1, 0.5]], "attrs": {"rung": 1}})
     study.spend(3.0)
-    again = Study(tmp_path, SPACE)
+    again = opened(tmp_path)
     assert again.trials()[0].drawn == first
     assert [(each.state, each.score, each.error) for each in again.trials()] == [
         ("complete", 2.0, ""),
@@ -98,38 +104,56 @@ def test_trials_come_back_with_their_ends(tmp_path: Path) -> None:
     assert again.others(3, 4)[0]["state"] == "RUNNING"
 
 
-def test_what_a_kill_leaves_is_mended_and_other_damage_refused(tmp_path: Path) -> None:
-    study = Study(tmp_path, SPACE)
-    study.begin("random", 0, 1, None)
-    (tmp_path / f"{JOURNAL}.lock").symlink_to(tmp_path / JOURNAL)
-    with (tmp_path / JOURNAL).open("ab") as file:
-        file.write(b'{"op_code": 4, "wor')
-    begun = time.monotonic()
-    again = Study(tmp_path, SPACE)
-    again.begin("random", 0, 1, None)
-    assert time.monotonic() - begun < 20.0  # Optuna itself takes a lock away after 30 s
-    assert len(Study(tmp_path, SPACE).trials()) == 2
-    (tmp_path / JOURNAL).write_text("x\ny\n")
-    with pytest.raises(FileFault, match=r"journal\.log must be the journal of a sweep"):
-        Study(tmp_path, SPACE)
-
-
 def test_another_sweep_is_refused_with_what_differs(tmp_path: Path) -> None:
-    Study(tmp_path, SPACE).require_same({"algo": "ppo", "seed": 0, "search": [(1, 2)]})
-    Study(tmp_path, SPACE).require_same({"algo": "ppo", "seed": 0, "search": [(1, 2)]})
+    for _ in range(2):
+        opened(tmp_path).require_same({"algo": "ppo", "seed": 0, "search": [(1, 2)]})
     with pytest.raises(ConfigError, match=r"seed: the sweep has 0, asked is 1"):
-        Study(tmp_path, SPACE).require_same({"algo": "ppo", "seed": 1, "search": [(1, 2)]})
+        opened(tmp_path).require_same({"algo": "ppo", "seed": 1, "search": [(1, 2)]})
 
 
-def test_a_trial_of_another_space_is_refused(tmp_path: Path) -> None:
-    study = Study(tmp_path, SPACE)
-    study.require_same({"algo": "ppo"})
+GOOD = {"learning_rate": 1e-3, "num_epochs": 4, "model.activation": "relu"}
+
+
+@pytest.mark.parametrize(
+    ("trial", "how"),
+    [
+        ({"drawn": {**GOOD, "model.activation": "tahn"}}, "trial 0 has another search space"),
+        ({"drawn": {**GOOD, "learning_rate": 0.5}}, "another search space"),
+        ({"drawn": {**GOOD, "learning_rate": float("nan")}}, "another search space"),
+        ({"drawn": {**GOOD, "num_epochs": 4.5}}, "another search space"),
+        ({"drawn": {**GOOD, "num_epochs": True}}, "another search space"),
+        ({"drawn": {"num_epochs": 4}}, "another search space"),
+        ({"drawn": "text"}, "trials.0.drawn: input should be a valid dictionary"),
+        ({"state": "complete", "score": float("nan")}, "trials.0.score"),
+        ({"state": "complete"}, "score must be there"),
+        ({"state": "asleep"}, "trials.0.state"),
+        ({"curve": [[1, 2, 3]]}, "trials.0.curve.0"),
+        ({"number": 3}, "trials must be numbered from 0"),
+    ],
+)
+def test_what_a_journal_says_is_checked(tmp_path: Path, trial: dict[str, Any], how: str) -> None:
+    study = opened(tmp_path)
+    study.add(GOOD)
+    path = tmp_path / journal.FILE
+    held = json.loads(path.read_text())
+    held["trials"] = [{**held["trials"][0], **trial}]
+    path.write_text(json.dumps(held))
+    with pytest.raises(Damaged, match=r"must be the journal of a sweep, got a damaged one") as said:
+        opened(tmp_path)
+    assert how in str(said.value)
+
+
+def test_optuna_reads_the_trials_that_have_ended(tmp_path: Path) -> None:
+    import optuna
+
+    searched(tmp_path / "a", reopened=False)
+    study = opened(tmp_path / "a")
     study.begin("random", 0, 1, None)
-    Study(tmp_path, SPACE).require_same({"algo": "ppo"})
-    held = (tmp_path / JOURNAL).read_text()
-    (tmp_path / JOURNAL).write_text(held.replace("tanh", "tahn"))
-    with pytest.raises(FileFault, match=r"damaged one \(trial 0 has another search space\)"):
-        Study(tmp_path, SPACE).require_same({"algo": "ppo"})
+    for _ in range(2):
+        study.write_for_optuna()
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "a" / "journal.log"))
+    found = optuna.load_study(study_name="sweep", storage=optuna.storages.JournalStorage(backend))
+    assert [each.params for each in found.trials] == [x.drawn for x in study.trials()][:-1]
 
 
 def others(count: int, score: float) -> list[dict[str, Any]]:
@@ -175,9 +199,10 @@ def test_the_option_that_decides_the_score_is_the_most_important(
     for number in range(count):
         study.begin("random", 5, 1, None)
         study.end(number, "complete", {"score": -study.trials()[number].drawn["num_epochs"]})
-    found = study.importances()
+    found, unknown = study.importances()
     if count == 3:
         assert found == {}
+        assert unknown == "importances need 4 complete trials, there are 3"
     else:
         assert {*found} == {one.key for one in SPACE}
         assert found["num_epochs"] > 0.6

@@ -6,10 +6,14 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("optuna")
+from quintet.sweep.journal import Trial
 from quintet.sweep.search import Found
 from quintet.sweep.space import Dimension
-from quintet.sweep.study import Trial
 from quintet.sweep.summary import _interval, lines, write
+
+
+def trial(number: int, score: float) -> Trial:
+    return Trial(number=number, state="complete", score=score, drawn={"gamma": 0.9})
 
 
 def test_the_interval_is_that_of_the_mean_and_one_seed_has_none() -> None:
@@ -21,7 +25,7 @@ def test_the_interval_is_that_of_the_mean_and_one_seed_has_none() -> None:
 
 
 def test_fresh_seeds_are_written_one_by_one(tmp_path: Path) -> None:
-    trials = [Trial(each, "complete", 1.0, {"gamma": 0.9}, "") for each in range(3)]
+    trials = [trial(each, 1.0) for each in range(3)]
     found = Found(tmp_path, [Dimension("gamma", 0.5, 0.99)], "eval/return_mean", trials, {})
     found.fresh = {0: [3.0, 1.0], 1: [7.0]}
     write(found)
@@ -35,9 +39,8 @@ def test_fresh_seeds_are_written_one_by_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("count", "doubtful"), [(49, True), (50, False)])
 def test_importances_are_told_drawn_and_doubted(count: int, doubtful: bool, tmp_path: Path) -> None:
-    trials = [Trial(each, "complete", float(each), {"gamma": 0.9}, "") for each in range(count)] + [
-        Trial(count, "fail", None, {"gamma": 0.8}, "it diverged")
-    ]
+    trials = [trial(each, float(each)) for each in range(count)]
+    trials.append(Trial(number=count, state="fail", drawn={"gamma": 0.8}, error="it diverged"))
     space = [Dimension("gamma", 0.5, 0.99)]
     found = Found(tmp_path, space, "eval/return_mean", trials, {})
     found.importances = {"gamma": 1.0}
