@@ -44,17 +44,27 @@ def flatten(values: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
     underscores.
 
     A mapping that is the value of one option (``env.kwargs``) stays whole.
+
+    Raises:
+        ConfigError: two names are of one option.
     """
     names = set(known)
     flat: dict[str, Any] = {}
+    given: dict[str, str] = {}
 
     def add(prefix: str, items: Mapping[str, Any]) -> None:
         for key, value in items.items():
             name = f"{prefix}{key}".replace("-", "_")
             if isinstance(value, Mapping) and name not in names:
                 add(f"{name}.", value)
-            else:
-                flat[ALIASES.get(name, name)] = value
+                continue
+            target = ALIASES.get(name, name)
+            if target in flat:
+                raise ConfigError(
+                    f"{target} must be given once, got it as {given[target]!r} and as "
+                    f"{prefix + key!r}; leave one out"
+                )
+            flat[target], given[target] = value, f"{prefix}{key}"
 
     add("", values)
     return flat

@@ -50,7 +50,7 @@ class RunLog:
             part.say(message)
 
     def answer(self, message: str) -> None:
-        """Answers a user's signal, visibly even if progress is not shown."""
+        """Answers a user's signal or call, visibly even if progress is not shown."""
         self.say(message)
         if self._hidden:
             with suppress(OSError, ValueError, AttributeError):  # closed, or none at all

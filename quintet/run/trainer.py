@@ -215,7 +215,7 @@ class Trainer:
 
     def say_finished(self) -> None:
         """Reports that the budget was already spent, and writes the final policies."""
-        self.log.say(
+        self.log.answer(
             f"this run is finished: {self.counters.env_steps:,} env_steps; raise "
             "--total-steps to continue, or give another --run-dir, or --overwrite, for a new run"
         )

@@ -77,10 +77,25 @@ _FLOATS = re.compile(
 
 @final
 class _Loader(yaml.SafeLoader):
+    """Refuses a name that a mapping has twice, of which PyYAML keeps the last."""
+
     yaml_implicit_resolvers = {  # noqa: RUF012 (PyYAML's)
         first: [each for each in found if each[0] not in (_BOOL, _INT, _FLOAT, _DATE)]
         for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise ValueError(
+                    f"{key.value!r} must stand once in a mapping, got it in lines "
+                    f"{lines[key.value]} and {line}; leave one out"
+                )
+            lines[key.value] = line
+        return node
 
 
 @final

@@ -151,6 +151,21 @@ def test_every_option_says_what_it_means():
 # Faults
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"total-steps": 1, "total_env_steps": 2},
+        {"env": {"num_streams": 1}, "env.num-streams": 2},
+        {"env": "A-v1", "env.id": "B-v1"},
+    ],
+)
+def test_an_option_that_is_given_twice_is_refused(given):
+    with pytest.raises(
+        ConfigError, match=r"must be given once, got it as '\S+' and as '\S+'; leave"
+    ):
+        flatten(given, options("ppo"))
+
+
 def test_an_unknown_option_is_answered_with_the_nearest_and_its_source():
     said = faults_of({"learnin_rate": 1})
     assert said == "unknown option 'learnin_rate' (command line); did you mean 'learning_rate'?"

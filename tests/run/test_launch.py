@@ -210,13 +210,14 @@ def test_a_run_may_be_moved(tmp_path):
 # Going on
 
 
-def test_again_changes_nothing_and_more_steps_go_on(tmp_path):
+def test_again_changes_nothing_and_more_steps_go_on(tmp_path, capsys):
     run(tmp_path)
     before = tree(tmp_path / "checkpoints") | tree(tmp_path / "policy")
     result = run(tmp_path)
     assert tree(tmp_path / "checkpoints") | tree(tmp_path / "policy") == before
     assert result.status == "finished"
     assert "this run is finished: 128 env_steps; raise --total-steps" in log(tmp_path)
+    assert "this run is finished" in capsys.readouterr().err  # though progress is not shown
     result = run(tmp_path, 321)
     assert result.metrics["env_steps"] == 321
     steps = [report["env_steps"] for report in read_metrics(tmp_path)]

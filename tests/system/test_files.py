@@ -39,6 +39,20 @@ def test_aliases_do_not_grow_without_end():
         files.parse_yaml("a: &a [*a]")
 
 
+@pytest.mark.parametrize("text", ["a: 1\nb: 2\na: 3", "c:\n  a: 1\n\n  'a': 1"])
+def test_a_name_that_stands_twice_is_refused_with_its_lines(text):
+    first, second = (1, 3) if text[0] == "a" else (2, 4)
+    with pytest.raises(ValueError, match=rf"'a' must .* lines {first} and {second}; leave one out"):
+        files.parse_yaml(text)
+
+
+def test_names_of_a_merged_mapping_may_be_given_again():
+    text = "b: &b {x: 2, y: 3}\ndeep: {inner: &a {<<: *b, x: 1}}\nother: {<<: *a, y: 4}"
+    held = files.parse_yaml(text)
+    assert held["deep"]["inner"] == {"x": 1, "y": 3}
+    assert held["other"]["y"] == 4
+
+
 @pytest.mark.parametrize(
     "text", ["a: [", "\x00", "a: *b", "a: !!int x", "a: !!python/name:os.system"]
 )
