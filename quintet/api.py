@@ -16,7 +16,7 @@ from quintet.config.resolve import Loaded
 from quintet.config.saved import Unusable, load_config, load_seeds
 from quintet.envs.env_source import GIVEN, EnvLike, EnvSource, can_be_made_again, settle
 from quintet.errors import ConfigError, GroupFault
-from quintet.system.importing import Given, named
+from quintet.system.importing import Given, named, require_no_import
 from quintet.system.trust import vouched
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ def train(
         UntrustedError: the run in `run_dir` names code that may not run.
         GroupFault: with `seeds`, some runs failed; the others ran to their ends.
     """
+    require_no_import("quintet.train")
     racing = isinstance(algo, str) and algo.lower() == "auto"
     algo = registry.DEFAULT if racing else registry.canonical(algo)
     if others:

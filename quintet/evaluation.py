@@ -22,6 +22,7 @@ from quintet.envs.config import EnvConfig
 from quintet.envs.env_source import EnvLike, settle
 from quintet.envs.evaluated import OWN_OPTIONS, EvalEnvConfig, of_another
 from quintet.envs.film import make_filmed_env
+from quintet.envs.owners import made_for
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.vector import EnvDescription, ObsArrays, VectorEnv
 from quintet.errors import ConfigError, QuintetError, known_arguments
@@ -31,7 +32,7 @@ from quintet.play import Found, Games, How, play
 from quintet.policy import LEAST_BOUND, Policy
 from quintet.runtime.spread import Spreading, make_streams, spread_envs
 from quintet.system.files import given_path
-from quintet.system.importing import settle_search_path
+from quintet.system.importing import is_file_name, is_here, settle_search_path, way_to_script
 from quintet.system.trust import Call, calls_of
 from quintet.system.user_code import no_exit
 from quintet.uniform import UniformActor
@@ -233,16 +234,7 @@ def evaluate(
         other = against.player_on(device) if isinstance(against, Policy) else uniform(1)
         how = replace(how, others=(other,))
         num_streams = max(num_streams, min(how.episodes, 2) * chosen.num_agents)  # both seatings
-    try:
-        made = _streams(chosen, num_streams, how)
-    except ConfigError as error:
-        if env is None and ":" in chosen.config.id:
-            raise ConfigError(
-                f"{error}; if the policy was trained on a callable, give that as env=, or an "
-                "import string of it as --env"
-            ) from error
-        raise
-    with closing(made) as vector:
+    with closing(_streams_for(policy, chosen, num_streams, how)) as vector:
         _check_spaces(policy, vector)
         how = replace(how, max_steps=_bound(max_steps, policy, vector.description))
         if isinstance(against, Policy):
@@ -405,7 +397,7 @@ def environment_of(policy: Policy, env: EnvLike | None, num_streams: int) -> Vec
     """
     settle_search_path()
     chosen, count = _choose_env(policy, env, num_streams, {})
-    vector = _streams(chosen, count, How(policy.actor, 1, 0, True, None))
+    vector = _streams_for(policy, chosen, count, How(policy.actor, 1, 0, True, None))
     try:
         _check_spaces(policy, vector)
     except BaseException:
@@ -414,8 +406,30 @@ def environment_of(policy: Policy, env: EnvLike | None, num_streams: int) -> Vec
     return vector
 
 
+def _streams_for(policy: Policy, env: ResolvedEnv, num_streams: int, how: How) -> VectorEnv:
+    """The streams of a loaded policy's environment; the error for a name that can't be imported
+    says where the environment was defined.
+    """
+    name, script = env.config.id, policy.description.get("script")
+    try:
+        return _streams(env, num_streams, how)
+    except ConfigError as error:
+        if env.source is not None:
+            raise
+        way = ""
+        if ":<" in name:
+            way = "give the function of the training as env=, or an import string of one as --env"
+        elif name.startswith("__main__:") and is_file_name(script) and not is_here(name):
+            place = Path(policy.origin.place)
+            way = f"{name} is defined in {script}: {way_to_script(name, script, place)}"
+        if not way:
+            raise
+        raise ConfigError(way if script else f"{error}; {way}") from error
+
+
 def _streams(env: ResolvedEnv, num_streams: int, how: How) -> VectorEnv:
-    made = make_streams(env, num_streams, Spreading(timeout_s=how.timeout_s))
+    with made_for("an evaluation"):
+        made = make_streams(env, num_streams, Spreading(timeout_s=how.timeout_s))
     for each in spread_envs([made]):
         each.tell(how.say, how.notice, how.who)
     return made

@@ -32,6 +32,7 @@ from quintet.runtime.torch_settings import OwnTorch
 from quintet.spaces_as_json import as_json, from_json
 from quintet.system import files, memory
 from quintet.system.cpus import usable_cores
+from quintet.system.importing import script_of
 from quintet.system.trust import UNKNOWN, Call, Origin, calls_of
 from quintet.system.user_code import no_exit
 from quintet.types import ACTION_MASK, Obs, Publication, Spaces, State
@@ -52,8 +53,11 @@ _UNFIT = (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError, Ass
 def describe(
     algo: str, learner: Any, model: ModelConfig, env: EnvConfig, of: Spaces
 ) -> dict[str, Any]:
-    """Everything that a policy needs except its weights, as JSON."""
-    return {
+    """Everything that a policy needs except its weights, as JSON; also the name of the script that
+    defines its environment, if that is in no module.
+    """
+    script = script_of(env.id)
+    return ({} if script is None else {"script": script}) | {
         "algo": algo,
         "learner": learner.model_dump(mode="json"),
         # With the function of an encoder that was given as one, of which JSON keeps the name.

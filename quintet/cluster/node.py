@@ -5,7 +5,6 @@ its messages.
 """
 
 import importlib
-import pickle
 import socket
 import threading
 from collections import deque
@@ -109,7 +108,7 @@ class Node:
         for module in work.simulators:
             importlib.import_module(module)
         self.link, self.work = link, work
-        self.spec: WorkerSpec = pickle.loads(work.spec)
+        self.spec: WorkerSpec = user_state.work_of(work.spec)
         self.facts = provenance.system(work.backend, "cpu", work.simulators)
         self.weights = [Weights(k, specs) for k, specs in enumerate(work.publications)]
         self.hosted: dict[int, Hosted] = {}

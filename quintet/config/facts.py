@@ -15,6 +15,7 @@ from quintet.envs import other_apis
 from quintet.envs.config import EnvConfig
 from quintet.envs.env_source import EnvSource
 from quintet.envs.make import make_group_env
+from quintet.envs.owners import made_for
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.models.config import facts_of
 from quintet.models.leaves import has_small_picture, is_grid_with_mission, is_image
@@ -87,7 +88,7 @@ def spaces_of(env: ResolvedEnv) -> Spaces:
     can't be made.
     """
     doing = f"{env.config.id} is made for its spaces, and closed"
-    with same_folder(), slow_notice(doing):
+    with same_folder(), slow_notice(doing), made_for("its spaces"):
         probe = make_group_env(env, env.streams_of(1))
         try:
             return probe.spaces

@@ -37,14 +37,13 @@ from quintet.envs import atari, other_apis
 from quintet.envs.backends import Group
 from quintet.envs.gymnasium import (
     Leaf,
-    claim,
     close_all,
     leaf_of,
     read_leaf,
-    release,
     steps_per_s,
 )
 from quintet.envs.other_apis import Unfit, fault_of, step_parts
+from quintet.envs.owners import claim, release
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.success import key_of, write_success
 from quintet.envs.vector import (

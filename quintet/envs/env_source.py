@@ -1,5 +1,6 @@
 """Environments that a user gives other than by id: callables and vector environments."""
 
+import errno
 import inspect
 import json
 from collections.abc import Callable, Mapping
@@ -14,12 +15,13 @@ from gymnasium.vector import VectorEnv as GymVectorEnv
 
 from quintet.envs import atari, other_apis
 from quintet.envs.backends import BACKENDS
+from quintet.envs.owners import living, purpose
 from quintet.envs.tensor import gives_tensors, size_of
 from quintet.errors import ConfigError
 from quintet.system import forks
 from quintet.system.importing import name_of
 from quintet.system.signals import STOPS
-from quintet.system.user_code import raised, traced
+from quintet.system.user_code import argv_advice, raised, traced
 from quintet.system.user_state import lacking
 
 MakeEnv = Callable[..., gymnasium.Env[Any, Any] | GymVectorEnv[Any, Any, Any]]
@@ -137,21 +139,61 @@ def call_maker(maker: Callable[..., Any], env_id: str, kwargs: Mapping[str, Any]
     except STOPS:
         raise
     except BaseException as error:
-        # What gymnasium.make says of a registered environment of another interface.
-        what_to_do = "correct env.kwargs or the environment"
-        if isinstance(error, TypeError) and "gymnasium.Env" in str(error):
-            what_to_do = other_apis.DERIVE
-        elif isinstance(error, gymnasium.error.UnregisteredEnv):
-            what_to_do = "register the id in the function that makes it, or import there what does"
+        what_to_do = _way_out(maker, kwargs, error)
         if lacking:
             what_to_do += (
                 f"; this process lacks what the one that began it has set up: {'; '.join(lacking)}"
             )
+        why = f" for {purpose()}" if purpose() else ""
         fault = ConfigError(
-            f"{env_id} must be made with env.kwargs {dict(kwargs)}; it "
+            f"{env_id} must be made with env.kwargs {dict(kwargs)}{why}; it "
             f"{raised(error)}; {what_to_do}"
         )
         raise traced(fault, error) from error
+
+
+def _way_out(maker: Callable[..., Any], kwargs: Mapping[str, Any], error: BaseException) -> str:
+    """Advice on an error of a maker of environments, by its cause."""
+    if isinstance(error, TypeError) and "gymnasium.Env" in str(error):
+        # What gymnasium.make says of a registered environment of another interface.
+        return other_apis.DERIVE
+    if isinstance(error, gymnasium.error.UnregisteredEnv):
+        return "register the id in the function that makes it, or import there what does"
+    if isinstance(error, TypeError) and (arguments := _arguments_fault(maker, kwargs, error)):
+        return arguments
+    if advice := argv_advice(error):
+        return advice
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        return (
+            "give each environment a port of its own: port 0, for which the system chooses a free "
+            "one; a counter in the class or module begins anew in each process, and workers, "
+            "processes that step, and evaluations make environments too"
+        )
+    what = "correct env.kwargs or the environment" if kwargs else "mend the environment"
+    if (others := living()) == 0:
+        return what
+    return (
+        f"{what}; this process has {others} other{'s' * (others > 1)} of them: if only one may "
+        "exist at a time, train with --runtime.kind serial --env.num-streams 1 --eval.episodes 0"
+    )
+
+
+def _arguments_fault(maker: Callable[..., Any], kwargs: Mapping[str, Any], error: TypeError) -> str:
+    """Advice if the maker does not take these arguments; "" if it does."""
+    unfit = [name for name in kwargs if f"'{name}'" in str(error)]  # of gymnasium.make
+    takes = f"it does not take {', '.join(unfit)}" if unfit else ""
+    try:
+        signature = inspect.signature(maker)
+    except ValueError:  # some built-in callables don't tell
+        return ""
+    try:
+        signature.bind(**kwargs)
+    except TypeError:
+        names = ", ".join(signature.parameters)
+        unfit = [name for name in kwargs if name not in signature.parameters]
+        takes = f"it takes {names or 'no arguments'}"
+    limit = "; a limit of steps is env.max_episode_steps" if "max_episode_steps" in unfit else ""
+    return f"correct env.kwargs: {takes}{limit}" if takes else ""
 
 
 def _install_line(env_id: str) -> str:

@@ -29,6 +29,7 @@ from quintet.envs.backends import BACKENDS
 from quintet.envs.env_source import GIVEN
 from quintet.envs.ids import nearest_version
 from quintet.envs.make import make_group_env
+from quintet.envs.owners import made_for
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.vector import CannotRender, ObsArrays, VectorEnv, allocate_obs
 from quintet.errors import ConfigError, EnvironmentFault, QuintetError
@@ -104,7 +105,7 @@ def make_filmed_env(env: ResolvedEnv, seed: int, check: Check) -> FilmedEnv:
     faults: list[str] = []
     for candidate in filter(None, (env, _twin(env))):
         try:
-            with _quiet():
+            with _quiet(), made_for("a video"):
                 made, rate = _drawn(candidate, seed, check)
             return FilmedEnv(made, rate, f"in its place, since {faults[0]}" if faults else "")
         except STOPS:

@@ -2,7 +2,6 @@
 
 import sys
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -15,6 +14,7 @@ from gymnasium import spaces
 from quintet.envs import other_apis
 from quintet.envs.backends import Group
 from quintet.envs.other_apis import Unfit, fault_of
+from quintet.envs.owners import claim, made_for, purpose, release, require_new
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.success import key_of, single_success
 from quintet.envs.vector import Array, EnvDescription, ObsArrays, Rendered, StepRow, check_seeds
@@ -94,7 +94,7 @@ class GymnasiumVectorEnv:
         num_streams, env_id = group.num_streams, env.config.id
         self._id, self.num_streams, self._first_stream = env_id, num_streams, group.first_stream
         self._success_key, self._make_env = key_of(env.config.success), make_env
-        self._used = False
+        self._used, self._purpose = False, purpose()
         forks.watch()
         self._forks = forks.generation
         self.envs: list[gymnasium.Env] = []
@@ -180,7 +180,9 @@ class GymnasiumVectorEnv:
         close_all(envs, self._id)
 
     def _new(self) -> gymnasium.Env:
-        env = _single(self._make_env(), self._id)
+        stream = self._first_stream + len(self.envs)
+        with made_for(self._purpose, f"stream {stream}"):
+            env = _single(self._make_env(), self._id)
         claim(env, self, self._id)
         return env
 
@@ -265,45 +267,6 @@ class GymnasiumVectorEnv:
                     f"{self._id} must make environments with equal spaces; got {own[0]}, {own[1]} "
                     f"and {env.observation_space}, {env.action_space}; give them the same spaces"
                 )
-
-
-def require_new(envs: Sequence[Any], env_id: str) -> None:
-    """Refuses environments that are the same object."""
-    if len({id(env) for env in envs}) < len(envs):
-        raise ConfigError(
-            f"{env_id} must make a new environment at each call; it gave the same object twice; "
-            "create the environment inside the callable"
-        )
-
-
-_OWNERS: dict[int, tuple[weakref.ref[Any], int]] = {}
-"""The owner of an environment, and its fork, by the id of the innermost one."""
-
-
-def claim(env: Any, owner: object, env_id: str) -> None:
-    """Notes that `owner` steps `env` until `release`; raises ConfigError if another one does."""
-    forks.watch()
-    key = _key(env)
-    held, generation = _OWNERS.get(key, (lambda: None, 0))
-    other = held()
-    if other is not None and other is not owner and generation == forks.generation:
-        raise ConfigError(
-            f"{env_id} must make a new environment at each call; it gave one that other "
-            "streams use: create the environment inside the callable; if the others are those of "
-            "a training that this would evaluate, also eval.episodes=0 helps"
-        )
-    _OWNERS[key] = weakref.ref(owner), forks.generation
-
-
-def release(env: Any, owner: object) -> None:
-    """Notes that `owner` no longer steps `env`."""
-    key = _key(env)
-    if _OWNERS.get(key, (lambda: None, 0))[0]() is owner:
-        del _OWNERS[key]
-
-
-def _key(env: Any) -> int:
-    return id(getattr(env, "unwrapped", env))
 
 
 def _single(env: Any, env_id: str) -> gymnasium.Env:

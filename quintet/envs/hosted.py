@@ -20,8 +20,8 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from quintet.envs.config import RewardClip
-from quintet.envs.gymnasium import claim, release
 from quintet.envs.other_apis import Unfit, fault_of
+from quintet.envs.owners import claim, release
 from quintet.envs.success import key_of, read_rule
 from quintet.envs.tensor import TensorStep, TensorVectorEnv
 from quintet.envs.vector import (

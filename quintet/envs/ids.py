@@ -12,6 +12,7 @@ from gymnasium.envs.registration import load_env_creator
 from quintet.envs import atari
 from quintet.envs.backends import BACKENDS
 from quintet.errors import ConfigError
+from quintet.system.name_hints import form_hint
 from quintet.system.signals import STOPS
 
 
@@ -72,6 +73,11 @@ def list_envs(pattern: str = "") -> list[tuple[str, str]]:
 
 
 def _unknown_id(env_id: str, backend: str) -> ConfigError:
+    hints = {name: one.hint(env_id) for name, one in BACKENDS.usable()}
+    if not any(hints.values()) and (form := form_hint(env_id)):
+        return ConfigError(
+            f"env must be an id, or an import string pkg.module:name; got {env_id!r}: {form}"
+        )
     by_backend = {name: list(one.ids()) for name, one in BACKENDS.usable() if one.ids is not None}
     tried = by_backend if backend == "auto" else {backend: by_backend[backend]}
     ids = [known for of_one in tried.values() for known in of_one]
@@ -90,8 +96,8 @@ def _unknown_id(env_id: str, backend: str) -> ConfigError:
         parts.append(f"nearest are {', '.join(near)}" if near else "nothing is near")
         parts.append("an id that a package registers is given as package:id")
     for name, one in BACKENDS.usable():
-        if (backend in ("auto", name) or one.ids is None) and (hint := one.hint(env_id)):
-            parts.append(hint)
+        if (backend in ("auto", name) or one.ids is None) and hints[name]:
+            parts.append(hints[name])
     for name, known_ids in by_backend.items():
         if name not in tried and env_id in known_ids:
             parts.append(f"backend {name!r} knows it")

@@ -25,15 +25,13 @@ from quintet.envs.backends import Backend, Group
 from quintet.envs.env_source import call_maker
 from quintet.envs.gymnasium import (
     action_rows,
-    claim,
     close_all,
     leaf_of,
     read_leaf,
-    release,
-    require_new,
     steps_per_s,
 )
 from quintet.envs.other_apis import Unfit, fault_of
+from quintet.envs.owners import claim, made_for, purpose, release, require_new
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.success import key_of, single_success
 from quintet.envs.vector import (
@@ -94,6 +92,7 @@ class ParallelVectorEnv:
         self._success_key = key_of(env.config.success)
         self._make_env: Callable[[], Any] = partial(_make_one, env)
         self._games: list[Any] = []
+        self._purpose = purpose()
         try:
             self._add_game()
             self.agents = _agents_of(self._games[0], env_id)
@@ -189,7 +188,8 @@ class ParallelVectorEnv:
         _close(games, self._id)
 
     def _add_game(self) -> None:
-        game = self._make_env()
+        with made_for(self._purpose, f"game {len(self._games)}"):
+            game = self._make_env()
         claim(game, self, self._id)
         self._games.append(game)
 

@@ -181,6 +181,12 @@ def _find_maker(name: str) -> MakeEnv:
             )
         if attribute not in gymnasium.registry:  # importing the module may have registered it
             _register_envs_of(module_name.partition(".")[0])
+        if attribute not in gymnasium.registry and module_name == "__main__":
+            raise ConfigError(
+                f"{name!r} must be in the script that runs, {origin_of(module)} has no "
+                f"{attribute!r}: it was defined in the script that trained; give its import string "
+                "(the name of the script's module:name) as --env, or the class itself as env="
+            )
         if attribute not in gymnasium.registry:
             near = difflib.get_close_matches(attribute, dir(module), n=3, cutoff=0.5)
             raise ConfigError(

@@ -67,7 +67,7 @@ class Host:
             user_state.restore(user_state.moved(given["state"], asked.working_folder))
             for module in asked.simulators:
                 importlib.import_module(module)
-            spaces_of(pickle.loads(given["run"]).env)
+            spaces_of(user_state.work_of(given["run"]).env)
         except Exception as error:  # of users' code
             return refusal(error)
         for folder, token in asked.folders:

@@ -38,6 +38,7 @@ def serve(train: "Callable[[Loaded, dict[str, Any]], dict[str, Any]]") -> int:
     status, or with its error, and whether a disk is full; returns the exit status of ``quintet
     train``.
     """
+    file = int(sys.argv[1])  # before the user's own arguments take its place
     payload: dict[str, Any] = pickle.loads(seed_group.attach())
     from quintet.system import user_state
 
@@ -47,10 +48,12 @@ def serve(train: "Callable[[Loaded, dict[str, Any]], dict[str, Any]]") -> int:
 
     def failed(error: Exception, said: str) -> None:
         blameless = {seed_group.BLAMELESS: True} if disk_is_full(error) else {}
-        seed_group.answer({"error": said[:_MAX_ERROR_CHARACTERS], **blameless})
+        seed_group.answer(file, {"error": said[:_MAX_ERROR_CHARACTERS], **blameless})
 
     try:
-        found = train(overwriting_once(pickle.loads(payload["run"]), payload["inode"]), payload)
+        found = train(
+            overwriting_once(user_state.work_of(payload["run"]), payload["inode"]), payload
+        )
     except KeyboardInterrupt:
         return 130
     except QuintetError as error:
@@ -61,7 +64,7 @@ def serve(train: "Callable[[Loaded, dict[str, Any]], dict[str, Any]]") -> int:
         traceback.print_exc()
         failed(error, f"{type(error).__name__}: {error}")
         return 1
-    seed_group.answer(found)
+    seed_group.answer(file, found)
     return 130 if found.get("status") == "stopped" else 0
 
 

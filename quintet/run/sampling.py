@@ -18,6 +18,7 @@ from quintet.config.tensors import host_needed
 from quintet.envs.env_source import can_be_made_again
 from quintet.envs.make import make_group_env
 from quintet.envs.observation_dtype import with_observation_dtype
+from quintet.envs.owners import made_for
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import VectorEnv
 from quintet.errors import ConfigError
@@ -76,7 +77,11 @@ def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
     can't be made here, or by workers.
     """
     # Ctrl-C would end environments in processes of their own before there is a checkpoint.
-    with interrupts_for_us_alone(), slow_notice(f"{env.config.id} is made"):
+    with (
+        interrupts_for_us_alone(),
+        slow_notice(f"{env.config.id} is made"),
+        made_for("training"),
+    ):
         timeout_s = config.runtime.worker_timeout_s
         if config.runtime.kind == "serial":
             return _settled(env, lambda env: _make_groups(config, env, timeout_s))
@@ -376,4 +381,5 @@ def _server(config: RunConfig, spaces: Spaces) -> "ServerOptions":
 
 
 def _make_place(env: ResolvedEnv, place: "Place") -> VectorEnv:
-    return make_group_env(env, place.num_streams, first_stream=place.first_stream)
+    with made_for("training in a worker process"):
+        return make_group_env(env, place.num_streams, first_stream=place.first_stream)

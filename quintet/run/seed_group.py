@@ -7,7 +7,6 @@ JSON object.  A member stops by itself if its parent has ended.
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -173,10 +172,10 @@ def attach() -> bytes:
     return entry.receive(_end_in_good_order)
 
 
-def answer(content: dict[str, Any]) -> None:
-    """Sends the member's answer to the parent, at most once."""
-    with open(int(sys.argv[1]), "w") as file:
-        json.dump(content, file)
+def answer(file: int, content: dict[str, Any]) -> None:
+    """Sends the member's answer to the parent, at most once; `file` is its first argument."""
+    with open(file, "w") as opened:
+        json.dump(content, opened)
 
 
 def _end_in_good_order() -> None:

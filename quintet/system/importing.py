@@ -5,21 +5,61 @@ Callers first check with `quintet.system.trust` whether a name from a file may b
 
 import importlib
 import os
+import re
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, final
+from typing import Annotated, Any, TypeGuard, final
 
 from pydantic import AfterValidator, WrapValidator
 
 from quintet.errors import ConfigError
 from quintet.system import forks
+from quintet.system.name_hints import form_hint
 from quintet.system.signals import STOPS
 
 _SCRIPTS = ("__main__", "__mp_main__")
 """Modules that other processes can't import."""
+
+_IMPORTS_FOR: ContextVar[str] = ContextVar("_IMPORTS_FOR", default="")
+"""The purpose of an import of users' modules that is under way; "" without one."""
+
+
+@final
+class _StartsRun(ConfigError):
+    """A module that quintet imports starts a run."""
+
+
+@contextmanager
+def imports_for(what: str) -> Iterator[None]:
+    """Marks a block that imports users' modules, in which no run may start.
+
+    what: what the imports are for, for a message.
+    """
+    before = _IMPORTS_FOR.set(what)
+    try:
+        yield
+    finally:
+        _IMPORTS_FOR.reset(before)
+
+
+def require_no_import(function: str) -> None:
+    """Raises ConfigError if a function that starts a run is called by a module that is being
+    imported for another purpose.
+    """
+    if not (what := _IMPORTS_FOR.get()):
+        return
+    calls = [x for x in traceback.extract_stack() if x.name == "<module>"]
+    place = f" ({calls[-1].filename}:{calls[-1].lineno})" if calls else ""
+    raise _StartsRun(
+        f"a module that quintet imports must not start a run, but importing it for {what} calls "
+        f'{function}{place}: put that call under if __name__ == "__main__":'
+    )
 
 
 @final
@@ -139,11 +179,14 @@ def settle_search_path() -> None:
 def import_module(module_name: str, name: str) -> ModuleType:
     """The module of the import string `name`, perhaps in the working folder; raises ConfigError."""
     here, added = str(Path.cwd()), False
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        hint = form_hint(name) or "use the form pkg.module:name"
+        raise ConfigError(f"{name!r} must name a module as Python's import does: {hint}")
     while True:
         try:
-            with forks.kept_out(module_name):
+            with forks.kept_out(module_name), imports_for(name):
                 return importlib.import_module(module_name)
-        except STOPS:
+        except (*STOPS, _StartsRun):
             raise
         except BaseException as error:
             root = module_name.partition(".")[0]
@@ -161,10 +204,52 @@ def _not_imported(module_name: str, name: str, error: BaseException) -> ConfigEr
     if isinstance(error, ModuleNotFoundError):
         what = f"which can't be imported: {error}; start in the folder that holds it, install it"
     else:
-        from quintet.system.user_code import raised  # with Gymnasium
+        from quintet.system.user_code import argv_advice, raised  # with Gymnasium
 
-        what = f"and importing it {raised(error)}; mend the module"
-    return ConfigError(f"{name!r} needs module {module_name!r}, {what}, or correct the name")
+        advice = argv_advice(error) or "mend the module"
+        what = f"and importing it {raised(error)}; {advice}"
+    alone = isinstance(error, ImportError) and "no known parent package" in str(error)
+    hint = form_hint(name) if alone else ""
+    way = f": {hint}" if hint else ""
+    return ConfigError(f"{name!r} needs module {module_name!r}, {what}, or correct the name{way}")
+
+
+def script_of(name: str) -> str | None:
+    """The file name of the script that defines the object named ``__main__:...``; None for other
+    names, and without a script.
+    """
+    if name.partition(":")[0] not in _SCRIPTS:
+        return None
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    return None if file is None else Path(file).name
+
+
+def is_here(name: str) -> bool:
+    """Whether the script that runs has what ``__main__:name`` names."""
+    return hasattr(sys.modules["__main__"], name.partition(":")[2])
+
+
+def is_file_name(text: object) -> TypeGuard[str]:
+    """Whether it is the plain name of a Python file."""
+    return isinstance(text, str) and re.fullmatch(r"[\w.-]+\.py", text) is not None
+
+
+def way_to_script(name: str, script: str, folder: Path) -> str:
+    """Advice on the import string ``__main__:...`` of a run in `folder` that `script` trained; it
+    is looked for in the working folder and those around the run.
+    """
+    attribute = name.partition(":")[2]
+    here = Path.cwd()
+    places = (x / script for x in (here, *folder.absolute().parents))
+    found = next((place for place in places if place.is_file()), None)
+    form = f"{Path(script).stem}:{attribute}"
+    if found is None or not is_import_string(form):
+        return f"define it in a module, or call quintet.evaluate in {script}"
+    start = "" if found.parent == here else f", started in {found.parent}"
+    return (
+        f"give --env {form}{start}; {found} must call quintet.train only under "
+        'if __name__ == "__main__":, since it is imported then'
+    )
 
 
 def origin_of(module: ModuleType) -> str:

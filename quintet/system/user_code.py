@@ -17,6 +17,9 @@ from quintet.system.signals import STOPS
 
 _Fault = TypeVar("_Fault", bound=QuintetError)
 
+_PARSERS = ("argparse", "optparse")
+"""Modules that read the command line."""
+
 _MOST_CHARACTERS = 20_000
 """Most characters of a traceback that are kept, from its end."""
 
@@ -29,6 +32,21 @@ def raised(error: BaseException, where: str = "") -> str:
         code = "" if error.code is None else _words(lambda: repr(error.code))
         return f"called sys.exit({code}){f' in {where}' if where else ''}{at}"
     return f"raised {f'in {where} ' if where else ''}{described(error)}{at}"
+
+
+def argv_advice(error: BaseException) -> str:
+    """Advice if an error comes from reading the command line, which is quintet's own; else ""."""
+    frames = traceback.extract_tb(error.__traceback__)
+    reads = any(
+        "sys.argv" in (frame.line or "") or Path(frame.filename).stem in _PARSERS
+        for frame in frames
+    )
+    if not reads:
+        return ""
+    return (
+        f"it reads sys.argv, the command line of this process ({sys.argv}): read no options where "
+        "environments are made, give them by env.kwargs (docs/runtimes.md)"
+    )
 
 
 def described(error: BaseException) -> str:

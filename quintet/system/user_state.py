@@ -18,6 +18,7 @@ import cloudpickle
 import gymnasium
 import numpy as np
 
+from quintet.system.importing import imports_for
 from quintet.system.user_code import described
 
 lacking: list[str] = []
@@ -38,6 +39,7 @@ def capture() -> dict[str, Any]:
             levels[name] = logger.level
     return {
         "path": list(sys.path),
+        "argv": list(sys.argv),
         "specs": {"registrations": pickle.dumps(plain), **dict(_each(others, send, unsent))},
         "filters": dict(_each(filters, send, unsent)),
         "levels": levels,
@@ -54,6 +56,7 @@ def capture() -> dict[str, Any]:
 def restore(given: Mapping[str, Any]) -> None:
     """Sets the same state in this process; failures are listed in `lacking` and raise no error."""
     sys.path[:] = given["path"]  # before the user's modules are imported
+    sys.argv[:] = given["argv"]
     lacking[:] = given["unsent"]
     for name, spec in _each(given["specs"].items(), pickle.loads, lacking):
         gymnasium.registry.update(spec if name == "registrations" else {spec.id: spec})
@@ -72,6 +75,12 @@ def restore(given: Mapping[str, Any]) -> None:
         with suppress(locale.Error):
             locale.setlocale(locale.LC_ALL, given["locale"])
     sys.setrecursionlimit(given["recursion_limit"])
+
+
+def work_of(pickled: bytes) -> Any:
+    """The pickled work of this process, whose unpickling may import users' modules."""
+    with imports_for("the work of another process"):
+        return pickle.loads(pickled)
 
 
 def moved(given: Mapping[str, Any], folder: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from quick_helpers import begin
 from small_run_helpers import SMALL
 
 import quintet
@@ -45,3 +46,37 @@ def test_against_plays_games_with_another_run_or_with_random_actions(
         means = f"{games.own.mean():.2f} against {games.theirs.mean():.2f}"
         assert f"games: {said}; mean return {means}" in capsys.readouterr().out
     assert main(["eval", str(runs[0]), "--against", str(tmp_path / "none")]) == 1
+
+
+SCRIPT = """
+import quintet
+from quintet.envs.toy import Contextual
+
+class Mine(Contextual):
+    pass
+
+quintet.train("ppo", Mine, 64, run_dir="runs/mine", config={SMALL!r})
+"""
+
+
+def test_a_run_of_a_script_names_the_script_and_an_import_of_it_trains_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = Path("mytrain.py")
+    script.write_text(SCRIPT.replace("{SMALL!r}", repr(SMALL)))
+    with begin(["mytrain.py"]) as process:
+        process.communicate()
+        assert process.returncode == 0
+    run = Path("runs/mine").rename("runs/kept")
+    assert main(["eval", str(run), "--episodes", "2"]) == 2
+    said = capsys.readouterr().err
+    assert "is defined in mytrain.py: give --env mytrain:Mine; " in said
+    assert main(["eval", str(run), "--env", "mytrain:Mine", "--episodes", "2"]) == 2
+    assert 'put that call under if __name__ == "__main__":' in capsys.readouterr().err
+    assert not Path("runs/mine").exists()
+    guarded = script.read_text().replace(
+        "quintet.train", "if __name__ == '__main__': quintet.train"
+    )
+    script.write_text(guarded)
+    assert main(["eval", str(run), "--env", "mytrain:Mine", "--episodes", "2"]) == 0

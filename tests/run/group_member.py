@@ -26,7 +26,7 @@ def main() -> int:
 
         def stop(*_):
             (place / f"stopped-{os.getpid()}").touch()
-            seed_group.answer({"stopped": True})
+            seed_group.answer(int(sys.argv[1]), {"stopped": True})
             os._exit(130)
 
         signal.signal(signal.SIGTERM, stop)
@@ -35,7 +35,7 @@ def main() -> int:
     (place / f"running-{os.getpid()}").unlink()
     if "status" in given:
         return given["status"]
-    seed_group.answer({"said": given})
+    seed_group.answer(int(sys.argv[1]), {"said": given})
     return 0
 
 

@@ -549,7 +549,8 @@ def test_a_member_tells_whether_a_disk_is_full(full: bool, monkeypatch: pytest.M
     given = {"state": user_state.capture(), "run": pickle.dumps(loaded), "inode": None}
     answers: list[dict[str, Any]] = []
     monkeypatch.setattr(seed_group, "attach", lambda: pickle.dumps(given))
-    monkeypatch.setattr(seed_group, "answer", answers.append)
+    monkeypatch.setattr(seed_group, "answer", lambda _, content: answers.append(content))
+    monkeypatch.setattr(sys, "argv", ["member", "3"])
 
     def train(*_: object) -> dict[str, Any]:
         try:

@@ -39,7 +39,7 @@ from quintet.runtime.policies import ONE_POLICY
 from quintet.runtime.processes.grants import Died
 from quintet.runtime.processes.messages import Failed, Place
 from quintet.runtime.processes.process import WaitNotice
-from quintet.runtime.processes.worker import report_failure
+from quintet.runtime.processes.worker import _ignore, report_failure
 
 SCRIPT = Path(__file__).with_name("troubles_helpers.py")
 slow = pytest.mark.slow
@@ -383,8 +383,13 @@ def test_async_ends_where_several_workers_die_at_once() -> None:
     assert not closing.is_alive()
 
 
+def in_worker() -> bool:
+    """Whether this process leaves signals to its parent."""
+    return signal.getsignal(signal.SIGTERM) is _ignore
+
+
 def only_here() -> Drifting:
-    if sys.argv[0].endswith("worker.py"):
+    if in_worker():
         raise ValueError("not here")
     return Drifting()
 
@@ -444,7 +449,7 @@ class DiesAsItIsMade(Drifting):
     """Once, in a worker, as the system does to one for which there is no memory."""
 
     def __init__(self, mark: str, by: signal.Signals = signal.SIGKILL) -> None:
-        if sys.argv[0].endswith("worker.py") and not os.path.exists(mark):
+        if in_worker() and not os.path.exists(mark):
             with suppress(FileNotFoundError):
                 Path(mark).touch()
             os.kill(os.getpid(), by)

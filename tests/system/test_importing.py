@@ -29,3 +29,12 @@ def test_a_module_that_is_nowhere_leaves_the_search_path_as_it_was(here: Path) -
     with pytest.raises(ConfigError, match=r"'nowhere:make' needs module 'nowhere', which can't be"):
         import_module("nowhere", "nowhere:make")
     assert sys.path == before
+
+
+def test_an_import_that_starts_a_run_is_refused(here: Path) -> None:
+    (here / "trains_at_once.py").write_text(
+        "import quintet\nquintet.train('ppo', 'CartPole-v1', 100, run_dir='run')\n"
+    )
+    with pytest.raises(ConfigError, match=r"trains_at_once\.py:2\): put .* __name__ == \"__main__"):
+        import_module("trains_at_once", "trains_at_once:Env")
+    assert not (here / "run").exists()

@@ -61,6 +61,7 @@ def seen(folder: Path) -> list[str]:
     there = {
         "registrations": {"Set-v0", "Named-v0"} <= gymnasium.registry.keys(),
         "sys.path": str(folder) in sys.path,
+        "sys.argv": sys.argv[1:] == ["--level", "3"],
         "variables": os.environ.get("OWN_VARIABLE") == "there",
         "warnings": raised,
         "logging": logging.getLogger("own.logger").level == logging.ERROR,
@@ -75,6 +76,7 @@ def seen(folder: Path) -> list[str]:
 
 def test_workers_find_all_that_was_set_up(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["train.py", "--level", "3"])
     monkeypatch.setenv("OWN_VARIABLE", "")
     monkeypatch.chdir(tmp_path)
     set_up(tmp_path)

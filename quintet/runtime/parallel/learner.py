@@ -4,7 +4,6 @@ It repeats the first learner's calls in the same order on its own columns; only 
 exchanges is used.
 """
 
-import pickle
 import time
 from multiprocessing.connection import Connection
 from typing import final
@@ -18,6 +17,7 @@ from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.process import MAKING
 from quintet.runtime.processes.worker import begin, report_failure
 from quintet.runtime.torch_settings import OwnTorch, configure_torch, inexact_told
+from quintet.system import user_state
 from quintet.types import LearnerState
 
 
@@ -77,7 +77,7 @@ class LearnerProcess:
 def main() -> int:
     pickled, arena, channel = begin()
     try:
-        work: LearnerWork = pickle.loads(pickled)
+        work: LearnerWork = user_state.work_of(pickled)
         spec = work.spec
         configure_torch(spec.threads, spec.devices[work.index], spec.gpu)
         with inexact_told(print):

@@ -3,7 +3,6 @@ mailboxes of groups, see `ServerOptions`.
 """
 
 import os
-import pickle
 import socket as sockets
 import struct
 import sys
@@ -26,6 +25,7 @@ from quintet.runtime.processes.remote import BEGINS, Mailbox, Request
 from quintet.runtime.processes.worker import begin, report_failure
 from quintet.runtime.staged import Shared, StagedActor
 from quintet.runtime.torch_settings import OwnTorch, configure_torch, inexact_told
+from quintet.system import user_state
 from quintet.types import ActOutput, State
 
 _LOOK_EVERY_S = 0.25
@@ -205,12 +205,13 @@ def _another_users(caller: socket) -> bool:
 
 
 def main() -> int:
+    callers = int(sys.argv[3])  # before the user's own arguments take their place
     pickled, arena, channel = begin()
     try:
-        work: ServerWork = pickle.loads(pickled)
+        work: ServerWork = user_state.work_of(pickled)
         configure_torch(work.options.threads, work.options.device, work.options.gpu)
         with inexact_told(print):
-            Server(work, arena, channel, socket(fileno=int(sys.argv[3]))).run()
+            Server(work, arena, channel, socket(fileno=callers)).run()
     except BaseException as error:  # a model's own code may raise anything
         report_failure(channel, error)
         return 1

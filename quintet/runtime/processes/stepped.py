@@ -10,6 +10,7 @@ from typing import final
 import numpy as np
 
 from quintet.envs.make import make_group_env
+from quintet.envs.owners import made_for
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import (
     Array,
@@ -65,7 +66,7 @@ class SteppedEnv:
         self._ends = [num_streams * k // count for k in range(count + 1)]
         works: list[StepperWork] = []
         for index, (first, end) in enumerate(pairwise(self._ends)):
-            make = partial(make_group_env, env, end - first, first_stream=first_stream + first)
+            make = partial(_made_here, env, end - first, first_stream + first)
             # A process steps its streams one after another.
             works.append(StepperWork(index, first, end, make, timeout_s * (end - first)))
         sent = [_sendable(work) for work in works]
@@ -170,6 +171,11 @@ class SteppedEnv:
         error = error or process.overdue(asked_s, "step", rest, _TELLS_S)
         if error is not None:
             raise error
+
+
+def _made_here(env: ResolvedEnv, num_streams: int, first_stream: int) -> VectorEnv:
+    with made_for("a process that steps environments"):
+        return make_group_env(env, num_streams, first_stream=first_stream)
 
 
 def _sendable(work: StepperWork) -> bytes:

@@ -1,6 +1,5 @@
 """A process that steps environments for another one, see `quintet.runtime.processes.stepped`."""
 
-import pickle
 import time
 from multiprocessing.connection import Connection
 from typing import Any, final
@@ -18,6 +17,7 @@ from quintet.runtime.processes.worker import begin, report_failure
 from quintet.runtime.slots import OF_STEP
 from quintet.runtime.torch_settings import configure_torch
 from quintet.spaces import action_spec
+from quintet.system import user_state
 from quintet.types import Spaces, TensorSpec
 
 
@@ -77,7 +77,7 @@ def main() -> int:
     stepper = None
     try:
         configure_torch(1, "cpu")
-        stepper = Stepper(pickle.loads(pickled), arena, channel)
+        stepper = Stepper(user_state.work_of(pickled), arena, channel)
         stepper.run()
     except BaseException as error:  # an environment's own code may raise anything
         report_failure(channel, error)

@@ -194,7 +194,7 @@ def main() -> int:
     pickled, arena, channel = begin()
     worker = None
     try:
-        work: Work = pickle.loads(pickled)
+        work: Work = user_state.work_of(pickled)
         configure_torch(work.spec.threads, "cpu")
         _let_others_finish()
         worker = Worker(work, arena, channel)

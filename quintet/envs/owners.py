@@ -1,0 +1,74 @@
+"""Who steps an environment, and what environments are made for, for messages."""
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from quintet.errors import ConfigError
+from quintet.system import forks
+
+_PURPOSE: ContextVar[str] = ContextVar("_PURPOSE", default="")
+
+
+@contextmanager
+def made_for(*what: str) -> Iterator[None]:
+    """Says what environments that the block makes are for, from the whole to the part: "training",
+    "stream 3".
+    """
+    before = _PURPOSE.set(", ".join(filter(None, what)))
+    try:
+        yield
+    finally:
+        _PURPOSE.reset(before)
+
+
+def purpose() -> str:
+    """What environments are made for; "" if nobody has said it."""
+    return _PURPOSE.get()
+
+
+def living() -> int:
+    """Number of claimed environments of this process."""
+    owners = list(_OWNERS.values())
+    return sum(ref() is not None and fork == forks.generation for ref, fork in owners)
+
+
+def require_new(envs: Sequence[Any], env_id: str) -> None:
+    """Refuses environments that are the same object."""
+    if len({id(env) for env in envs}) < len(envs):
+        raise ConfigError(
+            f"{env_id} must make a new environment at each call; it gave the same object twice; "
+            "create the environment inside the callable"
+        )
+
+
+_OWNERS: dict[int, tuple[weakref.ref[Any], int]] = {}
+"""The owner of an environment, and its fork, by the id of the innermost one."""
+
+
+def claim(env: Any, owner: object, env_id: str) -> None:
+    """Notes that `owner` steps `env` until `release`; raises ConfigError if another one does."""
+    forks.watch()
+    key = _key(env)
+    held, generation = _OWNERS.get(key, (lambda: None, 0))
+    other = held()
+    if other is not None and other is not owner and generation == forks.generation:
+        raise ConfigError(
+            f"{env_id} must make a new environment at each call; it gave one that other "
+            "streams use: create the environment inside the callable; if the others are those of "
+            "a training that this would evaluate, also eval.episodes=0 helps"
+        )
+    _OWNERS[key] = weakref.ref(owner), forks.generation
+
+
+def release(env: Any, owner: object) -> None:
+    """Notes that `owner` no longer steps `env`."""
+    key = _key(env)
+    if _OWNERS.get(key, (lambda: None, 0))[0]() is owner:
+        del _OWNERS[key]
+
+
+def _key(env: Any) -> int:
+    return id(getattr(env, "unwrapped", env))
