@@ -361,6 +361,20 @@ def judged(config: RunConfig, sources: dict[str, str], known: Facts) -> tuple[Ru
     return config, faults
 
 
+def _with_own_encoder_alone(config: RunConfig, sources: dict[str, str]) -> RunConfig:
+    """Without hidden layers after a user's encoder that the user did not give: those of presets and
+    learners are for quintet's own encoders.
+    """
+    names = [n for n in ("policy_hidden", "value_hidden") if getattr(config.model, n) is not None]
+    dropped = [n for n in names if is_free(sources.get(f"model.{n}", "default"))]
+    if not (config.model.custom and dropped):
+        return config
+    for name in dropped:
+        who = sources[f"model.{name}"].removeprefix("default of ")
+        sources[f"model.{name}"] = f"default (that of {who} has no effect here)"
+    return config.changed("model", dict.fromkeys(dropped))
+
+
 def resolve(loaded: Loaded, spaces: Spaces) -> Loaded:
     """The configuration for an environment of these spaces on this machine: without options that
     have no effect, and with every automatic one resolved.
@@ -373,6 +387,7 @@ def resolve(loaded: Loaded, spaces: Spaces) -> Loaded:
     require_agents(loaded.config, loaded.env)
     sources = dict(loaded.sources)
     config = loaded.config.model_copy(update={"env": loaded.env.config})
+    config = _with_own_encoder_alone(config, sources)
     config, idle = judged(config, sources, facts(config, loaded.env, loaded.eval_env, spaces))
     try:
         if idle:

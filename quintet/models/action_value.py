@@ -44,11 +44,14 @@ class ActionValue(nn.Module):
         self, spaces: Spaces, action_size: int, model: ModelConfig, action_layer: int,
         generator: torch.Generator, precision: Precision,
     ):  # fmt: skip
-        """action_layer: number of the hidden layer that reads the action, from 1; a user's encoder
-        is followed by a single hidden layer, as wide as the features and at least LEAST_UNITS.
+        """action_layer: number of the hidden layer that reads the action, from 1; after a user's
+        encoder the first.  If there is none after it, a single one is added, as wide as the
+        features and at least LEAST_UNITS.
         """
         super().__init__()
         hidden = model.value_hidden
+        if model.custom:
+            action_layer, hidden = 1, hidden or None
         early = None if hidden is None else hidden[: action_layer - 1]
         with torch.random.fork_rng(devices=[]):
             encoder = make_encoder(spaces, model, early, generator)

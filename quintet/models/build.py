@@ -54,7 +54,7 @@ def make_encoder(
 ) -> Encoder:
     """The encoder of a resolved configuration.
 
-    hidden: widths of the hidden layers; None for a user's module.
+    hidden: widths of the hidden layers; None: none, after a user's module.
     generator: seeds the weights of a user's module; other weights are undefined until drawn.
     without: paths of leaves that it does not read, such as `critic_leaves` in a policy's encoder.
 
@@ -65,7 +65,7 @@ def make_encoder(
     if config.custom:
         from quintet.models.custom import CustomEncoder
 
-        return CustomEncoder(config.encoder, config.encoder_kwargs, leaves, generator)
+        return CustomEncoder(config, hidden or (), leaves, generator)
     assert hidden is not None
     if config.encoder == "film_grid":
         from quintet.models.film_grid import FilmGrid

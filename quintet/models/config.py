@@ -45,7 +45,7 @@ ActionStd = Literal["state_independent", "softplus", "state_dependent"]
 class Traits:
     """Properties of an encoder that are known before it is built.
 
-    hidden: default widths of its hidden layers; None for a user's module.
+    hidden: default widths of its hidden layers; None for a user's module, which has none after it.
     activations: possible activations, the default first.
     only_hidden: whether the hidden layers are its only ones.
     smallest: least height and width of a uint8 array that it reads as a picture; None: it reads
@@ -77,14 +77,10 @@ TRAITS: dict[str, Traits] = {
 }
 """Quintet's own encoders."""
 
-CUSTOM = Traits(None, smallest=None, arguments=True, large=None)
+CUSTOM = Traits(None, ("relu", "tanh"), smallest=None, arguments=True, large=None)
 """The traits of every user's module."""
 
 
-_LAYERS_OF_OURS = Needs(
-    "an encoder with layers of ours, {f.encoder} has its own",
-    lambda _, f: f.traits.hidden is not None,
-)
 _CORE = Needs("a recurrent core, model.core is none", lambda o, _: o.core != "none")
 _HIDDEN = (
     "net_arch policy_kwargs fcnet_hiddens hidden_sizes hidden_size hidden_dim encoder_mlp_layers "
@@ -162,17 +158,17 @@ class ModelConfig(Options):
     policy_hidden: tuple[Width, ...] | None = option(
         None,
         max_length=MOST_LAYERS,
-        needs=_LAYERS_OF_OURS,
         also=f"{_HIDDEN} actor_hidden_dims",
         auto=True,
     )
     """widths of the policy's (or the shared) hidden layers; none: 64 64 for mlp, 512 for
-    nature_cnn, 256 for impala_cnn and film_grid, 128 for small_cnn
+    nature_cnn, 256 for impala_cnn and film_grid, 128 for small_cnn, no layer after an encoder of
+    your own
     """
     value_hidden: tuple[Width, ...] | None = option(
         None,
         max_length=MOST_LAYERS,
-        needs=(_LAYERS_OF_OURS, "model.shared_torso=false"),
+        needs="model.shared_torso=false",
         also=f"{_HIDDEN} critic_hidden_dims",
         auto=True,
     )
@@ -203,7 +199,6 @@ class ModelConfig(Options):
     activation: Activation | None = option(
         None,
         needs=(
-            _LAYERS_OF_OURS,
             Needs(
                 "an mlp, {f.encoder} has {f.traits.activations[0]} throughout",
                 lambda o, f: o.activation in (None, *f.traits.activations),
@@ -212,8 +207,8 @@ class ModelConfig(Options):
                 "a hidden layer, there is none",
                 lambda o, f: (
                     o.has_hidden
-                    or not f.traits.only_hidden
-                    or o.activation == f.traits.activations[0]
+                    or not (f.traits.only_hidden or o.custom)
+                    or (o.activation == f.traits.activations[0] and not o.custom)
                 ),
             ),
         ),
@@ -223,7 +218,7 @@ class ModelConfig(Options):
     """activation after each hidden layer; none: tanh for mlp, relu for the others"""
     layer_norm: bool = option(
         False,
-        needs=(_LAYERS_OF_OURS, Needs("a hidden layer, there is none", lambda o, _: o.has_hidden)),
+        needs=Needs("a hidden layer, there is none", lambda o, _: o.has_hidden),
     )
     """put LayerNorm between each hidden layer and its activation (not in convolutions)"""
     core: Literal["none", "lstm", "gru"] = option("none", also="use_lstm use_rnn rnn_type")
@@ -262,7 +257,8 @@ class ModelConfig(Options):
     def has_hidden(self) -> bool:
         """Whether policy or value may have a hidden layer besides cores."""
         value = () if self.shared_torso else self.value_hidden
-        return self.policy_hidden != () or value not in ((), None)
+        none = ((), None) if self.custom else ((),)
+        return self.policy_hidden not in none or value not in ((), None)
 
     @property
     def traits(self) -> Traits:
@@ -373,11 +369,11 @@ def resolve_model(config: ModelConfig, spaces: Spaces) -> ModelConfig:
     elif config.encoder == "film_grid":
         require_grid(encoded_leaves(spaces))
         grid_options(config)
-    if config.traits.hidden is None:
+    if config.custom and not config.has_hidden:
         return config
     hidden = config.policy_hidden
     if hidden is None:
-        hidden = config.traits.hidden
+        hidden = config.traits.hidden or ()
     value_hidden = config.value_hidden
     if value_hidden is None and not config.shared_torso:
         value_hidden = hidden

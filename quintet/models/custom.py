@@ -38,10 +38,11 @@ from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from quintet.errors import ConfigError
-from quintet.models.config import Init
-from quintet.models.encoders import Encoded, encoded_parts
+from quintet.models.config import Init, ModelConfig
+from quintet.models.encoders import Encoded, encoded_parts, layers
 from quintet.models.leaves import Leaves
 from quintet.models.precision import Precision
+from quintet.models.weights import draw_layers
 from quintet.spaces import Space, leaf_dtype
 from quintet.system.importing import code_of, named
 from quintet.system.signals import STOPS
@@ -92,22 +93,26 @@ def find_encoder(name: str) -> Maker:
 
 @final
 class CustomEncoder(nn.Module):
-    """Holds the user's module and passes it exactly the leaves for which it was built."""
+    """Holds the user's module, passes it exactly the leaves for which it was built, and has the
+    hidden layers after it.
+    """
 
     def __init__(
         self,
-        name: str,
-        kwargs: Mapping[str, Any],
+        config: ModelConfig,
+        hidden: tuple[int, ...],
         leaves: Leaves,
         generator: torch.Generator | None,
     ):
-        """generator: seeds PyTorch's default generator, which the caller restores; None: it is not
+        """hidden: widths of the hidden layers.
+        generator: seeds PyTorch's default generator, which the caller restores; None: it is not
         seeded.
 
         Raises:
             ConfigError: the class can't be found or made, or breaks the contract.
         """
         super().__init__()
+        name, kwargs = config.encoder, config.encoder_kwargs
         maker = find_encoder(name)
         if generator is not None:
             seed = int(torch.randint(2**63 - 1, (), generator=generator))
@@ -125,14 +130,19 @@ class CustomEncoder(nn.Module):
             )
             raise traced(fault, error) from error
         self.module = _require_new(made, name)
-        self.feature_size, self.loss_names = _check(self.module, name, leaves)
+        size, self.loss_names = _check(self.module, name, leaves)
+        self.layers = layers((size, *hidden), config.activation or "relu", config.layer_norm)
+        self.feature_size = hidden[-1] if hidden else size
 
     def forward(self, obs: Obs) -> Encoded:
         encoded: Encoded = self.module({name: obs[name] for name in self.names})
-        return encoded
+        features, losses = encoded_parts(encoded)
+        features = self.layers(features)
+        return (features, losses) if losses else features
 
     def draw_weights(self, init: Init, generator: torch.Generator) -> None:
-        """Does nothing: the module has drawn its own weights."""
+        """Draws the hidden layers; the module has drawn its own weights."""
+        draw_layers(self.layers, init, generator)
 
     def cast_weights(self, precision: Precision) -> None:
         """Does nothing: the module may need float32 weights."""

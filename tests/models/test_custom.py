@@ -242,9 +242,11 @@ class Embeds(nn.Module):
 
 def test_it_may_read_less_than_bounds_allow():
     leaves = {"obs": spaces.Box(0, 255, (3,), np.uint8)}
-    assert CustomEncoder("test_custom:Embeds", {}, leaves, None).feature_size == 4
+    own = ModelConfig(encoder="test_custom:Embeds")
+    assert CustomEncoder(own, (), leaves, None).feature_size == 4
+    own = ModelConfig(encoder="test_custom:Embeds", encoder_kwargs={"known": 1})
     with pytest.raises(ConfigError, match="IndexError"):
-        CustomEncoder("test_custom:Embeds", {"known": 1}, leaves, None)
+        CustomEncoder(own, (), leaves, None)
 
 
 def test_no_parameters_are_needed():
@@ -396,5 +398,5 @@ def test_gradients_reach_its_parameters_under_torch_func():
 
 def test_the_wrapper_hides_other_leaves():
     leaves = {"place": OBSERVATION["place"], "room": OBSERVATION["room"]}
-    encoder = CustomEncoder("test_custom:Good", {}, leaves, None)
+    encoder = CustomEncoder(ModelConfig(encoder="test_custom:Good"), (), leaves, None)
     assert encoder(observations() | {"more": torch.zeros(4)}).shape == (4, encoder.feature_size)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 from run_helpers import SMALL, TOY, weights
+from safetensors.torch import load_file
 from torch import nn
 
 import quintet
@@ -78,6 +79,50 @@ def test_a_schedule_and_a_model_without_names(algo, tmp_path):
     assert again.act(obs)[0] == quintet.load(tmp_path, encoder=own["model"]).act(obs)[0]
     if algo == "ppo":  # its value's network is made when it is first asked for
         assert np.isfinite(result.policy.value(obs))
+
+
+ONE_BOX = {"replay_start_steps": 0, "batch_size": 8}
+
+
+@pytest.mark.parametrize("algo", [*LEARNERS, "ddpg"])
+@pytest.mark.parametrize(
+    ("given", "policy", "value"),
+    [
+        ({}, [], []),
+        ({"model.policy_hidden": [6]}, [6], [6]),
+        ({"model.policy_hidden": [6, 3], "model.value_hidden": [5]}, [6, 3], [5]),
+        ({"model.value_hidden": [5], "model.layer_norm": True}, [], [5]),
+    ],
+    ids=["none", "one", "both", "of the value"],
+)
+def test_hidden_layers_after_an_own_encoder(algo, given, policy, value, tmp_path):
+    """Those that were given, and not those that a learner or a preset has for other encoders."""
+    config = {k: v for k, v in OWN.items() if k not in ("minibatch_steps", "num_epochs")}
+    config |= LEARNERS.get(algo, ONE_BOX) | given | {"env.num_streams": 2}
+    if algo == "acer":
+        config |= {"model.shared_torso": False}
+    env = "Pendulum-v1" if algo == "ddpg" else TOY
+    result = quintet.train(algo, env, 256, 0, tmp_path, config, model=Net)
+    newest = max((tmp_path / "checkpoints").iterdir())
+    files = [load_file(newest / f"{name}.safetensors") for name in ("policy", "learner")]
+    tensors = {k: x for file in files for k, x in file.items()}
+    shapes = [
+        [x.shape[0] for k, x in sorted(tensors.items()) if k.startswith(start) and x.ndim == 2]
+        for start in OF_LAYERS.get(algo, OF_LAYERS[""])
+    ]
+    if algo == "ddpg" and not value:
+        value = [64]  # its own, which reads the action
+    assert shapes == [policy, value]
+    obs = np.zeros(3, np.float32)
+    assert np.all(quintet.load(tmp_path, encoder=Net).act(obs)[0] == result.policy.act(obs)[0])
+
+
+OF_LAYERS = {
+    "": ("network/encoder.layers.", "network/value_encoder.layers."),
+    "acer": ("network/encoder.layers.", "network/critic_encoder.layers."),
+    "ddpg": ("network/actor.encoder.layers.", "network/critic.layers."),
+}
+"""Names of the weights of the hidden layers of policy and value."""
 
 
 def test_a_run_that_goes_on_has_the_bytes_of_one_without_an_end(tmp_path):
