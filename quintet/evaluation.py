@@ -431,7 +431,7 @@ def _streams(env: ResolvedEnv, num_streams: int, how: How) -> VectorEnv:
     with made_for("an evaluation"):
         made = make_streams(env, num_streams, Spreading(timeout_s=how.timeout_s))
     for each in spread_envs([made]):
-        each.tell(how.say, how.notice, how.who)
+        each.tell(how.say, how.notice)
     return made
 
 

@@ -37,7 +37,7 @@ class How:
     """Options of an evaluation; see `evaluate`.
 
     timeout_s: longest time of a step in another process.
-    say, notice, who: see `SpreadEnv.tell`.
+    say, notice: see `SpreadEnv.tell`.
     others: players other than `actor` in a game of several agents; None: `actor` acts for all
         agents.
     agent: with `others`, the actor plays the agents with this index modulo the number of players;
@@ -56,7 +56,6 @@ class How:
     timeout_s: float = 600.0
     say: Callable[[str], None] = _on_stderr
     notice: Callable[[str], None] = _on_stderr
-    who: Callable[[str], None] | None = None
     others: tuple[Player, ...] = ()
     agent: int | None = None
     threads: int | None = None

@@ -120,9 +120,8 @@ class EnvConfig(Options):
         on_resume="free",
     )
     """number of processes that step Python environments in the serial runtime and in evaluations;
-    1: the run's own process; none: the run times the first two rows, and slow steps get one process
-    per core if they compute, one per stream (at most 64) if they wait; no part of the result's
-    bytes
+    1: the run's own process; none: one process per core if steps compute, one per stream (at most
+    64) if they wait, where that is faster for the first rows; no part of the result's bytes
     """
 
     @model_validator(mode="after")

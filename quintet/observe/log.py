@@ -49,6 +49,11 @@ class RunLog:
         for part in self._parts:
             part.say(message)
 
+    def note(self, message: str) -> None:
+        """Writes a line to ``log.txt`` only."""
+        if self._log is not None:
+            self._log.write(f"{message}\n")
+
     def answer(self, message: str) -> None:
         """Answers a user's signal or call, visibly even if progress is not shown."""
         self.say(message)

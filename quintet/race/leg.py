@@ -208,7 +208,6 @@ def _returns(
             options.greedy,
             lambda: clock.passed_s > most_s,
             loaded.config.runtime.worker_timeout_s,
-            who=lambda _: None,
             threads=policy.threads,
         )
         scores = evaluate_in(policy, loaded.evaluated, how, options.max_steps)

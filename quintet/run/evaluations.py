@@ -106,7 +106,6 @@ class Evaluations:
             self.config.runtime.worker_timeout_s,
             self.say,
             self.notice,
-            who=lambda _: None,  # the training has said so
             others=tuple(each.player_on(self._device) for each in others),
             agent=index,
             threads=policy.threads,

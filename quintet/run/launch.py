@@ -43,6 +43,7 @@ from quintet.run.tensors import host_note, in_this_process, on_their_device
 from quintet.run.trainer import BudgetChanged, Trainer
 from quintet.runtime.loop import Sampling
 from quintet.runtime.slots import RowSpecs
+from quintet.runtime.spread import spread_envs
 from quintet.runtime.torch_settings import OwnTorch, inexact_told, torch_settings
 from quintet.system import provenance, trust
 from quintet.system.inside import run_lock
@@ -187,6 +188,8 @@ def _run(
         require_rows(config, rows, policies[0].plan)
         _make_replays(trainer, source, rows)
         log = trainer.log
+        for env_of_group in spread_envs(source.envs):
+            env_of_group.tell(log.say, log.waiting, log.note)
         sampling = make_sampling(
             config, source, policies, trainer.timer, log.say, log.warn, log.waiting
         )

@@ -205,8 +205,6 @@ def make_sampling(
         )
     if runtime.kind == "serial":
         steppers = spread_envs(source.envs)
-        for each in steppers:
-            each.tell(say, notice)
         return SerialSampling(
             source.envs,
             make_actor,

@@ -1,9 +1,16 @@
-"""Environments in Python: stepped by this process, or by several if that is faster."""
+"""Environments in Python: stepped by this process, or by several if that is faster.
 
-from collections.abc import Callable, Iterable, Sequence
+Which is faster depends on the environments, on the machine and on what else it does, so both ways
+are timed on the run's own first rows.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING, NamedTuple, Self, final
 
+import numpy as np
 import psutil
 
 from quintet.envs.make import make_group_env
@@ -18,7 +25,7 @@ from quintet.envs.vector import (
     allocate_obs,
     allocate_row,
 )
-from quintet.errors import QuintetError
+from quintet.errors import EnvironmentFault, QuintetError
 from quintet.system.core_time import own_delay_s
 from quintet.system.cpus import usable_cores
 from quintet.system.memory import free_bytes
@@ -30,14 +37,30 @@ if TYPE_CHECKING:
 MOST_PROCESSES = 64
 """Most processes for environments that mostly wait, whatever the number of cores."""
 
-_MESSAGES_S, _EACH_S = 150e-6, 110e-6
-"""Seconds for the messages of a row, and additional seconds per process
+_MESSAGES_S, _EACH_S = 110e-6, 65e-6
+"""Seconds for the messages of a row, and additional seconds per process, on a quiet machine
 (benchmarks/stepping.py)."""
 
 _PROCESS_BYTES = 64 << 20
 """Memory of a process without its environments."""
 
-_ROWS = 2  # that are measured, as what an environment needs may be made in its first step
+_LEAST_GAIN = 0.1
+"""Fraction of a row's time that processes must promise to save to be tried."""
+
+_WORTH_S = 0.5
+"""Seconds that they would have saved so far when they are tried: about what it costs to begin."""
+
+_ROWS = 20
+"""Rows after which environments stay if processes promise too little."""
+
+_BLOCK_S, _MOST_S = 0.05, 8.0
+"""Seconds of rows that are timed together; seconds after which the faster way so far is taken."""
+
+_CERTAIN = 3.0
+"""Times the speed at which others are taken as soon as they have caught up."""
+
+_BEGIN_S = 60.0
+"""Seconds of rows for which others may take to begin."""
 
 
 class StepCost(NamedTuple):
@@ -84,15 +107,39 @@ class _Clocks(NamedTuple):
 
 
 def best_num_processes(cost: StepCost, num_streams: int, cores: int, free: float) -> int:
-    """Number of processes that step `num_streams` such environments fastest; 1: only this process.
+    """Number of processes that may step `num_streams` such environments fastest; 1: only this
+    process.
 
     One per core if steps compute, one per stream if they wait, up to MOST_PROCESSES and to half of
-    the `free` bytes; 1 if the processes' messages would cost half of the gain.
+    the `free` bytes; 1 if they promise too little.
     """
     room = int(free / 2 / (_PROCESS_BYTES + cost.memory_bytes))
     count = max(1, min(num_streams, cores if cost.computes else MOST_PROCESSES, room))
-    saved_s = cost.seconds * (num_streams - -(-num_streams // count))
-    return count if saved_s > 2 * (_MESSAGES_S + _EACH_S * count) else 1
+    promised_s = saved_s(cost, num_streams, count)
+    return count if promised_s > _LEAST_GAIN * cost.seconds * num_streams else 1
+
+
+def saved_s(cost: StepCost, num_streams: int, count: int) -> float:
+    """Seconds that `count` processes save in a row, on a quiet machine."""
+    spared = num_streams - -(-num_streams // count)
+    return cost.seconds * spared - (_MESSAGES_S + _EACH_S * count)
+
+
+def several_faster(alone_s: Sequence[float], several_s: Sequence[float]) -> bool | None:
+    """Whether several processes are faster, from the seconds of the same blocks of rows by either
+    way; None: not clear yet.
+
+    Clear is a difference far beyond its standard error, or one that is certainly small.
+    """
+    count = len(alone_s)
+    if count < 3:
+        return None
+    alone, several = np.array(alone_s), np.array(several_s)
+    gain = float((alone - several).mean())
+    error = (3.0 + 12.0 / count) * float((alone - several).std(ddof=1)) / count**0.5
+    small = 0.07 * float(min(alone.mean(), several.mean()))
+    clear = abs(gain) > error or abs(gain) + error < small
+    return gain > 0 if clear or alone.sum() + several.sum() > _MOST_S else None
 
 
 class Spreading(NamedTuple):
@@ -120,12 +167,13 @@ def make_streams(env: ResolvedEnv, num_streams: int, how: Spreading) -> VectorEn
 
 @final
 class SpreadEnv:
-    """B environments that this process has made and, where that is faster, others step from the
-    third row on.
+    """B environments that this process has made and steps, until others do where that is faster.
 
-    The others take the same seeds and first actions; what they give must be what was seen before,
-    byte for byte, else they are not used.  So the number of processes is no part of a result, where
-    an environment depends on its own seed and actions alone.
+    Others make the same environments and repeat all that has happened, in blocks of rows that are
+    timed here and there.  What they give must be what was seen here, byte for byte, else they are
+    not used.  So the number of processes is no part of a result, where an environment depends on
+    its own seed and actions alone; and no state of an environment is lost, as those that others
+    step have lived through the same.
     """
 
     def __init__(self, env: ResolvedEnv, made: VectorEnv, how: Spreading):
@@ -134,64 +182,110 @@ class SpreadEnv:
         self.spaces: Spaces = made.spaces
         self.description: EnvDescription = made.description
         self._source, self._env, self._how = env, made, how
-        self._stepped: "SteppedEnv | None" = None  # in other processes; perhaps they don't step yet
+        self._others: "_Others | None" = None  # which follow, or step
         self._judging = True
         # Once it is decided who steps, these are the methods of the environments that step.
         self.send: Callable[[Array], None] = self._send
         self.recv: Callable[[StepRow], None] = self._recv
-        self._seeds: Sequence[int] = ()
-        self._actions: list[Array] = []
-        self._seen: list[list[bytes]] = []  # of the first observations, and of rows
-        self._say: Callable[[str], None] = lambda _: None
-        self._tell: tuple[Callable[[str], None], Callable[[str], None]] = print, self._say
+        self._action: Array | None = None
+        self._history: list[_Event] = []  # that others have not repeated
+        self._rows, self._cost, self._waiting_s = 0, StepCost(0.0, True), 0.0
+        self._note: Callable[[str], None] = lambda _: None
+        self._tell: tuple[Callable[[str], None], Callable[[str], None]] = print, self._note
 
     def tell(
         self,
         say: Callable[[str], None],
         notice: Callable[[str], None],
-        who: Callable[[str], None] | None = None,
+        note: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Sets receivers, before the first restart: `say` receives other processes' output,
-        `notice` the reason for a long wait, and `who` (None: `say`) which processes step.
+        `notice` the reason for a long wait, and `note` which processes step, and why.
         """
-        self._say, self._tell = who or say, (say, notice)
+        self._note, self._tell = note, (say, notice)
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
         wanted = self._source.config.num_processes
         if self._judging and wanted is not None:
             count = min(wanted // self._how.num_groups, self.num_streams)
             if count > 1:
-                self._take(self._others(count), "--env.num-processes asks for them")
+                self._others = self._make_others(count)
+                self._take("--env.num-processes asks for them")
             self._decided()
         self._env.restart(seeds, out)
         if self._judging:
-            self._seeds, self._actions, self._seen = list(seeds), [], [_bytes(out)]
+            self._history.append(_Event(list(seeds), _digest(out)))
 
     def _send(self, action: Array) -> None:
-        self._actions.append(action.copy())
+        self._action = action.copy()
         self._env.send(action)
 
     def _recv(self, out: StepRow) -> None:
         begin = _Clocks.at_begin()
         self._env.recv(out)
         took = _Clocks.at_end()
-        self._seen.append(_row_bytes(out))
-        cost = took.cost_since(begin, self.num_streams)
-        groups = self._how.num_groups
-        count = best_num_processes(
-            cost, self.num_streams, max(1, usable_cores() // groups), free_bytes() / groups
-        )
-        if count > 1 and len(self._actions) < _ROWS:
+        assert self._action is not None
+        seconds = took.wall_s - begin.wall_s
+        self._history.append(_Event(self._action, _row_digest(out), seconds))
+        self._rows += 1
+        if self._others is None:
+            self._consider(took.cost_since(begin, self.num_streams))
+            return
+        self._waiting_s += seconds
+        if self._others.begun or self._others.env.can_begin:
+            if self._waiting_s >= _BLOCK_S:
+                self._compare(self._others)
+        elif self._waiting_s > _BEGIN_S:
+            self._stay(f"other processes were not ready after {_BEGIN_S:g} s of steps")
+            self._decided()
+
+    def _consider(self, cost: StepCost) -> None:
+        """Tries others once they would have saved what it costs to begin them."""
+        if self._rows == 1:  # what an environment needs may be made in its first step
+            return
+        rows, streams, groups = self._rows - 1, self.num_streams, self._how.num_groups
+        seconds = self._cost.seconds + (cost.seconds - self._cost.seconds) / rows
+        self._cost = cost = cost._replace(seconds=seconds)
+        cores = max(1, usable_cores() // groups)
+        count = best_num_processes(cost, streams, cores, free_bytes() / groups)
+        if count > 1 and rows == 1:
             from quintet.runtime.processes.process import prepare
 
             prepare()
-            return
-        if count > 1:
-            self._move(count, f"a step takes {1000 * cost.seconds:.3g} ms")
-        self._decided()
+        if count == 1 and rows >= _ROWS - 1:
+            self._decided()
+        elif count > 1 and rows * saved_s(cost, streams, count) > _WORTH_S:
+            with self._unless_they_differ():
+                self._others = self._make_others(count)
+                self._others.env.launch()
+
+    def _compare(self, others: "_Others") -> None:
+        """Lets others take the rows so far, and decides once it is clear who is faster."""
+        with self._unless_they_differ():
+            faster = None
+            while self._history and faster is not False:
+                others.repeat(self._history)
+                faster = several_faster(others.alone_s, others.several_s)
+            self._waiting_s = 0.0
+            if not others.begun and faster is not False:
+                faster = sum(others.alone_s) > _CERTAIN * sum(others.several_s) or None
+                if faster is None:  # beginning may have slowed this process down: again beside them
+                    others.begun = True
+                    others.alone_s.clear()
+                    others.several_s.clear()
+            if faster is None:
+                return
+            alone_s, several_s = sum(others.alone_s), sum(others.several_s)
+            count = others.env.num_processes
+            why = f"the same rows took {alone_s:.3g} s by one, {several_s:.3g} s by {count}"
+            if faster:
+                self._take(why)
+            else:
+                self._stay(why)
+            self._decided()
 
     def _decided(self) -> None:
-        self._judging, self._actions, self._seen = False, [], []
+        self._judging, self._history = False, []
         self.send, self.recv = self._env.send, self._env.recv
 
     def render(self, stream: int) -> Rendered:
@@ -199,29 +293,25 @@ class SpreadEnv:
 
     def kill(self) -> None:
         """Ends the processes at once, from any thread; `close` does the rest."""
-        if self._stepped is not None:
-            self._stepped.kill()
+        if (others := self._others) is not None:
+            others.env.kill()
 
     def close(self) -> None:
+        if self._others is not None:
+            self._others.env.close()
         self._env.close()
 
-    def _move(self, count: int, why: str) -> None:
-        """Lets `count` processes step from here on, if they reproduce the rows so far."""
-        fault = "in another process the same seed gives other observations"
+    @contextmanager
+    def _unless_they_differ(self) -> Iterator[None]:
+        """This process goes on alone if others fail, or see something else."""
         try:
-            self._stepped = self._others(count)
-            if self._sees_the_same(self._stepped):
-                self._take(self._stepped, why)
-                return
+            yield
         except (QuintetError, OSError) as error:  # OSError: the system allows no more processes
-            fault = str(error)
-        finally:
-            if self._stepped is not None and self._env is not self._stepped:
-                self._stepped.close()
-                self._stepped = None
-        self._say(f"this process steps the environments one by one, though {why}: {fault}")
+            ms = 1000 * self._cost.seconds
+            self._stay(f"though a step takes {ms:.3g} ms: {error}")
+            self._decided()
 
-    def _others(self, count: int) -> "SteppedEnv":
+    def _make_others(self, count: int) -> "_Others":
         from quintet.runtime.processes.stepped import SteppedEnv
 
         first_stream, timeout_s = self._how.first_stream, self._how.timeout_s
@@ -229,25 +319,67 @@ class SpreadEnv:
             self._source, self._env, count, first_stream=first_stream, timeout_s=timeout_s
         )
         stepped.tell(*self._tell)
-        return stepped
+        return _Others(stepped)
 
-    def _take(self, stepped: "SteppedEnv", why: str) -> None:
+    def _take(self, why: str) -> None:
+        """Lets others step from here on."""
+        assert self._others is not None
         self._env.close()
-        self._env = self._stepped = stepped
-        self.num_processes = stepped.num_processes
-        self._say(f"{self.num_processes} processes step the environments: {why}")
+        self._env = self._others.env
+        self.num_processes = self._others.env.num_processes
+        self._note(f"{self.num_processes} processes step the environments: {why}")
 
-    def _sees_the_same(self, stepped: "SteppedEnv") -> bool:
-        """Lets processes repeat the rows so far, and compares."""
-        obs = allocate_obs(self.spaces.observation, (self.num_streams,))
-        row = allocate_row(self.spaces.observation, self.num_streams)
-        stepped.restart(self._seeds, obs)
-        same = _bytes(obs) == self._seen[0]
-        for action, seen in zip(self._actions, self._seen[1:], strict=True):
-            stepped.send(action)
-            stepped.recv(row)
-            same = same and _row_bytes(row) == seen
-        return same
+    def _stay(self, why: str) -> None:
+        others, self._others = self._others, None
+        if others is not None:
+            others.env.close()
+        self._note(f"this process steps the environments one by one: {why}")
+
+
+class _Event(NamedTuple):
+    """A restart with seeds, or a row with its actions, and a digest of what was seen."""
+
+    given: list[int] | Array
+    seen: bytes
+    seconds: float = 0.0
+
+
+@final
+class _Others:
+    """The same environments in other processes, which repeat what has happened here."""
+
+    def __init__(self, env: "SteppedEnv"):
+        self.env = env
+        self.begun = False  # and they have caught up
+        self.alone_s: list[float] = []  # of blocks of rows by the run's process alone
+        self.several_s: list[float] = []  # of the same rows by others
+        self._obs = allocate_obs(env.spaces.observation, (env.num_streams,))
+        self._row = allocate_row(env.spaces.observation, env.num_streams)
+
+    def repeat(self, history: list[_Event]) -> None:
+        """Takes a block of rows out of `history`, and times it.  Raises EnvironmentFault if
+        something else is seen.
+        """
+        alone_s = several_s = 0.0
+        count = 0
+        for count, (given, seen, seconds) in enumerate(history, 1):  # noqa: B007
+            if isinstance(given, list):
+                self.env.restart(given, self._obs)
+                now = _digest(self._obs)
+            else:
+                begin_s = perf_counter()
+                self.env.send(given)
+                self.env.recv(self._row)
+                several_s += perf_counter() - begin_s
+                now = _row_digest(self._row)
+            if now != seen:
+                raise EnvironmentFault("in another process the same seed gives other observations")
+            alone_s += seconds
+            if alone_s >= _BLOCK_S:
+                break
+        del history[:count]
+        self.alone_s.append(alone_s)
+        self.several_s.append(several_s)
 
 
 def spread_envs(envs: Iterable[VectorEnv]) -> list[SpreadEnv]:
@@ -255,9 +387,12 @@ def spread_envs(envs: Iterable[VectorEnv]) -> list[SpreadEnv]:
     return [env for env in envs if isinstance(env, SpreadEnv)]
 
 
-def _bytes(obs: ObsArrays, *rest: Array) -> list[bytes]:
-    return [x.tobytes() for x in (*(obs[name] for name in sorted(obs)), *rest)]
+def _digest(obs: ObsArrays, *rest: Array) -> bytes:
+    found = blake2b(digest_size=16)
+    for x in (*(obs[name] for name in sorted(obs)), *rest):
+        found.update(np.ascontiguousarray(x).data)
+    return found.digest()
 
 
-def _row_bytes(row: StepRow) -> list[bytes]:
-    return _bytes(row.obs, row.raw_reward, row.terminated, row.truncated, row.valid)
+def _row_digest(row: StepRow) -> bytes:
+    return _digest(row.obs, row.raw_reward, row.terminated, row.truncated, row.valid)

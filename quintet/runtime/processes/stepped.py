@@ -82,7 +82,7 @@ class SteppedEnv:
             kind = ProcessKind(f"stepper {work.index}", what, module, content, place="at work")
             self._processes.append(Process(kind, self._arena, print, work.timeout_s))
         self._poller = select.poll()
-        self._begun = False
+        self._launched = self._begun = False
 
     @property
     def num_processes(self) -> int:
@@ -95,6 +95,17 @@ class SteppedEnv:
         self._notice = notice
         for process in self._processes:
             process.say = say
+
+    def launch(self) -> None:
+        """Lets the processes begin, without waiting for them."""
+        self._launched = True
+        for process in self._processes:
+            process.launch()
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether all processes that were launched have told that they are ready, or failed."""
+        return all(process.channel.poll() for process in self._processes)
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
         checked = check_seeds(seeds, self.num_streams)
@@ -135,8 +146,8 @@ class SteppedEnv:
 
     def _begin(self) -> None:
         self._begun = True
-        for process in self._processes:
-            process.launch()
+        if not self._launched:
+            self.launch()
         await_all(self._processes, self._notice)
         for process in self._processes:
             self._poller.register(process.channel.fileno(), select.POLLIN)
