@@ -160,7 +160,7 @@ ROWS = (
     Row("ddpg", "LunarLanderContinuous-v3", 180, 230, "SB3 zoo 230"),
     Row("ddpg", "InvertedPendulum-v4", 950, 1000, "Tianshou 1000 at 1M"),
     Row(
-        "ddpg", "HalfCheetah-v4", 9500, 10500, "CleanRL 10374 ± 157 (v2, training)", seeds=(11, 12)
+        "ddpg", "HalfCheetah-v4", 9500, 10500, "CleanRL 10374 ± 157 (v4, training)", seeds=(11, 12)
     ),
     Row(
         "ddpg", "HalfCheetah-v4", title="the same in bf16, ended early", label="bf16",

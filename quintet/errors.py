@@ -4,13 +4,6 @@ Every message says what is required, what was found and what to do.  ``assert`` 
 exceptions are for quintet's own invariants.
 """
 
-from collections.abc import Callable, Mapping
-from functools import wraps
-from typing import ParamSpec, TypeVar
-
-_Given = ParamSpec("_Given")
-_Result = TypeVar("_Result")
-
 
 class QuintetError(Exception):
     """Base of all errors for a wrong input or a failed part.
@@ -66,30 +59,3 @@ class NonFiniteError(QuintetError):
 
 class GroupFault(QuintetError):
     """At least one run of a group failed; the others continued."""
-
-
-def known_arguments(
-    elsewhere: Mapping[str, str],
-) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _Result]]:
-    """A decorator that refuses arguments which a function lacks.
-
-    elsewhere: what to give in their place, by their names in other libraries.
-    """
-
-    def decorated(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-        @wraps(function)
-        def called(*args: _Given.args, **given: _Given.kwargs) -> _Result:
-            from inspect import signature
-
-            known = signature(function).parameters
-            for name in (name for name in given if name not in known):
-                do = elsewhere.get(name, f"one of {', '.join(known)}")
-                raise ConfigError(
-                    f"{function.__name__} must be called with arguments that it has, got {name!r}; "
-                    f"give {do}"
-                )
-            return function(*args, **given)
-
-        return called
-
-    return decorated

@@ -25,7 +25,7 @@ from quintet.envs.film import make_filmed_env
 from quintet.envs.owners import made_for
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.vector import EnvDescription, ObsArrays, VectorEnv
-from quintet.errors import ConfigError, QuintetError, known_arguments
+from quintet.errors import ConfigError, QuintetError
 from quintet.observe.video import VideoWriter, check_video
 from quintet.options import Facts, idle
 from quintet.play import Found, Games, How, play
@@ -34,7 +34,7 @@ from quintet.runtime.spread import Spreading, make_streams, spread_envs
 from quintet.system.files import given_path
 from quintet.system.importing import is_file_name, is_here, settle_search_path, way_to_script
 from quintet.system.trust import Call, calls_of
-from quintet.system.user_code import no_exit
+from quintet.system.user_code import known_arguments, no_exit
 from quintet.uniform import UniformActor
 
 MaxSteps = int | Literal["auto"] | None

@@ -22,7 +22,7 @@ from quintet.algorithms.parts.setup import Compute, Recorded
 from quintet.envs.config import EnvConfig
 from quintet.envs.gymnasium import Leaf, leaf_of
 from quintet.envs.policy_input import flat_observation, leaf_array
-from quintet.errors import CheckpointError, ConfigError, QuintetError, known_arguments
+from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.models.build import weights_bytes
 from quintet.models.config import ModelConfig, critic_leaves, uses_pictures
 from quintet.policy_place import LEADER, LEARNER, POLICIES, POLICY, find
@@ -34,7 +34,7 @@ from quintet.system import files, memory
 from quintet.system.cpus import usable_cores
 from quintet.system.importing import script_of
 from quintet.system.trust import UNKNOWN, Call, Origin, calls_of
-from quintet.system.user_code import no_exit
+from quintet.system.user_code import known_arguments, no_exit
 from quintet.types import ACTION_MASK, Obs, Publication, Spaces, State
 
 if TYPE_CHECKING:

@@ -15,9 +15,10 @@ from quintet.envs.reward_shaping import ShapedRewards
 from quintet.envs.success import key_of, read_rule
 from quintet.envs.vector import VectorEnv
 from quintet.envs.wrappers import FrameStack, FromRewards, ObserveLast
-from quintet.errors import ConfigError, known_arguments
+from quintet.errors import ConfigError
 from quintet.options import about
 from quintet.spaces import in_float64, observation_leaves
+from quintet.system.user_code import known_arguments
 from quintet.types import ACTION_MASK
 
 _ELSEWHERE = {

@@ -1,21 +1,26 @@
-"""Finds the line of users' code in an error or a running thread."""
+"""Users' code that quintet calls, and that calls quintet: the line of it in an error or a running
+thread, and arguments that a function lacks.
+"""
 
 import importlib
 import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import gymnasium
 
-from quintet.errors import QuintetError
+from quintet.errors import ConfigError, QuintetError
 from quintet.system.signals import STOPS
 
 _Fault = TypeVar("_Fault", bound=QuintetError)
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 
 _PARSERS = ("argparse", "optparse")
 """Modules that read the command line."""
@@ -142,3 +147,30 @@ def _is_installed(file: str) -> bool:
     libraries = {Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     packages = {"site-packages", "dist-packages"} & {*Path(file).parts}
     return bool(packages) or any(folder in Path(file).parents for folder in libraries)
+
+
+def known_arguments(
+    elsewhere: Mapping[str, str],
+) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _Result]]:
+    """A decorator that refuses arguments which a function lacks.
+
+    elsewhere: what to give in their place, by their names in other libraries.
+    """
+
+    def decorated(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+        @wraps(function)
+        def called(*args: _Given.args, **given: _Given.kwargs) -> _Result:
+            from inspect import signature
+
+            known = signature(function).parameters
+            for name in (name for name in given if name not in known):
+                do = elsewhere.get(name, f"one of {', '.join(known)}")
+                raise ConfigError(
+                    f"{function.__name__} must be called with arguments that it has, got {name!r}; "
+                    f"give {do}"
+                )
+            return function(*args, **given)
+
+        return called
+
+    return decorated

@@ -1,11 +1,10 @@
-"""A hook of MkDocs: tables of all options and metrics, from where they are declared."""
+"""Tables of all options and metrics, from their declarations."""
 
 import json
 import re
 from collections.abc import Iterable
 from typing import Any
 
-from mkdocs.structure.pages import Page
 from pydantic import BaseModel
 
 from quintet.algorithms import registry
@@ -84,7 +83,7 @@ def _defaults(by_algo: dict[str, str], learners: int) -> str:
     return "; ".join(f"{', '.join(of)}: {value}" for value, of in learners_of.items())
 
 
-def rendered() -> str:
+def of_options() -> str:
     """All sections."""
     configs = {algo: registry.find(algo).config for algo in registry.LEARNERS.own}
     return of_learners(configs) + "".join(of_run())
@@ -93,7 +92,11 @@ def rendered() -> str:
 def of_metrics() -> str:
     """Sections of metrics: by the beginning of their names, and each learner's own."""
     sections: dict[str, str] = {}
+    # A learner that is in use has its families among all.
+    own = {name for _, each in registry.LEARNERS.usable() for name in each.own_metrics}
     for name, metric in {**OF_RUNS, **OF_LEARNERS, **PREFIXES}.items():
+        if name in own:
+            continue
         title = f"`{name.partition('/')[0]}/*`" if "/" in name else "Counters"
         sections[title] = sections.get(title, "") + _metric(name, metric)
     for algo in registry.LEARNERS.own:
@@ -106,17 +109,3 @@ def of_metrics() -> str:
 def _metric(name: str, metric: Metric) -> str:
     told = f"{name}*" if name.endswith("/") else name
     return f"| `{told}` | {metric.unit} | {metric.meaning} |\n"
-
-
-MADE = {
-    "options.md": ("<!-- options -->", rendered),
-    "metrics.md": ("<!-- metrics -->", of_metrics),
-}
-
-
-def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Puts the tables in the place of their mark."""
-    if page.file.src_uri not in MADE:
-        return markdown
-    mark, make = MADE[page.file.src_uri]
-    return markdown.replace(mark, make())
