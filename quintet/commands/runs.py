@@ -30,11 +30,7 @@ def main(arguments: list[str]) -> int:
             raise QuintetError(
                 f"DIR must be a folder, got {folder}: give the folder that holds your runs"
             )
-        from quintet.algorithms import registry
-
-        registry.declare_all()  # for the names in headers of progress.csv
-        # One at a time, since all reports of all runs may fill the memory.
-        runs = (read_summary(each) for each in find_runs(place))
+        runs = (read_summary(each, newest=True) for each in find_runs(place))
         if as_json:
             print(json.dumps([as_entry(each) for each in runs]))
         elif found := [(cells(each, place), told(each)) for each in runs]:

@@ -132,31 +132,51 @@ def group_key(config: Mapping[str, Any], sources: Mapping[str, str] = _NONE) -> 
 
 def find_runs(place: Path) -> list[Path]:
     """The folder itself if it holds a run, else all runs in it, up to four levels deep, without
-    those that are hidden or were moved aside, and without links to others of them."""
+    those that are hidden or were moved aside.
+
+    Links are not followed: a stranger's folder may have some to all runs of this machine.  Those to
+    folders elsewhere are named on standard error.
+    """
     if _is_run(place):
         return [place]
     found: list[Path] = []
+    links: list[str] = []
     left = [(place, 0)]
     while left:
         folder, depth = left.pop()
         with suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
                 path = Path(entry.path)
-                if not _is_folder(entry) or re.search(r"^\.|\.old-\d+$", entry.name):
+                if re.search(r"^\.|\.old-\d+$", entry.name):
                     continue
-                if _is_run(path):
+                if entry.is_symlink():
+                    links += [text(path)] * _leads_elsewhere(path, place)
+                elif not _is_folder(entry):
+                    continue
+                elif _is_run(path):
                     found.append(path)
                 elif depth + 1 < _DEPTH:
                     left.append((path, depth + 1))
-    # A run that has several names is listed by one that is no link.
-    links = {path: path.resolve() != place.resolve() / path.relative_to(place) for path in found}
-    named = {path.resolve(): path for path in sorted(found, key=lambda x: (links[x], x))[::-1]}
-    return sorted(named.values())
+    if links:
+        more = f" and {len(links) - 3:,} more" if len(links) > 3 else ""
+        files.warn_on_stderr(
+            f"links to folders elsewhere are not followed: {', '.join(sorted(links)[:3])}{more}; "
+            "name what they lead to"
+        )
+    return sorted(found)
+
+
+def _leads_elsewhere(link: Path, place: Path) -> bool:
+    """Whether a link leads to a folder that is not within `place`."""
+    with suppress(OSError, RuntimeError):  # RuntimeError: it leads in a circle
+        target = link.resolve(strict=True)
+        return target.is_dir() and not target.is_relative_to(place.resolve())
+    return False
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    with suppress(OSError):  # of a link in a circle, or to a place that is closed to us
-        return entry.is_dir()
+    with suppress(OSError):  # of a place that is closed to us
+        return entry.is_dir(follow_symlinks=False)
     return False
 
 
@@ -171,8 +191,12 @@ def _is_run(folder: Path) -> bool:
     return False
 
 
-def read_summary(folder: Path) -> RunSummary:
-    """The facts in the folder of a run; a folder that can't be read is a damaged run."""
+def read_summary(folder: Path, *, newest: bool = False) -> RunSummary:
+    """The facts in the folder of a run; a folder that can't be read is a damaged run.
+
+    newest: whether one report is enough, with the newest value of every metric: all reports may
+        fill the memory.
+    """
     at = _changed_at(folder)
     try:
         require_own(folder)
@@ -195,7 +219,7 @@ def read_summary(folder: Path) -> RunSummary:
     reports: list[dict[str, float]] = []
     notices: list[str] = []
     with suppress(QuintetError):  # it reports to neither file
-        reports = [bounded(each) for each in read_metrics(folder, notices.append)]
+        reports = [bounded(each) for each in read_metrics(folder, notices.append, newest=newest)]
     faults += map(text, notices)
     broken = broken or any("damaged" in each for each in notices)
     record = run_record.read(folder)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, final
+from typing import IO, Any, final
 
 import yaml
 
@@ -36,6 +36,7 @@ MAX_NODES = 1_000_000  # values in a document; aliased ones count at each occurr
 _BLOCK_BYTES = 2**20  # of zeros that are written at once
 
 _CONTAINERS = (Mapping, list, tuple, set)
+_SCALARS = (float, int, str)  # of which most values are, and `isinstance` of a Mapping is slow
 
 _ADVICE = {
     errno.ENOSPC: "make room there",
@@ -148,18 +149,41 @@ def read_bytes(
     most: number of bytes above which it is not read, as that of a stranger would fill the memory.
     """
     try:
-        # Without waiting, since opening a pipe waits for its other end.
-        flags = os.O_RDONLY | os.O_CLOEXEC | (0 if pipe else os.O_NONBLOCK)
-        handle = os.open(path if folder is None else path.name, flags, dir_fd=folder)
-        with open(handle, "rb") as file:
-            if not pipe and not stat.S_ISREG(os.fstat(handle).st_mode):
-                kind = errno.EISDIR if stat.S_ISDIR(os.fstat(handle).st_mode) else errno.EINVAL
-                raise OSError(kind, os.strerror(kind))
-            if most is not None and (size := os.fstat(handle).st_size) > most:
+        with _opened(path, pipe, folder) as file:
+            if most is not None and (size := os.fstat(file.fileno()).st_size) > most:
                 raise ValueError(f"it has {size:,} bytes, at most {most:,} were expected")
             return file.read()
     except (OSError, ValueError) as fault:  # ValueError: a name with a null in it
         raise cannot_read(path, fault) from fault
+
+
+def read_lines(path: Path, most: int) -> Iterator[bytes]:
+    """The lines of a file with their ends, the last perhaps without; of one that has more than
+    `most` bytes the first `most + 1`, without an end.  Raises FileFault if it can't be read.
+    """
+    try:
+        with _opened(path, False, None) as file:
+            while line := file.readline(most + 1):
+                part = line
+                while len(part) > most and not part.endswith(b"\n"):
+                    part = file.readline(most + 1)
+                yield line
+    except (OSError, ValueError) as fault:
+        raise cannot_read(path, fault) from fault
+
+
+def _opened(path: Path, pipe: bool, folder: int | None) -> IO[bytes]:
+    # Without waiting, since opening a pipe waits for its other end.
+    flags = os.O_RDONLY | os.O_CLOEXEC | (0 if pipe else os.O_NONBLOCK)
+    handle = os.open(path if folder is None else path.name, flags, dir_fd=folder)
+    try:
+        if not pipe and not stat.S_ISREG(os.fstat(handle).st_mode):
+            kind = errno.EISDIR if stat.S_ISDIR(os.fstat(handle).st_mode) else errno.EINVAL
+            raise OSError(kind, os.strerror(kind))
+    except OSError:
+        os.close(handle)
+        raise
+    return open(handle, "rb")
 
 
 def cannot_read(path: Path, fault: Exception) -> FileFault:
@@ -228,7 +252,11 @@ def _check_size(value: Any) -> None:
         if nodes > MAX_NODES:
             raise ValueError(f"at most {MAX_NODES:,} values are allowed")
         within = item.values() if isinstance(item, Mapping) else item
-        left += [(each, depth + 1) for each in within if isinstance(each, _CONTAINERS)]
+        left += [
+            (each, depth + 1)
+            for each in within
+            if type(each) not in _SCALARS and isinstance(each, _CONTAINERS)
+        ]
 
 
 def is_number(value: Any) -> bool:
