@@ -37,6 +37,10 @@ def main(arguments: list[str]) -> int:
         kwargs: Annotated[
             str, arg(name="env.kwargs", help="arguments of the environment", metavar="JSON")
         ] = "{}",
+        max_episode_steps: Annotated[
+            int | None,
+            arg(name="env.max-episode-steps", help="steps after which an episode is truncated"),
+        ] = None,
         mask_from_info: Annotated[
             bool,
             arg(name="env.mask-from-info", help='take the action mask from info["action_mask"]'),
@@ -62,6 +66,7 @@ def main(arguments: list[str]) -> int:
                 id=env,
                 backend=backend,
                 kwargs=mapping("--env.kwargs", kwargs),
+                max_episode_steps=max_episode_steps,
                 mask_from_info=mask_from_info,
             )
         except ValidationError as error:

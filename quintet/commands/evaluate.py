@@ -70,6 +70,13 @@ def _evaluate(
             metavar="JSON",
         ),
     ] = None,
+    max_episode_steps: Annotated[
+        int | None,
+        arg(
+            name="env.max-episode-steps",
+            help="steps after which episodes are truncated, if not as in training",
+        ),
+    ] = None,
     backend: Annotated[
         BackendName | None, arg(name="env.backend", help="backend, if not the one of training")
     ] = None,
@@ -96,6 +103,7 @@ def _evaluate(
 
     greedy = not stochastic
     own = {"backend": backend, "success": success, "num_processes": num_processes}
+    own |= {"max_episode_steps": max_episode_steps}
     more: dict[str, Any] = {"video": video, "random": random, "env_options": _given(own, kwargs)}
     more |= {"against": other, "max_steps": _steps(max_steps), "device": device}
     with warnings.catch_warnings():

@@ -118,7 +118,7 @@ class AleVectorEnv:
 
 
 def _identify(config: EnvConfig) -> Identity:
-    game = atari.read_config(config.id, config.kwargs)
+    game = atari.read_config(config.id, config.arguments)
     return Identity(atari.rom_of(config.id) or "", atari.FAMILY, game)
 
 
@@ -130,6 +130,7 @@ def _make(env: ResolvedEnv, group: Group) -> FrameStack:
 
 BACKEND = Backend(
     title="ALE",
+    limits_steps=True,
     make=_make,
     ids=atari.list_roms,
     knows=lambda env_id: atari.rom_of(env_id) is not None,

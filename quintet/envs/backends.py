@@ -77,6 +77,7 @@ class Backend:
     cost: the cost of a step of a family, where threads step; None: Python steps one by one.
     num_agents: returns the number of agents of an environment, each of which is a stream.
     warnings: returns sentences about known faults of an environment.
+    limits_steps: whether it follows ``env.max_episode_steps``.
     settle: returns the options of `EnvConfig` that its kind of vector environment, given by a user,
         determines; None for another kind.
     tells_spaces: whether the spaces of an id are known without making environments.
@@ -103,6 +104,7 @@ class Backend:
     num_agents: "Callable[[ResolvedEnv], int]" = lambda _: 1
     warnings: "Callable[[ResolvedEnv], list[str]]" = lambda _: []
     settle: Callable[[object], dict[str, Any] | None] = lambda _: None
+    limits_steps: bool = False
     tells_spaces: bool = False
     packages: Mapping[str, str] = field(default_factory=dict)
     bare_step: Callable[[str, int, int], Callable[[], object]] | None = None

@@ -1,10 +1,10 @@
 """Options of a run's environments."""
 
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, model_validator
 
-from quintet.bounds import Bounded, Layers, Streams, Tasks, Threads
+from quintet.bounds import Bounded, EpisodeSteps, Layers, Streams, Tasks, Threads
 from quintet.envs.backends import BACKENDS
 from quintet.envs.success import read_rule
 from quintet.options import Kwargs, Needs, Options, option
@@ -21,6 +21,9 @@ def _is_a_rule(value: str) -> str:
     read_rule(value)
     return value
 
+
+LIMIT = "max_episode_steps"
+"""Argument of makers that limit the steps of an episode."""
 
 Success = Annotated[str, AfterValidator(_is_a_rule)]
 
@@ -39,12 +42,17 @@ class EnvConfig(Options):
     """
     kwargs: Kwargs = option(
         default_factory=dict,
-        also="env_kwargs env_config env_frameskip frame_skip max_episode_steps "
-        "time_limit render_mode",
+        also="env_kwargs env_config env_frameskip frame_skip render_mode",
     )
     """keyword arguments of the environment's maker; for Atari games on every backend: stack_num,
     frame_skip, noop_max, episodic_life, full_action_space, repeat_action_probability,
     use_fire_reset, max_episode_steps
+    """
+    max_episode_steps: EpisodeSteps | None = option(
+        None, also="time_limit max_steps_per_episode horizon episode_length"
+    )
+    """steps after which an episode is truncated, for every environment that can be limited from
+    outside (in games of several agents, steps of the game); none: the environment's own limit
     """
     num_streams: Streams = option(
         8,
@@ -133,6 +141,22 @@ class EnvConfig(Options):
                 f"or leave streams_per_group out"
             )
         return self
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        given, limit = self.kwargs.get(LIMIT), self.max_episode_steps
+        if limit is not None and given not in (None, limit):
+            raise ValueError(
+                f"max_episode_steps must be given once; got {limit}, and {given} in kwargs; leave "
+                "one of them out"
+            )
+        return self
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """`kwargs` and `max_episode_steps`, for what takes the limit under this name."""
+        limit = self.max_episode_steps
+        return dict(self.kwargs) if limit is None else {**self.kwargs, LIMIT: limit}
 
     @property
     def num_groups(self) -> int:

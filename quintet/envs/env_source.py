@@ -15,6 +15,7 @@ from gymnasium.vector import VectorEnv as GymVectorEnv
 
 from quintet.envs import atari, other_apis
 from quintet.envs.backends import BACKENDS
+from quintet.envs.config import LIMIT
 from quintet.envs.owners import living, purpose
 from quintet.envs.tensor import gives_tensors, size_of
 from quintet.errors import ConfigError
@@ -127,6 +128,17 @@ def makes_groups(maker: MakeEnv) -> bool:
         return False
 
 
+def limits_itself(maker: MakeEnv) -> bool:
+    """Whether a callable takes ``max_episode_steps``: by name, or as a `gymnasium.make`."""
+    made_by = maker.func if isinstance(maker, partial) else maker
+    if made_by in (gymnasium.make, gymnasium.make_vec):
+        return True
+    try:
+        return LIMIT in inspect.signature(maker).parameters
+    except (TypeError, ValueError):  # some built-in callables don't tell
+        return False
+
+
 def call_maker(maker: Callable[..., Any], env_id: str, kwargs: Mapping[str, Any]) -> Any:
     """The environment that `maker` makes; its errors become a ConfigError that says what to do."""
     try:
@@ -192,7 +204,7 @@ def _arguments_fault(maker: Callable[..., Any], kwargs: Mapping[str, Any], error
         names = ", ".join(signature.parameters)
         unfit = [name for name in kwargs if name not in signature.parameters]
         takes = f"it takes {names or 'no arguments'}"
-    limit = "; a limit of steps is env.max_episode_steps" if "max_episode_steps" in unfit else ""
+    limit = "; a limit of steps is env.max_episode_steps" if LIMIT in unfit else ""
     return f"correct env.kwargs: {takes}{limit}" if takes else ""
 
 

@@ -177,7 +177,7 @@ class EnvPoolVectorEnv:
         self._id, self._family, self._drawn = env_id, family, group.drawn
         self.num_streams, self.num_threads = num_streams, env.num_threads(num_streams)
         self._success_key = key_of(env.config.success)
-        self._kwargs = {**_DEFAULT_KWARGS.get(family, {}), **env.config.kwargs}
+        self._kwargs = {**_DEFAULT_KWARGS.get(family, {}), **env.config.arguments}
         spec = _make_spec(env_id, self._kwargs)
         settings = _settings(spec)
         atari.require_one_stack(env.config, int(settings.get("stack_num", 1)))
@@ -437,7 +437,7 @@ def _identify(config: EnvConfig) -> Identity:
     if family != atari.FAMILY:
         return Identity(name, family)
     known = AtariConfig.model_fields  # EnvPool checks the others
-    ours = {key: value for key, value in config.kwargs.items() if key in known}
+    ours = {key: value for key, value in config.arguments.items() if key in known}
     return Identity(name, family, atari.read_config(config.id, ours))
 
 
@@ -471,6 +471,7 @@ def _bare_step(env_id: str, num_envs: int, cores: int) -> Callable[[], object]:
 
 BACKEND = Backend(
     title="EnvPool",
+    limits_steps=True,
     make=EnvPoolVectorEnv,
     ids=lambda: families(),
     knows=lambda env_id: envpool_id(env_id) is not None,

@@ -5,7 +5,7 @@ from typing import Annotated, Any, final
 
 from pydantic import WrapValidator
 
-from quintet.bounds import Tasks, Threads
+from quintet.bounds import EpisodeSteps, Tasks, Threads
 from quintet.envs.backends import BACKENDS
 from quintet.envs.config import BackendName, EnvConfig, Success
 from quintet.envs.env_source import EnvSource
@@ -14,7 +14,9 @@ from quintet.envs.success import key_of
 from quintet.options import Kwargs, Needs, Options, option
 from quintet.system.importing import Given, nameless
 
-OWN_OPTIONS = ("kwargs", "backend", "success", "num_processes", "num_threads")
+OWN_OPTIONS = (
+    *("kwargs", "max_episode_steps", "backend", "success", "num_processes", "num_threads"),
+)
 """Options of the environment that may differ in an evaluation."""
 
 _Name = Annotated[
@@ -54,6 +56,8 @@ class EvalEnvConfig(Options):
         ),
     )
     """env.kwargs of evaluations, in place of env.kwargs"""
+    max_episode_steps: EpisodeSteps | None = option(None, needs=_EVALUATES)
+    """env.max_episode_steps of evaluations"""
     success: Success | None = option(None, needs=_EVALUATES)
     """env.success of evaluations"""
     num_threads: Threads | None = option(

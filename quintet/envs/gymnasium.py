@@ -115,7 +115,7 @@ class GymnasiumVectorEnv:
             env.config.backend,
             1 if env.atari is None else env.atari.frame_skip,
             env.config.success,
-            max_steps=_time_limit(self.envs[0]),
+            max_steps=time_limit(self.envs[0]),
             remarks=action_remarks(self._action_space),
         )
         self._action_shape = (num_streams, *action_shape(self._action_space))
@@ -284,14 +284,14 @@ def _single(env: Any, env_id: str) -> gymnasium.Env:
     return env
 
 
-def _time_limit(env: gymnasium.Env) -> int | None:
-    """The limit of the innermost wrapper that limits steps; None without one."""
-    found = None
+def time_limit(env: gymnasium.Env) -> int | None:
+    """The least limit of the wrappers that limit steps; None without one."""
+    limits = []
     while isinstance(env, gymnasium.Wrapper):
         if isinstance(env, gymnasium.wrappers.TimeLimit):
-            found = int(env._max_episode_steps)
+            limits.append(int(env._max_episode_steps))
         env = env.env
-    return found
+    return min(limits, default=None)
 
 
 def close_all(envs: Iterable[Any], env_id: str) -> None:

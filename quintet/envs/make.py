@@ -16,7 +16,7 @@ from quintet.envs.success import key_of, read_rule
 from quintet.envs.vector import VectorEnv
 from quintet.envs.wrappers import FrameStack, FromRewards, ObserveLast
 from quintet.errors import ConfigError
-from quintet.options import about
+from quintet.options import about, faults
 from quintet.spaces import in_float64, observation_leaves
 from quintet.system.user_code import known_arguments
 from quintet.types import ACTION_MASK
@@ -33,6 +33,7 @@ def make_vector_env(
     *,
     backend: str = "auto",
     kwargs: Mapping[str, Any] | None = None,
+    max_episode_steps: int | None = None,
     frame_stack: int = 1,
     reward_clip: RewardClip = "none",
     reward_shaping: Mapping[str, float] | None = None,
@@ -68,6 +69,7 @@ def make_vector_env(
     options: dict[str, Any] = {
         "backend": backend,
         "kwargs": kwargs or {},
+        "max_episode_steps": max_episode_steps,
         "frame_stack": frame_stack,
         "reward_clip": reward_clip,
         "reward_shaping": reward_shaping or {},
@@ -88,8 +90,8 @@ def make_vector_env(
     try:
         config = EnvConfig(**(options | says))
     except ValidationError as error:
-        faults = "; ".join(f"{e['loc'][0]}: {e['msg']}, got {e['input']!r}" for e in error.errors())
-        raise ConfigError(f"make_vector_env can't use these options: {faults}") from error
+        found = "; ".join(faults(error, ""))
+        raise ConfigError(f"make_vector_env can't use these options: {found}") from error
     resolved = resolve_env(config, source)
     made = make_group_env(resolved, config.num_streams)
     if config.observation_dtype == "auto":

@@ -92,7 +92,7 @@ class ParallelVectorEnv:
         self._success_key = key_of(env.config.success)
         self._make_env: Callable[[], Any] = partial(_make_one, env)
         self._games: list[Any] = []
-        self._purpose = purpose()
+        self._purpose, self._limit = purpose(), env.config.max_episode_steps
         try:
             self._add_game()
             self.agents = _agents_of(self._games[0], env_id)
@@ -117,6 +117,7 @@ class ParallelVectorEnv:
             "pettingzoo",
             success=env.config.success,
             agents=tuple(map(str, self.agents)),
+            max_steps=self._limit,
             remarks=action_remarks(self._action_space),
             turns=self._turns,
         )
@@ -131,6 +132,7 @@ class ParallelVectorEnv:
         self._owed = np.zeros(num_streams)
         self._last = allocate_obs(in_float64(self.spaces).observation, (num_streams,))
         self._used = False
+        self._infos: Mapping[Any, Any] = {}  # of the newest step of a game
         self._action: Array | None = None
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
@@ -171,6 +173,11 @@ class ParallelVectorEnv:
             streams = range(index * size, (index + 1) * size)
             if self._present[streams.start : streams.stop].any():
                 step(index, streams, actions, out)
+                if self._game_step[index] == self._limit:
+                    try:
+                        self._cut(index, streams, out)
+                    except Unfit as error:
+                        raise self._fault(streams.start, str(error), error) from error
             else:
                 self._reset(index, None)
         np.logical_and(out.truncated, ~out.terminated, out=out.truncated)
@@ -231,6 +238,7 @@ class ParallelVectorEnv:
                     "terminations, truncations, infos"
                 )
             obs, rewards, terminations, truncations, infos = result
+            self._infos = infos
             for agent, stream in zip(self.agents, streams, strict=True):
                 if not self._present[stream]:
                     self._leaving[stream] &= agent in there
@@ -321,6 +329,24 @@ class ParallelVectorEnv:
             raise Unfit("must remove an agent that has ended from agents at its step(None)")
         except Unfit as error:
             raise self._fault(stream, str(error), error) from error
+
+    def _cut(self, index: int, streams: range, out: StepRow) -> None:
+        """Truncates a game after its last step, with the agents that have acted in it."""
+        game = self._games[index]
+        infos = getattr(game, "infos", {}) if self._turns else self._infos
+        for agent, stream in zip(self.agents, streams, strict=True):
+            present = bool(self._present[stream])
+            ends = self._acted[stream] if self._turns else present and out.valid[stream]
+            if ends and self._turns and not present:  # it was not told yet where its action led
+                seen = self._call(stream, "observe", partial(game.observe, agent))
+                self._write(stream, {agent: seen}, agent)
+                gains = getattr(game, "_cumulative_rewards", {})  # what `last` would give it
+                out.reward[stream] = self._owed[stream] + other_apis.reward_of(gains.get(agent, 0))
+            if ends:
+                out.truncated[stream] = True
+                self._write_success(stream, infos.get(agent), agent, out)
+            self._acted[stream], self._owed[stream] = False, 0.0
+            self._present[stream] = self._leaving[stream] = False
 
     def _write_success(self, stream: int, info: Any, agent: Any, out: StepRow) -> None:
         """Writes whether an agent whose episode ends has won, if the rule is about info."""
@@ -477,6 +503,7 @@ def _make_one(env: ResolvedEnv) -> Any:
 
 BACKEND = Backend(
     title="PettingZoo",
+    limits_steps=True,
     make=ParallelVectorEnv,
     claims=_claims,
     needs="an import string of what makes an environment of several agents, like "

@@ -161,6 +161,11 @@ def resolve_env(config: EnvConfig, source: EnvSource | None = None) -> ResolvedE
     else:
         backend = resolve_backend(name_of(source), config.backend)
     config = config.model_copy(update={"backend": backend})
+    if config.max_episode_steps is not None and not BACKENDS.find(backend).limits_steps:
+        raise ConfigError(
+            f"env.max_episode_steps must have a backend that limits steps, {backend!r} does not: "
+            "leave it out, and set the limit in the environment"
+        )
     if source is not None or ":" in config.id:
         return ResolvedEnv(config, source)
     return ResolvedEnv(config, None, *BACKENDS.find(backend).identify(config))

@@ -26,10 +26,11 @@ from quintet.envs.env_source import (
     MakeEnv,
     call_maker,
     is_plain_sync,
+    limits_itself,
     makes_groups,
 )
 from quintet.envs.fixed_shape import FixedShape, is_fixed
-from quintet.envs.gymnasium import GymnasiumVectorEnv
+from quintet.envs.gymnasium import GymnasiumVectorEnv, time_limit
 from quintet.envs.ids import versions_of
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.reward_shaping import make_shaped
@@ -70,7 +71,7 @@ def _identify(config: EnvConfig) -> Identity:
     rom = None if theirs else atari.rom_of(config.id)
     if rom is None:
         return Identity()
-    return Identity(rom, atari=atari.read_config(config.id, config.kwargs))
+    return Identity(rom, atari=atari.read_config(config.id, config.arguments))
 
 
 def _make(env: ResolvedEnv, group: Group) -> VectorEnv:
@@ -87,13 +88,19 @@ def _make(env: ResolvedEnv, group: Group) -> VectorEnv:
     if env.atari is not None:
         return _make_atari(env, env.atari, group)
     maker = env.maker
+    if limits_itself(maker):
+        kwargs = config.arguments
+        config = config.model_copy(update={"max_episode_steps": None})
+        env = replace(env, config=config)
+    else:
+        kwargs = config.kwargs
     if makes_groups(maker):
-        make = partial(_make_several, maker, config.id, config.kwargs, group.num_streams)
+        make = partial(_make_several, maker, config.id, kwargs, group.num_streams)
         made = make()
         if gives_tensors(made):
             return _hosted(env, made, closes=True)
         return _adapt(env, made, make, group)
-    return _step_singles(env, partial(call_maker, maker, config.id, config.kwargs), group)
+    return _step_singles(env, partial(call_maker, maker, config.id, kwargs), group)
 
 
 def _make_atari(env: ResolvedEnv, game: atari.AtariConfig, group: Group) -> FrameStack:
@@ -116,15 +123,45 @@ def _step_singles(
 
 
 def _fitted(make_one: Callable[[], Any], config: EnvConfig) -> Any:
-    """An environment without texts and sequences, and with its action mask in the observation if
-    ``env.mask_from_info`` is set; other objects unchanged.
+    """An environment without texts and sequences, with its action mask in the observation if
+    ``env.mask_from_info`` is set, and with the limit of ``env.max_episode_steps``; other objects
+    unchanged.
     """
     env = make_one()
     if not isinstance(env, gymnasium.Env) or isinstance(env, GymVectorEnv):
         return env
     other_apis.require_spaces(env, config.id)
+    if config.max_episode_steps is not None:
+        env = _limited(env, config.max_episode_steps, config.id)
     env = env if is_fixed(env.observation_space) else FixedShape(env)
     return MaskFromInfo(env, config.id) if config.mask_from_info else env
+
+
+def _limited(
+    env: gymnasium.Env[Any, Any], limit: int, env_id: str
+) -> gymnasium.wrappers.TimeLimit[Any, Any]:
+    """The environment with a limit of steps; raises ConfigError if it has a shorter one."""
+    own = time_limit(env)
+    if own is not None and own < limit:
+        env.close()
+        raise ConfigError(
+            f"env.max_episode_steps must be at most the limit that {env_id} has itself, {own} "
+            f"(Gymnasium's wrapper TimeLimit), got {limit}: raise that one"
+        )
+    return gymnasium.wrappers.TimeLimit(env, limit)
+
+
+def _require_no_limit(env: ResolvedEnv, made: Any, *, closes: bool) -> None:
+    """Refuses ``env.max_episode_steps`` for what resets its streams itself."""
+    if env.config.max_episode_steps is None:
+        return
+    if closes:
+        made.close()
+    raise ConfigError(
+        f"env.max_episode_steps={env.config.max_episode_steps} can't be met from outside by "
+        f"{env.config.id}, a vector environment that resets its streams itself: set the limit in "
+        "it, or give a function that makes it a parameter max_episode_steps"
+    )
 
 
 def _adapt(
@@ -148,6 +185,7 @@ def _adapt(
         if make is not None:
             made.close()  # only its makers are used
         return _step_singles(env, lambda: next(makers)(), group._replace(num_streams=made.num_envs))
+    _require_no_limit(env, made, closes=make is not None)
     return AdaptedVectorEnv(env, group, made, make)
 
 
@@ -156,6 +194,7 @@ def _hosted(env: ResolvedEnv, made: Any, *, closes: bool) -> VectorEnv:
     from quintet.envs.given_tensors import adapted  # with PyTorch
     from quintet.envs.hosted import HostedEnv
 
+    _require_no_limit(env, made, closes=closes)
     config = env.config
     tensors = adapted(made, config.id, config.success)
     assert tensors is not None
@@ -306,6 +345,7 @@ def _bare_step(env_id: str, num_envs: int, cores: int) -> Callable[[], object]: 
 
 BACKEND = Backend(
     title="Gymnasium",
+    limits_steps=True,
     make=_make,
     ids=_ids,
     knows=_knows,

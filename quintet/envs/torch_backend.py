@@ -22,9 +22,14 @@ def _make(env: "ResolvedEnv", group: Group) -> "HostedEnv":
     from quintet.envs.hosted import HostedEnv
 
     maker = partial(getattr(torch_toys, _MAKERS[env.config.id]), group.num_streams, group.device)
-    return HostedEnv(call_maker(maker, env.config.id, env.config.kwargs))
+    return HostedEnv(call_maker(maker, env.config.id, env.config.arguments))
 
 
 BACKEND = Backend(
-    title="PyTorch", make=_make, ids=lambda: _MAKERS, knows=_MAKERS.__contains__, on_device=True
+    title="PyTorch",
+    make=_make,
+    ids=lambda: _MAKERS,
+    knows=_MAKERS.__contains__,
+    on_device=True,
+    limits_steps=True,
 )

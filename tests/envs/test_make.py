@@ -175,7 +175,7 @@ def test_import_strings():
         ("no_such_module:make", "can't be imported: No module named 'no_such_module'"),
         (
             ":",
-            r"importing it raised ValueError: Empty module name.*; mend the module",
+            r"must name a module as Python.s import does",
         ),
         ("quintet.nothing:make", "can't be imported: No module named 'quintet.nothing'"),
     ):
@@ -207,7 +207,7 @@ def test_list_envs():
 def test_options_out_of_range_are_told_together():
     with pytest.raises(ConfigError, match=r"kwargs: .*dictionary, got 5"):
         make_vector_env("CartPole-v1", kwargs=5)
-    with pytest.raises(ConfigError, match=r"num_streams: .* got 0; reward_clip: .* got 'some'"):
+    with pytest.raises(ConfigError, match=r"num_streams: .* got 0.*; reward_clip: .* got 'some'"):
         make_vector_env("CartPole-v1", 0, reward_clip="some")
 
 

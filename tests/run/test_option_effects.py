@@ -244,6 +244,17 @@ def _kwargs(where: Where) -> None:
     assert made.policy.spaces.observation.shape == (7,)
 
 
+def _max_episode_steps(where: Where) -> None:
+    env = {"env": "quintet.envs.toy:Contextual", "env__max_episode_steps": 1}
+    assert run(where.folder, **env).metrics["episode/length_mean"] == 1
+
+
+def _eval_max_episode_steps(where: Where) -> None:
+    env = {"env": "CartPole-v1", "env__backend": "gymnasium", "eval__episodes": 2}
+    result = run(where.folder, **env, eval__env__max_episode_steps=3)
+    assert result.metrics["eval/length_mean"] == 3
+
+
 def _num_streams(where: Where) -> None:
     made = []
     run(where.folder, env=lambda: made.append(Contextual()) or made[-1], env__num_streams=6)
@@ -429,6 +440,8 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "env.id": _id,
     "env.backend": _backend,
     "env.kwargs": _kwargs,
+    "env.max_episode_steps": _max_episode_steps,
+    "eval.env.max_episode_steps": _eval_max_episode_steps,
     "env.num_streams": _num_streams,
     "env.streams_per_group": _streams_per_group,
     "env.frame_stack": _frame_stack,
