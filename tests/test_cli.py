@@ -19,6 +19,7 @@ from gymnasium import spaces
 from quintet import cli
 from quintet.config.command import COMMON
 from quintet.config.layers import options
+from quintet.config.run import PARTS, prefix_of
 from quintet.observe.report_files import read_metrics
 
 TOY = "quintet.envs.toy:Contextual"
@@ -186,6 +187,12 @@ def test_all_help_lists_every_option(quintet, monkeypatch):
     assert wanted - flags == set()
     assert {"--env", "--total-steps", "--config"} <= flags
     assert "(default: 0.99)" in out
+    sections = {part.split("\n")[0]: part for part in out.split("\n\n")[1:-1]}
+    assert [name.split(":")[0] for name in sections] == [
+        *("The command", "The run", "The learner, ppo"),
+        *(f"--{prefix_of(part).replace('_', '-')}*" for part in PARTS),
+    ]
+    assert "--learning-rate" in sections["The learner, ppo"]
     for command in ("eval", "plot", "runs", "diff", "report", "envs"):
         status, out, _ = quintet(command, "--help")
         assert status == 0

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from quintet.algorithms import registry
 from quintet.config.layers import NONE, Layer, flatten, learner_defaults, options, read_file
-from quintet.config.run import ALIASES
+from quintet.config.run import ALIASES, PARTS, TOP, prefix_of
 from quintet.errors import ConfigError
 from quintet.options import kinds
 from quintet.system import files
@@ -276,15 +276,17 @@ def _help(command: str, algo: str, *, everything: bool) -> str:
     """Help with all options, or with the common ones: at most 40 lines of 80 columns."""
     known, own, width = options(algo), learner_defaults(algo), get_terminal_size().columns
     short = {target: f"--{alias.replace('_', '-')}" for alias, target in ALIASES.items()}
-    rows = {}
+    rows: dict[str, dict[str, str]] = {"": {}}
+    if everything:
+        rows = {"The command": {f"--{name}": text for name, text in OF_COMMANDS.items()}}
     for name in known if everything else [each for each in COMMON if each in known]:
         info, flag = known[name], f"--{name.replace('_', '-')}"
         if name in short:
             flag = f"{short[name]}, {flag}" if everything else short[name]
-        rows[f"{flag} {_metavar(info)}"] = f"{info.description} {_default(name, info, own)}"
+        if name != "algo":
+            part = rows.setdefault(_heading(name, algo) if everything else "", {})
+            part[f"{flag} {_metavar(info)}"] = f"{info.description} {_default(name, info, own)}"
     if everything:
-        del rows["--algo TEXT"]
-        rows = {f"--{name}": text for name, text in OF_COMMANDS.items()} | rows
         end = f"`quintet config {algo} --env ID` shows their values and where these come from."
     else:
         others = ", --minutes 10, --seeds 1,2,3, --overwrite, --trust" if command == "train" else ""
@@ -295,12 +297,25 @@ def _help(command: str, algo: str, *, everything: bool) -> str:
             * (command == "train")
         )
     lines = [f"usage: quintet {command} {algo} --env ID [OPTION VALUE ...]", ""]
-    for flag, text in rows.items():
-        lines += textwrap.wrap(
-            text,
-            width,
-            initial_indent=f"  {flag}  ",
-            subsequent_indent=" " * 6,
-            break_on_hyphens=False,
-        )
-    return "\n".join([*lines, "", end])
+    for heading, part in rows.items():
+        lines += [heading] if heading else []
+        for flag, text in part.items():
+            lines += textwrap.wrap(
+                text,
+                width,
+                initial_indent=f"  {flag}  ",
+                subsequent_indent=" " * 6,
+                break_on_hyphens=False,
+            )
+        lines.append("")
+    return "\n".join([*lines, end])
+
+
+def _heading(name: str, algo: str) -> str:
+    """The heading of an option in help: the part of a run that it is of."""
+    of = {prefix_of(part): kind for part, kind in PARTS.items() if name.startswith(prefix_of(part))}
+    if not of:
+        return "The run" if name in TOP else f"The learner, {algo}"
+    prefix = max(of, key=len)  # eval.env. is not of eval.
+    says = (of[prefix].__doc__ or "").splitlines()[0].removesuffix(".")
+    return f"--{prefix.replace('_', '-')}*: {says[:1].lower()}{says[1:]}"
