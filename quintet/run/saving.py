@@ -223,7 +223,7 @@ class Saving:
         free = self.config.runtime.kind == "async"
         rounding = self._changed_rounding(found)
         self.on_path = free or (meta.get("exact", False) and total == asked and not rounding)
-        path = "" if self.on_path else ", with other bytes than the uninterrupted run"
+        path = "" if self.on_path else "; results will differ from the uninterrupted run's"
         updates = sum(policy.learner.updates for policy in self.policies)
         self.notes.append(
             f"resumed at update {updates:,}, {counters.env_steps:,} env_steps, "
@@ -297,7 +297,8 @@ class LongEpisodes:
         since = counters.iteration - counters.exact_iteration
         return counters.exact_iteration > 0 and self._replay_holds(since)
 
-    def notices(self, counters: loop.Counters) -> list[str]:
+    def notices(self, counters: loop.Counters) -> dict[str, str]:
+        """New sentences by kind: ``endless``, and others about exact resumes."""
         found, steps, budget = dict[str, str](), counters.env_steps, self.total_env_steps
         if steps * _WITHOUT_END >= budget and counters.ended_episodes == 0:
             found["endless"] = (
@@ -315,11 +316,11 @@ class LongEpisodes:
             running = counters.running_env_steps
             if self.max_cut_frac is not None and running > (most := self.max_cut_frac * budget):
                 found["inexact"] = (
-                    "this run can be resumed, but so far not with the same bytes: an exact "
-                    f"checkpoint would cut all running episodes, which have {running:,} env_steps, "
+                    "a resume is not exact so far: an exact checkpoint would cut all running "
+                    f"episodes, which have {running:,} env_steps, "
                     f"and checkpoint.max_cut_frac={self.max_cut_frac:g} allows {int(most):,} of "
                     f"{budget:,}"
                 )
-        new = [text for name, text in found.items() if name not in self._given]
+        new = {name: text for name, text in found.items() if name not in self._given}
         self._given |= found.keys()
         return new

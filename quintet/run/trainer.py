@@ -357,8 +357,9 @@ class Trainer:
         for policy in self.policies:
             if policy.replay is not None and (found := policy.replay.describe_once()) is not None:
                 self.log.say(found)
-        for notice in self.long_episodes.notices(self.counters):
-            self.log.say(notice)
+        for name, notice in self.long_episodes.notices(self.counters).items():
+            # Exactness is told on the screen by the resume that it concerns.
+            (self.log.say if name == "endless" else self.log.note)(notice)
         steps = self.counters.env_steps
         finished = steps >= self.config.total_env_steps
         if self.budget is not None and not (finished or self.stop.made):

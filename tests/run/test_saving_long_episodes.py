@@ -109,31 +109,42 @@ def test_short_episodes_leave_room_for_many_exact_checkpoints(tmp_path: Path) ->
     assert 0 < last["episode/cut_frac"] <= 0.05
 
 
+def test_exactness_is_told_by_the_resume_and_not_by_a_first_run(tmp_path: Path, capsys) -> None:
+    few = {"unroll_steps": 16, "num_epochs": 1, "eval__episodes": 0, "env__num_streams": 2}
+    few |= {"report__progress": True, "runtime__compile": "off", "env__kwargs": {"steps": 300}}
+    train(tmp_path, LatePay, 1_024, **few)
+    said = capsys.readouterr()
+    assert "exact checkpoint" not in said.out + said.err
+    assert "a resume is not exact so far: an exact checkpoint would cut" in log(tmp_path)
+    train(tmp_path, LatePay, 1_280, **few)
+    assert "; results will differ from the uninterrupted run's" in capsys.readouterr().out
+
+
 def test_each_notice_is_given_once_and_only_where_it_is_true() -> None:
     long = LongEpisodes(total_env_steps=1_000, interval=5, max_cut_frac=0.05)
-    assert long.notices(Counters(iteration=1, env_steps=50, running_env_steps=50)) == []
-    [endless] = long.notices(Counters(iteration=2, env_steps=100, running_env_steps=100))
+    assert long.notices(Counters(iteration=1, env_steps=50, running_env_steps=50)) == {}
+    (endless,) = long.notices(Counters(iteration=2, env_steps=100, running_env_steps=100)).values()
     assert "no episode has ended in the first 100 env_steps of 1,000" in endless
-    [inexact] = long.notices(Counters(iteration=5, env_steps=250, running_env_steps=250))
+    (inexact,) = long.notices(Counters(iteration=5, env_steps=250, running_env_steps=250)).values()
     assert "cut all running episodes, which have 250 env_steps" in inexact
     assert "checkpoint.max_cut_frac=0.05 allows 50 of 1,000" in inexact
-    assert long.notices(Counters(iteration=10, env_steps=500, running_env_steps=500)) == []
+    assert long.notices(Counters(iteration=10, env_steps=500, running_env_steps=500)) == {}
 
     fine = LongEpisodes(total_env_steps=1_000, interval=5, max_cut_frac=0.05)
     counters = Counters(iteration=5, env_steps=250, running_env_steps=20, ended_episodes=10)
-    assert fine.notices(counters) == []
+    assert fine.notices(counters) == {}
     # A run without exact checkpoints promises none.
     free = LongEpisodes(total_env_steps=1_000, interval=5, max_cut_frac=None)
-    assert free.notices(Counters(iteration=5, env_steps=50, running_env_steps=250)) == []
+    assert free.notices(Counters(iteration=5, env_steps=50, running_env_steps=250)) == {}
 
 
 def test_replay_reaches_back_so_far() -> None:
     long = LongEpisodes(1_000, interval=5, max_cut_frac=0.05, replay_holds=lambda n: n <= 5)
     at = Counters(iteration=12, env_steps=1, exact_iteration=7)
     assert long.goes_back_exactly(at)
-    assert long.notices(at) == []
+    assert long.notices(at) == {}
     at.iteration = 13
     assert not long.goes_back_exactly(at)
-    [said] = long.notices(at)
+    (said,) = long.notices(at).values()
     assert "the last exact checkpoint is 6 iterations old: replay no longer holds its rows" in said
     assert not long.goes_back_exactly(Counters(iteration=3))

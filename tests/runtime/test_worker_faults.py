@@ -217,7 +217,7 @@ def test_lockstep_goes_back_past_a_damaged_exact_checkpoint(every: bool, tmp_pat
     if not every:
         assert hashes(lockstep) == hashes(serial)
     assert ("passed over damaged checkpoints: " in said) == every
-    assert ("other bytes than the uninterrupted run" in said) == every
+    assert ("differ from the uninterrupted" in said) == every
     assert re.search(r"skipped a damaged checkpoint: \S+/learner.safetensors is corrupted", said)
     assert re.search(r"what was trained after \d+ env_steps is trained again", said)
 
