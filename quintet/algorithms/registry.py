@@ -6,7 +6,7 @@ an `Algorithm`.  The record of one of quintet's own is ``ENTRY`` in ``quintet/al
 
 from __future__ import annotations  # so that `quintet --help` need not import what records hold
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -190,12 +190,13 @@ def find(name: str) -> Algorithm:
     return learner
 
 
-def declare_all() -> None:
-    """Declares the metrics of every learner, for reports of runs that another process has trained.
-    Learners of broken packages are skipped.
+def declare_of(names: Iterable[str]) -> None:
+    """Declares the metrics of learners, for reports of runs that another process has trained.
+    Unknown ones and those of broken packages are skipped.
     """
-    for name in LEARNERS.names():
+    for name in {*names} & {*LEARNERS.names()}:
         with suppress(ConfigError):
+            LEARNERS.find_safely(name)
             find(name)
 
 

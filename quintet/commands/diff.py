@@ -28,9 +28,6 @@ def main(arguments: list[str]) -> int:
             raise ConfigError(
                 f"quintet diff must get two runs, got {len(runs)}: quintet diff runs/A runs/B"
             )
-        from quintet.algorithms import registry
-
-        registry.declare_all()
         a, b = (_readable(read_summary(given_path(run))) for run in runs)
         found = compared(a, b)
         print(json.dumps(found, default=str) if as_json else in_words(found, a, b))

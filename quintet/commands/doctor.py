@@ -113,14 +113,12 @@ def asked(arguments: Sequence[str]) -> Asked:
 
 
 def _runs(folders: Sequence[Path], given: Asked) -> list[dict[str, Any]]:
-    from quintet.algorithms import registry
     from quintet.doctor.run import examine_runs
 
     if wrong := [*given.of_environments, *given.others]:
         raise ConfigError(
             f"quintet doctor RUN must have no option but --json, got {wrong[0]}: leave it out"
         )
-    registry.declare_all()
     found = examine_runs([read_summary(folder) for folder in folders], policies=True)
     return [
         {

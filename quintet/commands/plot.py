@@ -46,8 +46,12 @@ def main(arguments: list[str]) -> int:
         if kind == "bars" and x is not None:
             raise ConfigError(f"--x {x} has no effect on --kind bars: leave it out")
         from quintet.algorithms import registry
+        from quintet.observe.run_summary import find_runs, learner_of
 
-        registry.declare_all()  # for units, and for the names in headers of progress.csv
+        places = [given_path(run) for run in runs]
+        inside = {place: [] if lineage else find_runs(place) for place in places}
+        found = [run for place in places for run in inside[place] or [place]]
+        registry.declare_of(map(learner_of, found))  # for units
         if lineage:
             if len(runs) > 1 or x is not None or metric is not None or kind != "curve":
                 raise ConfigError(
@@ -55,13 +59,10 @@ def main(arguments: list[str]) -> int:
                 )
             from quintet.observe.lineage import plot_lineage
 
-            print(shown(plot_lineage(given_path(runs[0]), given_path(out))))
+            print(shown(plot_lineage(places[0], given_path(out))))
             return
         from quintet.observe.plots import plot_runs
-        from quintet.observe.run_summary import find_runs
 
-        places = map(given_path, runs)
-        found = [run for place in places for run in find_runs(place) or [place]]
         print(shown(plot_runs(found, given_path(out), kind, x or "env_steps", metric)))
 
     description = "Draws learning curves or final scores of runs."

@@ -41,13 +41,12 @@ def main(arguments: list[str]) -> int:
                 )
             places |= {each.resolve(): each for each in found}
         from quintet.algorithms import registry
-
-        registry.declare_all()  # for units, and for the names in headers of progress.csv
         from quintet.doctor.finding import in_words
         from quintet.doctor.run import examine_runs
         from quintet.observe.report_page import Mark, write_page
 
         summaries = [read_summary(each) for each in places.values()]
+        registry.declare_of(each.learner for each in summaries)  # for units
         marks = {
             folder: [
                 Mark(

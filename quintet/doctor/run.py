@@ -122,7 +122,10 @@ def _of_folder(run: RunSummary) -> Iterable[Finding]:
 def _seen(run: RunSummary) -> list[RunSeen]:
     """The facts of each policy of a run; empty where its learner or reports are unknown."""
     try:
-        algo = registry.canonical(run.learner)
+        algo = run.learner
+        if algo not in registry.LEARNERS:
+            return []
+        registry.LEARNERS.find_safely(algo)  # nobody has named it
         fields = layers.options(algo)
     except (QuintetError, ValueError):
         return []

@@ -255,6 +255,15 @@ def read_summary(folder: Path, *, newest: bool = False) -> RunSummary:
     )
 
 
+def learner_of(folder: Path) -> str:
+    """The learner of the run in a folder; "" if its options can't be read."""
+    with suppress(QuintetError):
+        found = saved_options.read(folder)
+        held = files.read_yaml(folder / saved_options.FILE) if found is None else found.values
+        return text(held.get("algo", "")) if isinstance(held, Mapping) else ""
+    return ""
+
+
 def _require_readable(folder: Path) -> None:
     """Raises CheckpointError for a file that would fill the memory."""
     for name in (saved_options.FILE, "population.jsonl", *_RUN_FILES):

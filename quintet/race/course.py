@@ -59,7 +59,7 @@ def race(asked: Asked) -> Journal:
         QuintetError: no entry trained.
     """
     asked.require()
-    registry.declare_all()
+    registry.declare_of(registry.LEARNERS.names())
     try:
         return _Race(asked).run()
     except OSError as fault:

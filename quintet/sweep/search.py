@@ -12,7 +12,6 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from quintet.algorithms import registry
 from quintet.config.group import Placing, placing_of
 from quintet.config.layers import Layer
 from quintet.config.resolve import Loaded, resolved
@@ -94,7 +93,6 @@ def sweep(asked: Asked) -> Found:
     base = load_config(
         asked.algo, asked.layers[:-1], asked.layers[-1], trust=asked.trust, beside=True
     )
-    registry.declare_all()
     if asked.metric is not None and describe(asked.metric) is None:
         raise ConfigError(
             f"--metric must be a metric that runs report, got {asked.metric}: docs/metrics.md "

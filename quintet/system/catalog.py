@@ -1,13 +1,14 @@
 """Records by name: quintet's own, and those of installed packages, which name them as entry points.
 
 Names are read from the packages' metadata; a package is imported only when one of its records is
-used.  So nothing that a file names is imported unless an installed package has it.
+used.  So nothing that a file names is imported unless an installed package has it.  Where nobody
+has named a record, its package is first imported in a process with a time limit.
 """
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
+
+IMPORT_S = 20.0
+"""Seconds in which a package must be imported where nobody has named a record of it."""
 
 
 @final
@@ -34,6 +38,7 @@ class Catalog(Generic[T]):
         """
         self.group, self.noun, self.kind, self.own = group, noun, kind, own
         self.loaded: dict[str, T] = {}
+        self._tried: dict[str, str] = {}  # what is wrong with packages, by the place of a record
 
     def names(self) -> list[str]:
         """Every name: quintet's own first."""
@@ -55,10 +60,42 @@ class Catalog(Generic[T]):
         reached."""
         for name in self.names():
             try:
-                record = self.find(name)
+                record = self.find_safely(name)
             except ConfigError:  # told where that name is asked for
                 continue
             yield name, record
+
+    def find_safely(self, name: str) -> T:
+        """As `find`, for a name that the user has not given: a package whose import hangs or ends
+        the process is a broken one, which is named once on standard error.
+        """
+        if name not in self.loaded and name not in self.own:
+            (point, *_) = self._offers()[name]
+            if point.value not in self._tried:
+                self._tried[point.value] = fault = self._try(name, point)
+                if fault:
+                    from quintet.system.files import warn_on_stderr
+
+                    warn_on_stderr(fault)
+            if fault := self._tried[point.value]:
+                raise ConfigError(fault)
+        return self.find(name)
+
+    def _try(self, name: str, point: "EntryPoint") -> str:
+        """Imports a record in a process; what is wrong if that does not end by itself, else ""."""
+        from quintet.system.apart import Limits, ask
+        from quintet.system.child import how_ended
+
+        asked = point.name, point.value, point.group
+        answers = ask(__name__, asked, Limits(IMPORT_S), lambda _: None)
+        if "imported" in answers.last:
+            return ""
+        how = f"had not ended after {IMPORT_S:g} s" if answers.late else how_ended(answers.status)
+        package = _packages([point])
+        return (
+            f"{self.noun} {name!r} must be importable, but importing {_shown(point.value)} of "
+            f"{package} {how}: mend or uninstall {package}"
+        )
 
     def register(self, name: str, record: T) -> None:
         """Adds a record in this process only; raises ConfigError if the name is in use or not
@@ -78,8 +115,13 @@ class Catalog(Generic[T]):
 
     def faults(self) -> list[str]:
         """Sentences about installed packages whose names can't be used; imports none of them."""
-        clashes = (self._clash(name, points) for name, points in self._offers().items())
-        return [each for each in clashes if each]
+        clashes = [self._clash(name, points) for name, points in self._offers().items()]
+        odd = [
+            f"{self._name_fault(point.name)}, which is of {_packages([point])}: rename it there"
+            for point in self._points()
+            if not point.name.isprintable()
+        ]
+        return [each for each in (*clashes, *odd) if each]
 
     def _clash(self, name: str, points: "list[EntryPoint]") -> str:
         """Fault of a package's name that is in use by another one; "" if there is none."""
@@ -95,15 +137,19 @@ class Catalog(Generic[T]):
         return f"the name of a {self.noun} must {must}, got {name!r} from {_packages(points)}: {do}"
 
     def _offers(self) -> "dict[str, list[EntryPoint]]":
-        """The entry points of installed packages, by name."""
+        """The entry points of installed packages, by name, without names that can't be shown."""
+        found: dict[str, list[EntryPoint]] = {}
+        for point in self._points():
+            if point.name.isprintable():
+                found.setdefault(point.name, []).append(point)
+        return found
+
+    def _points(self) -> "Iterable[EntryPoint]":
         if not self._is_in_use():
-            return {}
+            return ()
         from importlib.metadata import entry_points
 
-        found: dict[str, list[EntryPoint]] = {}
-        for point in entry_points(group=self.group):
-            found.setdefault(point.name, []).append(point)
-        return found
+        return entry_points(group=self.group)
 
     def _is_in_use(self) -> bool:
         """Whether any package has entry points of the group, found faster than by
@@ -128,7 +174,8 @@ class Catalog(Generic[T]):
             raise ConfigError(clash)
         package = _packages(points)
         try:
-            found: T = points[0].load()
+            with redirect_stdout(sys.stderr):  # what it prints is no result of a command
+                found: T = points[0].load()
         except STOPS:
             raise
         except BaseException as error:
@@ -143,17 +190,38 @@ class Catalog(Generic[T]):
         return found
 
     def _fault(self, name: str, record: object, where: str) -> str:
-        if not name.isidentifier() or name != name.lower():
-            return (
-                f"the name of a {self.noun} must be a word in lower case, got {name!r}, which is "
-                f"{where}: rename it there"
-            )
+        if not _is_name(name):
+            return f"{self._name_fault(name)}, which is {where}: rename it there"
         if not isinstance(record, self.kind):
             return (
                 f"{self.noun} {name!r} must be a {self.kind.__module__}.{self.kind.__qualname__}, "
                 f"got {record!r:.100}, which is {where}: mend it there"
             )
         return ""
+
+    def _name_fault(self, name: str) -> str:
+        return f"the name of a {self.noun} must be a word in lower case, got {name!r:.100}"
+
+
+def main() -> int:
+    """Imports a record in a process of its own; returns 0."""
+    from importlib.metadata import EntryPoint
+
+    from quintet.system import apart
+
+    asked, tell = apart.receive()
+    with suppress(Exception, SystemExit):  # told by the process that has asked, which imports too
+        EntryPoint(*asked).load()
+    tell({"imported": True})
+    return 0
+
+
+def _is_name(name: str) -> bool:
+    return name.isidentifier() and name == name.lower()
+
+
+def _shown(text: str) -> str:
+    return ascii(text)[1:-1][:100]
 
 
 def _packages_in(folder: str) -> tuple[str, ...]:
@@ -171,4 +239,4 @@ def _entry_points(folder: str, packages: tuple[str, ...]) -> bytes:
 def _packages(points: "list[EntryPoint]") -> str:
     """Names and versions of the packages of entry points."""
     dists = [point.dist for point in points if point.dist is not None]
-    return " and ".join(sorted(f"{each.name} {each.version}" for each in dists))
+    return " and ".join(sorted(_shown(f"{each.name} {each.version}") for each in dists))
