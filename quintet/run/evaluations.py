@@ -65,6 +65,10 @@ class Evaluations:
         at = meta.get(_AT)
         self.evaluated_steps = at if isinstance(at, int) else env_steps
 
+    def left_out(self, env_steps: int) -> bool:
+        """Whether a run that has ended after `env_steps` was not evaluated there."""
+        return self.config.eval.episodes > 0 and self.evaluated_steps < env_steps
+
     def due(self, env_steps: int, wall_s: float) -> bool:
         config = self.config.eval
         if config.episodes == 0:

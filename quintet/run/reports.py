@@ -118,8 +118,10 @@ class Reports:
             "data/executed_env_steps": float(counters.executed_env_steps),
             "data/discarded_env_steps": float(counters.discarded_env_steps),
             "episode/cut_frac": counters.cut_frac,
-            "throughput/env_steps_per_s": (steps - self._reported_steps) / passed_s,
         }
+        if steps > self._reported_steps:
+            rate = (steps - self._reported_steps) / passed_s
+            report["throughput/env_steps_per_s"] = rate
         histograms: dict[str, Tensor] = {}
         reports = [policy.report(passed_s) for policy in self.policies]
         if self.population is not None:

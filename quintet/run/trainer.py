@@ -63,7 +63,7 @@ class Trainer:
     """Directs the policies of one run and its folder while the loop trains.
 
     max_cut_frac: see `loop.Budget`; set by `open`.
-    finished: whether the budget was spent when the run was opened.
+    finished: whether the budget was spent, and no evaluation left out, when the run was opened.
     budget: its time, from which its env_steps follow; None: they were given.
     """
 
@@ -151,7 +151,8 @@ class Trainer:
             )
             saving.notes += [] if told is None else [told]
         trained, asked = self.counters.env_steps, self.config.total_env_steps
-        self.finished = trained == asked
+        self.evaluations.resumes({} if found is None else found.meta, trained)
+        self.finished = trained == asked and not self.evaluations.left_out(trained)
         self._write_options()
         self._open_log()
         for warning in saving.warnings:
@@ -167,7 +168,6 @@ class Trainer:
             self.reports.mend(found, self.log)
         else:
             self.reports.open(found, self.counters, self.log)
-        self.evaluations.resumes({} if found is None else found.meta, self.counters.env_steps)
 
     def _write_options(self) -> None:
         """Writes ``config.yaml`` and ``run.json``; a finished run keeps its files."""
@@ -234,30 +234,8 @@ class Trainer:
         if self._raised is not None:
             raise self._raised
         self.log.stage(first_stage(self.facts))
-        runtime = self.config.runtime
-        learners = [policy.learner for policy in self.policies]
-        devices = [policy.device for policy in self.policies]
-        replays = [each.replay.replay for each in self.policies if each.replay is not None]
-        hooks = loop.Hooks(
-            self.save, self.after_iteration, self.keep_batch, self.learned, self.diverged,
-            partial(self._published, sampling), self.asks_to_save, self.quiet, self._stops,
-            lambda: self.stop.made,
-        )  # fmt: skip
-        status = loop.run(
-            loop.Components(
-                learners, sampling, replays, devices, lambda k: self.policies[k].publication()
-            ),
-            self.counters,
-            loop.Budget(
-                self.config.total_env_steps,
-                self.saving.interval,
-                self.max_cut_frac,
-                runtime.publish_interval_iterations,
-                self.saving.exact_interval,
-            ),
-            hooks,
-            self.timer,
-        )
+        spent = self.counters.env_steps == self.config.total_env_steps
+        status = self._evaluate_late() if spent else self._looped(sampling)
         with self._telling:  # what is told from here on comes after the stop
             self._ended = True
         if status == "finished":
@@ -272,6 +250,39 @@ class Trainer:
             steps = f"{self.counters.env_steps:,} env_steps"
             self.log.answer(f"stopped at {steps}; the same command{how} resumes there")
         return status
+
+    def _looped(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
+        runtime = self.config.runtime
+        learners = [policy.learner for policy in self.policies]
+        devices = [policy.device for policy in self.policies]
+        replays = [each.replay.replay for each in self.policies if each.replay is not None]
+        hooks = loop.Hooks(
+            self.save, self.after_iteration, self.keep_batch, self.learned, self.diverged,
+            partial(self._published, sampling), self.asks_to_save, self.quiet, self._stops,
+            lambda: self.stop.made,
+        )  # fmt: skip
+        return loop.run(
+            loop.Components(
+                learners, sampling, replays, devices, lambda k: self.policies[k].publication()
+            ),
+            self.counters,
+            loop.Budget(
+                self.config.total_env_steps,
+                self.saving.interval,
+                self.max_cut_frac,
+                runtime.publish_interval_iterations,
+                self.saving.exact_interval,
+            ),
+            hooks,
+            self.timer,
+        )
+
+    def _evaluate_late(self) -> Literal["finished"]:
+        """Makes up for the last evaluation, which a stop, a kill or an error left out."""
+        self.log.say("the run is trained, but its last evaluation was left out: it is played now")
+        self.after_iteration(None)
+        self.save(True)
+        return "finished"
 
     def _phase_begins(self, phase: Phase) -> None:
         if (stage := stage_of(phase, self.facts)) is not None:
@@ -352,7 +363,7 @@ class Trainer:
             opponent = self.past.opponent(publication.version)
             sampling.publish(replace(opponent, policy=publication.policy + 1))
 
-    def after_iteration(self, batch: Batch) -> bool:  # noqa: ARG002 (`learned` has counted it)
+    def after_iteration(self, batch: Batch | None) -> bool:  # noqa: ARG002 (`learned` counted it)
         """Evaluates and reports when due; returns whether to stop the run."""
         for policy in self.policies:
             if policy.replay is not None and (found := policy.replay.describe_once()) is not None:

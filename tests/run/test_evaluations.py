@@ -4,12 +4,15 @@ import json
 import os
 import shutil
 import signal
+import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+import quick_helpers
 from gymnasium import spaces
 
 import quintet
@@ -280,3 +283,59 @@ def test_a_greedy_policy_that_is_far_worse_is_told_and_false_decides_by_samples(
     sampled = quintet.train("ppo", Variety, 256, 1, tmp_path / "b", config)
     assert "greedy actions score" not in capfd.readouterr().out
     assert sampled.metrics["eval/return_mean"] > 40.0
+
+
+class Trouble(gymnasium.Env):
+    """In evaluations, where `flag` is given, one of them does `what`, a word per step, once."""
+
+    observation_space, action_space = spaces.Box(0, 1, (1,), np.float32), spaces.Discrete(2)
+
+    def __init__(self, what: str = "", flag: str = "") -> None:
+        self.what, self.flag, self.steps, self.active = what.split(), Path(flag), 0, False
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.what and not self.active and not self.flag.exists():
+            self.flag.touch()
+            self.active = True
+        elif self.active and self.what:
+            what = self.what.pop(0)
+            if what == "raise":
+                raise RuntimeError("no licence")
+            os.kill(os.getpid(), getattr(signal, what))
+            time.sleep(0.2)
+        return np.zeros(1, np.float32), 1.0, self.steps == 8, False, {}
+
+
+@pytest.mark.parametrize(
+    ("what", "status"),
+    [
+        ("SIGINT SIGINT", 130), ("raise", 1),
+        pytest.param("SIGINT SIGKILL", -9, marks=pytest.mark.slow),
+        pytest.param("SIGTERM SIGINT", 130, marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_a_final_evaluation_that_was_left_out_is_made_by_the_same_command(
+    tmp_path: Path, what: str, status: int
+) -> None:
+    kwargs = json.dumps({"what": what, "flag": str(tmp_path / "flag")})
+    words = ["ppo", "--env", "test_evaluations:Trouble", "--total-steps", "128", "--run-dir"]
+    words += [str(tmp_path / "run"), "--eval.episodes", "2", "--eval.interval", "1000000"]
+    words += ["--eval.env.kwargs", kwargs]
+    for name, value in SMALL.items():
+        text = "[8]" if isinstance(value, tuple) else "jsonl" if isinstance(value, list) else value
+        words += [f"--{name.replace('_', '-')}", str(text)]
+    for again in (False, True, True):
+        where = {"PYTHONPATH": str(Path(__file__).parent)}
+        with quick_helpers.begin(["-m", "quintet", "train", *words], where) as process:
+            said, _ = process.communicate(timeout=120)
+        assert process.returncode == (0 if again else status), said
+    reports = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [x["env_steps"] for x in reports if "eval/return_mean" in x] == [128.0]
+    assert reports[-1]["eval/return_mean"] == 8.0
+    assert (tmp_path / "run" / "best").is_dir()
+    assert "this run is finished" in said, "and only once"
