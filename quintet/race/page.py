@@ -36,6 +36,8 @@ def interval(look: Look) -> str:
     mean = number(look.mean)
     if len(look.returns) < 2:
         return f"{mean} (no interval)" if look.returns else f"{mean} (of training)"
+    if len({*look.returns}) == 1:
+        return f"{mean} (all {len(look.returns)} equal)"
     low, high = _band(look)
     return f"{mean} [{number(low)}, {number(high)}]"
 
@@ -64,7 +66,7 @@ def table(journal: Journal) -> str:
     for each in journal.runners:
         end = (f"{each.out_at_s:.1f}", each.out) if each.out else ("", "")
         for rung, look in enumerate(each.looks, 1):
-            low, high = _band(look) if len(look.returns) > 1 else ("", "")
+            low, high = _band(look) if len({*look.returns}) > 1 else ("", "")
             training = "" if look.training is None else look.training
             ends = end if rung == len(each.looks) else ("", "")
             rows.writerow(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quintet.config.run import RunConfig
+from quintet.observe.intervals import fraction_interval, mean_interval
 from quintet.run.evaluations import EVALUATION_SEED
 from quintet.system import files, provenance
 
@@ -85,15 +86,14 @@ def _score(config: RunConfig, own: Mapping[str, float]) -> str:
     """The score of the run's last evaluation, and how it was measured; "" without one."""
     if "eval/return_mean" not in own:
         return ""
-    mean, std, count = (
-        own.get(f"eval/{name}", 0.0) for name in ("return_mean", "return_std", "episodes")
-    )
-    text = f"mean return {mean:,.2f}"
-    if count > 1:
-        half = 1.96 * std / (count - 1) ** 0.5
-        text += f" (95% interval {mean - half:,.2f} to {mean + half:,.2f}, 1.96 standard errors)"
+    mean, count = own["eval/return_mean"], own.get("eval/episodes", 0.0)
+    text = f"mean return {mean:,.2f}{_interval(own)}"
     if "eval/success_rate" in own:
-        text += f", {100 * own['eval/success_rate']:.0f}% won"
+        low, high = fraction_interval(own["eval/success_rate"], max(count, 1.0))
+        text += (
+            f", {100 * own['eval/success_rate']:.0f}% won (95% interval {100 * low:.0f}% to "
+            f"{100 * high:.0f}%)"
+        )
     how = "greedy" if config.eval.greedy else "sampled"
     text += (
         f" over {count:,.0f} whole episodes of {how} actions, raw rewards, seeds from "
@@ -104,3 +104,20 @@ def _score(config: RunConfig, own: Mapping[str, float]) -> str:
     if own.get("eval/cut_episodes", 0.0) > 0:
         text += f"; {own['eval/cut_episodes']:,.0f} were cut at the step limit"
     return text
+
+
+def _interval(own: Mapping[str, float]) -> str:
+    """The interval of the mean return, in brackets; "" for one episode."""
+    count = own.get("eval/episodes", 0.0)
+    if count < 2:
+        return ""
+    names = ("return_mean", "return_std", "return_min", "return_max")
+    mean, std, least, most = (own.get(f"eval/{name}", 0.0) for name in names)
+    found = mean_interval(mean, std, least, most, count)
+    if found is not None:
+        return f" (95% interval {found[0]:,.2f} to {found[1]:,.2f})"
+    other = 100 * fraction_interval(0.0, count)[1]
+    return (
+        f" (all {count:,.0f} returns are equal, so there is no interval; with 95% confidence at "
+        f"most {other:.0f}% of episodes have another return)"
+    )

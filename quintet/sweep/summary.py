@@ -68,7 +68,8 @@ def _of_fresh(scores: list[float]) -> tuple[Any, ...]:
     if not scores:
         return ("",) * 5
     (low,), (high,) = bootstrap_band(np.array(scores)[:, None])
-    ends = (float(low), float(high)) if len(scores) > 1 else ("", "")
+    # Of equal scores the interval is a point, which says nothing of other seeds.
+    ends = (float(low), float(high)) if len({*scores}) > 1 else ("", "")
     return len(scores), float(np.mean(scores)), *ends, " ".join(map(repr, scores))
 
 
@@ -114,7 +115,7 @@ def lines(found: Found) -> Iterator[str]:
 def _interval(scores: list[float]) -> str:
     if not scores:
         return "-"
-    if len(scores) == 1:
-        return f"{scores[0]:,.4g}, 1 seed"
+    if len({*scores}) == 1:
+        return f"{scores[0]:,.4g}, {f'{len(scores)} equal seeds' if scores[1:] else '1 seed'}"
     count, mean, low, high, _ = _of_fresh(scores)
     return f"{mean:,.4g} [{low:,.4g}, {high:,.4g}], {count} seeds"

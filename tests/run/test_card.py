@@ -3,6 +3,8 @@
 import os
 import re
 
+import numpy as np
+import pytest
 import small_run_helpers
 import yaml
 from small_run_helpers import TOY
@@ -29,7 +31,7 @@ def test_the_card_of_a_run(tmp_path):
     assert found["metrics"][0]["value"] == f"{mean:.2f} +/- {std:.2f}"
     assert found["dataset"]["name"] == TOY
     half = 1.96 * std / 3**0.5
-    interval = f"{mean - half:,.2f} to {mean + half:,.2f}, 1.96 standard errors"
+    interval = f"{mean - half:,.2f} to {mean + half:,.2f}"
     assert f"mean return {mean:,.2f} (95% interval {interval})" in rest
     assert "over 4 whole episodes of greedy actions" in rest
     assert "| env_steps | 256 of 256 |" in rest
@@ -52,6 +54,37 @@ def test_the_card_of_a_run(tmp_path):
     assert sorted(path.name for path in place.parent.iterdir()) == [
         "manifest.json", "meta.json", "policy.safetensors"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("won", "of_returns", "of_wins"),
+    [
+        (
+            50,
+            "all 50 returns are equal, so there is no interval; with 95% confidence at most 7% of "
+            "episodes have another return",
+            "100% won (95% interval 93% to 100%)",
+        ),
+        (49, "95% interval 0.79 to 0.99", "98% won (95% interval 90% to 100%)"),
+        (25, "95% interval -0.27 to 0.27", "50% won (95% interval 37% to 63%)"),
+        (0, "all 50 returns are equal", "0% won (95% interval 0% to 7%)"),
+    ],
+)
+def test_intervals_of_a_game_that_is_won_or_lost(won: int, of_returns: str, of_wins: str):
+    """Returns are 1 and -1."""
+    returns = np.array([1.0] * won + [-1.0] * (50 - won))
+    report = {
+        "eval/return_mean": float(returns.mean()),
+        "eval/return_std": float(returns.std()),
+        "eval/return_min": float(returns.min()),
+        "eval/return_max": float(returns.max()),
+        "eval/episodes": 50.0,
+        "eval/success_rate": won / 50,
+    }
+    config = RunConfig(algo="ppo", env={"id": "CartPole-v1"}, learner=PPOConfig())
+    text = card(config, report)
+    assert f"mean return {returns.mean():,.2f} ({of_returns}" in text
+    assert of_wins in text
 
 
 def test_without_evaluation_the_card_says_so(tmp_path):
