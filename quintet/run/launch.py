@@ -238,6 +238,8 @@ def _doubtful(trainer: Trainer, loaded: Loaded, source: Source) -> None:
         saving.warnings += loaded.eval_env.warnings
     saving.warnings += registry.find(config.algo).warnings(config.learner, config.model)
     saving.warnings += schedule_warnings(config.learner)
+    if saving.population is not None:
+        saving.warnings += saving.population.warnings(trainer.policies)
     saving.warnings += [*registry.LEARNERS.faults(), *BACKENDS.faults()]
     if runtime.actor_precision != runtime.precision:
         saving.notes.append(

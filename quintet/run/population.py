@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import final
 
-from quintet.config.population import first_values, rules, shaping_of, with_values
+from quintet.config.population import SHAPING, first_values, rules, shaping_of, with_values
 from quintet.config.run import RunConfig
 from quintet.errors import NonFiniteError
 from quintet.observe.lineage import EVENTS
@@ -46,6 +46,18 @@ class Population:
         """Sets each policy's values of reward shaping, if these are tuned."""
         for policy, values in zip(policies, self.controller.values, strict=True):
             policy.reward_shaping = shaping_of(self.config.env, values)
+
+    def warnings(self, policies: Sequence[PolicyRun]) -> list[str]:
+        """What is doubtful about what is tuned, one sentence each."""
+        shaping = [name for name in self.controller.values[0] if name.startswith(SHAPING)]
+        if not (shaping and self.config.population.pbt and policies[0].plan.replay):
+            return []
+        return [
+            f"{self.config.algo} also learns from a replay, whose rewards stay as they were when "
+            f"the population changes {', '.join(shaping)}: updates mix rewards of old and new "
+            "weights. A learner without a replay (ppo, impala, appo) has only rewards of the new "
+            "ones"
+        ]
 
     def rests(self, batch: Batch, policy: PolicyRun) -> bool:
         """Whether `consider` will do nothing after a batch that its policy has not counted yet."""

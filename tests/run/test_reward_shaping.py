@@ -52,6 +52,13 @@ TUNED = SMALL | {
     "checkpoint.max_cut_frac": 1.0,
     "checkpoint.keep": 100,
 }
+FIXED = {k: v for k, v in SIDE_BY_SIDE.items() if k not in SMALL} | {
+    "population.objective": "episode/return_mean",
+    "population.mutation_rate": 0.15,
+    "population.min_episodes": 20,
+    "env.success": None,
+}
+"""Values that stay."""
 
 
 def train(folder: Path, config: dict[str, Any], total: int = 2_000, **given: Any) -> Any:
@@ -217,3 +224,23 @@ def test_what_can_not_be_tuned_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         train(tmp_path / "run", TUNED | change)
+
+
+@pytest.mark.parametrize(
+    ("algo", "options", "mixes"),
+    [
+        ("acer", {"unroll_steps": 8}, True),
+        ("acer", {"unroll_steps": 8, "replay_ratio": 0.0}, False),
+        ("acer", {"unroll_steps": 8, **FIXED}, False),
+        ("appo", {"unroll_steps": 16, "minibatch_steps": 32}, False),
+    ],
+)  # fmt: skip
+def test_a_replay_with_rewards_of_old_weights_is_told(
+    algo: str, options: dict[str, Any], mixes: bool, tmp_path: Path
+) -> None:
+    config = {k: v for k, v in TUNED.items() if "_steps" not in k} | options
+    if algo == "acer" and options.get("replay_ratio") != 0.0:
+        config |= {"replay_start_steps_per_stream": 0}
+    quintet.train(algo, "shaped_tasks_helpers:make", 200, 3, tmp_path, config)
+    told = "updates mix rewards of old and new weights" in (tmp_path / "log.txt").read_text()
+    assert told is mixes

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from annotated_types import Ge, Le
-from conformance import CHOICE, CHUNK, CONTINUOUS, LEARNERS, MASKED, NUMBERS, Case, Task, literals
+from conformance_helpers import CHOICE, CHUNK, CONTINUOUS, LEARNERS, MASKED, NUMBERS, Case, Task, literals
 from gymnasium import spaces as gym
 from pydantic import BaseModel
 
