@@ -192,8 +192,8 @@ def evaluate(
         env_options: other values of ``env.*`` than in training, by name: ``kwargs`` (as a held-out
             split), ``backend``, ``success``, ``num_processes``, ``num_threads``.
         max_steps: steps after which an episode is cut and counts with its return so far; None: no
-            limit; auto: no limit if the environment has a known time limit, else ten times the
-            longest training episode, at least 1,000.
+            limit; auto: no limit if the environment has a known time limit, else 1,000, or the
+            greatest power of ten up to ten times the longest training episode.
         device: cpu, or a GPU that computes the actions, in float32: ``cuda``, ``cuda:1``. A policy
             with private state, as of correlated noise, computes on the CPU.
 

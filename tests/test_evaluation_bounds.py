@@ -13,7 +13,10 @@ import quintet
 from quintet import checkpoint, cli
 from quintet.envs.make import make_vector_env
 from quintet.errors import ConfigError
+from quintet.observe.report_files import read_metrics
 from quintet.play import How, _Games, play
+from quintet.run import policy_run
+from quintet.run.policy_run import automatic_bound
 from quintet.types import ActOutput
 
 SMALL = {
@@ -110,8 +113,9 @@ def test_the_bound_comes_from_the_lengths_of_the_training(run):
     newest = checkpoint.latest(folder / "checkpoints", warn=print)
     longest = newest.meta["longest_episode"]
     assert longest >= 3
-    assert newest.meta["policy"]["eval_max_steps"] == max(1_000, 10 * longest)
-    assert quintet.load(folder).description["eval_max_steps"] == max(1_000, 10 * longest)
+    bound = automatic_bound(10 * longest)
+    assert newest.meta["policy"]["eval_max_steps"] == bound >= 1_000
+    assert quintet.load(folder).description["eval_max_steps"] == bound
     about = {**policy.description, "eval_max_steps": 60}
     far = quintet.Policy(about, policy.publication)
     scores = quintet.evaluate(far, Door, episodes=2)
@@ -149,3 +153,59 @@ def test_training_goes_on_where_no_episode_ends(tmp_path, capfd):
     config |= {"eval.max_steps": 50}
     again = quintet.train("ppo", Closed, 320, run_dir=tmp_path / "run", config=config)
     assert again.metrics["eval/length_mean"] == 50.0
+
+
+@pytest.mark.parametrize(
+    ("steps", "bound"), [(0, 1_000), (9_999, 1_000), (10_000, 10_000), (123_456, 100_000)]
+)
+def test_the_automatic_bound_changes_seldom(steps, bound):
+    assert automatic_bound(steps) == bound
+
+
+class Costly(Closed):
+    def step(self, action):
+        return *super().step(action)[:1], -1.0, False, False, {}
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_scores_of_episodes_that_were_cut_earlier_are_not_compared(tmp_path, monkeypatch, resumed):
+    """A policy that was cut after 10 steps, with a return of -10, is not better than one of 100."""
+    monkeypatch.setattr(policy_run, "LEAST_BOUND", 10)
+    config = SMALL | {"eval.interval": 128, "report.interval_s": 0.0, "runtime.kind": "serial"}
+
+    def stop(report):
+        return resumed and report.get("eval/return_mean") == -10.0 and report["env_steps"] > 200
+
+    for on_report in (stop, lambda _: None)[: 1 + resumed]:
+        quintet.train("ppo", Costly, 1_024, 0, tmp_path, config, on_report=on_report)
+    returns = [x["eval/return_mean"] for x in read_metrics(tmp_path) if "eval/return_mean" in x]
+    assert {-10.0, -100.0} == {*returns}
+    best = checkpoint.read(tmp_path / "best").meta
+    assert (best["best"], best["best_cut_at"]) == (-100.0, 100)
+    said = (tmp_path / "log.txt").read_text()
+    assert said.count("the best score so far was of episodes cut after 10 steps") == 1
+
+
+def test_a_policy_that_ends_earlier_than_the_bound_is_compared(tmp_path, monkeypatch):
+    """Whatever bound others had: its return does not depend on it."""
+    monkeypatch.setattr(policy_run, "LEAST_BOUND", 10)
+    lasting, early = np.array([100] * 3), np.array([7] * 3)
+    policy = SimpleNamespace()
+    written = []
+    mine = SimpleNamespace(best=-10.0, best_cut_at=10, scores={})
+    mine.config = SimpleNamespace(checkpoint=SimpleNamespace(save_best=True))
+    mine.folder = SimpleNamespace(write=lambda *_, score, cut: written.append((score, cut)))
+
+    def scores(lengths, mean, cut, max_steps):
+        metrics = dict
+        return SimpleNamespace(
+            lengths=lengths, mean=mean, cut_episodes=cut, max_steps=max_steps, metrics=metrics
+        )
+
+    score = policy_run.PolicyRun.score
+    assert score(mine, policy, scores(early, -12.0, 0, 100)) == ""
+    assert not written
+    assert score(mine, policy, scores(early, -7.0, 0, 100)) == ""
+    assert score(mine, policy, scores(lasting, -6.0, 3, 100)) == ""
+    assert "cut after 100" in score(mine, policy, scores(lasting * 10, -60.0, 3, 1000))
+    assert written == [(-7.0, None), (-6.0, 100), (-60.0, 1000)]

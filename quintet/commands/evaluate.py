@@ -38,7 +38,7 @@ def _evaluate(
         str,
         arg(
             help="steps after which an episode is cut and counts with its return so far; none: no "
-            "bound; auto: ten times the longest training episode, unless there is a time limit",
+            "bound; auto: from 1,000 on, by the training episodes, unless there is a time limit",
             metavar="N|auto|none",
         ),
     ] = "auto",

@@ -32,9 +32,9 @@ class EvalConfig(Options):
     greedy: bool = True
     """take the likeliest actions; false: sample actions"""
     max_steps: Steps | Literal["auto"] | None = "auto"
-    """steps after which an episode is cut and counts with its return so far; auto: ten times the
-    longest training episode, at least 1,000, unless the environment has a time limit; none: no
-    bound
+    """steps after which an episode is cut and counts with its return so far; auto: 1,000, or the
+    greatest power of ten up to ten times the longest training episode, unless the environment has a
+    time limit; none: no bound
     """
 
 

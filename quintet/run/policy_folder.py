@@ -23,6 +23,12 @@ from quintet.system import files, manifest
 BEST = "best"
 
 
+def cut_at(meta: Mapping[str, Any]) -> int | None:
+    """The step limit that cut episodes of the best score; None: none was cut, or it is unknown."""
+    found = meta.get("best_cut_at")
+    return found if isinstance(found, int) else None
+
+
 @final
 class PolicyFolder:
     """The place of policy `index` of `num_policies` in a run's folder."""
@@ -66,15 +72,20 @@ class PolicyFolder:
     # policy/ and best/
 
     def write(
-        self, name: str, policy: Policy, card: str | None = None, score: float | None = None
+        self,
+        name: str,
+        policy: Policy,
+        card: str | None = None,
+        score: float | None = None,
+        cut: int | None = None,
     ) -> None:
-        """Writes ``policy/`` or ``best/``, perhaps with a card and its score; raises
-        CheckpointError if it can't be written.
+        """Writes ``policy/`` or ``best/``, perhaps with a card, its score and the step limit that
+        cut episodes of it; raises CheckpointError if it can't be written.
         """
         self.run.check()
         tensors, meta = policy.contents()
         if score is not None:
-            meta["best"] = score
+            meta |= {"best": score, "best_cut_at": cut}
         checkpoint.write(self.path, name, tensors, meta, signed=policy.signed, card=card)
 
     def holds(self, version: int) -> bool:
@@ -93,15 +104,16 @@ class PolicyFolder:
             return None
         return hashlib.sha256(whole).hexdigest()
 
-    def newer_best(self, part: Mapping[str, Any]) -> float | None:
-        """The score of a sound policy in ``best/`` that is newer than the checkpoint of `part`."""
+    def newer_best(self, part: Mapping[str, Any]) -> tuple[float, int | None] | None:
+        """The score of a sound policy in ``best/`` that is newer than the checkpoint of `part`, and
+        the step limit that cut episodes of it."""
         try:
             meta = checkpoint.read(self.path / BEST).meta
         except CheckpointError:
             return None
         score = meta.get("best")
         newer = int(meta.get("version", 0)) > part["version"]
-        return float(score) if newer and score is not None else None
+        return (float(score), cut_at(meta)) if newer and score is not None else None
 
     def best_fault(self, part: Mapping[str, Any]) -> str | None:
         """Damage of ``best/``, by a checkpoint's `part`; None if it is sound, or there was none."""

@@ -24,7 +24,7 @@ from quintet.policy import LEAST_BOUND, Policy, describe, misfit
 from quintet.policy_place import LEARNER, POLICY
 from quintet.population.scores import MEANS, MOST_WINDOWS, Record, compared
 from quintet.protocols import DataPlan, Learner
-from quintet.run.policy_folder import BEST, PolicyFolder
+from quintet.run.policy_folder import BEST, PolicyFolder, cut_at
 from quintet.runtime.batch import Episode
 from quintet.runtime.delivery import Batch
 from quintet.runtime.loop import Counters
@@ -47,6 +47,17 @@ class PolicyCounters:
     ended_episodes: int = 0
 
 
+def automatic_bound(steps: int) -> int:
+    """The automatic limit of evaluation episodes: LEAST_BOUND, or LEAST_BOUND times the greatest
+    power of 10 with which it is at most `steps`.  It changes seldom, since episodes that were cut
+    by different limits can't be compared.
+    """
+    bound = LEAST_BOUND
+    while 10 * bound <= steps:
+        bound *= 10
+    return bound
+
+
 _COMPARED = ("greedy", "max_steps", "episodes")
 """Options of evaluations whose scores are not compared with those of other values."""
 
@@ -58,6 +69,7 @@ class PolicyRun:
     config: the run's configuration with this policy's learner options, which `configure` replaces.
     device: device of the learner's batches.
     best: the highest mean return of an evaluation.
+    best_cut_at: the step limit that cut some of its episodes; None: none was cut.
     longest_episode: env_steps of the longest episode that ended; 0 before the first.
     scores: ``eval/*`` of the last evaluation that was not yet reported.
     reward_shaping: weights of rewards in environments while it plays, by sorted name;
@@ -80,6 +92,7 @@ class PolicyRun:
         self.record = Record(MOST_WINDOWS * config.population.window(config.total_env_steps))
         self.replay: RunReplay | None = None
         self.best: float | None = None
+        self.best_cut_at: int | None = None
         self.scores: dict[str, float] = {}
         self.reward_shaping: tuple[float, ...] = ()
         self._reported_updates = learner.updates
@@ -104,7 +117,7 @@ class PolicyRun:
         threads = runtime.threads if pictures else runtime.actor_threads
         # Without an end so far, what each stream has played.
         seen = 10 * self.longest_episode or self.counters.env_steps // config.env.num_streams
-        return about | {"threads": threads, "eval_max_steps": max(LEAST_BOUND, seen)}
+        return about | {"threads": threads, "eval_max_steps": automatic_bound(seen)}
 
     @OwnTorch()
     def publication(self) -> Publication:
@@ -192,12 +205,27 @@ class PolicyRun:
         updates = self.learner.updates
         return f"weights and statistics must be finite, got {found} after update {updates}"
 
-    def score(self, policy: Policy, scores: "Scores") -> None:
-        """Stores the scores of an evaluation; writes `policy` to ``best/`` if it is the best."""
+    def score(self, policy: Policy, scores: "Scores") -> str:
+        """Stores the scores of an evaluation; writes `policy` to ``best/`` if it is the best, or if
+        the best one's episodes were cut where its own went on, so that their returns can't be
+        compared.  Returns a sentence about that, or "".
+        """
         self.scores = scores.metrics()
-        if self.config.checkpoint.save_best and (self.best is None or scores.mean > self.best):
-            self.folder.write(BEST, policy, score=scores.mean)
-            self.best = scores.mean
+        if not self.config.checkpoint.save_best:
+            return ""
+        was, longest = self.best_cut_at, int(scores.lengths.max())
+        apart = self.best is not None and was is not None and longest > was
+        if self.best is None or apart or scores.mean > self.best:
+            cut = scores.max_steps if scores.cut_episodes else None
+            self.folder.write(BEST, policy, score=scores.mean, cut=cut)
+            self.best, self.best_cut_at = scores.mean, cut
+        if not apart:
+            return ""
+        return (
+            f"the best score so far was of episodes cut after {was:,} steps, and episodes of this "
+            f"evaluation went on for up to {longest:,}: its policy is the best, since their "
+            "returns can't be compared; --eval.max-steps N sets one bound for all"
+        )
 
     @OwnTorch()
     def configure(self, options: BaseModel) -> None:
@@ -228,6 +256,7 @@ class PolicyRun:
         part: dict[str, Any] = {
             "version": publication.version,
             "best": self.best,
+            "best_cut_at": self.best_cut_at,
             "best_mark": None if self.best is None else self.folder.best_mark(),
             "learner": state.scalars,
             "policy": self.description,
@@ -278,7 +307,7 @@ class PolicyRun:
             if part["objective"] is not None:
                 self._reported[self.config.population.objective] = part["objective"]
             self._reported_objective = part["reported_objective"]
-        self.best = part["best"]
+        self.best, self.best_cut_at = part["best"], cut_at(part)
         ended = run.env_steps >= self.config.total_env_steps
         told = []
         if (fault := self.folder.best_fault(part)) is not None:
@@ -290,7 +319,7 @@ class PolicyRun:
                 "chooses the best policy"
             )
         if told and not ended:
-            self.best = None
+            self.best = self.best_cut_at = None
         return told
 
     def take_newer_best(self, found: Checkpoint) -> None:
@@ -299,9 +328,9 @@ class PolicyRun:
         """
         if self._evaluated_otherwise(found):
             return
-        score = self.folder.newer_best(self.folder.part(found.meta))
-        if score is not None and (self.best is None or score > self.best):
-            self.best = score
+        newer = self.folder.newer_best(self.folder.part(found.meta))
+        if newer is not None:
+            self.best, self.best_cut_at = newer
 
     def _evaluated_otherwise(self, found: Checkpoint) -> str:
         """Words for how the run that wrote a checkpoint evaluated otherwise; "" if it did not, or

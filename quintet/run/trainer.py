@@ -436,8 +436,9 @@ class Trainer:
         for index, each in enumerate(self.policies):
             scores = self.evaluations.play(policies, index, steps, self._stop_evaluating)
             if scores is not None:
-                each.score(policies[index], scores)
                 who = "" if each.alone else f"policy {index}: "
+                if told := each.score(policies[index], scores):
+                    self.evaluations.say(who + told)
                 self.evaluations.compare(scores, each.episodes.recent_returns, who)
                 found[index] = scores
         for index, scores in found.items():  # a stop in one of them leaves out no evaluation

@@ -1,4 +1,5 @@
-"""Cases in which each option that changes what an act or an update computes has each of its values.
+"""Cases in which each option that changes what an act or an update computes has each of its values;
+as a program (``traced|compiled ALGO [CASE ...]``) a comparison of these with what is eager.
 
 They follow from the declarations of the options: those that are on or off, one of several, none or
 a number, and 0 or 1 where these are bounds.  Other numbers are inputs or constants of a graph and
@@ -6,13 +7,29 @@ leave its operations as they are.  `VALUES` has the values of options of other k
 with neither fails by name; `BESIDE` has what an option needs to have an effect.
 """
 
-from collections.abc import Iterator, Mapping
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from types import NoneType
 from typing import Any
 
 import numpy as np
+import torch
 from annotated_types import Ge, Le
-from conformance_helpers import CHOICE, CHUNK, CONTINUOUS, LEARNERS, MASKED, NUMBERS, Case, Task, literals
+from compiled_helpers import HYBRID, SEEN_CONTROL, compare_acts, compare_updates
+from conformance_helpers import (
+    CHOICE,
+    CHUNK,
+    CONTINUOUS,
+    LEARNERS,
+    MASKED,
+    NUMBERS,
+    STREAMS,
+    Case,
+    Task,
+    literals,
+)
 from gymnasium import spaces as gym
 from pydantic import BaseModel
 
@@ -21,9 +38,6 @@ from quintet.models.config import ModelConfig, facts_of
 from quintet.options import Facts, idle, kinds
 
 SMALL = gym.Box(0, 255, (2, 12, 12), np.uint8)
-PICTURE = gym.Box(0, 255, (2, 36, 36), np.uint8)
-HYBRID = Task(NUMBERS, gym.Tuple([gym.Discrete(3), gym.Box(-1.0, 1.0, (2,))]), masked=True)
-PICTURES = Task(PICTURE, gym.Discrete(3))
 TREE = gym.Dict(
     {
         "seen": SMALL,
@@ -35,7 +49,12 @@ TREE = gym.Dict(
 )
 PARTLY_BOUNDED = gym.Box(np.float32([-1, -np.inf]), np.float32([2, np.inf]))
 OWN = "test_impala_aux:Own"
-NO_LOSSES = {"encoder": OWN, "encoder_kwargs": {"losses": False}}
+ALGOS = [
+    name
+    for name, entry in LEARNERS.items()
+    if entry.planned_updates(entry.config(), STREAMS, 10**9)
+]
+"""Learners that compile updates."""
 
 SPACES: dict[str, tuple[Task, Mapping[str, Any]]] = {
     "choices": (CHOICE, {}),
@@ -103,13 +122,13 @@ BESIDE: dict[str, Mapping[str, Any]] = {
     "temperature": {"learn_temperature": False},
     "warmup_policy": {"replay_start_steps": 20},
     "reward_norm_clip": {"reward_normalizer": "return_std"},
-    "normalize_pictures": {"task": Task(PICTURE, CONTINUOUS.action)},
+    "normalize_pictures": {"task": SEEN_CONTROL},
     "aux_loss_weights": {"model.encoder": OWN},
     "update_normalizers": {"normalize_observations": True},
     "learn_std": {"entropy_coef": 0.01},
     "entropy_schedule": {"entropy_coef": 0.01},
-    "model.encoder=nature_cnn": {"task": Task(PICTURE, CONTINUOUS.action)},
-    "model.encoder=impala_cnn": {"task": Task(PICTURE, CONTINUOUS.action)},
+    "model.encoder=nature_cnn": {"task": SEEN_CONTROL},
+    "model.encoder=impala_cnn": {"task": SEEN_CONTROL},
     "model.encoder=small_cnn": {"task": Task(SMALL, CONTINUOUS.action)},
     f"model.encoder={OWN}": {"model.encoder_kwargs": {"losses": False}},
     "model.encoder_kwargs": {"model.encoder": "small_cnn", "task": Task(SMALL, CONTINUOUS.action)},
@@ -181,12 +200,17 @@ def _spoiled(case: Case, given: Given) -> str:
     return "" if case.goes_together else f"{dict(given)} do not go together"
 
 
-def rows(algo: str) -> Iterator[tuple[str, Given]]:
+@cache
+def rows(algo: str) -> dict[str, Given]:
     """Every option of a learner and of its network with each of its values, and `SPACES`; raises
     Missing for an option without any, and for a value that has no effect.
     """
+    return {"defaults": {}, **dict(_of_options(algo)), **dict(_of_spaces(algo))}
+
+
+def _of_options(algo: str) -> Iterator[tuple[str, Given]]:
     entry = LEARNERS[algo]
-    yield "defaults", {}
+    known = entry.config.model_fields
     for prefix, config in (("", entry.config), ("model.", ModelConfig)):
         for field in config.model_fields:
             name = prefix + field
@@ -203,15 +227,19 @@ def rows(algo: str) -> Iterator[tuple[str, Given]]:
                     raise Missing(f"{algo}: {name}={value}: {why}")
                 if not why:
                     yield f"{name}={value}", given
+
+
+def _of_spaces(algo: str) -> Iterator[tuple[str, Given]]:
     for name, (task, network) in SPACES.items():
         given = {"task": task} | {f"model.{key}": value for key, value in network.items()}
-        if entry.acts_in(task.action) and not _spoiled(case_of(algo, given), given):
+        if not _spoiled(case_of(algo, given), given):
             yield name, given
 
 
-def packed(algo: str) -> Iterator[tuple[str, Given]]:
+@cache
+def packed(algo: str) -> dict[str, Given]:
     """Fewer cases with the same values, each with as many as go together."""
-    left = dict(rows(algo))
+    left, found = dict(rows(algo)), dict[str, Given]()
     while left:
         names, taken = list[str](), dict[str, Any]()
         for name, given in left.items():
@@ -222,7 +250,8 @@ def packed(algo: str) -> Iterator[tuple[str, Given]]:
                 taken = both
         for name in names:
             del left[name]
-        yield ", ".join(names), taken
+        found[", ".join(names)] = taken
+    return found
 
 
 def _goes(algo: str, given: Given) -> bool:
@@ -230,3 +259,42 @@ def _goes(algo: str, given: Given) -> bool:
         return not _spoiled(case_of(algo, given), given)
     except (ConfigError, ValueError):
         return False
+
+
+def traced_only() -> None:
+    """Graphs are traced whole, as for a compiler, but not compiled, which takes longest."""
+    from quintet.models import compiled
+
+    def traced(self: Any, _: Any) -> Callable[..., Any]:
+        method: Any = torch.compile(self._function, fullgraph=True, dynamic=False, backend="eager")
+
+        def call(*args: Any) -> Any:
+            with torch._dynamo.config.patch(specialize_float=True):
+                return method(*args)
+
+        return call
+
+    compiled.Graph._compiled = traced  # type: ignore[method-assign]
+
+
+def compare(algo: str, given: Given) -> str:
+    """What differs, or can't be compiled; "" if nothing."""
+    case = case_of(algo, given)
+    try:
+        compare_updates(case)
+        compare_acts(case)
+    except Exception:
+        return traceback.format_exc(limit=-6)
+    finally:
+        torch._dynamo.reset()
+    return ""
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    how, algo, *names = sys.argv[1:]
+    cases = rows(algo) if how == "traced" else packed(algo)
+    if how == "traced":
+        traced_only()
+    faults = {name: fault for name in names or cases if (fault := compare(algo, cases[name]))}
+    print("\n\n".join(f"{algo} with {name}: {fault}" for name, fault in faults.items()) or "same")

@@ -1,0 +1,56 @@
+"""Every option that changes a graph has a case, which is compiled; tests/gpu captures them."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conformance_helpers import LEARNERS
+from graph_options_helpers import ALGOS, Missing, packed, rows
+from pydantic import Field
+
+from quintet.algorithms.ppo.config import PPOConfig
+from quintet.options import Options
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_every_option_has_a_case(algo: str) -> None:
+    found = rows(algo)
+    assert len(found) > 30
+    if LEARNERS[algo].acts_in(found["doubles"]["task"].action) and algo not in ("ddpg", "sac"):
+        assert "model.action_bounds=squash" in found
+    assert {n for names in packed(algo) for n in found if n in names} == found.keys()
+
+
+def test_a_new_option_without_a_case_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Switch(PPOConfig.__base__):  # type: ignore[misc,name-defined]
+        gamma: float = Field(0.99, ge=0, le=1)
+        switch: bool = False
+
+    class Word(Switch):
+        word: str = "this"
+
+    assert issubclass(Switch, Options)
+    for name, config in {"future": Switch, "later": Word}.items():
+        monkeypatch.setitem(LEARNERS, name, replace(LEARNERS["a2c"], config=config))
+    assert "switch=True" in rows("future")
+    with pytest.raises(Missing, match="word"):
+        rows("later")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["traced", "compiled"])
+@pytest.mark.parametrize("algo", ALGOS)
+def test_graphs_give_what_is_eager(algo: str, how: str) -> None:
+    """In a process without the shape checks of these tests, which are no part of a graph."""
+    done = subprocess.run(
+        [sys.executable, "graph_options_helpers.py", how, algo],
+        cwd=Path(__file__).parent,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
+    assert done.stdout.strip() == "same", done.stdout + done.stderr[-3000:]
