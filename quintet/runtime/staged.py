@@ -128,7 +128,8 @@ class StagedActor:
         is_first: Sequence[Tensor],
         noise: Sequence[Tensor] | None,
     ) -> ActOutput:
-        """One forward for several groups, whose rows follow one another.  The next act overwrites
+        """One forward for several groups, whose rows follow one another; each group has the result
+        of its own act up to rounding, which depends on the number of rows.  The next act overwrites
         ``action`` and ``record``.
         """
         inputs: list[Sequence[Tensor]] = [[each[name] for each in obs] for name in obs[0]]

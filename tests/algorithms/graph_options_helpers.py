@@ -1,5 +1,5 @@
 """Cases in which each option that changes what an act or an update computes has each of its values;
-as a program (``traced|compiled ALGO [CASE ...]``) a comparison of these with what is eager.
+as a program (``traced|compiled ALGO[:CASE] ...``) a comparison of these with what is eager.
 
 They follow from the declarations of the options: those that are on or off, one of several, none or
 a number, and 0 or 1 where these are bounds.  Other numbers are inputs or constants of a graph and
@@ -7,10 +7,12 @@ leave its operations as they are.  `VALUES` has the values of options of other k
 with neither fails by name; `BESIDE` has what an option needs to have an effect.
 """
 
+import math
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from types import NoneType
 from typing import Any
 
@@ -48,7 +50,7 @@ TREE = gym.Dict(
     }
 )
 PARTLY_BOUNDED = gym.Box(np.float32([-1, -np.inf]), np.float32([2, np.inf]))
-OWN = "test_impala_aux:Own"
+OWN = f"{Path(__file__).stem}:Flat"
 ALGOS = [
     name
     for name, entry in LEARNERS.items()
@@ -75,7 +77,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "ppo lr_schedule": ("constant", "linear", "kl_adaptive"),
     "appo lr_schedule": ("constant", "linear", "kl_adaptive"),
     "ratio_clamp": (None,),
-    "aux_loss_weights": ({"per_row": 0.3},),
+    "aux_loss_weights": ({"error": 0.3},),
     "n_step": (3,),
     "bptt_steps": (CHUNK,),
     "num_epochs": (1,),
@@ -123,14 +125,13 @@ BESIDE: dict[str, Mapping[str, Any]] = {
     "warmup_policy": {"replay_start_steps": 20},
     "reward_norm_clip": {"reward_normalizer": "return_std"},
     "normalize_pictures": {"task": SEEN_CONTROL},
-    "aux_loss_weights": {"model.encoder": OWN},
+    "aux_loss_weights": {"model.encoder": OWN, "model.encoder_kwargs": {"losses": True}},
     "update_normalizers": {"normalize_observations": True},
     "learn_std": {"entropy_coef": 0.01},
     "entropy_schedule": {"entropy_coef": 0.01},
     "model.encoder=nature_cnn": {"task": SEEN_CONTROL},
     "model.encoder=impala_cnn": {"task": SEEN_CONTROL},
     "model.encoder=small_cnn": {"task": Task(SMALL, CONTINUOUS.action)},
-    f"model.encoder={OWN}": {"model.encoder_kwargs": {"losses": False}},
     "model.encoder_kwargs": {"model.encoder": "small_cnn", "task": Task(SMALL, CONTINUOUS.action)},
     "model.critic_leaves": {"task": Task(TREE, CONTINUOUS.action)},
     "model.core_layers": {"model.core": "gru"},
@@ -139,6 +140,22 @@ BESIDE: dict[str, Mapping[str, Any]] = {
     "model.action_bounds": {"entropy_coef": 0.01, "learn_std": True},
 }
 """What an option, or one of its values, needs to have an effect, where the learner has it."""
+
+
+class Flat(torch.nn.Module):
+    """An encoder of a user's: all leaves as numbers, then a layer; perhaps with a loss per row."""
+
+    def __init__(self, leaves: Mapping[str, Any], losses: bool = False):
+        super().__init__()
+        size = sum(math.prod(leaf.shape or ()) for leaf in leaves.values())
+        self.losses, self.feature_size = losses, 5
+        self.linear = torch.nn.Linear(size, 5)
+
+    def forward(self, obs: dict[str, torch.Tensor]) -> Any:
+        rows = len(next(iter(obs.values())))
+        flat = torch.cat([x.reshape(rows, -1).float() for x in obs.values()], 1)
+        features = self.linear(flat).tanh()
+        return (features, {"error": features.square().sum(-1)}) if self.losses else features
 
 
 class Missing(Exception):
@@ -197,7 +214,13 @@ def _spoiled(case: Case, given: Given) -> str:
     for field, (rest, _) in idle(wanted, facts).items():
         if f"model.{field}" in given and given[f"model.{field}"] != rest:
             return f"model.{field} has no effect"
-    return "" if case.goes_together else f"{dict(given)} do not go together"
+    if not case.goes_together:
+        return f"{dict(given)} do not go together"
+    try:
+        case.actor()
+    except ConfigError:  # of spaces that it can't act in
+        return "acts"
+    return ""
 
 
 @cache
@@ -292,9 +315,14 @@ def compare(algo: str, given: Given) -> str:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    how, algo, *names = sys.argv[1:]
-    cases = rows(algo) if how == "traced" else packed(algo)
+    how, *wanted = sys.argv[1:]
     if how == "traced":
         traced_only()
-    faults = {name: fault for name in names or cases if (fault := compare(algo, cases[name]))}
-    print("\n\n".join(f"{algo} with {name}: {fault}" for name, fault in faults.items()) or "same")
+    faults = []
+    for each in wanted:
+        algo, _, name = each.partition(":")
+        cases = rows(algo) if how == "traced" else packed(algo)
+        for one in [name] if name else cases:
+            if fault := compare(algo, cases[one]):
+                faults.append(f"{algo} with {one}: {fault}")
+    print("\n\n".join(faults) or "same")

@@ -85,8 +85,15 @@ def states_of(outs: Sequence[Any]) -> list[Any]:
         ("sac", "numbers", {"noise_correlation": 0.5}),
     ],
 )
-def test_groups_act_together_with_one_wait(algo: str, spaces: str, options: dict[str, Any]) -> None:
-    case, groups = case_of(algo, spaces, options), 16
+@pytest.mark.parametrize("groups", [1, 16])
+def test_groups_act_together_with_one_wait(
+    algo: str, spaces: str, options: dict[str, Any], groups: int
+) -> None:
+    """One group, as in exact kinds, with the bytes of an act on the CPU.  Several, as of the server
+    in async, up to rounding, which follows the number of rows on some processors.
+    """
+    case = case_of(algo, spaces, options)
+    near = {"rtol": 0.0, "atol": 0.0} if groups == 1 else {"rtol": 1e-5, "atol": 1e-6}
     learner, plain = learner_on(case, CPU), case.actor()
     on_gpu = case.algorithm.make_actor(
         case.config, case.model, case.spaces, Compute(graph=True, act_on="cuda")
@@ -117,12 +124,12 @@ def test_groups_act_together_with_one_wait(algo: str, spaces: str, options: dict
             out = staged.act_together(obs, ours, is_first, noise)
         for number, wanted in enumerate(outs):
             rows = slice(number * STREAMS, (number + 1) * STREAMS)
-            assert torch.equal(out.action[rows], wanted.action)
-            assert torch.equal(out.env_action[rows], wanted.env_action)
+            torch.testing.assert_close(out.action[rows], wanted.action, **near)
+            torch.testing.assert_close(out.env_action[rows], wanted.env_action, **near)
             for name, x in (wanted.record | wanted.state).items():
                 mine = (out.record | out.state)[name]
                 assert mine.is_cpu == (name in out.record or name in plain.state_specs)
-                torch.testing.assert_close(mine[rows].cpu(), x, rtol=0.0, atol=0.0)
+                torch.testing.assert_close(mine[rows].cpu(), x, **near)
         ours = [
             {name: x[g * STREAMS : (g + 1) * STREAMS] for name, x in out.state.items()}
             for g in range(groups)
