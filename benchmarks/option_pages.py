@@ -2,15 +2,16 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pydantic import BaseModel
 
 from quintet.algorithms import registry
 from quintet.config.run import PARTS, TOP, RunConfig, prefix_of
+from quintet.models.config import GridOptions, PictureOptions
 from quintet.observe.metrics import OF_LEARNERS, OF_RUNS, PREFIXES, Metric
-from quintet.options import about, default_of
+from quintet.options import Tune, about, default_of, tunable
 
 SEVERAL = "Several learners"
 METRICS = "| metric | unit | meaning |\n|---|---|---|\n"
@@ -43,6 +44,10 @@ def of_run() -> Iterable[str]:
     for part, kind in PARTS.items():
         rows = [(prefix_of(part) + name, kind, name) for name in kind.model_fields]
         yield _section(f"`{prefix_of(part)}*`", rows)
+        if part == "model":
+            for encoder, own in {"film_grid": GridOptions, "small_cnn": PictureOptions}.items():
+                rows = [(name, own, name) for name in own.model_fields]
+                yield _section(f"`model.encoder_kwargs` of {encoder}", rows)
 
 
 def _section(title: str, rows: Iterable[tuple[str, type[BaseModel], str]]) -> str:
@@ -86,7 +91,22 @@ def _defaults(by_algo: dict[str, str], learners: int) -> str:
 def of_options() -> str:
     """All sections."""
     configs = {algo: registry.find(algo).config for algo in registry.LEARNERS.own}
-    return of_learners(configs) + "".join(of_run())
+    return of_learners(configs) + of_populations(configs) + "".join(of_run())
+
+
+def of_populations(configs: dict[str, type[BaseModel]]) -> str:
+    """The section of the options that populations tune."""
+    lines = [
+        f"| {algo} | {_named(kind, lambda way: way.usual)} | "
+        f"{_named(kind, lambda way: way.by == 'distance_to_1')} |\n"
+        for algo, kind in configs.items()
+    ]
+    head = "| learner | by default | by the distance to 1 |\n|---|---|---|\n"
+    return f"\n## What populations tune\n\n{head}{''.join(lines)}"
+
+
+def _named(options: type[BaseModel], fits: Callable[[Tune], bool]) -> str:
+    return ", ".join(f"`{name}`" for name, way in tunable(options).items() if fits(way))
 
 
 def of_metrics() -> str:

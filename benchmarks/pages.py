@@ -1,11 +1,9 @@
-"""Writes what follows from the code into the documents: all options and metrics, the API, and the
-options that populations tune by default.
+"""Writes what follows from the code into the documents: all options and metrics, and the API.
 
 python benchmarks/pages.py            rewrite them
 python benchmarks/pages.py --check    exit with 1 if they are not what the code says
 """
 
-import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -14,9 +12,6 @@ from pathlib import Path
 import api_pages
 import option_pages
 from records import ROOT, write_whole
-
-from quintet.algorithms import registry
-from quintet.options import tunable
 
 MARK = "<!-- written by benchmarks/pages.py -->\n"
 """All below it in a page is written here."""
@@ -33,18 +28,9 @@ def path_of(name: str) -> Path:
     return ROOT / "docs" / f"{name}.md"
 
 
-def tuned(text: str) -> str:
-    """The document of populations, with the options that each learner's fields say."""
-    for algo in registry.LEARNERS.own:
-        ways = tunable(registry.find(algo).config)
-        names = ", ".join(f"`{name}`" for name, way in ways.items() if way.usual)
-        text = re.sub(rf"(?m)^\| {algo} \| `.*$", f"| {algo} | {names} |", text)
-    return text
-
-
 def documents() -> dict[Path, str]:
     """The documents as the code says, by their paths."""
-    found = {path_of("populations"): tuned(path_of("populations").read_text())}
+    found: dict[Path, str] = {}
     for name, make in WHOLE.items():
         begin, mark, _ = path_of(name).read_text().partition(MARK)
         assert mark, f"{path_of(name)} must have the line {MARK!r}"

@@ -32,11 +32,11 @@ from quintet.commands import doctor, race, sweep
 from quintet.config.command import parse
 from quintet.config.layers import named_here, options, preset_layers
 from quintet.config.resolve import compose
+from quintet.config.run import ALIASES
 from quintet.envs.atari import AtariConfig
 from quintet.envs.backends import BACKENDS
 from quintet.envs.ids import resolve_backend
 from quintet.envs.toy import EndlessPay
-from quintet.options import tunable
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -240,7 +240,7 @@ def test_names_of_other_libraries_are_those_that_commands_answer():
     for section in text.split("\n## ")[2:]:
         of_section = "appo" if section.startswith("Sample Factory") else "ppo"
         for theirs, ours in re.findall(r"^\| (.+?) \| (.+) \|$", section, re.M)[2:]:
-            named = set(re.findall(r"`([a-z_.]+)", ours))
+            named = {ALIASES.get(x, x) for x in re.findall(r"`([a-z_.]+)", ours)}
             unknown = {n for n in named if re.match(rf"({parts})\.", n)} - known["ppo"]
             assert not unknown, (theirs, unknown)
             for name in re.findall(r"(?<![\w.])-{0,2}([a-z][a-z_-]+)(?=[`=,)])", theirs):
@@ -256,19 +256,6 @@ def defaults_of(text: str) -> dict[str, Any]:
     """``| `name` | default |`` rows."""
     rows = re.findall(r"^\| `(\w+)` \| (\S+) \|", text, re.M)
     return {name: None if default == "none" else yaml.safe_load(default) for name, default in rows}
-
-
-def test_the_document_of_populations_says_what_fields_say(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import pages
-
-    text = (DOCS / "populations.md").read_text()
-    assert pages.tuned(text) == text
-    assert pages.tuned(text.replace("| ddpg | `critic_l2_coef`, ", "| ddpg | ")) == text
-    ways = {name: way for _, options in LEARNERS.values() for name, way in tunable(options).items()}
-    line = next(line for line in text.splitlines() if "the distance to 1 changes, by" in line)
-    named = set(re.findall(r"`(\w+)`", line))
-    assert named == {name for name, way in ways.items() if way.by == "distance_to_1"}
 
 
 PRESETS = {

@@ -35,6 +35,7 @@ _INSTEAD = {
     "algo algorithm run": "the algorithm is the first word: quintet train ppo",
     "monitor_kwargs info_keywords": "env.success info:KEY reports how often info[KEY] is true",
     "norm_obs_keys normalize_input_keys": "normalize_observations is for all leaves of floats",
+    "vf_clip_param": "it bounds the squared error; value_clip bounds the change of the value",
     "framework": "quintet trains with PyTorch",
     "target_update_interval target_network_frequency": "targets move by tau in every update",
     "num_runs n_seeds num_seeds": "give --seeds 1,2,3",
@@ -54,12 +55,13 @@ _FACTORS = {
     "train_batch_size train_batch_size_per_learner": "theirs counts env_steps of all environments",
     "eval_freq": f"{_PER_CALL}times env.num_streams",
     "save_freq": f"{_PER_CALL}divided by unroll_steps",
+    "train_for_env_steps": "theirs counts frames: divide by the frame skip",
     "num_envs_per_worker num_envs_per_env_runner": "theirs times the number of workers",
     "max_iterations num_iterations": "theirs times env.num_streams times unroll_steps",
     "gradient_steps": "theirs divided by train_freq and the number of environments",
     "clip_vloss use_clipped_value_loss": "theirs is a switch, ours the bound: clip_epsilon's value",
-    "log_std_init": "ours is not the logarithm",
-    "polyak": "ours is 1 - theirs in Spinning Up",
+    "log_std_init": "exp(theirs) divided by half the action range",
+    "polyak": "1 - theirs, in Spinning Up",
     "log_interval log_freq": "ours is in seconds",
 }
 

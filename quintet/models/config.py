@@ -95,18 +95,30 @@ _CONTINUOUS = Needs(
 class GridOptions(Options):
     """Keyword arguments of film_grid, in ``model.encoder_kwargs``; see docs/ppo.md."""
 
-    tokenizer: Literal["bytes", "words", "none"] = "words"  # none: missions are not read
-    # words that have a token each; none: words are hashed
+    tokenizer: Literal["bytes", "words", "none"] = "words"
+    """words: runs of letters, digits and non-ASCII characters, with ASCII letters in lower case;
+    bytes: byte by byte; none: the mission is not read
+    """
     vocabulary: tuple[str, ...] = option((), needs="tokenizer=words")
+    """words that have a token each, all others share one; none: words are hashed"""
     hash_buckets: Count = option(1024, needs=("tokenizer=words", "vocabulary=()"))
+    """number of tokens of hashed words"""
     text_embedding: Width = option(32, needs="tokenizer")
+    """size of the embedding of a token"""
     text_hidden: Width = option(128, needs="tokenizer")
+    """size of the GRU that reads the mission"""
     text_pooling: Literal["last", "attention"] = option("last", needs="tokenizer")
-    # read equal missions once per batch; changes results by rounding
+    """last: the GRU's last state; attention: the mean of its states, weighted by a query made from
+    the view
+    """
     deduplicate_text: bool = option(True, needs="tokenizer")
+    """read equal missions once per batch; changes results by rounding"""
     image_channels: Width = 64
+    """channels of the convolutions"""
     film_blocks: Layers = 2
+    """number of FiLM blocks"""
     bidirectional_film: bool = option(False, needs="tokenizer")
+    """scale the text by the image too (txt2pi of RTFM)"""
 
     @model_validator(mode="after")
     def _words_and_effects(self) -> Self:
@@ -126,7 +138,8 @@ class GridOptions(Options):
 class PictureOptions(Options):
     """Keyword arguments of small_cnn, in ``model.encoder_kwargs``."""
 
-    layout: Layout = "auto"  # of pictures with channels; auto: see `small_picture`
+    layout: Layout = "auto"
+    """place of a picture's channels, which auto guesses from the shape"""
 
 
 @final

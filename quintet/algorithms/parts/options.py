@@ -103,7 +103,7 @@ ValueClip = Annotated[
         "(normalised) reward; none: no clip",
         needs="value_coef > 0",
         tune=USUAL,
-        also="clip_range_vf clip_vloss ppo_clip_value vf_clip_param use_clipped_value_loss",
+        also="clip_range_vf clip_vloss ppo_clip_value use_clipped_value_loss",
     ),
 ]
 NumEpochs = Annotated[
