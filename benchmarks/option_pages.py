@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from quintet.algorithms import registry
 from quintet.config.run import PARTS, TOP, RunConfig, prefix_of
+from quintet.envs.atari import AtariConfig
 from quintet.models.config import GridOptions, PictureOptions
 from quintet.observe.metrics import OF_LEARNERS, OF_RUNS, PREFIXES, Metric
 from quintet.options import Tune, about, default_of, tunable
@@ -23,7 +24,8 @@ def meaning(options: type[BaseModel], name: str) -> str:
     info = options.model_fields[name]
     needs = [re.sub(r",[^,{]*{.*", "", need.what) for need in about(info).needs]
     only = "; ".join(f"only with {_grouped(need)}" for need in needs if "{" not in need)
-    return "; ".join(part for part in (info.description or "", only) if part)
+    said = " ".join((info.description or "").split())
+    return "; ".join(part for part in (said, only) if part)
 
 
 def _grouped(need: str) -> str:
@@ -44,10 +46,17 @@ def of_run() -> Iterable[str]:
     for part, kind in PARTS.items():
         rows = [(prefix_of(part) + name, kind, name) for name in kind.model_fields]
         yield _section(f"`{prefix_of(part)}*`", rows)
-        if part == "model":
-            for encoder, own in {"film_grid": GridOptions, "small_cnn": PictureOptions}.items():
-                rows = [(name, own, name) for name in own.model_fields]
-                yield _section(f"`model.encoder_kwargs` of {encoder}", rows)
+        for title, own in _KWARGS.items():
+            if title.startswith(f"`{prefix_of(part)}"):
+                yield _section(title, [(name, own, name) for name in own.model_fields])
+
+
+_KWARGS: dict[str, type[BaseModel]] = {
+    "`env.kwargs` of Atari games": AtariConfig,
+    "`model.encoder_kwargs` of film_grid": GridOptions,
+    "`model.encoder_kwargs` of small_cnn": PictureOptions,
+}
+"""Keyword arguments in options that are mappings."""
 
 
 def _section(title: str, rows: Iterable[tuple[str, type[BaseModel], str]]) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
-import yaml
 
 import quintet
 from quintet.algorithms.acer import config as acer_config
@@ -252,12 +251,6 @@ def test_names_of_other_libraries_are_those_that_commands_answer():
     assert answered > 40
 
 
-def defaults_of(text: str) -> dict[str, Any]:
-    """``| `name` | default |`` rows."""
-    rows = re.findall(r"^\| `(\w+)` \| (\S+) \|", text, re.M)
-    return {name: None if default == "none" else yaml.safe_load(default) for name, default in rows}
-
-
 PRESETS = {
     "ppo": (
         9,
@@ -288,12 +281,6 @@ def test_every_departure_and_preset_of_a_learner_is_documented(algo: str):
     for preset in presets:
         assert preset_layers(algo, None, preset)
         assert f"`{preset}`" in text
-
-
-def test_atari_options_are_documented_with_their_defaults():
-    written = defaults_of((DOCS / "environments.md").read_text())
-    fields = AtariConfig.model_fields
-    assert written == {name: info.default for name, info in fields.items()}
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

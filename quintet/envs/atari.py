@@ -45,28 +45,34 @@ _OLD_NAMES = re.compile(r"(?:ALE/)?([A-Za-z]+?)(?:NoFrameskip|Deterministic)?-v[
 
 @final
 class AtariConfig(BaseModel):
-    """Preprocessing of Atari games, with EnvPool's names and defaults.
+    """Preprocessing of Atari games, with EnvPool's names and defaults."""
 
-    stack_num: newest frames in an observation.
-    frame_skip: frames for which an action is repeated.
-    noop_max: largest number of frames without action at the start of an episode.
-    episodic_life: end the episode at a lost life, not at the end of the game.
-    full_action_space: use all 18 actions, not only the game's own.
-    repeat_action_probability: of a frame that repeats the last action (sticky actions).
-    use_fire_reset: press FIRE at the start of an episode, in games that have it.
-    max_episode_steps: steps after which an episode is truncated.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        strict=True,
+        use_attribute_docstrings=True,
+    )
 
     stack_num: int = Field(4, ge=1)
+    """newest frames in an observation"""
     frame_skip: int = Field(4, ge=1)
+    """frames for which an action is repeated"""
     noop_max: int = Field(30, ge=1)
+    """largest number of frames without action at the start of an episode"""
     episodic_life: bool = False
+    """a lost life ends the episode but not the game"""
     full_action_space: bool = False
+    """use all 18 actions, not only the game's own"""
     repeat_action_probability: float = Field(0.0, ge=0, le=1)
+    """probability that the last action is repeated (sticky actions); Gymnasium's own v5 games have
+    0.25
+    """
     use_fire_reset: bool = True
+    """press FIRE at the start of an episode, in games that have it"""
     max_episode_steps: int = Field(27_000, ge=1)
+    """steps after which an episode is truncated"""
 
 
 def is_installed() -> bool:
