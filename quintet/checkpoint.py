@@ -86,7 +86,7 @@ class CheckpointConfig(Options):
     restart_env_steps: Literal["auto"] | StepsFrom0 = option("auto", auto=True)
     """cost of making all environments again at an exact checkpoint, in env_steps that take as long;
     exact checkpoints are so far apart that they take at most 5% of the run; auto: measured when the
-    run begins, 0 if environments are made fast; part of the result's bytes
+    run begins, 0 if environments are made fast; results depend on it
     """
     keep: Count = option(3, also="keep_checkpoints")
     """number of newest checkpoints that are kept"""

@@ -641,7 +641,7 @@ def test_what_eval_can_not_do(refused, quintet):
     refused("eval", "r", "--env", "CartPol", says="nearest are CartPole")
     refused("eval", "r", "--env", "CartPole-v1", says="policy's observation space .*CartPole-v1")
     refused("eval", "r", "--checkpoint", "best", says="r/best does not exist", status=1)
-    refused("eval", "r", "--video", "v.mp4", says="a filmed environment must .*Contextual")
+    refused("eval", "r", "--video", "v.mp4", says="the environment of a video must .*Contextual")
     refused("eval", "r", "--video", "v.gif", says=r"must end in \.mp4, got \S*v\.gif", status=1)
     for arguments in (("eval", "r", "--bogus"), ("eval", "r", "s"), ("eval", "r", "--seed", "x")):
         status, out, _ = quintet(*arguments)

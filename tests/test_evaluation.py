@@ -302,7 +302,7 @@ def test_a_film_needs_no_info(policy, tmp_path):
 
 def test_what_can_not_be_filmed_is_refused_before_anything_is_played(policy, tmp_path):
     with pytest.raises(
-        ConfigError, match=r"a filmed environment must .*Numbered \(gymnasium\) can't be dr"
+        ConfigError, match=r"the environment of a video must .*Numbered \(gymnasium\) can't be dr"
     ):
         quintet.evaluate(policy, Numbered, 4, video=tmp_path / "v.mp4")
     assert all(env.closed and not env.ended for env in Numbered.made)

@@ -141,7 +141,7 @@ def _in_words(found: "EnvCheck", doubts: "list[Doubt]") -> str:
     if found.reward_min <= found.reward_max:
         rewards = f"{found.reward_min:g} to {found.reward_max:g}"
     shaping = ", ".join(f"{name} {value:g}" for name, value in found.reward_shaping.items())
-    same = "the same" if found.deterministic else "different"
+    same = "identical" if found.deterministic else "different"
     lines = [
         f"{found.env.id} ({found.env.backend})",
         f"  observation  {found.spaces.observation}",
@@ -151,7 +151,7 @@ def _in_words(found: "EnvCheck", doubts: "list[Doubt]") -> str:
         f"a reset {_time(found.reset_s)}",
         f"  reward       {rewards}, not 0 in {100 * found.rewarded_frac:.0f}% of the steps",
         f"  episodes     {episodes}",
-        f"  seeds        the same seeds and actions give {same} bytes",
+        f"  seeds        the same seeds and actions give {same} episodes",
     ]
     lines += [f"remark: {each}" for each in found.remarks]
     lines += [f"choice: {each}" for each in doubts]

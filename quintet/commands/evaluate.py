@@ -55,7 +55,7 @@ def _evaluate(
         ),
     ] = None,
     video: Annotated[
-        str | None, arg(help=".mp4 file for a film of one more episode, with the first seed")
+        str | None, arg(help=".mp4 file for a video of one more episode, with the first seed")
     ] = None,
     as_json: Annotated[bool, arg(name="json", help="print one JSON object")] = False,
     encoder: Annotated[

@@ -8,9 +8,9 @@ from quintet.system.files import shown
 
 HELP = """usage: quintet train auto --env ID --minutes M [OPTION VALUE ...]
 
-A race over learners and settings that suit this kind of environment: entries train for a while, are
-evaluated, and the worse half falls out, again and again; the last ones train to the end, and the
-best is the result, an ordinary run.  All within M minutes.  The same command again goes on.
+A race over learners and settings that suit this kind of environment: candidates train for a while,
+are evaluated, and the worse half falls out, again and again; the last ones train to the end, and
+the best is the result, an ordinary run.  All within M minutes.  The same command again goes on.
 
   --minutes M      time of everything
   --run-dir DIR    folder of the result (default: runs/auto-ENV-sSEED); DIR/race tells of the race

@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
 
     description = (
         "Makes the process that trains in a run folder write a checkpoint at the end of its "
-        "iteration, and waits for it.  An exact run keeps its bytes."
+        "iteration, and waits for it.  The results of an exact run stay the same."
     )
     tyro.cli(ask, prog="quintet save", description=description, args=arguments)
     return 0

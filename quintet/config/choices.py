@@ -275,7 +275,7 @@ def discounted(learning: Learning, seen: Evidence) -> Doubt | None:
         return None
     return Doubt(
         "gamma",
-        f"gamma={gamma:g} looks about {horizon:.2g} steps ahead, and episodes have {length:,.0f} "
+        f"gamma={gamma:g} reaches about {horizon:.2g} steps ahead, and episodes have {length:,.0f} "
         f"steps ({count} episodes)",
         "--gamma 0.99",
     )

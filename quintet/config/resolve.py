@@ -198,8 +198,8 @@ def combination_faults(config: RunConfig) -> list[str]:
     faults = []
     if config.resume == "exact" and config.runtime.kind == "async":
         faults.append(
-            "resume=exact must have a run that gives the same bytes twice, got runtime.kind=async: "
-            "use --resume latest"
+            "resume=exact must have a run that gives identical results twice, got "
+            "runtime.kind=async: use --resume latest"
         )
     if config.cluster.address is not None and config.runtime.inference == "server":
         faults.append(

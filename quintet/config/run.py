@@ -68,7 +68,7 @@ class RunConfig(Options):
     resume: Literal["latest", "exact", "never"] = option(
         "latest", also="restart_behavior load_checkpoint_kind", on_resume="free"
     )
-    """checkpoint of a resume; latest: the newest; exact: the newest exact one, with the bytes of
+    """checkpoint of a resume; latest: the newest; exact: the newest exact one, with the results of
     the uninterrupted run; never: refuse a folder that holds a run
     """
     init_from: Path | None = option(

@@ -37,11 +37,11 @@ class RuntimeConfig(Options):
     kind: Literal["serial", "lockstep", "async"] = option("serial", also="async_rl serial_mode")
     """order of sampling and learning; serial: one process samples and learns in turn; lockstep:
     workers sample the next batch during the update; async: workers run freely
-    (never the same bytes twice)
+    (never identical results twice)
     """
     lag: Literal[0, 1] = option(1, needs="runtime.kind=lockstep")
-    """lockstep: age in versions of the weights that sample a batch; 0: the bytes of serial, without
-    overlap
+    """lockstep: age in versions of the weights that sample a batch; 0: the results of serial,
+    without overlap
     """
     num_workers: Tasks | None = option(
         None,
@@ -50,9 +50,9 @@ class RuntimeConfig(Options):
         auto=True,
         on_resume="free",
     )
-    """number of worker processes, at most one per group of streams; none: the number of cores, on
-    a cluster times cluster.nodes_max (else nodes_min); changes the result's bytes only through
-    the default of env.streams_per_group
+    """number of worker processes, at most one per group of streams; none: the number of cores, on a
+    cluster times cluster.nodes_max (else nodes_min); changes results only through the default of
+    env.streams_per_group
     """
     inference: Literal["auto", "local", "server", "device"] = option(
         "auto",
@@ -90,7 +90,7 @@ class RuntimeConfig(Options):
     prefetch_batches: Count = option(2, needs="runtime.kind=async")
     """async: number of batches assembled in advance"""
     publish_interval_iterations: Steps = option(1, also="publish_interval_updates")
-    """iterations (fresh batches) between two publications of weights to actors"""
+    """iterations (fresh batches) after which actors get new weights"""
     worker_timeout_s: LongWait = option(60.0, on_resume="free")
     """seconds that one step of the environments may take before a worker counts as hung (a minute
     more where it makes them or compiles; time without a core does not count); in serial a notice
@@ -147,32 +147,32 @@ class RuntimeConfig(Options):
     threads: Threads | None = option(None, auto=True, on_resume="rounds")
     """number of PyTorch's CPU threads; none: 1 for small networks, all cores (at most 8) for
     pictures, grids and layers of 256 x 256, half of them with workers, divided among several
-    learners; part of the result's bytes, but a resume may change it
+    learners; results depend on it, but a resume may change it
     """
     actor_threads: Threads | None = option(None, auto=True, on_resume="rounds")
     """number of PyTorch's CPU threads where actions are computed; none: 1, or in one process and in
-    a server runtime.threads if it is given, or for pictures and grids; part of the result's bytes
+    a server runtime.threads if it is given, or for pictures and grids; results depend on it
     """
     precision: Literal["auto", "fp32", "bf16"] = option("auto", auto=True)
     """number format of the learner's encoders; auto: bf16 for pictures and grids if the device is
     faster with it (AMX, AMD's AVX512-BF16, GPUs with bfloat16), else fp32; weights, heads and
-    losses are always fp32; part of the result's bytes
+    losses are always fp32; results depend on it
     """
     actor_precision: Literal["auto", "fp32", "bf16"] = option("auto", auto=True)
     """number format of encoders where actions are computed; auto: as runtime.precision, but fp32 if
-    the learner is on a GPU and actors are on a CPU that is not faster with bf16; part of the
-    result's bytes
+    the learner is on a GPU and actors are on a CPU that is not faster with bf16; results depend on
+    it
     """
     deterministic: Literal["auto", "on", "off"] = option(
         "auto", needs=_GPU, also="torch_deterministic"
     )
-    """only algorithms of a GPU that give the same bytes twice, some of which are slower; auto: on,
-    but off for runtime.kind=async, which never gives them; part of the result's bytes
+    """only algorithms of a GPU that give identical results twice, some of which are slower; auto:
+    on, but off for runtime.kind=async, which never gives them; results depend on it
     """
     tf32: Literal["auto", "on", "off"] = option("auto", needs=_GPU, also="allow_tf32")
     """TF32 for products of float32 matrices and for convolutions on a GPU: faster, with 10 bits of
     each factor; auto: off, but as PyTorch is set for runtime.kind=async (by default: convolutions);
-    part of the result's bytes
+    results depend on it
     """
     compile: Literal["auto", "on", "off", "graph"] = option(
         "auto",
@@ -185,9 +185,9 @@ class RuntimeConfig(Options):
     )
     """acts and whole updates (gradient, clipping, optimizer) as one graph each; on: compiled, for
     recurrent networks in minutes; graph: on a CUDA GPU one launch of the same operations, with the
-    bytes of off; auto: `graph` on a CUDA GPU, unless the encoder is your own; `on` on the CPU for
+    results of off; auto: `graph` on a CUDA GPU, unless the encoder is your own; `on` on the CPU for
     feed-forward networks with at least 30,000 planned optimizer steps of a policy (3,000 on
-    pictures), if there is a C++ compiler; never for film_grid; `on` is part of the result's bytes
+    pictures), if there is a C++ compiler; never for film_grid; `on` is results depend on it
     """
 
     @property

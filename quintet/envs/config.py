@@ -129,7 +129,7 @@ class EnvConfig(Options):
     )
     """number of processes that step Python environments in the serial runtime and in evaluations;
     1: the run's own process; none: one process per core if steps compute, one per stream (at most
-    64) if they wait, where that is faster for the first rows; no part of the result's bytes
+    64) if they wait, where that is faster for the first rows; results do not depend on it
     """
 
     @model_validator(mode="after")

@@ -118,9 +118,9 @@ def make_filmed_env(env: ResolvedEnv, seed: int, check: Check) -> FilmedEnv:
         return filmed
     opengl = f"; {_OPENGL}" if _SAYS_OPENGL.search("; ".join(faults)) else ""
     raise ConfigError(
-        "a filmed environment must draw itself or have a uint8 picture in its observation, got "
-        f"neither: {'; '.join(faults)}{opengl}; give it a render() that returns [H, W, 3] uint8 "
-        "with render_mode 'rgb_array', or leave the video out"
+        "the environment of a video must draw itself or have a uint8 picture in its observation, "
+        f"got neither: {'; '.join(faults)}{opengl}; give it a render() that returns [H, W, 3] "
+        "uint8 with render_mode 'rgb_array', or leave the video out"
     )
 
 

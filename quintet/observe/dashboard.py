@@ -44,7 +44,11 @@ _SIGNS: dict[Phase, tuple[str, str]] = {
     "other": ("·", "white"),
 }
 
-_STYLES: dict[health.State, str] = {"sound": "green", "not known yet": "dim", "doubtful": "yellow"}
+_STYLES: dict[health.State, str] = {
+    "reliable": "green",
+    "not known yet": "dim",
+    "doubtful": "yellow",
+}
 
 # Lines of metrics: the beginning of their names, and those that come first.  The others of a line
 # follow as far as there is room, so the metrics of any learner are shown.

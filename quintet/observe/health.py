@@ -1,4 +1,4 @@
-"""The state of each part of the learner by a report: sound, doubtful or not known yet, with the
+"""The state of each part of the learner by a report: reliable, doubtful or not known yet, with the
 numbers that show it."""
 
 from collections.abc import Mapping, Sequence
@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple, final
 from quintet.observe.metrics import by_policy
 from quintet.protocols import Evidence, Part
 
-State = Literal["sound", "doubtful", "not known yet"]
+State = Literal["reliable", "doubtful", "not known yet"]
 
-NUMBERS: Mapping[State, float] = {"sound": 1.0, "not known yet": 0.0, "doubtful": -1.0}
+NUMBERS: Mapping[State, float] = {"reliable": 1.0, "not known yet": 0.0, "doubtful": -1.0}
 """The states as metrics ``health/PART``."""
 
 
@@ -68,7 +68,7 @@ def _judged(part: Part, report: Mapping[str, float]) -> Finding:
     if missing or not ripe:
         of = missing[0] if missing else "it"
         return Finding(part.name, "not known yet", f"no report has {of}")
-    return Finding(part.name, "sound", _told(ripe, report))
+    return Finding(part.name, "reliable", _told(ripe, report))
 
 
 def _counts(each: Evidence, report: Mapping[str, float]) -> bool:
@@ -97,7 +97,7 @@ def _told(evidence: Sequence[Evidence], report: Mapping[str, float], doubtful: b
     return ", ".join(dict.fromkeys(values)) + (f": {said}" if said else "")
 
 
-_ORDER: tuple[State, ...] = ("sound", "not known yet", "doubtful")
+_ORDER: tuple[State, ...] = ("reliable", "not known yet", "doubtful")
 
 
 def sentences(found: Sequence[Finding]) -> list[tuple[State, str]]:
@@ -141,7 +141,7 @@ class Herald:
         told = []
         for each in found:
             key, before = (each.part, each.policy), self._told.get((each.part, each.policy))
-            ends = before == "doubtful" and each.state == "sound"
+            ends = before == "doubtful" and each.state == "reliable"
             if (each.state != "doubtful" and not ends) or before == each.state:
                 continue
             if now < self._silent_until.get(key, 0.0):

@@ -72,7 +72,7 @@ OF_RUNS: Mapping[str, Metric] = {
     "data/env_processes": Metric("processes", "processes that step environments for the run"),
     "data/valid_frac": Metric("1", "share of rows of the batch whose action was executed"),
     "data/discarded_columns": Metric(
-        "columns", "columns dropped so far: too old, or left by a restart"
+        "columns", "streams' unrolls dropped so far: too old, or left by a restart"
     ),
     "data/executed_env_steps": Metric(_STEPS, "all steps of environments, learned from or not"),
     "data/discarded_env_steps": Metric(
@@ -167,7 +167,7 @@ NODE = "node/"
 
 PREFIXES: dict[str, Metric] = {
     HISTOGRAM: Metric("1", "distribution of a value over rows or parameters, never a number"),
-    "health/": Metric("1", "a part of the learner: 1 sound, -1 doubtful, 0 not known yet"),
+    "health/": Metric("1", "a part of the learner: 1 reliable, -1 doubtful, 0 not known yet"),
     "hyperparameter/": Metric("1", "value of an option that a population tunes"),
     "user/": Metric("1", "value that a callback has logged, in its own unit"),
     "server/": Metric("1", "share of the inference server's time by phase; streams of an act"),

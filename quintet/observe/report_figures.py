@@ -26,7 +26,11 @@ _MOST_PARTS = 16
 WIDTH_IN = 5.6
 """Width of a picture, so that its texts can be read on a page of 420 pixels."""
 
-_COLOURS: dict[State, str] = {"sound": "#009E73", "not known yet": "#D9D9D9", "doubtful": "#E69F00"}
+_COLOURS: dict[State, str] = {
+    "reliable": "#009E73",
+    "not known yet": "#D9D9D9",
+    "doubtful": "#E69F00",
+}
 
 
 def svg(figure: Any) -> bytes:

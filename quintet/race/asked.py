@@ -16,10 +16,10 @@ NAME = "auto"
 """The word in the place of a learner."""
 
 _LEFT = {
-    "algo": "the entries have different learners",
+    "algo": "the candidates have different learners",
     "resume": "an interrupted race goes on by the same command",
-    "preset": "the entries choose theirs",
-    "init_from": "the entries have different networks",
+    "preset": "the candidates choose theirs",
+    "init_from": "the candidates have different networks",
     "cluster.address": "a race has one machine",
     "population.size": "a population is one run",
 }

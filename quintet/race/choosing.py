@@ -62,7 +62,7 @@ def able(asked: Asked, listed: Sequence[Entry], say: Callable[[str], None]) -> l
     """The entries that can run; raises ConfigError, with the first reason, if none can."""
     found, faults = _fitting(asked, listed)
     if not found:
-        raise ConfigError(next(iter(faults.values()), "no learner has an entry for a race"))
+        raise ConfigError(next(iter(faults.values()), "no learner has a candidate for a race"))
     for name, fault in faults.items():
         say(f"{name} is left out: {_first(fault)}")
     return found
@@ -99,7 +99,7 @@ def require_ours(asked: Asked, runners: Sequence[Runner], listed: Sequence[Able]
         twins = (x for name, x in ours.items() if portfolio.is_twin(each.name, each.options, name))
         one = ours.get(each.name) or next(twins, None)
         if one is None or one.entry.algo != each.algo:
-            raise damaged(asked.folder, f"this race has no entry {each.name} of {each.algo}")
+            raise damaged(asked.folder, f"this race has no candidate {each.name} of {each.algo}")
         fits = _with(asked, one, each, partial(portfolio.may_change, each.algo))
         fits = None if fits is None else _with(asked, fits, each, partial(_shorter, fits))
         wrong = [

@@ -302,9 +302,9 @@ class _Race:
         stay = self.journal.counts[self.journal.rung + 1]
         for place, each in enumerate(order):
             if place >= stay:
-                reason = f"place {place + 1} of {len(order)} in rung {self.journal.rung + 1}"
+                reason = f"place {place + 1} of {len(order)} in round {self.journal.rung + 1}"
                 self.update(each.name, out=reason, out_at_s=self.spent_s)
-        self.say(f"rung {self.journal.rung + 1}: {standing(order, stay)}")
+        self.say(f"round {self.journal.rung + 1}: {standing(order, stay)}")
         self.keep(rung=self.journal.rung + 1, rung_s=0.0)
         self._picture()
 
@@ -313,12 +313,12 @@ class _Race:
         runners = self.journal.runners
         first = max((x for x in runners if x.failed), key=lambda each: len(each.looks))
         if not first.looks:
-            return f"no entry trained; the first reason, of {first.name}: {first.out}"
+            return f"no candidate trained; the first reason, of {first.name}: {first.out}"
         rungs = max(len(each.looks) for each in runners)
         best = ranked([each for each in runners if len(each.looks) == rungs])[0]
         place = shown(self.folder / FOLDER / best.name)
         return (
-            f"no entry trained to the end; the reason, of {first.name}: {first.out}\n"
+            f"no candidate trained to the end; the reason, of {first.name}: {first.out}\n"
             f"the best policy so far is that of {best.name}, with {interval(best.looks[-1])}: "
             f"quintet eval {place}"
         )

@@ -102,15 +102,21 @@ def _runs(folder: Path, journal: Journal) -> dict[str, RunSummary]:
 
 def _opening(journal: Journal, runs: Mapping[str, RunSummary]) -> Opening:
     winner = journal.winner
-    state = f"{winner} won" if winner else f"rung {journal.rung + 1} of {len(journal.counts)} runs"
+    state = f"{winner} won" if winner else f"round {journal.rung + 1} of {len(journal.counts)} runs"
     said = [
-        f"{len(journal.runners)} entries, {journal.jobs} at the same time, in "
+        f"{len(journal.runners)} candidates, {journal.jobs} at the same time, in "
         f"{clock(journal.spent_s)}: {state}. Scores are mean returns of fresh episodes with 95% "
-        "bootstrap intervals; at the end of a rung the entries with the highest stay.",
+        "bootstrap intervals; at the end of a round the candidates with the highest stay.",
         *map(text, journal.told),
     ]
     rungs = max((len(each.looks) for each in journal.runners), default=0)
-    header = ["entry", "learner", "why it runs", *(f"rung {i + 1}" for i in range(rungs)), "end"]
+    header = [
+        "candidate",
+        "learner",
+        "why it runs",
+        *(f"round {i + 1}" for i in range(rungs)),
+        "end",
+    ]
     rows = [
         [
             each.name,
@@ -148,7 +154,7 @@ def _curves(journal: Journal, runs: Mapping[str, RunSummary]) -> bytes | None:
         drawn += _curve(axes, place, each, reports)
     if not drawn:
         return None
-    axes.set_xlabel("seconds of the entry's training")
+    axes.set_xlabel("seconds of the candidate's training")
     axes.set_ylabel("return")
     style_axes(axes)
     figure.legend(loc="outside upper left", ncols=3, frameon=False)

@@ -69,7 +69,7 @@ def entries(kind: str) -> list[Entry]:
             one = _read(algo, name, given)
             if name in found:
                 raise ConfigError(
-                    f"entries of a race must have different names, got {name} of {algo} and of "
+                    f"candidates of a race must have different names, got {name} of {algo} and of "
                     f"{found[name][1].algo}: rename one"
                 )
             if not one.kinds or kind in one.kinds:
@@ -92,7 +92,9 @@ def _entry(algo: str, name: str, one: _Listed) -> Entry:
 def _require(model: type[Checked], algo: str, name: str, given: Mapping[str, Any]) -> None:
     fault = content_fault(model, given)
     if fault is not None:
-        raise ConfigError(f"entry {name} of {algo} for a race must be valid, got {fault}: mend it")
+        raise ConfigError(
+            f"candidate {name} of {algo} for a race must be valid, got {fault}: mend it"
+        )
 
 
 def changes(findings: Iterable[Mapping[str, Any]]) -> list[Change]:

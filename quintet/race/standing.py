@@ -48,7 +48,7 @@ def options_in_words(options: Mapping[str, Any]) -> str:
 def course_in_words(plan: Plan) -> str:
     """A plan in words."""
     told = [
-        f"rung {number} has {count} for {leg_s:.0f} s each"
+        f"round {number} has {count} for {leg_s:.0f} s each"
         for number, (count, leg_s) in enumerate(zip(plan.counts, plan.leg_s, strict=True), 1)
     ]
     told[-1] = f"{plan.counts[-1]} for the last {plan.leg_s[-1]:.0f} s"

@@ -137,7 +137,7 @@ class Marks:
         try:
             (found,) = examine_runs([run]).values()
         except Exception as error:  # which must not end the run
-            return [f"doctor: it could not look at the reports: {described(error)}"]
+            return [f"doctor: it could not examine the reports: {described(error)}"]
         told = {each.choice.replace("_", "-") for each in run.choices}
         new = [
             each

@@ -123,7 +123,7 @@ class Population:
         ]
         if not sound:
             raise NonFiniteError(
-                f"policy {index} has diverged, and no sound policy is left to replace it: {fault}"
+                f"policy {index} has diverged, and no finite policy is left to replace it: {fault}"
             )
         reason = fault.split(";")[0]
         policy = policies[index]

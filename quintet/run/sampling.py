@@ -132,7 +132,7 @@ def slots_per_group(runtime: RuntimeConfig, plan: DataPlan, num_streams: int) ->
     if runtime.slots is not None and runtime.slots < least:
         raise ConfigError(
             f"runtime.slots must be at least {least} for batches of {plan.columns_per_batch} "
-            f"columns out of {num_streams} streams, got {runtime.slots}; raise it or leave it out"
+            f"unrolls out of {num_streams} streams, got {runtime.slots}; raise it or leave it out"
         )
     return runtime.slots or least
 

@@ -270,7 +270,7 @@ def inexact_told(say: Callable[[str], None]) -> Iterator[None]:
                 told.add(operation)
                 say(
                     f"not exact on this GPU: PyTorch has no deterministic {operation}, so the same "
-                    "run may give other bytes; use --runtime.device cpu where that matters"
+                    "run may give other results; use --runtime.device cpu where that matters"
                 )
 
         warnings.showwarning = tell

@@ -57,7 +57,7 @@ def warnings(place: Path, meta: Mapping[str, Any], now: Mapping[str, str]) -> li
         return []
     return [
         f"{place} was written under other versions or on another kind of machine "
-        f"({', '.join(differ)}), so the bytes may differ from those of the uninterrupted run"
+        f"({', '.join(differ)}), so results may differ from those of the uninterrupted run"
     ]
 
 

@@ -200,13 +200,13 @@ def test_grammar(text: str, found: Exploration) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        *((entry, f"the entry {entry!r} is none of these") for entry in (
+        *((entry, f"the word {entry!r} is none of these") for entry in (
             "", "gauss_0.1", "normal", "normal_", "normal_0", "normal_-1", "normal_nan",
             "normal_inf", "normal_x", "none_1",
         )),
-        ("none,normal_0.1", "the entry 'none' must stand alone"),
+        ("none,normal_0.1", "the word 'none' must stand alone"),
         ("normal_0.1,normal_0.2", "normal may stand in it once"),
-        ("normal_0.1,,ou_0.1", "the entry '' is none of these"),
+        ("normal_0.1,,ou_0.1", "the word '' is none of these"),
     ],
 )  # fmt: skip
 def test_what_the_grammar_refuses(text: str, words: str) -> None:

@@ -214,7 +214,9 @@ def test_a_gamma_that_is_not_short(every: int, length: int, count: int, gamma: f
 def test_a_gamma_that_hardly_looks_ahead():
     varied = seen(lengths=tuple(range(15, 35)))
     told = one(during(varied, Learning(gamma=0.1)), "gamma")
-    assert "gamma=0.1 looks about 1.1 steps ahead, and episodes have 24 steps (20 episodes)" in told
+    assert (
+        "gamma=0.1 reaches about 1.1 steps ahead, and episodes have 24 steps (20 episodes)" in told
+    )
     assert told.endswith("--gamma 0.99")
     bandit = seen(lengths=(1,) * 20)
     for gamma, evidence in ((0.9, varied), (0.1, seen(lengths=(20,) * 9)), (0.0, bandit)):

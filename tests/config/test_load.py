@@ -305,7 +305,7 @@ def test_options_that_do_not_go_with_those_of_a_run_name_its_folder(tmp_path):
     save_run(tmp_path, {"runtime.kind": "async"})
     for wrong, says in (
         ({"gamma": 2.0}, "gamma: input should be less"),
-        ({"resume": "exact"}, "resume=exact must have a run that gives the same bytes"),
+        ({"resume": "exact"}, "resume=exact must have a run that gives identical"),
         ({"gama": 0.5}, "unknown option 'gama'"),
     ):
         with pytest.raises(ConfigError, match=f"^{says}"):

@@ -222,7 +222,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check-env", "quintet.envs.toy:Contextual", "--steps", "50"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("quintet.envs.toy:Contextual (gymnasium)\n  observation  Box(")
-    assert "the same seeds and actions give the same bytes" in out
+    assert "the same seeds and actions give identical episodes" in out
     assert out.splitlines()[-1].startswith("no fault found in ")
     name = f"{__name__}:Unseeded"
     assert cli.main(["check-env", name, "--steps", "20", "--json"]) == 1

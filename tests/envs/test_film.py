@@ -164,7 +164,7 @@ def test_grey_and_transparent_pictures(given, shape):
 def test_what_can_not_be_filmed_is_told(picture, says):
     with pytest.raises(ConfigError, match=says) as caught:
         filmed(partial(Always, picture))
-    assert "a filmed environment must draw itself or have a uint8" in str(caught.value)
+    assert "the environment of a video must draw itself or have a uint8" in str(caught.value)
     assert "give it a render() that returns [H, W, 3] uint8" in str(caught.value)
     assert "OpenGL" not in str(caught.value)
 
@@ -218,7 +218,7 @@ def test_tiny_tables_are_no_pictures():
         def render(self):
             return None
 
-    with pytest.raises(ConfigError, match="a filmed environment must"):
+    with pytest.raises(ConfigError, match="the environment of a video must"):
         filmed(partial(Table, space=spaces.Box(0, 255, (3, 3), np.uint8)))
 
 

@@ -1,4 +1,4 @@
-"""Parts of a learner are judged by evidence: sound, doubtful, or not known yet."""
+"""Parts of a learner are judged by evidence: reliable, doubtful, or not known yet."""
 
 import io
 
@@ -44,7 +44,7 @@ def states(report: dict[str, float]) -> list[str]:
 
 
 def test_sound_by_all_of_the_evidence() -> None:
-    assert states(GOOD) == ["sound"] * 3
+    assert states(GOOD) == ["reliable"] * 3
     assert findings(PARTS, GOOD)[0].reason == "KL 0.01, clipped share 0.1"
     assert health.metrics(PARTS, GOOD) == {
         "health/policy": 1.0, "health/value_function": 1.0, "health/normalizers": 1.0,
@@ -62,7 +62,7 @@ def test_nothing_is_known_without_evidence() -> None:
     [
         (0, {"policy/kl": 0.09}, "doubtful", "KL 0.09 above 0.06: it is too fast"),
         (0, {"policy/kl": 6e-8}, "not known yet", "KL 6e-08 below 1e-05: it has hardly moved"),
-        (0, {"policy/kl": 6e-8, "optim/learning_rate": 1e-6}, "sound", "clipped share 0.1"),
+        (0, {"policy/kl": 6e-8, "optim/learning_rate": 1e-6}, "reliable", "clipped share 0.1"),
         (
             0,
             {"policy/kl": 0.09, "policy/clip_frac": 0.6},
@@ -83,7 +83,7 @@ def test_the_reason_is_in_numbers(
     found = findings(PARTS, GOOD | change)
     assert found[part].state == state
     assert found[part].reason.startswith(reason)
-    assert all(each.state == "sound" for each in found if each != found[part])
+    assert all(each.state == "reliable" for each in found if each != found[part])
 
 
 def test_policies_are_judged_one_by_one() -> None:
@@ -91,10 +91,10 @@ def test_policies_are_judged_one_by_one() -> None:
     report |= {"env_steps": 5.0, "policy_1/policy/kl": 0.09}
     found = findings(PARTS[:1], report)
     assert [(each.policy, each.state) for each in found] == [
-        (0, "sound"), (1, "doubtful"), (2, "sound"),
+        (0, "reliable"), (1, "doubtful"), (2, "reliable"),
     ]  # fmt: skip
     assert sentences(found) == [
-        ("sound", "policy sound in 2 of 3 (policy 0: KL 0.01, clipped share 0.1)"),
+        ("reliable", "policy reliable in 2 of 3 (policy 0: KL 0.01, clipped share 0.1)"),
         ("doubtful", "policy doubtful in 1 of 3 (policy 1: KL 0.09 above 0.06: it is too fast)"),
     ]
 
@@ -105,7 +105,7 @@ def test_doubts_are_told_when_they_come_and_go_and_ever_more_rarely() -> None:
         wrong = {"policy/kl": 0.09} if second % 2 else {}
         told += [(second, line) for line in herald.news(findings(PARTS, GOOD | wrong), second)]
     assert told[0] == (1, "health: policy is doubtful: KL 0.09 above 0.06: it is too fast")
-    assert told[1][1].startswith("health: policy is sound: KL 0.01")
+    assert told[1][1].startswith("health: policy is reliable: KL 0.01")
     assert 3 <= len(told) <= 6
     assert Herald().news(findings(PARTS, GOOD), 0.0) == []
     assert Herald().news(findings(PARTS, {}), 0.0) == []
@@ -125,8 +125,8 @@ def test_plain_lines_tell_doubts_and_all_states_at_the_end(monkeypatch: pytest.M
     assert lines == [
         "health: policy is doubtful: KL 0.09 above 0.06: it is too fast",
         "health: policy doubtful: KL 0.09 above 0.06: it is too fast",
-        "health: value function sound: explained variance 0.9",
-        "health: normalizers sound: unlike share 0",
+        "health: value function reliable: explained variance 0.9",
+        "health: normalizers reliable: unlike share 0",
     ]
 
 
@@ -144,6 +144,6 @@ def test_the_dashboard_shows_the_states() -> None:
     for part in (
         "health policy doubtful: KL 0.09 above 0.06: it is too fast",
         "value function not known yet: 10 of 200 updates that it takes",
-        "normalizers sound: unlike share 0",
+        "normalizers reliable: unlike share 0",
     ):
         assert part in text

@@ -154,17 +154,17 @@ def test_the_worst_fall_out_and_the_best_one_s_run_is_that_of_the_folder(
     # Those of a rung have the same episodes, which no other rung nor `quintet eval` has.
     assert fake.seeds == [*[30_000] * 4, *[31_000] * 2, 32_000]
     assert "breaks falls out: the environment broke\n" in said
-    assert "rung 1: good 9 [8, 10], slow 3 [2, 4] stay; out: bad 1 [0, 2]" in said
+    assert "round 1: good 9 [8, 10], slow 3 [2, 4] stay; out: bad 1 [0, 2]" in said
     assert "this race is finished: good won" in said
     rows = {(row["entry"], row["rung"]): row for row in table(folder)}
-    assert rows["bad", "1"]["out"] == "place 3 of 3 in rung 1"
-    assert rows["slow", "2"]["out"] == "place 2 of 2 in rung 2"
+    assert rows["bad", "1"]["out"] == "place 3 of 3 in round 1"
+    assert rows["slow", "2"]["out"] == "place 2 of 2 in round 2"
     assert rows["breaks", ""]["out"].startswith("the environment broke")
     assert rows["good", "3"]["out"] == ""
     page = (folder / "race" / "race.html").read_text()
     assert "good won" in page
     assert "running" not in page  # though the race holds the folder of the winner's run
-    assert "place 3 of 3 in rung 1" in page
+    assert "place 3 of 3 in round 1" in page
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
     # All legs together take the time, the last one half of it.
     assert fake.now - 1000.0 == pytest.approx(240.0, rel=0.05)
@@ -196,7 +196,7 @@ def test_an_entry_without_an_episode_stays_until_others_have_scores(
     monkeypatch.setattr(course.seed_group, "run_members", without)
     assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 0
     assert (tmp_path / "a" / "config.yaml").read_text() == "slow"  # the first in the portfolio
-    assert "rung 1: slow no episode ended" in capsys.readouterr().out
+    assert "round 1: slow no episode ended" in capsys.readouterr().out
     assert "no episode ended" in (tmp_path / "a" / "race" / "race.html").read_text()
     unended.remove("bad")
     assert cli.main(command(tmp_path / "b", "--jobs", "1")) == 0
@@ -389,7 +389,7 @@ def test_if_all_entries_fail_the_first_reason_is_told(
     fake.broken = NAMES
     assert cli.main(command(tmp_path / "a", "--jobs", "2")) == 1
     said = capsys.readouterr().err
-    assert "no entry trained; the first reason, of slow: the environment broke" in said
+    assert "no candidate trained; the first reason, of slow: the environment broke" in said
     assert cli.main(command(tmp_path / "a", "--jobs", "2")) == 1
 
 
@@ -406,7 +406,7 @@ def test_if_the_last_entries_fail_the_best_policy_so_far_is_named(
     monkeypatch.setattr(course.seed_group, "run_members", fails_at_the_end)
     assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 1
     said = capsys.readouterr().err
-    assert "no entry trained to the end; the reason, of good: the environment broke" in said
+    assert "no candidate trained to the end; the reason, of good: the environment broke" in said
     assert "the best policy so far is that of good, with 9 [8, 10]: quintet eval " in said
     assert str(tmp_path / "a" / "race" / "good") in said
 
@@ -573,7 +573,7 @@ def test_a_killed_race_goes_on(tmp_path: Path) -> None:
     words = command(tmp_path / "a", minutes="0.8")
     with begin(["-m", "quintet", *words]) as process:
         for line in process.stdout:
-            if ": to the end" in line or "rung 1" in line.split("] ")[-1][:7]:
+            if ": to the end" in line or "round 1" in line.split("] ")[-1][:8]:
                 break
         process.kill()
     before = json.loads((tmp_path / "a" / "race" / "race.json").read_text())

@@ -32,8 +32,8 @@ def test_every_kind_has_entries_of_known_options(kind: str) -> None:
     ("text", "said"),
     [
         ("{place: 1, why: it is odd, kinds: [grid]}", ""),
-        ("{place: first, why: it is odd}", "entry odd-one of odd for a race must be valid, got"),
-        ("{why: it is odd}", "entry odd-one of odd for a race must be valid, got"),
+        ("{place: first, why: it is odd}", "candidate odd-one of odd for a race must be valid"),
+        ("{why: it is odd}", "candidate odd-one of odd for a race must be valid"),
         (
             "{place: 1, why: it is odd, options: {model.encoder: 'odd:Net'}}",
             "must be valid, got options.model.encoder: must name no code",

@@ -150,7 +150,7 @@ MISTAKES = {
 @pytest.mark.parametrize(("text", "wrong", "why"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_in_the_noise(text: str, wrong: str, why: str, refused: Refused) -> None:
     """The message has the grammar, the entry that is wrong, and what was given."""
-    entry = wrong if why == ONCE else f"the entry {wrong!r}"
+    entry = wrong if why == ONCE else f"the word {wrong!r}"
     assert refused("--exploration", text) == (
         "error: exploration: must be a list of none, normal_S, ou_S, adaptive-param_S, with a "
         f"number S > 0, separated by commas; {entry} {why}, got {text!r}\n"

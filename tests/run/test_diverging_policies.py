@@ -152,7 +152,7 @@ def test_without_a_sound_policy_the_run_ends(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(
             NonFiniteError,
-            match=r"policy \d has diverged, and no sound policy is left.*--learning-r",
+            match=r"policy \d has diverged, and no finite policy is left.*--learning-r",
         ):
             train(tmp_path / "run", population__initial=initial)
 

@@ -53,11 +53,11 @@ def parse(text: str) -> Exploration:
         except ValueError:
             size = math.nan
         if entry == "none":
-            fault = "the entry 'none' must stand alone"
+            fault = "the word 'none' must stand alone"
         elif name not in _FIELDS or not 0.0 < size <= LARGEST:
-            fault = f"the entry {entry!r} is none of these"
+            fault = f"the word {entry!r} is none of these"
         elif name == "adaptive-param" and size > MOST_MOVED:
-            fault = f"the entry {entry!r} is to move actions by more than {MOST_MOVED:g}"
+            fault = f"the word {entry!r} is to move actions by more than {MOST_MOVED:g}"
         elif _FIELDS[name] in sizes:
             fault = f"{name} may stand in it once"
         else:

@@ -80,7 +80,9 @@ class PPOConfig(Options):
     """rows over which advantages get mean 0 and variance 1"""
     truncation_as_termination: parts.TruncationAsTermination = False
     unfinished_episode: Literal["bootstrap", "drop"] = "bootstrap"
-    """use of rows after the last ending of a column; drop: not used (as in older TF-Agents)"""
+    """use of a stream's rows after its last ending in the batch; drop: not used (as in older
+    TF-Agents)
+    """
     unroll_steps: Unroll = option(
         256, also=f"n_steps train_batch_size train_batch_size_per_learner {parts.UNROLL_STEPS}"
     )

@@ -154,7 +154,7 @@ class Learners:
         if plan.replay is not None and plan.replay.columns % size:
             raise ConfigError(
                 f"runtime.num_learners={size} must share batches from replay evenly, got "
-                f"{plan.replay.columns} columns; use another number of learners"
+                f"{plan.replay.columns} sequences; use another number of learners"
             )
         specs = BatchMemory.specs(spec.rows, plan)
         for rank in range(1, size):

@@ -319,7 +319,7 @@ class Replay:
         """
         wrong = content_fault(_Saved, state)
         if wrong is not None:
-            raise CheckpointError(f"its replay's entry is invalid ({wrong})")
+            raise CheckpointError(f"the state of its replay is invalid ({wrong})")
         if state["format"] != _FORMAT:
             raise CheckpointError(
                 f"the checkpoint's replay must have format {_FORMAT}, got {state['format']}; "
@@ -341,7 +341,7 @@ class Replay:
         most = owed * self.plan.columns * self.plan.steps
         if self.owed_draws != owed or self.drawn_rows > most:
             raise CheckpointError(
-                f"its replay's entry must count {owed:,} draws of {most:,} rows at most after "
+                f"the state of its replay must count {owed:,} draws of {most:,} rows at most after "
                 f"{self.counted_steps:,} steps, got {self.owed_draws:,} of {self.drawn_rows:,}"
             )
 

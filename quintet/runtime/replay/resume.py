@@ -94,7 +94,7 @@ def load_rows(layout: Layout, state: Mapping[str, Any]) -> RowStore:
     """
     wrong = content_fault(SavedRows, state) or SavedRows.model_validate(state).fault(layout)
     if wrong is not None:
-        raise CheckpointError(f"its replay's entry holds values that no run writes ({wrong})")
+        raise CheckpointError(f"the state of its replay holds values that no run writes ({wrong})")
     layout.keep(state["layout"]["stacks"], state["layout"]["ring_rows"])
     mine = layout.to_json()
     if mine != state["layout"]:

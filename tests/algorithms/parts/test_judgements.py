@@ -60,7 +60,7 @@ def test_ddpg() -> None:
         "value/explained_variance": 0.9, "value/error_frac": 0.05,
         "normalizer/observation_clip_frac": 0.001, "normalizer/observation_unlike_frac": 0.0,
     }  # fmt: skip
-    assert set(judged("ddpg", good).values()) == {"sound"}
+    assert set(judged("ddpg", good).values()) == {"reliable"}
     assert judged("ddpg", good | {"q/target_bound_frac": 2.0})["value_function"] == "not known yet"
     warming_up = {"updates": 0.0, "exploration/action_saturation_frac": 0.01}
     assert set(judged("ddpg", warming_up).values()) == {"not known yet"}
@@ -78,7 +78,7 @@ def test_ddpg() -> None:
 def test_returns_that_are_all_alike_are_explained() -> None:
     """A solved CartPole: targets hardly differ, and are met."""
     report = {"updates": 2e3, "value/explained_variance": -0.43, "value/error_frac": 8e-5}
-    assert judged("appo", report)["value_function"] == "sound"
+    assert judged("appo", report)["value_function"] == "reliable"
     worse = report | {"value/error_frac": 0.5}
     assert judged("appo", worse)["value_function"] == "doubtful"
 
@@ -130,7 +130,7 @@ def test_rewards_of_1e4_through_train(tmp_path: Path, capsys: pytest.CaptureFixt
     for line in (
         "health: policy doubtful: gradient norm (clipped to 0.5)",
         "health: value function doubtful: ",
-        "health: normalizers sound: observations clipped",
+        "health: normalizers reliable: observations clipped",
     ):
         assert line in told
         assert line in log
