@@ -139,7 +139,7 @@ class Interface(Strict):
         if not roles["observation"] or not roles["action"]:
             raise ValueError("there must be an observation and an action")
         if any((p.role in _SINGLE or p.name in _SINGLE) and p.role != p.name for p in ports):
-            raise ValueError(f"an entry with role {', '.join(_SINGLE)} must be named after it")
+            raise ValueError(f"a port with role {', '.join(_SINGLE)} must be named after it")
         if any(len(p.shape) != 1 for p in self.of("noise", "params")):
             raise ValueError("noise and params must have one dimension")
         begin = len(self.inputs)

@@ -146,7 +146,7 @@ class DiagGaussian:
         low, high = self.low, self.high
         if len(low) != self.size or len(high) != self.size:
             raise ValueError(
-                f"low and high need {self.size} entries, got {len(low)} and {len(high)}"
+                f"low and high need {self.size} numbers, got {len(low)} and {len(high)}"
             )
         if not all(a < b for a, b in zip(low, high, strict=True)):
             raise ValueError(f"low must be below high in every dimension, got {low} and {high}")

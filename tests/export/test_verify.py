@@ -210,7 +210,7 @@ FORGED: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "noise of another name": (
         lambda f: edited(f, "policy.json", lambda x: x["inputs"][-1].update(name="x")),
-        "an entry with role is_first, noise, params, value must be named after it",
+        "a port with role is_first, noise, params, value must be named after it",
     ),
     "table of parameters": (
         lambda f: edited(f, "policy.json", lambda x: params_of(x).update(shape=[2, 3])),
