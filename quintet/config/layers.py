@@ -133,6 +133,8 @@ def hint(algo: str, name: str) -> str:
     from quintet.config.elsewhere import FACTORS, INSTEAD, SHORT
 
     known = options(algo)
+    if re.search(r"[^\w.]", name.lstrip("-")):  # dashes of options are underscores here
+        return "; options begin with --, as in --env CartPole-v1"
     name = SHORT.get(name.lstrip("-"), name) if name.startswith("-") else name
     ours, plain = named_here(algo, name), name.lower().rpartition(".")[2]
     if ours is None:

@@ -6,8 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
+from quintet.algorithms.registry import DEFAULT
 from quintet.config.command import require_jobs, require_minutes
-from quintet.config.layers import Layer, options
+from quintet.config.layers import Layer, hint, options
 from quintet.config.saved import asked_for, find_run_dir
 from quintet.envs.env_source import EnvSource, can_be_made_again
 from quintet.errors import ConfigError
@@ -94,9 +95,10 @@ class Asked:
             if len(having) < len(learners):
                 whose = f"of {', '.join(having)} only" if having else "which no learner has"
                 way = f"give it to quintet train {having[0]}" if having else "correct its name"
+                hinted = "" if having else hint(DEFAULT, name)
                 raise ConfigError(
                     f"options of a race must be those of all its learners "
-                    f"({', '.join(learners)}), got {name}, {whose}: leave it out, or {way}"
+                    f"({', '.join(learners)}), got {name}, {whose}: leave it out, or {way}{hinted}"
                 )
 
 

@@ -279,6 +279,12 @@ def test_a_flag_of_another_library_leads_to_the_option_or_the_page(line, capsys)
         assert wanted in said
 
 
+def test_a_word_that_is_no_option_is_told_how_options_begin(capsys):
+    assert main(["config", "ppo", "CartPole-v1"]) == 2
+    said = capsys.readouterr().err
+    assert "unknown option 'CartPole-v1' (command line); options begin with --, as in" in said
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -471,7 +471,7 @@ def test_a_long_finding_is_kept_short(
         (("--resume", "latest"), "resume must be left out of a race"),
         (("--algo", "acer"), "algo must be left out of a race"),
         (("--jobs", "0"), "jobs must be a whole number of at least 1"),
-        (("--gama", "0.9"), "got gama, which no learner has"),
+        (("--gama", "0.9"), "correct its name; did you mean 'gamma'?"),
         (("--model.core", "lsmt"), "model.core"),
         (("--env.num-streams", "-1"), "env.num_streams"),
     ],
