@@ -8,6 +8,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from quintet.config.command import mapping
+from quintet.config.elsewhere import OF_EVALUATIONS
 from quintet.envs.config import BackendName
 from quintet.errors import ConfigError, QuintetError
 from quintet.system.files import given_path, shown
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> int:
+    for word in arguments:
+        name = word.removeprefix("--").partition("=")[0].replace("_", "-")
+        if word.startswith("--") and name in OF_EVALUATIONS:
+            raise ConfigError(
+                f"options of quintet eval must be its own, got --{name}; {OF_EVALUATIONS[name]}"
+            )
     description = "Plays episodes with a trained policy."
     tyro.cli(_evaluate, prog="quintet eval", description=description, args=arguments)
     return 0

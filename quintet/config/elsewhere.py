@@ -80,3 +80,13 @@ SHORT = {
     "tags": "wandb_tags",
 }
 """Flags with one dash of Stable-Baselines3's zoo, by their letters."""
+
+OF_EVALUATIONS = {
+    **dict.fromkeys(("n-eval-episodes", "eval-episodes", "n-episodes"), "give --episodes N"),
+    **dict.fromkeys(("render", "no-render", "record-video", "save-video"), "give --video FILE.mp4"),
+    "deterministic": "actions are the likeliest ones, --stochastic samples them",
+    "load-best": "give --checkpoint best",
+    "load-checkpoint": "give --checkpoint NAME",
+    "env-kwargs": "give --env.kwargs JSON",
+}
+"""Advice by options of other libraries' commands that play a trained policy."""

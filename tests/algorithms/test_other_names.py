@@ -279,6 +279,21 @@ def test_a_flag_of_another_library_leads_to_the_option_or_the_page(line, capsys)
         assert wanted in said
 
 
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        ("--n-eval-episodes 5", "give --episodes N"),
+        ("--eval_episodes=5", "give --episodes N"),
+        ("--deterministic", "--stochastic samples"),
+        ("--load-best", "give --checkpoint best"),
+        ("--no-render", "--video FILE"),
+    ],
+)
+def test_a_flag_of_an_evaluation_elsewhere_leads_to_the_option(flag, says, capsys):
+    assert main(["eval", "runs/x", *flag.split()]) == 2
+    assert says in capsys.readouterr().err
+
+
 def test_a_word_that_is_no_option_is_told_how_options_begin(capsys):
     assert main(["config", "ppo", "CartPole-v1"]) == 2
     said = capsys.readouterr().err
