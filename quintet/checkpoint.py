@@ -13,7 +13,6 @@ from __future__ import annotations  # so that its options need no tensor
 
 import hashlib
 import json
-import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 from safetensors import SafetensorError
 
-from quintet.bounds import Count, CountFrom0, Fraction, Seconds, Steps, StepsFrom0
+from quintet.bounds import Count, CountFrom0, Fraction, Seconds, Steps
 from quintet.errors import CheckpointError
 from quintet.options import Options, option
 from quintet.system import files, signature
@@ -57,9 +56,6 @@ _OF_HEADERS = (LookupError, TypeError, ValueError, RuntimeError, AssertionError)
 
 _SUFFIX = ".safetensors"
 _AUTO_PARTS = 20  # checkpoints over a run with `interval_iterations = "auto"`
-RESTARTS_FRAC = 0.05
-"""Largest fraction of a run that restarts at its exact checkpoints may take."""
-
 _READ_ATTEMPTS = 10  # a read during a replacement starts again
 
 
@@ -79,14 +75,9 @@ class CheckpointConfig(Options):
     `quintet save RUN` and SIGUSR1 ask for one at once
     """
     max_cut_frac: Fraction = 0.05
-    """largest fraction of env_steps in episodes that exact checkpoints cut; all environments
-    restart at an exact checkpoint, so it waits until unfinished episodes hold few steps; 1: every
+    """largest fraction of env_steps in episodes that exact checkpoints cut; all environments are
+    reset at an exact checkpoint, so it waits until unfinished episodes hold few steps; 1: every
     checkpoint is exact
-    """
-    restart_env_steps: Literal["auto"] | StepsFrom0 = option("auto", auto=True)
-    """cost of making all environments again at an exact checkpoint, in env_steps that take as long;
-    exact checkpoints are so far apart that they take at most 5% of the run; auto: measured when the
-    run begins, 0 if environments are made fast; results depend on it
     """
     keep: Count = option(3, also="keep_checkpoints")
     """number of newest checkpoints that are kept"""
@@ -100,11 +91,6 @@ class CheckpointConfig(Options):
         if self.interval_iterations == "auto":
             return max(1, total_iterations // _AUTO_PARTS)
         return self.interval_iterations
-
-    def restarts_interval(self, batch_steps: int) -> int:
-        """Least iterations from one exact checkpoint to the next; 0: a restart costs nothing."""
-        steps = 0 if self.restart_env_steps == "auto" else self.restart_env_steps
-        return math.ceil(steps / RESTARTS_FRAC / batch_steps)
 
     def is_milestone(self, total_iterations: int, before: int, iteration: int) -> bool:
         """Whether the checkpoint at `iteration`, the first one since `before`, is never deleted:

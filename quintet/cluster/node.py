@@ -192,6 +192,9 @@ class Hosted:
             elif isinstance(message, messages.More):
                 workers.extend(0, message.rows)
             elif isinstance(message, messages.Restart):
+                places = self.node.work.places[self.worker]
+                for place, states in zip(places, message.states, strict=False):
+                    workers.states.setdefault(place.group, states)
                 workers.restart(0, message.iteration)
         return None
 
@@ -252,11 +255,12 @@ class Hosted:
         if isinstance(event, Asking):
             self._send(messages.Paused(event.executed))
         elif isinstance(event, Filled):
-            groups = (unroll.group for unroll in event.unrolls)
+            groups = [unroll.group for unroll in event.unrolls]
             blocks = [workers.bytes_of(*place) for place in zip(groups, event.slots, strict=True)]
             # Before they are sent, since the learner may grant again as soon as they have come.
             # Until then it has a slot less to grant; and as the slot that was free first is taken
             # first, nobody writes to these.
             for unroll in event.unrolls:
                 unroll.block.release()
-            self._send(messages.Full(self.slots.popleft()), blocks)
+            states = [workers.states.get(group, ()) for group in groups] if workers.states else ()
+            self._send(messages.Full(self.slots.popleft(), tuple(states)), blocks)

@@ -124,6 +124,7 @@ class Nodes:
             for k, slot in enumerate(slots)
         }
         self.grants = Grants(self._slots)
+        self.states: dict[int, Sequence[bytes]] = {}  # see `Workers`
         self._lock = self.grants.lock
         self._seats = [Seat() for _ in self.samplers]
         self._peers: list[Peer] = []
@@ -229,7 +230,9 @@ class Nodes:
     def _restart_if_ready(self, index: int) -> None:
         seat = self._seats[index]
         if seat.ready and seat.restart_at is not None:
-            self._post(index, messages.Restart(seat.restart_at))
+            places = self.samplers[index].places if self.states else ()
+            states = tuple(self.states.get(place.group, ()) for place in places)
+            self._post(index, messages.Restart(seat.restart_at, states))
             seat.restart_at = None
 
     def _post(self, index: int, message: tuple[Any, ...]) -> None:
@@ -298,6 +301,8 @@ class Nodes:
         seat, sampler = self._seats[worker], self.samplers[worker]
         if isinstance(message, messages.Full):
             seat.received -= 1
+            for place, states in zip(sampler.places, message.states, strict=False):
+                self.states[place.group] = states
             filled = self.grants.filled(sampler)
             for unroll in filled.unrolls:
                 rollout = unroll.block.rollout

@@ -165,3 +165,6 @@ CHANGE_ROUNDING = [name for name, info in _FIELDS.items() if about(info).on_resu
 
 OF_OLDER_RUNS: dict[str, Any] = {"env.observation_dtype": "float32", "runtime.inference": "local"}
 """Values of newer options in runs that are older than the options, if not the defaults."""
+
+ONLY_OF_OLDER_RUNS = {"checkpoint.restart_env_steps"}
+"""Options that saved runs may have and that have no effect."""

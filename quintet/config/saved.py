@@ -17,7 +17,7 @@ from quintet.config.facts import KindProbe
 from quintet.config.group import RESTARTS, Placing, placing_of
 from quintet.config.layers import Layer, learner_defaults, meant, options, preset_layers
 from quintet.config.resolve import Loaded, compose, sound
-from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME, OF_OLDER_RUNS
+from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME, OF_OLDER_RUNS, ONLY_OF_OLDER_RUNS
 from quintet.envs.env_source import EnvSource
 from quintet.errors import CheckpointError, ConfigError
 from quintet.options import shown
@@ -126,7 +126,8 @@ def _load(asked: _Asked, trusted: bool) -> Loaded:
     if saved.values.get("algo") != algo:
         differ = [f"algo: the run has {saved.values.get('algo')}, asked is {algo}"]
         raise _other_run(run_dir, differ)
-    kept = {k: v for k, v in saved.values.items() if k not in ("algo", "run_dir", "resume")}
+    left_out = {"algo", "run_dir", "resume", *ONLY_OF_OLDER_RUNS}
+    kept = {k: v for k, v in saved.values.items() if k not in left_out}
     base = [_place(run_dir), Layer("saved run", OF_OLDER_RUNS | kept)]
     # An automatic option keeps the value to which it was resolved when the run began.
     known = options(algo)

@@ -73,13 +73,14 @@ def not_repeatable(seen: Seen) -> Finding | None:
 
 def remembers(seen: Seen) -> Finding | None:
     """A second episode with the same seed differs in the same environment."""
-    if not seen.remembers or not_repeatable(seen) is not None:
+    kept = seen.remembers or (seen.check.keeps if seen.check is not None else "")
+    if not kept or not_repeatable(seen) is not None:
         return None
     return Finding(
         "remembers",
         0.9,
         f"an episode depends on the one before: after a reset with the same seed and with the same "
-        f"actions {seen.remembers} differs",
+        f"actions {kept} differs",
         {},
         "set everything again in reset()",
         seen.options.check,

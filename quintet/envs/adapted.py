@@ -18,9 +18,8 @@ execute equally often, so streams that end more often would need more rows. `qui
 steps the environments of a SyncVectorEnv one by one, without any loss.
 
 `restart` is ``reset(seed=[...])``, or, for environments that take only one number (as Gymnasium's
-own vectorised CartPole), the seed of the first stream. A callable first makes new environments. A
-given instance can only be reset: state that it keeps over resets (as running statistics) survives,
-so a resumed run may give other bytes.
+own vectorised CartPole), the seed of the first stream. With ``env.fresh_at_checkpoints`` a callable
+first makes new environments.
 """
 
 import warnings
@@ -43,6 +42,7 @@ from quintet.envs.gymnasium import (
     steps_per_s,
 )
 from quintet.envs.other_apis import Unfit, fault_of, step_parts
+from quintet.envs.own_state import OwnState
 from quintet.envs.owners import claim, release
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.success import key_of, write_success
@@ -120,17 +120,22 @@ class AdaptedVectorEnv:
         # First observations of episodes that begin when all streams have ended together.
         self._first_obs = allocate_obs(in_float64(self.spaces).observation, (self.num_streams,))
         self._ended: Mask = np.zeros(self.num_streams, np.bool_)
-        self._used = False
+        self._fresh, self._used = described.config.fresh_at_checkpoints, False
         self._action: Any = None
         self._in_flight = False
         if make is not None:
             claim(env, self, env_id)
 
+    @property
+    def own(self) -> OwnState:
+        """Access to the state that the environments keep."""
+        return OwnState(lambda: [self._env], self._id)
+
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
-        """Resets with one seed per stream, in a new environment if one can be made."""
+        """Resets with one seed per stream."""
         checked = check_seeds(seeds, self.num_streams)
         self._finish_flight()
-        if self._used and self._make is not None:
+        if self._used and self._fresh and self._make is not None:
             self.close()
             made = self._make()
             claim(made, self, self._id)

@@ -14,6 +14,14 @@ from quintet.envs.evidence import Evidence, RowsSeen
 from quintet.envs.make import make_group_env
 from quintet.envs.observation_dtype import with_observation_dtype
 from quintet.envs.owners import made_for
+from quintet.envs.repeating import (
+    KEEPS,
+    WAYS_ON,
+    Hashes,
+    difference,
+    difference_again,
+    first_difference,
+)
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.reward_shaping import declared_by
 from quintet.envs.vector import Array, EnvDescription, StepRow, VectorEnv, check_finite, coarse
@@ -24,7 +32,7 @@ from quintet.types import Spaces
 from quintet.uniform import Row, random_rows
 
 _COPIES = 2
-_AGAIN = 200  # steps after a second restart, which makes environments in Python anew
+_AGAIN = 200  # steps after a second restart
 _WIDER = 1e-6  # of a bound, relative to it, for rounding
 
 
@@ -40,6 +48,8 @@ class EnvCheck:
     same_seeds: first difference of two copies with the same seeds and actions; "" if they are
         equal.
     same_again: the same for copies that are made after the first ones were used.
+    keeps: the same for the used ones after a second reset with the same seeds, which then keep
+        something over resets.
     """
 
     env: EnvDescription
@@ -57,6 +67,7 @@ class EnvCheck:
     rewarded_frac: float = 0.0
     same_seeds: str = ""
     same_again: str = ""
+    keeps: str = ""
     faults: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
@@ -109,11 +120,11 @@ def check_env(
                 "set it (make it in __init__)"
             )
         statistics = _Statistics(found, seen, one, seed, clipped=env.config.reward_clip != "none")
-        hashes: list[dict[str, int]] = []
+        hashes: list[Hashes] = []
         begin = perf_counter()
         for a, b in zip(random_rows(one, steps, seed), random_rows(two, steps, seed), strict=True):
             hashes.append(a.hashes())
-            found.same_seeds = found.same_seeds or _difference(hashes[-1], b.hashes(), a.number)
+            found.same_seeds = found.same_seeds or difference(hashes[-1], b.hashes(), a.number)
             statistics.add(a)
             if a.number and perf_counter() - begin > most_s:
                 found.remarks.append(
@@ -121,19 +132,18 @@ def check_env(
                 )
                 break
         statistics.end()
-        again = min(len(hashes) - 1, _AGAIN)
-        for a, before in zip(random_rows(one, again, seed), hashes, strict=False):
-            found.same_again = found.same_again or _difference(before, a.hashes(), a.number)
-            if a.number and perf_counter() - begin > most_s:
-                break
+        late = perf_counter() - begin > most_s
+        first_rows = hashes[: 2 if late else 1 + _AGAIN]
+
+        def make() -> VectorEnv:
+            return make_group_env(env, streams)
+
+        found.keeps = difference_again(one, first_rows, seed, make)
+        if found.keeps:
+            with closing(make()) as three:
+                found.same_again = first_difference(three, first_rows, seed)
     _judge(found)
     return found
-
-
-def _difference(a: dict[str, int], b: dict[str, int], number: int) -> str:
-    """The first part in which two rows differ, by their hashes, or ""."""
-    where = "the reset" if number == 0 else f"step {number}"
-    return next((f"{name} at {where}" for name in a if a[name] != b[name]), "")
 
 
 def _misplaced(row: StepRow, ended: Array, clipped: bool) -> str:
@@ -251,6 +261,8 @@ def _judge(found: EnvCheck) -> None:
             f"two copies with the same seeds and actions differ: {found.same_seeds}; no run can be "
             "repeated (does it draw from self.np_random only, which reset(seed=seed) makes?)"
         )
+    elif found.keeps and not found.same_again:
+        found.remarks.append(f"{KEEPS} ({found.keeps}): resumes of a run are not exact; {WAYS_ON}")
     elif found.same_again:
         found.faults.append(
             f"new copies, made after others were used, differ with the same seeds: "

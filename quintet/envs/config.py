@@ -132,6 +132,24 @@ class EnvConfig(Options):
     64) if they wait, where that is faster for the first rows; results do not depend on it
     """
 
+    fresh_at_checkpoints: bool = option(
+        False,
+        needs=(
+            Needs(
+                "runtime.kind serial or lockstep, as async runs have no exact checkpoints",
+                lambda _, f: f.runtime.exact,
+            ),
+            Needs(
+                "environments that are written in Python and can be made again, "
+                "{f.env.config.id} is of another kind",
+                lambda _, f: f.env.backend.in_python and f.env.can_be_made_again,
+            ),
+        ),
+    )
+    """make all environments anew at every exact checkpoint, so that they forget what they keep over
+    resets; false: they live as long as the run, and are only reset with new seeds there
+    """
+
     @model_validator(mode="after")
     def _groups_divide_streams(self) -> Self:
         if self.streams_per_group and self.num_streams % self.streams_per_group:

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from quintet.envs import other_apis
 from quintet.envs.backends import Group
 from quintet.envs.other_apis import Unfit, fault_of
+from quintet.envs.own_state import OwnState
 from quintet.envs.owners import claim, made_for, purpose, release, require_new
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.success import key_of, single_success
@@ -81,7 +82,8 @@ class GymnasiumVectorEnv:
     silently broadcast a wrong shape. Errors of an environment are raised as `EnvironmentFault`,
     which names the stream, the step, the id and the seed.
 
-    envs: the environments of the streams; restarts make new ones.
+    envs: the environments of the streams, which live as long as it does, unless
+        ``env.fresh_at_checkpoints`` is set: then restarts make new ones.
     """
 
     def __init__(
@@ -89,12 +91,13 @@ class GymnasiumVectorEnv:
     ) -> None:
         """Makes the environments; raises ConfigError if they are not new ones with equal spaces.
 
-        make_env: called once for each stream in order, and again at restarts.
+        make_env: called once for each stream in order, and again where restarts make new ones.
         """
         num_streams, env_id = group.num_streams, env.config.id
         self._id, self.num_streams, self._first_stream = env_id, num_streams, group.first_stream
         self._success_key, self._make_env = key_of(env.config.success), make_env
         self._used, self._purpose = False, purpose()
+        self._fresh = env.config.fresh_at_checkpoints
         forks.watch()
         self._forks = forks.generation
         self.envs: list[gymnasium.Env] = []
@@ -124,15 +127,16 @@ class GymnasiumVectorEnv:
         self._episode_step = [0] * num_streams
         self._action: Array | None = None
 
-    def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
-        """Resets every environment with its seed; later resets have no seed.
+    @property
+    def own(self) -> OwnState:
+        """Access to the state that the environments keep."""
+        return OwnState(lambda: self.envs, self._id)
 
-        Used environments are replaced by new ones, since some keep state over resets (as running
-        statistics), which a resumed run would not have.
-        """
+    def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
+        """Resets every environment with its seed; later resets have no seed."""
         self._seeds = check_seeds(seeds, self.num_streams)
         self._action = None
-        if self._used:
+        if self._used and self._fresh:
             self.close()
             for _ in self._seeds:
                 self.envs.append(self._new())

@@ -39,7 +39,7 @@ def _loses(env: ResolvedEnv) -> bool:
 
     wide = env.with_options({"observation_dtype": "float64", "frame_stack": 1})
     try:
-        with _untouched(), closing(make_group_env(wide, env.streams_of(1))) as probe:
+        with untouched(), closing(make_group_env(wide, env.streams_of(1))) as probe:
             names = float64_leaves(probe.spaces.observation)
             low: ObsArrays = {}
             high: ObsArrays = {}
@@ -59,7 +59,7 @@ def _loses(env: ResolvedEnv) -> bool:
 
 
 @contextmanager
-def _untouched() -> Iterator[None]:
+def untouched() -> Iterator[None]:
     """Puts the working folder and the shared random generators back as they were for the run."""
     ours, numpys = random.getstate(), np.random.get_state()
     try:

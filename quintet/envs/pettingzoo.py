@@ -31,6 +31,7 @@ from quintet.envs.gymnasium import (
     steps_per_s,
 )
 from quintet.envs.other_apis import Unfit, fault_of
+from quintet.envs.own_state import OwnState
 from quintet.envs.owners import claim, made_for, purpose, release, require_new
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.success import key_of, single_success
@@ -131,19 +132,22 @@ class ParallelVectorEnv:
         self._acted = np.zeros(num_streams, np.bool_)
         self._owed = np.zeros(num_streams)
         self._last = allocate_obs(in_float64(self.spaces).observation, (num_streams,))
-        self._used = False
+        self._fresh, self._used = env.config.fresh_at_checkpoints, False
         self._infos: Mapping[Any, Any] = {}  # of the newest step of a game
         self._action: Array | None = None
 
-    def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
-        """Resets every game with the seed of its first agent's stream; later resets have no seed.
+    @property
+    def own(self) -> OwnState:
+        """Access to the state that the games keep."""
+        return OwnState(lambda: self._games, self._id)
 
-        Used games are replaced by new ones, as some keep state over resets, which a resumed run
-        would not have.
+    def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
+        """Resets every game with the seed of its first agent's stream; later resets have no
+        seed.
         """
         self._seeds = check_seeds(seeds, self.num_streams)
         self._action = None
-        if self._used:
+        if self._used and self._fresh:
             count = len(self._games)
             self.close()
             for _ in range(count):

@@ -112,12 +112,17 @@ class ResolvedEnv:
         return self.config.num_threads or self.auto_num_threads(num_streams)
 
     @property
+    def can_be_made_again(self) -> bool:
+        """Whether further environments can be made."""
+        return can_be_made_again(self.source)
+
+    @property
     def can_be_spread(self) -> bool:
         """Whether other processes can make and step its environments one by one.
 
         Imports the module of an import string.
         """
-        if self.backend.singles is None or not can_be_made_again(self.source):
+        if self.backend.singles is None or not self.can_be_made_again:
             return False
         return isinstance(self.source, GymVectorEnv) or self.kind != "group maker"
 

@@ -54,11 +54,11 @@ class ShapedRewards:
         singles: Callable[[], Sequence["gymnasium.Env[Any, Any]"]],
         values: Mapping[str, float],
     ):
-        """singles: returns the environments of `env`, which restarts make again.
+        """singles: returns the environments of `env`, which restarts may make again.
 
         Raises ConfigError where environments share their values.
         """
-        self._env, self._singles, self._names = env, singles, sorted(values)
+        self.env, self._singles, self._names = env, singles, sorted(values)
         self.num_streams, self.spaces = env.num_streams, env.spaces
         self.description, self.recv = env.description, env.recv
         self.render, self.close = env.render, env.close
@@ -77,8 +77,10 @@ class ShapedRewards:
         self._in_force = self._given.copy()
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
-        self._env.restart(seeds, out)
-        self._find()
+        self.env.restart(seeds, out)
+        declared = [declared_by(each) for each in self._singles()]
+        if any(new is not old for new, old in zip(declared, self._declared, strict=True)):
+            self._find()  # others were made
 
     def send(self, action: Array) -> None:
         changed = (self.shaping != self._in_force).any(1)
@@ -87,4 +89,4 @@ class ShapedRewards:
                 values = zip(self._names, self.shaping[stream].tolist(), strict=True)
                 self._declared[stream].update(values)
             self._in_force[:] = self.shaping
-        self._env.send(action)
+        self.env.send(action)

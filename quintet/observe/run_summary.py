@@ -30,7 +30,6 @@ SCORES = ("eval/success_rate", "eval/return_mean", "episode/success_rate", "epis
 NOT_PART_OF_GROUP = ("seed", "run_dir", "resume", "report")
 """Options, or parts of them, that may differ within an experiment."""
 
-_MEASURED = ("checkpoint.restart_env_steps",)
 _NONE: Mapping[str, str] = {}
 _RUN_FILES = (run_record.FILE, JSONL_FILE, CSV_FILE)
 _BESIDE = (".lock", "log.txt")  # beside config.yaml: others have files of this name
@@ -125,7 +124,7 @@ def group_key(config: Mapping[str, Any], sources: Mapping[str, str] = _NONE) -> 
     shared = {
         name: sources[name] if sources.get(name, "").startswith("measured") else x
         for name, x in config.items()
-        if name.split(".")[0] not in NOT_PART_OF_GROUP and name not in _MEASURED
+        if name.split(".")[0] not in NOT_PART_OF_GROUP
     }
     return json.dumps(shared, sort_keys=True, default=str)
 

@@ -172,19 +172,12 @@ def _ends_after(loaded: "Loaded", env_steps: int) -> "Loaded":
     last report, evaluation and policy.
     """
     from quintet.config.resolve import batch_steps
-    from quintet.config.saved import read_saved
 
     config = loaded.config
-    assert config.run_dir is not None
-    saved = read_saved(config.run_dir)
-    assert saved is not None
-    # Which the first start measured.
-    measured = {"restart_env_steps": saved.values["checkpoint.restart_env_steps"]}
     total = env_steps + max(batch_steps(config), config.env.num_streams)
     if config.total_env_steps > env_steps:  # a resume asks for that again
         total = min(total, config.total_env_steps)
-    checkpoints = config.checkpoint.model_copy(update=measured)
-    config = config.model_copy(update={"total_env_steps": total, "checkpoint": checkpoints})
+    config = config.model_copy(update={"total_env_steps": total})
     return replace(loaded, config=config, overwrite=False)
 
 

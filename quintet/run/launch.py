@@ -23,10 +23,10 @@ from quintet.config.resolve import (
 )
 from quintet.config.run import RunConfig
 from quintet.envs.backends import BACKENDS
-from quintet.errors import LearnerFault, WorkerFault
+from quintet.envs.own_state import own_state
+from quintet.errors import ConfigError, LearnerFault, WorkerFault
 from quintet.observe.metrics import policy_prefix
 from quintet.policy import Policy
-from quintet.run import making
 from quintet.run.callbacks import Callbacks, OnReport, UserCode
 from quintet.run.folder import RunFolder, move_aside
 from quintet.run.learners import make_policies, several
@@ -48,8 +48,8 @@ from quintet.runtime.torch_settings import OwnTorch, inexact_told, torch_setting
 from quintet.system import provenance, trust
 from quintet.system.inside import run_lock
 from quintet.system.memory import memory_fault
-from quintet.system.signals import save_on_signal, stop_on_signals
-from quintet.system.user_code import no_exit, traced
+from quintet.system.signals import interrupts_for_us_alone, save_on_signal, stop_on_signals
+from quintet.system.user_code import no_exit, slow_notice, traced
 from quintet.types import Spaces
 
 if TYPE_CHECKING:
@@ -99,10 +99,9 @@ def run(
             try:
                 return _run(loaded, user, here, may_go_back=left > 0, budget=budget)
             except _GoesBack as back:
-                resume, restart_env_steps = back.args
-                cost = {"restart_env_steps": restart_env_steps}
-                again = loaded.config.changed("checkpoint", cost)
-                loaded = replace(loaded, config=again.model_copy(update={"resume": resume}))
+                (resume,) = back.args
+                again = loaded.config.model_copy(update={"resume": resume})
+                loaded = replace(loaded, config=again)
                 left, budget = left - 1, None
             except BudgetChanged as anew:
                 (total,) = anew.args
@@ -131,7 +130,7 @@ def measured_steps(loaded: Loaded, minutes: float) -> int:
 
 
 class _GoesBack(Exception):
-    """A process of an exact run died.  Arguments: `resume`, and `restart_env_steps` as resolved."""
+    """A process of an exact run died.  Argument: `resume`."""
 
 
 def _run(
@@ -147,20 +146,18 @@ def _run(
     with ExitStack() as ends:
         if budget is not None:
             budget.run_begins()
-        begin = making.unhindered_s()
         source = open_source(loaded.config, loaded.env)
         if (other := in_this_process(loaded, source.envs[0])) is not loaded:
             source.close()
             loaded, source = other, open_source(other.config, other.env)
-        opened_s = making.unhindered_s() - begin
         ends.callback(source.close)
         loaded = on_their_device(stored_alike(loaded, source.env), source.envs[0])
         env = source.envs[0].description
         found = resolve(loaded, source.spaces)
         require_evaluated(loaded, source.spaces)
-        config = making.with_restart_cost(found.config, source, opened_s)
-        found = replace(found, config=config)
+        config = found.config
         assert config.run_dir is not None
+        unrepeatable = _unrepeatable(config, source)
         if "wandb" in config.report.sinks:
             from quintet.observe.wandb_sink import require_wandb
 
@@ -179,6 +176,7 @@ def _run(
         for each in several(policies):
             ends.callback(each.close)
         trainer = Trainer(config, folder, policies, env, user, loaded, population)
+        trainer.saving.unrepeatable = unrepeatable
         if budget is not None:
             trainer.budget = budget
             trainer.saving.notes += budget.notes
@@ -212,6 +210,25 @@ def _run(
             if is_trial and trainer.stop.signalled:
                 raise KeyboardInterrupt
         return _result(trainer, status)
+
+
+def _unrepeatable(config: RunConfig, source: Source) -> str:
+    """A reason why resumes of an exact kind can't be exact, or ""; raises ConfigError if one is
+    asked for.
+    """
+    from quintet.envs.repeating import unrepeatable
+
+    if not config.runtime.exact:
+        return ""
+    serial = config.runtime.kind == "serial"
+    with interrupts_for_us_alone(), slow_notice(f"{config.env.id} is tried"):
+        found = unrepeatable(source.env, None if serial else source.envs[0])
+    if found and config.resume == "exact":
+        raise ConfigError(
+            f"resume=exact must have environments whose episodes repeat, got others: {found}; or "
+            "use --resume latest"
+        )
+    return found
 
 
 def _make_policies(
@@ -259,6 +276,28 @@ def _doubtful(trainer: Trainer, loaded: Loaded, source: Source) -> None:
         saving.notes.append(note)
     if (note := on_gpu_note(loaded.config, config)) is not None:
         saving.notes.append(note)
+    if config.eval.episodes > 0 and not loaded.plays_elsewhere:
+        saving.warnings += _statistics_told(config, source)
+
+
+def _statistics_told(config: RunConfig, source: Source) -> list[str]:
+    """Sentences about wrappers whose statistics begin anew in evaluations."""
+    own = own_state(source.envs[0])
+    names = set() if own is None else own.statistics
+    observations = "the run normalises observations itself"
+    if not getattr(config.learner, "normalize_observations", False):
+        observations = "use --normalize-observations true"
+    rewards = registry.find(config.algo).reward_scaling(config.learner)
+    in_place = {
+        "NormalizeObservation": observations,
+        "NormalizeReward": rewards.replace("them", "rewards") or "the run scales rewards itself",
+    }
+    return [
+        f"{name}: this wrapper's statistics begin anew in evaluations, so their scores are not "
+        f"those of training; leave it out: {instead}"
+        for name, instead in in_place.items()
+        if name in names
+    ]
 
 
 def _result(trainer: Trainer, status: Literal["finished", "stopped"]) -> Result:
@@ -355,14 +394,14 @@ def _going_back(trainer: Trainer, may_go_back: bool) -> Iterator[None]:
         trainer.log.warn(f"{error}; going back to the last {which}")
         if damaged:
             trainer.log.warn(f"passed over damaged checkpoints: {'; '.join(damaged)}")
-        measured = trainer.config.checkpoint.restart_env_steps
-        raise _GoesBack("exact" if exact else "latest", measured) from error
+        raise _GoesBack("exact" if exact else "latest") from error
 
 
 def _goes_back_exactly(trainer: Trainer) -> bool:
     """Whether training again from the last exact checkpoint, or from the beginning, gives the same
     bytes."""
-    if trainer.config.runtime.kind == "async" or not trainer.saving.on_path:
+    saving = trainer.saving
+    if trainer.config.runtime.kind == "async" or not saving.on_path or saving.unrepeatable:
         return False
     if not checkpoint.any_of_run(trainer.folder.checkpoints):
         return True

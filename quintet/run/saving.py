@@ -6,18 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from quintet import checkpoint
+from quintet.bounds import MOST_STREAMS
 from quintet.checkpoint import Checkpoint
 from quintet.config.run import CHANGE_ROUNDING, RunConfig
 from quintet.config.saved import require_same
-from quintet.errors import CheckpointError, ConfigError
+from quintet.envs.own_state import States, decoded
+from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.policy_place import LEADER, POLICIES
 from quintet.run.folder import RunFolder
 from quintet.run.policy_run import PolicyRun, leader
 from quintet.runtime import loop
-from quintet.runtime.delivery import Delivery
 from quintet.system import provenance, run_record, saved_options
 
 if TYPE_CHECKING:
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
 
 _WITHOUT_END = 10
 """Divisor of the budget: after this fraction a notice says that no episode has ended."""
+
+_ENVIRONMENTS = "environments"
+"""Key of the tensors with the state of environments, ``GROUP/INDEX``: bytes."""
 
 _TIME_FRAC = 0.01
 """Fraction of a run's time above which checkpoints that are merely due are skipped."""
@@ -41,7 +47,8 @@ def _kind(value: Any) -> Any:
 class Saving:
     """Writes and reads the checkpoints of a run with all its policies.
 
-    interval, exact_interval: iterations between two checkpoints, and between two exact ones.
+    interval: iterations between two checkpoints.
+    unrepeatable: why no resume is exact, as `quintet.envs.repeating` says it; "": it may be.
     on_path: whether the run so far has the bytes of an uninterrupted run; True for async runs.
     notes, warnings: messages about the folder, printed once the log is open.
     """
@@ -62,17 +69,13 @@ class Saving:
         batch_steps = plan.unroll_steps * plan.columns_per_batch
         self.iterations = -(-config.total_env_steps // batch_steps)
         self.interval = config.checkpoint.interval(self.iterations)
-        self._restarts_interval = config.checkpoint.restarts_interval(batch_steps)
-        self.on_path = True
+        self.unrepeatable, self.on_path = "", True
         self.notes: list[str] = []
         self.warnings: list[str] = []
         self._seconds = 0.0
-        self._delivery: Delivery | None = None
+        self._sampling: loop.Sampling | None = None
+        self._environments: dict[int, list[bytes]] = {}  # that the run resumes with
         self._discarded_columns: list[int] = []
-
-    @property
-    def exact_interval(self) -> int:
-        return max(self.interval, self._restarts_interval)
 
     def replay_holds(self, iterations: int) -> bool:
         """Whether every replay has the rows for a checkpoint from this many iterations ago."""
@@ -112,7 +115,7 @@ class Saving:
         begin = time.perf_counter()
         milestone = self._is_milestone(counters)
         counters.checkpoint_iteration = counters.iteration
-        tensors: dict[str, dict[str, Tensor]] = {}
+        tensors, exact = self._save_environments(exact, warn)
         parts: list[dict[str, Any]] = []
         for policy in self.policies:
             own, part = policy.save()
@@ -151,14 +154,37 @@ class Saving:
 
     def _columns(self) -> list[int]:
         """Number of columns dropped so far, by policy."""
-        if self._delivery is None:
+        if self._sampling is None:
             return self._discarded_columns
-        return [queue.dropped_columns for queue in self._delivery.queues]
+        return [queue.dropped_columns for queue in self._sampling.delivery.queues]
 
-    def goes_on(self, delivery: Delivery) -> None:
-        """Adds the numbers of columns that earlier processes of the run dropped."""
-        self._delivery = delivery
-        for queue, columns in zip(delivery.queues, self._discarded_columns, strict=False):
+    def _save_environments(
+        self, exact: bool, warn: Callable[[str], None]
+    ) -> tuple[dict[str, dict[str, Tensor]], bool]:
+        """The state that environments offer, and whether an exact checkpoint is exact with it."""
+        states: States = self._environments
+        try:
+            if self._sampling is not None:
+                states = self._sampling.save_environments()
+        except QuintetError as error:
+            warn(f"a checkpoint lacks the state of the environments: {error}")
+            return {}, False
+        found = {
+            f"{group}/{index}": torch.from_numpy(np.frombuffer(state, np.uint8).copy())
+            for group, own in states.items()
+            for index, state in enumerate(own)
+            if state
+        }
+        return ({_ENVIRONMENTS: found} if found else {}), exact
+
+    def goes_on(self, sampling: loop.Sampling) -> None:
+        """Gives the sampling what it had in earlier processes of the run: the state of its
+        environments, and the numbers of columns dropped.
+        """
+        self._sampling = sampling
+        sampling.load_environments(self._environments)
+        queues = sampling.delivery.queues
+        for queue, columns in zip(queues, self._discarded_columns, strict=False):
             queue.dropped_columns = columns
 
     def restore(self) -> tuple[Checkpoint | None, loop.Counters]:
@@ -218,11 +244,13 @@ class Saving:
         for policy in self.policies:
             self._load_replay(policy, found)
         self._discarded_columns = list(meta["discarded_columns"])
+        self._environments = _environments(found.tensors.get(_ENVIRONMENTS, {}))
         counters, total = loop.Counters.of(meta), meta["total_env_steps"]
         _ = meta["wall_s"]
         free = self.config.runtime.kind == "async"
         rounding = self._changed_rounding(found)
-        self.on_path = free or (meta.get("exact", False) and total == asked and not rounding)
+        same = total == asked and not rounding and not self.unrepeatable
+        self.on_path = free or (meta.get("exact", False) and same)
         path = "" if self.on_path else "; results will differ from the uninterrupted run's"
         updates = sum(policy.learner.updates for policy in self.policies)
         self.notes.append(
@@ -271,6 +299,20 @@ class Saving:
                 f"{self.interval:,}: the replay has room for no more between two"
             )
             self.interval = most
+
+
+def _environments(tensors: Mapping[str, Tensor]) -> dict[int, list[bytes]]:
+    """By group, the states that `Saving.write` stored; raises ValueError if they are damaged."""
+    found: dict[int, list[bytes]] = {}
+    places = sorted(tuple(map(int, name.split("/"))) for name in tensors)
+    for group, index in places:
+        state = tensors[f"{group}/{index}"].numpy().tobytes()
+        decoded(state)
+        own = found.setdefault(group, [])
+        if index >= MOST_STREAMS:
+            raise ValueError(f"environment {index}")
+        own += [b""] * (index - len(own)) + [state]
+    return found
 
 
 @final

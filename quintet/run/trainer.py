@@ -32,7 +32,6 @@ from quintet.run.card import card
 from quintet.run.doubts import Doubts, Marks
 from quintet.run.evaluations import Evaluations
 from quintet.run.folder import RunFolder
-from quintet.run.making import restarts_told
 from quintet.run.policy_folder import PolicyFolder
 from quintet.run.policy_run import PolicyRun, leader
 from quintet.run.reports import Reports, facts_of
@@ -137,19 +136,16 @@ class Trainer:
         saving = self.saving
         found, self.counters = saving.restore()
         # Off the uninterrupted run's path no checkpoint is exact.
-        exact = saving.on_path and self.config.runtime.kind != "async"
+        exact = saving.on_path and self.config.runtime.exact and not saving.unrepeatable
         self.max_cut_frac = self.config.checkpoint.max_cut_frac if exact else None
         self.long_episodes = LongEpisodes(
             self.config.total_env_steps,
-            saving.exact_interval,
+            saving.interval,
             self.max_cut_frac,
             saving.replay_holds,
         )
-        if exact:
-            told = restarts_told(
-                self.config, saving.interval, saving.exact_interval, saving.iterations
-            )
-            saving.notes += [] if told is None else [told]
+        if saving.unrepeatable:
+            saving.notes.append(f"resumes of this run are not exact: {saving.unrepeatable}")
         trained, asked = self.counters.env_steps, self.config.total_env_steps
         self.evaluations.resumes({} if found is None else found.meta, trained)
         self.finished = trained == asked and not self.evaluations.left_out(trained)
@@ -229,7 +225,7 @@ class Trainer:
     def train(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
         """Runs the loop to its end or to a stop."""
         self.reports.sampling, self.reports.own = sampling.report, self._own_metrics
-        self.saving.goes_on(sampling.delivery)
+        self.saving.goes_on(sampling)
         self._ask(self.callbacks.begin, self.live)
         if self._raised is not None:
             raise self._raised
@@ -271,7 +267,6 @@ class Trainer:
                 self.saving.interval,
                 self.max_cut_frac,
                 runtime.publish_interval_iterations,
-                self.saving.exact_interval,
             ),
             hooks,
             self.timer,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import final
 
+from quintet.envs.own_state import States
 from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import ColumnBlock
@@ -121,6 +122,14 @@ class AsyncSampling:
         with self.handling:
             report["data/waiting_batches"] = float(self.delivery.batches)
             return report | self.workers.report() | self.delivery.report()
+
+    def save_environments(self) -> States:
+        """The state that environments offer, as of the last unrolls that were received."""
+        return dict(self.workers.states)
+
+    def load_environments(self, states: States) -> None:
+        """Gives processes the state of their environments when they begin."""
+        self.workers.states.update(states)
 
     def kill(self) -> None:
         """Ends the workers at once, before `close`."""

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from quintet.envs.hosted import NextStep
+from quintet.envs.own_state import States
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
 from quintet.runtime.batch import Episode, join, narrow, select
@@ -203,6 +204,13 @@ class DeviceSampling:
             self._waiting = [each if each.own else each.copy() for each in self._waiting]
             self._unroll(env_steps_left - self._waiting_steps)
         return self._batch(taken, env_steps_left, restarts_after)
+
+    def save_environments(self) -> States:
+        """Nothing: environments of tensors offer no state."""
+        return {}
+
+    def load_environments(self, states: States) -> None:
+        """Does nothing."""
 
     @property
     def _waiting_steps(self) -> int:

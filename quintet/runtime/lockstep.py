@@ -3,6 +3,7 @@
 import time
 from typing import final
 
+from quintet.envs.own_state import States
 from quintet.errors import WorkerFault
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.batch import Unroll
@@ -70,6 +71,14 @@ class LockstepSampling:
 
     def report(self) -> dict[str, float]:
         return self.workers.report() | self.delivery.report()
+
+    def save_environments(self) -> States:
+        """The state that environments offer, as of the last unrolls that were received."""
+        return dict(self.workers.states)
+
+    def load_environments(self, states: States) -> None:
+        """Gives processes the state of their environments when they begin."""
+        self.workers.states.update(states)
 
     def kill(self) -> None:
         """Ends the workers at once, before `close`."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, final
 
 import torch
 
+from quintet.envs.own_state import States
 from quintet.errors import NonFiniteError, QuintetError
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import LOOK_EVERY_UPDATES, Learner
@@ -24,6 +25,8 @@ class Sampling(Protocol):
 
     restarts: whether streams restart at exact checkpoints.
     delivery: the queues from which batches are made.
+    save_environments: returns the state that environments offer; load_environments: gives it back,
+        before the first restart.
     """
 
     restarts: bool
@@ -36,6 +39,10 @@ class Sampling(Protocol):
     def collect(self, env_steps_left: int, restarts_after: RestartsAfter) -> Batch: ...
 
     def report(self) -> dict[str, float]: ...
+
+    def save_environments(self) -> States: ...
+
+    def load_environments(self, states: States) -> None: ...
 
     def kill(self) -> None: ...
 
@@ -148,15 +155,12 @@ class Budget:
     max_cut_frac: the largest fraction of executed env_steps in episodes cut by exact checkpoints;
         None: no checkpoint is exact.
     publish_iterations: batches of a learner between two publications of its weights.
-    exact_iterations: least iterations between two exact checkpoints, if more than
-        `checkpoint_iterations`.
     """
 
     total_env_steps: int
     checkpoint_iterations: int
     max_cut_frac: float | None = 0.05
     publish_iterations: int = 1
-    exact_iterations: int = 0
 
     def exact_after(self, counters: Counters, batch: Batch) -> bool:
         """Whether the checkpoint after this batch is exact, so that all streams restart.
@@ -170,8 +174,7 @@ class Budget:
         passed = counters.iteration + 1 - counters.exact_iteration
         cut = counters.cut_env_steps + batch.steps.cut + batch.steps.running
         executed = counters.executed_env_steps + batch.steps.executed
-        least = max(self.checkpoint_iterations, self.exact_iterations)
-        return passed >= least and cut <= self.max_cut_frac * executed
+        return passed >= self.checkpoint_iterations and cut <= self.max_cut_frac * executed
 
 
 @final

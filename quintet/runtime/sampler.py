@@ -8,6 +8,7 @@ from typing import Any, Protocol, final
 import numpy as np
 import torch
 
+from quintet.envs.own_state import States, keeper
 from quintet.envs.reward_shaping import ShapedRewards
 from quintet.envs.vector import VectorEnv, check_finite
 from quintet.errors import EnvironmentFault
@@ -400,6 +401,17 @@ class SerialSampling:
         count = sum(each.num_processes for each in self.steppers if each.num_processes > 1)
         processes = {"data/env_processes": float(count)} if count else {}
         return self.delivery.report() | processes
+
+    def save_environments(self) -> States:
+        """The state that environments offer."""
+        owns = [keeper(group.env) for group in self.groups]
+        return {index: own.save() for index, own in enumerate(owns) if own is not None}
+
+    def load_environments(self, states: States) -> None:
+        for index, group in enumerate(self.groups):
+            own = keeper(group.env)
+            if own is not None and index in states:
+                own.load(states[index])
 
     def kill(self) -> None:
         """Ends processes that step environments at once, before `close`."""

@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 
 from quintet.envs.make import make_group_env
+from quintet.envs.own_state import Keeper, keeper, own_of
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import (
     Array,
@@ -188,6 +189,7 @@ class SpreadEnv:
         self.send: Callable[[Array], None] = self._send
         self.recv: Callable[[StepRow], None] = self._recv
         self._action: Array | None = None
+        self._states: list[bytes] | None = None  # of the environments before the first restart
         self._history: list[_Event] = []  # that others have not repeated
         self._rows, self._cost, self._waiting_s = 0, StepCost(0.0, True), 0.0
         self._note: Callable[[str], None] = lambda _: None
@@ -204,12 +206,20 @@ class SpreadEnv:
         """
         self._note, self._tell = note, (say, notice)
 
+    @property
+    def own(self) -> Keeper | None:
+        """Access to the state of the environments, whoever steps them."""
+        return own_of(self._env)
+
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
+        if self._judging and not self._history and (own := keeper(self._env)) is not None:
+            self._states = own.save()
         wanted = self._source.config.num_processes
         if self._judging and wanted is not None:
             count = min(wanted // self._how.num_groups, self.num_streams)
             if count > 1:
                 self._others = self._make_others(count)
+                self._others.begin()
                 self._take("--env.num-processes asks for them")
             self._decided()
         self._env.restart(seeds, out)
@@ -319,7 +329,7 @@ class SpreadEnv:
             self._source, self._env, count, first_stream=first_stream, timeout_s=timeout_s
         )
         stepped.tell(*self._tell)
-        return _Others(stepped)
+        return _Others(stepped, self._states)
 
     def _take(self, why: str) -> None:
         """Lets others step from here on."""
@@ -348,18 +358,26 @@ class _Event(NamedTuple):
 class _Others:
     """The same environments in other processes, which repeat what has happened here."""
 
-    def __init__(self, env: "SteppedEnv"):
-        self.env = env
+    def __init__(self, env: "SteppedEnv", states: Sequence[bytes] | None):
+        """states: of the environments before the first restart."""
+        self.env, self._states = env, states
         self.begun = False  # and they have caught up
         self.alone_s: list[float] = []  # of blocks of rows by the run's process alone
         self.several_s: list[float] = []  # of the same rows by others
         self._obs = allocate_obs(env.spaces.observation, (env.num_streams,))
         self._row = allocate_row(env.spaces.observation, env.num_streams)
 
+    def begin(self) -> None:
+        """Gives them the state of the environments before the first restart."""
+        if self._states is not None:
+            self.env.own.load(self._states)
+            self._states = None
+
     def repeat(self, history: list[_Event]) -> None:
         """Takes a block of rows out of `history`, and times it.  Raises EnvironmentFault if
         something else is seen.
         """
+        self.begin()
         alone_s = several_s = 0.0
         count = 0
         for count, (given, seen, seconds) in enumerate(history, 1):  # noqa: B007

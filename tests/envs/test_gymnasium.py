@@ -360,7 +360,8 @@ def test_streams_that_are_gone_use_nothing():
 def test_a_restart_wants_new_environments_too():
     made = [make_box_env() for _ in range(3)]
     ready = iter([*made[:2], made[2], made[2]])
-    env = make_vector_env(lambda: next(ready), 2)
+    config = EnvConfig(id="given", backend="gymnasium", fresh_at_checkpoints=True)
+    env = make_group_env(resolve_env(config, lambda: next(ready)), 2)
     out = allocate_obs(env.spaces.observation, (2,))
     env.restart([1, 2], out)
     with pytest.raises(ConfigError, match="the same object twice"):

@@ -165,7 +165,6 @@ def test_a_nan_is_found_and_blamed_as_on_the_cpu(algo: str, tmp_path: Path) -> N
 
     told, kept = [], []
     for device in ("cpu", "cuda"):
-        Trouble.total = 0
         folder = tmp_path / device
         own = {name: x for name, x in PPO.items() if algo == "ppo" or "." in name}
         config = own | {"runtime.device": device, "env.kwargs": {"kind": "huge"}}

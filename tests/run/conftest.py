@@ -1,18 +1,12 @@
-"""What every test of runs begins with, and runs of a group that begin at once."""
+"""Runs of a group that begin at once."""
 
 from functools import partial
 
 import pytest
 import quick_helpers
-from run_helpers import Trouble
 
 from quintet.run import seed_group
 from quintet.system.child import Child
-
-
-@pytest.fixture(autouse=True)
-def no_trouble_yet():
-    Trouble.total = 0
 
 
 @pytest.fixture

@@ -25,14 +25,15 @@ SMALL = small_run_helpers.SMALL | {"report.interval_s": 0.0, "report.sinks": ("j
 
 
 class Trouble(gymnasium.Env):
-    """Pays 1 per step, and after `after` steps of four together does what `kind` says."""
+    """Pays 1 per step, and after `after` steps of its own does what `kind` says."""
 
-    total = 0  # of the class: environments are made anew at checkpoints
+    made = 0
 
     def __init__(self, kind: str = "", after: int = 50) -> None:
         self.observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
         self.action_space = spaces.Discrete(2)
-        self.kind, self.after, self.steps = kind, after, 0
+        self.kind, self.after, self.steps, self.total = kind, after, 0, 0
+        type(self).made += 1
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -41,14 +42,14 @@ class Trouble(gymnasium.Env):
 
     def step(self, action):
         self.steps += 1
-        type(self).total += 1
-        now = self.total > 4 * self.after
+        self.total += 1
+        now = self.total > self.after
         reward = {"nan_reward": math.nan, "huge": 3e38, "seven": 7.0}.get(self.kind, 1.0)
         return self._obs(), reward if now else 1.0, self.steps >= 9, False, {}
 
     def _obs(self):
         obs = self.np_random.uniform(-1, 1, 3).astype(np.float32)
-        if self.total > 4 * self.after:
+        if self.total > self.after:
             if self.kind == "nan":
                 obs[1] = math.nan
             elif self.kind == "shape":

@@ -10,7 +10,17 @@ import gymnasium
 import pytest
 from gymnasium import spaces
 from pydantic import BaseModel
-from run_helpers import SMALL, TOY, Where, iterations, make_contextual, names, run, weights
+from run_helpers import (
+    SMALL,
+    TOY,
+    Trouble,
+    Where,
+    iterations,
+    make_contextual,
+    names,
+    run,
+    weights,
+)
 
 import quintet
 from quintet import checkpoint, evaluation
@@ -107,15 +117,16 @@ def _max_cut_frac(where: Where) -> None:
     assert exact[0.0] <= exact[0.05] < exact[1.0]
 
 
-def _restart_env_steps(where: Where) -> None:
-    """More in test_making."""
-    for steps, spaced in ((0, 1), (16, 5)):  # batches of 64 env_steps; at most 5% of the run
-        folder = where.folder / str(steps)
-        run(folder, 640, checkpoint__interval_iterations=1, checkpoint__max_cut_frac=1.0,
-            checkpoint__keep=100, checkpoint__restart_env_steps=steps)  # fmt: skip
-        found = [checkpoint.read(folder / "checkpoints" / name).meta for name in names(folder)]
-        *exact, last = [meta["iteration"] for meta in found if meta["exact"]]
-        assert exact == list(range(spaced, last, spaced))
+def _fresh_at_checkpoints(where: Where) -> None:
+    """More in test_living_environments."""
+    made: dict[bool, int] = {}
+    for fresh in (False, True):
+        before = Trouble.made
+        run(where.folder / str(fresh), 256, Trouble, env__fresh_at_checkpoints=fresh,
+            checkpoint__interval_iterations=1, checkpoint__max_cut_frac=1.0,
+            env__num_processes=1)  # fmt: skip
+        made[fresh] = Trouble.made - before
+    assert made[True] - made[False] >= 4 * 3, "four streams, at three checkpoints or more"
 
 
 def _checkpoint_interval_s(where: Where) -> None:
@@ -258,7 +269,7 @@ def _eval_max_episode_steps(where: Where) -> None:
 def _num_streams(where: Where) -> None:
     made = []
     run(where.folder, env=lambda: made.append(Contextual()) or made[-1], env__num_streams=6)
-    assert len(made) == 7  # and one that was looked at
+    assert len(made) == 8  # one that was looked at, and one that was tried
 
 
 def _streams_per_group(where: Where) -> None:
@@ -419,7 +430,7 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "init_from_keys": _init_from_keys,
     "checkpoint.interval_iterations": _interval_iterations,
     "checkpoint.max_cut_frac": _max_cut_frac,
-    "checkpoint.restart_env_steps": _restart_env_steps,
+    "env.fresh_at_checkpoints": _fresh_at_checkpoints,
     "checkpoint.interval_s": _checkpoint_interval_s,
     "checkpoint.keep": _keep,
     "checkpoint.milestones": _milestones,

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from small_run_helpers import SMALL, TOY
@@ -11,7 +12,7 @@ from quintet import cli
 from quintet.config.layers import Layer
 from quintet.config.saved import load_config
 from quintet.envs.toy import Contextual
-from quintet.errors import CheckpointError, ConfigError, EnvironmentFault
+from quintet.errors import CheckpointError, ConfigError, EnvironmentFault, WorkerFault
 from quintet.observe.report_files import read_metrics
 from quintet.observe.run_summary import find_runs
 from quintet.run import launch
@@ -112,12 +113,27 @@ def test_a_run_that_goes_back_does_not_move_its_own_folder(folder, monkeypatch):
     def attempt(loaded, *_, may_go_back, **__):
         attempts.append(loaded.overwrite)
         if may_go_back:
-            raise launch._GoesBack("exact", 0)
+            raise launch._GoesBack("exact")
 
     monkeypatch.setattr(launch, "_run", attempt)
     options = Layer("call", {"env.id": TOY, "run_dir": str(folder / "run")})
     launch.run(load_config("ppo", [], options, overwrite=True))
     assert attempts == [True, False]
+
+
+def test_a_run_that_goes_back_leaves_the_reason_if_it_is_refused():
+    """Its new start may find too few nodes, or the folder taken."""
+    ended = []
+    folder = SimpleNamespace(end_record=lambda *given, **more: ended.append((*given, more)))
+    trainer = SimpleNamespace(
+        folder=folder, counters=SimpleNamespace(env_steps=5), policies=[], stop=None,
+        open=lambda: None, close=lambda: None,
+    )  # fmt: skip
+    closed = SimpleNamespace(close=lambda: None)
+    cause = WorkerFault("the node is lost")
+    with pytest.raises(launch._GoesBack), launch._ends_told(trainer, closed, closed):
+        raise launch._GoesBack("exact") from cause
+    assert ended == [("failed", 5, cause, {"in_log": False})]
 
 
 @pytest.mark.slow

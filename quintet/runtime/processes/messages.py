@@ -1,6 +1,6 @@
 """Messages between the runtime's processes, and the names of their tensors in the arena."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
@@ -29,9 +29,14 @@ class Ready(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """Makes the next unroll restart every stream, seeded by (seed, group, iteration)."""
+    """Makes the next unroll restart every stream, seeded by (seed, group, iteration).
+
+    states: by group, what its environments take first, see `quintet.envs.own_state`; empty: they
+        keep theirs.
+    """
 
     iteration: int
+    states: tuple[Sequence[bytes], ...] = ()
 
 
 class Fill(NamedTuple):
@@ -67,9 +72,13 @@ class More(NamedTuple):
 
 
 class Full(NamedTuple):
-    """Reports that the slots of a grant hold all granted rows."""
+    """Reports that the slots of a grant hold all granted rows.
+
+    states: by group, the state that its environments offer; empty where none does.
+    """
 
     slots: tuple[int, ...]
+    states: tuple[Sequence[bytes], ...] = ()
 
 
 class Discarded(NamedTuple):
@@ -98,8 +107,20 @@ class Step(NamedTuple):
     """Asks a stepper to step every stream with the actions in shared memory."""
 
 
+class SaveStates(NamedTuple):
+    """Asks a stepper for the state of its environments, the answer's `states`."""
+
+
+class LoadStates(NamedTuple):
+    """Asks a stepper to give its environments these states."""
+
+    states: Sequence[bytes]
+
+
 class Stepped(NamedTuple):
-    """Reports that a stepper's rows are in shared memory."""
+    """Reports that a stepper has done what it was asked for; rows are in shared memory."""
+
+    states: Sequence[bytes] = ()
 
 
 class Line(NamedTuple):

@@ -1,6 +1,6 @@
 """Sampler processes, on this machine or elsewhere, as the kinds of sampling use them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from quintet.runtime.processes.grants import Event, Grants, Sampler
@@ -15,6 +15,7 @@ class Pool(Protocol):
     spec: WorkerSpec
     samplers: list[Sampler]
     grants: Grants
+    states: dict[int, Sequence[bytes]]
     say: Callable[[str], None]
 
     def start(self) -> None: ...

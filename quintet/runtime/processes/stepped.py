@@ -5,11 +5,12 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 
 from quintet.envs.make import make_group_env
+from quintet.envs.own_state import keeper
 from quintet.envs.owners import made_for
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import (
@@ -23,7 +24,15 @@ from quintet.envs.vector import (
 )
 from quintet.errors import QuintetError
 from quintet.runtime.processes.arena import Arena
-from quintet.runtime.processes.messages import Reset, Step, StepperWork, progress_specs
+from quintet.runtime.processes.messages import (
+    LoadStates,
+    Reset,
+    SaveStates,
+    Step,
+    Stepped,
+    StepperWork,
+    progress_specs,
+)
 from quintet.runtime.processes.process import (
     Process,
     ProcessKind,
@@ -83,10 +92,16 @@ class SteppedEnv:
             self._processes.append(Process(kind, self._arena, print, work.timeout_s))
         self._poller = select.poll()
         self._launched = self._begun = False
+        self._offers = keeper(like) is not None
 
     @property
     def num_processes(self) -> int:
         return len(self._ends) - 1
+
+    @property
+    def own(self) -> "_States":
+        """Access to the state that the environments keep."""
+        return _States(self, self._offers)
 
     def tell(self, say: Callable[[str], None], notice: Callable[[str], None]) -> None:
         """Sets receivers, before the first restart: `say` receives the processes' output, and
@@ -109,13 +124,17 @@ class SteppedEnv:
 
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
         checked = check_seeds(seeds, self.num_streams)
-        if not self._begun:
-            self._begin()
-        for index, process in enumerate(self._processes):
-            process.send(Reset(tuple(checked[self._ends[index] : self._ends[index + 1]])))
-        self._await()
+        self.ask(lambda streams: Reset(tuple(checked[streams])))
         for name, values in self._row.obs.items():
             np.copyto(out[name], values)
+
+    def ask(self, message: Callable[[slice], NamedTuple]) -> list[Stepped]:
+        """Sends each process its message, of its streams, and returns the answers."""
+        if not self._begun:
+            self._begin()
+        for process, ends in zip(self._processes, pairwise(self._ends), strict=True):
+            process.send(message(slice(*ends)))
+        return self._await()
 
     def send(self, action: Array) -> None:
         np.copyto(self._action, action)
@@ -152,8 +171,9 @@ class SteppedEnv:
         for process in self._processes:
             self._poller.register(process.channel.fileno(), select.POLLIN)
 
-    def _await(self) -> None:
+    def _await(self) -> list[Stepped]:
         """Waits until all processes have answered; raises QuintetError if one fails or hangs."""
+        answers: dict[int, Stepped] = {}
         all_ = {process.channel.fileno(): process for process in self._processes}
         busy = dict(all_)
         asked_s = looked_s = time.monotonic()
@@ -163,6 +183,7 @@ class SteppedEnv:
                 answer = all_[file].hear()
                 if isinstance(answer, QuintetError):  # also of one that has answered before
                     raise answer
+                answers[file] = answer
                 del busy[file]
             now = time.monotonic()
             if now - looked_s < _LOOK_EVERY_S:
@@ -173,6 +194,7 @@ class SteppedEnv:
             notice.look()
             for process in busy.values():
                 self._look_at(process, asked_s)
+        return [answers[file] for file in all_]
 
     def _look_at(self, process: Process, asked_s: float) -> None:
         doing = f" while {process.doing}" if process.doing else ""
@@ -187,6 +209,22 @@ class SteppedEnv:
 def _made_here(env: ResolvedEnv, num_streams: int, first_stream: int) -> VectorEnv:
     with made_for("a process that steps environments"):
         return make_group_env(env, num_streams, first_stream=first_stream)
+
+
+@final
+class _States:
+    """The state of environments that other processes step, see `quintet.envs.own_state`."""
+
+    def __init__(self, env: SteppedEnv, offered: bool):
+        self.offered, self._env = offered, env
+
+    def save(self) -> list[bytes]:
+        return [
+            state for answer in self._env.ask(lambda _: SaveStates()) for state in answer.states
+        ]
+
+    def load(self, states: Sequence[bytes]) -> None:
+        self._env.ask(lambda streams: LoadStates(states[streams]))
 
 
 def _sendable(work: StepperWork) -> bytes:

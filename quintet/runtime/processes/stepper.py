@@ -7,10 +7,19 @@ from typing import Any, final
 import torch
 from numpy.typing import NDArray
 
+from quintet.envs.own_state import keeper
 from quintet.envs.vector import StepRow, allocate_row
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.processes.arena import Arena
-from quintet.runtime.processes.messages import Ready, Reset, Stepped, StepperWork, Stop
+from quintet.runtime.processes.messages import (
+    LoadStates,
+    Ready,
+    Reset,
+    SaveStates,
+    Stepped,
+    StepperWork,
+    Stop,
+)
 from quintet.runtime.processes.process import MAKING
 from quintet.runtime.processes.watch import Watch
 from quintet.runtime.processes.worker import begin, report_failure
@@ -60,16 +69,23 @@ class Stepper:
         self.channel.send(Ready())
         with self.watch.running():
             while not isinstance(message := self.channel.recv(), Stop):
-                resets = isinstance(message, Reset)
+                resets, states = isinstance(message, Reset), list[bytes]()
                 self.progress[:2] = time.monotonic_ns(), MAKING if resets else 0
                 self.timer.switch("stepping")
                 if resets:
                     self.env.restart(message.seeds, self.row.obs)
+                elif isinstance(message, SaveStates | LoadStates):
+                    own = keeper(self.env)
+                    assert own is not None
+                    if isinstance(message, LoadStates):
+                        own.load(message.states)
+                    else:
+                        states = own.save()
                 else:
                     self.env.send(self.action)
                     self.env.recv(self.row)
                 self.timer.switch("waiting")
-                self.channel.send(Stepped())
+                self.channel.send(Stepped(states))
 
 
 def main() -> int:

@@ -16,6 +16,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, final
 
+from quintet.envs.own_state import keeper
 from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.processes import messages
@@ -53,7 +54,7 @@ class Worker:
         num_policies = spec.assignment.num_policies
         self.boards = [Board(arena, policy) for policy in range(num_policies)]
         self.loaded = [[-1] * num_policies for _ in work.places]
-        self.restart_at: int | None = None
+        self.restarts: messages.Restart | None = None  # with the next unroll
         # The server's end has broken the streams: grants are ignored until the next restart.
         self.lost = False
         line = None
@@ -68,6 +69,7 @@ class Worker:
             self.groups.append(GroupSampler(spec.make_env(place), actor, spec.plan, *keys))
             rows = RowSpecs.of(spec.spaces, actor)
             self.slots.append(messages.open_slots(arena, spec, rows, place))
+        self.own = [keeper(group.env) for group in self.groups]
 
     def run(self) -> None:
         """Answers messages until it is told to stop."""
@@ -81,7 +83,7 @@ class Worker:
             if isinstance(message, messages.Stop):
                 return
             if isinstance(message, messages.Restart):
-                self.restart_at, self.lost = message.iteration, False
+                self.restarts, self.lost = message, False
             elif isinstance(message, messages.Fill) and not self.lost:
                 try:
                     self.fill(message)
@@ -92,18 +94,21 @@ class Worker:
     def fill(self, grant: messages.Fill) -> None:
         """Collects one unroll of every group into the granted slots."""
         # Row 0 after a restart takes longer: environments are made, the first act is compiled.
-        begins = self.restart_at is not None
+        begins = self.restarts is not None
         self.beat(MAKING if begins else 0)
         self.timer.switch("acting")
         self.load(grant.versions)
         slots = [mine[k] for mine, k in zip(self.slots, grant.slots, strict=True)]
-        if self.restart_at is not None:
+        if self.restarts is not None:
             self.timer.switch("making")
+            for own, states in zip(self.own, self.restarts.states, strict=False):
+                if own is not None:
+                    own.load(states)
             for place, group, slot in zip(self.work.places, self.groups, slots, strict=True):
-                keys = (self.work.spec.seed, place.group, self.restart_at, place.num_streams)
-                group.restart(*group_seeds(*keys), slot)
+                keys = (self.work.spec.seed, place.group, self.restarts.iteration)
+                group.restart(*group_seeds(*keys, place.num_streams), slot)
                 self.beat(MAKING)
-            self.restart_at = None
+            self.restarts = None
         first = COMPILING if begins else 0
         more = None
         if grant.rows < self.work.spec.plan.unroll_steps:
@@ -112,7 +117,13 @@ class Worker:
         for slot, group in zip(slots, self.groups, strict=True):
             slot.header[:] = grant.number, group.rows
         self.seconds[:] = list(self.timer.seconds().values())
-        self.channel.send(messages.Full(grant.slots))
+        self.channel.send(messages.Full(grant.slots, self.states()))
+
+    def states(self) -> tuple[Sequence[bytes], ...]:
+        """By group, the state that its environments offer; empty where none does."""
+        if not any(self.own):
+            return ()
+        return tuple([] if own is None else own.save() for own in self.own)
 
     def more(self, grant: messages.Fill, rows: int) -> int:
         """The number of rows of a short unroll that follow after `rows`."""

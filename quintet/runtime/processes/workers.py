@@ -46,6 +46,9 @@ _LATE_S = 2.0
 class Workers:
     """Starts the sampler processes, grants them slots and reports their events.
 
+    states: by group, what its environments offer, as of its last unroll; new processes take it at
+        their first restart.
+
     One thread at a time may call `start`, `replace`, `events` and `close`; other methods, and
     leases of its unrolls, may be used by any thread.
     """
@@ -102,6 +105,8 @@ class Workers:
             for slot in self._slots[place.group]:
                 slot.belongs_to(*place[:2], spec.assignment.of(place.group)[0])
         self.grants = Grants(self._slots)
+        self.states: dict[int, Sequence[bytes]] = {}
+        self._new: set[int] = set()  # workers that have not restarted since their process began
         processes = [Process(kind, arena, say, spec.timeout_s) for kind in kinds]
         for sampler, process in zip(self.samplers, processes[-spec.num_workers :], strict=True):
             sampler.process = process
@@ -129,6 +134,7 @@ class Workers:
         of them failed, or took too long; the others continue to start.
         """
         missing = [process for process in self._processes if process.child is None]
+        self._new |= {each.index for each in self.samplers if each.process in missing}
         for process in missing:
             process.launch()
         await_all([each for each in self._processes if not each.ready], self.notice)
@@ -139,6 +145,7 @@ class Workers:
         """
         process = self.server if index == SERVER else self.samplers[index].process
         assert process is not None
+        self._new.add(index)
         process.launch()
         await_all([process], self.notice)
 
@@ -151,7 +158,11 @@ class Workers:
         sampler = self.samplers[index]
         with self.grants.lock:
             sampler.lost = False
-            sampler.process.send(messages.Restart(iteration))
+            states: tuple[Sequence[bytes], ...] = ()
+            if index in self._new and self.states:
+                states = tuple(self.states.get(place.group, ()) for place in sampler.places)
+            self._new.discard(index)
+            sampler.process.send(messages.Restart(iteration, states))
 
     def grant(
         self, index: int, versions: tuple[int, ...] | None, rows: int, asks: bool = False
@@ -209,6 +220,8 @@ class Workers:
             sampler.paused = True
             return Asking(index, message.executed)
         assert isinstance(message, messages.Full)
+        for place, states in zip(sampler.places, message.states, strict=False):
+            self.states[place.group] = states
         return self._filled(sampler, message.slots)
 
     def _filled(self, sampler: Sampler, slots: tuple[int, ...]) -> Event:

@@ -1,0 +1,182 @@
+"""State that environments keep over resets, where they offer it by ``state_dict()`` and
+``load_state_dict(state)``: counters, curricula, statistics, generators of their own.
+
+Each wrapper may have both methods, too.  A state consists of dicts, lists, tuples, numbers, texts,
+None and NumPy arrays; dicts may have only texts as keys.
+"""
+
+import base64
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, final
+
+import numpy as np
+
+from quintet.envs.reward_shaping import ShapedRewards
+from quintet.envs.vector import VectorEnv
+from quintet.envs.wrappers import FrameStack, FromRewards, ObserveLast
+from quintet.errors import ConfigError, EnvironmentFault
+from quintet.system.signals import STOPS
+from quintet.system.user_code import raised, traced
+
+_ARRAY = "__array__"
+_KINDS = "biufc"  # of arrays: bools, integers, floats, complex numbers
+
+
+States = Mapping[int, Sequence[bytes]]
+"""States of environments by group; b"" for one that offers none."""
+
+
+class Keeper(Protocol):
+    """The environments of a group, as far as they keep state of their own; an attribute `own` of
+    a `VectorEnv`, also of an installed backend.
+    """
+
+    @property
+    def offered(self) -> bool:
+        """Whether an environment offers its state."""
+        ...
+
+    def save(self) -> list[bytes]:
+        """The state of each environment; b"" for one that offers none."""
+        ...
+
+    def load(self, states: Sequence[bytes]) -> None: ...
+
+
+@final
+class OwnState:
+    """The state of environments that this process steps."""
+
+    def __init__(self, objects: Callable[[], Sequence[Any]], env_id: str):
+        """objects: returns the environments, with their wrappers."""
+        self._objects, self._id = objects, env_id
+
+    @property
+    def layers(self) -> list[list[Any]]:
+        """Each environment's wrappers, from the outermost one, and the environment itself."""
+        return [list(_layers(each)) for each in self._objects()]
+
+    @property
+    def offered(self) -> bool:
+        return any(_offers(layer) for layers in self.layers for layer in layers)
+
+    @property
+    def statistics(self) -> set[str]:
+        """Names of Gymnasium's wrappers that normalise by statistics of their own."""
+        kinds = {type(layer) for layers in self.layers for layer in layers}
+        return {
+            kind.__name__
+            for kind in kinds
+            if kind.__module__.startswith("gymnasium.wrappers.")
+            and kind.__name__ in ("NormalizeObservation", "NormalizeReward")
+        }
+
+    def save(self) -> list[bytes]:
+        return [self._save(layers) for layers in self.layers]
+
+    def load(self, states: Sequence[bytes]) -> None:
+        """Gives the environments their state; raises EnvironmentFault if they refuse it."""
+        for layers, state in zip(self.layers, states, strict=False):
+            offering = [layer for layer in layers if _offers(layer)]
+            for layer, part in zip(offering, decoded(state) if state else (), strict=False):
+                self._call(layer, "load_state_dict", part)
+
+    def _save(self, layers: Sequence[Any]) -> bytes:
+        parts = [self._call(layer, "state_dict") for layer in layers if _offers(layer)]
+        try:
+            return encoded(parts) if parts else b""
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{self._id}: state_dict() must return dicts, lists, numbers, texts and NumPy "
+                f"arrays, got others ({error}): correct it"
+            ) from error
+
+    def _call(self, layer: Any, method: str, *given: Any) -> Any:
+        try:
+            return getattr(layer, method)(*given)
+        except STOPS:
+            raise
+        except BaseException as error:
+            text = f"{self._id}: the environment {raised(error, method)}; mend the environment"
+            raise traced(EnvironmentFault(text), error) from error
+
+
+def own_state(env: VectorEnv) -> OwnState | None:
+    """Access to the environments below the wrappers of `env`; None where they are not Python
+    objects of this process, as pools and environments of tensors.
+    """
+    found = own_of(env)
+    return found if isinstance(found, OwnState) else None
+
+
+def keeper(env: VectorEnv) -> Keeper | None:
+    """Access to the state that the environments of `env` offer; None where they offer none."""
+    found = own_of(env)
+    return found if found is not None and found.offered else None
+
+
+def own_of(env: VectorEnv) -> Keeper | None:
+    """The attribute `own` of the environments below the wrappers of `env`."""
+    while isinstance(env, FrameStack | FromRewards | ObserveLast | ShapedRewards):
+        env = env.env
+    found: Keeper | None = getattr(env, "own", None)
+    return found
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    yield env
+    while getattr(env, "unwrapped", env) is not env and hasattr(env, "env"):
+        env = env.env
+        yield env
+
+
+def _offers(layer: Any) -> bool:
+    kind = type(layer)
+    return callable(getattr(kind, "state_dict", None)) and callable(
+        getattr(kind, "load_state_dict", None)
+    )
+
+
+def encoded(state: Any) -> bytes:
+    """A state as JSON, with arrays in base64.  Raises TypeError or ValueError if it holds anything
+    else.
+    """
+    return json.dumps(_plain(state), separators=(",", ":")).encode()
+
+
+def decoded(text: bytes) -> Any:
+    """The state that `encoded` wrote; raises ValueError if it is damaged."""
+    try:
+        return json.loads(text, object_hook=_array)
+    except (TypeError, ValueError, LookupError, RecursionError) as error:
+        raise ValueError(f"an environment's state: {type(error).__name__}") from error
+
+
+def _plain(x: Any) -> Any:
+    if isinstance(x, np.generic):
+        x = x.item() if x.dtype.kind in "biuf" else np.asarray(x)
+    if isinstance(x, np.ndarray):
+        if x.dtype.kind not in _KINDS:
+            raise TypeError(f"an array of {x.dtype}")
+        content = base64.b64encode(np.ascontiguousarray(x).tobytes()).decode()
+        return {_ARRAY: [x.dtype.str, list(x.shape), content]}
+    if isinstance(x, dict):
+        if not all(isinstance(key, str) for key in x):
+            raise TypeError("a dict with other keys than texts")
+        return {key: _plain(value) for key, value in x.items()}
+    if isinstance(x, list | tuple):
+        return [_plain(value) for value in x]
+    if x is None or isinstance(x, bool | int | float | str):
+        return x
+    raise TypeError(f"{type(x).__name__}")
+
+
+def _array(given: dict[str, Any]) -> Any:
+    if given.keys() != {_ARRAY}:
+        return given
+    name, shape, content = given[_ARRAY]
+    dtype = np.dtype(str(name))
+    if dtype.kind not in _KINDS:
+        raise ValueError(f"an array of {dtype}")
+    return np.frombuffer(base64.b64decode(content), dtype).reshape(shape).copy()
