@@ -15,7 +15,8 @@ from quintet.envs import other_apis
 from quintet.envs.config import EnvConfig
 from quintet.envs.env_source import EnvSource
 from quintet.envs.make import make_group_env
-from quintet.envs.owners import made_for
+from quintet.envs.own_state import own_state
+from quintet.envs.owners import made_for, note_closed
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.models.config import facts_of
 from quintet.models.leaves import has_small_picture, is_grid_with_mission, is_image
@@ -93,7 +94,11 @@ def spaces_of(env: ResolvedEnv) -> Spaces:
         try:
             return probe.spaces
         finally:
+            own = own_state(probe)
+            seen = [] if own is None else [layers[-1] for layers in own.layers]
             probe.close()
+            for each in seen:
+                note_closed(each)
 
 
 def kind_by_spaces(spaces: Spaces) -> EnvKind:

@@ -123,8 +123,10 @@ class AdaptedVectorEnv:
         self._fresh, self._used = described.config.fresh_at_checkpoints, False
         self._action: Any = None
         self._in_flight = False
-        if make is not None:
-            claim(env, self, env_id)
+        existing = type(env) is SyncVectorEnv and make is None
+        self._existing = [*env.envs] if existing else []  # type: ignore[attr-defined]
+        for each in [*self._existing, *([] if make is None else [env])]:
+            claim(each, self, env_id)
 
     @property
     def own(self) -> OwnState:
@@ -201,6 +203,8 @@ class AdaptedVectorEnv:
             self._finish_flight()
         except EnvironmentFault as error:  # must not hide an earlier error at the end of a run
             warnings.warn(f"closing failed: {error}", RuntimeWarning, stacklevel=2)
+        for each in self._existing:
+            release(each, self)
         if self._make is not None:
             release(self._env, self)
             close_all([self._env], self._id)

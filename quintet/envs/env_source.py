@@ -3,6 +3,7 @@
 import errno
 import inspect
 import json
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -116,8 +117,34 @@ def can_be_made_again(source: EnvSource | None) -> bool:
 
 
 def is_plain_sync(env: object) -> bool:
-    """Whether it is a SyncVectorEnv itself, whose environments can be stepped one by one."""
-    return type(env) is SyncVectorEnv and env.observation_mode == "same"
+    """Whether it is a SyncVectorEnv itself, whose environments can be stepped one by one, and made
+    again by its makers.
+    """
+    if type(env) is not SyncVectorEnv or env.observation_mode != "same":
+        return False
+    if env not in _MAKES_NEW:
+        _MAKES_NEW[env] = _makes_new(env)
+    return _MAKES_NEW[env]
+
+
+_MAKES_NEW: "weakref.WeakKeyDictionary[Any, bool]" = weakref.WeakKeyDictionary()
+
+
+def _makes_new(env: "SyncVectorEnv") -> bool:
+    """Whether the first maker gives a new environment, and not one that existed before."""
+    makers: Any = env.env_fns
+    if not isinstance(makers, list | tuple):  # an iterator is used up
+        return False
+    try:
+        made = makers[0]()
+    except STOPS:
+        raise
+    except BaseException:  # which the run meets again, and says where
+        return True
+    if any(made.unwrapped is each.unwrapped for each in env.envs):
+        return False
+    made.close()
+    return True
 
 
 def makes_groups(maker: MakeEnv) -> bool:

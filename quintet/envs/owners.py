@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -52,6 +52,13 @@ def claim(env: Any, owner: object, env_id: str) -> None:
     """Notes that `owner` steps `env` until `release`; raises ConfigError if another one does."""
     forks.watch()
     key = _key(env)
+    closed = _CLOSED.get(key)
+    if closed is not None and closed() is getattr(env, "unwrapped", env):
+        raise ConfigError(
+            f"{env_id} must make a new environment at each call; it gave one that was closed after "
+            "an earlier call: create the environment inside the callable; if only one can exist, "
+            "give gymnasium.vector.SyncVectorEnv([lambda: env]), which is not closed"
+        )
     held, generation = _OWNERS.get(key, (lambda: None, 0))
     other = held()
     if other is not None and other is not owner and generation == forks.generation:
@@ -61,6 +68,17 @@ def claim(env: Any, owner: object, env_id: str) -> None:
             "a training that this would evaluate, also eval.episodes=0 helps"
         )
     _OWNERS[key] = weakref.ref(owner), forks.generation
+
+
+_CLOSED: dict[int, weakref.ref[Any]] = {}
+"""Environments that were closed and live on, by the id of the innermost one."""
+
+
+def note_closed(env: Any) -> None:
+    """Notes that `env` was closed, so that `claim` refuses it."""
+    key = _key(env)
+    with suppress(TypeError):  # of a class without weak references
+        _CLOSED[key] = weakref.ref(getattr(env, "unwrapped", env), lambda _: _CLOSED.pop(key, None))
 
 
 def release(env: Any, owner: object) -> None:
