@@ -22,6 +22,7 @@ def _check(**own: Any) -> Any:
         "faults": [],
         "same_seeds": "",
         "same_again": "",
+        "keeps": "",
         "lengths": [20],
         "step_s": 1e-4,
         "env": SimpleNamespace(max_steps=None, agents=()),

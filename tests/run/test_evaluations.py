@@ -17,6 +17,7 @@ from gymnasium import spaces
 
 import quintet
 from quintet import evaluation
+from quintet.envs import repeating
 from quintet.envs.vector import EnvDescription
 from quintet.errors import EnvironmentFault
 from quintet.evaluation import Scores
@@ -33,6 +34,12 @@ SMALL = {
     "report.sinks": ["jsonl"],
     "runtime.compile": "off",
 }
+
+
+@pytest.fixture
+def untried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step is made by the check whether episodes repeat: they count their steps."""
+    monkeypatch.setattr(repeating, "unrepeatable", lambda *_: "")
 
 
 class Variety(gymnasium.Env):
@@ -168,6 +175,7 @@ def test_a_stop_waits_for_the_last_evaluation(tmp_path: Any) -> None:
     assert (tmp_path / "b" / "best").exists()
 
 
+@pytest.mark.usefixtures("untried")
 def test_an_evaluation_that_a_stop_left_out_is_played_after_the_resume(tmp_path: Any) -> None:
     class Stops(Variety):
         made = 0
@@ -201,6 +209,7 @@ def test_without_evaluations_the_best_score_stays(
     assert quintet.load(tmp_path / "run", "best").publication.version > 0
 
 
+@pytest.mark.usefixtures("untried")
 def test_an_error_of_environments_while_a_run_stops_loses_nothing(tmp_path: Any) -> None:
     """As where their own programs have heard the signal, too."""
 
@@ -222,6 +231,7 @@ def test_an_error_of_environments_while_a_run_stops_loses_nothing(tmp_path: Any)
     assert again.status == "finished"
 
 
+@pytest.mark.usefixtures("untried")
 @pytest.mark.parametrize("kind", ["serial", "lockstep"])
 def test_an_error_of_an_environment_costs_no_training(tmp_path: Any, kind: str) -> None:
     mark = tmp_path / "mended"

@@ -153,6 +153,7 @@ def test_a_child_of_a_fork_ends_and_its_parent_trains_on(tmp_path, kind, how):
 
 def test_a_process_that_closes_its_channel_is_named_by_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr("quintet.runtime.processes.process.STOP_GRACE_S", 0.2)
+    monkeypatch.setattr("quintet.envs.repeating.unrepeatable", lambda *_: "")  # in this process
     with pytest.raises(WorkerFault, match=r"closed its channel, did not end .* and was killed"):
         train(tmp_path, partial(Leaver, "close all files"), "lockstep")
 
