@@ -27,6 +27,10 @@ class EnvironmentFault(QuintetError):
     """An environment broke its contract: raised, returned NaN, or changed a shape."""
 
 
+class TimeIsOver(QuintetError):
+    """The minutes of a run are over while it samples."""
+
+
 class CheckpointError(QuintetError):
     """A checkpoint can't be written, or none of the stored ones can be read."""
 

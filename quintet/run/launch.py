@@ -42,6 +42,7 @@ from quintet.run.sampling import (
 from quintet.run.tensors import host_note, in_this_process, on_their_device
 from quintet.run.trainer import BudgetChanged, Trainer
 from quintet.runtime.loop import Sampling
+from quintet.runtime.sampler import SerialSampling
 from quintet.runtime.slots import RowSpecs
 from quintet.runtime.spread import spread_envs
 from quintet.runtime.torch_settings import OwnTorch, inexact_told, torch_settings
@@ -116,9 +117,14 @@ def run(
         raise traced(fault, error) from error
 
 
-def _trial(here: Path, loaded: Loaded, on_report: OnReport) -> Literal["finished", "stopped"]:
-    """Trains to measure the speed; raises KeyboardInterrupt if a signal stopped it."""
-    return _run(loaded, UserCode(on_report), here, may_go_back=False, is_trial=True).status
+def _trial(
+    here: Path, loaded: Loaded, on_report: OnReport, limit: "TimeBudget"
+) -> Literal["finished", "stopped"]:
+    """Trains to measure the speed; raises KeyboardInterrupt if a signal stopped it, TimeIsOver if
+    `limit` is reached before there is a batch.
+    """
+    user = UserCode(on_report)
+    return _run(loaded, user, here, may_go_back=False, budget=limit, is_trial=True).status
 
 
 @no_exit()
@@ -147,6 +153,8 @@ def _run(
         if budget is not None:
             budget.run_begins()
         source = open_source(loaded.config, loaded.env)
+        if budget is not None:
+            budget.source_opened()
         if (other := in_this_process(loaded, source.envs[0])) is not loaded:
             source.close()
             loaded, source = other, open_source(other.config, other.env)
@@ -192,6 +200,8 @@ def _run(
             config, source, policies, trainer.timer, log.say, log.warn, log.waiting
         )
         ends.callback(sampling.close)
+        if budget is not None and isinstance(sampling, SerialSampling):
+            sampling.on_row = budget.row
         if loaded.overwrite and (place := move_aside(config.run_dir)) is not None:
             trainer.saving.notes.append(f"the run that was in {config.run_dir} is kept in {place}")
         with (

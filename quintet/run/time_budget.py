@@ -1,15 +1,17 @@
 """A budget in minutes, which becomes a number of env_steps before the run begins.
 
 The speed is measured by training in a temporary folder, whose weights are thrown away.  The number
-is stored in the run's options, as if it had been given: no clock decides anything in the run, and a
-resume never measures again.
+is stored in the run's options, as if it had been given, and a resume never measures again.  A clock
+decides only where a run would take far longer than its time: it ends where it is, with a policy, an
+evaluation and its env_steps as the number.
 """
 
 import io
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr
+from contextlib import closing, redirect_stderr
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +20,8 @@ from typing import Any, final
 from quintet.bounds import MOST_STEPS
 from quintet.config.resolve import Loaded, batch_steps, resolved, size_faults
 from quintet.envs.env_source import can_be_made_again
-from quintet.errors import CheckpointError, ConfigError, QuintetError
+from quintet.envs.make import make_group_env
+from quintet.errors import CheckpointError, ConfigError, QuintetError, TimeIsOver
 from quintet.run.callbacks import OnReport
 from quintet.run.folder import clear
 from quintet.system import manifest, run_record, saved_options
@@ -32,11 +35,21 @@ _OF_TRAINING = 0.94  # of the time left; the rest is for evaluations and checkpo
 _CHECK_SHARE = 0.05  # of the time, after which the speed is looked at again
 _FAR_OFF = 1.3  # factor
 _LATE = 0.5  # of the time that must be left, so that a run begins again
+_LAST, _SLACK_S = 1.0, 0.5  # of the time, and seconds, after which a run ends where it is
+_FULL = 0.9  # of the time, above which the least run is told to be too long
+_LAST_EVALUATION = 1.02  # of the time, after which the last evaluation is left out
+_EVALUATION_SHARE = 0.1  # of the time, that another evaluation may take
+_EXPECTED_SHARE = 0.5  # of the time, that is kept for the last evaluation at most
+_MAKING_SHARE = 0.25  # of the time, above which environments are not made to measure a speed
 _REPORTS_S = 0.25
 _DIGITS = 2
+_LOOK_ROWS = 1_000
+_EVALUATION_STREAMS = 25  # at most, as in `quintet.evaluation`
 
-TrainOnce = Callable[[Loaded, OnReport], object]
-"""Trains with a function that gets the reports; raises KeyboardInterrupt after a signal."""
+TrainOnce = Callable[[Loaded, OnReport, "TimeBudget"], object]
+"""Trains with a function that gets the reports, for some time; raises KeyboardInterrupt after a
+signal, TimeIsOver if the time is over before the first batch.
+"""
 
 
 def timed(loaded: Loaded, budget: "TimeBudget", train: TrainOnce) -> Loaded:
@@ -46,7 +59,7 @@ def timed(loaded: Loaded, budget: "TimeBudget", train: TrainOnce) -> Loaded:
     Raises CheckpointError if a process trains in its folder, or began to while this one measured.
     """
     if has_begun(loaded):
-        budget.checks = False
+        budget.checks = budget.bounded = False
         note = no_effect(loaded, budget.minutes)
         budget.notes += [] if note is None else [note]
         return loaded
@@ -181,7 +194,7 @@ class _Probe:
     def __init__(self, seconds: float, most_s: float):
         self.speed = self.start_s = self.start_steps = 0.0
         self.done = False
-        self._seconds, self._most_s = seconds, most_s
+        self._seconds, self.most_s = seconds, most_s
         self._first: tuple[float, float] | None = None
 
     def __call__(self, report: dict[str, float]) -> bool:
@@ -192,7 +205,7 @@ class _Probe:
         elif self._first is not None and now > self._first[1]:
             self.speed = (steps - self._first[0]) / (now - self._first[1])
             self.done = now - self._first[1] >= self._seconds
-        if now >= self._most_s:
+        if now >= self.most_s:
             if not self.speed:
                 self.speed = steps / max(now, 1e-9)
             self.done = True
@@ -208,6 +221,11 @@ class TimeBudget:
     checks: whether the number of env_steps may still be corrected.
     speed: env_steps per second; start_s, start_steps: seconds and env_steps until the first update,
         once the run begins.
+    bounded: whether the run ends where it is when the time is over, once it has learned from
+        `least_batches`.
+    making_s: seconds in which the environments of training are made.
+    evaluation_s: seconds of an evaluation, as far as known.
+    rows, batches: number of rows that were stepped here, and of batches that were learned from.
     """
 
     minutes: float
@@ -218,12 +236,62 @@ class TimeBudget:
     speed: float = 0.0
     start_s: float = 0.0
     start_steps: float = 0.0
+    bounded: bool = True
+    least_batches: int = 1
+    making_s: float = 0.0
+    evaluation_s: float = 0.0
+    rows: int = 0
+    batches: int = 0
     _began: float = 0.0
+    _batch_at: float = 0.0
+    _evaluating_at: float = 0.0
     _first: tuple[int, float] | None = None
 
     def run_begins(self) -> None:
         """Called when the run itself begins."""
         self._began = time.monotonic()
+
+    def source_opened(self) -> None:
+        """Called when the environments of training are made."""
+        self.making_s = time.monotonic() - self._began
+
+    @property
+    def passed_s(self) -> float:
+        return time.monotonic() - self.begin
+
+    def row(self, _: int = 0) -> None:
+        """Called before every row; raises TimeIsOver."""
+        self.rows += 1
+        if self._over(0.0):
+            raise TimeIsOver("the time is over")
+
+    def batch(self) -> bool:
+        """Called after every batch; whether the next one would end too late."""
+        self.batches += 1
+        now = time.monotonic()
+        before, self._batch_at = self._batch_at or self._began, now
+        return self._over(now - before)
+
+    def _over(self, ahead_s: float) -> bool:
+        kept_s = min(self.evaluation_s, _EXPECTED_SHARE * self.total_s)
+        over = self.passed_s + ahead_s + kept_s > _LAST * self.total_s + _SLACK_S
+        return over and self.bounded and self.batches >= self.least_batches
+
+    def evaluation_begins(self) -> None:
+        self._evaluating_at = time.monotonic()
+
+    def evaluation_ends(self) -> None:
+        """The next one may take as long, or longer if this one was not played to its end."""
+        self.evaluation_s = max(self.evaluation_s, time.monotonic() - self._evaluating_at)
+        self._batch_at = time.monotonic()
+
+    def evaluation_late(self, is_last: bool) -> bool:
+        """Whether an evaluation takes too long, as it may where episodes are long."""
+        took_s = time.monotonic() - self._evaluating_at
+        late = took_s > _EVALUATION_SHARE * self.total_s + _SLACK_S
+        if is_last:
+            late = late and self.passed_s > _LAST_EVALUATION * self.total_s
+        return late and self.bounded
 
     @property
     def total_s(self) -> float:
@@ -231,7 +299,10 @@ class TimeBudget:
 
     def steps_left(self) -> float:
         """The env_steps that fit into the time that is left."""
-        left_s = self.total_s - (time.monotonic() - self.begin) - self.start_s
+        left_s = self.total_s - self.passed_s - self.start_s
+        # A run that has begun has made them.
+        left_s -= 0.0 if self._began else self.making_s
+        left_s -= min(self.evaluation_s, _EXPECTED_SHARE * self.total_s)
         return self.start_steps + self.speed * max(left_s, 0.0) * _OF_TRAINING
 
     def correction(self, env_steps: int, total: int, seconds: float) -> int | None:
@@ -250,7 +321,7 @@ class TimeBudget:
             return None
         self.checks = False
         speed = (env_steps - self._first[0]) / passed
-        left_s = self.total_s - (time.monotonic() - self.begin)
+        left_s = self.total_s - self.passed_s
         needed_s = (total - env_steps) / max(speed, 1e-9) / _OF_TRAINING
         if left_s / _FAR_OFF <= needed_s <= _FAR_OFF * left_s:
             return None
@@ -290,6 +361,9 @@ def measure(loaded: Loaded, budget: TimeBudget, train: TrainOnce) -> Loaded:
             f"minutes must have environments that can be made again, got {loaded.env.source}: "
             "give a function that makes it, or total_steps"
         )
+    if (told := _slow_making(loaded, budget)) is not None:
+        budget.notes.append(told)
+        return with_total(loaded, max(rounded(budget.steps_left()), _least(loaded)), budget.minutes)
     automatic = loaded.config.runtime.compile == "auto"
     if automatic and loaded.config.runtime.device != "cpu":
         automatic = resolved(loaded)[0]["runtime.compile"] != "graph"
@@ -300,6 +374,7 @@ def measure(loaded: Loaded, budget: TimeBudget, train: TrainOnce) -> Loaded:
         _measured(_compiling(timed, "on"), budget, train)
         timed = _fitting(loaded, budget)
     total = timed.config.total_env_steps
+    _tell_too_short(loaded, budget, total)
     budget.notes.append(
         f"minutes={budget.minutes:g}: at {budget.speed:,.0f} env_steps/s the run has {total:,} "
         "env_steps"
@@ -311,11 +386,71 @@ def _compiling(loaded: Loaded, how: str) -> Loaded:
     return replace(loaded, config=loaded.config.changed("runtime", {"compile": how}))
 
 
+def _slow_making(loaded: Loaded, budget: TimeBudget) -> str | None:
+    """A note if making the environments takes so much of the time that they are not made only to
+    measure a speed.  One of them is made, and plays for a moment.
+    """
+    from quintet.uniform import random_rows
+
+    env, config = loaded.env, loaded.config
+    if not env.can_be_spread:
+        return None
+    count, runtime = config.env.num_streams, config.runtime
+    together = 1 if runtime.kind == "serial" else max(1, runtime.num_workers or 1)
+    begin = time.monotonic()
+    with redirect_stderr(io.StringIO()), closing(make_group_env(env, env.streams_of(1))) as made:
+        make_s = (time.monotonic() - begin) / made.num_streams
+        played_s, rows, budget.start_s = 1e-6, 0, 0.0
+        for row in random_rows(made, _LOOK_ROWS, seed=0):
+            rows = row.number - 1
+            if rows < 1:  # the reset, and the first step, in which more may be made
+                budget.start_s += row.seconds / made.num_streams * count / together
+            elif played_s < min(1.0, _SHARE * budget.total_s):
+                played_s += row.seconds
+            else:
+                break
+        budget.speed = max(rows, 1) * made.num_streams * together / played_s
+    budget.start_s += _least(loaded) / budget.speed
+    budget.making_s = make_s * count / together
+    budget.evaluation_s = make_s * min(config.eval.episodes, _EVALUATION_STREAMS)
+    if budget.making_s <= _MAKING_SHARE * budget.total_s:
+        return None
+    _tell_too_short(loaded, budget, 0)
+    return (
+        f"minutes={budget.minutes:g}: the {count} environments take about {budget.making_s:.2g} s "
+        "to be made, so the speed is not measured, and the run ends when the time is over"
+    )
+
+
+def _least(loaded: Loaded) -> int:
+    """Env_steps of a batch of each policy."""
+    return batch_steps(loaded.config) * loaded.config.population.size
+
+
+def _tell_too_short(loaded: Loaded, budget: TimeBudget, total: int) -> None:
+    """Tells at once that the least run takes longer than the time."""
+    least_s = budget.passed_s + budget.making_s + budget.evaluation_s
+    least_s += max(budget.start_s, _least(loaded) / budget.speed)
+    if total <= _least(loaded) and least_s > _FULL * budget.total_s:
+        _tell(budget, least_s)
+
+
+def _tell(budget: TimeBudget, least_s: float) -> None:
+    print(
+        f"warning: minutes={budget.minutes:g} is too short for this run, which takes about "
+        f"{least_s / 60:.2g} minutes to make its environments ({budget.making_s:.2g} s), to learn "
+        f"from one batch and to evaluate ({budget.evaluation_s:.2g} s or more), and ends "
+        "then: give it more, or fewer streams, shorter unrolls or --eval.episodes 0",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
 def _fitting(loaded: Loaded, budget: TimeBudget) -> Loaded:
     """The configuration with the env_steps that fit, at least one batch of each policy."""
     config = loaded.config
     policies = config.population.size
-    total = max(rounded(budget.steps_left()), batch_steps(config) * policies)
+    total = max(rounded(budget.steps_left()), _least(loaded))
     timed = with_total(loaded, total, budget.minutes)
     if faults := size_faults(timed.config, total // policies):
         raise ConfigError(
@@ -344,10 +479,15 @@ def _measured(loaded: Loaded, budget: TimeBudget, train: TrainOnce) -> None:
             update={"total_env_steps": steps, "run_dir": Path(folder) / "run"}
         )
         trial = replace(loaded, config=config, overwrite=False)
+        limit = TimeBudget((probe.most_s + _SLACK_S) / 60.0, checks=False, least_batches=0)
         # The run itself will say it again.
-        with redirect_stderr(io.StringIO()):
-            train(trial, probe)
-    budget.speed = max(probe.speed, 1e-6)
+        try:
+            with redirect_stderr(io.StringIO()):
+                train(trial, probe, limit)
+        except TimeIsOver:
+            # What one environment has shown is not far off.
+            probe.speed, probe.start_s, probe.start_steps = budget.speed, budget.start_s, 0.0
+    budget.speed, budget.making_s = max(probe.speed, 1e-6), limit.making_s
     budget.start_s, budget.start_steps = probe.start_s, probe.start_steps
 
 

@@ -18,7 +18,7 @@ from quintet.config.choices import Doubt
 from quintet.config.resolve import Loaded
 from quintet.config.run import RunConfig
 from quintet.envs.vector import EnvDescription
-from quintet.errors import EnvironmentFault, NonFiniteError, QuintetError
+from quintet.errors import EnvironmentFault, NonFiniteError, QuintetError, TimeIsOver
 from quintet.observe.log import RunLog
 from quintet.observe.metrics import policy_prefix
 from quintet.observe.pace import Pace
@@ -106,7 +106,7 @@ class Trainer:
         self.marks = Marks(config, spaces, folder)
         self.live = LiveRun(folder.path, policies, lambda: self.counters.env_steps)
         self.max_cut_frac: float | None = None
-        self.finished = self._save_requested = False
+        self.finished = self._save_requested = self._time_is_over = False
         self.budget: TimeBudget | None = None
         self.stop = StopRequest(self._tell_stopping, self._abandon)
         self._saved_at = time.monotonic()  # or begun at
@@ -232,6 +232,8 @@ class Trainer:
         self.log.stage(first_stage(self.facts))
         spent = self.counters.env_steps == self.config.total_env_steps
         status = self._evaluate_late() if spent else self._looped(sampling)
+        if self._time_is_over:
+            status = "finished"
         with self._telling:  # what is told from here on comes after the stop
             self._ended = True
         if status == "finished":
@@ -298,7 +300,7 @@ class Trainer:
 
     def save(self, exact: bool) -> None:
         """Writes a checkpoint, unless it is merely due and costs too much."""
-        wanted = exact or self.stop.made or self.asks_to_save()
+        wanted = exact or self.stop.made or self._time_is_over or self.asks_to_save()
         if not (wanted or self.saving.worth_writing(self.counters, self.reports.wall_s)):
             return
         self.folder.check()
@@ -358,7 +360,7 @@ class Trainer:
             opponent = self.past.opponent(publication.version)
             sampling.publish(replace(opponent, policy=publication.policy + 1))
 
-    def after_iteration(self, batch: Batch | None) -> bool:  # noqa: ARG002 (`learned` counted it)
+    def after_iteration(self, batch: Batch | None) -> bool:
         """Evaluates and reports when due; returns whether to stop the run."""
         for policy in self.policies:
             if policy.replay is not None and (found := policy.replay.describe_once()) is not None:
@@ -369,7 +371,10 @@ class Trainer:
         steps = self.counters.env_steps
         finished = steps >= self.config.total_env_steps
         if self.budget is not None and not (finished or self.stop.made):
-            self._look_at_the_clock(self.budget, steps)
+            if batch is None or self.budget.batch():
+                finished = self._ends_here(self.budget)
+            else:
+                self._look_at_the_clock(self.budget, steps)
         evaluated = False
         # A stop waits for the last one, without which a finished run would keep an older score.
         due = finished or not self.stop.made
@@ -387,7 +392,22 @@ class Trainer:
             self._ask(self.on_report, self.reports.last)
         else:
             self.reports.show(self.counters, self.log)
-        return self.stop.made
+        return self.stop.made or self._time_is_over
+
+    def _ends_here(self, budget: "TimeBudget") -> bool:
+        """Makes the env_steps so far the whole budget of the run, as its time is over."""
+        steps, total = self.counters.env_steps, self.config.total_env_steps
+        self.config = self.config.model_copy(update={"total_env_steps": steps})
+        self.evaluations.config = self.saving.config = self.config
+        self.saving.options["total_env_steps"] = steps
+        self.folder.write_options(self.saving.options)
+        self.counters.discard_waiting()
+        self._time_is_over = True
+        self.log.say(
+            f"minutes={budget.minutes:g}: the time is over after {steps:,} of {total:,} env_steps, "
+            "so the run ends here; schedules had the larger number"
+        )
+        return True
 
     def _look_at_the_clock(self, budget: "TimeBudget", steps: int) -> None:
         """Raises BudgetChanged, at most once, if the run is much too fast or slow for its time."""
@@ -427,6 +447,8 @@ class Trainer:
         self.log.stage("evaluating")
         before = self.timer.switch("evaluation")
         steps, found = self.counters.env_steps, {}
+        if self.budget is not None:
+            self.budget.evaluation_begins()
         policies = [each.policy() for each in self.policies]
         for index, each in enumerate(self.policies):
             scores = self.evaluations.play(policies, index, steps, self._stop_evaluating)
@@ -441,11 +463,29 @@ class Trainer:
             self._ask(self.callbacks.evaluation, self.live, scores)
         self.live.evaluated = 0
         self.timer.switch(before)
+        if self.budget is not None:
+            self._look_at_evaluation(self.budget, steps)
         return bool(found)
+
+    def _look_at_evaluation(self, budget: "TimeBudget", steps: int) -> None:
+        """Tells if an evaluation was left out because it took too long."""
+        is_last = steps >= self.config.total_env_steps
+        late = not self.stop.made and self.evaluations.left_out(steps)
+        budget.evaluation_ends()
+        if late and is_last:
+            self.log.warn(
+                "the last evaluation was left out, as the time is over: the same command plays it"
+            )
+        elif late:
+            self.evaluations.evaluated_steps = steps
+            self.log.say("an evaluation was left out, as it takes too long for the time of the run")
 
     def _stops(self, error: QuintetError) -> bool:
         """Whether to stop after an error of sampling: one of an environment is raised when the run
         is saved; others are only told, if a stop was made."""
+        if isinstance(error, TimeIsOver) and self.counters.env_steps:
+            self.after_iteration(None)
+            return True
         if isinstance(error, EnvironmentFault) and self.counters.env_steps and not self.stop.made:
             self._raised, self.stop.made = error, True
         elif self.stop.made:
@@ -456,6 +496,9 @@ class Trainer:
         """Called at every step of an evaluation; the timer's switch shows `Watch` that it is not
         stuck."""
         self.timer.switch("evaluation")
+        is_last = self.counters.env_steps >= self.config.total_env_steps
+        if self.budget is not None and self.budget.evaluation_late(is_last):
+            return True
         if not self.stop.made or self.counters.env_steps < self.config.total_env_steps:
             return self.stop.made
         if not self._saved_for_stop:  # what stops it may not wait for the end

@@ -359,6 +359,7 @@ class SerialSampling:
             first_stream += env.num_streams
         self.seed, self.timer, self.threads = seed, timer, options.threads
         self.steppers = options.steppers
+        self.on_row: Callable[[int], None] | None = None
         self.delivery = Delivery(plan, first_stream, assignment, options.may_lag)
 
     def publish(self, publication: Publication) -> None:
@@ -395,7 +396,7 @@ class SerialSampling:
             return rows_for(wanted - executed, self.delivery.num_streams)
 
         with torch_threads(self.threads):
-            unroll(self.groups, self.slots, self.timer, more=more)
+            unroll(self.groups, self.slots, self.timer, self.on_row, more)
 
     def report(self) -> dict[str, float]:
         count = sum(each.num_processes for each in self.steppers if each.num_processes > 1)

@@ -1,7 +1,10 @@
 """A budget in minutes: the number of env_steps that it becomes, and runs that have it."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from quintet.config.layers import Layer
 from quintet.config.resolve import batch_steps
 from quintet.config.run import RunConfig
 from quintet.config.saved import load_config
-from quintet.errors import CheckpointError, ConfigError
+from quintet.errors import CheckpointError, ConfigError, TimeIsOver
 from quintet.run import launch, time_budget
 from quintet.run.time_budget import TimeBudget, rounded
 from quintet.system import run_record
@@ -317,7 +320,7 @@ def test_a_measurement_needs_the_disk_of_the_run_alone(tmp_path: Path):
     """And no more of it for replay than an interval between checkpoints of a short run needs."""
     seen: list[RunConfig] = []
 
-    def train(trial: Any, probe: Any) -> None:
+    def train(trial: Any, probe: Any, _: TimeBudget) -> None:
         seen.append(trial.config)
         assert trial.config.run_dir.is_relative_to(tmp_path)
         trial.config.run_dir.mkdir()
@@ -333,6 +336,89 @@ def test_a_measurement_needs_the_disk_of_the_run_alone(tmp_path: Path):
         assert interval * batch_steps(config) <= 50_000
     assert timed.config.checkpoint.interval_iterations == "auto"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_is_too_slow_ends_with_its_time(
+    tmp_path: Path, measured: list[float], monkeypatch: pytest.MonkeyPatch
+):
+    """With a policy, an evaluation, and its env_steps as its budget."""
+    monkeypatch.setattr(TimeBudget, "correction", lambda *_: None)
+    measured.append(1e7)
+    config = {"eval.episodes": 2, "eval.interval": 10**9, "runtime.compile": "off"}
+    began = time.monotonic()
+    result = train(tmp_path, 0.03, **config)
+    assert time.monotonic() - began < 30.0
+    assert result.status == "finished"
+    steps = result.metrics["env_steps"]
+    assert 64 <= steps == options(tmp_path)["total_env_steps"] < 1e6
+    assert "eval/return_mean" in result.metrics
+    assert (tmp_path / "policy").is_dir()
+    assert (tmp_path / "best").is_dir()
+    log = (tmp_path / "log.txt").read_text()
+    assert f"the time is over after {steps:,.0f} of 16,000,000 env_steps" in log
+    again = train(tmp_path, 0.03, **config)
+    assert (again.status, again.metrics["env_steps"]) == ("finished", steps)
+    assert "this run is finished" in (tmp_path / "log.txt").read_text()
+
+
+def test_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch):
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    budget = TimeBudget(1.0, 0.0)
+    budget.run_begins()
+    now = 100.0
+    budget.row()  # a run has one batch
+    assert budget.batch()
+    with pytest.raises(TimeIsOver):
+        budget.row()
+    budget = TimeBudget(1.0, 0.0)
+    for now, ends in ((10.0, False), (30.0, False), (50.0, True)):  # noqa: B007
+        assert budget.batch() == ends, "the next one would end at 70 s"
+    budget.evaluation_begins()
+    now = 55.0
+    assert not budget.evaluation_late(False)
+    now = 60.0
+    assert budget.evaluation_late(False)
+    assert not budget.evaluation_late(True)
+    now = 66.0
+    assert budget.evaluation_late(True)
+    budget.evaluation_ends()
+    assert budget.evaluation_s == 16.0
+    budget = TimeBudget(1.0, 0.0, evaluation_s=16.0)
+    now = 38.0
+    budget.run_begins()
+    now = 40.0
+    assert not budget.batch()
+    now = 47.0
+    assert budget.batch(), "the last evaluation has its time too"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kwargs", "told"),
+    [
+        ({"making": 1.5}, True),
+        ({"reset": 1.0}, True),
+        ({"reset": 0.1}, False),
+        ({"after": 400, "step": 0.002}, False),
+        ({"length": 3_000, "step": 0.0005}, False),
+        ({"closing": 0.2}, False),
+        ({"first": 1.0}, False),
+    ],
+    ids=["making", "reset", "some reset", "falling", "long episodes", "closing", "first step"],
+)
+def test_the_time_is_kept_or_told_at_once(tmp_path: Path, kwargs: dict[str, Any], told: bool):
+    words = ["ppo", "--env", "hostile_helpers:Hostile", "--env.kwargs", json.dumps(kwargs)]
+    command = [sys.executable, "-m", "quintet", "train", *words, "--minutes", "0.5"]
+    command += ["--run-dir", str(tmp_path / "run")]
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    begin = time.monotonic()
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, cwd=tmp_path)
+    took_s = time.monotonic() - begin
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "policy").is_dir()
+    assert ("is too short for this run" in done.stderr) == told
+    assert told or took_s < 33.0 + 4.0, "and the start of the command"
 
 
 def test_a_short_run_is_measured(tmp_path: Path):

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from conformance import LEARNERS
+from conformance_helpers import LEARNERS
 
 from quintet.algorithms.parts.schedule import schedule_warnings
 
