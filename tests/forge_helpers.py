@@ -1,7 +1,11 @@
-"""Run folders whose files say something hostile, with hashes that fit, drawn by a seed."""
+"""Run folders, and folders of several runs, whose files say something hostile, with hashes that
+fit, drawn by a seed.
+"""
 
 import hashlib
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,7 @@ HOSTILE: list[Any] = [
     None, True, False, 0, 1, -1, 3, 0.5, -1e-300, 1e308, float("nan"), float("inf"), 2**31, 2**63,
     -(2**63) - 1, 10**400, 10**12, "", " ", "x", "latest", "../../x", "$\\foo$", "a\nb\x1b[31m",
     "\ud800", "9" * 400, "A" * 100_000, [], [1], [None], {}, {"": 0}, {"kind": "box"}, [[0.5, "x"]],
-    [0] * 1_000, DEEP, "ppo", "float32", "object", ["a", "a"],
+    [0] * 1_000, DEEP, "ppo", "float32", "object", ["a", "a"], "canary:sing", ["wandb"],
 ]  # fmt: skip
 
 
@@ -41,9 +45,13 @@ def as_text(document: Any) -> bytes:
     return text.replace(json.dumps(DEEP), "[" * 90 + "]" * 90).encode("utf-8", "surrogatepass")
 
 
+JOURNALS = ("race.json", "sweep.json")
+
+
 def files_of(folder: Path) -> list[Path]:
     """All files of a run that hold values by name."""
     kinds = ("meta.json", "run.json", "population.jsonl", "metrics.jsonl", "config.yaml")
+    kinds += JOURNALS
     return sorted(path for path in folder.rglob("*") if path.name in kinds)
 
 
@@ -91,3 +99,96 @@ def forge(folder: Path, rng: np.random.Generator) -> str:
     found[which] = replaced(found[which], at, value)
     write(file, found)
     return f"{told} = {str(value)[:30]!r}"
+
+
+# Folders of several runs
+
+_DAMAGES = (b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"version": 1}', b"1" * 5_000)
+_NEW = (
+    "race", "race/a", "race/x", "race/race.html", "trials", "trials/0009", "fresh", "fresh/0002",
+    "fresh/0001/s1", "s1", "s2", "policy", "checkpoints", "best", "race/.tmp-race.json",
+    ".tmp-sweep.json", ".tmp-journal.log", "journal.log", "trials.csv", ".lock", "log.txt",
+)  # fmt: skip
+_VALUES: list[tuple[str, Any]] = [
+    ("state", "moving"), ("state", "finished"), ("winner", "x"), ("winner", "../../mine"),
+    ("counts", []), ("rung", 99), ("jobs", 0), ("jobs", 10**6), ("leg_s", [1e300]), ("asked", []),
+    ("runners", []), ("trials", []), ("spent_s", "long"), ("spent_s", -1.0), ("totals", {"a": 0}),
+]  # fmt: skip
+_OPTIONS = {
+    "report.sinks": ["wandb"], "cluster.address": "10.0.0.1:6379", "model.encoder": "canary:sing",
+    "env.id": "canary:sing", "init_from": "../mine", "unroll_steps": 10**9, "run_dir": "../mine",
+    "model.policy_hidden": [10**6] * 4, "env.num_streams": 10**6,
+    "learning_rate_schedule": "canary:sing",
+}  # fmt: skip
+
+
+def forge_folder(folder: Path, mine: Path, rng: np.random.Generator) -> str:
+    """Forges the folder of a race, a sweep, a group of seeds or a population; says how.
+
+    mine: a folder to which links lead.
+    """
+    journals = [path for name in JOURNALS for path in folder.rglob(name)]
+    draw = int(rng.integers(10))
+    if draw < 4:
+        return _linked(folder, mine, rng)
+    if draw < 6 and journals:
+        return _journal(journals[0], rng)
+    if draw < 7:
+        every = journals or files_of(folder)
+        file = every[int(rng.integers(len(every)))]
+        data = bytearray(file.read_bytes())
+        if rng.integers(2) and data:
+            data[int(rng.integers(len(data)))] ^= 1 << int(rng.integers(8))
+        else:
+            data = bytearray(_DAMAGES[int(rng.integers(len(_DAMAGES)))])
+        file.write_bytes(data)
+        return f"{file.relative_to(folder)} damaged"
+    return forge(folder, rng)
+
+
+def _linked(folder: Path, mine: Path, rng: np.random.Generator) -> str:
+    """A link, a second name, a pipe or a socket in a place that a command may use."""
+    there = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.name != "wandb"]
+    places = [*map(Path, _NEW), *there]
+    if rng.integers(2):  # places above files of runs
+        places = [each for each in places if len(each.parts) < 3]
+    place = folder / places[int(rng.integers(len(places)))]
+    if os.path.lexists(place):
+        shutil.rmtree(place) if place.is_dir() else place.unlink()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    targets = [mine, mine / "s1", mine / "thesis.txt", mine / "s1" / "metrics.jsonl", mine / "none"]
+    target = targets[int(rng.integers(len(targets)))]
+    kind = int(rng.integers(8))
+    if kind == 0:
+        os.mkfifo(place)
+        said = "a pipe"
+    elif kind == 1 and target.is_file():
+        os.link(target, place)
+        said = f"another name of {target.name}"
+    elif kind == 2:
+        place.symlink_to(os.path.relpath(target, place.parent))
+        said = f"a relative link to {target.name}"
+    else:
+        place.symlink_to(target)
+        said = f"a link to {target.name}"
+    path = folder / "race" / "race.json"
+    if place.parent == folder / "race" and path.is_file() and rng.integers(2):
+        held = json.loads(path.read_text())
+        path.write_text(json.dumps({**held, "state": "moving", "winner": place.name}))
+        said += ", which is moved"
+    return f"{place.relative_to(folder)} is {said}"
+
+
+def _journal(path: Path, rng: np.random.Generator) -> str:
+    held = json.loads(path.read_text())
+    if held.get("runners") and rng.integers(2):
+        names = sorted(_OPTIONS)
+        name = names[int(rng.integers(len(names)))]
+        held["runners"][0]["options"][name] = _OPTIONS[name]
+        said = f"{name}={_OPTIONS[name]!r:.30}"
+    else:
+        name, value = _VALUES[int(rng.integers(len(_VALUES)))]
+        held[name] = value
+        said = f"{name}={value!r:.30}"
+    path.write_text(json.dumps(held))
+    return f"{path.name} with {said}"

@@ -83,12 +83,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Opening:
-    """Paragraphs, a table and pictures before the runs of a page."""
+    """Paragraphs, a table and pictures before the runs of a page; names: of the runs there, by
+    folder, where they are not those of their folders.
+    """
 
     said: Sequence[str]
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     pictures: Sequence[Picture]
+    names: Mapping[str, str]
 
 
 def page(
@@ -120,7 +123,15 @@ def page(
         for env, own in by_env.items()
         if opening is None
     ]
-    entries = [_entry(run, None if marks is None else marks[str(run.folder)]) for run in runs]
+    names = {} if opening is None else opening.names
+    entries = [
+        _entry(
+            run,
+            None if marks is None else marks[str(run.folder)],
+            names.get(str(run.folder), run.folder.name),
+        )
+        for run in runs
+    ]
     return template.render(title=text(title), opening=opening, sections=sections, entries=entries)
 
 
@@ -164,7 +175,7 @@ def _pictures(runs: Sequence[RunSummary]) -> list[Picture]:
     return [Picture(title, address(data)) for title, data in found if data is not None]
 
 
-def _entry(run: RunSummary, marks: Sequence[Mark] | None) -> Entry:
+def _entry(run: RunSummary, marks: Sequence[Mark] | None, name: str) -> Entry:
     health = health_over_time(run.reports)
     rows = [(name, text(value), run.sources.get(name, "")) for name, value in run.options.items()]
     given = [row for row in rows if row[2] and not row[2].startswith("default")]
@@ -178,7 +189,7 @@ def _entry(run: RunSummary, marks: Sequence[Mark] | None) -> Entry:
     ]
     return Entry(
         run=run,
-        name=text(run.folder.name),
+        name=text(name),
         score=score,
         time="-" if run.wall_s is None else clock(run.wall_s),
         steps=run.steps,

@@ -58,6 +58,12 @@ class Asked:
         return 60.0 * self.minutes
 
     @property
+    def ways(self) -> tuple[str, ...]:
+        """The ways to act in evaluations: both, unless the user chose one."""
+        greedy = self.values.get("eval.greedy")
+        return ("greedy", "sampled") if greedy is None else ("greedy" if greedy else "sampled",)
+
+    @property
     def folder(self) -> Path:
         """The given folder, else ``runs/auto-ENV-sSEED``."""
         found = find_run_dir(NAME, self.values)

@@ -24,9 +24,16 @@ from quintet.race import plan as plans
 from quintet.race.asked import Asked, as_asked
 from quintet.race.choosing import Able, compiles, examined, load
 from quintet.race.journal import FOLDER, Journal, Look, Runner
-from quintet.race.page import interval
 from quintet.race.portfolio import Entry
-from quintet.race.standing import course_in_words, options_in_words, ranked, standing
+from quintet.race.score import better_sampled, score
+from quintet.race.standing import (
+    all_failed,
+    behind,
+    course_in_words,
+    options_in_words,
+    ranked,
+    standing,
+)
 from quintet.run import seed_group, seeds
 from quintet.run.folder import move_aside
 from quintet.run.seed_group import Member, Outcome
@@ -47,6 +54,8 @@ _USUAL = 10_000.0
 _OF_TRAINING = 0.98  # of the last leg, for which speeds are not exact
 _READY_S = 300.0
 _GRACE_S, _GRACE_SHARE = 20.0, 0.2  # after which an entry that does not stop is killed
+_CATCH_UP_SHARE = 0.15  # of the time left, which the default may take to have had as many env_steps
+_MORE_THAN_WANTED = 1.3  # since its process starts, and speeds vary
 _BATCH_SHARE = 0.15  # of the first leg, in which the environment makes at most a batch
 
 
@@ -224,7 +233,7 @@ class _Race:
             self.say(line)
         kind = self._kind.replace("_", ", ")
         self.say(
-            f"{kind}: {count} entr{'y' if count == 1 else 'ies'}, {jobs} at a "
+            f"{kind}: {count} candidate{'' if count == 1 else 's'}, {jobs} at a "
             f"time; {course_in_words(found)}"
         )
         runners = [
@@ -294,34 +303,39 @@ class _Race:
                 return
         inside = [each for each in self.journal.runners if not each.out]
         if not inside:
-            raise QuintetError(self._all_failed())
-        order = ranked(inside)
+            raise QuintetError(all_failed(self.folder / FOLDER, self.journal.runners))
         if last:
-            self._end(order)
-            return
-        stay = self.journal.counts[self.journal.rung + 1]
+            self._end(ranked(inside))
+        else:
+            self._drop(self.journal.counts[self.journal.rung + 1])
+
+    def _drop(self, stay: int) -> None:
+        """Lets the entries fall out that are worse than the best `stay`, and begins the next rung.
+
+        The default does not fall out before it has had as many env_steps as those that stay: it
+        trains until then where that takes little of the time, else it stays too.
+        """
+        first = self.journal.runners[0].name
+        order = ranked([each for each in self.journal.runners if not each.out])
+        if target := behind(order, stay, first):
+            runner = next(each for each in order if each.name == first)
+            look = runner.looks[-1]
+            wants_s = (target - look.env_steps) / max(look.speed, 1e-6) + (look.evaluation_s or 0.0)
+            leg_s = max(plans.SHORTEST_S, _MORE_THAN_WANTED * wants_s)
+            if leg_s <= _CATCH_UP_SHARE * self.left_s:
+                self.say(f"{first} trains on to {target:,} env_steps, as the others have had")
+                self._batch([runner], leg_s, last=False)
+                if self.stopped:
+                    return
+                order = ranked([each for each in self.journal.runners if not each.out])
+        beside = first if behind(order, stay, first) else ""
         for place, each in enumerate(order):
-            if place >= stay:
+            if place >= stay and each.name != beside:
                 reason = f"place {place + 1} of {len(order)} in round {self.journal.rung + 1}"
                 self.update(each.name, out=reason, out_at_s=self.spent_s)
-        self.say(f"round {self.journal.rung + 1}: {standing(order, stay)}")
+        self.say(f"round {self.journal.rung + 1}: {standing(order, stay, beside)}")
         self.keep(rung=self.journal.rung + 1, rung_s=0.0)
         self._picture()
-
-    def _all_failed(self) -> str:
-        """The reason why no entry won, and the best policy so far."""
-        runners = self.journal.runners
-        first = max((x for x in runners if x.failed), key=lambda each: len(each.looks))
-        if not first.looks:
-            return f"no candidate trained; the first reason, of {first.name}: {first.out}"
-        rungs = max(len(each.looks) for each in runners)
-        best = ranked([each for each in runners if len(each.looks) == rungs])[0]
-        place = shown(self.folder / FOLDER / best.name)
-        return (
-            f"no candidate trained to the end; the reason, of {first.name}: {first.out}\n"
-            f"the best policy so far is that of {best.name}, with {interval(best.looks[-1])}: "
-            f"quintet eval {place}"
-        )
 
     def _batch(self, batch: Sequence[Runner], leg_s: float, *, last: bool) -> None:
         """Runs entries side by side for the time of a leg, and stores how they did."""
@@ -346,6 +360,7 @@ class _Race:
                 "training_s": training_s,
                 "most_s": leg_s - min(1.0, 0.02 * leg_s),
                 "seed": SEED + 1_000 * self.journal.rung,
+                "ways": self.asked.ways,
                 "last": last,
                 "minutes": None,
             }
@@ -396,8 +411,9 @@ class _Race:
             return
         if answer.get("status") == "ran":
             look = self._look(runner, answer, passed_s)
-            self.update(runner.name, looks=[*runner.looks, look], begun_s=0.0)
-            self.say(f"{runner.name}: {interval(look)} after {look.env_steps:,} env_steps")
+            looks = [*runner.looks[: self.journal.rung], look]  # one of each rung
+            self.update(runner.name, looks=looks, begun_s=0.0)
+            self.say(f"{runner.name}: {score(look)} after {look.env_steps:,} env_steps")
             return
         if answer.get("status") == "late":
             self._fails(runner, f"it had not begun to train within its {leg_s:.0f} s")
@@ -419,15 +435,17 @@ class _Race:
             before = runner.looks[-1]
             speed = speed or before.speed
             if training is None:
-                training = before.mean if before.training is None else before.training
+                training = score(before).mean if before.training is None else before.training
+        evaluated = answer["returns"] or answer["sampled"]
         return Look(
             returns=answer["returns"],
+            sampled=answer["sampled"],
             env_steps=answer["env_steps"],
             at_s=self.spent_s,
             speed=speed or answer["env_steps"] / passed_s,
             training=training,
             wall_s=_trained_s(self.folder / FOLDER / runner.name),
-            evaluation_s=answer["evaluation_s"] if answer["returns"] else None,
+            evaluation_s=answer["evaluation_s"] if evaluated else None,
         )
 
     def _fails(self, runner: Runner, reason: str) -> None:
@@ -443,6 +461,8 @@ class _Race:
         for place, each in enumerate(others, 2):
             self.update(each.name, out=f"place {place} at the end", out_at_s=self.spent_s)
         self.say(f"at the end: {standing(order, 1)}")
+        if said := better_sampled(first.looks[-1]):
+            self.say(f"{first.name}: {said}")
         self.keep(winner=first.name, state="moving")
 
     def _move(self) -> None:

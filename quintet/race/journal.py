@@ -30,6 +30,7 @@ def _harmless(value: Any) -> Any:
     return value
 
 
+Returns = Annotated[list[Finite], Field(max_length=1_000)]
 Value = Annotated[Any, AfterValidator(_harmless)]
 
 _CALLED = ("env.id", "env.kwargs", "eval.env.id", "eval.env.kwargs", "init_from")
@@ -46,25 +47,21 @@ def _calls_nothing(options: dict[str, Any]) -> dict[str, Any]:
 class Look(Checked):
     """The evaluation of an entry at the end of a rung.
 
-    returns: of its episodes, in raw reward units; training: mean return of the last training
-        episodes, with sampled actions; at_s: seconds of the race, at its end.
+    returns, sampled: of its episodes with greedy and with sampled actions, in raw reward units;
+        training: mean return of the last training episodes, with sampled actions; at_s: seconds of
+        the race, at its end.
     env_steps: trained so far; speed: env_steps per second of training in this rung; wall_s:
         seconds of training so far, evaluation_s: of the evaluation, where they are known.
     """
 
-    returns: Annotated[list[Finite], Field(max_length=1_000)]
+    returns: Returns
+    sampled: Returns = Field(default=[])
     env_steps: Count
     at_s: Seconds
     speed: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)] = 0.0
     training: Finite | None = None
     wall_s: Seconds | None = None
     evaluation_s: Seconds | None = None
-
-    @property
-    def mean(self) -> float | None:
-        """Mean of the returns; that of training if no episode was evaluated; None: no episode of
-        either has ended."""
-        return sum(self.returns) / len(self.returns) if self.returns else self.training
 
 
 @final
@@ -125,7 +122,9 @@ class Journal(Checked):
         self._require_plan()
         for each in self.runners:
             if not each.out and not self.rung <= len(each.looks) <= self.rung + 1:
-                raise ValueError(f"{each.name} must have {self.rung} or {self.rung + 1} looks")
+                raise ValueError(
+                    f"{each.name} must have {self.rung} or {self.rung + 1} evaluations"
+                )
             if each.name == self.winner and (each.out or not each.looks):
                 raise ValueError(f"{each.name} must have come to the end, since it is the winner")
         if self.runners and all(each.out and not each.failed for each in self.runners):

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
@@ -106,9 +107,9 @@ def _leg(loaded: "Loaded", payload: dict[str, Any]) -> dict[str, Any]:
     """Trains until `training_s`, or to the end of the run, and plays episodes until `most_s`, both
     seconds after `begin`; the answer of the process.
 
-    payload: also `seed`, of the episodes; `last`, whether the run has to be finished; and
-    `minutes`, of a run whose number of env_steps is not known.  An empty one only shows that a
-    process can begin.
+    payload: also `seed`, of the episodes; `ways` to act in them, ``greedy`` or ``sampled``;
+    `last`, whether the run has to be finished; and `minutes`, of a run whose number of env_steps
+    is not known.  An empty one only shows that a process can begin.
     """
     if "begin" not in payload:
         return {"status": "ready"}
@@ -147,10 +148,11 @@ def _leg(loaded: "Loaded", payload: dict[str, Any]) -> dict[str, Any]:
             return {"status": "stopped"}
     training = heard.training
     begin = clock.passed_s
-    returns = _returns(result.policy, loaded, payload["seed"], payload["most_s"], clock)
+    returns = _returns(result.policy, loaded, payload, clock)
     return {
         "status": "ran",
-        "returns": returns,
+        "returns": returns.get("greedy", []),
+        "sampled": returns.get("sampled", []),
         "evaluation_s": clock.passed_s - begin,
         "env_steps": int(result.metrics["env_steps"]),
         "speed": heard.speed,
@@ -182,32 +184,34 @@ def _ends_after(loaded: "Loaded", env_steps: int) -> "Loaded":
 
 
 def _returns(
-    policy: "Policy", loaded: "Loaded", seed: int, most_s: float, clock: _Clock
-) -> list[float]:
-    """Returns of whole episodes, in blocks that begin while there is time.  A block that has no
-    time to end does not count: its short episodes would stand for all.
+    policy: "Policy", loaded: "Loaded", payload: Mapping[str, Any], clock: _Clock
+) -> dict[str, list[float]]:
+    """Returns of whole episodes by the way to act, in blocks that begin while there is time, of
+    each way in turn, on the same seeds.  A block that has no time to end does not count: its short
+    episodes would stand for all.
     """
     from quintet.evaluation import evaluate_in
     from quintet.play import How
 
-    found: list[float] = []
-    options = loaded.config.eval
+    most_s: float = payload["most_s"]
+    found: dict[str, list[float]] = {each: [] for each in payload["ways"]}
     begin = clock.passed_s
-    while len(found) < _MOST_EPISODES:
+    while len(returns := min(found.values(), key=len)) < _MOST_EPISODES:
+        way = next(each for each, x in found.items() if x is returns)
         how = How(
             policy.player_on("cpu"),
             _BLOCK,
-            seed + len(found),
-            options.greedy,
+            payload["seed"] + len(returns),
+            way == "greedy",
             lambda: clock.passed_s > most_s,
             loaded.config.runtime.worker_timeout_s,
             threads=policy.threads,
         )
-        scores = evaluate_in(policy, loaded.evaluated, how, options.max_steps)
+        scores = evaluate_in(policy, loaded.evaluated, how, loaded.config.eval.max_steps)
         if not scores.complete:
             break
-        found += [float(x) for x in scores.returns]
-        block_s = (clock.passed_s - begin) * _BLOCK / len(found)
+        returns += [float(x) for x in scores.returns]
+        block_s = (clock.passed_s - begin) * _BLOCK / sum(map(len, found.values()))
         if clock.passed_s + block_s > most_s:
             break
     return found

@@ -7,39 +7,25 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from quintet.errors import QuintetError
-from quintet.observe.intervals import bootstrap_band
 from quintet.observe.pace import clock
 from quintet.observe.plots import LINES, figure_classes, line_colour, style_axes
 from quintet.observe.report_figures import WIDTH_IN, svg
 from quintet.observe.report_page import Opening, Picture, address, write_page
-from quintet.observe.run_summary import RunSummary, number, read_summary, text
-from quintet.race.journal import FOLDER, Journal, Look, Runner
+from quintet.observe.run_summary import RunSummary, read_summary, text
+from quintet.race.journal import FOLDER, Journal, Runner
+from quintet.race.score import score
 from quintet.system import files
 from quintet.system.files import shown
 
 _COLUMNS = (
-    "entry", "learner", "rung", "at_s", "env_steps", "return_mean", "low", "high", "episodes",
-    "training_return", "out_at_s", "out",
+    "entry", "learner", "rung", "at_s", "env_steps", "actions", "return_mean", "low", "high",
+    "greedy_episodes", "sampled_episodes", "training_return", "out_at_s", "out",
 )  # fmt: skip
-
-
-def interval(look: Look) -> str:
-    """The mean return with its 95% bootstrap interval."""
-    if look.mean is None:
-        return "no episode ended"
-    mean = number(look.mean)
-    if len(look.returns) < 2:
-        return f"{mean} (no interval)" if look.returns else f"{mean} (of training)"
-    if len({*look.returns}) == 1:
-        return f"{mean} (all {len(look.returns)} equal)"
-    low, high = _band(look)
-    return f"{mean} [{number(low)}, {number(high)}]"
 
 
 def write(folder: Path, journal: Journal) -> list[str]:
@@ -58,37 +44,45 @@ def write(folder: Path, journal: Journal) -> list[str]:
     return told
 
 
+def by_result(journal: Journal) -> list[Runner]:
+    """The entries, the winner first, then those that came further, then those with higher scores;
+    those that failed after the others of their rung.
+    """
+
+    def place(each: Runner) -> tuple[Any, ...]:
+        mean = score(each.looks[-1]).mean if each.looks else None
+        worse = inf if mean is None else -mean
+        return each.name != journal.winner, bool(each.out), -len(each.looks), each.failed, worse
+
+    return sorted(journal.runners, key=place)
+
+
 def table(journal: Journal) -> str:
     """The rows of ``race.csv``: one for each evaluation, and one for an entry without any."""
     out = io.StringIO()
     rows = csv.writer(out)
     rows.writerow(_COLUMNS)
-    for each in journal.runners:
+    for each in by_result(journal):
         end = (f"{each.out_at_s:.1f}", each.out) if each.out else ("", "")
         for rung, look in enumerate(each.looks, 1):
-            low, high = _band(look) if len({*look.returns}) > 1 else ("", "")
-            training = "" if look.training is None else look.training
             ends = end if rung == len(each.looks) else ("", "")
-            rows.writerow(
-                [
-                    *(each.name, each.algo, rung, f"{look.at_s:.1f}", look.env_steps, look.mean),
-                    *(low, high, len(look.returns), training, *ends),
-                ]
-            )
+            cells = [
+                *(each.name, each.algo, rung, f"{look.at_s:.1f}", look.env_steps),
+                *score(look).known(),
+                *(len(look.returns), len(look.sampled), look.training, *ends),
+            ]
+            rows.writerow(["" if cell is None else cell for cell in cells])
         if not each.looks:
-            rows.writerow([each.name, each.algo, *[""] * 8, *end])
+            rows.writerow([each.name, each.algo, *[""] * 10, *end])
     return out.getvalue()
 
 
-def _band(look: Look) -> tuple[float, float]:
-    (low,), (high,) = bootstrap_band(np.array(look.returns, float)[:, None])
-    return float(low), float(high)
-
-
 def _runs(folder: Path, journal: Journal) -> dict[str, RunSummary]:
-    """Summaries of the entries that have a run, by name."""
+    """Summaries of the entries that have a run, by name; the winner's run has the folder of the
+    race.
+    """
     found = {}
-    for each in journal.runners:
+    for each in by_result(journal):
         place = folder / FOLDER / each.name
         won = each.name == journal.winner and journal.state == "finished"
         if won:
@@ -106,7 +100,8 @@ def _opening(journal: Journal, runs: Mapping[str, RunSummary]) -> Opening:
     said = [
         f"{len(journal.runners)} candidates, {journal.jobs} at the same time, in "
         f"{clock(journal.spent_s)}: {state}. Scores are mean returns of fresh episodes with 95% "
-        "bootstrap intervals; at the end of a round the candidates with the highest stay.",
+        "bootstrap intervals, with greedy or with sampled actions: those whose interval has the "
+        "higher lower end. At the end of a round the candidates with the highest scores stay.",
         *map(text, journal.told),
     ]
     rungs = max((len(each.looks) for each in journal.runners), default=0)
@@ -122,15 +117,16 @@ def _opening(journal: Journal, runs: Mapping[str, RunSummary]) -> Opening:
             each.name,
             text(each.algo),
             text(each.why),
-            *(interval(look) for look in each.looks),
+            *(str(score(look)) for look in each.looks),
             *["-"] * (rungs - len(each.looks)),
             _end_of(each, winner),
         ]
-        for each in journal.runners
+        for each in by_result(journal)
     ]
     drawn = _curves(journal, runs)
     pictures = [] if drawn is None else [Picture("Returns over time", address(drawn))]
-    return Opening(said, header, rows, pictures)
+    names = {str(run.folder): name for name, run in runs.items()}
+    return Opening(said, header, rows, pictures, names)
 
 
 def _end_of(runner: Runner, winner: str | None) -> str:
@@ -171,13 +167,12 @@ def _curve(axes: Any, place: int, runner: Runner, reports: Sequence[Mapping[str,
     axes.plot(*zip(*points, strict=True), color=colour, ls=style, lw=1.3, label=runner.name)
     at = [(x["env_steps"], x["wall_s"]) for x in reports if "wall_s" in x]
     for look in runner.looks:
-        if len(look.returns) < 2:
+        found = score(look)
+        if found.mean is None or found.low is None or found.high is None:
             continue
         wall_s = next((s for steps, s in reversed(at) if steps <= look.env_steps), at[0][1])
-        low, high = _band(look)
-        mean = look.mean or 0.0
-        band = [[max(0.0, mean - low)], [max(0.0, high - mean)]]
-        axes.errorbar([wall_s], [mean], band, color=colour, fmt="o", ms=4, capsize=2)
+        band = [[max(0.0, found.mean - found.low)], [max(0.0, found.high - found.mean)]]
+        axes.errorbar([wall_s], [found.mean], band, color=colour, fmt="o", ms=4, capsize=2)
     if runner.out:
         axes.plot(*points[-1], "x", color=colour, ms=8, mew=2)
     return len(points)

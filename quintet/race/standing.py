@@ -2,26 +2,31 @@
 
 from collections.abc import Mapping, Sequence
 from math import inf
+from pathlib import Path
 from typing import Any
 
 from quintet.race.journal import Runner
-from quintet.race.page import interval
 from quintet.race.plan import Plan
+from quintet.race.score import score, ways
+from quintet.system.files import shown
+
+_AS_MANY = 0.9  # of the env_steps of others, since speeds vary
 
 
 def ranked(runners: Sequence[Runner]) -> list[Runner]:
-    """The best first, by the mean return of the newest evaluation, then by that of training; where
-    an entry has no evaluated episode, all by that of training, since sampled actions have other
-    returns than greedy ones.  Those of which no episode has ended are the last.  Of equal entries
-    those come first whose learner has fewer entries before them, then those that come first in the
+    """The best first, by the score of the newest evaluation, then by the mean return of training;
+    where an entry has no evaluated episode, all by that of training, since these returns are of
+    earlier policies too.  Those of which no episode has ended are the last.  Of equal entries those
+    come first whose learner has fewer entries before them, then those that come first in the
     portfolio.
     """
-    fresh = all(each.looks[-1].returns for each in runners)
+    fresh = all(ways(each.looks[-1]) for each in runners)
 
     def place(runner: Runner) -> tuple[float, float]:
         look = runner.looks[-1]
-        training = look.mean if look.training is None else look.training
-        mean = look.mean if fresh else training
+        own = score(look).mean
+        training = own if look.training is None else look.training
+        mean = own if fresh else training
         return inf if mean is None else -mean, inf if training is None else -training
 
     by_score = sorted(runners, key=place)
@@ -31,13 +36,51 @@ def ranked(runners: Sequence[Runner]) -> list[Runner]:
     return sorted(by_score, key=lambda x: (*place(x), before[x.name]))
 
 
-def standing(order: Sequence[Runner], stay: int) -> str:
-    """The entries that stay and fall out, with means and intervals."""
-    told = [f"{each.name} {interval(each.looks[-1])}" for each in order]
-    out = f"; out: {', '.join(told[stay:])}" if told[stay:] else ""
-    said = f"{', '.join(told[:stay])} stay{'s' if stay == 1 or len(told) == 1 else ''}{out}"
-    edge = [each.looks[-1].mean for each in order[max(0, stay - 1) : stay + 1]]
-    return f"{said}; equal scores decide nothing" if len(edge) == 2 and edge[0] == edge[1] else said
+def behind(order: Sequence[Runner], stay: int, first: str) -> int:
+    """The env_steps that the default entry must reach before it may fall out: as many as the others
+    that stay have had; 0 if it stays or has had them.
+
+    order: entries, the best first; first: the name of the default.
+    """
+    falls = [each for each in order[stay:] if each.name == first]
+    if not falls:
+        return 0
+    most = max(each.looks[-1].env_steps for each in order[:stay])
+    return most if falls[0].looks[-1].env_steps < _AS_MANY * most else 0
+
+
+def standing(order: Sequence[Runner], stay: int, beside: str = "") -> str:
+    """The entries that stay and fall out, with means and intervals.
+
+    beside: name of the entry that stays too, since it has had fewer env_steps than the others.
+    """
+    told = [f"{each.name} {score(each.looks[-1])}" for each in order]
+    falls = [x for x, each in zip(told, order, strict=True) if each.name != beside][stay:]
+    out = f"; out: {', '.join(falls)}" if falls else ""
+    said = f"{', '.join(told[:stay])} stay{'s' if stay == 1 or len(told) == 1 else ''}"
+    if beside:
+        had = next(each.looks[-1].env_steps for each in order if each.name == beside)
+        said += f"; {beside} stays too, since it has had only {had:,} env_steps"
+    edge = [score(each.looks[-1]).mean for each in order[max(0, stay - 1) : stay + 1]]
+    same = len(edge) == 2 and edge[0] == edge[1]
+    return f"{said}{out}{'; equal scores decide nothing' if same else ''}"
+
+
+def all_failed(folder: Path, runners: Sequence[Runner]) -> str:
+    """The reason why no entry of a race won, and the best policy so far.
+
+    folder: that of the entries.
+    """
+    first = max((x for x in runners if x.failed), key=lambda each: len(each.looks))
+    if not first.looks:
+        return f"no candidate trained; the first reason, of {first.name}: {first.out}"
+    rungs = max(len(each.looks) for each in runners)
+    best = ranked([each for each in runners if len(each.looks) == rungs])[0]
+    return (
+        f"no candidate trained to the end; the reason, of {first.name}: {first.out}\n"
+        f"the best policy so far is that of {best.name}, with {score(best.looks[-1])}: "
+        f"quintet eval {shown(folder / best.name)}"
+    )
 
 
 def options_in_words(options: Mapping[str, Any]) -> str:

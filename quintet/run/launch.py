@@ -47,7 +47,7 @@ from quintet.runtime.slots import RowSpecs
 from quintet.runtime.spread import spread_envs
 from quintet.runtime.torch_settings import OwnTorch, inexact_told, torch_settings
 from quintet.system import provenance, trust
-from quintet.system.inside import run_lock
+from quintet.system.inside import require_free, run_lock
 from quintet.system.memory import memory_fault
 from quintet.system.signals import interrupts_for_us_alone, save_on_signal, stop_on_signals
 from quintet.system.user_code import no_exit, slow_notice, traced
@@ -196,6 +196,7 @@ def _run(
         log = trainer.log
         for env_of_group in spread_envs(source.envs):
             env_of_group.tell(log.say, log.waiting, log.note)
+        require_free(config.run_dir)  # before any wait for nodes, which another process may use
         sampling = make_sampling(
             config, source, policies, trainer.timer, log.say, log.warn, log.waiting
         )

@@ -25,7 +25,7 @@ from quintet.errors import CheckpointError, ConfigError, QuintetError, TimeIsOve
 from quintet.run.callbacks import OnReport
 from quintet.run.folder import clear
 from quintet.system import manifest, run_record, saved_options
-from quintet.system.inside import holder_of, in_use, is_ours
+from quintet.system.inside import is_ours, require_free
 
 _SHARE, _LEAST_S, _MOST_S = 0.02, 3.0, 30.0  # of the time, that a measurement takes
 _STEPS = 10_000_000  # that a measurement has at least, so that its time ends it
@@ -90,8 +90,7 @@ class Place:
     @classmethod
     def of(cls, folder: Path) -> "Place":
         """The folder as it is now; raises CheckpointError if a process trains in it."""
-        if (holder := holder_of(folder)) is not None:
-            raise in_use(folder, holder)
+        require_free(folder)
         try:
             names = os.listdir(folder)
         except OSError:  # which the run itself tells

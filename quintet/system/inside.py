@@ -175,7 +175,7 @@ def run_lock(folder: Path) -> Iterator[OpenFolder]:
         except OSError as fault:
             if fault.errno not in _TAKEN:
                 raise _refused(folder, fault) from fault
-            raise in_use(folder, _said_in(file)) from fault
+            raise _in_use(folder, _said_in(file)) from fault
         with closing(OpenFolder(folder)) as held:
             yield held
     finally:
@@ -198,7 +198,7 @@ def _lock(file: int) -> None:
             return
 
 
-def in_use(folder: Path, holder: "Holder") -> CheckpointError:
+def _in_use(folder: Path, holder: "Holder") -> CheckpointError:
     """The error for a folder in which another process trains."""
     away = holder.host and holder.host != socket.gethostname()
     place = f" on {holder.host}" if away else ""
@@ -246,6 +246,12 @@ def holder_of(folder: Path) -> Holder | None:
         except OSError:
             return _said_in(file)
         return None
+
+
+def require_free(folder: Path) -> None:
+    """Raises CheckpointError if a process trains in a folder; `run_lock` keeps others out."""
+    if (holder := holder_of(folder)) is not None:
+        raise _in_use(folder, holder)
 
 
 def await_left(folder: Path, told: Callable[[str], None] | None = None) -> None:

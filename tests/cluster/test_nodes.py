@@ -14,7 +14,8 @@ from clusters_helpers import actors, nothing_is_left, workers_of  # noqa: E402
 from exact_run_helpers import COMMON, SMALL, Drifting  # noqa: E402
 
 import quintet  # noqa: E402
-from quintet.errors import ConfigError  # noqa: E402
+from quintet.errors import CheckpointError, ConfigError  # noqa: E402
+from quintet.system.inside import run_lock  # noqa: E402
 
 STEPS = 3_200
 CONFIG: dict[str, Any] = COMMON | SMALL | {
@@ -129,6 +130,15 @@ def test_an_address_without_a_cluster_is_refused(bad: str, tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=r"must name a running Ray cluster .* got " + bad):
         train(tmp_path / "run", bad, runtime__kind="async")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_in_use_is_refused_before_nodes_are_awaited(tmp_path: Path) -> None:
+    """Those that the other process uses would be awaited in vain."""
+    with (
+        run_lock(tmp_path / "run"),
+        pytest.raises(CheckpointError, match="in use by the process with pid"),
+    ):
+        train(tmp_path / "run", "127.0.0.1:1", runtime__kind="async")
 
 
 def test_a_cluster_needs_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,7 @@ class Fake:
         process ends anyway.
     trained: seconds of training in the checkpoint of each entry.
     answers: of entries that answer otherwise.
+    speeds: env_steps per second of entries.
     failure_s: seconds until a broken entry fails; None: all of its leg.
     """
 
@@ -61,6 +62,8 @@ class Fake:
     failure_s: float | None = None
     broken: tuple[str, ...] = ("breaks",)
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    speeds: dict[str, float] = field(default_factory=dict)
+    env_steps: dict[str, int] = field(default_factory=dict)
 
     def monotonic(self) -> float:
         return self.now
@@ -106,11 +109,24 @@ class Fake:
             each.folder.mkdir(parents=True, exist_ok=True)
             (each.folder / "config.yaml").write_text(each.name)
             checkpoint.write(each.folder, "policy", {}, {})
-            answer = {"returns": [SCORES[each.name] + x for x in (-1.0, 1.0)], "env_steps": 5000}
-            answer |= {"speed": 100.0, "training": 0.0, "status": "ran", "evaluation_s": 1.0}
+            returns = [SCORES[each.name] + x for x in (-1.0, 1.0)]
+            self.env_steps[each.name] = self._env_steps(each.name, asked["training_s"])
+            answer = {"returns": returns, "sampled": [], "env_steps": self.env_steps[each.name]}
+            answer |= {
+                "speed": self.speeds.get(each.name, 100.0),
+                "training": 0.0,
+                "status": "ran",
+                "evaluation_s": 1.0,
+            }
             found.append(Outcome(0, answer))
         self.now += leg_s
         return found
+
+    def _env_steps(self, name: str, seconds: float) -> int:
+        """5,000 of an entry whose speed is not given."""
+        if name not in self.speeds:
+            return 5_000
+        return self.env_steps.get(name, 0) + int(self.speeds[name] * seconds)
 
     def _trains(self, name: str, seconds: float) -> None:
         self.legs.append((name, seconds))
@@ -154,7 +170,9 @@ def test_the_worst_fall_out_and_the_best_one_s_run_is_that_of_the_folder(
     # Those of a rung have the same episodes, which no other rung nor `quintet eval` has.
     assert fake.seeds == [*[30_000] * 4, *[31_000] * 2, 32_000]
     assert "breaks falls out: the environment broke\n" in said
-    assert "round 1: good 9 [8, 10], slow 3 [2, 4] stay; out: bad 1 [0, 2]" in said
+    assert (
+        "round 1: good 9 [8, 10] (greedy), slow 3 [2, 4] (greedy) stay; out: bad 1 [0, 2]" in said
+    )
     assert "this race is finished: good won" in said
     rows = {(row["entry"], row["rung"]): row for row in table(folder)}
     assert rows["bad", "1"]["out"] == "place 3 of 3 in round 1"
@@ -165,6 +183,8 @@ def test_the_worst_fall_out_and_the_best_one_s_run_is_that_of_the_folder(
     assert "good won" in page
     assert "running" not in page  # though the race holds the folder of the winner's run
     assert "place 3 of 3 in round 1" in page
+    first_cells = re.findall(r"<tr><td>(?:<a[^>]*>)?([\w-]+)", page)  # of the race, of its runs
+    assert first_cells[:7] == ["good", "slow", "bad", "breaks", "good", "slow", "bad"]
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
     # All legs together take the time, the last one half of it.
     assert fake.now - 1000.0 == pytest.approx(240.0, rel=0.05)
@@ -260,6 +280,42 @@ def test_a_race_whose_folder_goes_away_ends_and_does_not_make_it_again(
     away.rename(folder)
     monkeypatch.setattr(course.seed_group, "run_members", run)
     assert cli.main(command(folder, "--jobs", "1")) == 0
+
+
+@pytest.mark.parametrize(
+    ("speed", "how"), [(400.0, "trains on"), (40.0, "stays too"), (900.0, "falls out")]
+)
+def test_the_default_does_not_fall_out_before_it_had_as_many_env_steps(
+    fake: Fake,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    speed: float,
+    how: str,
+) -> None:
+    """It is the first entry, and has the worst score of the first rung."""
+    monkeypatch.setitem(SCORES, "slow", 0.0)
+    fake.speeds = dict.fromkeys(NAMES, 900.0) | {"slow": speed}
+    assert cli.main(command(tmp_path / "a", "--jobs", "1", minutes="10")) == 0
+    said = capsys.readouterr().out
+    legs = [name for name, _ in fake.legs]
+    had = {
+        row["entry"]: int(row["env_steps"]) for row in table(tmp_path / "a") if row["rung"] == "1"
+    }
+    if how == "trains on":
+        assert re.search(r"slow trains on to [\d,]+ env_steps, as the others have had\n", said)
+        assert legs == [*NAMES, "slow", "good", "bad", "good"]
+        assert had["slow"] > 0.9 * had["good"]
+    elif how == "stays too":
+        assert re.search(r"slow stays too, since it has had only [\d,]+ env_steps; out: ", said)
+        assert legs[:7] == [*NAMES, "slow", "good", "bad"]
+    else:
+        assert legs == [*NAMES, "good", "bad", "good"]
+    assert json.loads((tmp_path / "a" / "race" / "race.json").read_text())["winner"] == "good"
+    assert fake.now - 1000.0 == pytest.approx(600.0, rel=0.05)
+    assert (
+        cli.main(command(tmp_path / "a", "--jobs", "1", minutes="10")) == 0
+    )  # its journal is whole
 
 
 @pytest.mark.parametrize("typed", [False, True])
@@ -407,7 +463,7 @@ def test_if_the_last_entries_fail_the_best_policy_so_far_is_named(
     assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 1
     said = capsys.readouterr().err
     assert "no candidate trained to the end; the reason, of good: the environment broke" in said
-    assert "the best policy so far is that of good, with 9 [8, 10]: quintet eval " in said
+    assert "the best policy so far is that of good, with 9 [8, 10] (greedy): quintet eval " in said
     assert str(tmp_path / "a" / "race" / "good") in said
 
 

@@ -23,7 +23,7 @@ RETURNS = leg._returns
 
 @pytest.fixture(autouse=True)
 def _handler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(leg, "_returns", lambda *_: [1.0])
+    monkeypatch.setattr(leg, "_returns", lambda *_: {"greedy": [1.0]})
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)
@@ -31,7 +31,7 @@ def _handler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def payload(training_s: float, *, last: bool = True) -> dict[str, Any]:
     times = {"begin": time.monotonic(), "training_s": training_s, "most_s": training_s + 1.0}
-    return {**times, "seed": 0, "last": last, "minutes": None}
+    return {**times, "seed": 0, "ways": ["greedy"], "last": last, "minutes": None}
 
 
 def report(env_steps: int, **more: float) -> dict[str, float]:
@@ -139,25 +139,28 @@ def test_a_stop_by_the_user_is_no_end_of_the_leg(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("block_s", "cut_at", "count"),
-    [(0.1, None, 100), (3.0, None, 15), (0.1, 3, 15), (20.0, 0, 0)],
+    ("block_s", "cut_at", "greedy", "sampled"),
+    [(0.01, None, 100, 100), (3.0, None, 10, 5), (0.1, 3, 10, 5), (20.0, 0, 0, 0)],
     ids=["to the most", "until the time is over", "a block is cut", "the first one is"],
 )
 def test_episodes_are_played_in_blocks_of_whole_ones(
     block_s: float,
     cut_at: int | None,
-    count: int,
+    greedy: int,
+    sampled: int,
     loaded: Loaded,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     policy = launch.run(loaded).policy
     seeds: list[int] = []
+    ways: list[bool] = []
     clock = SimpleNamespace(passed_s=50.0)
 
     def evaluate_in(_: object, source: object, how: Any, max_steps: object) -> Any:
         assert source is loaded.evaluated
         assert not how.stop()
         complete = len(seeds) != cut_at
+        ways.append(how.deterministic)
         seeds.extend(how.seed + k for k in range(how.episodes))
         clock.passed_s += block_s
         returns = [float(seed) for seed in seeds[-how.episodes :]]
@@ -166,6 +169,9 @@ def test_episodes_are_played_in_blocks_of_whole_ones(
     if cut_at is not None:
         cut_at *= 5
     monkeypatch.setattr(evaluation, "evaluate_in", evaluate_in)
-    found = RETURNS(policy, loaded, 30_000, 60.0, clock)  # type: ignore[arg-type]
-    assert found == [float(seed) for seed in range(30_000, 30_000 + count)]
-    assert seeds[:count] == [*range(30_000, 30_000 + count)]
+    asked = {"seed": 30_000, "most_s": 60.0, "ways": ("greedy", "sampled")}
+    found = RETURNS(policy, loaded, asked, clock)  # type: ignore[arg-type]
+    counts = {"greedy": greedy, "sampled": sampled}  # on the same seeds
+    assert found == {k: [30_000.0 + x for x in range(count)] for k, count in counts.items()}
+    if cut_at != 0:
+        assert ways[:3] == [True, False, True]

@@ -285,7 +285,11 @@ def test_a_process_on_another_machine_is_named_with_it(tmp_path):
         (tmp_path / ".lock").write_text("7 elsewhere 6")
         assert (holder := inside.holder_of(tmp_path)) == inside.Holder(7, "elsewhere", 6)
         assert not holder.is_orphan
-        assert "the process with pid 7 on elsewhere. Wait" in str(inside.in_use(tmp_path, holder))
+        with pytest.raises(CheckpointError, match=r"the process with pid 7 on elsewhere\. Wait"):
+            inside.require_free(tmp_path)
+        (tmp_path / ".lock").write_text(f"7 {socket.gethostname()}")
+        with pytest.raises(CheckpointError, match=r"the process with pid 7\. Wait"):
+            inside.require_free(tmp_path)
+    inside.require_free(tmp_path)
     own = inside.Holder(7, socket.gethostname())
-    assert "the process with pid 7. Wait" in str(inside.in_use(tmp_path, own))
     assert not own.is_orphan
