@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional, arg
 
+from quintet.algorithms.elsewhere import OF_EVALUATIONS
 from quintet.config.command import mapping
-from quintet.config.elsewhere import OF_EVALUATIONS
 from quintet.envs.config import BackendName
 from quintet.errors import ConfigError, QuintetError
 from quintet.system.files import given_path, shown

@@ -130,7 +130,7 @@ def hint(algo: str, name: str) -> str:
     """Hint on an unknown option: the options of the same meaning, or what to do, if it is a name of
     another library; else the option whose name is nearly the same.
     """
-    from quintet.config.elsewhere import FACTORS, INSTEAD, SHORT
+    from quintet.algorithms.elsewhere import FACTORS, INSTEAD, SHORT
 
     known = options(algo)
     if re.search(r"[^\w.]", name.lstrip("-")):  # dashes of options are underscores here

@@ -1,4 +1,4 @@
-"""Who steps an environment, and what environments are made for, for messages."""
+"""Owners and purposes of environments, for messages."""
 
 import weakref
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ def made_for(*what: str) -> Iterator[None]:
 
 
 def purpose() -> str:
-    """What environments are made for; "" if nobody has said it."""
+    """The purpose that environments are made for; "" if nobody has said it."""
     return _PURPOSE.get()
 
 

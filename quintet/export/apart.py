@@ -28,7 +28,7 @@ class Proof:
 
 
 def verify_apart(folder: Path, limits: Limits, *, trust: bool = False) -> Proof:
-    """As `verify`, within limits.
+    """Does what `verify` does, within limits.
 
     Raises:
         ExportError, UntrustedError: as `verify` does, or it would pass the limits.

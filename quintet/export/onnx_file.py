@@ -1,4 +1,4 @@
-"""What a model of ONNX refers to outside its file, read without the package onnx.
+"""References of an ONNX model to other files, read without the package onnx.
 
 Its form is that of protocol buffers: fields, each with a number, a kind and a value, of which some
 are messages of the same form.

@@ -12,10 +12,12 @@ from quintet.race.journal import Look
 
 @final
 class Score(NamedTuple):
-    """how: ``greedy`` or ``sampled`` actions; ``training`` where no episode was evaluated, with
-    sampled actions then too.
+    """Mean return of a policy with its 95% bootstrap interval.
 
-    mean: None if no episode has ended; low, high: ends of its 95% bootstrap interval, if known.
+    how: ``greedy`` or ``sampled`` actions; ``training`` where no episode was evaluated, with
+        sampled actions then too.
+    mean: None if no episode has ended.
+    low, high: ends of the interval, if known.
     """
 
     how: str

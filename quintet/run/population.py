@@ -48,14 +48,14 @@ class Population:
             policy.reward_shaping = shaping_of(self.config.env, values)
 
     def warnings(self, policies: Sequence[PolicyRun]) -> list[str]:
-        """What is doubtful about what is tuned, one sentence each."""
+        """Doubts about what is tuned, one sentence each."""
         shaping = [name for name in self.controller.values[0] if name.startswith(SHAPING)]
         if not (shaping and self.config.population.pbt and policies[0].plan.replay):
             return []
         return [
             f"{self.config.algo} also learns from a replay, whose rewards stay as they were when "
             f"the population changes {', '.join(shaping)}: updates mix rewards of old and new "
-            "weights. A learner without a replay (ppo, impala, appo) has only rewards of the new "
+            "weights. A learner without a replay has only rewards of the new "
             "ones"
         ]
 

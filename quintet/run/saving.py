@@ -302,7 +302,7 @@ class Saving:
 
 
 def _environments(tensors: Mapping[str, Tensor]) -> dict[int, list[bytes]]:
-    """By group, the states that `Saving.write` stored; raises ValueError if they are damaged."""
+    """The states that `Saving.write` stored, by group; raises ValueError if they are damaged."""
     found: dict[int, list[bytes]] = {}
     places = sorted(tuple(map(int, name.split("/"))) for name in tensors)
     for group, index in places:

@@ -236,7 +236,7 @@ class _Search:
         self.say(f"{sum(known)} of {last} trials are taken from {shown(place)}")
 
     def _drawn_in(self, run_dir: Path) -> dict[str, Any] | None:
-        """What was drawn for the trial in a folder; None if its checkpoints do not tell."""
+        """The values drawn for the trial in a folder; None if its checkpoints do not tell."""
         try:
             saved = saved_options.read(run_dir)
         except CheckpointError:

@@ -22,7 +22,7 @@ from quintet.system.child import Child
 _PAUSE_S = 0.01
 
 ENVIRON = {"OPENBLAS_NUM_THREADS": "1"}
-"""On a busy machine NumPy's threads wait for each other: with two, a fit took seven times as long.
+"""NumPy's threads wait for each other on a busy machine: with two, a fit took seven times as long.
 """
 
 

@@ -66,8 +66,10 @@ class Catalog(Generic[T]):
             yield name, record
 
     def find_safely(self, name: str) -> T:
-        """As `find`, for a name that the user has not given: a package whose import hangs or ends
-        the process is a broken one, which is named once on standard error.
+        """Does what `find` does, for a name that the user has not given.
+
+        A package whose import hangs or ends the process is a broken one, which is named once on
+        standard error.
         """
         if name not in self.loaded and name not in self.own:
             (point, *_) = self._offers()[name]

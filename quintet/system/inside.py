@@ -29,7 +29,7 @@ _OURS = re.compile(
 _OF_RUNS = re.compile(
     r"race|trials|fresh|s\d+|sweep\.json|journal\.log|trials\.csv|best\.yaml|importance\.png"
 )
-"""What a race, a sweep or a group of seeds has in its folder, beside or around runs."""
+"""Names that a race, a sweep or a group of seeds has in its folder, beside or around runs."""
 
 _PREFIXED = re.compile(rf"({re.escape(TEMPORARY)}|{re.escape(REPLACED)}).*", re.DOTALL)
 _OF_OTHERS = "wandb"  # a folder of another library, which makes its own links

@@ -86,7 +86,7 @@ def fails() -> Contextual:
         (partial(quintet.train, seed=3), {"max_episode_steps": 5}, "is env.max_episode_steps"),
         ("CartPole-v1", {"mass": 3}, "correct env.kwargs: it does not take mass"),
         (OnPort, {}, "begins anew in each process"),
-        (Only, {}, "this process has 1 other of them: if only one may exist at a time, train with"),
+        (Only, {}, "other of them: if only one may exist at a time, train with"),
         (from_words, {}, "it reads sys.argv, the command line of this process"),
         (from_argv, {}, "it reads sys.argv, the command line of this process"),
     ],

@@ -242,7 +242,7 @@ def test_entropy_nodes_survive_a_first_use_in_inference_mode():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: DiagGaussian(2, (0.0,), (1.0,)), "low and high need 2 entries, got 1 and 1"),
+        (lambda: DiagGaussian(2, (0.0,), (1.0,)), "low and high need 2 numbers, got 1 and 1"),
         (lambda: DiagGaussian(1, (1.0,), (0.0,)), "low must be below high in every dimension"),
         (
             lambda: DiagGaussian(1, (-math.inf,), (1.0,), squash="mean"),

@@ -91,7 +91,7 @@ def _max_policy_lag(where: Where) -> None:
 def _slots(where: Where) -> None:
     assert sampling_of(runtime__kind="async").workers.spec.num_slots == 2
     assert sampling_of(runtime__kind="async", runtime__slots=5).workers.spec.num_slots == 5
-    with pytest.raises(ConfigError, match="slots must be at least 2 for batches of 4 columns"):
+    with pytest.raises(ConfigError, match="slots must be at least 2 for batches of 4 unrolls"):
         sampling_of(runtime__kind="async", runtime__slots=1)
 
 

@@ -19,9 +19,12 @@ class Hostile(gymnasium.Env):
 
     def __init__(self, trouble: str = "none", at_step: int = 50) -> None:
         self.trouble, self.at_step, self.life = trouble, at_step, 0
+        self.tried = False
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
+        if seed is not None:
+            self.tried = seed < 100  # by the check whether episodes repeat, which has small seeds
         if self.trouble == "reset":
             print("TROUBLE", flush=True)
             time.sleep(10_000)
@@ -30,7 +33,7 @@ class Hostile(gymnasium.Env):
 
     def step(self, action):
         self.steps += 1
-        self.life += 1
+        self.life += not self.tried
         if self.life == self.at_step:
             print("TROUBLE", flush=True)
             self.make_trouble()

@@ -120,7 +120,7 @@ class Worker:
         self.channel.send(messages.Full(grant.slots, self.states()))
 
     def states(self) -> tuple[Sequence[bytes], ...]:
-        """By group, the state that its environments offer; empty where none does."""
+        """States that the environments offer, by group; empty where none does."""
         if not any(self.own):
             return ()
         return tuple([] if own is None else own.save() for own in self.own)
