@@ -21,7 +21,7 @@ from quintet.algorithms.parts.acting import as_trained
 from quintet.algorithms.parts.setup import Compute, Recorded
 from quintet.envs.config import EnvConfig
 from quintet.envs.gymnasium import Leaf, leaf_of
-from quintet.envs.policy_input import flat_observation, leaf_array
+from quintet.envs.policy_input import flat_observation, leaf_array, with_mask
 from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.models.build import weights_bytes
 from quintet.models.config import ModelConfig, critic_leaves, uses_pictures
@@ -294,7 +294,10 @@ class Policy:
             if fits and (leaf.dtype.kind != "f" or np.isfinite(obs).all()):
                 own = (obs[None] if single else obs).copy()
                 return {leaf.path: torch.from_numpy(own)}, single
-        given = {k: x for k, x in flat_observation(obs).items() if k not in optional}
+        flat = flat_observation(obs)
+        if any(leaf.path == ACTION_MASK for leaf in leaves):
+            flat = with_mask(flat)
+        given = {k: x for k, x in flat.items() if k not in optional}
         required = sorted(leaf.path for leaf in leaves)
         if sorted(given) != required:
             how = ""

@@ -4,7 +4,7 @@ reproducible."""
 import json
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from pydantic import ValidationError
@@ -42,9 +42,9 @@ def main(arguments: list[str]) -> int:
             arg(name="env.max-episode-steps", help="steps after which an episode is truncated"),
         ] = None,
         mask_from_info: Annotated[
-            bool,
-            arg(name="env.mask-from-info", help='take the action mask from info["action_mask"]'),
-        ] = False,
+            Literal["auto", "true", "false"],
+            arg(name="env.mask-from-info", help="where action masks are taken from"),
+        ] = "auto",
         as_json: Annotated[bool, arg(name="json", help="print one JSON object")] = False,
     ) -> None:
         nonlocal status

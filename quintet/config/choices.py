@@ -6,6 +6,7 @@ show one, or are too few.
 """
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
@@ -29,8 +30,8 @@ from quintet.models.leaves import (
     normalized_leaves,
     small_pictures,
 )
-from quintet.spaces import mask_sizes
-from quintet.types import Spaces
+from quintet.spaces import mask_sizes, observation_leaves
+from quintet.types import ACTION_MASK, Spaces
 
 _LEAST_ROWS = 256
 _LEAST_EPISODES = 10
@@ -46,6 +47,7 @@ _SHORT_HORIZON, _HORIZONS = 5.0, 10.0  # steps; times that it fits into an episo
 _LEAST_LIMIT = 20  # steps: shorter tasks often have a fixed length that belongs to them
 _SAME_FRAC = 0.9  # of the episodes
 _LEAST_CHOICES, _USED_FRAC = 20, 0.25
+_OF_MASKS = re.compile("mask|legal|allowed|avail|valid")  # in names of leaves
 _TRIES = 100  # of each action in the whole budget
 
 
@@ -103,6 +105,7 @@ def before(model: ModelConfig, spaces: Spaces, total_env_steps: int | None) -> l
         *flat_pictures(model, spaces),
         *layouts(model, spaces),
         few_tries(spaces.action, total_env_steps),
+        unnamed_mask(spaces),
     )
     return [each for each in found if each is not None]
 
@@ -319,6 +322,27 @@ def unused_actions(seen: Evidence) -> Doubt | None:
         f"the action mask allowed only {used:,} of {most:,} actions in {seen.rows:,} steps",
         "a smaller action space is learned faster",
     )
+
+
+def unnamed_mask(spaces: Spaces) -> Doubt | None:
+    """A leaf that seems to say which actions are allowed, and is no mask by its name."""
+    size = sum(mask_sizes(spaces.action))
+    leaves = observation_leaves(spaces.observation)
+    if size == 0 or ACTION_MASK in leaves:
+        return None
+    for name, leaf in leaves.items():
+        zero_one = isinstance(leaf, gym_spaces.MultiBinary) or (
+            isinstance(leaf, gym_spaces.Box) and (leaf.low == 0).all() and (leaf.high == 1).all()
+        )
+        if zero_one and leaf.shape == (size,) and _OF_MASKS.search(name):
+            return Doubt(
+                "mask",
+                f"observation {name!r} has one number for each of {size} actions, from 0 to 1, and "
+                "is read as any other",
+                "if it says which actions are allowed, name it action_mask (in games and vector "
+                "environments too)",
+            )
+    return None
 
 
 def few_tries(space: gym_spaces.Space[Any], total_env_steps: int | None) -> Doubt | None:

@@ -18,13 +18,14 @@ from quintet.envs.make import make_group_env
 from quintet.envs.own_state import own_state
 from quintet.envs.owners import made_for, note_closed
 from quintet.envs.resolved import ResolvedEnv, resolve_env
+from quintet.envs.settled import masks_in_info
 from quintet.models.config import facts_of
 from quintet.models.leaves import has_small_picture, is_grid_with_mission, is_image
 from quintet.options import Facts
 from quintet.spaces import action_leaves, action_space_of, float64_leaves, observation_leaves
 from quintet.system.files import same_folder
 from quintet.system.user_code import slow_notice
-from quintet.types import Spaces
+from quintet.types import ACTION_MASK, Spaces
 
 EnvKind = Literal["atari", "pixels", "grid", "small_pixels", "vector_discrete", "vector_continuous"]
 """atari: a game with our preprocessing. pixels: a picture among the observations. grid: ids of
@@ -47,7 +48,7 @@ class KindProbe:
 
     def __init__(self, asked: Mapping[str, Any], source: EnvSource | None = None) -> None:
         self._asked, self._source = asked, source
-        self._made: tuple[ResolvedEnv, Spaces] | None = None
+        self._made: tuple[ResolvedEnv, Spaces, bool] | None = None
 
     @cached_property
     def kind(self) -> EnvKind:
@@ -70,14 +71,19 @@ class KindProbe:
             other_apis.require_spaces(source, env.config.id, "single_")
             action = action_space_of(source.single_action_space, env.config.id)
             return kind_by_spaces(Spaces(source.single_observation_space, action))
-        self._made = env, spaces_of(env)
+        self._made = env, *_look(env)
         return kind_by_spaces(self._made[1])
 
-    def spaces(self, env: ResolvedEnv) -> Spaces | None:
-        """The spaces of `env`, if an environment with its options was made to find the kind."""
+    def look(self, env: ResolvedEnv) -> tuple[ResolvedEnv, Spaces | None]:
+        """`env` with ``env.mask_from_info`` settled, and its spaces, if an environment with its
+        options was made to find the kind; without its spaces if it takes masks from info.
+        """
         if self._made is None or _of_spaces(env) != _of_spaces(self._made[0]):
-            return None
-        return self._made[1]
+            return env, None
+        _, spaces, masked = self._made
+        if env.config.mask_from_info != "auto" or ACTION_MASK in observation_leaves(spaces[0]):
+            return env, spaces
+        return env.with_options({"mask_from_info": masked}), None if masked else spaces
 
 
 def _of_spaces(env: ResolvedEnv) -> dict[str, Any]:
@@ -88,11 +94,16 @@ def spaces_of(env: ResolvedEnv) -> Spaces:
     """The spaces of an environment, which is made to read them and closed; raises ConfigError if it
     can't be made.
     """
+    return _look(env)[0]
+
+
+def _look(env: ResolvedEnv) -> tuple[Spaces, bool]:
+    """The same, and whether a mask in info is to be taken, as far as a reset tells."""
     doing = f"{env.config.id} is made for its spaces, and closed"
     with same_folder(), slow_notice(doing), made_for("its spaces"):
         probe = make_group_env(env, env.streams_of(1))
         try:
-            return probe.spaces
+            return probe.spaces, masks_in_info(env, probe)
         finally:
             own = own_state(probe)
             seen = [] if own is None else [layers[-1] for layers in own.layers]

@@ -26,8 +26,8 @@ from quintet.config.tensors import in_one_process
 from quintet.envs.config import EnvConfig
 from quintet.envs.env_source import EnvSource
 from quintet.envs.evaluated import evaluated_env
-from quintet.envs.observation_dtype import with_observation_dtype
 from quintet.envs.resolved import ResolvedEnv, resolve_env
+from quintet.envs.settled import settled
 from quintet.errors import ConfigError
 from quintet.models.config import critic_leaves
 from quintet.options import Facts, default_of, idle
@@ -411,8 +411,10 @@ def check_spaces(loaded: Loaded) -> None:
 def resolved(loaded: Loaded) -> tuple[dict[str, Any], dict[str, str]]:
     """Every option of a loaded configuration as a run would use it, and its source."""
     spaces = loaded.spaces or spaces_of(loaded.env)
-    env = with_observation_dtype(loaded.env, spaces)
-    if env.config.observation_dtype == "float64":
+    env = settled(loaded.env, spaces)
+    if env.config.mask_from_info != loaded.env.config.mask_from_info:
+        spaces = spaces_of(env)
+    elif env.config.observation_dtype == "float64":
         spaces = in_float64(spaces)
     loaded = stored_alike(loaded, env)
     found = resolve(loaded, spaces)
@@ -427,13 +429,13 @@ def resolved(loaded: Loaded) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def stored_alike(loaded: Loaded, env: ResolvedEnv) -> Loaded:
-    """The same configuration with this environment, whose ``observation_dtype`` is resolved;
-    evaluations use the same dtype.
+    """The same configuration with this environment, whose automatic options are settled;
+    evaluations use the same.
     """
     evaluated = loaded.eval_env
     if evaluated is not None:
-        dtype = env.config.observation_dtype
-        evaluated = evaluated.with_options({"observation_dtype": dtype})
+        names = ("observation_dtype", "mask_from_info")
+        evaluated = evaluated.with_options({name: getattr(env.config, name) for name in names})
     return replace(loaded, env=env, eval_env=evaluated)
 
 

@@ -193,7 +193,8 @@ def _compose_new(asked: _Asked) -> Loaded:
             raise ConfigError(f"{error}\n{others}") from error
         raise
     loaded = compose(algo, [place, *presets, *asked.layers], asked.source)
-    return replace(loaded, spaces=asked.probe.spaces(loaded.env))
+    env, spaces = asked.probe.look(loaded.env)
+    return replace(loaded, env=env, spaces=spaces)
 
 
 def asked_for(*layers: Layer) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from quintet.envs.check import check_env
 from quintet.envs.env_source import EnvSource
 from quintet.envs.evidence import Evidence
 from quintet.envs.make import make_group_env
-from quintet.envs.observation_dtype import with_observation_dtype
 from quintet.envs.resolved import ResolvedEnv
+from quintet.envs.settled import settled
 from quintet.envs.vector import VectorEnv, allocate_obs
 from quintet.models.config import resolve_model
 from quintet.spaces import observation_leaves
@@ -163,7 +163,7 @@ def _reset_s(seen: Seen) -> float:
 def _made(env: ResolvedEnv) -> VectorEnv:
     streams = env.streams_of(_STREAMS)
     with closing(make_group_env(env, env.streams_of(1))) as first:
-        env = with_observation_dtype(env, first.spaces)
+        env = settled(env, first.spaces)
     return make_group_env(env, streams)
 
 

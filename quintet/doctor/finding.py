@@ -123,6 +123,8 @@ def env_words(options: Mapping[str, Any]) -> str:
         words += ["--env.kwargs", json.dumps(options["kwargs"], default=str)]
     if options.get("backend", "auto") != "auto":
         words += ["--env.backend", str(options["backend"])]
-    if options.get("mask_from_info"):
-        words.append("--env.mask-from-info")
+    if (limit := options.get("max_episode_steps")) is not None:
+        words += ["--env.max-episode-steps", str(limit)]
+    if (masks := options.get("mask_from_info", "auto")) != "auto":
+        words += ["--env.mask-from-info", str(masks).lower()]
     return "".join(f" {shlex.quote(word)}" for word in words)

@@ -41,6 +41,7 @@ from quintet.envs.gymnasium import (
     read_leaf,
     steps_per_s,
 )
+from quintet.envs.masks import leaf_note, mask_leaves
 from quintet.envs.other_apis import Unfit, fault_of, step_parts
 from quintet.envs.own_state import OwnState
 from quintet.envs.owners import claim, release
@@ -60,7 +61,6 @@ from quintet.spaces import (
     action_remarks,
     action_shape,
     in_float64,
-    leaf_keys,
     stored_spaces,
     unpack_action,
 )
@@ -96,9 +96,10 @@ class AdaptedVectorEnv:
         self._mode = _autoreset_mode(env, env_id)
         _refuse_partial_batches(env, env_id)
         atari.refuse_endless_resets(env, self._mode, env_id)
-        self._leaves = [
-            leaf_of(path, *found) for path, found in leaf_keys(env.single_observation_space).items()
-        ]
+        seen, found = mask_leaves(
+            env.single_observation_space, env.single_action_space, described.config.mask_from_info
+        )
+        self._leaves = [leaf_of(path, *each) for path, each in found.items()]
         if (
             self._mode != AutoresetMode.NEXT_STEP
             and self.num_streams > 1
@@ -110,12 +111,13 @@ class AdaptedVectorEnv:
             )
         self._action_space = env.single_action_space
         self._action_shape = (self.num_streams, *action_shape(self._action_space))
-        self.spaces = stored_spaces(env.single_observation_space, self._action_space, env_id)
+        self.spaces = stored_spaces(seen, self._action_space, env_id)
         self.description = EnvDescription(
             env_id,
             "gymnasium",
             success=described.config.success,
             remarks=action_remarks(self._action_space),
+            notes=leaf_note(found),
         )
         # First observations of episodes that begin when all streams have ended together.
         self._first_obs = allocate_obs(in_float64(self.spaces).observation, (self.num_streams,))

@@ -12,7 +12,6 @@ from gymnasium import spaces
 
 from quintet.envs.evidence import Evidence, RowsSeen
 from quintet.envs.make import make_group_env
-from quintet.envs.observation_dtype import with_observation_dtype
 from quintet.envs.owners import made_for
 from quintet.envs.repeating import (
     KEEPS,
@@ -24,6 +23,7 @@ from quintet.envs.repeating import (
 )
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.reward_shaping import declared_by
+from quintet.envs.settled import settled
 from quintet.envs.vector import Array, EnvDescription, StepRow, VectorEnv, check_finite, coarse
 from quintet.errors import EnvironmentFault
 from quintet.spaces import observation_leaves
@@ -101,13 +101,13 @@ def check_env(
     """
     streams = _COPIES * env.num_agents
     with closing(make_group_env(env, env.streams_of(1))) as first:
-        env = with_observation_dtype(env, first.spaces)
+        env = settled(env, first.spaces)
     with (
         made_for("the check, which compares two copies"),
         closing(make_group_env(env, streams)) as one,
         closing(make_group_env(env, streams)) as two,
     ):
-        remarks = [*env.warnings, *one.description.remarks]
+        remarks = [*env.warnings, *one.description.remarks, *one.description.notes]
         seen = RowsSeen(one.spaces.observation, streams)
         found = EnvCheck(
             one.description, one.spaces, seen.evidence, returns=seen.returns, remarks=remarks

@@ -86,9 +86,10 @@ class EnvConfig(Options):
     -1 .. 1) to the observation; at the start of an episode they are 0, and discrete actions have
     one more value for it
     """
-    mask_from_info: bool = False
-    """take action masks from info['action_mask'], as Taxi and other Gymnasium environments give
-    them at every reset and step; a mask in the observation needs no option
+    mask_from_info: Literal["auto"] | bool = option("auto", auto=True)
+    """where action masks are taken from, beside the observation's leaf action_mask; true:
+    info['action_mask'] at every reset and step; auto: the first of another leaf named action_mask
+    or action_masks, the environment's method action_masks(), and info; false: nowhere else
     """
     observation_dtype: Literal["auto", "float32", "float64"] = option(
         "auto",

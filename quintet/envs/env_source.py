@@ -178,7 +178,7 @@ def call_maker(maker: Callable[..., Any], env_id: str, kwargs: Mapping[str, Any]
     except STOPS:
         raise
     except BaseException as error:
-        what_to_do = _way_out(maker, kwargs, error)
+        what_to_do = _way_out(maker, env_id, kwargs, error)
         if lacking:
             what_to_do += (
                 f"; this process lacks what the one that began it has set up: {'; '.join(lacking)}"
@@ -191,7 +191,9 @@ def call_maker(maker: Callable[..., Any], env_id: str, kwargs: Mapping[str, Any]
         raise traced(fault, error) from error
 
 
-def _way_out(maker: Callable[..., Any], kwargs: Mapping[str, Any], error: BaseException) -> str:
+def _way_out(
+    maker: Callable[..., Any], env_id: str, kwargs: Mapping[str, Any], error: BaseException
+) -> str:
     """Advice on an error of a maker of environments, by its cause."""
     if isinstance(error, TypeError) and "gymnasium.Env" in str(error):
         # What gymnasium.make says of a registered environment of another interface.
@@ -209,7 +211,7 @@ def _way_out(maker: Callable[..., Any], kwargs: Mapping[str, Any], error: BaseEx
             "processes that step, and evaluations make environments too"
         )
     what = "correct env.kwargs or the environment" if kwargs else "mend the environment"
-    if (others := living()) == 0:
+    if (others := living(env_id)) == 0:
         return what
     return (
         f"{what}; this process has {others} other{'s' * (others > 1)} of them: if only one may "

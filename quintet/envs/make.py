@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from quintet.envs.backends import Group
 from quintet.envs.config import EnvConfig, RewardClip
 from quintet.envs.env_source import EnvLike, settle
+from quintet.envs.masks import Choice
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.reward_shaping import ShapedRewards
 from quintet.envs.success import key_of, read_rule
@@ -39,7 +40,7 @@ def make_vector_env(
     reward_shaping: Mapping[str, float] | None = None,
     success: str | None = None,
     observe_last: bool = False,
-    mask_from_info: bool = False,
+    mask_from_info: Choice = "auto",
     observation_dtype: Literal["auto", "float32", "float64"] = "float32",
     num_threads: int | None = None,
 ) -> VectorEnv:
@@ -62,6 +63,7 @@ def make_vector_env(
 
             Callables are given `kwargs`.
         num_streams: None: the number of a given vector environment, else 8.
+        mask_from_info: as ``env.mask_from_info``, but auto looks into no info.
 
     Raises:
         ConfigError: an option is out of range, the id is unknown, or a package is missing.
@@ -148,7 +150,8 @@ def _wrapped(env: ResolvedEnv, base: VectorEnv) -> VectorEnv:
     masked = ACTION_MASK in observation_leaves(base.spaces.observation)
     # In other kinds of environments a mask in the observation is their own.
     for name, lacking in (("mask_from_info", not masked), ("reward_shaping", False)):
-        if getattr(config, name) and (lacking or not singles()):
+        asked = getattr(config, name) not in ("auto", False, {})
+        if asked and (lacking or not singles()):
             raise ConfigError(
                 f"env.{name} must have single Gymnasium environments, got {config.id} of another "
                 f"kind ({env.kind}, {env.config.backend}); leave it out, or give what makes single "

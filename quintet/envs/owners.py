@@ -1,10 +1,10 @@
 """Owners and purposes of environments, for messages."""
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 from quintet.errors import ConfigError
 from quintet.system import forks
@@ -29,10 +29,12 @@ def purpose() -> str:
     return _PURPOSE.get()
 
 
-def living() -> int:
-    """Number of claimed environments of this process."""
-    owners = list(_OWNERS.values())
-    return sum(ref() is not None and fork == forks.generation for ref, fork in owners)
+def living(env_id: str) -> int:
+    """Number of claimed environments of this name in this process."""
+    return sum(
+        (own.owner() is not None, own.generation, own.env_id) == (True, forks.generation, env_id)
+        for own in list(_OWNERS.values())
+    )
 
 
 def require_new(envs: Sequence[Any], env_id: str) -> None:
@@ -44,8 +46,18 @@ def require_new(envs: Sequence[Any], env_id: str) -> None:
         )
 
 
-_OWNERS: dict[int, tuple[weakref.ref[Any], int]] = {}
-"""The owner of an environment, and its fork, by the id of the innermost one."""
+class _Claim(NamedTuple):
+    """The owner of an environment, the fork in which it lives, and the environment's name."""
+
+    owner: Callable[[], object | None]
+    generation: int
+    env_id: str
+
+
+_OWNERS: dict[int, _Claim] = {}
+"""Claims by the id of the innermost environment."""
+
+_NOBODY = _Claim(lambda: None, 0, "")
 
 
 def claim(env: Any, owner: object, env_id: str) -> None:
@@ -59,15 +71,15 @@ def claim(env: Any, owner: object, env_id: str) -> None:
             "an earlier call: create the environment inside the callable; if only one can exist, "
             "give gymnasium.vector.SyncVectorEnv([lambda: env]), which is not closed"
         )
-    held, generation = _OWNERS.get(key, (lambda: None, 0))
-    other = held()
-    if other is not None and other is not owner and generation == forks.generation:
+    held = _OWNERS.get(key, _NOBODY)
+    other = held.owner()
+    if other is not None and other is not owner and held.generation == forks.generation:
         raise ConfigError(
             f"{env_id} must make a new environment at each call; it gave one that other "
             "streams use: create the environment inside the callable; if the others are those of "
             "a training that this would evaluate, also eval.episodes=0 helps"
         )
-    _OWNERS[key] = weakref.ref(owner), forks.generation
+    _OWNERS[key] = _Claim(weakref.ref(owner), forks.generation, env_id)
 
 
 _CLOSED: dict[int, weakref.ref[Any]] = {}
@@ -84,7 +96,7 @@ def note_closed(env: Any) -> None:
 def release(env: Any, owner: object) -> None:
     """Notes that `owner` no longer steps `env`."""
     key = _key(env)
-    if _OWNERS.get(key, (lambda: None, 0))[0]() is owner:
+    if _OWNERS.get(key, _NOBODY).owner() is owner:
         del _OWNERS[key]
 
 

@@ -30,6 +30,7 @@ from quintet.envs.gymnasium import (
     read_leaf,
     steps_per_s,
 )
+from quintet.envs.masks import leaf_note, mask_leaves
 from quintet.envs.other_apis import Unfit, fault_of
 from quintet.envs.own_state import OwnState
 from quintet.envs.owners import claim, made_for, purpose, release, require_new
@@ -50,7 +51,6 @@ from quintet.spaces import (
     action_remarks,
     action_shape,
     in_float64,
-    leaf_keys,
     observation_leaves,
     stored_spaces,
     unpack_action,
@@ -108,7 +108,8 @@ class ParallelVectorEnv:
                 self._add_game()
             self._turns = callable(getattr(self._games[0], "last", None))  # the AEC API
             given, self._action_space = self._equal_spaces()
-            self._leaves = [leaf_of(path, *found) for path, found in leaf_keys(given).items()]
+            given, found = mask_leaves(given, self._action_space, env.config.mask_from_info)
+            self._leaves = [leaf_of(path, *each) for path, each in found.items()]
             self.spaces = stored_spaces(given, self._action_space, env_id)
         except BaseException:
             self.close()
@@ -119,6 +120,7 @@ class ParallelVectorEnv:
             success=env.config.success,
             agents=tuple(map(str, self.agents)),
             max_steps=self._limit,
+            notes=leaf_note(found),
             remarks=action_remarks(self._action_space),
             turns=self._turns,
         )

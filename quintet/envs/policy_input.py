@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from quintet.envs.fixed_shape import text_bytes
 from quintet.envs.gymnasium import Leaf
+from quintet.envs.masks import ADDED, NAMES
 from quintet.errors import QuintetError
+from quintet.types import ACTION_MASK
 
 
 def leaf_array(value: Any, leaf: Leaf) -> NDArray[Any]:
@@ -65,3 +67,22 @@ def flat_observation(obs: Any, prefix: str = "") -> dict[str, Any]:
     for key, value in obs.items():
         flat |= flat_observation(value, f"{prefix}/{key}" if prefix else str(key))
     return flat
+
+
+def with_mask(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Leaves of an observation whose mask may have the place and the form that its environment
+    gives it, see `quintet.envs.masks`, with the mask as ``action_mask``.
+    """
+    found = dict(flat)
+    if ACTION_MASK not in found:
+        places = [path for path in found if path.rpartition("/")[2] in NAMES]
+        if len(places) == 1:
+            found[ACTION_MASK] = found.pop(places[0])
+    mask = found.get(ACTION_MASK)
+    array = np.asarray(mask.detach().cpu() if isinstance(mask, torch.Tensor) else mask)
+    if array.dtype.kind == "f":
+        # Of numbers that are added to logits, 0 alone allows all actions.
+        added = bool((array <= ADDED).any()) or not array.any()
+        if ((array == 0) | (array <= ADDED if added else array == 1)).all():
+            found[ACTION_MASK] = (array == (0 if added else 1)).astype(np.int8)
+    return found

@@ -3,20 +3,15 @@ objects that a user passes.
 """
 
 import itertools
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, final
+from typing import Any
 
 import gymnasium
-import numpy as np
-from gymnasium import spaces
 from gymnasium.vector import VectorEnv as GymVectorEnv
-from numpy.typing import NDArray
 
-from quintet.envs import atari, other_apis
+from quintet.envs import atari, masks, other_apis
 from quintet.envs.adapted import AdaptedVectorEnv
 from quintet.envs.backends import BACKENDS, Backend, Group, Identity
 from quintet.envs.config import EnvConfig
@@ -38,14 +33,6 @@ from quintet.envs.tensor import gives_tensors, size_of
 from quintet.envs.vector import VectorEnv
 from quintet.envs.wrappers import FrameStack
 from quintet.errors import ConfigError
-from quintet.spaces import (
-    as_choices,
-    mask_sizes,
-    observation_leaves,
-    space_parts,
-    walk_leaves,
-)
-from quintet.types import ACTION_MASK
 
 
 def _ids() -> list[str]:
@@ -123,8 +110,8 @@ def _step_singles(
 
 
 def _fitted(make_one: Callable[[], Any], config: EnvConfig) -> Any:
-    """An environment without texts and sequences, with its action mask in the observation if
-    ``env.mask_from_info`` is set, and with the limit of ``env.max_episode_steps``; other objects
+    """An environment without texts and sequences, with its action mask in the leaf
+    ``action_mask``, and with the limit of ``env.max_episode_steps``; other objects
     unchanged.
     """
     env = make_one()
@@ -134,7 +121,7 @@ def _fitted(make_one: Callable[[], Any], config: EnvConfig) -> Any:
     if config.max_episode_steps is not None:
         env = _limited(env, config.max_episode_steps, config.id)
     env = env if is_fixed(env.observation_space) else FixedShape(env)
-    return MaskFromInfo(env, config.id) if config.mask_from_info else env
+    return masks.masked(env, config.id, config.mask_from_info)
 
 
 def _limited(
@@ -213,119 +200,6 @@ def _make_several(maker: MakeEnv, env_id: str, kwargs: Mapping[str, Any], num_st
             "function that makes single environments"
         )
     return env
-
-
-@final
-class MaskFromInfo(gymnasium.Wrapper[dict[str, Any], Any, Any, Any]):
-    """Makes ``info["action_mask"]`` the observation leaf ``action_mask``.
-
-    The observation becomes a Dict of the former observation, or of its parts, and of the mask.  The
-    mask must be in info at every reset and step, except where an episode ends: as one row, see
-    `mask_sizes`, or as the action space's ``sample(mask=...)`` takes it.
-
-    Raises:
-        ConfigError: no action can be masked, or the observation holds a mask already.
-    """
-
-    def __init__(self, env: gymnasium.Env[Any, Any], env_id: str) -> None:
-        super().__init__(env)
-        self._sizes = mask_sizes(env.action_space)
-        self._size = sum(self._sizes)
-        if self._size == 0:
-            raise ConfigError(
-                f"{env_id}: env.mask_from_info must have Discrete or MultiDiscrete actions, "
-                f"got {env.action_space}: leave it out"
-            )
-        if ACTION_MASK in observation_leaves(env.observation_space):
-            raise ConfigError(
-                f"{env_id}: env.mask_from_info must have an observation without "
-                f"{ACTION_MASK!r}; this observation has one, which is used: leave the option "
-                "out"
-            )
-        parts = OrderedDict(space_parts(env.observation_space))
-        parts[ACTION_MASK] = spaces.MultiBinary(self._size)
-        self.observation_space = spaces.Dict(parts)
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        given = {} if options is None else {"options": options}  # which not every reset takes
-        obs, info = self.env.reset(seed=seed, **given)
-        return {**_parts(obs), ACTION_MASK: self._mask(info, over=False)}, info
-
-    def step(self, action: Any) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        mask = self._mask(info, over=terminated or truncated)
-        return {**_parts(obs), ACTION_MASK: mask}, reward, terminated, truncated, info
-
-    def _mask(self, info: Mapping[str, Any] | None, over: bool) -> NDArray[np.int8]:
-        info = info or {}
-        if ACTION_MASK not in info:
-            if over:
-                return np.zeros(self._size, np.int8)
-            raise ValueError(
-                f"env.mask_from_info must have info[{ACTION_MASK!r}], got info with "
-                f"{sorted(info)}: leave the option out"
-            )
-        mask = self._row(info[ACTION_MASK])
-        if mask.shape != (self._size,) or mask.dtype.kind not in "biuf":
-            raise ValueError(
-                f"info[{ACTION_MASK!r}] must be an array of {self._size} numbers, one per action, "
-                "or of the form that the action space's sample(mask=...) takes, got shape "
-                f"{mask.shape}, dtype {mask.dtype}"
-            )
-        if not np.isfinite(mask).all():  # NaN is not 0, so it would allow an action
-            raise ValueError(f"info[{ACTION_MASK!r}] must hold finite numbers, got {mask}")
-        allowed: NDArray[np.int8] = (mask != 0).astype(np.int8)
-        return allowed
-
-    def _row(self, mask: Any) -> NDArray[Any]:
-        """The parts of a mask in one row; a mask that does not fit as an array of any shape."""
-        try:
-            whole = np.asarray(mask)
-        except ValueError:  # parts of different sizes
-            whole = np.empty((), object)
-        if whole.shape == (self._size,) and whole.dtype != object:
-            return whole
-        with suppress(ValueError, TypeError, LookupError):
-            parts = [np.asarray(x) for x in _mask_parts(self.env.action_space, mask)]
-            if [each.shape for each in parts] == [(size,) for size in self._sizes]:
-                return np.concatenate(parts)
-        return whole
-
-
-def _mask_parts(space: spaces.Space[Any], mask: Any) -> Iterator[Any]:
-    """The parts, one per choice, of a mask in the form that ``space.sample`` takes, in which None
-    allows all; raises ValueError, TypeError or LookupError for other forms.
-    """
-    for keys, leaf in walk_leaves(space):
-        own = mask
-        for key in keys:
-            own = None if own is None else own[key]
-        if own is None:
-            yield from map(np.ones, mask_sizes(leaf))
-        elif isinstance(choices := as_choices(leaf), spaces.MultiDiscrete):
-            yield from _nested(own, choices.nvec.shape)
-        elif isinstance(leaf, spaces.Discrete):
-            yield own
-
-
-def _nested(parts: Any, shape: tuple[int, ...]) -> Iterator[Any]:
-    """Parts of nested sequences of these lengths; raises ValueError if they have others."""
-    if not shape:
-        yield parts
-        return
-    for _, part in zip(range(shape[0]), parts, strict=True):
-        yield from _nested(part, shape[1:])
-
-
-def _parts(observation: Any) -> dict[str, Any]:
-    """An observation's uppermost parts by the names that `space_parts` gives."""
-    if isinstance(observation, tuple):
-        return {str(index): part for index, part in enumerate(observation)}
-    if not isinstance(observation, Mapping):
-        return {"obs": observation}
-    return {str(key): part for key, part in observation.items()}
 
 
 def _bare_step(env_id: str, num_envs: int, cores: int) -> Callable[[], object]:  # noqa: ARG001

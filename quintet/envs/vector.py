@@ -58,6 +58,7 @@ class EnvDescription:
     agents: agents of a game in order, each of which is a stream; empty: each stream has its own
         environment.
     remarks: remarks about its spaces for the user, one sentence each.
+    notes: what was chosen about it, for the user, one sentence each.
     turns: the agents act in turn.  A row is valid for the agent that acts in it.  The outcome of a
         decision is given when it is complete, in that row or a later one whose step gives the
         agent's next observation: the sum of its rewards since then, and whether its episode ended.
@@ -72,6 +73,7 @@ class EnvDescription:
     agents: tuple[str, ...] = ()
     max_steps: int | None = None
     remarks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     turns: bool = False
     one_seed: bool = False
 

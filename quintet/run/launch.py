@@ -262,6 +262,7 @@ def _doubtful(trainer: Trainer, loaded: Loaded, source: Source) -> None:
     saving, config = trainer.saving, trainer.config
     runtime = config.runtime
     saving.warnings += [*loaded.env.warnings, *source.envs[0].description.remarks]
+    saving.notes += source.envs[0].description.notes
     if loaded.eval_env is not None:
         saving.warnings += loaded.eval_env.warnings
     saving.warnings += registry.find(config.algo).warnings(config.learner, config.model)

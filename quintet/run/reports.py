@@ -194,7 +194,7 @@ def facts_of(
     return RunFacts(
         env=env.id,
         source=resolved.kind,
-        single_only=config.env.mask_from_info
+        single_only=config.env.mask_from_info is True
         or (resolved.backend.in_python and resolved.backend.singles is None),
         backend=env.backend,
         in_python=resolved.backend.in_python,

@@ -17,9 +17,9 @@ from quintet.config.runtime import RuntimeConfig
 from quintet.config.tensors import host_needed
 from quintet.envs.env_source import can_be_made_again
 from quintet.envs.make import make_group_env
-from quintet.envs.observation_dtype import with_observation_dtype
 from quintet.envs.owners import made_for
 from quintet.envs.resolved import ResolvedEnv
+from quintet.envs.settled import made_otherwise, settled
 from quintet.envs.vector import VectorEnv
 from quintet.errors import ConfigError
 from quintet.observe.timing import PhaseTimer
@@ -73,7 +73,7 @@ class Source:
 
 
 def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
-    """The environments of a run, with ``observation_dtype`` resolved; raises ConfigError if they
+    """The environments of a run, with its automatic options settled; raises ConfigError if they
     can't be made here, or by workers.
     """
     # Ctrl-C would end environments in processes of their own before there is a checkpoint.
@@ -96,12 +96,12 @@ def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
 
 
 def _settled(env: ResolvedEnv, make: Callable[[ResolvedEnv], Sequence[VectorEnv]]) -> Source:
-    """The result of `make` for the environment with its ``observation_dtype`` resolved."""
+    """The result of `make` for the environment with its automatic options settled."""
     with ExitStack() as unless_kept:
         source = Source(make(env), env)
         unless_kept.callback(source.close)
-        resolved = with_observation_dtype(env, source.spaces)
-        if resolved.config.observation_dtype == "float32" or resolved == env:
+        resolved = settled(env, source.spaces)
+        if resolved == env or not made_otherwise(env, resolved):
             unless_kept.pop_all()
             return Source(source.envs, resolved)
     return Source(make(resolved), resolved)

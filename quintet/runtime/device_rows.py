@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quintet.envs.hosted import NextStep
+from quintet.envs.masks import require_plain
 from quintet.envs.tensor import TensorVectorEnv
 from quintet.envs.vector import check_finite
 from quintet.errors import EnvironmentFault, QuintetError
@@ -303,10 +304,12 @@ class DeviceRows:
         return torch.stack(checks).all(0, keepdim=True)
 
     def _possible(self) -> Tensor:
-        """Whether the mask allows an action in each choice, ``[T, B]``."""
-        mask = self.rollout.obs[ACTION_MASK][:-1].bool()
+        """Whether the mask is of 0 and 1 and allows an action in each choice, ``[T, B]``."""
+        given = self.rollout.obs[ACTION_MASK][:-1]
+        mask = given.bool()
         choices = torch.split(mask, mask_sizes(self.rows.env.spaces.action), -1)
-        return torch.stack([choice.any(-1) for choice in choices]).all(0)
+        plain = (given == mask.to(given.dtype)).all(-1)
+        return torch.stack([plain, *(choice.any(-1) for choice in choices)]).all(0)
 
     def _choices(self) -> Tensor:
         """Whether the mask always allows a choice, ``[1]``; a reset row's mask doesn't matter."""
@@ -326,6 +329,9 @@ class DeviceRows:
             env.description,
             self._rows_before,
         )
+        valid = self.rollout.valid.numpy(force=True)
+        mask = self.rollout.obs[ACTION_MASK][:-1].numpy(force=True)
+        require_plain(mask, valid, env.description.id)
         wrong = (~self._possible() & self.rollout.valid).nonzero()
         row, column = (int(i) for i in wrong[0])
         raise EnvironmentFault(

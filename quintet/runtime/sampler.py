@@ -8,6 +8,7 @@ from typing import Any, Protocol, final
 import numpy as np
 import torch
 
+from quintet.envs.masks import require_plain
 from quintet.envs.own_state import States, keeper
 from quintet.envs.reward_shaping import ShapedRewards
 from quintet.envs.vector import VectorEnv, check_finite
@@ -204,10 +205,14 @@ class GroupSampler:
         slot.fill_from(row)
 
     def _check_masks(self) -> None:
-        """Refuses a choice without an allowed action; a reset row's mask doesn't matter."""
+        """Refuses a choice without an allowed action, and numbers other than 0 and 1; a reset row's
+        mask doesn't matter.
+        """
         mask = self.slot.obs.get(ACTION_MASK)
         if mask is None:
             return
+        who = f"{self.env.description.id}, streams from {self.first_stream} on"
+        require_plain(mask[:-1].numpy(), self.slot.valid, who)
         choices = torch.split(mask[:-1].bool(), mask_sizes(self.env.spaces.action), -1)
         possible = torch.stack([choice.any(-1) for choice in choices]).all(0)
         none_allowed = ~possible.numpy() & self.slot.valid

@@ -330,12 +330,14 @@ def test_quintet_config_shows_the_kind(capsys, tmp_path):
 def test_the_spaces_of_the_environment_that_was_made_for_the_kind():
     probe = KindProbe({"env.id": "mine", "env.kwargs": {"size": 12}}, Camera)
     asked = resolve_env(EnvConfig(id="mine", kwargs={"size": 12}), Camera)
-    assert probe.spaces(asked) is None  # none was made yet
+    assert probe.look(asked)[1] is None  # none was made yet
     assert probe.kind == "small_pixels"
     count = len(made)
-    spaces = probe.spaces(asked.with_options({"num_streams": 5, "success": "reward>0"}))
+    env, spaces = probe.look(asked.with_options({"num_streams": 5, "success": "reward>0"}))
     assert spaces is not None
+    assert env.config.mask_from_info is False
     assert spaces.observation["picture"].shape == (12, 12, 3)
-    assert probe.spaces(resolve_env(EnvConfig(id="mine", kwargs={"size": 40}), Camera)) is None
-    assert probe.spaces(asked.with_options({"observe_last": True})) is None
+    other = resolve_env(EnvConfig(id="mine", kwargs={"size": 40}), Camera)
+    assert probe.look(other) == (other, None)
+    assert probe.look(asked.with_options({"observe_last": True}))[1] is None
     assert len(made) == count

@@ -256,7 +256,7 @@ def test_mistakes_have_one_sentence_each(
 def test_options_are_those_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     newest = max(name for name in gymnasium.registry if name.startswith("Taxi-"))
     taxi = ["check-env", newest, "--steps", "20", "--env.backend", "gymnasium"]
-    assert cli.main([*taxi, "--env.mask-from-info"]) == 0
+    assert cli.main([*taxi, "--env.mask-from-info", "true"]) == 0
     assert "action_mask" in capsys.readouterr().out
     made = ["check-env", "quintet.envs.toy:FinitePay", "--env.kwargs", '{"n": 3}', "--steps", "20"]
     assert cli.main(made) == 0

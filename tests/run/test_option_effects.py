@@ -355,9 +355,11 @@ def _num_processes(where: Where) -> None:
 def _mask_from_info(where: Where) -> None:
     newest = max(name for name in gymnasium.registry if name.startswith("Taxi-"))
     taxi = {"env": newest, "env__backend": "gymnasium"}
-    masked = run(where.folder / "a", **taxi, env__mask_from_info=True).policy.spaces.observation
-    assert "action_mask" in masked.spaces
-    assert run(where.folder / "b", **taxi).policy.spaces.observation == spaces.Discrete(500)
+    for name, given in (("a", {"env__mask_from_info": True}), ("b", {})):
+        masked = run(where.folder / name, **taxi, **given).policy.spaces.observation
+        assert "action_mask" in masked.spaces
+    plain = run(where.folder / "c", **taxi, env__mask_from_info=False)
+    assert plain.policy.spaces.observation == spaces.Discrete(500)
 
 
 def _evaluated(where: Where, name: str, value: Any, **more: Any) -> Scores:
