@@ -110,10 +110,10 @@ def reports(folder: Path) -> object:
 
 
 def plot(folder: Path) -> object:
-    from quintet.observe import plots
+    from quintet.observe.plot_groups import options_of
 
     plot_runs([folder], folder.parent / "drawn.svg", kind="bars", metric="eval/return_mean")
-    return group_key(plots._options(folder))
+    return group_key(options_of(folder))
 
 
 COMMANDS = (train, evaluate, evaluate_best, load, reports)

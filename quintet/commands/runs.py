@@ -56,6 +56,7 @@ def as_entry(run: RunSummary) -> dict[str, Any]:
         "total_env_steps": run.total_env_steps,
         "score": value,
         "score_metric": name,
+        "score_actions": run.score_kind.partition(", ")[2] or None,
         "wall_s": run.wall_s,
         "at": run.at,
         "choices": [each.model_dump() for each in run.choices],
@@ -70,7 +71,7 @@ def cells(run: RunSummary, place: Path) -> tuple[str, ...]:
         name = str(run.folder.relative_to(place))
     except ValueError:
         name = str(run.folder)
-    score = "-" if run.score is None else f"{number(run.score[1])} ({run.score[0].split('/')[0]})"
+    score = "-" if run.score is None else f"{number(run.score[1])} ({run.score_kind})"
     return (
         text(run.folder.name if name == "." else name),
         run.learner or "-",

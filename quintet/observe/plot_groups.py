@@ -1,25 +1,62 @@
 """Groups of runs in plots, and their names."""
 
 import json
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from quintet.observe.run_summary import NOT_PART_OF_GROUP
+from quintet.errors import FileFault
+from quintet.observe.run_summary import actions_evaluated, is_of_group
 from quintet.observe.run_summary import text as printable
+from quintet.system import files, saved_options
 
-_MAX_LABEL_PARTS = 4
-_MOST_SHOWN = 120  # characters of a text in a picture
+_MAX_LABEL_PARTS = 8
+_MOST_SHOWN = 240  # characters of a text in a picture
 _ENV = ("env", "env.id")  # either names the environment
+_GREEDY = "eval.greedy"
+
+Options = Mapping[str, Any]
+Sources = Mapping[str, str]
 
 
-def group_labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A short name for each group: its algorithm, its environment if there are several, and the
-    options in which it differs from other groups of the same algorithm; of options that distinguish
-    the same groups, only the first.  (Options in which two algorithms differ add nothing to their
-    names.) All names are different.
+def options_of(folder: Path) -> dict[str, Any]:
+    """The options with which a run was trained, by dotted name, from its newest checkpoint, else
+    from ``config.yaml``.
     """
-    told = _told_apart(configs)
+    if (found := saved_options.read(folder)) is not None:
+        return _flatten(found.values)
+    file = folder / saved_options.FILE
+    try:
+        values = files.read_yaml(file)
+        if not isinstance(values, dict):
+            raise FileFault(f"{file} holds no options")
+    except FileFault as fault:
+        files.warn_on_stderr(f"{fault}: {folder} is taken for a run by itself")
+        return {}
+    if (folder / "checkpoints").exists():  # there was one
+        files.warn_on_stderr(f"{folder} has no whole checkpoint: its options are read from {file}")
+    return _flatten(values)
+
+
+def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        nested = isinstance(value, Mapping)
+        flat |= _flatten(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+    return flat
+
+
+def group_labels(configs: Sequence[Options], sources: Sequence[Sources] | None = None) -> list[str]:
+    """A short name for each group: its algorithm, its environment if there are several, and the
+    options in which it differs from other groups of the same algorithm.  (Options in which two
+    algorithms differ add nothing to their names.) All names are different.
+
+    sources: of the options of each group, as far as known; options that nobody chose are named
+        only where the others don't tell the groups apart.
+    """
+    told = _told_apart(configs, sources or [{} for _ in configs])
     most = max(map(len, told), default=0)
     for parts in range(_MAX_LABEL_PARTS, most + 1):
         labels = [
@@ -40,64 +77,99 @@ def _numbered(labels: Sequence[str]) -> list[str]:
     return numbered
 
 
-def _told_apart(configs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def _told_apart(configs: Sequence[Options], sources: Sequence[Sources]) -> list[list[str]]:
     """The algorithm of each group, and everything that `group_labels` may add."""
     envs = _differing(configs, [name for name in _ENV if any(name in each for each in configs)])
-    peers: dict[str, list[Mapping[str, Any]]] = {}
-    for config in configs:  # of which some may be damaged
-        peers.setdefault(str(config.get("algo")), []).append(config)
-    telling = {algo: _telling(of, envs) for algo, of in peers.items()}
+    algos = [str(config.get("algo")) for config in configs]  # of which some may be damaged
+    telling: dict[str, list[str]] = {}
+    for algo in {*algos}:
+        of = [place for place, each in enumerate(algos) if each == algo]
+        telling[algo] = _telling([configs[k] for k in of], [sources[k] for k in of], envs)
+    shown = {name for names in telling.values() for name in names}
     return [
         [
             str(config.get("algo", "run")),
-            *(_part(n, config[n]) for n in telling[str(config.get("algo"))] if n in config),
+            *(_part(n, config[n], configs, shown) for n in telling[algo] if n in config),
         ]
-        for config in configs
+        for config, algo in zip(configs, algos, strict=True)
     ]
 
 
-def _telling(peers: Sequence[Mapping[str, Any]], envs: Sequence[str]) -> list[str]:
+def _telling(
+    peers: Sequence[Options], sources: Sequence[Sources], envs: Sequence[str]
+) -> list[str]:
     """The options that tell groups of one algorithm apart; `envs`: those that always do."""
-    names = sorted({name for each in peers for name in each})
-    compared = [n for n in names if n.split(".")[0] not in (*NOT_PART_OF_GROUP, "algo")]
+    names = sorted({name for each in peers for name in each}, key=lambda x: ("." in x, x))
+    compared = [n for n in names if is_of_group(n) and n != "algo" and n not in envs]
     # An option that a run of an older version does not have tells only where nothing else does.
     everywhere = [name for name in compared if all(name in each for each in peers)]
     differing = _differing(peers, everywhere) or _differing(peers, compared)
     differing.sort(key=lambda name: name != "preset")  # which tells many others
-    told = {_parted(peers, name): name for name in reversed(differing)}
-    kept = {*envs, *told.values()}
-    return list(dict.fromkeys(name for name in (*envs, *differing) if name in kept))
+    told = [*envs, *(name for name in differing if _is_chosen(name, peers, sources))]
+    for name in differing:
+        if name not in told and len(_parts(peers, [*told, name])) > len(_parts(peers, told)):
+            told.append(name)
+    return told
 
 
-def _parted(configs: Sequence[Mapping[str, Any]], name: str) -> tuple[int, ...]:
-    """The index, for each configuration, of the first one with the same value."""
-    first: dict[str, int] = {}
-    values = (json.dumps(config.get(name), default=str) for config in configs)
-    return tuple(first.setdefault(value, place) for place, value in enumerate(values))
+def _is_chosen(name: str, peers: Sequence[Options], sources: Sequence[Sources]) -> bool:
+    """Whether somebody chose the option in a group; unknown sources count, except where the presets
+    differ in the same way.
+    """
+    known = [each[name] for each in sources if name in each]
+    if known:
+        return not all("default" in source or "preset" in source for source in known)
+    if name == "preset" or len(_parts(peers, ["preset"])) == 1:
+        return True
+    return len(_parts(peers, ["preset", name])) > len(_parts(peers, ["preset"]))
 
 
-def _differing(configs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+def _parts(configs: Sequence[Options], names: Sequence[str]) -> set[str]:
+    """The different values of these options together."""
+    return {json.dumps([each.get(name) for name in names], default=str) for each in configs}
+
+
+def _differing(configs: Sequence[Options], names: Sequence[str]) -> list[str]:
     """Options that don't have the same value in all configurations."""
-    return [
-        name
-        for name in names
-        if len({json.dumps(config.get(name), default=str) for config in configs}) > 1
-    ]
+    return [name for name in names if len(_parts(configs, [name])) > 1]
 
 
-def _part(name: str, value: object) -> str:
+def _part(name: str, value: object, configs: Sequence[Options], shown: set[str]) -> str:
+    """An option in a label: the shortest name and number that no other has."""
     if name in _ENV:
         return str(value)
-    return f"{name.split('.', 1)[-1]} " + (f"{value:g}" if isinstance(value, float) else str(value))
+    if name == _GREEDY and (how := actions_evaluated({_GREEDY: value})):
+        return f"{how} evaluation"
+    short = name.split(".", 1)[-1]
+    if sum(each.split(".", 1)[-1] == short for each in shown) > 1:
+        short = name
+    return f"{short} {_number(value, [each.get(name) for each in configs])}"
 
 
-def plain(text: str) -> str:
+def _number(value: object, others: Sequence[object]) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    numbers = {each for each in others if isinstance(each, float)}
+    for digits in range(6, 17):
+        if len({f"{each:.{digits}g}" for each in numbers}) == len(numbers):
+            return f"{value:.{digits}g}"
+    return repr(value)
+
+
+def plain(text: str, width: int | None = None) -> str:
     """The text as a picture must show it: printable, and with dollars escaped, since matplotlib
     would read a formula between two.
+
+    width: characters of a line; None: one line.
     """
-    return printable(text, _MOST_SHOWN).replace("$", "\\$")
+    shown = printable(text, _MOST_SHOWN)
+    if width is not None:
+        # A line ends after a comma, not between an option's name and its value.
+        whole = shown.replace(" ", "\0").replace(",\0", ", ")
+        shown = ("\n".join(textwrap.wrap(whole, width)) or whole).replace("\0", " ")
+    return shown.replace("$", "\\$")
 
 
-def env_name(config: Mapping[str, Any]) -> str:
+def env_name(config: Options) -> str:
     """The environment's id, or "" if the configuration has none."""
     return str(config.get("env.id") or config.get("env") or "")

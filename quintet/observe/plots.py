@@ -6,20 +6,20 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quintet.errors import FileFault, QuintetError
+from quintet.errors import QuintetError
 from quintet.observe.intervals import bootstrap_band, iqm, iqm_interval
 from quintet.observe.metrics import by_policy, describe
-from quintet.observe.plot_groups import env_name, group_labels, plain
+from quintet.observe.plot_groups import env_name, group_labels, options_of, plain
 from quintet.observe.report_files import read_metrics
-from quintet.observe.run_summary import bounded, group_key, text
-from quintet.system import files, run_record, saved_options
+from quintet.observe.run_summary import actions_evaluated, bounded, group_key, text
+from quintet.system import files, run_record
 
 Axis = Literal["env_steps", "wall_s"]
 Kind = Literal["curve", "bars"]
@@ -40,6 +40,8 @@ _FINAL_PART = 0.1  # last part of a run's env_steps, over which a final score is
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_CHARACTERS_PER_IN = 12.5  # of a legend
+_BAR_CHARACTERS = 40  # of a line of a name beside a bar
 _HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++")
 
 
@@ -55,12 +57,14 @@ class Curve:
 @final
 @dataclass(frozen=True)
 class Run:
-    """One run: its folder, its configuration, the metric that is drawn, its evaluations."""
+    """One run: its folder, its configuration, the metric that is drawn, its evaluations, and the
+    sources of its options as far as known."""
 
     folder: Path
     config: dict[str, Any]
     curve: Curve
     evaluations: Curve
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 def plot_runs(
@@ -110,14 +114,17 @@ def plot_runs(
         print(f"left out: {fault}", file=sys.stderr)
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        record = run_record.read(run.folder)
-        sources = {} if record is None else record.sources
-        groups.setdefault(group_key(run.config, sources), []).append(run)
+        groups.setdefault(group_key(run.config, run.sources), []).append(run)
     if kind == "bars":
         return save(_bars(metric, list(groups.values())), out)
-    labels = group_labels([members[0].config for members in groups.values()])
-    named = list(zip(map(plain, labels), groups.values(), strict=True))
-    return save(curves(x, metric, named), out)
+    return save(curves(x, metric, labelled(groups.values())), out)
+
+
+def labelled(groups: Iterable[list[Run]]) -> list[tuple[str, list[Run]]]:
+    """Groups of runs with their names."""
+    held = list(groups)
+    configs = [members[0].config for members in held]
+    return list(zip(group_labels(configs, [x[0].sources for x in held]), held, strict=True))
 
 
 def _reports(
@@ -200,14 +207,6 @@ def _default_metric(kind: Kind, reports: Mapping[Path, Sequence[Mapping[str, flo
     return found
 
 
-def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in config.items():
-        nested = isinstance(value, Mapping)
-        flat |= _flatten(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
-    return flat
-
-
 def policies_of(
     reports: Sequence[Mapping[str, float]], metric: str | None
 ) -> list[tuple[dict[str, int], Sequence[Mapping[str, float]]]]:
@@ -245,26 +244,9 @@ def _load(
             + (f"; did you mean {text(near[0])}?" if near else ".")
             + f" It has: {', '.join(map(text, have)) or 'nothing'}"
         )
-    return Run(folder, {**_options(folder), **own}, curve, evaluations)
-
-
-def _options(folder: Path) -> dict[str, Any]:
-    """The options with which a run was trained, by dotted name, from its newest checkpoint, else
-    from ``config.yaml``.
-    """
-    if (found := saved_options.read(folder)) is not None:
-        return _flatten(found.values)
-    file = folder / saved_options.FILE
-    try:
-        values = files.read_yaml(file)
-        if not isinstance(values, dict):
-            raise FileFault(f"{file} holds no options")
-    except FileFault as fault:
-        files.warn_on_stderr(f"{fault}: {folder} is taken for a run by itself")
-        return {}
-    if (folder / "checkpoints").exists():  # there was one
-        files.warn_on_stderr(f"{folder} has no whole checkpoint: its options are read from {file}")
-    return _flatten(values)
+    record = run_record.read(folder)
+    sources = {} if record is None else record.sources
+    return Run(folder, {**options_of(folder), **own}, curve, evaluations, sources)
 
 
 def extract(reports: Sequence[Mapping[str, float]], x: Axis, metric: str) -> Curve:
@@ -301,6 +283,11 @@ def in_seeds(members: Sequence[Run]) -> str:
     return told if seeds == len(members) else f"{len(members)} runs of {told}"
 
 
+def _acting(metric: str, run: Run) -> str:
+    """How the evaluations of a metric act; "" for metrics of training."""
+    return actions_evaluated(run.config) if metric.startswith("eval/") else ""
+
+
 def _final(run: Run, metric: str) -> float:
     if metric.startswith("eval/"):
         return float(run.curve.y[-1])
@@ -309,26 +296,34 @@ def _final(run: Run, metric: str) -> float:
 
 
 def _bars(metric: str, groups: Sequence[Sequence[Run]]) -> Any:
-    """Draws a panel for each environment with a bar for each group, from top to bottom in the given
-    order; groups with the same name have the same colour.
+    """Draws a panel for each environment, and each way in which evaluations act, with a bar for
+    each group, from top to bottom in the given order; groups with the same name have the same
+    colour.
     """
-    panels: dict[str, list[Sequence[Run]]] = {}
+    ways = {_acting(metric, members[0]) for members in groups}
+    panels: dict[tuple[str, str], list[list[Run]]] = {}
     for members in groups:
-        panels.setdefault(env_name(members[0].config), []).append(members)
+        key = env_name(members[0].config), _acting(metric, members[0])
+        panels.setdefault(key, []).append(list(members))
+    named = {key: labelled(held) for key, held in panels.items()}
+    lines = [
+        sum(0.3 + 0.16 * (2 + len(label) // _BAR_CHARACTERS) for label, _ in held)
+        for held in named.values()
+    ]
     figure_class, _ = figure_classes()
-    height_in = 0.6 + 0.9 * len(panels) + 0.55 * len(groups)
+    height_in = 0.6 + 0.9 * len(panels) + sum(lines)
     figure = figure_class(figsize=(7.0, height_in), dpi=150)
     figure.set_layout_engine("constrained")
-    heights = [len(held) for held in panels.values()]
-    placed = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+    placed = figure.subplots(len(panels), 1, squeeze=False, height_ratios=lines)[:, 0]
     numbers: dict[str, int] = {}
-    for axes, (env, held) in zip(placed, panels.items(), strict=True):
-        labels = group_labels([members[0].config for members in held])
-        _draw_bars(axes, metric, dict(zip(labels, held, strict=True)), numbers)
-        _decorate(axes, {env}, "x")
+    for axes, ((env, way), held) in zip(placed, named.items(), strict=True):
+        _draw_bars(axes, metric, dict(held), numbers)
+        _decorate(axes, {env}, "x", f", {way} actions" if way and len(ways) > 1 else "")
         if metric.endswith("success_rate"):
             axes.set_xlim(-0.02, 1.02)
-    placed[-1].set_xlabel(f"final {_named(metric)}")
+    way = ways.pop() if len(ways) == 1 else ""
+    # It may be wider than the axes, beside which the names of groups stand.
+    placed[-1].set_xlabel(f"final {_named(metric)}{f', {way} actions' if way else ''}", loc="right")
     meaning = "bar: interquartile mean; line: its 95% bootstrap interval; circles: runs"
     figure.supxlabel(meaning, x=0.01, ha="left", fontsize=8)
     return figure
@@ -358,32 +353,34 @@ def _draw_bars(
         spread = np.linspace(-0.2, 0.2, len(scores)) if len(scores) > 1 else np.zeros(1)
         axes.plot(scores, place + spread, "o", ms=4, mfc="white", mec="0.1", ls="none")
         count = in_seeds(members)
-        names.append(f"{plain(label)}\n{mean:,.4g}, {count}")
-    axes.set_yticks(range(len(groups)), names)
+        names.append(f"{plain(label, _BAR_CHARACTERS)}\n{mean:,.4g}, {count}")
+    axes.set_yticks(range(len(groups)), names, fontsize=9)
     axes.invert_yaxis()
     axes.axvline(0, color="0.5", lw=0.8)
 
 
-def curves(x: Axis, metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
+def curves(
+    x: Axis, metric: str, named: Sequence[tuple[str, list[Run]]], width_in: float = 7.0
+) -> Any:
     """A figure of the curves of groups of runs, by name."""
     figure_class, formatter_class = figure_classes()
-    evaluated = any(len(run.evaluations.x) for _, members in groups for run in members)
-    entries = len(groups) + evaluated
-    rows = entries if len(groups) > 1 else 1
+    characters = int(_CHARACTERS_PER_IN * (width_in - 0.8)) - len(" (99 seeds, 95% band)")
+    groups = [(plain(label, characters), members) for label, members in named]
+    evaluations = _evaluation_names(run for _, members in groups for run in members)
+    entries = len(groups) + len(evaluations)
+    rows = entries + sum(label.count("\n") for label, _ in groups) if len(groups) > 1 else 1
     legend_in = 0.12 + 0.22 * rows
     height_in = 4.2 + legend_in
-    figure = figure_class(figsize=(7.0, height_in), dpi=150)
+    figure = figure_class(figsize=(width_in, height_in), dpi=150)
     # the legend stands below the axes: names of groups are long, and curves may be anywhere
     bottom = legend_in / height_in
     figure.set_layout_engine("constrained", rect=(0, bottom, 1, 1 - bottom))
     axes = figure.add_subplot()
     for number, (label, members) in enumerate(groups):
         draw_group(axes, number, label, members)
-        if evaluated:
-            _draw_evaluations(axes, number, members)
-    if evaluated:
-        name = _evaluation_name(run for _, members in groups for run in members)
-        axes.plot([], [], color="0.4", ls="none", marker="o", mfc="white", label=name)
+        _draw_evaluations(axes, number, members)
+    for name, filling in evaluations.items():
+        axes.plot([], [], color="0.4", ls="none", marker="o", mfc=filling or "0.4", label=name)
     if x == "env_steps":
         axes.xaxis.set_major_formatter(formatter_class(sep=""))
     _decorate(axes, {env_name(members[0].config) for _, members in groups}, "both")
@@ -397,9 +394,9 @@ def curves(x: Axis, metric: str, groups: list[tuple[str, list[Run]]]) -> Any:
     return figure
 
 
-def _decorate(axes: Any, envs: set[str], grid: str) -> None:
+def _decorate(axes: Any, envs: set[str], grid: str, more: str = "") -> None:
     title = plain(", ".join(sorted(envs - {""}))) or "runs"
-    axes.set_title(title, loc="left", fontweight="bold")
+    axes.set_title(f"{title}{more}", loc="left", fontweight="bold")
     style_axes(axes, grid)
 
 
@@ -457,18 +454,33 @@ def draw_group(
     axes.plot(grid, mean, color=colour, ls=line, lw=2.0, label=name, **marked)
 
 
-def _evaluation_name(runs: Iterable[Run]) -> str:
-    """The name of evaluations in a legend, with their environment if it differs from training's."""
-    own = {str(name) for run in runs if (name := run.config.get("eval.env.id")) is not None}
-    return f"evaluation in {', '.join(sorted(own))}" if own else "evaluation"
+def _evaluation_names(runs: Iterable[Run]) -> dict[str, str | None]:
+    """The names of evaluations in a legend, with their environment if it differs from training's,
+    and how they act if they sample; each with the filling of its markers, None for their colour.
+    """
+    evaluated = [run for run in runs if len(run.evaluations.x)]
+    own = {str(x) for run in evaluated if (x := run.config.get("eval.env.id")) is not None}
+    where = f" in {plain(', '.join(sorted(own)))}" if own else ""
+    ways = sorted({actions_evaluated(run.config) for run in evaluated})
+    mixed = len(ways) > 1
+    return {
+        f"evaluation{where}{f', {way} actions' if way and (mixed or way == 'sampled') else ''}": (
+            None if way == "sampled" else "white"
+        )
+        for way in ways
+    }
 
 
 def _draw_evaluations(axes: Any, number: int, members: Sequence[Run]) -> None:
-    look = {"ls": "none", "mfc": "white", "clip_on": False, "mec": line_colour(number)}
+    look = {"ls": "none", "clip_on": False, "mec": line_colour(number)}
     look |= {"marker": _MARKERS[number % len(_MARKERS)]}
     look |= {"ms": 6.0, "alpha": 1.0} if len(members) == 1 else {"ms": 3.5, "alpha": 0.6}
     for run in members:
-        axes.plot(run.evaluations.x, run.evaluations.y, **look)
+        sampled = actions_evaluated(run.config) == "sampled"
+        look["mfc"] = line_colour(number) if sampled else "white"
+        # An empty line without clipping would take the layout's room down to the figure's corner.
+        if len(run.evaluations.x):
+            axes.plot(run.evaluations.x, run.evaluations.y, **look)
 
 
 def _named(metric: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quintet.observe.health import NUMBERS, State
-from quintet.observe.plot_groups import group_labels, plain
+from quintet.observe.plot_groups import plain
 from quintet.observe.plots import (
     EVALUATED,
     Axis,
@@ -15,6 +15,7 @@ from quintet.observe.plots import (
     curves,
     extract,
     figure_classes,
+    labelled,
     policies_of,
     style_axes,
 )
@@ -57,15 +58,11 @@ def curves_of(runs: Sequence[RunSummary], x: Axis, metric: str) -> bytes | None:
                 continue
             options = {**run.options, **own}
             evaluations = extract(reports, x, EVALUATED.get(metric, ""))
-            drawn = Run(run.folder, options, curve, evaluations)
+            drawn = Run(run.folder, options, curve, evaluations, run.sources)
             groups.setdefault(group_key(options, run.sources), []).append(drawn)
     if not groups:
         return None
-    labels = group_labels([members[0].config for members in groups.values()])
-    named = list(zip(map(plain, labels), groups.values(), strict=True))
-    figure = curves(x, metric, named)
-    figure.set_size_inches(WIDTH_IN, figure.get_figheight())
-    return svg(figure)
+    return svg(curves(x, metric, labelled(groups.values()), WIDTH_IN))
 
 
 def health_over_time(reports: Sequence[Mapping[str, float]]) -> bytes | None:

@@ -18,7 +18,7 @@ from quintet.observe.health import NUMBERS
 from quintet.observe.lineage import EVENTS, lineage_figure, read_events
 from quintet.observe.pace import clock
 from quintet.observe.report_figures import WIDTH_IN, curves_of, health_over_time, svg
-from quintet.observe.run_summary import SCORES, RunSummary, number, text
+from quintet.observe.run_summary import SCORES, RunSummary, names_apart, number, text
 from quintet.system import files
 
 _FILM_BYTES, _MOST_FILMS = 16 * 2**20, 3
@@ -123,12 +123,14 @@ def page(
         for env, own in by_env.items()
         if opening is None
     ]
-    names = {} if opening is None else opening.names
+    folders = [run.folder for run in runs]
+    names = dict(zip(map(str, folders), names_apart(folders), strict=True))
+    names |= {} if opening is None else opening.names
     entries = [
         _entry(
             run,
             None if marks is None else marks[str(run.folder)],
-            names.get(str(run.folder), run.folder.name),
+            names[str(run.folder)],
         )
         for run in runs
     ]
@@ -179,7 +181,10 @@ def _entry(run: RunSummary, marks: Sequence[Mark] | None, name: str) -> Entry:
     health = health_over_time(run.reports)
     rows = [(name, text(value), run.sources.get(name, "")) for name, value in run.options.items()]
     given = [row for row in rows if row[2] and not row[2].startswith("default")]
-    score = "-" if run.score is None else f"{number(run.score[1])} ({run.score[0]})"
+    how = run.score_kind.partition(",")[1:]
+    score = "-"
+    if run.score is not None:
+        score = f"{number(run.score[1])} ({run.score[0]}{''.join(how)})"
     last = run.reports[-1] if run.reports else {}
     films, left_out = _films(run.folder)
     doubtful = [

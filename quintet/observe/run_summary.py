@@ -27,8 +27,8 @@ State = Literal["running", "finished", "interrupted", "failed", "damaged"]
 SCORES = ("eval/success_rate", "eval/return_mean", "episode/success_rate", "episode/return_mean")
 """Metrics of which the first that a run has is its score."""
 
-NOT_PART_OF_GROUP = ("seed", "run_dir", "resume", "report")
-"""Options, or parts of them, that may differ within an experiment."""
+_NOT_PART_OF_GROUP = ("seed", "run_dir", "resume", "report", "checkpoint")
+_NOT_IN_GROUP = ("eval.episodes", "eval.interval")
 
 _NONE: Mapping[str, str] = {}
 _RUN_FILES = (run_record.FILE, JSONL_FILE, CSV_FILE)
@@ -104,6 +104,15 @@ class RunSummary:
                 return name, score
         return None
 
+    @property
+    def score_kind(self) -> str:
+        """What the score is of: ``episode``, ``eval``, or ``eval, greedy`` where that is known."""
+        if self.score is None:
+            return ""
+        kind = self.score[0].split("/")[0]
+        how = actions_evaluated(self.options) if kind == "eval" else ""
+        return f"{kind}, {how}" if how else kind
+
     def _last(self, name: str) -> float | None:
         return next((each[name] for each in reversed(self.reports) if name in each), None)
 
@@ -116,6 +125,28 @@ def text(value: object, most: int = _MOST_TEXT) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
 
 
+def is_of_group(name: str) -> bool:
+    """Whether runs that differ in this option are of different experiments: it changes what is
+    learned, or how it is measured.
+    """
+    return name.split(".")[0] not in _NOT_PART_OF_GROUP and name not in _NOT_IN_GROUP
+
+
+def actions_evaluated(options: Mapping[str, Any]) -> str:
+    """How a run's evaluations act: greedy or sampled; "" if that is unknown."""
+    greedy = options.get("eval.greedy")
+    return "" if not isinstance(greedy, bool) else "greedy" if greedy else "sampled"
+
+
+def names_apart(folders: Sequence[Path]) -> list[str]:
+    """A name for each folder: as many of the last parts of its path as tell all apart."""
+    for parts in range(1, 1 + max((len(each.parts) for each in folders), default=0)):
+        names = ["/".join(each.parts[-parts:]) for each in folders]
+        if len({*names}) == len(names):
+            return names
+    return [str(each) for each in folders]
+
+
 def group_key(config: Mapping[str, Any], sources: Mapping[str, str] = _NONE) -> str:
     """The configuration without seed and folder, as text; equal for runs of one experiment.
 
@@ -124,7 +155,7 @@ def group_key(config: Mapping[str, Any], sources: Mapping[str, str] = _NONE) -> 
     shared = {
         name: sources[name] if sources.get(name, "").startswith("measured") else x
         for name, x in config.items()
-        if name.split(".")[0] not in NOT_PART_OF_GROUP
+        if is_of_group(name)
     }
     return json.dumps(shared, sort_keys=True, default=str)
 

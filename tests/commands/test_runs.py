@@ -73,7 +73,7 @@ def test_a_table_of_runs(place: Path, capsys: pytest.CaptureFixture[str]):
         ["other", "ppo", TOY, "1", "finished", "512"],
     ]
     assert "(episode)" in lines[1]
-    assert "(eval)" in lines[3]
+    assert "(eval, greedy)" in lines[3]
     assert said(capsys, "runs", place / "other").splitlines()[1].startswith("other  ppo")
 
 
