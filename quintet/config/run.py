@@ -8,7 +8,6 @@ from pydantic import BaseModel, SerializeAsAny, field_validator
 from quintet.bounds import CountFrom0, Steps
 from quintet.checkpoint import CheckpointConfig
 from quintet.cluster.config import ClusterConfig
-from quintet.config.known import DoctorConfig
 from quintet.config.runtime import RuntimeConfig
 from quintet.envs.config import EnvConfig
 from quintet.envs.evaluated import EvalEnvConfig
@@ -95,7 +94,6 @@ class RunConfig(Options):
     population: PopulationConfig = PopulationConfig()
     self_play: SelfPlayConfig = SelfPlayConfig()
     cluster: ClusterConfig = ClusterConfig()
-    doctor: DoctorConfig = DoctorConfig()
 
     @field_validator("init_from_keys", mode="before")
     @classmethod

@@ -4,8 +4,8 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
 PAGE = "docs/not-learning.md"
@@ -28,18 +28,6 @@ WEIGHTS = {
 }
 """Weights of doubtful choices."""
 
-EXPLAINS = {
-    "reward-size": frozenset(
-        {"observation-scale", "gradient-clipped", "gradient-spikes", "values-scale",
-         "health-value-function"}),
-    "observation-scale": frozenset(
-        {"gradient-clipped", "gradient-spikes", "dead-units", "health-value-function"}),
-}  # fmt: skip
-"""Findings that doubtful choices explain: numbers of another size are one cause, whatever shows
-it."""
-
-_SAID_ANYHOW = {"not-learning"}  # it says where to look further if the cause is another
-
 Degree = Literal["likely", "possible", "note"]
 
 
@@ -55,7 +43,6 @@ class Finding:
     advice: what to do.
     command: the command that does it; "": there is none.
     subject: the option or policy that it is about, where there may be several of one name.
-    explains: names of the findings of which it is the cause.
     """
 
     name: str
@@ -65,7 +52,6 @@ class Finding:
     advice: str = ""
     command: str = ""
     subject: str = ""
-    explains: frozenset[str] = frozenset()
 
     @property
     def degree(self) -> Degree:
@@ -88,7 +74,6 @@ class Finding:
             "evidence": {name: x for name, x in self.evidence.items() if math.isfinite(x)},
             "advice": self.advice,
             "command": self.command,
-            "explains": sorted(self.explains),
             "link": self.link,
         }
 
@@ -108,30 +93,6 @@ def ranked(found: Iterable[Finding | None]) -> list[Finding]:
         if key not in best or each.weight > best[key].weight:
             best[key] = each
     return sorted(best.values(), key=lambda each: -each.weight)
-
-
-def by_cause(found: Sequence[Finding]) -> list[Finding]:
-    """The findings, without those that another one explains: it takes their place if they are
-    before it, and names them.
-    """
-    left, there = list(found), {each.name for each in found} - _SAID_ANYHOW
-    for cause in sorted(found, key=lambda each: -len(each.explains & there)):
-        explains = cause.explains - _SAID_ANYHOW
-        own = [each for each in left if each.name in explains and each is not cause]
-        if cause not in left or not own:
-            continue
-        names = sorted({each.name for each in own})
-        told = (
-            "" if all(each in cause.said for each in names) else f"; it explains {', '.join(names)}"
-        )
-        whole = replace(
-            cause,
-            said=cause.said + told,
-            weight=max(each.weight for each in (cause, *own)),
-            explains=frozenset(names),
-        )
-        left = ranked([whole, *(each for each in left if each not in (cause, *own))])
-    return left
 
 
 def weight_of(choice: str) -> float:

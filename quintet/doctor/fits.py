@@ -7,8 +7,6 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quintet.doctor.clock import Clock, hidden_clock
-from quintet.doctor.network import network_folds
 from quintet.doctor.play import Play
 from quintet.doctor.predict import (
     Floats,
@@ -17,7 +15,6 @@ from quintet.doctor.predict import (
     residuals,
     scores,
     share_of_groups,
-    tells,
 )
 
 LEAST_ROWS = 600
@@ -33,6 +30,7 @@ _RECALLED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
 _LAG_ROWS = 2_500
 _EPISODE_ROWS = 3  # on average, below which nothing is said about what belongs to an episode
 _FIXED = 0.999
+_DRIVES = 0.1
 _DEALT = 30  # times that rows are dealt to episodes at random
 
 
@@ -46,8 +44,9 @@ class Next:
     value: of the next value itself, from observation and action.
     delay: as now, and from the two actions before; None: not measured, since memory helps little.
     own_loss: loss of `value` without this number; nan: not measured, since it is predicted well.
+    reward_loss: loss of the reward's score without this number; nan: not measured.
     others: score of its next value from the other numbers of that observation; nan: not measured.
-    used: whether it tells anything of the reward, or of how other numbers change.
+    drives: largest loss of the score of another number's change without it; nan: not measured.
     """
 
     name: str
@@ -56,8 +55,9 @@ class Next:
     value: Score
     delay: Score | None = None
     own_loss: float = float("nan")
+    reward_loss: float = float("nan")
     others: float = float("nan")
-    used: bool = False
+    drives: float = float("nan")
 
     @property
     def gain(self) -> float:
@@ -68,8 +68,8 @@ class Next:
     def noise(self) -> bool:
         """Whether its next value is unpredictable, or is predicted as well without it, and it
         neither follows from other numbers of its observation, as a difference of two would, nor
-        tells anything, as a gust, a demand or a price that is shown."""
-        if self.others > HALF_TOLD or self.used:
+        drives them, as a gust or a demand that is shown."""
+        if self.others > HALF_TOLD or self.drives > _DRIVES:
             return False
         return self.value.high < UNTOLD or (self.value.high < HALF_TOLD and self.own_loss < 0.02)
 
@@ -93,7 +93,6 @@ class Fits:
         episodes, as a goal that is shown.
     action_by_episode: share of the effect of actions on observations that lies between
         episodes, so that an action has another effect in each.
-    clock: what of the reward or the observations the number of the step tells; None: nothing.
     projected: whether leaves were too large to be looked at number by number.
     """
 
@@ -108,7 +107,6 @@ class Fits:
     reward_by_episode: float = 0.0
     shown_by_episode: int = 0
     action_by_episode: float = 0.0
-    clock: Clock | None = None
     projected: bool = False
 
 
@@ -132,25 +130,22 @@ def fit(played: Play) -> Fits:
     varying = _targets(table)
     change = (table.after - table.obs)[:, varying]
     found: list[Next] = []
-    action_share, clock = 0.0, None
+    action_share = 0.0
     if varying.size:
         now = scores(table.input(), change, table.group)
         memory = scores(table.input(memory=True), change, table.group)
         value = scores(table.input(), table.after[:, varying], table.group)
-        now, value = _better(table, varying, (now, memory, value))
         delay = _delays(table, change, now, memory)
         own, others = _own_losses(table, varying, value)
-        used = _used(table, varying, value)
+        drives = _drives(table, varying, value, now)
+        losses = _reward_losses(table.paid(), varying, value)
         names = [played.numbers[i] for i in varying]
-        parts = zip(names, now, memory, value, delay, own, others, used, strict=True)
+        parts = zip(names, now, memory, value, delay, own, losses, others, drives, strict=True)
         found = [Next(*each) for each in parts]
         action_share = _action_share(table, change)
-        hidden = [i for i, each in enumerate(now) if each.mean < _TOLD]
-        clock = hidden_clock(table.steps, table.input(), change[:, hidden], table.group)
-    of_rewards, own_clock = _of_rewards(played, table.paid())
     return Fits(
         len(t), tuple(found), projected=projected, action_by_episode=action_share,
-        clock=own_clock or clock, **of_rewards,
+        **_of_rewards(played, table.paid()),
     )  # fmt: skip
 
 
@@ -172,7 +167,6 @@ class _Table:
         self.obs, self.after = played.obs[t, b], played.obs[t + 1, b]
         self.action, self.reward = played.action[t, b], played.reward[t, b][:, None]
         self.group = played.episode[t, b]
-        self.steps = played.steps_before[t, b]
 
     def input(self, *, memory: bool = False, actions: bool = False, after: bool = False) -> Floats:
         parts = [self.obs, self.action]
@@ -234,76 +228,55 @@ def _own_losses(
     return losses, others
 
 
-def _better(
-    table: _Table,
-    varying: NDArray[np.int64],
-    found: tuple[list[Score], list[Score], list[Score]],
-) -> tuple[list[Score], list[Score]]:
-    """Scores of the changes and of the next values, by a network where those found would lead to a
-    finding and it does better."""
-    now, memory, value = (list(each) for each in found)
-    doubtful = [
-        i
-        for i, each in enumerate(value)
-        if each.high < HALF_TOLD or memory[i].low - now[i].high >= MEMORY_GAIN
-    ]
-    if doubtful:
-        places = varying[doubtful]
-        after = table.after[:, places]
-        y = np.concatenate([after - table.obs[:, places], after], 1)
-        by_network = network_folds(table.input(), y, table.group)[1]
-        for place, i in enumerate(doubtful):
-            now[i] = max(now[i], by_network[place])
-            value[i] = max(value[i], by_network[len(doubtful) + place])
-    return now, value
-
-
-def _used(table: _Table, varying: NDArray[np.int64], value: list[Score]) -> list[bool]:
-    """Whether each number that earlier steps don't predict tells anything of the reward or of how
-    other numbers change."""
-    found = [False] * len(varying)
-    paid = table.paid()
+def _drives(
+    table: _Table, varying: NDArray[np.int64], value: list[Score], now: list[Score]
+) -> list[float]:
+    """The largest losses of the scores of other numbers' changes without each number that earlier
+    steps don't predict."""
+    losses = [float("nan")] * len(varying)
     for i, each in enumerate(value):
-        if each.high >= HALF_TOLD:
-            continue
-        rest = [j for j in varying if j != varying[i]]
-        subjects = [(table, (table.after - table.obs)[:, rest])] if rest else []
-        if _varies(paid.reward) >= _LEAST_PAID:
-            subjects.append((paid, paid.reward))
-        for of, y in subjects:
-            without = np.delete(of.input(), varying[i], 1)
-            own = of.obs[:, varying[i]], of.after[:, varying[i]]
-            found[i] = found[i] or any(tells(x, without, y, of.group) for x in own)
-    return found
+        rest = [j for j in range(len(varying)) if j != i]
+        if each.high < HALF_TOLD and rest:
+            without = np.delete(table.input(), varying[i], 1)
+            change = (table.after - table.obs)[:, varying[rest]]
+            found = scores(without, change, table.group)
+            losses[i] = max(now[j].mean - x.mean for j, x in zip(rest, found, strict=True))
+    return losses
 
 
-def _of_rewards(played: Play, table: _Table) -> tuple[dict[str, Any], Clock | None]:
-    """The part of `Fits` about rewards, and what the number of the step tells of them."""
+def _reward_losses(table: _Table, varying: NDArray[np.int64], value: list[Score]) -> list[float]:
+    """Losses of the reward's score without each number that earlier steps don't predict."""
+    losses = [float("nan")] * len(varying)
+    doubtful = [i for i, each in enumerate(value) if each.high < HALF_TOLD]
+    if not doubtful or _varies(table.reward) < _LEAST_PAID:
+        return losses
+    whole = table.input(after=True)
+    full = scores(whole, table.reward, table.group)[0].mean
+    n, m = table.obs.shape[1], table.action.shape[1]
+    for i in doubtful:
+        without = np.delete(whole, [varying[i], n + m + varying[i]], 1)
+        losses[i] = full - scores(without, table.reward, table.group)[0].mean
+    return losses
+
+
+def _of_rewards(played: Play, table: _Table) -> dict[str, Any]:
     varies = _varies(table.reward)
     if varies < _LEAST_PAID:
-        return {"reward_varies": varies}, None
-    x = table.input(after=True)
-    now, left = scores(x, table.reward, table.group)[0], None
-    if now.high < 0.9:
-        left, (by_network,) = network_folds(x, table.reward, table.group)
-        now, left = (by_network, left) if by_network > now else (now, None)
+        return {"reward_varies": varies}
+    now = scores(table.input(after=True), table.reward, table.group)[0]
     memory = scores(table.input(memory=True, after=True), table.reward, table.group)[0]
     steps, lags, nearest = 2, dict[int, Score](), None
     if now.mean < 0.9:
         # In few dimensions rows are near.
-        some = (table.input(), table.after, x)
-        found = [nearest_score(each, table.reward[:, 0], table.group) for each in some]
+        some = (table.input(), table.after, table.input(after=True))
+        found = [nearest_score(x, table.reward[:, 0], table.group) for x in some]
         nearest = max(found, key=lambda each: each.mean)
         lags = _lag_scores(played)
         for lag in _RECALLED:
             recalled = _lagged(played, lag, now=True)
             if recalled is not None and recalled.low > memory.high:
                 steps, memory = lag, recalled
-    clock = None
-    if now.mean < _TOLD:
-        clock = hidden_clock(table.steps, x, table.reward, table.group, of_reward=True)
-    left = residuals(x, table.reward, table.group) if left is None else left
-    left = left[:, 0]
+    left = residuals(table.input(after=True), table.reward, table.group)[:, 0]
     return {
         "reward_varies": varies,
         "reward": now,
@@ -313,7 +286,7 @@ def _of_rewards(played: Play, table: _Table) -> tuple[dict[str, Any], Clock | No
         "reward_lags": lags,
         "reward_by_episode": _by_episode(left, [*table.obs.T, *table.action.T], table.group),
         "shown_by_episode": sum(share_of_groups(x, table.group) > _FIXED for x in table.obs.T),
-    }, clock
+    }
 
 
 def _lag_scores(played: Play) -> dict[int, Score]:

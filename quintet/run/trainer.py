@@ -191,7 +191,7 @@ class Trainer:
                 str(shown(self.folder.path)),
                 self.facts,
                 max(scores, default=None),
-                self.marks.judged(self.reports.parts),
+                self.reports.parts,
                 evaluated=self.evaluations.elsewhere,
                 choices=self.choices.said,
                 marks=self.marks.said,

@@ -302,14 +302,11 @@ def test_commands_repeat_the_environment():
 
 
 class Limited(Point):
-    """Terminates after 500 steps, which no observation shows."""
+    """Terminates after 500 steps."""
 
     def step(self, action: Any) -> Any:
         obs, reward, *_ = super().step(action)
         return obs, reward, self.steps >= 500, False, {}
-
-    def _obs(self) -> Any:
-        return np.array([self.place, self.turned], np.float32)
 
 
 def test_a_limit_of_many_steps_is_seen():
@@ -479,9 +476,9 @@ def test_other_actions_show_in_the_next_observation(fault: str):
 
 def test_a_command_trains_in_a_folder_of_its_own():
     seen = Seen(Options(train="quintet train ppo --env A/B-v0", folder="runs/ppo-A_B-v0"))
-    found = Finding("option-far", 0.5, "", command=f"{seen.options.train} --gamma 0.9")
+    found = Finding("gamma-short", 0.5, "", command=f"{seen.options.train} --gamma 0.9")
     told = environment._with_folder(found, seen.options).command
-    assert told == f"{found.command} --run-dir runs/ppo-A_B-v0-option-far"
+    assert told == f"{found.command} --run-dir runs/ppo-A_B-v0-gamma-short"
     check = replace(found, command="quintet check-env A/B-v0")
     assert environment._with_folder(check, seen.options) == check
     given = replace(seen.options, train=f"{seen.options.train} --run-dir here")
