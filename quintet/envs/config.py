@@ -87,7 +87,7 @@ class EnvConfig(Options):
     one more value for it
     """
     mask_from_info: Literal["auto"] | bool = option("auto", auto=True)
-    """where action masks are taken from, beside the observation's leaf action_mask; true:
+    """place from which action masks are taken, beside the observation's leaf action_mask; true:
     info['action_mask'] at every reset and step; auto: the first of another leaf named action_mask
     or action_masks, the environment's method action_masks(), and info; false: nowhere else
     """

@@ -284,7 +284,7 @@ def in_seeds(members: Sequence[Run]) -> str:
 
 
 def _acting(metric: str, run: Run) -> str:
-    """How the evaluations of a metric act; "" for metrics of training."""
+    """The actions of the evaluations of a metric; "" for metrics of training."""
     return actions_evaluated(run.config) if metric.startswith("eval/") else ""
 
 

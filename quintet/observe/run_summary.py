@@ -106,7 +106,7 @@ class RunSummary:
 
     @property
     def score_kind(self) -> str:
-        """What the score is of: ``episode``, ``eval``, or ``eval, greedy`` where that is known."""
+        """The kind of the score: ``episode``, ``eval``, or ``eval, greedy`` where that is known."""
         if self.score is None:
             return ""
         kind = self.score[0].split("/")[0]
@@ -133,7 +133,7 @@ def is_of_group(name: str) -> bool:
 
 
 def actions_evaluated(options: Mapping[str, Any]) -> str:
-    """How a run's evaluations act: greedy or sampled; "" if that is unknown."""
+    """The actions of a run's evaluations: greedy or sampled; "" if that is unknown."""
     greedy = options.get("eval.greedy")
     return "" if not isinstance(greedy, bool) else "greedy" if greedy else "sampled"
 

@@ -429,12 +429,12 @@ def test_reports_after_the_checkpoint_are_dropped_aloud(tmp_path, half):
 
 
 def test_a_plot_groups_by_what_was_trained_though_the_file_is_damaged(whole, copy, capsys):
-    from quintet.observe import plots
+    from quintet.observe.plot_groups import options_of
 
     folder = copy(whole)
-    sound = plots._options(folder)
+    trained = options_of(folder)
     (folder / "config.yaml").write_text("gamma: 0.5\n")
-    assert plots._options(folder) == sound
+    assert options_of(folder) == trained
     assert capsys.readouterr().err == ""
 
 
