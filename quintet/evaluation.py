@@ -233,7 +233,8 @@ def evaluate(
             )
         other = against.player_on(device) if isinstance(against, Policy) else uniform(1)
         how = replace(how, others=(other,))
-        num_streams = max(num_streams, min(how.episodes, 2) * chosen.num_agents)  # both seatings
+        both = min(how.episodes, 2) * chosen.num_agents  # as many games of each seating
+        num_streams = -(-num_streams // both) * both
     with closing(_streams_for(policy, chosen, num_streams, how)) as vector:
         _check_spaces(policy, vector)
         how = replace(how, max_steps=_bound(max_steps, policy, vector.description))

@@ -2,9 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 from quick_helpers import begin
 from small_run_helpers import SMALL
 
@@ -46,6 +48,49 @@ def test_against_plays_games_with_another_run_or_with_random_actions(
         means = f"{games.own.mean():.2f} against {games.theirs.mean():.2f}"
         assert f"games: {said}; mean return {means}" in capsys.readouterr().out
     assert main(["eval", str(runs[0]), "--against", str(tmp_path / "none")]) == 1
+
+
+class Three:
+    """Three agents, of whom the first alone is paid, for one step."""
+
+    possible_agents = ("first", "second", "third")
+
+    def observation_space(self, agent: str) -> spaces.Space:
+        return spaces.Discrete(2)
+
+    def action_space(self, agent: str) -> spaces.Space:
+        return spaces.Discrete(2)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents = list(self.possible_agents)
+        return dict.fromkeys(self.agents, 0), {}
+
+    def step(self, actions: dict[str, int]) -> Any:
+        paid = {agent: float(agent == "first") for agent in actions}
+        over, no = dict.fromkeys(actions, True), dict.fromkeys(actions, False)
+        self.agents = []
+        return dict.fromkeys(actions, 0), paid, over, no, {}
+
+    def close(self) -> None:
+        pass
+
+
+class Two(Three):
+    possible_agents = ("first", "second")
+
+
+@pytest.mark.parametrize("kind", [Two, Three])
+def test_seats_are_shared_evenly(kind: type, tmp_path: Path) -> None:
+    options = SMALL | {"env.backend": "pettingzoo", "env.num_streams": 6, "eval.episodes": 0}
+    policy = quintet.train("ppo", kind, 96, run_dir=tmp_path / "run", config=options).policy
+    for episodes in (2, 3, 10, 25, 26, 99, 100):
+        games = quintet.evaluate(policy, kind, episodes=episodes, against="random").games
+        assert games is not None
+        assert len(games.own) == episodes
+        assert games.won == -(-episodes // 2)  # the games in which it was the first
+        assert games.lost == episodes // 2
+        # At every moment, too, as far as games have the same length.
+        assert (games.own > games.theirs)[: episodes // 2 * 2].mean() == 0.5
 
 
 SCRIPT = """
