@@ -3,8 +3,9 @@
 - A vector environment with Gymnasium's ``reset`` and ``step`` that has a ``device`` (ManiSkill,
   Isaac Lab, mjlab).  Its arrays may be of any library with DLPack, as JAX and Warp; actions are
   then arrays of that library, without a copy.
-- A ``VecEnv`` of rsl_rl, in either of its forms.  Its observations are a dict, or a TensorDict, of
-  groups, each of which is a leaf.
+- A ``VecEnv`` of rsl_rl, in any of its forms.  Its observations are a dict, or a TensorDict, of
+  groups, each of which is a leaf; plain ones are the group ``policy``.  A step gives four values,
+  or five with privileged observations, the group ``critic`` (legged_gym).
 
 Streams are reset within the step that ends their episode unless ``metadata["autoreset_mode"]`` says
 otherwise.
@@ -23,9 +24,17 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from quintet.envs.adapted import stated_autoreset
+from quintet.envs.masks import Choice, leaf_note, mask_leaves
 from quintet.envs.other_apis import Unfit, require_spaces, step_parts
 from quintet.envs.success import key_of
-from quintet.envs.tensor import GymTensors, RslTensors, TensorStep, TensorVectorEnv, bare
+from quintet.envs.tensor import (
+    GymTensors,
+    Privileged,
+    RslTensors,
+    TensorStep,
+    TensorVectorEnv,
+    bare,
+)
 from quintet.envs.vector import EnvDescription
 from quintet.errors import ConfigError
 from quintet.spaces import Keys, Space, as_choices, leaf_keys, start_of, stored_spaces
@@ -36,17 +45,20 @@ _FINAL = ("final_obs", "final_observation")
 """Names of the last observations in info, in Gymnasium and in ManiSkill."""
 
 
-def adapted(env: Any, env_id: str, success: str | None) -> TensorVectorEnv | None:
+def adapted(
+    env: Any, env_id: str, success: str | None, masks: Choice = "auto"
+) -> TensorVectorEnv | None:
     """The environment as a `TensorVectorEnv`; None if its interface is none of those that are
     known.
 
-    success: as ``env.success``.  Raises ConfigError if its spaces can't be used.
+    success, masks: as ``env.success`` and ``env.mask_from_info``.  Raises ConfigError if its spaces
+    can't be used.
     """
     if isinstance(env, TensorVectorEnv):
         return env
     if isinstance(env, RslTensors):
-        return RslEnv(env, env_id)
-    return GymEnv(env, env_id, success) if isinstance(bare(env), GymTensors) else None
+        return RslEnv(env, env_id, success)
+    return GymEnv(env, env_id, success, masks) if isinstance(bare(env), GymTensors) else None
 
 
 @final
@@ -55,7 +67,7 @@ class GymEnv:
 
     restarts, generators = True, None
 
-    def __init__(self, env: Any, env_id: str, success: str | None) -> None:
+    def __init__(self, env: Any, env_id: str, success: str | None, masks: Choice) -> None:
         self._env, inner = env, bare(env)
         self.num_streams, self.device = int(inner.num_envs), torch.device(inner.device)
         self.autoreset = _autoreset(env, env_id)
@@ -71,10 +83,13 @@ class GymEnv:
         else:  # of a class of its own
             observation = observed(first)
             action = unbounded(tuple(action.shape))
-        self.spaces = stored_spaces(observation, action, env_id)
-        self._read = _reader(observation)
+        seen, leaves = mask_leaves(observation, action, masks)
+        self.spaces = stored_spaces(seen, action, env_id)
+        self._read = _reader(leaves)
         self._action = _packer(action, env_id, _library_of(first))
-        self.description = EnvDescription(env_id, "gymnasium", success=success, one_seed=True)
+        self.description = EnvDescription(
+            env_id, "gymnasium", success=success, one_seed=True, notes=leaf_note(leaves)
+        )
 
     def restart(self, seed: int) -> Obs:
         return self._read(self._env.reset(seed=seed)[0])
@@ -82,10 +97,8 @@ class GymEnv:
     def step(self, action: Tensor) -> TensorStep:
         obs, reward, terminated, truncated, infos = step_parts(self._env.step(self._action(action)))
         last = next((infos[name] for name in _FINAL if name in infos), None)
-        won = None
-        if self._key is not None:  # SAME_STEP: the rest is of the next episode's reset
-            found = infos.get("final_info", infos)
-            won = as_tensor(found[self._key]) if self._key in found else None
+        # SAME_STEP: the rest is of the next episode's reset.
+        won = _success(infos.get("final_info", infos), self._key)
         flags = _flat(terminated), _flat(truncated)
         final = None if last is None else self._read(last)
         return TensorStep(self._read(obs), _flat(reward), *flags, final, won)
@@ -100,29 +113,42 @@ class RslEnv:
 
     autoreset, restarts, generators = AutoresetMode.SAME_STEP, False, None
 
-    def __init__(self, env: Any, env_id: str) -> None:
-        self._env = env
+    def __init__(self, env: Any, env_id: str, success: str | None) -> None:
+        self._env, self._key = env, key_of(success)
         self.num_streams, self.device = int(env.num_envs), torch.device(env.device)
-        observation = observed(_groups(env.get_observations()))
+        if isinstance(env, Privileged):  # it observes zeros before its first reset
+            env.reset()
+        observation = observed(self._now())
         self.spaces = stored_spaces(observation, unbounded((int(env.num_actions),)), env_id)
-        self._read = _reader(observation)
-        self.description = EnvDescription(env_id, "rsl_rl", one_seed=True)
+        self._read = _reader(leaf_keys(observation))
+        self.description = EnvDescription(env_id, "rsl_rl", success=success, one_seed=True)
 
     def restart(self, seed: int) -> Obs:  # noqa: ARG002
-        return self._read(_groups(self._env.get_observations()))
+        return self._read(self._now())
 
     def step(self, action: Tensor) -> TensorStep:
         result = self._env.step(action)
-        if len(result) == 5:  # observations, and privileged ones
-            obs, privileged, reward, done, extras = result
-            obs = {"policy": obs} | ({} if privileged is None else {"critic": privileged})
-        else:
-            obs, reward, done, extras = result
-            obs = _groups((obs, extras))
+        if not isinstance(result, tuple) or len(result) not in (4, 5):
+            given = len(result) if isinstance(result, tuple) else f"a {type(result).__name__}"
+            raise Unfit(
+                "must return from step four values (observations, rewards, dones, extras), or "
+                f"five with privileged observations after the first, returned {given}"
+            )
+        obs, *others, reward, done, extras = result
         ended = _flat(done).bool()
         limit = extras.get("time_outs")
         truncated = torch.zeros_like(ended) if limit is None else ended & _flat(limit).bool()
-        return TensorStep(self._read(obs), _flat(reward), ended & ~truncated, truncated)
+        won = _success(extras, self._key)
+        obs = self._read(_groups(obs, extras, *others))
+        return TensorStep(obs, _flat(reward), ended & ~truncated, truncated, None, won)
+
+    def _now(self) -> Any:
+        """The groups of observations before the next step."""
+        env = self._env
+        given = env.get_observations()
+        obs, extras = given if isinstance(given, tuple) else (given, {})
+        privileged = env.get_privileged_observations() if isinstance(env, Privileged) else None
+        return _groups(obs, extras, privileged)
 
     def close(self) -> None:
         try:
@@ -132,15 +158,19 @@ class RslEnv:
         close()
 
 
-def _groups(given: Any) -> Any:
-    """The groups of observations, which older versions give as (tensor, extras)."""
-    if not isinstance(given, tuple):
-        return given
-    obs, extras = given
+def _groups(obs: Any, extras: Mapping[str, Any] | None, privileged: Any = None) -> Any:
+    """The groups of observations, which older versions give as a tensor, and in extras."""
     if not isinstance(obs, Tensor):
         return obs
-    others = (extras or {}).get("observations", {})
-    return {"policy": obs} | {name: x for name, x in others.items() if name != "policy"}
+    others = {**(extras or {}).get("observations", {})}
+    if privileged is not None:
+        others["critic"] = privileged
+    return {**others, "policy": obs}
+
+
+def _success(infos: Mapping[str, Any], key: str | None) -> Tensor | None:
+    """The successes at a key of infos, if they are there."""
+    return _flat(infos[key]) if key is not None and key in infos else None
 
 
 def observed(obs: Any) -> Space:
@@ -150,12 +180,12 @@ def observed(obs: Any) -> Space:
     x = as_tensor(obs)
     if x.dtype == torch.uint8:
         return spaces.Box(0, 255, tuple(x.shape[1:]), np.uint8)
-    return unbounded(tuple(x.shape[1:]))
+    return unbounded(tuple(x.shape[1:]), np.float64 if x.dtype == torch.float64 else np.float32)
 
 
-def unbounded(shape: tuple[int, ...]) -> spaces.Box:
+def unbounded(shape: tuple[int, ...], dtype: type[np.floating[Any]] = np.float32) -> spaces.Box:
     """All floats of a shape."""
-    return spaces.Box(-np.inf, np.inf, shape, np.float32)
+    return spaces.Box(-np.inf, np.inf, shape, dtype)
 
 
 def _names(obs: Any) -> list[Any]:
@@ -188,12 +218,12 @@ def _flat(x: Any) -> Tensor:
     return found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
 
 
-def _reader(space: Space) -> Callable[[Any], Obs]:
-    """A function from observations of the space to leaves by path, counted from 0."""
-    leaves = {path: (keys, _start(leaf)) for path, (keys, leaf) in leaf_keys(space).items()}
+def _reader(found: Mapping[str, tuple[Keys, Space]]) -> Callable[[Any], Obs]:
+    """A function from observations to leaves by path, counted from 0; see `leaf_keys`."""
+    leaves = {path: (keys, _start(leaf)) for path, (keys, leaf) in found.items()}
 
     def read(obs: Any) -> Obs:
-        return {path: _leaf(obs, *found) for path, found in leaves.items()}
+        return {path: _leaf(obs, *each) for path, each in leaves.items()}
 
     return read
 

@@ -36,11 +36,11 @@ from quintet.envs.vector import (
 )
 from quintet.envs.wrappers import FrameStack, FromRewards, ObserveLast
 from quintet.errors import ConfigError
-from quintet.spaces import action_spec, leaf_spec, observation_leaves
+from quintet.spaces import action_spec, in_float64, leaf_spec, observation_leaves
 from quintet.system import forks
 from quintet.system.signals import STOPS
 from quintet.system.user_code import raised
-from quintet.types import Obs
+from quintet.types import Obs, Spaces
 
 T = TypeVar("T")
 
@@ -65,15 +65,18 @@ class NextStep:
     Its own memory is written in place, so a step of an environment that allows it can be captured
     as a CUDA graph.
 
+    spaces: of one stream, in the stored dtypes.
     obs: the observations that the next action is for, leaves ``[B, ...]`` in their stored dtypes.
     """
 
-    def __init__(self, env: TensorVectorEnv, clip: RewardClip, success: str | None) -> None:
+    def __init__(
+        self, env: TensorVectorEnv, clip: RewardClip, success: str | None, spaces: Spaces
+    ) -> None:
         """clip, success: as ``env.reward_clip`` and ``env.success``."""
-        self.env, self.success, self._clip = env, success, clip
+        self.env, self.success, self.spaces, self._clip = env, success, spaces, clip
         self._above = None if success is None else read_rule(success).above
         self._key = key_of(success)
-        leaves = observation_leaves(env.spaces.observation)
+        leaves = observation_leaves(spaces.observation)
         self._specs = {name: leaf_spec(leaf) for name, leaf in leaves.items()}
         count, device = env.num_streams, env.device
         self.obs: Obs = {
@@ -118,9 +121,8 @@ class NextStep:
         # Another library may reuse the memory of its arrays once they are gone, while the copies
         # still wait on the GPU; it waits for them with the next action.
         self._held = out
-        return TensorRow(
-            self._clipped(raw), raw, terminated, truncated, valid, self._success(out, raw)
-        )
+        won = self._success(out, raw, ended)
+        return TensorRow(self._clipped(raw), raw, terminated, truncated, valid, won)
 
     def _clipped(self, reward: Tensor) -> Tensor:
         if self._clip == "abs_one":
@@ -130,18 +132,22 @@ class NextStep:
             return torch.where(reward < 0.0, 0.3 * soft, soft)
         return reward
 
-    def _success(self, out: TensorStep, raw: Tensor) -> Tensor:
+    def _success(self, out: TensorStep, raw: Tensor, ended: Tensor) -> Tensor:
         if self._above is not None:
             return raw > self._above
         if self._key is None:
             return self._never
-        if out.success is None:
+        if out.success is not None:
+            self._check_tensor("success", out.success, ())
+            return out.success.bool()
+        # Where a graph may hold the step, the host can't ask whether an episode has ended.
+        if self.env.generators is not None or bool(ended.any()):
             raise ConfigError(
-                f"env.success 'info:{self._key}' must have info[{self._key!r}] at every step, "
+                f"env.success 'info:{self._key}' must have info[{self._key!r}] at every ending, "
                 f"{self._who} gives none: name what is there, give 'reward>NUMBER', or leave "
                 "env.success out"
             )
-        return out.success.bool()
+        return self._never
 
     def _call(self, what: str, function: Callable[[], T]) -> T:
         try:
@@ -166,8 +172,6 @@ class NextStep:
             self._check_tensor(name, getattr(out, name), ())
         if out.final_obs is not None:
             self._check_obs(out.final_obs, "final observation")
-        if self._key is not None and out.success is not None:
-            self._check_tensor("success", out.success, ())
 
     def _check_obs(self, obs: Any, what: str = "observation") -> None:
         if not isinstance(obs, dict) or self._specs.keys() - obs.keys():
@@ -228,7 +232,8 @@ class HostedEnv:
         made: what a maker gave, which others may not step; raises ConfigError if they do.
         """
         self.env, self._closes, self._made = env, closes, made
-        self._rows = NextStep(env, "none", env.description.success)
+        # Arrays of float32 round what float64 leaves give.
+        self._rows = NextStep(env, "none", env.description.success, in_float64(env.spaces))
         self.num_streams, self.spaces = env.num_streams, env.spaces
         self.description = env.description if description is None else description
         self._spec = action_spec(env.spaces.action)

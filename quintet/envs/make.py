@@ -130,14 +130,6 @@ def make_group_env(
     with ExitStack() as failed:
         failed.callback(base.close)
         if env.config.observation_dtype == "float64":  # "auto" is resolved before
-            from quintet.envs.hosted import tensors_of  # PyTorch
-
-            if tensors_of(base) is not None:
-                raise ConfigError(
-                    f"env.observation_dtype must be float32 for environments of tensors, as "
-                    f"{env.config.id}, got float64: leave it out, and subtract what is large from "
-                    "the observations"
-                )
             base.spaces = in_float64(base.spaces)
         made = _wrapped(env, base)
         failed.pop_all()

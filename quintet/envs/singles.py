@@ -183,7 +183,7 @@ def _hosted(env: ResolvedEnv, made: Any, *, closes: bool) -> VectorEnv:
 
     _require_no_limit(env, made, closes=closes)
     config = env.config
-    tensors = adapted(made, config.id, config.success)
+    tensors = adapted(made, config.id, config.success, config.mask_from_info)
     assert tensors is not None
     described = replace(tensors.description, id=config.id, backend=config.backend)
     return HostedEnv(tensors, described, closes=closes, made=made if closes else None)

@@ -121,6 +121,16 @@ class RslTensors(Protocol):
     def step(self, actions: Any) -> Any: ...
 
 
+@runtime_checkable
+class Privileged(Protocol):
+    """A ``VecEnv`` of rsl_rl in legged_gym's form, with a reset and observations that only the
+    critic sees, or None."""
+
+    def reset(self) -> Any: ...
+
+    def get_privileged_observations(self) -> Any: ...
+
+
 def gives_tensors(env: object) -> bool:
     """Whether `env` is a vector environment of tensors, of an interface that is known."""
     if isinstance(env, type):  # which has the methods, too

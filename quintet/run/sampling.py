@@ -195,9 +195,8 @@ def make_sampling(
         plan = replace(plan, max_policy_lag=runtime.max_policy_lag)
     _require_fresh_rows(runtime, plan)
     assignment = assignment_of(config, source.env, plan, len(learners))
-    tensors = staying(config, source.envs[0], plan)
-    if tensors is not None:
-        return make_device_sampling(config, tensors, plan, timer)
+    if staying(config, source.envs[0], plan) is not None:
+        return make_device_sampling(config, source.envs[0], plan, timer)
     if source.envs[0].description.turns and runtime.inference != "local":
         raise ConfigError(
             f"runtime.inference={runtime.inference} must have agents that act at the same time; "

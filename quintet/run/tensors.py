@@ -78,21 +78,23 @@ def host_note(config: RunConfig, env: VectorEnv, plan: DataPlan) -> str | None:
 
 
 def make_device_sampling(
-    config: RunConfig, tensors: TensorVectorEnv, plan: DataPlan, timer: PhaseTimer
+    config: RunConfig, env: VectorEnv, plan: DataPlan, timer: PhaseTimer
 ) -> "DeviceSampling":
-    """Sampling of a resolved configuration that never leaves the tensors' device."""
+    """Sampling of a resolved configuration that never leaves the device of the environment's
+    tensors."""
     from quintet.runtime.device_rows import may_record
     from quintet.runtime.device_sampling import DeviceOptions, DeviceSampling
 
-    runtime = config.runtime
+    runtime, tensors = config.runtime, tensors_of(env)
+    assert tensors is not None
     graph = runtime.compute.graph
     whole = graph and may_record(tensors, plan)  # of which an act is a part
     compute = replace(runtime.actor_compute, act_on=str(tensors.device), graph=graph and not whole)
     make_actor: Callable[[], Actor] = partial(
-        registry.find(config.algo).make_actor, config.learner, config.model, tensors.spaces, compute
+        registry.find(config.algo).make_actor, config.learner, config.model, env.spaces, compute
     )
     return DeviceSampling(
-        NextStep(tensors, config.env.reward_clip, config.env.success),
+        NextStep(tensors, config.env.reward_clip, config.env.success, env.spaces),
         make_actor,
         plan,
         config.seed,

@@ -92,7 +92,7 @@ class DeviceRows:
         self._replay: Callable[[], None] | None = None
         self._collected = False
         self.num_streams, device = env.num_streams, env.device
-        specs = slot_specs(RowSpecs.of(env.spaces, actor), plan, self.num_streams)
+        specs = slot_specs(RowSpecs.of(rows.spaces, actor), plan, self.num_streams)
         unused = {"header", "running_length", *(n for n in specs if n.startswith("episode_"))}
         held = [name for name in specs if name not in unused - {"episode_id"}]
         memory = {

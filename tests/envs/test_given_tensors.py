@@ -1,5 +1,7 @@
 """Vector environments of tensors with the interfaces of other libraries."""
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +15,14 @@ from small_run_helpers import SMALL
 from tensor_helpers import Counting
 
 import quintet
+from quintet.cli import main
 from quintet.envs.given_tensors import adapted, observed
 from quintet.envs.make import make_vector_env
 from quintet.envs.tensor import gives_tensors
 from quintet.envs.vector import allocate_obs, allocate_row
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.runtime.device_sampling import DeviceSampling
+from quintet.spaces import leaf_keys
 
 COUNT = 3
 
@@ -138,6 +142,71 @@ class OldRsl(Rsl):
         return obs, reward, done, extras | others
 
 
+class Legged(Rsl):
+    """As legged_gym's: plain observations, privileged ones beside them, which a step gives as the
+    second of five values, and zeros before the first reset."""
+
+    privileged = True
+
+    def __init__(self, num_envs: int = COUNT) -> None:
+        super().__init__(num_envs)
+        self.begun = self.obs
+        self.obs = {"policy": torch.zeros(num_envs, 3), "critic": {"x": torch.zeros(num_envs, 3)}}
+
+    def reset(self):
+        self.obs = self.begun
+        return self.get_observations(), self.get_privileged_observations()
+
+    def get_observations(self):
+        return self.obs["policy"]
+
+    def get_privileged_observations(self):
+        return self.obs["critic"]["x"] if self.privileged else None
+
+    def step(self, actions):
+        _, *rest = super().step(actions)
+        return self.get_observations(), self.get_privileged_observations(), *rest
+
+
+class Unprivileged(Legged):
+    privileged = False
+
+
+class PlainRsl(Rsl):
+    """Plain observations, and no others."""
+
+    def get_observations(self):
+        return self.obs["policy"]
+
+    def step(self, actions):
+        _, *rest = super().step(actions)
+        return self.get_observations(), *rest
+
+
+class PlainFirst(Rsl):
+    """Plain observations before the first step, groups after it."""
+
+    def get_observations(self):
+        return self.obs["policy"]
+
+
+class Brax(Rsl):
+    """As MuJoCo Playground's of Brax: flags are floats, and looking at it begins anew."""
+
+    def groups(self):
+        return {"state": self.obs["policy"], "privileged_state": self.obs["critic"]["x"]}
+
+    def get_observations(self):
+        self.obs, _ = self.env.reset(seed=1)
+        return self.groups()
+
+    def step(self, actions):
+        _, reward, done, extras = super().step(actions)
+        time_outs = extras["time_outs"].float()
+        extras = {"time_outs": time_outs, "observations": {"critic": None}, "log": {}}
+        return self.groups(), reward, done.float(), extras
+
+
 class Scaled(gymnasium.vector.VectorWrapper):
     """Has a space of actions of its own."""
 
@@ -164,7 +233,12 @@ class OtherKind(Isaac):
         return obs["obs"].to(self.kind)
 
 
-ALL = [Isaac, OwnSpaces, ManiSkill, Arrays, Rsl, OldRsl]
+RSL = [Rsl, OldRsl, Legged, Unprivileged, PlainRsl, PlainFirst]
+ALL = [Isaac, OwnSpaces, ManiSkill, Arrays, *RSL]
+CRITICS = {
+    Isaac: "critic/x", OwnSpaces: "critic/x", Arrays: "critic/x", Rsl: "critic/x",
+    OldRsl: "critic", Legged: "critic",
+}  # fmt: skip
 
 
 def test_another_environments_autoreset_mode_is_not_taken(monkeypatch) -> None:
@@ -182,10 +256,11 @@ def test_rows_are_those_of_the_counting_environment(kind) -> None:
     assert not gives_tensors(kind)
     made = adapted(env, "theirs", None)
     assert (made.num_streams, made.device.type) == (COUNT, "cpu")
-    seed = 1 if kind in (Rsl, OldRsl) else 7
+    seed = 1 if kind in RSL else 7
     own = Counting(COUNT, made.autoreset, final=kind is ManiSkill)
     begun, theirs = made.restart(seed), own.restart(seed)
     name = "obs" if kind is ManiSkill else "policy"
+    assert {*leaf_keys(made.spaces.observation)} == {name, *filter(None, [CRITICS.get(kind)])}
     assert torch.equal(begun[name], theirs["obs"])
     action = torch.tensor([1, 0, 1])
     ended = 0
@@ -193,9 +268,8 @@ def test_rows_are_those_of_the_counting_environment(kind) -> None:
         given = action if kind is ManiSkill else action[:, None].repeat(1, 2) * 2.0 - 1.0
         mine, expected = made.step(given), own.step(action)
         assert torch.equal(mine.obs[name], expected.obs["obs"])
-        if kind is not ManiSkill:
-            other = "critic" if kind is OldRsl else "critic/x"
-            assert torch.equal(mine.obs[other], 2 * expected.obs["obs"])
+        if kind in CRITICS:
+            assert torch.equal(mine.obs[CRITICS[kind]], 2 * expected.obs["obs"])
         assert torch.equal(mine.reward, expected.reward)
         assert torch.equal(mine.terminated, expected.terminated)
         assert torch.equal(mine.truncated, expected.truncated)
@@ -227,6 +301,29 @@ def test_they_are_trained_on_their_device(tmp_path, monkeypatch, kind) -> None:
     assert collected
 
 
+@pytest.mark.parametrize("kind", [Isaac, Legged, Brax, Arrays, Unprivileged])
+def test_simulators_are_trained_and_evaluated_by_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: type
+) -> None:
+    run = str(tmp_path / "run")
+    leaf = {Legged: "critic", Brax: "privileged_state"}.get(kind, "critic/x")
+    critic = () if kind is Unprivileged else ("--model.critic-leaves", leaf)
+    command = (
+        *("train", "ppo", "--env", f"test_given_tensors:{kind.__name__}", "--run-dir", run),
+        *("--total-steps", "96", "--env.num-streams", "3", "--unroll-steps", "8"),
+        *("--minibatch-steps", "24", "--eval.episodes", "2", "--runtime.compile", "off"),
+    )
+    assert main([*command, *critic]) == 0
+    capsys.readouterr()
+    assert main(["eval", run, "--episodes", "4", "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert 2 <= scores["length_mean"] <= 4
+    assert len(scores["returns"]) == 4
+    policy = quintet.load(run)
+    assert policy.critic_leaves == {name for name in (leaf,) if critic}
+    assert all(torch.isfinite(x).all() for x in policy.publication.tensors.values())
+
+
 def test_success_is_that_of_the_ended_episode(tmp_path) -> None:
     env = adapted(ManiSkill(), "theirs", "info:success")
     env.restart(0)
@@ -236,8 +333,47 @@ def test_success_is_that_of_the_ended_episode(tmp_path) -> None:
     assert out.success.tolist() == [True, False, False]
     made = make_vector_env(ManiSkill(), success="info:lost")
     made.restart([0] * COUNT, allocate_obs(made.spaces.observation, (COUNT,)))
-    with pytest.raises(ConfigError, match=r"info\['lost'\] at every step"):
+    made.send(np.zeros(COUNT, np.int64))
+    with pytest.raises(ConfigError, match=r"info\['lost'\] at every ending"):
         made.send(np.zeros(COUNT, np.int64))
+
+
+@pytest.mark.parametrize("kind", [Rsl, Legged])
+@pytest.mark.parametrize("always", [False, True])
+def test_success_in_extras_of_rsl_rl(tmp_path: Path, kind: type, always: bool) -> None:
+    """Also of shape [B, 1], and at endings alone."""
+
+    class Winning(kind):
+        def step(self, actions):
+            *parts, done, extras = super().step(actions)
+            if always or done.any():
+                extras = extras | {"won": (actions[:, :1] > 0).float()}
+            return *parts, done, extras
+
+    env = adapted(Winning(), "theirs", "info:won")
+    actions = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]])
+    won = [env.step(actions).success for _ in range(2)]
+    assert won[1].tolist() == [1.0, 0.0, 1.0]
+    assert (won[0] is None) != always
+    own = {name: x for name, x in SMALL.items() if name != "env.num_streams"}
+    own |= {"unroll_steps": 8, "minibatch_steps": 24, "env.success": "info:won"}
+    with pytest.warns(UserWarning, match="no evaluation while training"):
+        found = quintet.train("ppo", Winning(), 96, run_dir=tmp_path / "run", config=own)
+    assert 0.0 < found.metrics["episode/success_rate"] < 1.0
+    own["env.success"] = "info:lost"
+    with pytest.raises(ConfigError, match=r"info\['lost'\] at every ending"):
+        quintet.train("ppo", Winning(), 96, run_dir=tmp_path / "lost", config=own)
+
+
+def test_a_step_of_another_number_of_values_is_refused() -> None:
+    class Three(Rsl):
+        def step(self, actions):
+            return super().step(actions)[:3]
+
+    made = make_vector_env(Three())
+    made.restart([0] * COUNT, allocate_obs(made.spaces.observation, (COUNT,)))
+    with pytest.raises(EnvironmentFault, match=r"four values .* or five .*, returned 3"):
+        made.send(np.zeros((COUNT, 2), np.float32))
 
 
 def test_actions_of_whole_numbers_are_choices() -> None:
@@ -272,13 +408,72 @@ def test_a_success_that_is_missing_later_is_refused() -> None:
     made.restart([0] * COUNT, row.obs)
     made.send(np.zeros(COUNT, np.int64))
     made.recv(row)
-    with pytest.raises(ConfigError, match=r"info\['success'\] at every step"):
+    with pytest.raises(ConfigError, match=r"info\['success'\] at every ending"):
         made.send(np.array([1, 0, 0]))
 
 
-def test_tensors_have_no_float64_observations() -> None:
-    with pytest.raises(ConfigError, match="observation_dtype must be float32"):
-        make_vector_env(ManiSkill(), observation_dtype="float64")
+class Far(ManiSkill):
+    """Observes a time in seconds, and is paid, in float64."""
+
+    OFFSET = 1_700_000_000.0
+
+    def __init__(self, num_envs: int = COUNT) -> None:
+        super().__init__(num_envs)
+        self.single_observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+
+    def far(self, obs):
+        return obs.double() + self.OFFSET
+
+    def reset(self, *, seed=None, options=None):
+        obs, infos = super().reset(seed=seed)
+        return self.far(obs), infos
+
+    def step(self, action):
+        obs, reward, *flags, infos = super().step(action)
+        if "final_observation" in infos:
+            infos["final_observation"] = self.far(infos["final_observation"])
+        return self.far(obs), reward.double() + 0.1, *flags, infos
+
+
+class FarRsl(Rsl):
+    def get_observations(self):
+        return {"policy": self.obs["policy"].double() + Far.OFFSET}
+
+    def step(self, actions):
+        _, reward, *rest = super().step(actions)
+        return self.get_observations(), reward.double() + 0.1, *rest
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"), [("float32", "float32"), ("float64", "float64"), ("auto", "float64")]
+)
+def test_float64_observations_are_stored_as_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, dtype: str
+) -> None:
+    """On the device and through the host alike."""
+    env = make_vector_env(Far, COUNT, observation_dtype=given)
+    obs = allocate_obs(env.spaces.observation, (COUNT,))
+    env.restart([0] * COUNT, obs)
+    assert obs["obs"].dtype == dtype
+    exact = [Far.OFFSET, Far.OFFSET + 1, Far.OFFSET + 2]
+    assert (obs["obs"][:, 0].tolist() == exact) == (dtype == "float64")
+    own = SMALL | {"env.num_streams": COUNT, "unroll_steps": 8, "minibatch_steps": 24}
+    own |= {"env.observation_dtype": given, "normalize_observations": True}
+    found = quintet.train("ppo", Far, 96, run_dir=tmp_path / "device", config=own)
+    assert found.metrics["episode/return_mean"] % 1.0 != 0.0
+    lost = "float32, in which networks compute" in (tmp_path / "device" / "log.txt").read_text()
+    assert lost == (dtype == "float32")
+    monkeypatch.setattr("quintet.run.sampling.staying", lambda *_: None)
+    again = quintet.train("ppo", Far, 96, run_dir=tmp_path / "host", config=own)
+    theirs = again.policy.publication.tensors
+    assert all(torch.equal(x, theirs[n]) for n, x in found.policy.publication.tensors.items())
+
+
+def test_float64_groups_of_rsl_rl() -> None:
+    env = make_vector_env(FarRsl(), observation_dtype="float64")
+    obs = allocate_obs(env.spaces.observation, (COUNT,))
+    env.restart([0] * COUNT, obs)
+    assert obs["policy"][:, 0].tolist() == [Far.OFFSET, Far.OFFSET + 1, Far.OFFSET + 2]
 
 
 def test_given_ones_stay_open_and_made_ones_are_closed() -> None:

@@ -58,8 +58,8 @@ def both(env, streams=STREAMS, clip="none", success=None, may_lag=False, **plan)
     given = DataPlan(**({"unroll_steps": STEPS, "columns_per_batch": streams} | plan))
     space = env().spaces.action
     device = DeviceSampling(
-        NextStep(env(), clip, success), lambda: Remembering(space), given, SEED, PhaseTimer(),
-        DeviceOptions(may_lag=may_lag),
+        NextStep(env(), clip, success, env().spaces),
+        lambda: Remembering(space), given, SEED, PhaseTimer(), DeviceOptions(may_lag=may_lag),
     )  # fmt: skip
     hosted = HostedEnv(env())
     above = float(success.partition(">")[2]) if success and ">" in success else None
