@@ -74,6 +74,8 @@ class Backend:
     on_device: whether its environments are of tensors, on the device that their group names.
     singles: the single environments of a group, empty where it steps them otherwise; other
         processes can make and step them one by one.  None: it has none.
+    gives_mask: whether a reset of environments that are made for it gives a fitting action mask in
+        info; None: it takes no masks from info.
     cost: the cost of a step of a family, where threads step; None: Python steps one by one.
     num_agents: returns the number of agents of an environment, each of which is a stream.
     warnings: returns sentences about known faults of an environment.
@@ -100,6 +102,7 @@ class Backend:
     in_python: bool = False
     on_device: bool = False
     singles: "Callable[[VectorEnv], Sequence[gymnasium.Env]] | None" = None
+    gives_mask: "Callable[[VectorEnv], bool] | None" = None
     cost: Callable[[str], Cost] | None = None
     num_agents: "Callable[[ResolvedEnv], int]" = lambda _: 1
     warnings: "Callable[[ResolvedEnv], list[str]]" = lambda _: []
@@ -118,7 +121,7 @@ BACKENDS = Catalog(
         "envpool": "quintet.envs.envpool:BACKEND",
         "ale": "quintet.envs.ale:BACKEND",
         "pytorch": "quintet.envs.torch_backend:BACKEND",
-        "pettingzoo": "quintet.envs.pettingzoo:BACKEND",
+        "pettingzoo": "quintet.envs.pettingzoo_backend:BACKEND",
         "gymnasium": "quintet.envs.singles:BACKEND",
     },
 )

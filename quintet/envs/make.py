@@ -141,13 +141,20 @@ def _wrapped(env: ResolvedEnv, base: VectorEnv) -> VectorEnv:
     config, made, singles = env.config, base, partial(env.singles, base)
     masked = ACTION_MASK in observation_leaves(base.spaces.observation)
     # In other kinds of environments a mask in the observation is their own.
-    for name, lacking in (("mask_from_info", not masked), ("reward_shaping", False)):
-        asked = getattr(config, name) not in ("auto", False, {})
-        if asked and (lacking or not singles()):
+    of_info = masked and bool(base.description.agents or singles())
+    for name, kinds, lacks in (
+        (
+            "mask_from_info",
+            " or games of PettingZoo",
+            config.mask_from_info is True and not of_info,
+        ),
+        ("reward_shaping", "", bool(config.reward_shaping) and not singles()),
+    ):
+        if lacks:
             raise ConfigError(
-                f"env.{name} must have single Gymnasium environments, got {config.id} of another "
-                f"kind ({env.kind}, {env.config.backend}); leave it out, or give what makes single "
-                "environments, with backend 'gymnasium'"
+                f"env.{name} must have single Gymnasium environments{kinds}, got {config.id} of "
+                f"another kind ({env.kind}, {env.config.backend}); leave it out, or give what "
+                "makes single environments, with backend 'gymnasium'"
             )
     if base.description.turns and (config.frame_stack > 1 or config.observe_last):
         name = "frame_stack" if config.frame_stack > 1 else "observe_last"

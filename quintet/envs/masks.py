@@ -4,7 +4,7 @@ A mask is looked for, in this order, in the leaf ``action_mask``; in another lea
 ``action_mask`` or ``action_masks``, anywhere in the observation; in the environment's method
 ``action_masks()``; in ``info["action_mask"]``.  ``env.mask_from_info`` says which of them are
 taken.  Single environments get the wrapper `Masked`; adapters of others read the leaf by
-`mask_leaves`.
+`mask_leaves`, and that of games reads info by `MaskReader`.
 """
 
 from collections import OrderedDict
@@ -47,21 +47,10 @@ def masked(env: gymnasium.Env[Any, Any], env_id: str, choice: Choice) -> gymnasi
             observation holds a mask already.
     """
     observation, action = env.observation_space, env.action_space
-    sizes = mask_sizes(action)
     if choice is True:
-        if not sizes:
-            raise ConfigError(
-                f"{env_id}: env.mask_from_info must have Discrete or MultiDiscrete actions, "
-                f"got {action}: leave it out"
-            )
-        if ACTION_MASK in observation_leaves(observation):
-            raise ConfigError(
-                f"{env_id}: env.mask_from_info must have an observation without "
-                f"{ACTION_MASK!r}; this observation has one, which is used: leave the option "
-                "out"
-            )
+        require_no_leaf(observation, action, env_id)
         return Masked(env, "info")
-    if choice == "auto" and sizes:
+    if choice == "auto" and mask_sizes(action):
         keys = leaf_of_mask(observation, action)
         if keys is not None:
             added = is_added(_leaf(observation, keys))
@@ -69,6 +58,21 @@ def masked(env: gymnasium.Env[Any, Any], env_id: str, choice: Choice) -> gymnasi
         if env.has_wrapper_attr(_METHOD) and callable(env.get_wrapper_attr(_METHOD)):
             return Masked(env, "method")
     return env
+
+
+def require_no_leaf(observation: Space, action: Space, env_id: str) -> None:
+    """Raises ConfigError if masks can't be taken from info: no action can be masked, or the
+    observation holds a mask already."""
+    if not mask_sizes(action):
+        raise ConfigError(
+            f"{env_id}: env.mask_from_info must have Discrete or MultiDiscrete actions, "
+            f"got {action}: leave it out"
+        )
+    if ACTION_MASK in observation_leaves(observation):
+        raise ConfigError(
+            f"{env_id}: env.mask_from_info must have an observation without "
+            f"{ACTION_MASK!r}; this observation has one, which is used: leave the option out"
+        )
 
 
 def leaf_of_mask(observation: Space, action: Space) -> Keys | None:
@@ -81,7 +85,6 @@ def leaf_of_mask(observation: Space, action: Space) -> Keys | None:
         keys
         for keys, leaf in leaves.items()
         if keys and keys[-1] in NAMES and leaf.shape == (size,) and size > 0
-        if all(isinstance(key, str) for key in keys)  # the parts of a Tuple would move up
     ]
     return found[0] if len(found) == 1 and len(leaves) > 1 else None
 
@@ -109,7 +112,7 @@ def mask_leaves(
         ACTION_MASK if at == keys else path: (at, x)
         for path, (at, x) in leaf_keys(observation).items()
     }
-    return _with_mask(_without(observation, keys), leaf), found
+    return with_mask(_without(observation, keys), leaf), found
 
 
 def note_on(env: gymnasium.Env[Any, Any]) -> tuple[str, ...]:
@@ -127,13 +130,53 @@ def leaf_note(keys: dict[str, tuple[Keys, Space]]) -> tuple[str, ...]:
     return () if at == (ACTION_MASK,) else (_said(f"the observation's leaf {_path(at)!r}"),)
 
 
-def gives_in_info(env: gymnasium.Env[Any, Any]) -> bool:
-    """Whether a reset gives a mask in info that fits the actions; the environment is reset."""
-    sizes = mask_sizes(env.action_space)
-    info = env.reset(seed=0)[1]
+def is_in(info: Any, action: Space) -> bool:
+    """Whether the info of a reset has a mask that fits the actions."""
+    sizes = mask_sizes(action)
     if not sizes or not isinstance(info, Mapping) or ACTION_MASK not in info:
         return False
-    return as_row(info[ACTION_MASK], env.action_space).shape == (sum(sizes),)
+    return as_row(info[ACTION_MASK], action).shape == (sum(sizes),)
+
+
+@final
+class MaskReader:
+    """Reads the masks of one place as rows of 0 and 1.
+
+    note: where masks are taken from.
+    """
+
+    def __init__(self, action: Space, what: str = f"info[{ACTION_MASK!r}]", *, added: bool = False):
+        """what: the place; added: whether masks are added to logits."""
+        self._action, self._what, self._added = action, what, added
+        self._size = sum(mask_sizes(action))
+        self.note = _said(what, added=added)
+        self.space, self.none = spaces.MultiBinary(self._size), np.zeros(self._size, np.int8)
+
+    def in_info(self, info: Mapping[str, Any] | None, *, over: bool) -> NDArray[np.int8]:
+        """The mask in info, which may be missing where an episode is over.  Raises ValueError."""
+        if info and ACTION_MASK in info:
+            return self.row(info[ACTION_MASK])
+        if over:
+            return self.none
+        raise ValueError(
+            f"env.mask_from_info must have info[{ACTION_MASK!r}], got info with "
+            f"{sorted(info or ())}: leave the option out"
+        )
+
+    def row(self, given: Any) -> NDArray[np.int8]:
+        """A mask as a row; raises ValueError if it is none."""
+        mask = as_row(given, self._action)
+        if mask.shape != (self._size,) or mask.dtype.kind not in "biuf":
+            raise ValueError(
+                f"{self._what} must be an array of {self._size} numbers, one per action, "
+                "or of the form that the action space's sample(mask=...) takes, got shape "
+                f"{mask.shape}, dtype {mask.dtype}; if it is no mask, --env.mask-from-info false"
+            )
+        allowed: NDArray[np.bool_] = mask == (0 if self._added else 1)
+        forbidden = mask <= ADDED if self._added else mask == 0
+        if not (allowed | forbidden).all():  # as NaN
+            raise ValueError(f"{self._what} {wrong_values(mask, added=self._added)}")
+        return allowed.astype(np.int8)
 
 
 @final
@@ -150,18 +193,18 @@ class Masked(gymnasium.Wrapper[dict[str, Any], Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any], place: Literal["info", "method"] | Keys):
         super().__init__(env)
-        self._place, self._sizes = place, mask_sizes(env.action_space)
-        self._size, self._added = sum(self._sizes), False
-        rest: Space | None = env.observation_space
-        self.what = f"info[{ACTION_MASK!r}]"
-        if place == "method":
-            self.what = f"the environment's method {_METHOD}()"
-        elif place != "info":
-            self._added = is_added(_leaf(env.observation_space, place))
-            rest = _without(env.observation_space, place)
-            self.what = f"the observation's leaf {_path(place)!r}"
-        self.note = _said(self.what, added=self._added)
-        self.observation_space = _with_mask(rest, spaces.MultiBinary(self._size))
+        self._place, action, whole = place, env.action_space, env.observation_space
+        rest: Space | None = whole
+        if place == "info":
+            self._reader = MaskReader(action)
+        elif place == "method":
+            self._reader = MaskReader(action, f"the environment's method {_METHOD}()")
+        else:
+            what, added = f"the observation's leaf {_path(place)!r}", is_added(_leaf(whole, place))
+            self._reader = MaskReader(action, what, added=added)
+            rest = _without(whole, place)
+        self.note = self._reader.note
+        self.observation_space = with_mask(rest, self._reader.space)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -184,42 +227,16 @@ class Masked(gymnasium.Wrapper[dict[str, Any], Any, Any, Any]):
         truncated: bool = False,
     ) -> dict[str, Any]:
         if self._place == "method":
-            if terminated:
-                mask = np.zeros(self._size, np.int8)
-            else:
-                mask = self._checked(self.env.get_wrapper_attr(_METHOD)())
+            call = self.env.get_wrapper_attr(_METHOD)
+            mask = self._reader.none if terminated else self._reader.row(call())
             return {**_parts(obs), ACTION_MASK: mask}
         if self._place == "info":
-            mask = self._of_info(info or {}, over=terminated or truncated)
+            mask = self._reader.in_info(info, over=terminated or truncated)
             return {**_parts(obs), ACTION_MASK: mask}
-        mask, rest = obs, _dropped(obs, self._place)
+        given, rest = obs, _dropped(obs, self._place)
         for key in self._place:
-            mask = mask[key]
-        return {**_parts(rest), ACTION_MASK: self._checked(mask)}
-
-    def _of_info(self, info: Mapping[str, Any], *, over: bool) -> NDArray[np.int8]:
-        if ACTION_MASK in info:
-            return self._checked(info[ACTION_MASK])
-        if over:
-            return np.zeros(self._size, np.int8)
-        raise ValueError(
-            f"env.mask_from_info must have info[{ACTION_MASK!r}], got info with "
-            f"{sorted(info)}: leave the option out"
-        )
-
-    def _checked(self, given: Any) -> NDArray[np.int8]:
-        mask = as_row(given, self.env.action_space)
-        if mask.shape != (self._size,) or mask.dtype.kind not in "biuf":
-            raise ValueError(
-                f"{self.what} must be an array of {self._size} numbers, one per action, "
-                "or of the form that the action space's sample(mask=...) takes, got shape "
-                f"{mask.shape}, dtype {mask.dtype}; if it is no mask, --env.mask-from-info false"
-            )
-        allowed: NDArray[np.bool_] = mask == (0 if self._added else 1)
-        forbidden = mask <= ADDED if self._added else mask == 0
-        if not (allowed | forbidden).all():  # as NaN
-            raise ValueError(f"{self.what} {wrong_values(mask, added=self._added)}")
-        return allowed.astype(np.int8)
+            given = given[key]
+        return {**rest, ACTION_MASK: self._reader.row(given)}
 
 
 def require_plain(mask: NDArray[Any], valid: NDArray[np.bool_], who: str) -> None:
@@ -274,7 +291,8 @@ def _leaf(space: Space, keys: Keys) -> Space:
     return dict(walk_leaves(space))[keys]
 
 
-def _with_mask(rest: Space | None, leaf: Space) -> spaces.Dict:
+def with_mask(rest: Space | None, leaf: Space) -> spaces.Dict:
+    """An observation space with a leaf ``action_mask`` after its parts."""
     assert rest is not None, "a mask is not the only leaf"
     parts = OrderedDict(space_parts(rest))
     parts[ACTION_MASK] = leaf
@@ -282,24 +300,28 @@ def _with_mask(rest: Space | None, leaf: Space) -> spaces.Dict:
 
 
 def _without(space: Space, keys: Keys) -> spaces.Dict | None:
-    """A Dict without a leaf, and without parts that hold nothing else; None if nothing is left."""
-    assert isinstance(space, spaces.Dict)
-    key, *inner = keys
-    children = OrderedDict[Any, Space](space.spaces)
-    left = _without(children[key], tuple(inner)) if inner else None
+    """A Dict or Tuple without a leaf, and without parts that hold nothing else; None if nothing is
+    left.  A Tuple becomes a Dict of its parts by number, so that the others keep their paths.
+    """
+    name, *inner = str(keys[0]), *keys[1:]
+    children = OrderedDict(space_parts(space))
+    left = _without(children[name], tuple(inner)) if inner else None
     if left is None:
-        del children[key]
+        del children[name]
     else:
-        children[key] = left
+        children[name] = left
     return spaces.Dict(children) if children else None
 
 
-def _dropped(obs: Any, keys: Keys) -> dict[Any, Any]:
+def _dropped(obs: Any, keys: Keys) -> dict[str, Any]:
     """An observation without a leaf, as `_without`."""
-    key, *inner = keys
-    rest = dict(obs)
-    left = _dropped(rest.pop(key), tuple(inner)) if inner else None
-    return {**rest, key: left} if left else rest
+    name, *inner = str(keys[0]), *keys[1:]
+    rest = _parts(obs)
+    left = _dropped(rest[name], tuple(inner)) if inner else None
+    if left:
+        return {**rest, name: left}
+    del rest[name]
+    return rest
 
 
 def _mask_parts(space: spaces.Space[Any], mask: Any) -> Iterator[Any]:

@@ -11,29 +11,28 @@ In games of the AEC API agents act in turn: the selected agent acts while the ot
 which it makes no decision is not an episode of that agent.
 """
 
-import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, final
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 
 from quintet.envs import other_apis
-from quintet.envs.backends import Backend, Group
-from quintet.envs.env_source import call_maker
-from quintet.envs.gymnasium import (
-    action_rows,
-    close_all,
-    leaf_of,
-    read_leaf,
-    steps_per_s,
+from quintet.envs.backends import Group
+from quintet.envs.gymnasium import action_rows, leaf_of, read_leaf, steps_per_s
+from quintet.envs.masks import (
+    MaskReader,
+    is_in,
+    leaf_note,
+    mask_leaves,
+    require_no_leaf,
+    with_mask,
 )
-from quintet.envs.masks import leaf_note, mask_leaves
 from quintet.envs.other_apis import Unfit, fault_of
 from quintet.envs.own_state import OwnState
-from quintet.envs.owners import claim, made_for, purpose, release, require_new
+from quintet.envs.owners import claim, made_for, purpose, release
+from quintet.envs.pettingzoo_backend import agents_of, close_games, equal_spaces, make_game
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.success import key_of, single_success
 from quintet.envs.vector import (
@@ -47,7 +46,6 @@ from quintet.envs.vector import (
 )
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.spaces import (
-    Space,
     action_remarks,
     action_shape,
     in_float64,
@@ -57,24 +55,8 @@ from quintet.spaces import (
 )
 from quintet.system import forks
 from quintet.system.signals import STOPS
-from quintet.system.user_code import described, raised, traced
-
-PARALLEL = "parallel_env"
-"""The name by which PettingZoo's modules make environments of the parallel API."""
-
-_MAKERS = "return an environment of PettingZoo's parallel API (parallel_env) or AEC API (env)"
-
-
-def num_agents(env: ResolvedEnv) -> int:
-    """The number of agents that a game may have; one game is made to find it; raises
-    ConfigError."""
-    game, owner = _make_one(env), lambda: None
-    claim(game, owner, env.config.id)  # else it would be closed while others play
-    try:
-        return len(_agents_of(game, env.config.id))
-    finally:
-        release(game, owner)
-        _close([game], env.config.id)
+from quintet.system.user_code import described, raised
+from quintet.types import ACTION_MASK
 
 
 @final
@@ -91,12 +73,12 @@ class ParallelVectorEnv:
         env_id, num_streams = env.config.id, group.num_streams
         self._id, self.num_streams, self._first_stream = env_id, num_streams, group.first_stream
         self._success_key = key_of(env.config.success)
-        self._make_env: Callable[[], Any] = partial(_make_one, env)
+        self._make_env: Callable[[], Any] = partial(make_game, env)
         self._games: list[Any] = []
         self._purpose, self._limit = purpose(), env.config.max_episode_steps
         try:
             self._add_game()
-            self.agents = _agents_of(self._games[0], env_id)
+            self.agents = agents_of(self._games[0], env_id)
             size = len(self.agents)
             if num_streams % size:
                 raise ConfigError(
@@ -107,10 +89,15 @@ class ParallelVectorEnv:
             for _ in range(num_streams // size - 1):
                 self._add_game()
             self._turns = callable(getattr(self._games[0], "last", None))  # the AEC API
-            given, self._action_space = self._equal_spaces()
-            given, found = mask_leaves(given, self._action_space, env.config.mask_from_info)
+            given, self._action_space = equal_spaces(self._games, self.agents, env_id)
+            choice = env.config.mask_from_info
+            seen, found = mask_leaves(given, self._action_space, choice)
             self._leaves = [leaf_of(path, *each) for path, each in found.items()]
-            self.spaces = stored_spaces(given, self._action_space, env_id)
+            self._masks = MaskReader(self._action_space) if choice is True else None
+            if self._masks is not None:
+                require_no_leaf(given, self._action_space, env_id)
+                seen = with_mask(given, self._masks.space)
+            self.spaces = stored_spaces(seen, self._action_space, env_id)
         except BaseException:
             self.close()
             raise
@@ -120,7 +107,7 @@ class ParallelVectorEnv:
             success=env.config.success,
             agents=tuple(map(str, self.agents)),
             max_steps=self._limit,
-            notes=leaf_note(found),
+            notes=leaf_note(found) if self._masks is None else (self._masks.note,),
             remarks=action_remarks(self._action_space),
             turns=self._turns,
         )
@@ -198,7 +185,7 @@ class ParallelVectorEnv:
         games, self._games = self._games, []
         for game in games:
             release(game, self)
-        _close(games, self._id)
+        close_games(games, self._id)
 
     def _add_game(self) -> None:
         with made_for(self._purpose, f"game {len(self._games)}"):
@@ -249,10 +236,9 @@ class ParallelVectorEnv:
                 if not self._present[stream]:
                     self._leaving[stream] &= agent in there
                     if agent in there and not self._leaving[stream]:
-                        self._write(stream, obs, agent)
+                        self._write(stream, obs, agent, infos.get(agent))
                         self._present[stream] = True
                     continue
-                self._write(stream, obs, agent)
                 try:
                     own = rewards[agent], terminations[agent], truncations[agent]
                 except KeyError as error:
@@ -263,7 +249,9 @@ class ParallelVectorEnv:
                 terminated = other_apis.flag_of(own[1], "terminations")
                 truncated = other_apis.flag_of(own[2], "truncations")
                 out.terminated[stream], out.truncated[stream] = terminated, truncated
-                if terminated or truncated:
+                over = terminated or truncated
+                self._write(stream, obs, agent, infos.get(agent), over=over)
+                if over:
                     self._present[stream], self._leaving[stream] = False, agent in there
                     self._write_success(stream, infos.get(agent), agent, out)
                 elif agent not in there:
@@ -318,7 +306,7 @@ class ParallelVectorEnv:
                     ) from error
                 ended = terminated or truncated
                 if not ended or obs is not None:
-                    self._write(stream, {agent: obs}, agent)
+                    self._write(stream, {agent: obs}, agent, info, over=ended)
                 self._owed[stream] += gain
                 if out is not None and self._acted[stream]:
                     out.reward[stream] = self._owed[stream]
@@ -345,7 +333,7 @@ class ParallelVectorEnv:
             ends = self._acted[stream] if self._turns else present and out.valid[stream]
             if ends and self._turns and not present:  # it was not told yet where its action led
                 seen = self._call(stream, "observe", partial(game.observe, agent))
-                self._write(stream, {agent: seen}, agent)
+                self._write(stream, {agent: seen}, agent, infos.get(agent), over=True)
                 gains = getattr(game, "_cumulative_rewards", {})  # what `last` would give it
                 out.reward[stream] = self._owed[stream] + other_apis.reward_of(gains.get(agent, 0))
             if ends:
@@ -376,11 +364,11 @@ class ParallelVectorEnv:
                 pair = isinstance(result, tuple) and len(result) == 2
                 if not pair or not isinstance(result[0], Mapping):
                     raise Unfit("must return from reset two dicts by agent: observations, infos")
-                there = self._there(first, game)
+                there, infos = self._there(first, game), other_apis.info_of(result[1])
                 for stream, agent in enumerate(self.agents, first):
                     self._leaving[stream], self._present[stream] = False, agent in there
                     if agent in there:
-                        self._write(stream, result[0], agent)
+                        self._write(stream, result[0], agent, infos.get(agent))
                 stream = first
             if not self._present[streams].any():
                 raise Unfit("must have agents after a reset; it has none")
@@ -394,7 +382,10 @@ class ParallelVectorEnv:
             raise self._fault(stream, f"has agents {strangers} that are not in possible_agents")
         return there
 
-    def _write(self, stream: int, observations: Any, agent: Any) -> None:
+    def _write(
+        self, stream: int, observations: Any, agent: Any, info: Any, *, over: bool = False
+    ) -> None:
+        """Keeps what an agent observes; over: whether its episode has ended."""
         if agent not in observations:
             raise Unfit(
                 f"gave no observation for {agent!r}; step must give one to each agent that "
@@ -405,6 +396,11 @@ class ParallelVectorEnv:
             value = leaf.of(obs)
             stored = value if leaf.is_met(value) else read_leaf(obs, leaf)
             self._last[leaf.path][stream] = stored
+        if (masks := self._masks) is not None:
+            about = other_apis.info_of(info)
+            self._last[ACTION_MASK][stream] = self._call(
+                stream, "infos", lambda: masks.in_info(about, over=over)
+            )
 
     def _call(self, stream: int, what: str, function: Callable[[], Any]) -> Any:
         try:
@@ -419,103 +415,15 @@ class ParallelVectorEnv:
                 fault = "has a reset without a seed; it must be reset(seed=None, options=None)"
             raise self._fault(stream, fault, error) from error
 
+    def gives_mask(self) -> bool:
+        """Whether a reset of the first game gives its first agent a mask in info."""
+        game, first = self._games[0], self.agents[0]
+        result = game.reset(seed=0)
+        info = game.last()[4] if self._turns else result[1].get(first)
+        return is_in(info, self._action_space)
+
     def _fault(
         self, stream: int, what: str, cause: BaseException | None = None
     ) -> EnvironmentFault:
         who = f"{self._id} ({self.description.backend}), {self.place_of(stream)}"
         return fault_of(who, cause or Unfit(what), what)
-
-    def _equal_spaces(self) -> tuple[Space, Space]:
-        """The spaces that all agents of all games have; raises ConfigError if they differ."""
-        require_new(self._games, self._id)
-        found = [_spaces_of(game, agent, self._id) for game in self._games for agent in self.agents]
-        for agent, its in zip(self.agents * len(self._games), found, strict=True):
-            if its != found[0]:
-                raise ConfigError(
-                    f"{self._id} must give all agents the same spaces; {self.agents[0]!r} has "
-                    f"{found[0]}, {agent!r} {its}; pad them in a wrapper"
-                )
-        return found[0]
-
-
-def in_turn(game: Any) -> Any:
-    """The game of the AEC API inside PettingZoo's conversion to parallel; other games unchanged."""
-    converted = type(game).__name__ == "turn_based_aec_to_parallel_wrapper"
-    return game.aec_env if converted and hasattr(game, "aec_env") else game
-
-
-def _close(games: Sequence[Any], env_id: str) -> None:
-    # An object that is refused may have no such method.
-    close_all((game for game in games if callable(getattr(game, "close", None))), env_id)
-
-
-def _spaces_of(game: Any, agent: Any, env_id: str) -> tuple[Space, Space]:
-    """An agent's spaces; raises ConfigError if the game does not give them."""
-    required = (
-        f"{env_id} must give each agent spaces of gymnasium.spaces by observation_space(agent) and "
-        "action_space(agent)"
-    )
-    try:
-        found = game.observation_space(agent), game.action_space(agent)
-    except STOPS:
-        raise
-    except BaseException as error:
-        fault = f"{required}; for {agent!r} it {raised(error)}; mend the environment"
-        raise traced(ConfigError(fault), error) from error
-    if not all(isinstance(space, gymnasium.Space) for space in found):
-        raise ConfigError(f"{required}; {agent!r} has {found}; mend the environment")
-    return found
-
-
-def _agents_of(game: Any, env_id: str) -> list[Any]:
-    """The possible agents of a game; raises ConfigError if it is not a PettingZoo environment."""
-    kind = type(game)
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    given = getattr(game, "possible_agents", ())
-    agents = list(given) if isinstance(given, Iterable) else []
-    if not agents or not callable(getattr(game, "step", None)):
-        raise ConfigError(
-            f"{env_id} must make an environment of several agents, with possible_agents; got "
-            f"{name}; {_MAKERS}, or leave env.backend out"
-        )
-    if not all(isinstance(agent, Hashable) for agent in agents) or len({*agents}) < len(agents):
-        raise ConfigError(
-            f"{env_id} must have different possible_agents, which can be keys of a dict; got "
-            f"{agents}; correct them"
-        )
-    return agents
-
-
-def _claims(maker: str) -> bool:
-    """Whether a maker named ``module:name`` makes games: all of PettingZoo, and parallel_env."""
-    module, _, name = maker.rpartition(":")
-    return module.partition(".")[0] == "pettingzoo" or name.strip("<>") == PARALLEL
-
-
-def _hint(env_id: str) -> str:
-    if not re.fullmatch(r"(pettingzoo\.[\w.]+\.)?[a-z_]+_v\d+", env_id):
-        return ""
-    dotted = "." in env_id
-    return (
-        "games of PettingZoo are given by their module, as "
-        f"{env_id if dotted else 'pettingzoo.classic.rps_v2'}:{PARALLEL}, and games in "
-        f"turn as {env_id if dotted else 'pettingzoo.classic.tictactoe_v3'}:env"
-    )
-
-
-def _make_one(env: ResolvedEnv) -> Any:
-    return in_turn(call_maker(env.maker, env.config.id, env.config.kwargs))
-
-
-BACKEND = Backend(
-    title="PettingZoo",
-    limits_steps=True,
-    make=ParallelVectorEnv,
-    claims=_claims,
-    needs="an import string of what makes an environment of several agents, like "
-    f"pettingzoo.butterfly.pistonball_v6:{PARALLEL}, or of a game in turn, like "
-    "pettingzoo.classic.tictactoe_v3:env",
-    hint=_hint,
-    in_python=True,
-    num_agents=num_agents,
-)

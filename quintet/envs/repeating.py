@@ -2,10 +2,9 @@
 new environments follow used ones.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from itertools import cycle, islice
-from time import perf_counter
+from time import perf_counter, thread_time
 
 from quintet.envs.hosted import tensors_of
 from quintet.envs.make import make_group_env
@@ -13,10 +12,9 @@ from quintet.envs.observation_dtype import untouched
 from quintet.envs.own_state import own_state
 from quintet.envs.owners import made_for
 from quintet.envs.resolved import ResolvedEnv
-from quintet.envs.vector import Array, VectorEnv, allocate_row
+from quintet.envs.vector import VectorEnv
 from quintet.errors import ConfigError, EnvironmentFault
-from quintet.types import ACTION_MASK, Obs
-from quintet.uniform import chosen_rows, random_rows, uniform_chooser
+from quintet.uniform import Row, random_rows
 
 Hashes = dict[str, int]
 """Hashes of the parts of a row, by name."""
@@ -24,8 +22,12 @@ Hashes = dict[str, int]
 _ROWS, _SEED = 64, 0
 """Rows that are compared, and the seed of the actions."""
 
-_USED = 400  # rows between them, in which counters and statistics change
-_MOST_S = 0.1  # for each part, at least one row
+_USED, _OTHER_SEED = 400, 1_000
+"""Rows between them, in which counters and statistics change, and their seed."""
+
+_MOST_CPU_S, _MOST_S = 0.5, 2.0
+"""Limits of both parts, of which at least one step is taken: seconds of this thread on a processor,
+whose number does not depend on other processes, and of a clock, for environments that wait."""
 
 
 def difference(a: Hashes, b: Hashes, number: int) -> str:
@@ -71,11 +73,14 @@ class _OnlyOne(Exception):
     """No second environment can be made."""
 
 
-def unrepeatable(env: ResolvedEnv, made: VectorEnv | None = None) -> str:
+def unrepeatable(
+    env: ResolvedEnv, made: VectorEnv | None = None, say: Callable[[str], None] = lambda _: None
+) -> str:
     """A reason why a resume of a run with these environments can't be exact, or "".  Raises
     ConfigError if they offer a state that can't be saved.
 
     made: one of them that nobody else steps; None: one is made.
+    say: called with a sentence where steps are so slow that fewer were compared.
     """
     if not env.can_be_made_again and not env.of_tensors:
         return f"{env.config.id} is the only one, so a resume begins with another"
@@ -96,7 +101,7 @@ def unrepeatable(env: ResolvedEnv, made: VectorEnv | None = None) -> str:
                 tensors = tensors_of(one)
                 if tensors is not None:
                     return "" if tensors.restarts else f"{env.config.id} can't be restarted"
-                found, own = _difference(one, make), own_state(one)
+                (found, steps), own = _difference(one, make), own_state(one)
                 offered = own is not None and own.offered
             finally:
                 if made is None:
@@ -108,6 +113,11 @@ def unrepeatable(env: ResolvedEnv, made: VectorEnv | None = None) -> str:
     except (EnvironmentFault, OSError):  # which the run meets again, and says where
         return ""
     if not found:
+        if steps < _ROWS + _USED:
+            say(
+                f"resumes are taken for exact after {steps} of {_ROWS + _USED} steps, since a step "
+                f"of {env.config.id} is slow; quintet check-env checks more"
+            )
         return ""
     why = f"{KEEPS}; {WAYS_ON}"
     if env.config.fresh_at_checkpoints:
@@ -120,27 +130,18 @@ def unrepeatable(env: ResolvedEnv, made: VectorEnv | None = None) -> str:
     return f"the same seed brings another episode in {env.config.id} ({found}): {why}"
 
 
-def _difference(used: VectorEnv, make: Callable[[], VectorEnv]) -> str:
-    actions: list[Array] = []
-    choose = uniform_chooser(used, _SEED)
+def _difference(used: VectorEnv, make: Callable[[], VectorEnv]) -> tuple[str, int]:
+    """The first difference, or "", and the number of steps before the second restart."""
+    hashes = [each.hashes() for each in _rows(used, _ROWS, _SEED)]
+    steps = len(hashes) - 1 + sum(each.number > 0 for each in _rows(used, _USED, _OTHER_SEED))
+    return difference_again(used, hashes, _SEED, make), steps
 
-    def chosen(leaves: Obs) -> Array:
-        actions.append(choose(leaves).copy())
-        return actions[-1]
 
-    seeds = [_SEED + i for i in range(used.num_streams)]
-    begin, hashes = perf_counter(), list[Hashes]()
-    for each in chosen_rows(used, _ROWS, seeds, chosen):
-        hashes.append(each.hashes())
-        if each.number and perf_counter() - begin > _MOST_S:
-            break
-    row = allocate_row(used.spaces.observation, used.num_streams)
-    begin = perf_counter()
-    # Actions that a mask allows depend on the observation.
-    masked = ACTION_MASK in row.obs
-    for action in () if masked else islice(cycle(actions), _USED):
-        used.send(action)
-        used.recv(row)
-        if perf_counter() - begin > _MOST_S:
-            break
-    return difference_again(used, hashes, _SEED, make)
+def _rows(env: VectorEnv, steps: int, seed: int) -> Iterator[Row]:
+    """The rows of a restart and of random steps, within the limits of time."""
+    cpu, begin = thread_time(), perf_counter()
+    for each in random_rows(env, steps, seed):
+        yield each
+        late = thread_time() - cpu > _MOST_CPU_S or perf_counter() - begin > _MOST_S
+        if each.number and late:
+            return

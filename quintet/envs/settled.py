@@ -4,7 +4,6 @@ from contextlib import closing
 
 from quintet.envs.env_source import can_be_made_again
 from quintet.envs.make import make_group_env
-from quintet.envs.masks import gives_in_info
 from quintet.envs.observation_dtype import untouched, with_observation_dtype
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.reward_shaping import ShapedRewards
@@ -49,8 +48,8 @@ def _with_mask(env: ResolvedEnv, of: Spaces) -> ResolvedEnv:
 
 def _may_be_masked(env: ResolvedEnv, of: Spaces) -> bool:
     masked = ACTION_MASK in observation_leaves(of.observation)
-    single = env.backend.singles is not None and env.atari is None
-    return env.config.mask_from_info == "auto" and single and bool(mask_sizes(of.action)) > masked
+    takes = env.backend.gives_mask is not None and env.atari is None
+    return env.config.mask_from_info == "auto" and takes and bool(mask_sizes(of.action)) > masked
 
 
 def masks_in_info(env: ResolvedEnv, made: VectorEnv) -> bool:
@@ -61,10 +60,11 @@ def masks_in_info(env: ResolvedEnv, made: VectorEnv) -> bool:
         return False
     while isinstance(made, FrameStack | FromRewards | ObserveLast | ShapedRewards):
         made = made.env
-    singles = env.singles(made)
+    gives_mask = env.backend.gives_mask
+    assert gives_mask is not None
     try:
         with untouched():
-            return bool(singles) and gives_in_info(singles[0])
+            return gives_mask(made)
     except STOPS:
         raise
     except BaseException:  # of the environment's code, which the run meets again

@@ -202,6 +202,13 @@ def _make_several(maker: MakeEnv, env_id: str, kwargs: Mapping[str, Any], num_st
     return env
 
 
+def _gives_mask(made: VectorEnv) -> bool:
+    if not isinstance(made, GymnasiumVectorEnv):
+        return False
+    first = made.envs[0]
+    return masks.is_in(first.reset(seed=0)[1], first.action_space)
+
+
 def _bare_step(env_id: str, num_envs: int, cores: int) -> Callable[[], object]:  # noqa: ARG001
     """A step of each environment in turn, on one core."""
     env: Any = gymnasium.make(env_id)
@@ -228,6 +235,7 @@ BACKEND = Backend(
     hint=_hint,
     in_python=True,
     singles=lambda made: made.envs if isinstance(made, GymnasiumVectorEnv) else (),
+    gives_mask=_gives_mask,
     packages={"ale_py": "ale-py", "cv2": "opencv-python", "mujoco": "mujoco"},
     bare_step=_bare_step,
 )

@@ -165,7 +165,7 @@ def _run(
         require_evaluated(loaded, source.spaces)
         config = found.config
         assert config.run_dir is not None
-        unrepeatable = _unrepeatable(config, source)
+        unrepeatable, doubts = _unrepeatable(config, source)
         if "wandb" in config.report.sinks:
             from quintet.observe.wandb_sink import require_wandb
 
@@ -185,6 +185,7 @@ def _run(
             ends.callback(each.close)
         trainer = Trainer(config, folder, policies, env, user, loaded, population)
         trainer.saving.unrepeatable = unrepeatable
+        trainer.saving.notes += doubts
         if budget is not None:
             trainer.budget = budget
             trainer.saving.notes += budget.notes
@@ -223,23 +224,24 @@ def _run(
         return _result(trainer, status)
 
 
-def _unrepeatable(config: RunConfig, source: Source) -> str:
-    """A reason why resumes of an exact kind can't be exact, or ""; raises ConfigError if one is
-    asked for.
+def _unrepeatable(config: RunConfig, source: Source) -> tuple[str, list[str]]:
+    """A reason why resumes of an exact kind can't be exact, or "", and notes on that; raises
+    ConfigError if one is asked for.
     """
     from quintet.envs.repeating import unrepeatable
 
+    notes: list[str] = []
     if not config.runtime.exact:
-        return ""
+        return "", notes
     serial = config.runtime.kind == "serial"
     with interrupts_for_us_alone(), slow_notice(f"{config.env.id} is tried"):
-        found = unrepeatable(source.env, None if serial else source.envs[0])
+        found = unrepeatable(source.env, None if serial else source.envs[0], notes.append)
     if found and config.resume == "exact":
         raise ConfigError(
             f"resume=exact must have environments whose episodes repeat, got others: {found}; or "
             "use --resume latest"
         )
-    return found
+    return found, notes
 
 
 def _make_policies(

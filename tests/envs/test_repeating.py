@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
+from small_run_helpers import SMALL
 
+import quintet
+from quintet.envs import repeating
 from quintet.envs.config import EnvConfig
 from quintet.envs.make import make_group_env
 from quintet.envs.repeating import unrepeatable
@@ -49,6 +52,24 @@ class Saving(Ten):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["played"] is not None:
             self.played = int(state["played"][0])
+
+
+class Masked(Ten):
+    """Its actions follow a mask that its observations give."""
+
+    observation_space = spaces.Dict(x=Ten.observation_space, action_mask=spaces.MultiBinary(2))
+
+    def reset(self, *, seed=None, options=None):
+        return self.seen(super().reset(seed=seed)[0]), {}
+
+    def seen(self, x):
+        self.allowed = int(x[0] * 1_000) % 2
+        return {"x": x, "action_mask": np.eye(2, dtype=np.int8)[self.allowed]}
+
+    def step(self, action):
+        assert action == self.allowed
+        obs, *others = super().step(action)
+        return self.seen(obs), *others
 
 
 class Numbered(Ten):
@@ -111,6 +132,7 @@ CASES: list[tuple[Any, dict[str, Any], str]] = [
     (Numbered, {"fresh_at_checkpoints": True}, "something outlives an environment"),
     (partial(Ten, levels), {"frame_stack": 2, "reward_clip": "abs_one"}, KEEPS),
     (partial(Saving, levels), {"frame_stack": 2, "observe_last": True}, ""),
+    (partial(Masked, levels), {}, KEEPS),
 ]
 
 
@@ -118,6 +140,39 @@ CASES: list[tuple[Any, dict[str, Any], str]] = [
 def test_environments_that_do_not_repeat_are_found(maker: Any, options: Any, said: str) -> None:
     found = unrepeatable(of(maker, **options))
     assert (said in found) if said else not found, found
+
+
+def test_a_pause_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under load, where other processes run meanwhile."""
+    clock, pauses = repeating.perf_counter, iter([0.0, 0.0])
+    paused = [0.0]
+
+    def later() -> float:
+        paused[0] += next(pauses, 0.15)
+        return clock() + min(paused[0], 1.5)
+
+    monkeypatch.setattr(repeating, "perf_counter", later)
+    said: list[str] = []
+    assert KEEPS in unrepeatable(of(partial(Ten, levels)), say=said.append)
+    assert unrepeatable(of(Ten), say=said.append) == ""
+    assert not said
+
+
+@pytest.mark.parametrize("limit", ["_MOST_CPU_S", "_MOST_S"])
+def test_a_check_that_a_limit_ends_says_so(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setattr(repeating, limit, -1.0)
+    said: list[str] = []
+    assert unrepeatable(of(partial(Ten, levels)), say=said.append) == ""
+    assert said == [
+        "resumes are taken for exact after 2 of 464 steps, since a step of given is slow; "
+        "quintet check-env checks more"
+    ]
+
+
+def test_the_note_is_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeating, "_MOST_S", -1.0)
+    quintet.train("ppo", Ten, 128, run_dir=tmp_path, config=SMALL)
+    assert "resumes are taken for exact after 2 of 464" in (tmp_path / "log.txt").read_text()
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Taxi-v4", "Pendulum-v1", "Blackjack-v1"])
