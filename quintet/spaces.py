@@ -113,6 +113,11 @@ def _instead_of(leaf: Space) -> str:
     return "wrap the environment so that it gives arrays of a fixed shape"
 
 
+def is_fixed(space: Space) -> bool:
+    """Whether no leaf of an observation space is a Text or a Sequence."""
+    return not any(is_text(x) or isinstance(x, spaces.Sequence) for _, x in walk_leaves(space))
+
+
 def space_parts(space: Space) -> dict[str, Space]:
     """The uppermost parts of an observation space by name; a plain space is the part ``"obs"``."""
     children = _children(space)

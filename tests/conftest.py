@@ -67,16 +67,16 @@ def git_is_asked_once():
 @pytest.fixture(scope="session", autouse=True)
 def presets_are_parsed_once():
     """Those of quintet's own learners, which no test changes."""
-    from quintet.algorithms import presets
+    from quintet.algorithms import registry
 
-    read, own = presets.read_yaml, Path(presets.__file__).parent
+    read, own = registry.read_yaml, Path(registry.__file__).parent
     once = cache(read)
 
     def read_yaml(file: Path) -> Any:
         return once(file) if file.is_relative_to(own) else read(file)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(presets, "read_yaml", read_yaml)
+        patched.setattr(registry, "read_yaml", read_yaml)
         yield
 
 

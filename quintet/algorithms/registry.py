@@ -13,10 +13,11 @@ from difflib import get_close_matches
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, final
 
-from quintet.errors import ConfigError
+from quintet.errors import ConfigError, FileFault
 from quintet.observe.metrics import declare
 from quintet.protocols import UpdateAdvice
 from quintet.system.catalog import Catalog
+from quintet.system.files import read_yaml
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,7 +78,7 @@ class Algorithm:
     needs: conditions under which options of other parts have an effect with this learner, by dotted
         name.
     work: class of its `quintet bench` workloads, a `quintet.algorithms.parts.work.Work`.
-    presets: a YAML file of presets; see `quintet.algorithms.presets.read`.
+    presets: a YAML file of presets; see `presets_of`.
     defaults: its own defaults of options under ``model.``, ``env.`` and ``runtime.``, by dotted
         name.
     reward_scaling: returns in words the option that scales rewards, for (options); "" if they are
@@ -188,6 +189,40 @@ def find(name: str) -> Algorithm:
     learner = LEARNERS.find(name)
     declare(learner.own_metrics, f"learner {name!r}")
     return learner
+
+
+_PARTS = ("environments", "kinds", "named", "race")
+"""Parts of a file of presets."""
+
+
+def presets_of(algo: str) -> dict[str, Mapping[str, Any]]:
+    """The presets of a learner by part: `environments` by a pattern of ids, `kinds` by the kind of
+    environment, `named` by name, and the entries of a race by name (see `quintet.race.portfolio`);
+    empty parts where the learner has none.
+
+    Raises:
+        ConfigError: the file can't be read, or has an invalid form.
+    """
+    found: dict[str, Mapping[str, Any]] = {part: {} for part in _PARTS}
+    file = find(algo).presets
+    if file is None:
+        return found
+    try:
+        held = read_yaml(file)
+    except FileFault as error:
+        raise _broken(algo, f"readable, got {error}") from error
+    if not isinstance(held, Mapping) or not held.keys() <= {*_PARTS}:
+        raise _broken(algo, f"a mapping of {', '.join(_PARTS)}, got {held!r:.100} in {file}")
+    for part, presets in held.items():
+        if not isinstance(presets, Mapping) or not all(
+            isinstance(preset, Mapping) for preset in presets.values()
+        ):
+            raise _broken(algo, f"mappings of options, got {presets!r:.100} for {part} in {file}")
+    return {**found, **held}
+
+
+def _broken(algo: str, what: str) -> ConfigError:
+    return ConfigError(f"the presets of {algo} must be {what}: mend the file, or use --preset none")
 
 
 def declare_of(names: Iterable[str]) -> None:

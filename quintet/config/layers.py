@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from quintet.algorithms import presets, registry
+from quintet.algorithms import registry
 from quintet.config.run import ALIASES, PARTS, TOP, RunConfig, prefix_of
 from quintet.errors import ConfigError, FileFault
 from quintet.options import about, kinds
@@ -99,7 +99,7 @@ def preset_layers(
     """
     if name == "none":
         return []
-    environments, of_kind, named, _ = presets.read(algo).values()
+    environments, of_kind, named, _ = registry.presets_of(algo).values()
     if name not in ("auto", *of_kind, *named):
         raise ConfigError(
             f"preset must be auto, none or one of {', '.join((*named, *of_kind))}; got {name!r}"

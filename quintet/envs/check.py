@@ -22,9 +22,9 @@ from quintet.envs.repeating import (
     first_difference,
 )
 from quintet.envs.resolved import ResolvedEnv
-from quintet.envs.reward_shaping import declared_by
 from quintet.envs.settled import settled
 from quintet.envs.vector import Array, EnvDescription, StepRow, VectorEnv, check_finite, coarse
+from quintet.envs.wrappers import declared_by
 from quintet.errors import EnvironmentFault
 from quintet.spaces import observation_leaves
 from quintet.system.user_code import no_exit

@@ -10,17 +10,12 @@ from gymnasium import spaces
 from gymnasium.vector.utils import iterate
 from numpy.typing import NDArray
 
-from quintet.spaces import Space, is_text, map_leaves, walk_leaves
+from quintet.spaces import Space, is_text, map_leaves
 
 MAX_ITEMS, MAX_BYTES = 32, 512
 """Default room in a sequence, and in a text whose space has no maximum length (MiniGrid's
 missions).
 """
-
-
-def is_fixed(space: Space) -> bool:
-    """Whether no leaf of an observation space is a Text or a Sequence."""
-    return not any(is_text(x) or isinstance(x, spaces.Sequence) for _, x in walk_leaves(space))
 
 
 def text_bytes(text: str, size: int) -> NDArray[np.uint8]:

@@ -34,7 +34,7 @@ from quintet.envs.vector import (
     VectorEnv,
     check_seeds,
 )
-from quintet.envs.wrappers import FrameStack, FromRewards, ObserveLast
+from quintet.envs.wrappers import innermost
 from quintet.errors import ConfigError
 from quintet.spaces import action_spec, in_float64, leaf_spec, observation_leaves
 from quintet.system import forks
@@ -275,6 +275,5 @@ def tensors_of(env: VectorEnv) -> TensorVectorEnv | None:
     """The environments of tensors that `env` gives as arrays, below its wrappers; None for
     others.
     """
-    while isinstance(env, FrameStack | FromRewards | ObserveLast):
-        env = env.env
-    return env.env if isinstance(env, HostedEnv) else None
+    base = innermost(env)
+    return base.env if isinstance(base, HostedEnv) else None

@@ -12,10 +12,9 @@ from quintet.envs.config import EnvConfig, RewardClip
 from quintet.envs.env_source import EnvLike, settle
 from quintet.envs.masks import Choice
 from quintet.envs.resolved import ResolvedEnv, resolve_env
-from quintet.envs.reward_shaping import ShapedRewards
 from quintet.envs.success import key_of, read_rule
 from quintet.envs.vector import VectorEnv
-from quintet.envs.wrappers import FrameStack, FromRewards, ObserveLast
+from quintet.envs.wrappers import FrameStack, FromRewards, ObserveLast, ShapedRewards
 from quintet.errors import ConfigError
 from quintet.options import about, faults
 from quintet.spaces import in_float64, observation_leaves
@@ -97,7 +96,7 @@ def make_vector_env(
     resolved = resolve_env(config, source)
     made = make_group_env(resolved, config.num_streams)
     if config.observation_dtype == "auto":
-        from quintet.envs.observation_dtype import with_observation_dtype
+        from quintet.envs.settled import with_observation_dtype
 
         settled = with_observation_dtype(resolved, made.spaces)
         if settled.config.observation_dtype == "float64":

@@ -145,11 +145,13 @@ class MaskReader:
     note: where masks are taken from.
     """
 
-    def __init__(self, action: Space, what: str = f"info[{ACTION_MASK!r}]", *, added: bool = False):
-        """what: the place; added: whether masks are added to logits."""
-        self._action, self._what, self._added = action, what, added
+    def __init__(
+        self, action: Space, place: str = f"info[{ACTION_MASK!r}]", *, added: bool = False
+    ):
+        """place: where masks are taken from; added: whether they are added to logits."""
+        self._action, self._place, self._added = action, place, added
         self._size = sum(mask_sizes(action))
-        self.note = _said(what, added=added)
+        self.note = _said(place, added=added)
         self.space, self.none = spaces.MultiBinary(self._size), np.zeros(self._size, np.int8)
 
     def in_info(self, info: Mapping[str, Any] | None, *, over: bool) -> NDArray[np.int8]:
@@ -168,14 +170,14 @@ class MaskReader:
         mask = as_row(given, self._action)
         if mask.shape != (self._size,) or mask.dtype.kind not in "biuf":
             raise ValueError(
-                f"{self._what} must be an array of {self._size} numbers, one per action, "
+                f"{self._place} must be an array of {self._size} numbers, one per action, "
                 "or of the form that the action space's sample(mask=...) takes, got shape "
                 f"{mask.shape}, dtype {mask.dtype}; if it is no mask, --env.mask-from-info false"
             )
         allowed: NDArray[np.bool_] = mask == (0 if self._added else 1)
         forbidden = mask <= ADDED if self._added else mask == 0
         if not (allowed | forbidden).all():  # as NaN
-            raise ValueError(f"{self._what} {wrong_values(mask, added=self._added)}")
+            raise ValueError(f"{self._place} {wrong_values(mask, added=self._added)}")
         return allowed.astype(np.int8)
 
 

@@ -12,9 +12,8 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
-from quintet.envs.reward_shaping import ShapedRewards
 from quintet.envs.vector import VectorEnv
-from quintet.envs.wrappers import FrameStack, FromRewards, ObserveLast
+from quintet.envs.wrappers import innermost
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.system.signals import STOPS
 from quintet.system.user_code import raised, traced
@@ -118,9 +117,7 @@ def keeper(env: VectorEnv) -> Keeper | None:
 
 def own_of(env: VectorEnv) -> Keeper | None:
     """The attribute `own` of the environments below the wrappers of `env`."""
-    while isinstance(env, FrameStack | FromRewards | ObserveLast | ShapedRewards):
-        env = env.env
-    found: Keeper | None = getattr(env, "own", None)
+    found: Keeper | None = getattr(innermost(env), "own", None)
     return found
 
 

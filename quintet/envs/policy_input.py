@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quintet.envs.fixed_shape import text_bytes
 from quintet.envs.gymnasium import Leaf
 from quintet.envs.masks import ADDED, NAMES
 from quintet.errors import QuintetError
@@ -27,6 +26,8 @@ def leaf_array(value: Any, leaf: Leaf) -> NDArray[Any]:
     try:
         given = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
         if given.dtype.kind == "U" and leaf.dtype == np.uint8 and len(leaf.shape) == 1:
+            from quintet.envs.fixed_shape import text_bytes
+
             rows = [text_bytes(text, leaf.shape[0]) for text in given.ravel()]
             given = np.array(rows).reshape(*given.shape, *leaf.shape)
     except (TypeError, ValueError, RuntimeError) as error:

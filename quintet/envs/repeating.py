@@ -8,10 +8,10 @@ from time import perf_counter, thread_time
 
 from quintet.envs.hosted import tensors_of
 from quintet.envs.make import make_group_env
-from quintet.envs.observation_dtype import untouched
 from quintet.envs.own_state import own_state
 from quintet.envs.owners import made_for
 from quintet.envs.resolved import ResolvedEnv
+from quintet.envs.settled import untouched
 from quintet.envs.vector import VectorEnv
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.uniform import Row, random_rows

@@ -12,7 +12,6 @@ import gymnasium
 from gymnasium.vector import VectorEnv as GymVectorEnv
 
 from quintet.envs import atari, masks, other_apis
-from quintet.envs.adapted import AdaptedVectorEnv
 from quintet.envs.backends import BACKENDS, Backend, Group, Identity
 from quintet.envs.config import EnvConfig
 from quintet.envs.env_source import (
@@ -24,15 +23,14 @@ from quintet.envs.env_source import (
     limits_itself,
     makes_groups,
 )
-from quintet.envs.fixed_shape import FixedShape, is_fixed
 from quintet.envs.gymnasium import GymnasiumVectorEnv, time_limit
 from quintet.envs.ids import versions_of
 from quintet.envs.resolved import ResolvedEnv
-from quintet.envs.reward_shaping import make_shaped
 from quintet.envs.tensor import gives_tensors, size_of
 from quintet.envs.vector import VectorEnv
-from quintet.envs.wrappers import FrameStack
+from quintet.envs.wrappers import FrameStack, make_shaped
 from quintet.errors import ConfigError
+from quintet.spaces import is_fixed
 
 
 def _ids() -> list[str]:
@@ -120,7 +118,10 @@ def _fitted(make_one: Callable[[], Any], config: EnvConfig) -> Any:
     other_apis.require_spaces(env, config.id)
     if config.max_episode_steps is not None:
         env = _limited(env, config.max_episode_steps, config.id)
-    env = env if is_fixed(env.observation_space) else FixedShape(env)
+    if not is_fixed(env.observation_space):
+        from quintet.envs.fixed_shape import FixedShape
+
+        env = FixedShape(env)
     return masks.masked(env, config.id, config.mask_from_info)
 
 
@@ -156,7 +157,7 @@ def _adapt(
     made: GymVectorEnv[Any, Any, Any],
     make: Callable[[], GymVectorEnv[Any, Any, Any]] | None,
     group: Group,
-) -> AdaptedVectorEnv | GymnasiumVectorEnv:
+) -> VectorEnv:
     """Adapts a vector environment; `make` makes another environment like it."""
     config = env.config
     for name, backend in BACKENDS.usable():
@@ -173,6 +174,8 @@ def _adapt(
             made.close()  # only its makers are used
         return _step_singles(env, lambda: next(makers)(), group._replace(num_streams=made.num_envs))
     _require_no_limit(env, made, closes=make is not None)
+    from quintet.envs.adapted import AdaptedVectorEnv
+
     return AdaptedVectorEnv(env, group, made, make)
 
 

@@ -1,13 +1,17 @@
 """Wrappers of any vector environment: frame stacks, clipped rewards, success by the last reward,
-the last action and reward as observations.
+the last action and reward as observations, and weights of the parts of rewards.
+
+An environment declares such weights by an attribute ``reward_shaping``, a dict of numbers by name
+that it reads in ``step``; a wrapper may have it instead.
 """
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Any, final
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
@@ -27,6 +31,8 @@ from quintet.spaces import (
 )
 from quintet.system import memory
 from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Spaces
+
+_SHAPING = "reward_shaping"
 
 
 @final
@@ -231,6 +237,89 @@ def _last_leaves(of: Spaces) -> list[_LastLeaf]:
         found.append(_LastLeaf(path, slice(begin, end), np.asarray(none), box))
         begin = end
     return found
+
+
+@final
+class ShapedRewards:
+    """Single environments, made by `make_shaped`, whose values may change from episode to episode.
+
+    shaping: ``[B, N]``, values of each stream by sorted name; changes apply from the next `send`
+        on.
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv,
+        singles: Callable[[], Sequence["gymnasium.Env[Any, Any]"]],
+        values: Mapping[str, float],
+    ):
+        """singles: returns the environments of `env`, which restarts may make again.
+
+        Raises ConfigError where environments share their values.
+        """
+        self.env, self._singles, self._names = env, singles, sorted(values)
+        self.num_streams, self.spaces = env.num_streams, env.spaces
+        self.description, self.recv = env.description, env.recv
+        self.render, self.close = env.render, env.close
+        self._given = np.tile([values[name] for name in self._names], (env.num_streams, 1))
+        self.shaping = self._given.copy()
+        self._find()
+
+    def _find(self) -> None:
+        """Finds the dicts of the environments, which still have the given values."""
+        self._declared = [declared_by(each) for each in self._singles()]
+        if len({id(declared) for declared in self._declared}) < self.num_streams:
+            raise ConfigError(
+                "env.reward_shaping must be a separate dict in each environment, but those of "
+                f"{self.description.id} share one; make it in __init__"
+            )
+        self._in_force = self._given.copy()
+
+    def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
+        self.env.restart(seeds, out)
+        declared = [declared_by(each) for each in self._singles()]
+        if any(new is not old for new, old in zip(declared, self._declared, strict=True)):
+            self._find()  # others were made
+
+    def send(self, action: Array) -> None:
+        changed = (self.shaping != self._in_force).any(1)
+        if changed.any():
+            for stream in changed.nonzero()[0]:
+                values = zip(self._names, self.shaping[stream].tolist(), strict=True)
+                self._declared[stream].update(values)
+            self._in_force[:] = self.shaping
+        self.env.send(action)
+
+
+def make_shaped(make_one: Callable[[], Any], values: Mapping[str, float], env_id: str) -> Any:
+    """Makes a single environment that weighs its rewards by `values`; other objects stay as they
+    are.  Raises ConfigError where the environment declares no such values.
+    """
+    env = make_one()
+    if isinstance(env, gymnasium.Env):
+        declared = declared_by(env)
+        if unknown := sorted(values.keys() - declared.keys()):
+            env.close()
+            raise ConfigError(
+                f"env.reward_shaping must name values that {env_id} declares in its attribute "
+                f"{_SHAPING} ({', '.join(sorted(declared)) or 'there are none'}), got "
+                f"{', '.join(unknown)}; correct the names, or declare them"
+            )
+        declared.update(values)
+    return env
+
+
+def declared_by(env: "gymnasium.Env[Any, Any]") -> dict[str, float]:
+    """The dict that an environment declares; {} without one."""
+    declared = env.get_wrapper_attr(_SHAPING) if env.has_wrapper_attr(_SHAPING) else {}
+    return declared if isinstance(declared, dict) else {}
+
+
+def innermost(env: VectorEnv) -> VectorEnv:
+    """The environments below these wrappers."""
+    while isinstance(env, FrameStack | FromRewards | ObserveLast | ShapedRewards):
+        env = env.env
+    return env
 
 
 def clip_reward(reward: NDArray[np.floating], kind: RewardClip) -> None:

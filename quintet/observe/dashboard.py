@@ -17,10 +17,9 @@ from quintet.observe import health
 from quintet.observe.limits import limit
 from quintet.observe.metrics import by_node, by_policy
 from quintet.observe.pace import NO_SCORE, Score, clock, percent
-from quintet.observe.shares import SERVER, Load, Shares, mean
 from quintet.observe.stream import QuietStream, is_terminal
 from quintet.observe.text_curve import label
-from quintet.observe.timing import Phase
+from quintet.observe.timing import SERVER, Load, Phase, Shares, mean
 from quintet.observe.view import View
 
 _MOST_OF_TIME = 0.02  # that drawing may take

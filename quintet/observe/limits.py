@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from quintet.observe.advice import Cause, RunFacts, advice
 from quintet.observe.pace import count
-from quintet.observe.shares import Load, mean
-from quintet.observe.timing import Phase
+from quintet.observe.timing import Load, Phase, mean
 
 _BUSY = 0.9  # share of all cores from which on none counts as idle
 # Others crowd a run when they take this share of all cores, and it has less than that of what it

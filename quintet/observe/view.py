@@ -7,8 +7,8 @@ from quintet.observe.advice import RunFacts
 from quintet.observe.health import Finding, findings
 from quintet.observe.metrics import NODE
 from quintet.observe.pace import NO_SCORE, Pace, Score
-from quintet.observe.shares import TimeShares
 from quintet.observe.text_curve import TextCurve
+from quintet.observe.timing import TimeShares
 from quintet.protocols import Part
 
 OBJECTIVE = "/population/objective"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, final
 
 from pydantic import Field
 
-from quintet.algorithms import presets, registry
+from quintet.algorithms import registry
 from quintet.algorithms.registry import DEFAULT
 from quintet.config.command import parse
 from quintet.config.layers import flatten, options
@@ -65,7 +65,7 @@ def entries(kind: str) -> list[Entry]:
     """
     found: dict[str, tuple[int, Entry]] = {}
     for algo, _ in registry.LEARNERS.usable():
-        for name, given in presets.read(algo)["race"].items():
+        for name, given in registry.presets_of(algo)["race"].items():
             one = _read(algo, name, given)
             if name in found:
                 raise ConfigError(

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from quintet.config.run import RunConfig
-from quintet.observe.intervals import fraction_interval, mean_interval
 from quintet.run.evaluations import EVALUATION_SEED
 from quintet.system import files, provenance
 
@@ -86,6 +85,8 @@ def _score(config: RunConfig, own: Mapping[str, float]) -> str:
     """The score of the run's last evaluation, and how it was measured; "" without one."""
     if "eval/return_mean" not in own:
         return ""
+    from quintet.observe.intervals import fraction_interval
+
     mean, count = own["eval/return_mean"], own.get("eval/episodes", 0.0)
     text = f"mean return {mean:,.2f}{_interval(own)}"
     if "eval/success_rate" in own:
@@ -111,6 +112,8 @@ def _interval(own: Mapping[str, float]) -> str:
     count = own.get("eval/episodes", 0.0)
     if count < 2:
         return ""
+    from quintet.observe.intervals import fraction_interval, mean_interval
+
     names = ("return_mean", "return_std", "return_min", "return_max")
     mean, std, least, most = (own.get(f"eval/{name}", 0.0) for name in names)
     found = mean_interval(mean, std, least, most, count)

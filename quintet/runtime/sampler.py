@@ -10,8 +10,8 @@ import torch
 
 from quintet.envs.masks import require_plain
 from quintet.envs.own_state import States, keeper
-from quintet.envs.reward_shaping import ShapedRewards
 from quintet.envs.vector import VectorEnv, check_finite
+from quintet.envs.wrappers import ShapedRewards
 from quintet.errors import EnvironmentFault
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan

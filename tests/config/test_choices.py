@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from quintet.algorithms import presets, registry
+from quintet.algorithms import registry
 from quintet.config import choices
 from quintet.config.choices import Learning
 from quintet.config.layers import Layer
@@ -312,7 +312,7 @@ def patterns() -> list[Any]:
     """Every environment that has a preset, with the learners that have one for it."""
     found: dict[str, list[str]] = {}
     for algo in ("ppo", "impala", "appo", "ddpg", "acer"):
-        for pattern in presets.read(algo)["environments"]:
+        for pattern in registry.presets_of(algo)["environments"]:
             found.setdefault(pattern, []).append(algo)
     return [
         pytest.param(pattern, " ".join(algos), marks=pytest.mark.slow if pattern in SLOW else ())

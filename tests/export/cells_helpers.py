@@ -18,10 +18,11 @@ from torch import Tensor
 from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import Setup
 from quintet.envs.config import EnvConfig
-from quintet.envs.fixed_shape import FixedShape, is_fixed
+from quintet.envs.fixed_shape import FixedShape
 from quintet.envs.make import make_vector_env
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.policy import Policy, describe
+from quintet.spaces import is_fixed
 from quintet.system import trust
 from quintet.types import ACTION_MASK, Publication
 

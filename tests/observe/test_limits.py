@@ -7,8 +7,7 @@ import pytest
 from facts_helpers import ABSENT, FACTS, PICTURES, POOL
 
 from quintet.observe.limits import limit
-from quintet.observe.shares import Cores, Load
-from quintet.observe.timing import PHASES
+from quintet.observe.timing import PHASES, Cores, Load
 from quintet.protocols import UpdateAdvice
 
 

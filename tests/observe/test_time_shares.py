@@ -2,7 +2,7 @@
 
 import pytest
 
-from quintet.observe.shares import Cores, Load, TimeShares, mean
+from quintet.observe.timing import Cores, Load, TimeShares, mean
 
 
 def test_first_report_counts_until_there_is_another() -> None:
