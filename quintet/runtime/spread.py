@@ -54,11 +54,14 @@ _WORTH_S = 0.5
 _ROWS = 20
 """Rows after which environments stay if processes promise too little."""
 
-_BLOCK_S, _MOST_S = 0.05, 8.0
+_BLOCK_S, _MOST_S = 0.15, 8.0
 """Seconds of rows that are timed together; seconds after which the faster way so far is taken."""
 
 _CERTAIN = 3.0
-"""Times the speed at which others are taken as soon as they have caught up."""
+"""Times the speed at which a way is taken as soon as others have caught up."""
+
+_LEAST_S = 1.0
+"""Seconds in which others must be so much slower to be given up while they catch up."""
 
 _BEGIN_S = 60.0
 """Seconds of rows for which others may take to begin."""
@@ -127,8 +130,8 @@ def saved_s(cost: StepCost, num_streams: int, count: int) -> float:
 
 
 def several_faster(alone_s: Sequence[float], several_s: Sequence[float]) -> bool | None:
-    """Whether several processes are faster, from the seconds of the same blocks of rows by either
-    way; None: not clear yet.
+    """Whether several processes are faster, from the seconds of blocks of equally many rows by
+    either way; None: not clear yet.
 
     Clear is a difference far beyond its standard error, or one that is certainly small.
     """
@@ -170,11 +173,11 @@ def make_streams(env: ResolvedEnv, num_streams: int, how: Spreading) -> VectorEn
 class SpreadEnv:
     """B environments that this process has made and steps, until others do where that is faster.
 
-    Others make the same environments and repeat all that has happened, in blocks of rows that are
-    timed here and there.  What they give must be what was seen here, byte for byte, else they are
-    not used.  So the number of processes is no part of a result, where an environment depends on
-    its own seed and actions alone; and no state of an environment is lost, as those that others
-    step have lived through the same.
+    Others make the same environments and repeat all that has happened.  Then both ways step the
+    run's rows in turns, block by block, with the policy's acts between, and who has not stepped a
+    block repeats it.  What a way gives must be what was seen, byte for byte, else it is not used.
+    So the number of processes is no part of a result, where an environment depends on its own seed
+    and actions alone; and no state of an environment is lost, as both have lived through the same.
     """
 
     def __init__(self, env: ResolvedEnv, made: VectorEnv, how: Spreading):
@@ -190,8 +193,12 @@ class SpreadEnv:
         self.recv: Callable[[StepRow], None] = self._recv
         self._action: Array | None = None
         self._states: list[bytes] | None = None  # of the environments before the first restart
-        self._history: list[_Event] = []  # that others have not repeated
+        self._history: list[_Event] = []  # that the way which does not step has not repeated
         self._rows, self._cost, self._waiting_s = 0, StepCost(0.0, True), 0.0
+        self._alone: VectorEnv = made
+        self._alone_s: list[float] = []  # of blocks of rows by the run's process
+        self._several_s: list[float] = []  # of blocks of as many rows by others
+        self._block_rows, self._last_rows = 0, 0  # of this block and of the one before
         self._note: Callable[[str], None] = lambda _: None
         self._tell: tuple[Callable[[str], None], Callable[[str], None]] = print, self._note
 
@@ -221,33 +228,54 @@ class SpreadEnv:
                 self._others = self._make_others(count)
                 self._others.begin()
                 self._take("--env.num-processes asks for them")
-            self._decided()
-        self._env.restart(seeds, out)
+            else:
+                self._decided()
+        self._do(lambda env: env.restart(seeds, out))
         if self._judging:
             self._history.append(_Event(list(seeds), _digest(out)))
 
     def _send(self, action: Array) -> None:
         self._action = action.copy()
-        self._env.send(action)
 
     def _recv(self, out: StepRow) -> None:
+        action = self._action
+        assert action is not None
+
+        def step(env: VectorEnv) -> None:
+            env.send(action)
+            env.recv(out)
+
         begin = _Clocks.at_begin()
-        self._env.recv(out)
+        self._do(step)
         took = _Clocks.at_end()
-        assert self._action is not None
+        if not self._judging:
+            return
         seconds = took.wall_s - begin.wall_s
-        self._history.append(_Event(self._action, _row_digest(out), seconds))
-        self._rows += 1
+        self._history.append(_Event(action, _row_digest(out), seconds))
+        self._rows, self._block_rows = self._rows + 1, self._block_rows + 1
         if self._others is None:
             self._consider(took.cost_since(begin, self.num_streams))
             return
         self._waiting_s += seconds
         if self._others.begun or self._others.env.can_begin:
-            if self._waiting_s >= _BLOCK_S:
-                self._compare(self._others)
+            with self._unless_they_differ():
+                (self._compare if self._others.begun else self._catch_up)(self._others)
         elif self._waiting_s > _BEGIN_S:
             self._stay(f"other processes were not ready after {_BEGIN_S:g} s of steps")
-            self._decided()
+
+    def _do(self, call: Callable[[VectorEnv], None]) -> None:
+        """Lets the environments that step do something; this process goes on if others fail."""
+        try:
+            call(self._env)
+        except (QuintetError, OSError) as error:
+            if self._env is self._alone or not self._judging:
+                raise
+            try:
+                self._switch()
+            except QuintetError:  # nobody can go on from what the run has seen
+                raise error from None
+            self._stay(str(error))
+            call(self._env)
 
     def _consider(self, cost: StepCost) -> None:
         """Tries others once they would have saved what it costs to begin them."""
@@ -269,36 +297,52 @@ class SpreadEnv:
                 self._others = self._make_others(count)
                 self._others.env.launch()
 
+    def _catch_up(self, others: "_Others") -> None:
+        """Lets others repeat the rows so far.  Decides if one way takes a multiple of the time."""
+        others.begin()
+        alone_s = several_s = 0.0
+        for alone, several in _repeat(others.env, self._history):
+            alone_s, several_s = alone_s + alone, several_s + several
+            if several_s > max(_LEAST_S, _CERTAIN * alone_s):
+                break
+        self._waiting_s, self._block_rows = 0.0, 0
+        why = _same_rows(alone_s, several_s, others)
+        if alone_s > _CERTAIN * several_s:
+            self._take(why)
+        elif several_s > max(_LEAST_S, _CERTAIN * alone_s):
+            self._stay(why)
+
     def _compare(self, others: "_Others") -> None:
-        """Lets others take the rows so far, and decides once it is clear who is faster."""
-        with self._unless_they_differ():
-            faster = None
-            while self._history and faster is not False:
-                others.repeat(self._history)
-                faster = several_faster(others.alone_s, others.several_s)
-            self._waiting_s = 0.0
-            if not others.begun and faster is not False:
-                faster = sum(others.alone_s) > _CERTAIN * sum(others.several_s) or None
-                if faster is None:  # beginning may have slowed this process down: again beside them
-                    others.begun = True
-                    others.alone_s.clear()
-                    others.several_s.clear()
-            if faster is None:
-                return
-            alone_s, several_s = sum(others.alone_s), sum(others.several_s)
-            count = others.env.num_processes
-            why = f"the same rows took {alone_s:.3g} s by one, {several_s:.3g} s by {count}"
-            if faster:
-                self._take(why)
-            else:
-                self._stay(why)
-            self._decided()
+        """At the end of a block: decides if it is clear who is faster, else the other way steps."""
+        alone = self._env is self._alone
+        if self._waiting_s < _BLOCK_S if alone else self._block_rows < self._last_rows:
+            return
+        (self._alone_s if alone else self._several_s).append(self._waiting_s)
+        self._waiting_s, self._block_rows, self._last_rows = 0.0, 0, self._block_rows
+        faster = None if alone else several_faster(self._alone_s, self._several_s)
+        why = _same_rows(sum(self._alone_s), sum(self._several_s), others)
+        if faster:
+            self._take(why)
+            return
+        self._switch()
+        if faster is not None:
+            self._stay(why)
+
+    def _switch(self) -> None:
+        """Lets the other way repeat what it has not lived through, and step from here on."""
+        assert self._others is not None
+        other = self._others.env if self._env is self._alone else self._alone
+        for _ in _repeat(other, self._history):
+            pass
+        self._env = other
 
     def _decided(self) -> None:
         self._judging, self._history = False, []
         self.send, self.recv = self._env.send, self._env.recv
 
     def render(self, stream: int) -> Rendered:
+        if self._judging and self._env is not self._alone:
+            self._switch()
         return self._env.render(stream)
 
     def kill(self) -> None:
@@ -309,17 +353,19 @@ class SpreadEnv:
     def close(self) -> None:
         if self._others is not None:
             self._others.env.close()
-        self._env.close()
+        self._alone.close()
 
     @contextmanager
     def _unless_they_differ(self) -> Iterator[None]:
-        """This process goes on alone if others fail, or see something else."""
+        """Who steps goes on if the other way fails, or sees something else."""
         try:
             yield
         except (QuintetError, OSError) as error:  # OSError: the system allows no more processes
-            ms = 1000 * self._cost.seconds
-            self._stay(f"though a step takes {ms:.3g} ms: {error}")
-            self._decided()
+            if self._env is self._alone:
+                ms = 1000 * self._cost.seconds
+                self._stay(f"though a step takes {ms:.3g} ms: {error}")
+            else:
+                self._take(str(error))
 
     def _make_others(self, count: int) -> "_Others":
         from quintet.runtime.processes.stepped import SteppedEnv
@@ -334,16 +380,18 @@ class SpreadEnv:
     def _take(self, why: str) -> None:
         """Lets others step from here on."""
         assert self._others is not None
-        self._env.close()
-        self._env = self._others.env
+        self._alone.close()
+        self._env = self._alone = self._others.env
         self.num_processes = self._others.env.num_processes
         self._note(f"{self.num_processes} processes step the environments: {why}")
+        self._decided()
 
     def _stay(self, why: str) -> None:
         others, self._others = self._others, None
         if others is not None:
             others.env.close()
         self._note(f"this process steps the environments one by one: {why}")
+        self._decided()
 
 
 class _Event(NamedTuple):
@@ -356,48 +404,46 @@ class _Event(NamedTuple):
 
 @final
 class _Others:
-    """The same environments in other processes, which repeat what has happened here."""
+    """The same environments in other processes."""
 
     def __init__(self, env: "SteppedEnv", states: Sequence[bytes] | None):
         """states: of the environments before the first restart."""
         self.env, self._states = env, states
-        self.begun = False  # and they have caught up
-        self.alone_s: list[float] = []  # of blocks of rows by the run's process alone
-        self.several_s: list[float] = []  # of the same rows by others
-        self._obs = allocate_obs(env.spaces.observation, (env.num_streams,))
-        self._row = allocate_row(env.spaces.observation, env.num_streams)
+        self.begun = False
 
     def begin(self) -> None:
         """Gives them the state of the environments before the first restart."""
+        self.begun = True
         if self._states is not None:
             self.env.own.load(self._states)
             self._states = None
 
-    def repeat(self, history: list[_Event]) -> None:
-        """Takes a block of rows out of `history`, and times it.  Raises EnvironmentFault if
-        something else is seen.
-        """
-        self.begin()
-        alone_s = several_s = 0.0
-        count = 0
-        for count, (given, seen, seconds) in enumerate(history, 1):  # noqa: B007
-            if isinstance(given, list):
-                self.env.restart(given, self._obs)
-                now = _digest(self._obs)
-            else:
-                begin_s = perf_counter()
-                self.env.send(given)
-                self.env.recv(self._row)
-                several_s += perf_counter() - begin_s
-                now = _row_digest(self._row)
-            if now != seen:
-                raise EnvironmentFault("in another process the same seed gives other observations")
-            alone_s += seconds
-            if alone_s >= _BLOCK_S:
-                break
-        del history[:count]
-        self.alone_s.append(alone_s)
-        self.several_s.append(several_s)
+
+def _repeat(env: VectorEnv, history: list[_Event]) -> Iterator[tuple[float, float]]:
+    """Steps through `history` and empties it.  Yields the seconds of each row there and here.
+
+    Raises EnvironmentFault if something else is seen.
+    """
+    obs = allocate_obs(env.spaces.observation, (env.num_streams,))
+    row = allocate_row(env.spaces.observation, env.num_streams)
+    for given, seen, seconds in history:
+        begin_s = perf_counter()
+        if isinstance(given, list):
+            env.restart(given, obs)
+            found = _digest(obs)
+        else:
+            env.send(given)
+            env.recv(row)
+            yield seconds, perf_counter() - begin_s
+            found = _row_digest(row)
+        if found != seen:
+            raise EnvironmentFault("in another process the same seed gives other observations")
+    history.clear()
+
+
+def _same_rows(alone_s: float, several_s: float, others: _Others) -> str:
+    count = others.env.num_processes
+    return f"as many rows took {alone_s:.3g} s by one, {several_s:.3g} s by {count}"
 
 
 def spread_envs(envs: Iterable[VectorEnv]) -> list[SpreadEnv]:
