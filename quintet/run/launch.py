@@ -78,11 +78,14 @@ def run(
     on_report: OnReport | None = None,
     callbacks: Callbacks | None = None,
     minutes: float | None = None,
+    *,
+    measured: bool = False,
 ) -> Result:
     """Trains by a loaded configuration, from the newest checkpoint in its folder if there is one.
     Every refusal precedes any change of the folder.
 
     minutes: time of a new run, from which its number of env_steps follows; None: as configured.
+    measured: whether its number of env_steps follows from the minutes already.
     """
     user = UserCode(on_report, callbacks or Callbacks())
     here = Path.cwd()  # before environments may change it
@@ -91,8 +94,9 @@ def run(
         if minutes is not None:
             from quintet.run import time_budget
 
-            budget = time_budget.TimeBudget(minutes)
-            loaded = time_budget.timed(loaded, budget, partial(_trial, here))
+            budget = time_budget.TimeBudget(minutes, checks=not measured)
+            if not measured:
+                loaded = time_budget.timed(loaded, budget, partial(_trial, here))
         # Once on one machine, where a fault that always occurs would occur again.
         clustered = loaded.config.cluster.address is not None
         left = loaded.config.runtime.max_restarts if clustered else 1

@@ -69,10 +69,11 @@ def serve(train: "Callable[[Loaded, dict[str, Any]], dict[str, Any]]") -> int:
 
 
 def _train(loaded: "Loaded", payload: dict[str, Any]) -> dict[str, Any]:
-    """The run's end, or the env_steps that fit into the payload's minutes."""
+    """The run's end, or, where it measures, the env_steps that fit into the payload's minutes."""
     from quintet.run.launch import measured_steps, run
 
-    if "minutes" in payload:
-        return {"total": measured_steps(loaded, payload["minutes"])}
-    result = run(loaded)
+    minutes: float | None = payload.get("minutes")
+    if minutes is not None and payload["measures"]:
+        return {"total": measured_steps(loaded, minutes)}
+    result = run(loaded, minutes=minutes, measured=True)
     return {"status": result.status, "metrics": result.metrics}

@@ -78,10 +78,10 @@ def run_seeds(
         if placing is not None:
             run = ends.enter_context(on_nodes(sound, placing, values, say)).run
         if minutes is not None:
-            trials = [_member(each, {"minutes": minutes}) for each in sound[:jobs]]
+            trials = [_member(each, minutes, measures=True) for each in sound[:jobs]]
             measure = partial(_answers, run, trials, jobs, say)
             sound = time_budget.timed_group(sound, minutes, measure, say)
-        members = [_member(each) for each in sound]
+        members = [_member(each, minutes) for each in sound]
         ended = iter(run("quintet.run.member", members, jobs, say))
     return [
         SeedOutcome(each.seed, each.run_dir, "failed", {}, each.error)
@@ -94,11 +94,15 @@ def run_seeds(
 RunMembers = Callable[[str, Sequence[Member], int, Callable[[str], None]], list[Outcome]]
 
 
-def _member(loaded: Loaded, more: Mapping[str, Any] | None = None) -> Member:
-    """A process of a seed group; `more`: further entries of its payload.  Only a process without
-    them trains, in the run's folder.
+def _member(loaded: Loaded, minutes: float | None, *, measures: bool = False) -> Member:
+    """A process of a seed group.
+
+    minutes: time after which a new run ends.
+    measures: whether it only measures the env_steps of that time, outside the run's folder.
     """
-    folder = None if more else loaded.config.run_dir
+    timed = minutes is not None and not time_budget.has_begun(loaded)
+    more = {"minutes": minutes, "measures": measures} if timed else None
+    folder = None if measures else loaded.config.run_dir
     return Member(f"s{loaded.config.seed}", payload(loaded, more), folder)
 
 

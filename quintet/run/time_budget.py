@@ -261,15 +261,15 @@ class TimeBudget:
     def row(self, _: int = 0) -> None:
         """Called before every row; raises TimeIsOver."""
         self.rows += 1
+        self._batch_at = self._batch_at or time.monotonic()
         if self._over(0.0):
             raise TimeIsOver("the time is over")
 
     def batch(self) -> bool:
         """Called after every batch; whether the next one would end too late."""
         self.batches += 1
-        now = time.monotonic()
-        before, self._batch_at = self._batch_at or self._began, now
-        return self._over(now - before)
+        before, self._batch_at = self._batch_at, time.monotonic()
+        return self._over(self._batch_at - before if before else 0.0)
 
     def _over(self, ahead_s: float) -> bool:
         kept_s = min(self.evaluation_s, _EXPECTED_SHARE * self.total_s)
@@ -399,19 +399,20 @@ def _slow_making(loaded: Loaded, budget: TimeBudget) -> str | None:
     begin = time.monotonic()
     with redirect_stderr(io.StringIO()), closing(make_group_env(env, env.streams_of(1))) as made:
         make_s = (time.monotonic() - begin) / made.num_streams
-        played_s, rows, budget.start_s = 1e-6, 0, 0.0
+        played_s, rows, first_s = 1e-6, 0, 0.0
         for row in random_rows(made, _LOOK_ROWS, seed=0):
             rows = row.number - 1
             if rows < 1:  # the reset, and the first step, in which more may be made
-                budget.start_s += row.seconds / made.num_streams * count / together
+                first_s += row.seconds / made.num_streams
             elif played_s < min(1.0, _SHARE * budget.total_s):
                 played_s += row.seconds
             else:
                 break
         budget.speed = max(rows, 1) * made.num_streams * together / played_s
-    budget.start_s += _least(loaded) / budget.speed
+    budget.start_s = first_s * count / together + _least(loaded) / budget.speed
     budget.making_s = make_s * count / together
-    budget.evaluation_s = make_s * min(config.eval.episodes, _EVALUATION_STREAMS)
+    # Evaluations have environments of their own.
+    budget.evaluation_s = (make_s + first_s) * min(config.eval.episodes, _EVALUATION_STREAMS)
     if budget.making_s <= _MAKING_SHARE * budget.total_s:
         return None
     _tell_too_short(loaded, budget, 0)
@@ -484,8 +485,9 @@ def _measured(loaded: Loaded, budget: TimeBudget, train: TrainOnce) -> None:
             with redirect_stderr(io.StringIO()):
                 train(trial, probe, limit)
         except TimeIsOver:
-            # What one environment has shown is not far off.
-            probe.speed, probe.start_s, probe.start_steps = budget.speed, budget.start_s, 0.0
+            pass
+    if not probe.speed:  # what one environment has shown is not far off
+        probe.speed, probe.start_s, probe.start_steps = budget.speed, budget.start_s, 0.0
     budget.speed, budget.making_s = max(probe.speed, 1e-6), limit.making_s
     budget.start_s, budget.start_steps = probe.start_s, probe.start_steps
 
