@@ -357,7 +357,7 @@ class SpreadEnv:
 
     @contextmanager
     def _unless_they_differ(self) -> Iterator[None]:
-        """Who steps goes on if the other way fails, or sees something else."""
+        """Lets the way that steps go on if the other one fails, or sees something else."""
         try:
             yield
         except (QuintetError, OSError) as error:  # OSError: the system allows no more processes
