@@ -105,6 +105,16 @@ class Scores:
         )
 
     @property
+    def statistics_told(self) -> str:
+        """A sentence about wrappers whose statistics began anew; empty without one."""
+        if not self.env.statistics:
+            return ""
+        return (
+            f"{' and '.join(self.env.statistics)} began anew, without training's statistics, so "
+            "these scores are not the policy's; train without wrappers that keep statistics"
+        )
+
+    @property
     def success_rate(self) -> float | None:
         """Fraction of episodes won; None if success isn't defined."""
         if self.success is None or not len(self.success):

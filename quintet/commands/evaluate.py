@@ -179,6 +179,8 @@ def _scores_as_json(scores: "Scores") -> dict[str, Any]:
         "cut_episodes": scores.cut_episodes,
         "max_steps": scores.max_steps,
     }
+    if scores.env.statistics:
+        record["statistics_anew"] = list(scores.env.statistics)
     if scores.success is not None:
         record |= {
             "success": scores.env.success,
@@ -210,6 +212,8 @@ def _scores_in_words(scores: "Scores") -> str:
         f"{scores.std:.2f} (min {scores.returns.min():.2f}, max {scores.returns.max():.2f}), "
         f"length {scores.lengths.mean():.1f}, {entropy}over {len(scores.returns)} episodes"
     )
+    if scores.statistics_told:
+        text += f"\n{scores.statistics_told}"
     if scores.cut_told:
         text += f"\n{scores.cut_told} (--max-steps)"
     if scores.games is not None:

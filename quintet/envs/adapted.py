@@ -43,7 +43,7 @@ from quintet.envs.gymnasium import (
 )
 from quintet.envs.masks import leaf_note, mask_leaves
 from quintet.envs.other_apis import Unfit, fault_of, step_parts
-from quintet.envs.own_state import OwnState
+from quintet.envs.own_state import OwnState, statistics
 from quintet.envs.owners import claim, release
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.success import key_of, write_success
@@ -118,6 +118,7 @@ class AdaptedVectorEnv:
             success=described.config.success,
             remarks=action_remarks(self._action_space),
             notes=leaf_note(found),
+            statistics=statistics(env),
         )
         # First observations of episodes that begin when all streams have ended together.
         self._first_obs = allocate_obs(in_float64(self.spaces).observation, (self.num_streams,))

@@ -15,7 +15,7 @@ from quintet.envs import other_apis
 from quintet.envs.backends import Group
 from quintet.envs.masks import note_on
 from quintet.envs.other_apis import Unfit, fault_of
-from quintet.envs.own_state import OwnState
+from quintet.envs.own_state import OwnState, statistics
 from quintet.envs.owners import claim, made_for, purpose, release, require_new
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.success import key_of, single_success
@@ -122,6 +122,7 @@ class GymnasiumVectorEnv:
             max_steps=time_limit(self.envs[0]),
             remarks=action_remarks(self._action_space),
             notes=note_on(self.envs[0]),
+            statistics=statistics(self.envs[0]),
         )
         self._action_shape = (num_streams, *action_shape(self._action_space))
         self._seeds = [0] * num_streams

@@ -60,17 +60,6 @@ class OwnState:
     def offered(self) -> bool:
         return any(_offers(layer) for layers in self.layers for layer in layers)
 
-    @property
-    def statistics(self) -> set[str]:
-        """Names of Gymnasium's wrappers that normalise by statistics of their own."""
-        kinds = {type(layer) for layers in self.layers for layer in layers}
-        return {
-            kind.__name__
-            for kind in kinds
-            if kind.__module__.startswith("gymnasium.wrappers.")
-            and kind.__name__ in ("NormalizeObservation", "NormalizeReward")
-        }
-
     def save(self) -> list[bytes]:
         return [self._save(layers) for layers in self.layers]
 
@@ -99,6 +88,16 @@ class OwnState:
         except BaseException as error:
             text = f"{self._id}: the environment {raised(error, method)}; mend the environment"
             raise traced(EnvironmentFault(text), error) from error
+
+
+def statistics(env: Any) -> tuple[str, ...]:
+    """Names of Gymnasium's wrappers of `env` that normalise by statistics of their own."""
+    kinds = {type(layer) for layer in _layers(env)}
+    return tuple(
+        name
+        for name in ("NormalizeObservation", "NormalizeReward")
+        if any(x.__name__ == name and x.__module__.startswith("gymnasium.w") for x in kinds)
+    )
 
 
 def own_state(env: VectorEnv) -> OwnState | None:

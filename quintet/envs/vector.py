@@ -64,6 +64,8 @@ class EnvDescription:
         agent's next observation: the sum of its rewards since then, and whether its episode ended.
         Until then the agent's observation stays the same.
     one_seed: all streams follow from the first stream's seed.
+    statistics: names of Gymnasium's wrappers in it that normalise by statistics of their own, which
+        begin anew in every evaluation.
     """
 
     id: str
@@ -76,6 +78,7 @@ class EnvDescription:
     notes: tuple[str, ...] = ()
     turns: bool = False
     one_seed: bool = False
+    statistics: tuple[str, ...] = ()
 
 
 class Rendered(NamedTuple):

@@ -23,7 +23,6 @@ from quintet.config.resolve import (
 )
 from quintet.config.run import RunConfig
 from quintet.envs.backends import BACKENDS
-from quintet.envs.own_state import own_state
 from quintet.errors import ConfigError, LearnerFault, WorkerFault
 from quintet.observe.metrics import policy_prefix
 from quintet.policy import Policy
@@ -300,8 +299,6 @@ def _doubtful(trainer: Trainer, loaded: Loaded, source: Source) -> None:
 
 def _statistics_told(config: RunConfig, source: Source) -> list[str]:
     """Sentences about wrappers whose statistics begin anew in evaluations."""
-    own = own_state(source.envs[0])
-    names = set() if own is None else own.statistics
     observations = "the run normalises observations itself"
     if not getattr(config.learner, "normalize_observations", False):
         observations = "use --normalize-observations true"
@@ -314,7 +311,7 @@ def _statistics_told(config: RunConfig, source: Source) -> list[str]:
         f"{name}: this wrapper's statistics begin anew in evaluations, so their scores are not "
         f"those of training; leave it out: {instead}"
         for name, instead in in_place.items()
-        if name in names
+        if name in source.envs[0].description.statistics
     ]
 
 

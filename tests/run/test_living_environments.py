@@ -1,5 +1,6 @@
 """Environments live as long as the run: what they keep, and what resumes make of it."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from run_helpers import SMALL, log, names, weights
 
 import quintet
 from quintet import checkpoint
+from quintet.cli import main
 from quintet.errors import ConfigError, QuintetError
 
 OFTEN = {
@@ -203,3 +205,21 @@ def test_statistics_that_begin_anew_in_evaluations_are_told_once(env: Any, tmp_p
     assert "leave it out: the run scales rewards itself" in log(tmp_path / "on")
     train(tmp_path / "none", env)
     assert "begin anew" not in log(tmp_path / "none"), "there are no evaluations"
+
+
+@pytest.mark.parametrize("more", [(), ("--env.num-processes", "2")])
+@pytest.mark.parametrize("env", [in_each, in_vectors, Levels])
+def test_an_evaluation_says_that_statistics_begin_anew(
+    env: Any, more: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if env is in_vectors and more:
+        pytest.skip("a vector environment is stepped by one process")
+    train(tmp_path, env)
+    capsys.readouterr()
+    command = ["eval", str(tmp_path), "--episodes", "2", *more]
+    assert main(command) == 0
+    anew = [] if env is Levels else ["NormalizeObservation", "NormalizeReward"]
+    said = "NormalizeObservation and NormalizeReward began anew, without training's statistics"
+    assert (said in capsys.readouterr().out) == bool(anew)
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out).get("statistics_anew", []) == anew
