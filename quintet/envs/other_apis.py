@@ -11,7 +11,7 @@ from gymnasium.vector import VectorEnv
 
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.system.signals import STOPS
-from quintet.system.user_code import raised, traced
+from quintet.system.user_code import argv_advice, raised, traced
 
 RESET = "def reset(self, *, seed=None, options=None), which returns (observation, info)"
 STEP = "step(action), which returns (observation, reward, terminated, truncated, info)"
@@ -73,7 +73,8 @@ class Unfit(Exception):
 
 def fault_of(who: str, error: BaseException, what: str = "") -> EnvironmentFault:
     """The fault of the environment `who` that `error` shows (for Unfit its message)."""
-    told = f"{who}: the environment {what or error}; mend the environment, or wrap it"
+    way = argv_advice(error) or "mend the environment, or wrap it"
+    told = f"{who}: the environment {what or error}; {way}"
     return traced(EnvironmentFault(told), error)
 
 

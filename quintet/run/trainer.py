@@ -42,7 +42,7 @@ from quintet.runtime.processes.watch import Watch
 from quintet.system import forks, provenance, saved_options, signature, trust
 from quintet.system.files import shown
 from quintet.system.signals import StopRequest
-from quintet.system.user_code import no_exit
+from quintet.system.user_code import argv_advice, no_exit
 from quintet.types import Publication, Rollout
 
 if TYPE_CHECKING:
@@ -436,6 +436,8 @@ class Trainer:
         except BaseException as error:  # Ctrl-C as well
             if isinstance(error, KeyboardInterrupt) and self.stop.made:
                 raise  # the second Ctrl-C, which ends the run at once
+            if advice := argv_advice(error):
+                error.add_note(advice)
             self._raised = error
             self.stop.made = True
             return

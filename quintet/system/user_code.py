@@ -49,8 +49,8 @@ def argv_advice(error: BaseException) -> str:
     if not reads:
         return ""
     return (
-        f"it reads sys.argv, the command line of this process ({sys.argv}): read no options where "
-        "environments are made, give them by env.kwargs (docs/runtimes.md)"
+        f"it reads sys.argv, the command line of this process ({sys.argv}): read no options in "
+        "code that quintet calls, give those of environments by env.kwargs (docs/runtimes.md)"
     )
 
 
@@ -81,9 +81,9 @@ def no_exit() -> Iterator[None]:
     except STOPS:
         raise
     except SystemExit as error:
+        way = argv_advice(error) or "take the call out"
         fault = QuintetError(
-            f"code that quintet calls must return or raise an error; it {raised(error)}; take the "
-            "call out"
+            f"code that quintet calls must return or raise an error; it {raised(error)}; {way}"
         )
         raise traced(fault, error) from error
 

@@ -14,7 +14,7 @@ from small_run_helpers import SMALL
 import quintet
 from quintet.envs.make import make_vector_env
 from quintet.envs.toy import Contextual
-from quintet.errors import ConfigError
+from quintet.errors import ConfigError, EnvironmentFault, QuintetError
 
 
 class Sized(Contextual):
@@ -98,6 +98,47 @@ def test_the_advice_follows_the_cause(maker: Any, kwargs: dict[str, Any], advice
     assert f"must be made with env.kwargs {kwargs}" in asked
     assert advice in advised
     assert ("correct env.kwargs" in advised) == ("correct env.kwargs" in advice or bool(kwargs))
+
+
+class InStep(Contextual):
+    """Reads the command line in a step, by a parser or by itself."""
+
+    def __init__(self, parses: bool) -> None:
+        super().__init__()
+        self.parses = parses
+
+    def step(self, action: Any) -> Any:
+        _ = from_words() if self.parses else from_argv()
+        return super().step(action)
+
+
+@pytest.mark.parametrize("parses", [False, True])
+@pytest.mark.parametrize(
+    "kind", ["serial", *(pytest.param(x, marks=pytest.mark.slow) for x in ("lockstep", "async"))]
+)
+def test_a_step_that_reads_the_command_line_is_told(
+    parses: bool, kind: str, tmp_path: Path
+) -> None:
+    options = {**SMALL, "runtime.kind": kind, "runtime.num_workers": 2}
+    options = options if kind != "serial" else {**SMALL, "runtime.kind": kind}
+    algo = "appo" if kind == "async" else "ppo"
+    options = {k: x for k, x in options.items() if algo == "ppo" or "minibatch" not in k}
+    with pytest.raises(EnvironmentFault, match=r"it reads sys\.argv, .*\(docs/runtimes\.md\)"):
+        quintet.train(algo, partial(InStep, parses), 128, run_dir=tmp_path, config=options)
+
+
+@pytest.mark.parametrize("parses", [False, True])
+def test_a_callback_that_reads_the_command_line_is_told(parses: bool, tmp_path: Path) -> None:
+    def begin(run: Any) -> None:
+        _ = from_words() if parses else from_argv()
+
+    with pytest.raises((IndexError, QuintetError)) as fault:
+        quintet.train(
+            "ppo", Contextual, 64, run_dir=tmp_path, config=SMALL,
+            callbacks=quintet.Callbacks(begin=begin),
+        )  # fmt: skip
+    told = f"{fault.value} {getattr(fault.value, '__notes__', '')}"
+    assert "it reads sys.argv, the command line" in told
 
 
 def test_the_evaluation_of_a_run_is_named_where_only_one_may_exist(tmp_path: Path) -> None:
