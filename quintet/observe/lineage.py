@@ -7,8 +7,8 @@ from typing import Any
 
 from quintet.bounds import LARGEST, MOST_STEPS
 from quintet.errors import QuintetError
+from quintet.observe.figures import LINES, figure_classes, line_colour, save, style_axes
 from quintet.observe.plot_groups import plain
-from quintet.observe.plots import LINES, figure_classes, line_colour, save, style_axes
 from quintet.system import files
 from quintet.system.inside import require_own
 

@@ -1,9 +1,7 @@
 """Plots of learning curves and of final scores."""
 
 import difflib
-import logging
 import sys
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quintet.errors import QuintetError
+from quintet.observe.figures import (
+    LINES,
+    MARKERS,
+    figure_classes,
+    line_colour,
+    require_format,
+    save,
+    style_axes,
+)
 from quintet.observe.intervals import bootstrap_band, iqm, iqm_interval
 from quintet.observe.metrics import by_policy, describe
 from quintet.observe.plot_groups import env_name, group_labels, options_of, plain
@@ -24,7 +31,6 @@ from quintet.system import files, run_record
 Axis = Literal["env_steps", "wall_s"]
 Kind = Literal["curve", "bars"]
 
-_FORMATS = (".png", ".svg", ".pdf")
 _SCORES = ("success_rate", "return_mean")  # default metrics, the preferred one first
 EVALUATED = {
     "episode/return_mean": "eval/return_mean",
@@ -35,11 +41,6 @@ EVALUATED = {
 """Metrics of training, and the metrics of evaluations that are drawn as markers with them."""
 _FINAL_PART = 0.1  # last part of a run's env_steps, over which a final score is a mean
 
-# readable without colour: every group has its own line style, from the eighth on with a marker;
-# colours are the palette of Okabe and Ito, which colour-blind people can tell apart
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 1)))
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _CHARACTERS_PER_IN = 12.5  # of a legend
 _BAR_CHARACTERS = 40  # of a line of a name beside a bar
 _HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++")
@@ -96,7 +97,7 @@ def plot_runs(
     out = files.given_path(out)
     if not run_dirs:
         raise QuintetError("plotting needs at least one run folder, none was given")
-    _require_format(out)
+    require_format(out)
     # One run under two names is no second seed.
     folders = {each.resolve(): each for each in map(files.given_path, run_dirs)}.values()
     left_out: list[QuintetError] = []
@@ -152,26 +153,6 @@ def _reports(
             del reports[folder]
             left_out.append(QuintetError(f"{folder} {how}, so it has no final score"))
     return reports
-
-
-def save(figure: Any, out: Path) -> Path:
-    """Writes a picture and returns its path; raises QuintetError if it can't be written."""
-    _require_format(out)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings():  # a letter that the font lacks, axes that have no room
-            warnings.simplefilter("ignore")
-            figure.savefig(out)
-    except OSError as fault:
-        raise files.cannot_write(out, fault) from fault
-    return out
-
-
-def _require_format(out: Path) -> None:
-    if out.suffix.lower() not in _FORMATS:
-        raise QuintetError(
-            f"a plot's name must end in {' or '.join(_FORMATS)}, got {out}: give --out another name"
-        )
 
 
 @contextmanager
@@ -400,18 +381,6 @@ def _decorate(axes: Any, envs: set[str], grid: str, more: str = "") -> None:
     style_axes(axes, grid)
 
 
-def style_axes(axes: Any, grid: str = "both") -> None:
-    """Sets the common style of pictures."""
-    axes.grid(True, axis=grid, color="0.9", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def line_colour(number: int) -> str:
-    """The colour of the group or policy with this index."""
-    return _COLOURS[number % len(_COLOURS)]
-
-
 def draw_group(
     axes: Any, number: int, label: str, members: Sequence[Run], points: int = 200
 ) -> None:
@@ -425,7 +394,7 @@ def draw_group(
     """
     colour, line = line_colour(number), LINES[number % len(LINES)]
     again = number // len(LINES)
-    marked = {"marker": _MARKERS[(again - 1) % len(_MARKERS)], "markevery": 0.1} if again else {}
+    marked = {"marker": MARKERS[(again - 1) % len(MARKERS)], "markevery": 0.1} if again else {}
     if len(members) == 1:
         curve = members[0].curve
         if len(curve.x) > 2 * points:
@@ -473,7 +442,7 @@ def _evaluation_names(runs: Iterable[Run]) -> dict[str, str | None]:
 
 def _draw_evaluations(axes: Any, number: int, members: Sequence[Run]) -> None:
     look = {"ls": "none", "clip_on": False, "mec": line_colour(number)}
-    look |= {"marker": _MARKERS[number % len(_MARKERS)]}
+    look |= {"marker": MARKERS[number % len(MARKERS)]}
     look |= {"ms": 6.0, "alpha": 1.0} if len(members) == 1 else {"ms": 3.5, "alpha": 0.6}
     for run in members:
         sampled = actions_evaluated(run.config) == "sampled"
@@ -495,17 +464,3 @@ def _named(metric: str) -> str:
     found = describe(metric)
     unit = f" [{found.unit}]" if found and found.unit != "1" else ""
     return plain(readable.get(metric, metric) + unit)
-
-
-def figure_classes() -> tuple[Any, Any]:
-    """The classes ``Figure`` and ``EngFormatter``; they use no global state and no window
-    system."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # of fonts that it looks for
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import EngFormatter
-    except ImportError as fault:
-        raise QuintetError(
-            'plotting needs matplotlib, which is not installed: pip install "quintet-rl[plot]"'
-        ) from fault
-    return Figure, EngFormatter

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quintet.observe.figures import figure_classes, style_axes
 from quintet.observe.health import NUMBERS, State
 from quintet.observe.plot_groups import plain
 from quintet.observe.plots import (
@@ -14,10 +15,8 @@ from quintet.observe.plots import (
     Run,
     curves,
     extract,
-    figure_classes,
     labelled,
     policies_of,
-    style_axes,
 )
 from quintet.observe.run_summary import RunSummary, group_key
 

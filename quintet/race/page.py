@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from quintet.errors import QuintetError
+from quintet.observe.figures import LINES, figure_classes, line_colour, style_axes
 from quintet.observe.pace import clock
-from quintet.observe.plots import LINES, figure_classes, line_colour, style_axes
 from quintet.observe.report_figures import WIDTH_IN, svg
 from quintet.observe.report_page import Opening, Picture, address, write_page
 from quintet.observe.run_summary import RunSummary, read_summary, text

@@ -6,9 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, final
 
+import numpy as np
+
 from quintet.errors import ConfigError
 from quintet.policy import Policy
 from quintet.run.policy_run import PolicyRun
+from quintet.system import forks
+from quintet.system.signals import StopRequest
+from quintet.system.user_code import argv_advice, no_exit
 
 if TYPE_CHECKING:
     from quintet.evaluation import Scores
@@ -101,3 +106,34 @@ class UserCode(NamedTuple):
 
     on_report: OnReport | None = None
     callbacks: Callbacks = Callbacks()
+
+
+@final
+class UserCalls:
+    """Calls the user's functions.
+
+    raised: an error of one of them, or of the run itself, which is kept until the run is saved.
+    """
+
+    def __init__(self, stop: StopRequest) -> None:
+        self._stop = stop
+        self.raised: BaseException | None = None
+
+    def ask(self, function: Callable[..., object] | None, *given: object) -> None:
+        """Calls a function, unless one has raised an error; its True, or its error, stops the
+        run."""
+        if function is None or self.raised is not None:
+            return
+        try:
+            with no_exit(), forks.kept_out("a callback"):
+                answer = function(*given)
+        except BaseException as error:  # Ctrl-C as well
+            if isinstance(error, KeyboardInterrupt) and self._stop.made:
+                raise  # the second Ctrl-C, which ends the run at once
+            if advice := argv_advice(error):
+                error.add_note(advice)
+            self.raised = error
+            self._stop.made = True
+            return
+        if isinstance(answer, (bool, np.bool_)) and answer:
+            self._stop.made = True

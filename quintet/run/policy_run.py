@@ -18,12 +18,14 @@ from quintet.checkpoint import Checkpoint, not_finite, require_finite
 from quintet.config.run import RunConfig
 from quintet.errors import CheckpointError, NonFiniteError
 from quintet.models.config import uses_pictures
-from quintet.observe.metrics import EpisodeStats
+from quintet.observe.metrics import EpisodeStats, policy_prefix
 from quintet.options import require_tunable
 from quintet.policy import LEAST_BOUND, Policy, describe, misfit
 from quintet.policy_place import LEARNER, POLICY
 from quintet.population.scores import MEANS, MOST_WINDOWS, Record, compared
 from quintet.protocols import DataPlan, Learner
+from quintet.run.card import card
+from quintet.run.folder import RunFolder
 from quintet.run.policy_folder import BEST, PolicyFolder, cut_at
 from quintet.runtime.batch import Episode
 from quintet.runtime.delivery import Batch
@@ -415,3 +417,26 @@ def leader(policies: Sequence[PolicyRun]) -> PolicyRun:
         return policies[0]
     found = [-math.inf if x is None else x for x in objectives(policies)]
     return policies[found.index(max(found))]
+
+
+def write_policies(
+    policies: Sequence[PolicyRun], run: RunFolder, report: Mapping[str, float]
+) -> None:
+    """Writes the final policies, and the best of several as the run's own; report: the last."""
+    count = len(policies)
+    for each in policies:
+        text = card(each.config, report, policy_prefix(each.folder.index, count))
+        each.folder.write(POLICY, each.policy(), text)
+    if count > 1:
+        first = leader(policies)
+        text = card(first.config, report, policy_prefix(first.folder.index, count))
+        PolicyFolder(run).write(POLICY, first.policy(), text)
+
+
+def holds_policies(policies: Sequence[PolicyRun], run: RunFolder) -> bool:
+    """Whether the folder holds the final policies: a kill may have come between the last
+    checkpoint and them."""
+    written = [(each.folder, each.learner.version) for each in policies]
+    if len(written) > 1:
+        written.append((PolicyFolder(run), leader(policies).learner.version))
+    return all(folder.holds(version) for folder, version in written)

@@ -3,13 +3,11 @@
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TextIO, final
-
-import numpy as np
 
 from quintet import checkpoint
 from quintet.algorithms import registry
@@ -20,29 +18,24 @@ from quintet.config.run import RunConfig
 from quintet.envs.vector import EnvDescription
 from quintet.errors import EnvironmentFault, NonFiniteError, QuintetError, TimeIsOver
 from quintet.observe.log import RunLog
-from quintet.observe.metrics import policy_prefix
 from quintet.observe.pace import Pace
 from quintet.observe.progress import Progress, first_stage, make_progress, stage_of
 from quintet.observe.report_files import MARK
 from quintet.observe.timing import Phase, PhaseTimer
 from quintet.observe.view import View
-from quintet.policy_place import POLICY
-from quintet.run.callbacks import LiveRun, UserCode
-from quintet.run.card import card
+from quintet.run.callbacks import LiveRun, UserCalls, UserCode
 from quintet.run.doubts import Doubts, Marks
 from quintet.run.evaluations import Evaluations
 from quintet.run.folder import RunFolder
-from quintet.run.policy_folder import PolicyFolder
-from quintet.run.policy_run import PolicyRun, leader
+from quintet.run.policy_run import PolicyRun, holds_policies, write_policies
 from quintet.run.reports import Reports, facts_of
 from quintet.run.saving import LongEpisodes, Saving
 from quintet.runtime import loop
 from quintet.runtime.delivery import Batch
 from quintet.runtime.processes.watch import Watch
-from quintet.system import forks, provenance, saved_options, signature, trust
+from quintet.system import provenance, saved_options, signature, trust
 from quintet.system.files import shown
 from quintet.system.signals import StopRequest
-from quintet.system.user_code import argv_advice, no_exit
 from quintet.types import Publication, Rollout
 
 if TYPE_CHECKING:
@@ -112,7 +105,7 @@ class Trainer:
         self._saved_at = time.monotonic()  # or begun at
         self._ended, self._telling = False, threading.Lock()  # the loop; what a stop waits for
         self.watch: Watch | None = None
-        self._raised: BaseException | None = None
+        self._calls = UserCalls(self.stop)
         self._saved_for_stop = False
         self._seen = False  # whether a batch was looked at
 
@@ -215,20 +208,16 @@ class Trainer:
             f"this run is finished: {self.counters.env_steps:,} env_steps; raise "
             "--total-steps to continue, or give another --run-dir, or --overwrite, for a new run"
         )
-        written = [(each.folder, each.learner.version) for each in self.policies]
-        if len(written) > 1:
-            written.append((PolicyFolder(self.folder), leader(self.policies).learner.version))
-        # A kill may have come between the last checkpoint and it.
-        if not all(folder.holds(version) for folder, version in written):
+        if not holds_policies(self.policies, self.folder):
             self.save_policy()
 
     def train(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
         """Runs the loop to its end or to a stop."""
         self.reports.sampling, self.reports.own = sampling.report, self._own_metrics
         self.saving.goes_on(sampling)
-        self._ask(self.callbacks.begin, self.live)
-        if self._raised is not None:
-            raise self._raised
+        self._calls.ask(self.callbacks.begin, self.live)
+        if self._calls.raised is not None:
+            raise self._calls.raised
         self.log.stage(first_stage(self.facts))
         spent = self.counters.env_steps == self.config.total_env_steps
         status = self._evaluate_late() if spent else self._looped(sampling)
@@ -238,10 +227,10 @@ class Trainer:
             self._ended = True
         if status == "finished":
             self.save_policy()
-        self._ask(self.callbacks.end, self.live, status)
-        if self._raised is not None:
-            self._raised.add_note(f"The run was saved; the same call resumes: {self.folder.path}")
-            raise self._raised
+        self._calls.ask(self.callbacks.end, self.live, status)
+        if (error := self._calls.raised) is not None:
+            error.add_note(f"The run was saved; the same call resumes: {self.folder.path}")
+            raise error
         self.log.say(f"time: {self.timer.told()}")
         if status == "stopped":
             how = "" if self.config.resume == "latest" else " with --resume latest"
@@ -287,14 +276,7 @@ class Trainer:
 
     def save_policy(self) -> None:
         """Writes the final policies, and the best of several as the run's own."""
-        count, last = len(self.policies), self.reports.last
-        for policy in self.policies:
-            text = card(policy.config, last, policy_prefix(policy.folder.index, count))
-            policy.folder.write(POLICY, policy.policy(), text)
-        if count > 1:
-            first = leader(self.policies)
-            text = card(first.config, last, policy_prefix(first.folder.index, count))
-            PolicyFolder(self.folder).write(POLICY, first.policy(), text)
+        write_policies(self.policies, self.folder, self.reports.last)
         if self.population is not None:
             self.log.say(self.population.winner(self.policies))
 
@@ -312,7 +294,7 @@ class Trainer:
         if self._save_requested:
             self.log.say(f"saved as asked: {path}, {self.counters.env_steps:,} env_steps")
         self._save_requested, self._saved_at = False, time.monotonic()
-        self._ask(self.callbacks.checkpoint, self.live, path)
+        self._calls.ask(self.callbacks.checkpoint, self.live, path)
 
     def learned(self, batch: Batch) -> bool:
         """Counts a batch and considers its policy; returns whether that now has another policy's
@@ -382,14 +364,14 @@ class Trainer:
             try:
                 evaluated = self._evaluate()
             except QuintetError as error:  # what was trained is saved first
-                self._raised = self._raised or error
+                self._calls.raised = self._calls.raised or error
                 self.stop.made = True
         if finished or evaluated or self.stop.made or self.reports.due:
             self.folder.check()
             self.reports.write(self.counters, self.log)
             for line in self.marks.look(steps):
                 self.log.say(line)
-            self._ask(self.on_report, self.reports.last)
+            self._calls.ask(self.on_report, self.reports.last)
         else:
             self.reports.show(self.counters, self.log)
         return self.stop.made or self._time_is_over
@@ -423,26 +405,8 @@ class Trainer:
             raise BudgetChanged(fits)
 
     def _own_metrics(self, report: dict[str, float]) -> dict[str, float]:
-        self._ask(self.callbacks.report, self.live, report)
+        self._calls.ask(self.callbacks.report, self.live, report)
         return self.live.take_logged()
-
-    def _ask(self, function: Callable[..., object] | None, *given: object) -> None:
-        """Calls a user's function; an error that it raises is kept until the run is saved."""
-        if function is None or self._raised is not None:
-            return
-        try:
-            with no_exit(), forks.kept_out("a callback"):
-                answer = function(*given)
-        except BaseException as error:  # Ctrl-C as well
-            if isinstance(error, KeyboardInterrupt) and self.stop.made:
-                raise  # the second Ctrl-C, which ends the run at once
-            if advice := argv_advice(error):
-                error.add_note(advice)
-            self._raised = error
-            self.stop.made = True
-            return
-        if isinstance(answer, (bool, np.bool_)) and answer:
-            self.stop.made = True
 
     def _evaluate(self) -> bool:
         """Evaluates all policies; returns whether any evaluation was completed."""
@@ -462,7 +426,7 @@ class Trainer:
                 found[index] = scores
         for index, scores in found.items():  # a stop in one of them leaves out no evaluation
             self.live.evaluated = index
-            self._ask(self.callbacks.evaluation, self.live, scores)
+            self._calls.ask(self.callbacks.evaluation, self.live, scores)
         self.live.evaluated = 0
         self.timer.switch(before)
         if self.budget is not None:
@@ -489,7 +453,7 @@ class Trainer:
             self.after_iteration(None)
             return True
         if isinstance(error, EnvironmentFault) and self.counters.env_steps and not self.stop.made:
-            self._raised, self.stop.made = error, True
+            self._calls.raised, self.stop.made = error, True
         elif self.stop.made:
             self.log.warn(f"while the run stopped: {error}")
         return self.stop.made

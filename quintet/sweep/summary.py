@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from quintet.errors import QuintetError
+from quintet.observe.figures import figure_classes, save, style_axes
 from quintet.observe.intervals import bootstrap_band
-from quintet.observe.plots import figure_classes, save, style_axes
 from quintet.observe.run_summary import table
 from quintet.sweep.search import TRIALS, Found, name_of, said
 from quintet.system import files
