@@ -106,7 +106,11 @@ def test_the_lint_looks_at_all_files_of_the_project() -> None:
     done = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True)
     if done.returncode != 0:
         pytest.skip("needs git's list of files")
-    show = [Path(sys.executable).with_name("ruff"), "check", "--show-files", "."]
+    recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)
+    assert recipe is not None
+    formats, checks = re.findall(r"ruff format --check (.*)\n|ruff check (.*)\n", recipe[1])
+    assert formats[0] == checks[1], "what is formatted is checked"
+    show = [Path(sys.executable).with_name("ruff"), "check", "--show-files", *checks[1].split()]
     seen = subprocess.run(show, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     missing = {str(ROOT / each) for each in done.stdout.splitlines()} - set(seen.splitlines())
     assert {each for each in missing if Path(each).exists()} == set()

@@ -8,7 +8,7 @@ import pytest
 from forged_runs_helpers import forged
 
 from quintet import cli
-from quintet.observe import plots
+from quintet.observe import figures, plots
 from quintet.observe.plot_groups import group_labels, plain
 from quintet.observe.run_summary import group_key
 
@@ -27,7 +27,7 @@ CHOSEN = {"learning_rate": "command line", "entropy_coef": "command line"}
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The figures that are drawn."""
-    figure_class, formatter = plots.figure_classes()
+    figure_class, formatter = figures.figure_classes()
     kept: list[Any] = []
 
     def keep(**options: Any) -> Any:
@@ -117,6 +117,10 @@ def test_greedy_and_sampled_evaluations_stand_apart(
         "evaluation, greedy actions",
         "evaluation, sampled actions",
     ]
+    (axes,) = drawn[-1].axes
+    marks = [x for x in axes.lines if x.get_linestyle() == "None" and len(x.get_xdata())]
+    filled = [x.get_markerfacecolor() == x.get_markeredgecolor() for x in marks]
+    assert filled == [False, False, True, True], "as the legend says"
     capsys.readouterr()
     assert cli.main(["runs", runs]) == 0
     lines = capsys.readouterr().out.splitlines()[1:]

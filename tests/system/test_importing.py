@@ -38,3 +38,12 @@ def test_an_import_that_starts_a_run_is_refused(here: Path) -> None:
     with pytest.raises(ConfigError, match=r"trains_at_once\.py:2\): put .* __name__ == \"__main__"):
         import_module("trains_at_once", "trains_at_once:Env")
     assert not (here / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "line", ["level = int(sys.argv[99])", "argparse.ArgumentParser().parse_args(['--level'])"]
+)
+def test_an_import_that_reads_the_command_line_is_told(here: Path, line: str) -> None:
+    (here / "reads_words.py").write_text(f"import argparse, sys\n{line}\n")
+    with pytest.raises(ConfigError, match=r"it reads sys\.argv, the command line of this process"):
+        import_module("reads_words", "reads_words:Env")
