@@ -119,10 +119,13 @@ class InStep(Contextual):
 def test_a_step_that_reads_the_command_line_is_told(
     parses: bool, kind: str, tmp_path: Path
 ) -> None:
-    options = {**SMALL, "runtime.kind": kind, "runtime.num_workers": 2}
-    options = options if kind != "serial" else {**SMALL, "runtime.kind": kind}
-    algo = "appo" if kind == "async" else "ppo"
-    options = {k: x for k, x in options.items() if algo == "ppo" or "minibatch" not in k}
+    options = {**SMALL, "runtime.kind": kind}
+    if kind != "serial":
+        options["runtime.num_workers"] = 2
+    algo = "ppo"
+    if kind == "async":
+        algo, options["batch_unrolls"] = "impala", 4
+        del options["minibatch_steps"], options["num_epochs"]
     with pytest.raises(EnvironmentFault, match=r"it reads sys\.argv, .*\(docs/runtimes\.md\)"):
         quintet.train(algo, partial(InStep, parses), 128, run_dir=tmp_path, config=options)
 
