@@ -1,7 +1,8 @@
 """Facts besides the options: the kind and the spaces of the environment, and inputs of the options'
 conditions."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Literal, final
 
@@ -42,13 +43,32 @@ _WITHOUT_EFFECT = {
 """Options of environments on which their spaces do not depend."""
 
 
+_Seen = tuple[ResolvedEnv, Spaces, bool]
+"""An environment, its spaces, and whether a mask in info is to be taken."""
+
+_kept: list[tuple[EnvSource | None, _Seen]] | None = None
+
+
+@contextmanager
+def looks_kept() -> Iterator[None]:
+    """Makes environments with the same options only once to read their spaces, for the time of a
+    search whose many configurations have them.
+    """
+    global _kept
+    before, _kept = _kept, []
+    try:
+        yield
+    finally:
+        _kept = before
+
+
 @final
 class KindProbe:
     """Finds the environment's kind from options by dotted name, once."""
 
     def __init__(self, asked: Mapping[str, Any], source: EnvSource | None = None) -> None:
         self._asked, self._source = asked, source
-        self._made: tuple[ResolvedEnv, Spaces, bool] | None = None
+        self._made: _Seen | None = None
 
     @cached_property
     def kind(self) -> EnvKind:
@@ -71,8 +91,14 @@ class KindProbe:
             other_apis.require_spaces(source, env.config.id, "single_")
             action = action_space_of(source.single_action_space, env.config.id)
             return kind_by_spaces(Spaces(source.single_observation_space, action))
-        self._made = env, *_look(env)
-        return kind_by_spaces(self._made[1])
+        for given, seen in _kept or ():
+            if given is source and _of_spaces(seen[0]) == _of_spaces(env):
+                self._made = seen
+                return kind_by_spaces(seen[1])
+        self._made = seen = env, *_look(env)
+        if _kept is not None:
+            _kept.append((source, seen))
+        return kind_by_spaces(seen[1])
 
     def look(self, env: ResolvedEnv) -> tuple[ResolvedEnv, Spaces | None]:
         """`env` with ``env.mask_from_info`` settled, and its spaces, if an environment with its

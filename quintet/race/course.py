@@ -12,7 +12,7 @@ from typing import Any, final
 from pydantic import ValidationError
 
 from quintet.algorithms import registry
-from quintet.config.facts import KindProbe
+from quintet.config.facts import KindProbe, looks_kept
 from quintet.config.resolve import Loaded, resolved
 from quintet.config.saved import held_in, require_elsewhere, require_movable
 from quintet.errors import CheckpointError, ConfigError, FileFault, QuintetError
@@ -37,7 +37,7 @@ from quintet.race.standing import (
 from quintet.run import seed_group, seeds
 from quintet.run.folder import move_aside
 from quintet.run.seed_group import Member, Outcome
-from quintet.run.time_budget import rounded
+from quintet.run.time_budget import TimeBudget, least_run_s, look, rounded
 from quintet.system import files, manifest
 from quintet.system.child import how_ended, prepare
 from quintet.system.cpus import usable_cores
@@ -57,6 +57,8 @@ _GRACE_S, _GRACE_SHARE = 20.0, 0.2  # after which an entry that does not stop is
 _CATCH_UP_SHARE = 0.15  # of the time left, which the default may take to have had as many env_steps
 _MORE_THAN_WANTED = 1.3  # since its process starts, and speeds vary
 _BATCH_SHARE = 0.15  # of the first leg, in which the environment makes at most a batch
+_ALONE_SHARE = 0.4  # of the time, above which the least run leaves none for others
+_PATIENCE, _PATIENCE_S = 10.0, 300.0  # of the time, seconds: for the only entry
 
 
 def race(asked: Asked) -> Journal:
@@ -70,7 +72,8 @@ def race(asked: Asked) -> Journal:
     asked.require()
     registry.declare_of(registry.LEARNERS.names())
     try:
-        return _Race(asked).run()
+        with looks_kept():
+            return _Race(asked).run()
     except OSError as fault:
         raise QuintetError(
             f"the race in {asked.folder} can't go on: {files.reason(fault)}; "
@@ -87,6 +90,7 @@ class _Race:
         self.probe = KindProbe(asked.values, asked.source)
         self.out = QuietStream(sys.stdout)
         self.stopped, self.full = False, ""
+        self.late: set[str] = set()  # entries that fell out because they had too little time
         self.journal = Journal(asked=dict(as_asked(asked)))
         self._since = time.monotonic()
 
@@ -220,6 +224,9 @@ class _Race:
         least = min(seeds.cores_of({**each.values, **given}) for each in able)
         jobs = min(len(able), asked.jobs or max(1, usable_cores() // least))
         left_s = max(self.left_s, plans.SHORTEST_S)
+        if step_s is None and (alone := self._too_slow(able[0], left_s)):
+            told.append(alone)
+            able, jobs = able[:1], 1
         found = plans.plan(len(able), jobs, left_s, step_s or 0.0)
         count = found.counts[0]
         if late := [each.entry.name for each in able[count:]]:
@@ -250,6 +257,18 @@ class _Race:
             counts=list(found.counts),
             leg_s=list(found.leg_s),
             rung_s=0.0,
+        )
+
+    def _too_slow(self, first: Able, left_s: float) -> str:
+        """A sentence if the environment is so slow that only the first entry has time to learn."""
+        budget = TimeBudget(left_s / 60.0)
+        least_s = least_run_s(first.loaded, budget) if look(first.loaded, budget) else 0.0
+        if least_s <= _ALONE_SHARE * left_s:
+            return ""
+        longer = ", and takes longer than that" if least_s > left_s else ""
+        return (
+            f"{first.entry.name} trains alone{longer}: the environment is slow, and the least run "
+            f"of one batch and an evaluation takes about {least_s / 60:.2g} minutes"
         )
 
     def _ready(self, entry: Entry) -> None:
@@ -302,12 +321,26 @@ class _Race:
             if self.stopped:
                 return
         inside = [each for each in self.journal.runners if not each.out]
+        if not inside and (late := [x for x in self.journal.runners if x.name in self.late]):
+            last, inside = True, self._patiently(late[0].name)
+            if self.stopped:
+                return
         if not inside:
             raise QuintetError(all_failed(self.folder / FOLDER, self.journal.runners))
         if last:
             self._end(ranked(inside))
         else:
             self._drop(self.journal.counts[self.journal.rung + 1])
+
+    def _patiently(self, name: str) -> list[Runner]:
+        """Trains an entry once more, alone, so that the race ends with a policy."""
+        self.say(f"{name} trains alone, as long as a batch takes, since no candidate had time")
+        self.update(name, out="", failed=False, begun_s=0.0)
+        self.keep(rung=len(self.journal.counts) - 1)
+        self._batch(
+            [x for x in self.journal.runners if x.name == name], plans.SHORTEST_S, last=True
+        )
+        return [each for each in self.journal.runners if not each.out]
 
     def _drop(self, stay: int) -> None:
         """Lets the entries fall out that are worse than the best `stay`, and begins the next rung.
@@ -363,10 +396,14 @@ class _Race:
                 "ways": self.asked.ways,
                 "last": last,
                 "minutes": None,
+                "patient": False,
             }
+            most_s = leg_s + max(_GRACE_S, _GRACE_SHARE * leg_s)
             if last and not each.looks:
                 payload["minutes"] = training_s / 60.0
-            most_s = leg_s + max(_GRACE_S, _GRACE_SHARE * leg_s)
+                if len([x for x in self.journal.runners if not x.out]) == 1:  # nobody waits
+                    payload["patient"] = True
+                    most_s = max(_PATIENCE * self.asked.total_s, _PATIENCE_S)
             run_dir = self.folder / FOLDER / each.name
             members.append(Member(each.name, seeds.payload(own, payload), run_dir, most_s))
         ended = self._run(members)
@@ -415,6 +452,8 @@ class _Race:
             self.update(runner.name, looks=looks, begun_s=0.0)
             self.say(f"{runner.name}: {score(look)} after {look.env_steps:,} env_steps")
             return
+        if answer.get("status") == "late" or how.late:
+            self.late.add(runner.name)
         if answer.get("status") == "late":
             self._fails(runner, f"it had not begun to train within its {leg_s:.0f} s")
         elif "error" in answer:

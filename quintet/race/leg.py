@@ -108,8 +108,9 @@ def _leg(loaded: "Loaded", payload: dict[str, Any]) -> dict[str, Any]:
     seconds after `begin`; the answer of the process.
 
     payload: also `seed`, of the episodes; `ways` to act in them, ``greedy`` or ``sampled``;
-    `last`, whether the run has to be finished; and `minutes`, of a run whose number of env_steps
-    is not known.  An empty one only shows that a process can begin.
+    `last`, whether the run has to be finished; `minutes`, of a run whose number of env_steps is
+    not known; and `patient`, whether such a run has the time for at least a batch.  An empty one
+    only shows that a process can begin.
     """
     if "begin" not in payload:
         return {"status": "ready"}
@@ -127,7 +128,8 @@ def _leg(loaded: "Loaded", payload: dict[str, Any]) -> dict[str, Any]:
     # In place of an exit, which would be taken for one of the environment's code.
     signal.signal(signal.SIGTERM, handle)
     try:
-        clock.start()
+        if not payload["patient"]:
+            clock.start()
         result: Result | None = run(loaded, heard, minutes=payload["minutes"])
     except KeyboardInterrupt:
         if not clock.over or heard.any:

@@ -387,13 +387,27 @@ def _compiling(loaded: Loaded, how: str) -> Loaded:
 
 def _slow_making(loaded: Loaded, budget: TimeBudget) -> str | None:
     """A note if making the environments takes so much of the time that they are not made only to
-    measure a speed.  One of them is made, and plays for a moment.
+    measure a speed.
+    """
+    if not look(loaded, budget) or budget.making_s <= _MAKING_SHARE * budget.total_s:
+        return None
+    _tell_too_short(loaded, budget, 0)
+    count = loaded.config.env.num_streams
+    return (
+        f"minutes={budget.minutes:g}: the {count} environments take about {budget.making_s:.2g} s "
+        "to be made, so the speed is not measured, and the run ends when the time is over"
+    )
+
+
+def look(loaded: Loaded, budget: TimeBudget) -> bool:
+    """Makes one of the environments, which plays for a moment, and stores in `budget` what the
+    run's environments take by it; False if a single one can't be made.
     """
     from quintet.uniform import random_rows
 
     env, config = loaded.env, loaded.config
     if not env.can_be_spread:
-        return None
+        return False
     count, runtime = config.env.num_streams, config.runtime
     together = 1 if runtime.kind == "serial" else max(1, runtime.num_workers or 1)
     begin = time.monotonic()
@@ -413,13 +427,7 @@ def _slow_making(loaded: Loaded, budget: TimeBudget) -> str | None:
     budget.making_s = make_s * count / together
     # Evaluations have environments of their own.
     budget.evaluation_s = (make_s + first_s) * min(config.eval.episodes, _EVALUATION_STREAMS)
-    if budget.making_s <= _MAKING_SHARE * budget.total_s:
-        return None
-    _tell_too_short(loaded, budget, 0)
-    return (
-        f"minutes={budget.minutes:g}: the {count} environments take about {budget.making_s:.2g} s "
-        "to be made, so the speed is not measured, and the run ends when the time is over"
-    )
+    return True
 
 
 def _least(loaded: Loaded) -> int:
@@ -429,10 +437,15 @@ def _least(loaded: Loaded) -> int:
 
 def _tell_too_short(loaded: Loaded, budget: TimeBudget, total: int) -> None:
     """Tells at once that the least run takes longer than the time."""
-    least_s = budget.passed_s + budget.making_s + budget.evaluation_s
-    least_s += max(budget.start_s, _least(loaded) / budget.speed)
+    least_s = budget.passed_s + least_run_s(loaded, budget)
     if total <= _least(loaded) and least_s > _FULL * budget.total_s:
         _tell(budget, least_s)
+
+
+def least_run_s(loaded: Loaded, budget: TimeBudget) -> float:
+    """Seconds until a run has made its environments, learned from one batch, and evaluated."""
+    learned_s = max(budget.start_s, _least(loaded) / budget.speed)
+    return budget.making_s + learned_s + budget.evaluation_s
 
 
 def _tell(budget: TimeBudget, least_s: float) -> None:

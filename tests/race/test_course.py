@@ -14,10 +14,13 @@ from small_run_helpers import SMALL, TOY
 
 import quintet
 from quintet import checkpoint, cli
+from quintet.config import facts
+from quintet.config.layers import Layer
 from quintet.errors import ConfigError, QuintetError
 from quintet.observe.run_summary import find_runs, read_summary
 from quintet.race import choosing, course, portfolio
 from quintet.race import plan as plans
+from quintet.race.asked import Asked
 from quintet.race.portfolio import Entry
 from quintet.run.seed_group import Member, Outcome
 from quintet.system.inside import run_lock
@@ -493,6 +496,55 @@ def test_an_entry_that_began_too_late_falls_out_with_that_reason(
     assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 0
     said = capsys.readouterr().out
     assert re.search(r"bad falls out: it had not begun to train within its \d+ s\n", said)
+
+
+def test_a_race_without_time_for_any_entry_ends_with_the_default_s_policy(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It trains once more, alone and as long as it takes."""
+    run = fake.run
+    patient: list[bool] = []
+
+    def late(module: str, members: Sequence[Member], *more: Any) -> list[Outcome]:
+        if members[0].name != "ready":
+            patient.extend(json.loads(each.payload)["patient"] for each in members)
+            fake.answers = {} if patient[-1] else {name: {"status": "late"} for name in NAMES}
+        return run(module, members, *more)
+
+    monkeypatch.setattr(course.seed_group, "run_members", late)
+    assert cli.main(command(tmp_path / "a", "--jobs", "2")) == 0
+    assert sum(patient) == 1
+    assert patient[-1]
+    said = capsys.readouterr().out
+    assert f"{NAMES[0]} trains alone, as long as a batch takes" in said
+    assert f"this race is finished: {NAMES[0]} won" in said
+    assert (tmp_path / "a" / "policy").is_dir()
+
+
+def test_in_a_slow_environment_the_default_trains_alone_from_the_start(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(course, "least_run_s", lambda *_: 500.0)
+    assert cli.main(command(tmp_path / "a", "--jobs", "2")) == 0
+    assert [name for name, _ in fake.legs] == [NAMES[0]]
+    said = capsys.readouterr().out
+    assert f"{NAMES[0]} trains alone, and takes longer than that: the environment is slow" in said
+    assert "one batch and an evaluation takes about 8.3 minutes" in said
+
+
+def test_the_environment_is_made_once_for_the_spaces_of_all_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    asked = Asked(
+        minutes=1.0, layers=(Layer("call", {"env.id": TOY, "run_dir": str(tmp_path / "a")}),)
+    )
+    look = facts._look
+    monkeypatch.setattr(facts, "_look", lambda env: made.append(env.config.id) or look(env))
+    with facts.looks_kept():
+        assert len(choosing.able(asked, portfolio.entries("vector_discrete"), print)) > 3
+    assert made == [TOY]
+    assert facts._kept is None
 
 
 def test_no_leg_begins_before_an_orphan_of_its_run_has_ended(
