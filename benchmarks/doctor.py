@@ -1,14 +1,15 @@
 """How often `quintet doctor` names a planted fault, and how often it raises a false alarm.
 
-    python benchmarks/doctor.py environments|sound|settings|healthy [--most 20] [--shard 0/2]
-    python benchmarks/doctor.py summary
+    python benchmarks/doctor.py PART [--most 20] [--shard 0/2]
+    python benchmarks/doctor.py summary|remedies
 
-Faults of environments are planted in the tasks of doctor_faults.py, faults of settings by options
-beside three harmless ones.  Sound environments are these tasks and SOUND, of which most need a
-package: minatar, minigrid, highway-env, gym-anytrading, ale-py.  A fault is named if one of its
-findings is the first, or one of the first three; an alarm is a likely finding in a sound
-environment or a healthy run.  A fault of settings counts where it does harm: the run ends more than
-20% of the healthy run's rise below it.  It is mended if the finding's own command ends within 20%.
+Parts are environments, sound, strangers, settings and healthy. Faults of environments are planted
+in the tasks of doctor_faults.py, faults of settings by options beside three harmless ones. Sound
+environments are these tasks and SOUND, of which most need a package: minatar, minigrid,
+highway-env, gym-anytrading, ale-py. A fault is named if one of its findings is the first, or one of
+the first three; an alarm is a likely finding in a sound environment or a healthy run. A fault of
+settings counts where it does harm: the run ends more than 20% of the healthy run's rise below it.
+It is mended if the finding's own command ends within 20%.
 
 Thresholds were chosen on the tasks and seeds of the first half (TUNED); `summary` gives both
 halves.  Every case is written to benchmarks/results/doctor.json when it is done, and is skipped
@@ -29,6 +30,7 @@ from typing import Any
 
 import numpy as np
 from doctor_faults import FAULTS, TASKS
+from doctor_sound import PACKAGED, RULES
 from records import write_whole
 
 from quintet.cli import main as quintet
@@ -40,7 +42,7 @@ from quintet.errors import QuintetError
 HERE = Path(__file__).parent
 OUT = HERE / "results" / "doctor.json"
 
-PARTS = ("sound", "environments", "healthy", "settings")
+PARTS = ("sound", "strangers", "environments", "healthy", "settings")
 
 TUNED = {"CartPole-v1", "Pendulum-v1", "toy:Reach", "toy:Contextual", "MountainCar-v0"}
 """Tasks by which thresholds were chosen; the others only report."""
@@ -188,8 +190,10 @@ def of_environment(task: str, fault: str) -> dict[str, Any]:
     """In this process, which saves the seconds that another takes to begin."""
     kwargs = json.dumps({"task": task, "fault": fault})
     words = ["--env", "doctor_faults:make", "--env.kwargs", kwargs]
-    if task in SOUND:
+    if task in SOUND or task in PACKAGED:
         words = ["--env", task]
+    elif task in RULES:
+        words = ["--env", "doctor_sound:make", "--env.kwargs", json.dumps({"name": task})]
     try:
         loaded = environment.load("ppo", words)
     except QuintetError as error:  # its package is not installed
@@ -282,6 +286,10 @@ def cases(part: str) -> Iterator[tuple[str, Any]]:
             # A slash is within some ids.
             key = f"sound/{task.replace('/', '.')}"
             yield key, lambda task=task: of_environment(task, "")
+    elif part == "strangers":
+        for task in [*RULES, *PACKAGED]:
+            key = f"strangers/{task.replace('/', '.')}"
+            yield key, lambda task=task: of_environment(task, "")
     elif part == "environments":
         for fault, (_, without) in FAULTS.items():
             for task in TASKS:
@@ -370,6 +378,29 @@ def figures(rows: dict[str, Any], held: dict[str, Any]) -> dict[str, str]:
     return told
 
 
+def remedies() -> dict[str, tuple[int, int, int]]:
+    """By the name of a finding: runs with a planted fault that were trained again by its command,
+    those that ended better by a fifth of the healthy run's rise or near it, and those that ended
+    worse by as much; the table of `quintet/doctor/finding.py`.
+    """
+    held, found = read(), dict[str, list[int]]()
+    for key, record in held.items():
+        if not key.startswith("settings/") or not harmed(key, record, held):
+            continue
+        _, fault, run, seed = key.split("/")
+        own = next((x for x in record["found"][:3] if names(x, SETTINGS[fault][2]) and x[3]), None)
+        if own is None or record["mended"] is None:
+            continue
+        healthy = held[f"healthy/{run}/{seed}"]
+        fifth = 0.2 * abs(healthy["last"] - healthy["first"])
+        gain = record["mended"] - record["last"]
+        counts = found.setdefault(own[0], [0, 0, 0])
+        counts[0] += 1
+        counts[1] += gain >= fifth or near(key, record["mended"], held)
+        counts[2] += gain < -fifth
+    return {name: (x[0], x[1], x[2]) for name, x in sorted(found.items())}
+
+
 def near(key: str, last: float, held: dict[str, Any]) -> bool:
     """Whether a score is within 20% of the healthy run's rise below its end."""
     _, _, run, seed = key.split("/")
@@ -388,7 +419,7 @@ def harmed(key: str, record: dict[str, Any], held: dict[str, Any]) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=[*PARTS, "summary"])
+    parser.add_argument("part", choices=[*PARTS, "summary", "remedies"])
     parser.add_argument("--most", type=int, default=1_000_000)
     parser.add_argument("--shard", default="0/1")
     parser.add_argument("--only", default="")
@@ -396,6 +427,9 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.part == "summary":
         print(summary())
+        return
+    if asked.part == "remedies":
+        print("\n".join(f"{name}: {x}" for name, x in remedies().items()))
         return
     own, of = map(int, asked.shard.split("/"))
     done = 0

@@ -110,9 +110,10 @@ class Faulty(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         own = 0 if self.fault == "same_start" else seed
         obs, info = self.env.reset(seed=own, options=options)
-        # A generator of its own, of the same seed, so that the task stays what it is.
+        # A generator of its own, so that the task stays what it is; of the same seed alone it
+        # would draw the very noise of the task.
         if seed is not None or self.episodes == 0:
-            self.draws = np.random.default_rng(seed)
+            self.draws = np.random.default_rng(None if seed is None else [seed, 1])
         self.episodes += 1
         self.steps = 0
         act = self.env.action_space

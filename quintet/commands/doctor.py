@@ -3,21 +3,22 @@
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from quintet.algorithms.registry import DEFAULT
+from quintet.config.run import is_known, require_names
 from quintet.doctor.finding import in_words
 from quintet.errors import ConfigError
 from quintet.observe.run_summary import find_runs, read_summary
 from quintet.system.files import given_path, shown
 
 HELP = f"""usage: quintet doctor ENV [--algo NAME] [OPTION VALUE ...]
-       quintet doctor RUN [RUN ...]
+       quintet doctor RUN [RUN ...] [--try]
 
 Says why an environment or a run may not learn: findings, the likeliest first, each with its
-evidence, what to do, and the command that does it.
+evidence, what to do, and the command that does it, where such commands have helped.
 
   ENV            id of an environment, or module:name of a maker: it is played with random actions
   RUN            a run folder, or a folder of runs: its reports and options are read
@@ -25,6 +26,11 @@ evidence, what to do, and the command that does it.
                  follow, as of quintet train: --gamma 0.9 --env.kwargs '{{"size": 5}}'
   --most-s S     seconds for an environment (default: 50)
   --probe-seed N seed of an environment and of the random actions (default: 0)
+  --known NAME   a finding that you know, which is left out; several names may follow
+  --baseline RULE module:function, which chooses an action for an observation: whether the run's
+                 returns are far above all that it plays
+  --try          train as the run did and by the first command, side by side, and compare
+  --minutes M    minutes of both with --try (default: 2)
   --json         print one JSON object
 
 Exit status: 0 no likely cause was found, 1 a likely cause was found, 2 wrong usage.
@@ -42,13 +48,21 @@ _SUBJECTS = {
 
 
 class Asked(NamedTuple):
-    """The command line: targets, and the words of other options."""
+    """The command line: targets, and the words of other options.
+
+    of_environments: names of the options given that only belong to an environment; others: words
+        of options of ``quintet train``.
+    minutes: of --try; None: nothing is tried.
+    """
 
     targets: list[str]
     algo: str
     most_s: float
     seed: int
     as_json: bool
+    known: list[str]
+    baseline: str
+    minutes: float | None
     of_environments: list[str]
     others: list[str]
 
@@ -65,6 +79,12 @@ def main(arguments: list[str]) -> int:
     else:
         of = dict(zip(given.targets, runs, strict=True))
         results = [_environment(given, next(name for name, found in of.items() if not found))]
+    for each in results:
+        each |= _split(each["findings"], given.known)
+    if given.minutes is not None:
+        from quintet.commands.doctor_try import tried
+
+        results[0]["tried"] = tried(results[0], given.minutes)
     if given.as_json:
         print(json.dumps(results[0] if len(results) == 1 else {"runs": results}))
     else:
@@ -73,17 +93,33 @@ def main(arguments: list[str]) -> int:
     return 1 if any(likely) else 0
 
 
+def _split(found: list[dict[str, Any]], known: list[str]) -> dict[str, list[Any]]:
+    """The findings that the user does not know, and the names of the others."""
+    names = [is_known(known, each["name"], each["subject"]) for each in found]
+    pairs = list(zip(names, found, strict=True))
+    return {
+        "findings": [each for own, each in pairs if not own],
+        "known": [each["name"] for own, each in pairs if own],
+    }
+
+
 def asked(arguments: Sequence[str]) -> Asked:
     """The command line in parts; raises ConfigError if it can't be read."""
-    own = {"--algo": DEFAULT, "--most-s": "50", "--probe-seed": "0"}
+    own = {
+        "--algo": DEFAULT, "--most-s": "50", "--probe-seed": "0", "--baseline": "", "--minutes": "2"
+    }  # fmt: skip
+    of_runs = ("--baseline", "--minutes")
     targets: list[str] = []
     others: list[str] = []
-    words = [word for word in arguments if word != "--json"]
+    words = [word for word in arguments if word not in ("--json", "--try")]
     given: list[str] = []
+    known: list[str] = []
     while words:
         word = words.pop(0)
         name, joined, value = word.partition("=")
-        if name in own:
+        if name == "--known":
+            known += _names([value] if joined else [], words)
+        elif name in own:
             if not joined and not words:
                 raise ConfigError(f"{name} must have a value, got none: give one")
             own[name] = value if joined else words.pop(0)
@@ -97,36 +133,72 @@ def asked(arguments: Sequence[str]) -> Asked:
             "quintet doctor must get an environment or a run before other options, got "
             f"{others[0] if others else 'none'}: quintet doctor ENV"
         )
+    most_s, seed, minutes = _numbers(own)
+    tries = "--try" in arguments
+    if "--minutes" in given and not tries:
+        raise ConfigError("--minutes has no effect without --try: leave it out")
+    return Asked(
+        targets, own["--algo"], most_s, seed, "--json" in arguments, known, own["--baseline"],
+        minutes if tries else None, [each for each in given if each not in of_runs], others,
+    )  # fmt: skip
+
+
+def _numbers(own: Mapping[str, str]) -> tuple[float, int, float]:
+    """Seconds, seed and minutes, checked."""
+    names = "--most-s", "--probe-seed", "--minutes"
+    told = ", ".join(f"{name} {own[name]}" for name in names)
     try:
-        most_s, seed = float(own["--most-s"]), int(own["--probe-seed"])
+        most_s, seed, minutes = float(own[names[0]]), int(own[names[1]]), float(own[names[2]])
     except ValueError as fault:
+        raise ConfigError(f"{names[0]} and the like must be numbers, got {told}") from fault
+    if not (5.0 <= most_s <= 86_400.0 and 0 <= seed < 2**30 and 0.1 <= minutes <= 1e4):
         raise ConfigError(
-            f"--most-s and --probe-seed must be numbers, got {own['--most-s']} and "
-            f"{own['--probe-seed']}: correct them"
-        ) from fault
-    if not (5.0 <= most_s <= 86_400.0) or not 0 <= seed < 2**30:
-        raise ConfigError(
-            f"--most-s must be in 5 .. 86,400 and --probe-seed in 0 .. 2**30, got {most_s:g} and "
-            f"{seed}: correct them"
+            "--most-s must be in 5 .. 86,400, --probe-seed in 0 .. 2**30 and --minutes in 0.1 .. "
+            f"10,000, got {told}: correct them"
         )
-    return Asked(targets, own["--algo"], most_s, seed, "--json" in arguments, given, others)
+    return most_s, seed, minutes
+
+
+def _names(found: list[str], words: list[str]) -> list[str]:
+    """The names after --known, which are taken from the words; there may be commas in between."""
+    while words and not words[0].startswith("--"):
+        found.append(words.pop(0))
+    names = [name for each in found for name in each.split(",") if name]
+    if not names:
+        raise ConfigError("--known must have a name of a finding, got none: give one")
+    require_names("--known", names)
+    return names
 
 
 def _runs(folders: Sequence[Path], given: Asked) -> list[dict[str, Any]]:
-    from quintet.doctor.run import examine_runs
+    from quintet.doctor.finding import ranked
+    from quintet.doctor.run import does_well, examine_runs
 
     if wrong := [*given.of_environments, *given.others]:
         raise ConfigError(
-            f"quintet doctor RUN must have no option but --json, got {wrong[0]}: leave it out"
+            f"quintet doctor RUN must have no option of an environment, got {wrong[0]}: leave it "
+            "out"
         )
-    found = examine_runs([read_summary(folder) for folder in folders], policies=True)
+    if given.minutes is not None and len(folders) != 1:
+        raise ConfigError(
+            f"--try must get one run, got {len(folders)}: name the run that is to be tried again"
+        )
+    summaries = [read_summary(folder) for folder in folders]
+    found = examine_runs(summaries, policies=True)
+    if given.baseline:
+        from quintet.doctor.baseline import far_above
+
+        for run in summaries:
+            own = far_above(run, given.baseline)
+            found[str(run.folder)] = ranked([own, *found[str(run.folder)]])
     return [
         {
-            "target": str(shown(Path(folder))),
+            "target": str(shown(run.folder)),
             "kind": "run",
-            "findings": [each.as_json() for each in own],
+            "well": does_well(run),
+            "findings": [each.as_json() for each in found[str(run.folder)]],
         }
-        for folder, own in found.items()
+        for run in summaries
     ]
 
 
@@ -134,6 +206,9 @@ def _environment(given: Asked, target: str) -> dict[str, Any]:
     from quintet.algorithms import registry
     from quintet.doctor.apart import examine_apart
 
+    for name, there in (("--try", given.minutes is not None), ("--baseline", given.baseline)):
+        if there:
+            raise ConfigError(f"{name} must have a run, got {target}: leave it out")
     if len(given.targets) > 1:
         raise ConfigError(
             f"quintet doctor must get one environment, or only runs, got {len(given.targets)} "
@@ -166,6 +241,8 @@ def _environment(given: Asked, target: str) -> dict[str, Any]:
 def _lines(result: dict[str, Any]) -> list[str]:
     found: list[dict[str, Any]] = result["findings"]
     lines = [f"{result['target']}: {_summary(found, result)}"]
+    if result.get("well"):
+        lines.append(f"it does well: {result['well']}")
     for number, each in enumerate(found, 1):
         lines.append(f"{number}. {each['degree']} ({each['weight']:.2f}) {each['name']}: "
                      f"{each['said']}")  # fmt: skip
@@ -177,6 +254,9 @@ def _lines(result: dict[str, Any]) -> list[str]:
                 lines.append(f"   {label + ':':<9} {text}")
     for name, why in result.get("unmade", {}).items():
         lines.append(f"not looked at: {_SUBJECTS.get(name, name)} ({why})")
+    if result.get("known"):
+        lines.append(f"left out, since you know it: {', '.join(result['known'])}")
+    lines += result.get("tried", {}).get("lines", [])
     return lines
 
 

@@ -290,9 +290,10 @@ def _too_few(lengths: Sequence[int]) -> bool:
 
 
 def time_limit(seen: Evidence) -> Doubt | None:
-    """Episodes that all end after the same number of steps, by termination."""
+    """Episodes that all end after the same number of steps, by termination, and no observation
+    shows their end beforehand."""
     count = len(seen.lengths)
-    if _too_few(seen.lengths):
+    if _too_few(seen.lengths) or seen.ends.shown:
         return None
     longest = max(seen.lengths)
     same = sum(
@@ -303,10 +304,10 @@ def time_limit(seen: Evidence) -> Doubt | None:
         return None
     return Doubt(
         "time_limit",
-        f"{same} of {count} episodes were terminated after exactly {longest:,} steps, so nothing "
-        "that comes later counts",
+        f"{same} of {count} episodes were terminated after exactly {longest:,} steps, which no "
+        "observation shows beforehand, so nothing that comes later counts",
         "if that is a time limit, the environment must return truncated=True there, not "
-        "terminated=True",
+        "terminated=True; if it belongs to the task, show the steps left in the observation",
     )
 
 

@@ -12,6 +12,7 @@ from quintet.protocols import Part
 
 _CLEARLY = 3.0  # of the noise
 _LEFT = 0.5  # of the highest rise
+_WINS = 0.9  # share of the episodes
 _LEAST_EPISODES = 5  # whose spread says something of their noise
 _FIRST_EPISODES, _FIRST = 10, 0.25  # of the first level, in the first part of the run
 
@@ -44,6 +45,7 @@ class RunSeen:
     given: names of options that the user gave.
     tuned: names of options that a preset has for this environment.
     continuous: whether some actions are real numbers, whose entropy has no least value.
+    threshold: return at which the environment's registration calls it solved; None: there is none.
     parts: of the learner, with their evidence.
     train: the beginning of a command that trains again with the same options.
     roles: the learner's options that have an effect, by their usual names, as "learning_rate":
@@ -62,6 +64,7 @@ class RunSeen:
     others: Sequence[Level] = ()
     tuned: frozenset[str] = frozenset()
     continuous: bool = False
+    threshold: float | None = None
 
     @property
     def _steps(self) -> float:
@@ -82,6 +85,16 @@ class RunSeen:
         """The median in the second half of the run so far; None without any."""
         found = self.values(name, 0.5)
         return median(found) if found else None
+
+    def share(self, name: str) -> float | None:
+        """The mean of a metric over the whole time of the run; None without any."""
+        whole = total = before = 0.0
+        for report in self.reports:
+            passed = max(report.get("wall_s", before + 1.0) - before, 0.0)
+            before += passed
+            if name in report:
+                whole, total = whole + passed, total + passed * report[name]
+        return total / whole if whole else None
 
     def last(self, name: str) -> float | None:
         found = self.values(name)
@@ -128,6 +141,31 @@ class RunSeen:
         levels = (self.level(k / 8, (k + 2) / 8) for k in range(7))
         best = max((x.mean for x in levels if x is not None), default=end.mean)
         return end.mean - first.mean >= _LEFT * (best - first.mean)
+
+    @property
+    def well(self) -> str:
+        """A sentence that shows that the run does well: it wins nearly always, or solves the
+        environment; "": it is not known to."""
+        for name, whose in (("eval", "evaluation episodes"), ("episode", "episodes")):
+            found = self.values(f"{name}/success_rate", 0.75)
+            if found:
+                share = sum(found) / len(found)
+                return f"{share:.1%} of its last {whose} succeeded" if share >= _WINS else ""
+        end = self.level(0.75, 1.0)
+        if self.threshold is None or end is None or end.mean < self.threshold:
+            return ""
+        return (
+            f"its last returns are {end.mean:.4g}, above {self.threshold:g}, from which on the "
+            "environment counts as solved"
+        )
+
+    @property
+    def better(self) -> str:
+        """A sentence that shows how far the returns rose, if they did clearly; else ""."""
+        first, end = self.first_level, self.level(0.75, 1.0)
+        if not self.learns or (self.rise or 0.0) <= _CLEARLY or first is None or end is None:
+            return ""
+        return f"its returns rose from {first.mean:.4g} to {end.mean:.4g}"
 
     @property
     def doubt(self) -> float:

@@ -58,7 +58,7 @@ def reward_ignores_action(seen: Seen) -> Finding | None:
 def action_inconsistent(seen: Seen) -> Finding | None:
     """The same action has another effect in each episode."""
     fits = seen.fits
-    if fits is None or fits.action_by_episode < _SHARE:
+    if fits is None or fits.action_by_episode < _SHARE or fits.clock is not None:
         return None
     return Finding(
         "action-inconsistent",

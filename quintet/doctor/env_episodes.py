@@ -155,9 +155,11 @@ def ends_at_once(seen: Seen) -> Finding | None:
     _, lengths, _ = played.returns(held=False)
     if len(lengths) < 20 or lengths.max() > 1:
         return None
+    # What the only action is paid for may be a task of one decision.
+    decides = seen.pairs is not None and seen.pairs.rewarded > 0
     return Finding(
         "ends-at-once",
-        0.6,
+        0.45 if decides else 0.6,
         f"all of {len(lengths)} episodes ended after one step",
         {"episodes": len(lengths), "longest": 1},
         "look at what ends an episode; a task of one decision (a bandit) needs no change",

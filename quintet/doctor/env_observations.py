@@ -1,18 +1,15 @@
 """Findings about observations."""
 
-import math
-
 import numpy as np
 
 from quintet.doctor.finding import Finding
-from quintet.doctor.fits import MEMORY_GAIN, Fits
+from quintet.doctor.fits import MEMORY_GAIN, UNTOLD, Fits
 from quintet.doctor.play import Large, Play
 from quintet.doctor.seen import Seen
 
 _LARGE = 100.0  # size of a number
 _LARGER, _HUGE = 1e3, 1e4  # ratios of a number's size to the others'
 _BEYOND = 0.1  # of a score, by which memory must be better than the last actions
-_USE = 0.1  # of a number: the loss of the reward's score without it
 _OFTEN = 20  # rows in which a number differs from its median
 _ALIKE = 1.0 - 1e-9  # correlation
 
@@ -167,18 +164,15 @@ def observation_noise(seen: Seen) -> Finding | None:
     noise = [each for each in fits.next if each.noise and each.name]
     if not told or not noise:
         return None
-    # What is redrawn at every step may still be what the reward is about.
-    useless = [each for each in noise if not each.reward_loss > _USE]
-    if not useless:
-        return None
-    worst = min(useless, key=lambda each: each.value.mean)
+    worst = min(noise, key=lambda each: each.value.mean)
+    # Where the task draws some numbers anew that matter, the others may matter too little to show.
+    drawn = any(each.used and each.value.high < UNTOLD for each in fits.next)
     return Finding(
         "observation-noise",
-        0.65 if len(told) >= len(noise) else 0.4,
-        f"observation {worst.name} can't be predicted and does not help to predict "
-        f"{'others' if math.isnan(worst.reward_loss) else 'others or the reward'}: it is noise, or "
-        "its places are mixed up",
-        {"score of its next value": worst.value.mean, "such numbers": len(useless)},
+        0.65 if len(told) >= len(noise) and not drawn else 0.4,
+        f"observation {worst.name} can't be predicted and does not help to predict others or the "
+        "reward: it is noise, or its places are mixed up",
+        {"score of its next value": worst.value.mean, "such numbers": len(noise)},
         "look at how it is written into the observation",
         seen.options.check,
     )
@@ -188,6 +182,8 @@ def observation_memory(seen: Seen) -> Finding | None:
     """Earlier observations make the next one far more predictable."""
     fits = seen.fits
     if fits is None:
+        return None
+    if fits.clock is not None and not fits.clock.of_reward:  # hidden_clock says why
         return None
     worst = max(fits.next, key=lambda each: each.gain, default=None)
     if worst is None or worst.gain < MEMORY_GAIN or worst.now.mean > 0.85:

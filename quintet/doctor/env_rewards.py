@@ -13,6 +13,8 @@ _GAIN = 0.15  # of the reward's score
 _FAR = 0.5  # correlation of rewards with squared distances
 _PART = 0.1  # of the reward's variance
 _SURE = 0.22  # half an interval of a score
+_CLOCK = 0.1  # gain of a score, from which on a hidden clock is likely a cause
+_LEAST_TRIES, _SELDOM = 50, 0.5  # of each action; share of steps in which the others pay
 _WELL, _BADLY = 0.9, 0.5  # scores of the reward
 
 
@@ -160,6 +162,8 @@ def _unexplained(seen: Seen) -> Fits | None:
     fits = seen.fits
     if fits is None or fits.reward is None or fits.reward.high >= _WELL:
         return None
+    if fits.clock is not None and fits.clock.of_reward:  # hidden_clock says why
+        return None
     return fits
 
 
@@ -271,7 +275,54 @@ def reward_noise(seen: Seen) -> Finding | None:
     )
 
 
+def hidden_clock(seen: Seen) -> Finding | None:
+    """Rewards or observations that depend on the number of the step, which no observation shows."""
+    clock = None if seen.fits is None else seen.fits.clock
+    if clock is None:
+        return None
+    how = f"repeats every {clock.period} steps" if clock.period else "changes during an episode"
+    known = seen.options.memory
+    return Finding(
+        "hidden-clock",
+        0.15 if known else min(0.9, 0.55 + clock.gain / 2) if clock.gain >= _CLOCK else 0.4,
+        ("the reward" if clock.of_reward else "the next observation")
+        + f" depends on the number of the step, which no observation shows: a rule {how}",
+        {"gain of the score by the number of the step": clock.gain}
+        | ({"period in steps": clock.period} if clock.period else {}),
+        "show the number of the step, or its place in the period, in the observation; or give the "
+        "policy a memory",
+        "" if known else f"{seen.options.train} {seen.options.remember}",
+    )
+
+
+def action_pays(seen: Seen) -> Finding | None:
+    """One action that pays at every step, while others seldom do."""
+    played = seen.played
+    if played is None or played.rows < 2_000 or not played.one_choice:
+        return None
+    rewards, action = _rewards(played), played.action[played.valid]
+    own = [rewards[action[:, place] > 0.5] for place in range(action.shape[1])]
+    if min(map(len, own)) < _LEAST_TRIES:
+        return None
+    paid = [float((each > 0).mean()) for each in own]
+    best = int(np.argmax(paid))
+    others = np.delete(paid, best)
+    if len(others) < 1 or paid[best] < 1.0 or others.max() > _SELDOM:
+        return None
+    return Finding(
+        "action-pays",
+        0.3,
+        f"action {best} got a reward above 0 in each of {len(own[best]):,} steps, whatever was "
+        "observed, and no other action often: a policy may learn nothing else",
+        {"steps with it": len(own[best]), "share of the best other": float(others.max())},
+        "check that doing it always is what you want; else pay for what it is meant to reach",
+        seen.options.check,
+    )
+
+
 FINDINGS = (
+    hidden_clock,
+    action_pays,
     reward_never_seen,
     reward_rare,
     reward_constant,

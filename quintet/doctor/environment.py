@@ -14,9 +14,10 @@ from quintet.config import choices
 from quintet.config.choices import Learning
 from quintet.config.command import parse
 from quintet.config.resolve import Loaded
+from quintet.config.run import is_known
 from quintet.config.saved import load_config, name_in_folder
 from quintet.doctor import env_actions, env_episodes, env_observations, env_rewards
-from quintet.doctor.finding import Finding, env_words, ranked
+from quintet.doctor.finding import Finding, env_words, proven, ranked
 from quintet.doctor.fits import LEAST_ROWS, fit
 from quintet.doctor.pairs import AFTER, AGAIN, LEAST_RESETS, compare, has_one_mask, remembers
 from quintet.doctor.play import play
@@ -67,15 +68,21 @@ def examine(
 
 
 def findings(seen: Seen) -> list[Finding]:
-    """All findings about what was seen, the likeliest first."""
+    """All findings about what was seen that the user does not know, the likeliest first."""
     found: list[Finding | None] = list(env_episodes.doubts(seen))
     for subject in (env_actions, env_rewards, env_observations, env_episodes):
         found += [each(seen) for each in subject.FINDINGS]
-    return [_with_folder(each, seen.options) for each in ranked(found)]
+    return [
+        _with_folder(each, seen.options)
+        for each in ranked(found)
+        if not is_known(seen.options.known, each.name, each.subject)
+    ]
 
 
 def _with_folder(found: Finding, options: Options) -> Finding:
-    """The finding; if its command trains, with a run folder of its own."""
+    """The finding, with its command if that helped in the record; if it trains, with a run folder
+    of its own."""
+    found = replace(found, command=proven(found.name, found.command))
     if not found.command.startswith(options.train) or "--run-dir" in options.train:
         return found
     place = shlex.quote(f"{options.folder}-{found.name}")
@@ -211,4 +218,5 @@ def options_of(loaded: Loaded, words: str) -> Options:
         f"quintet train {config.algo} --env {name}{words}",
         f"runs/{config.algo}-{name_in_folder(config.env.id)}",
         f"quintet check-env {name}{env_words(config.env.model_dump())}",
+        config.doctor.known,
     )

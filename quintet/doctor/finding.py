@@ -4,9 +4,9 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, final
 
 PAGE = "docs/not-learning.md"
 """The page that has a section on every finding, under the finding's name."""
@@ -17,7 +17,7 @@ LIKELY, POSSIBLE = 0.5, 0.2
 MOST_WEIGHT = 0.99
 
 WEIGHTS = {
-    "encoder": 0.5,
+    "encoder": 0.45,  # small boards are learned without places too
     "layout": 0.25,
     "observation_scale": 0.6,
     "reward_size": 0.6,
@@ -27,6 +27,20 @@ WEIGHTS = {
     "action_mask": 0.25,
 }
 """Weights of doubtful choices."""
+
+EXPLAINS = {
+    "reward-size": frozenset(
+        {"observation-scale", "gradient-clipped", "gradient-spikes", "values-scale",
+         "health-value-function"}),
+    "observation-scale": frozenset(
+        {"gradient-clipped", "gradient-spikes", "dead-units", "health-value-function"}),
+}  # fmt: skip
+"""Findings that doubtful choices explain: numbers of another size are one cause, whatever shows
+it."""
+
+_LEAST, _HELPED, _HARMED = 4, 0.75, 0.05  # of TRIED
+
+_SAID_ANYHOW = {"not-learning"}  # it says where to look further if the cause is another
 
 Degree = Literal["likely", "possible", "note"]
 
@@ -43,6 +57,7 @@ class Finding:
     advice: what to do.
     command: the command that does it; "": there is none.
     subject: the option or policy that it is about, where there may be several of one name.
+    explains: names of the findings of which it is the cause.
     """
 
     name: str
@@ -52,6 +67,7 @@ class Finding:
     advice: str = ""
     command: str = ""
     subject: str = ""
+    explains: frozenset[str] = frozenset()
 
     @property
     def degree(self) -> Degree:
@@ -74,6 +90,7 @@ class Finding:
             "evidence": {name: x for name, x in self.evidence.items() if math.isfinite(x)},
             "advice": self.advice,
             "command": self.command,
+            "explains": sorted(self.explains),
             "link": self.link,
         }
 
@@ -93,6 +110,30 @@ def ranked(found: Iterable[Finding | None]) -> list[Finding]:
         if key not in best or each.weight > best[key].weight:
             best[key] = each
     return sorted(best.values(), key=lambda each: -each.weight)
+
+
+def by_cause(found: Sequence[Finding]) -> list[Finding]:
+    """The findings, without those that another one explains: it takes their place if they are
+    before it, and names them.
+    """
+    left, there = list(found), {each.name for each in found} - _SAID_ANYHOW
+    for cause in sorted(found, key=lambda each: -len(each.explains & there)):
+        explains = cause.explains - _SAID_ANYHOW
+        own = [each for each in left if each.name in explains and each is not cause]
+        if cause not in left or not own:
+            continue
+        names = sorted({each.name for each in own})
+        told = (
+            "" if all(each in cause.said for each in names) else f"; it explains {', '.join(names)}"
+        )
+        whole = replace(
+            cause,
+            said=cause.said + told,
+            weight=max(each.weight for each in (cause, *own)),
+            explains=frozenset(names),
+        )
+        left = ranked([whole, *(each for each in left if each not in (cause, *own))])
+    return left
 
 
 def weight_of(choice: str) -> float:
@@ -128,3 +169,38 @@ def env_words(options: Mapping[str, Any]) -> str:
     if (masks := options.get("mask_from_info", "auto")) != "auto":
         words += ["--env.mask-from-info", str(masks).lower()]
     return "".join(f" {shlex.quote(word)}" for word in words)
+
+
+@final
+class Tried(NamedTuple):
+    """Number of runs that were trained again, and of those that ended better and worse by more than
+    a fifth of the healthy run's rise."""
+
+    runs: int
+    helped: int
+    harmed: int
+
+
+TRIED: Mapping[str, Tried] = {
+    "budget-short": Tried(6, 6, 0),
+    "few-updates": Tried(6, 6, 0),
+    "gamma": Tried(1, 1, 0),
+    "option-far": Tried(65, 61, 0),
+    "option-other": Tried(4, 4, 0),
+}
+"""By the name of a finding: how often its command helped where runs with a planted fault were
+trained again by it (`python benchmarks/doctor.py remedies`)."""
+
+
+def helps(name: str) -> bool:
+    """Whether the command of a finding of this name has helped often enough, and seldom harmed."""
+    tried = TRIED.get(name)
+    if tried is None or tried.runs < _LEAST:
+        return False
+    return tried.helped >= _HELPED * tried.runs and tried.harmed <= _HARMED * tried.runs
+
+
+def proven(name: str, command: str) -> str:
+    """The command, unless it trains and has not been shown to help: then ""."""
+    trains = command.startswith("quintet train")
+    return "" if trains and not helps(name) else command

@@ -7,6 +7,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from quintet.doctor.clock import Clock, hidden_clock
+from quintet.doctor.network import network_folds
 from quintet.doctor.play import Play
 from quintet.doctor.predict import (
     Floats,
@@ -15,12 +17,14 @@ from quintet.doctor.predict import (
     residuals,
     scores,
     share_of_groups,
+    tells,
 )
 
 LEAST_ROWS = 600
 _LEAST_PAID = 60  # rows with another reward, below which nothing is said about predicting it
-_MOST_ROWS = 5_000
+_MOST_ROWS, _MOST_BY_NETWORK = 5_000, 25_000
 _MOST_TARGETS = 12  # numbers of the observation whose next values are predicted
+_ROUNDING = 1e-6  # of a number's size, in float32
 _TOLD = 0.95  # share of a change from which on its action does the same in all episodes
 MEMORY_GAIN = 0.2  # of a score, from which on memory is said to help
 UNTOLD = 0.1  # score of a number that nothing before it tells
@@ -30,7 +34,6 @@ _RECALLED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
 _LAG_ROWS = 2_500
 _EPISODE_ROWS = 3  # on average, below which nothing is said about what belongs to an episode
 _FIXED = 0.999
-_DRIVES = 0.1
 _DEALT = 30  # times that rows are dealt to episodes at random
 
 
@@ -44,9 +47,8 @@ class Next:
     value: of the next value itself, from observation and action.
     delay: as now, and from the two actions before; None: not measured, since memory helps little.
     own_loss: loss of `value` without this number; nan: not measured, since it is predicted well.
-    reward_loss: loss of the reward's score without this number; nan: not measured.
     others: score of its next value from the other numbers of that observation; nan: not measured.
-    drives: largest loss of the score of another number's change without it; nan: not measured.
+    used: whether it tells anything of the reward, or of how other numbers change.
     """
 
     name: str
@@ -55,9 +57,8 @@ class Next:
     value: Score
     delay: Score | None = None
     own_loss: float = float("nan")
-    reward_loss: float = float("nan")
     others: float = float("nan")
-    drives: float = float("nan")
+    used: bool = False
 
     @property
     def gain(self) -> float:
@@ -68,8 +69,8 @@ class Next:
     def noise(self) -> bool:
         """Whether its next value is unpredictable, or is predicted as well without it, and it
         neither follows from other numbers of its observation, as a difference of two would, nor
-        drives them, as a gust or a demand that is shown."""
-        if self.others > HALF_TOLD or self.drives > _DRIVES:
+        tells anything, as a gust, a demand or a price that is shown."""
+        if self.others > HALF_TOLD or self.used:
             return False
         return self.value.high < UNTOLD or (self.value.high < HALF_TOLD and self.own_loss < 0.02)
 
@@ -93,6 +94,7 @@ class Fits:
         episodes, as a goal that is shown.
     action_by_episode: share of the effect of actions on observations that lies between
         episodes, so that an action has another effect in each.
+    clock: what of the reward or the observations the number of the step tells; None: nothing.
     projected: whether leaves were too large to be looked at number by number.
     """
 
@@ -107,45 +109,38 @@ class Fits:
     reward_by_episode: float = 0.0
     shown_by_episode: int = 0
     action_by_episode: float = 0.0
+    clock: Clock | None = None
     projected: bool = False
 
 
 def fit(played: Play) -> Fits:
     """Fits everything; a few seconds."""
-    use = _with_history(played)
-    place = np.argwhere(use)
-    rows = len(place)
+    table = _table(played, _MOST_ROWS)
     projected = "" in played.numbers
-    if rows < LEAST_ROWS:
-        return Fits(rows, projected=projected)
-    if rows > _MOST_ROWS:
-        # Whole episodes, since what belongs to an episode shows only in several of its rows.
-        episode = played.episode[use]
-        order = np.random.default_rng(0).permutation(np.unique(episode))
-        rank = np.empty(episode.max() + 1, np.int64)
-        rank[order] = np.arange(len(order))
-        place = place[np.argsort(rank[episode], kind="stable")[:_MOST_ROWS]]
-    t, b = place.T
-    table = _Table(played, t, b)
+    if len(table.t) < LEAST_ROWS:
+        return Fits(len(table.t), projected=projected)
     varying = _targets(table)
-    change = (table.after - table.obs)[:, varying]
+    change = table.change(varying)
     found: list[Next] = []
-    action_share = 0.0
+    action_share, clock = 0.0, None
     if varying.size:
         now = scores(table.input(), change, table.group)
         memory = scores(table.input(memory=True), change, table.group)
         value = scores(table.input(), table.after[:, varying], table.group)
+        now, value = _better(table, varying, (now, memory, value))
         delay = _delays(table, change, now, memory)
         own, others = _own_losses(table, varying, value)
-        drives = _drives(table, varying, value, now)
-        losses = _reward_losses(table.paid(), varying, value)
+        used = _used(table, varying, value)
         names = [played.numbers[i] for i in varying]
-        parts = zip(names, now, memory, value, delay, own, losses, others, drives, strict=True)
+        parts = zip(names, now, memory, value, delay, own, others, used, strict=True)
         found = [Next(*each) for each in parts]
         action_share = _action_share(table, change)
+        hidden = [i for i, each in enumerate(now) if each.mean < _TOLD]
+        clock = hidden_clock(table.steps, table.input(), change[:, hidden], table.group)
+    of_rewards, own_clock = _of_rewards(played, table.paid())
     return Fits(
-        len(t), tuple(found), projected=projected, action_by_episode=action_share,
-        **_of_rewards(played, table.paid()),
+        len(table.t), tuple(found), projected=projected, action_by_episode=action_share,
+        clock=own_clock or clock, **of_rewards,
     )  # fmt: skip
 
 
@@ -167,6 +162,7 @@ class _Table:
         self.obs, self.after = played.obs[t, b], played.obs[t + 1, b]
         self.action, self.reward = played.action[t, b], played.reward[t, b][:, None]
         self.group = played.episode[t, b]
+        self.steps = played.steps_before[t, b]
 
     def input(self, *, memory: bool = False, actions: bool = False, after: bool = False) -> Floats:
         parts = [self.obs, self.action]
@@ -179,6 +175,12 @@ class _Table:
                 parts.append(self.played.action[self.t - back, self.b])
         return np.concatenate(parts, -1)
 
+    def change(self, places: NDArray[np.int64]) -> Floats:
+        """Changes of numbers to the next observation; what rounding alone tells apart is none."""
+        change = (self.after - self.obs)[:, places]
+        rounded = change.std(0) <= _ROUNDING * np.abs(self.after[:, places]).max(0, initial=0.0)
+        return np.where(rounded, change.mean(0), change)
+
     def paid(self) -> "_Table":
         """The rows for predictions of the reward: what an end pays, as for a crash, is of another
         size and hides what the other rows tell, if those say anything."""
@@ -187,6 +189,20 @@ class _Table:
         if _varies(self.reward[within]) < _LEAST_PAID:
             return self
         return _Table(played, self.t[within], self.b[within])
+
+
+def _table(played: Play, most: int) -> _Table:
+    """About `most` rows; whole episodes, since what belongs to an episode shows only in several of
+    its rows."""
+    use = _with_history(played)
+    place = np.argwhere(use)
+    if len(place) > most:
+        episode = played.episode[use]
+        order = np.random.default_rng(0).permutation(np.unique(episode))
+        rank = np.empty(episode.max() + 1, np.int64)
+        rank[order] = np.arange(len(order))
+        place = place[np.argsort(rank[episode], kind="stable")[:most]]
+    return _Table(played, *place.T)
 
 
 def _targets(table: _Table) -> NDArray[np.int64]:
@@ -228,55 +244,78 @@ def _own_losses(
     return losses, others
 
 
-def _drives(
-    table: _Table, varying: NDArray[np.int64], value: list[Score], now: list[Score]
-) -> list[float]:
-    """The largest losses of the scores of other numbers' changes without each number that earlier
-    steps don't predict."""
-    losses = [float("nan")] * len(varying)
+def _better(
+    table: _Table,
+    varying: NDArray[np.int64],
+    found: tuple[list[Score], list[Score], list[Score]],
+) -> tuple[list[Score], list[Score]]:
+    """Scores of the changes and of the next values, by a network where those found would lead to a
+    finding and it does better."""
+    now, memory, value = (list(each) for each in found)
+    doubtful = [
+        i
+        for i, each in enumerate(value)
+        if each.high < HALF_TOLD or memory[i].low - now[i].high >= MEMORY_GAIN
+    ]
+    if doubtful:
+        places = varying[doubtful]
+        after = table.after[:, places]
+        y = np.concatenate([table.change(places), after], 1)
+        by_network = network_folds(table.input(), y, table.group)[1]
+        for place, i in enumerate(doubtful):
+            now[i] = max(now[i], by_network[place])
+            value[i] = max(value[i], by_network[len(doubtful) + place])
+    return now, value
+
+
+def _used(table: _Table, varying: NDArray[np.int64], value: list[Score]) -> list[bool]:
+    """Whether each number that earlier steps don't predict tells anything of the reward or of how
+    other numbers change."""
+    found = [False] * len(varying)
+    paid = table.paid()
     for i, each in enumerate(value):
-        rest = [j for j in range(len(varying)) if j != i]
-        if each.high < HALF_TOLD and rest:
-            without = np.delete(table.input(), varying[i], 1)
-            change = (table.after - table.obs)[:, varying[rest]]
-            found = scores(without, change, table.group)
-            losses[i] = max(now[j].mean - x.mean for j, x in zip(rest, found, strict=True))
-    return losses
+        if each.high >= HALF_TOLD:
+            continue
+        rest = [j for j in varying if j != varying[i]]
+        subjects = [(table, table.change(np.array(rest)))] if rest else []
+        if _varies(paid.reward) >= _LEAST_PAID:
+            subjects.append((paid, paid.reward))
+        for of, y in subjects:
+            without = np.delete(of.input(), varying[i], 1)
+            own = of.obs[:, varying[i]], of.after[:, varying[i]]
+            found[i] = found[i] or any(tells(x, without, y, of.group) for x in own)
+    return found
 
 
-def _reward_losses(table: _Table, varying: NDArray[np.int64], value: list[Score]) -> list[float]:
-    """Losses of the reward's score without each number that earlier steps don't predict."""
-    losses = [float("nan")] * len(varying)
-    doubtful = [i for i, each in enumerate(value) if each.high < HALF_TOLD]
-    if not doubtful or _varies(table.reward) < _LEAST_PAID:
-        return losses
-    whole = table.input(after=True)
-    full = scores(whole, table.reward, table.group)[0].mean
-    n, m = table.obs.shape[1], table.action.shape[1]
-    for i in doubtful:
-        without = np.delete(whole, [varying[i], n + m + varying[i]], 1)
-        losses[i] = full - scores(without, table.reward, table.group)[0].mean
-    return losses
-
-
-def _of_rewards(played: Play, table: _Table) -> dict[str, Any]:
+def _of_rewards(played: Play, table: _Table) -> tuple[dict[str, Any], Clock | None]:
+    """The part of `Fits` about rewards, and what the number of the step tells of them."""
     varies = _varies(table.reward)
     if varies < _LEAST_PAID:
-        return {"reward_varies": varies}
-    now = scores(table.input(after=True), table.reward, table.group)[0]
+        return {"reward_varies": varies}, None
+    x = table.input(after=True)
+    now = scores(x, table.reward, table.group)[0]
+    rest, left = table, None
+    if now.high < 0.9:  # a network takes as long for more rows
+        more = _table(played, _MOST_BY_NETWORK).paid()
+        left, (score,) = network_folds(more.input(after=True), more.reward, more.group)
+        now, rest, left = (score, more, left) if score > now else (now, table, None)
     memory = scores(table.input(memory=True, after=True), table.reward, table.group)[0]
     steps, lags, nearest = 2, dict[int, Score](), None
     if now.mean < 0.9:
         # In few dimensions rows are near.
-        some = (table.input(), table.after, table.input(after=True))
-        found = [nearest_score(x, table.reward[:, 0], table.group) for x in some]
+        some = (table.input(), table.after, x)
+        found = [nearest_score(each, table.reward[:, 0], table.group) for each in some]
         nearest = max(found, key=lambda each: each.mean)
         lags = _lag_scores(played)
         for lag in _RECALLED:
             recalled = _lagged(played, lag, now=True)
             if recalled is not None and recalled.low > memory.high:
                 steps, memory = lag, recalled
-    left = residuals(table.input(after=True), table.reward, table.group)[:, 0]
+    clock = None
+    if now.mean < _TOLD:
+        clock = hidden_clock(table.steps, x, table.reward, table.group, of_reward=True)
+    left = residuals(x, table.reward, table.group) if left is None else left
+    factors = [*rest.obs.T, *rest.action.T]
     return {
         "reward_varies": varies,
         "reward": now,
@@ -284,9 +323,9 @@ def _of_rewards(played: Play, table: _Table) -> dict[str, Any]:
         "reward_memory": memory,
         "memory_steps": steps,
         "reward_lags": lags,
-        "reward_by_episode": _by_episode(left, [*table.obs.T, *table.action.T], table.group),
+        "reward_by_episode": _by_episode(left[:, 0], factors, rest.group),
         "shown_by_episode": sum(share_of_groups(x, table.group) > _FIXED for x in table.obs.T),
-    }
+    }, clock
 
 
 def _lag_scores(played: Play) -> dict[int, Score]:

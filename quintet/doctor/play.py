@@ -56,6 +56,7 @@ class Play:
         each stream until then.
     large: leaves that `obs` has as random projections.
     evidence: sums over the rows; None: there are no rows of an environment.
+    one_choice: whether an action is one choice, of which `action` has a column for each value.
     """
 
     obs: Floats
@@ -71,6 +72,7 @@ class Play:
     steps: int = 0
     large: Mapping[str, Large] = field(default_factory=dict)
     evidence: Evidence | None = None
+    one_choice: bool = False
 
     @property
     def rows(self) -> int:
@@ -84,6 +86,14 @@ class Play:
         own = begins.cumsum(0)
         every: NDArray[np.int64] = own + np.arange(own.shape[1]) * (own.max(initial=0) + 1)
         return every
+
+    @property
+    def steps_before(self) -> NDArray[np.int64]:
+        """Number of steps of its episode before each row ``[T, B]``."""
+        number = np.arange(len(self.valid))[:, None]
+        first = np.where(self.valid, -1, number)  # a row that is not valid is a reset
+        before: NDArray[np.int64] = number - 1 - np.maximum.accumulate(first, 0)
+        return before
 
     def returns(self, held: bool) -> tuple[Floats, NDArray[np.int64], NDArray[np.bool_]]:
         """Returns, lengths and whether terminated of the whole episodes."""
@@ -161,6 +171,7 @@ def play(env: VectorEnv, steps: int, seed: int, most_s: float, further: int = 0)
         number,
         reader.large(),
         seen.evidence,
+        reader.one_choice,
     )
 
 
@@ -235,6 +246,9 @@ class Reader:
                 self._projections[name] = generator.normal(0, size**-0.5, (size, _MOST_NUMBERS))
                 names += [""] * _MOST_NUMBERS
         self.names = tuple(names)
+        chosen = action_leaves(self.space)
+        self.one_choice = len(chosen) == 1 and isinstance(chosen[0], gym.Discrete)
+        self.one_choice &= _choices(chosen[0]) is not None
         self.action_size = self.actions(np.zeros((1, *action_shape(self.space)))).shape[-1]
 
     def numbers(self, obs: Mapping[str, NDArray[Any]]) -> Floats:

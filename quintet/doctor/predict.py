@@ -20,6 +20,8 @@ _MOST_PRODUCTS = 24  # inputs whose products are taken
 _MOST_RANDOM = 256
 _RIDGE = 1e-4
 _NEAREST, _AT_ONCE = 3, 500  # rows that are nearest; rows whose nearest ones are searched at once
+_MOST_FACTORS = 48  # numbers that are multiplied with another
+_SHUFFLED, _CLEARLY = 30, 1.15  # orders, and how far beyond them what is told lies
 _FAR = 6.0  # standard deviations at which inputs and random features are clipped
 
 
@@ -44,7 +46,7 @@ def scores(x: Floats, y: Floats, group: NDArray[np.int64]) -> list[Score]:
 
     group: of each row; rows of one group are held out together.
     """
-    return [_score(each) for each in _folds(x, y, group)[1].T]
+    return [score_of(each) for each in _folds(x, y, group)[1].T]
 
 
 def residuals(x: Floats, y: Floats, group: NDArray[np.int64]) -> Floats:
@@ -54,7 +56,7 @@ def residuals(x: Floats, y: Floats, group: NDArray[np.int64]) -> Floats:
 
 def nearest_score(x: Floats, y: Floats, group: NDArray[np.int64]) -> Score:
     """The score of `y` ``[N]``, predicted as the mean of the rows with the nearest inputs."""
-    fold = _fold_of(group)
+    fold = fold_of(group)
     z = x[:, x.std(0) > 0.0]
     z = (z - z.mean(0)) / z.std(0)
     shares = []
@@ -73,10 +75,10 @@ def nearest_score(x: Floats, y: Floats, group: NDArray[np.int64]) -> Score:
         missed = np.square(there - told[found].mean(1)).mean()
         whole = np.square(there - told.mean()).mean()
         shares.append(1.0 - missed / whole if whole > 1e-18 else 0.0)
-    return _score(np.array(shares) if shares else np.zeros(1))
+    return score_of(np.array(shares) if shares else np.zeros(1))
 
 
-def _fold_of(group: NDArray[np.int64]) -> NDArray[np.int64]:
+def fold_of(group: NDArray[np.int64]) -> NDArray[np.int64]:
     """The fold ``[N]`` in which each row is held out."""
     place = np.unique(group, return_inverse=True)[1]
     if place.max(initial=0) + 1 < 2 * _FOLDS:  # blocks of time in place of groups
@@ -85,14 +87,14 @@ def _fold_of(group: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.asarray(fold, np.int64)
 
 
-def _score(folds: Floats) -> Score:
+def score_of(folds: Floats) -> Score:
     spread = float(folds.std(ddof=1)) if len(folds) > 1 else 0.0
     return Score(float(folds.mean()), _T * spread / len(folds) ** 0.5)
 
 
 def _folds(x: Floats, y: Floats, group: NDArray[np.int64]) -> tuple[Floats, Floats]:
     """Residuals ``[N, k]``, and the explained share of each column in each fold ``[folds, k]``."""
-    fold = _fold_of(group)
+    fold = fold_of(group)
     left = np.zeros_like(y)
     shares = []
     for number in range(_FOLDS):
@@ -137,6 +139,25 @@ def _ridge(x: Floats, y: Floats) -> Floats:
     square = x.T @ x
     square[np.diag_indices(len(square))] += _RIDGE * len(x)
     return np.asarray(np.linalg.solve(square, x.T @ y), np.float64)
+
+
+def tells(x: Floats, others: Floats, y: Floats, group: NDArray[np.int64]) -> bool:
+    """Whether a number `x` ``[N]`` tells anything of `y` ``[N, k]`` that `others` ``[N, d]`` don't:
+    it, its square or its products with them go with what they leave, more than in any random order.
+    """
+    left = residuals(others, y, group)
+    left = (left - left.mean(0)) / np.maximum(left.std(0), 1e-12)
+    z = (x - x.mean()) / max(x.std(), 1e-12)
+    known = others[:, others.std(0) > 1e-12][:, :_MOST_FACTORS]
+    known = (known - known.mean(0)) / known.std(0)
+
+    def most(z: Floats) -> float:
+        features = np.concatenate([z[:, None], np.square(z)[:, None] - 1.0, z[:, None] * known], 1)
+        return float(np.abs(features.T @ left).max(initial=0.0))
+
+    random = np.random.default_rng(0)
+    by_chance = max(most(random.permutation(z)) for _ in range(_SHUFFLED))
+    return most(z) > _CLEARLY * by_chance
 
 
 def share_of_groups(x: Floats, group: NDArray[np.int64]) -> float:

@@ -7,17 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 from gymnasium.spaces import Box
 from pydantic import ValidationError
 
 from quintet.algorithms import registry
 from quintet.config import layers
 from quintet.config.facts import kind_by_spaces
+from quintet.config.run import is_known
 from quintet.doctor import run_learning, run_options, run_scores
 from quintet.doctor.curves import Level, RunSeen, of_policies
-from quintet.doctor.finding import MOST_WEIGHT, Finding, ranked
+from quintet.doctor.finding import MOST_WEIGHT, Finding, by_cause, proven, ranked
 from quintet.errors import ConfigError, QuintetError
-from quintet.models.config import ModelConfig, resolve_model
+from quintet.models.config import ModelConfig, facts_of, resolve_model
 from quintet.observe.run_summary import RunSummary, group_key
 from quintet.options import Facts, about, idle
 from quintet.protocols import Part
@@ -27,15 +29,19 @@ from quintet.system.files import shown
 from quintet.types import Spaces
 
 _MODEL = "model."
+_ANYHOW = {"run-failed", "evaluation-differs", "best-long-ago", "seeds-differ"}
+"""Findings that also count in a run that learns, or does well."""
+NOTE, LEARNS = 0.19, 0.45  # most weights of others there: they explain nothing that is missing
+
 _AS_FAR = 0.1  # of the env_steps, by which runs that are compared may differ
 
 
 def examine_runs(runs: Sequence[RunSummary], *, policies: bool = False) -> dict[str, list[Finding]]:
-    """The findings of each run by its folder, the likeliest first.
+    """The findings of each run by its folder that its user does not know, the likeliest first.
 
     policies: also examine the newest policies in the folders.
     """
-    seen = {str(run.folder): _seen(run) for run in runs}
+    seen = {str(run.folder): seen_of(run) for run in runs}
     groups: dict[str, list[str]] = {}
     for run in runs:
         groups.setdefault(group_key(run.options, run.sources), []).append(str(run.folder))
@@ -49,8 +55,25 @@ def examine_runs(runs: Sequence[RunSummary], *, policies: bool = False) -> dict[
     if policies:
         from quintet.doctor.units import dead_units
 
-        found = {own: ranked([*those, dead_units(Path(own))]) for own, those in found.items()}
-    return found
+        well = {str(run.folder) for run in runs if does_well(run)}
+        found = {
+            own: those if own in well else ranked([*those, dead_units(Path(own))])
+            for own, those in found.items()
+        }
+    known = {str(run.folder): run.options.get("doctor.known") for run in runs}
+    return {
+        own: [each for each in those if not is_known(known[own], each.name, each.subject)]
+        for own, those in found.items()
+    }
+
+
+def does_well(run: RunSummary) -> str:
+    """A sentence that shows that a run does well, or that it learns; "": it is not known to."""
+    seen = seen_of(run)
+    for said in ([x.well for x in seen], [x.better for x in seen]):
+        if said and all(said):
+            return said[0]
+    return ""
 
 
 def _as_far(seen: RunSeen, others: Iterable[RunSeen]) -> list[Level]:
@@ -74,17 +97,23 @@ def findings(seen: RunSeen) -> list[Finding]:
             *run_scores.choices(seen),
         ]
     )
-    found = [*run_options.options(seen, symptoms), *symptoms]
+    found = by_cause(ranked([*run_options.options(seen, symptoms), *symptoms]))
+    most = NOTE if seen.well else LEARNS if seen.learns else MOST_WEIGHT
     return ranked(
-        replace(each, weight=min(each.weight, MOST_WEIGHT), command=_with_folder(each, seen))
+        replace(
+            each,
+            weight=min(each.weight, MOST_WEIGHT if each.name in _ANYHOW else most),
+            command=_with_folder(each, seen),
+        )
         for each in found
     )
 
 
 def _with_folder(found: Finding, seen: RunSeen) -> str:
-    """The finding's command; if it trains, with a run folder of its own."""
-    if not found.command.startswith(seen.train):
-        return found.command
+    """The finding's command if it helped in the record; if it trains, with a run folder of its
+    own."""
+    if not proven(found.name, found.command).startswith(seen.train):
+        return proven(found.name, found.command)
     name = f"{found.name}-{found.subject}".removesuffix("-")
     folder = seen.run.folder.absolute()  # it may be "."
     place = str(shown(folder.with_name(f"{folder.name}-{name}")))
@@ -119,7 +148,7 @@ def _of_folder(run: RunSummary) -> Iterable[Finding]:
         )
 
 
-def _seen(run: RunSummary) -> list[RunSeen]:
+def seen_of(run: RunSummary) -> list[RunSeen]:
     """The facts of each policy of a run; empty where its learner or reports are unknown."""
     try:
         algo = run.learner
@@ -135,7 +164,7 @@ def _seen(run: RunSummary) -> list[RunSeen]:
     spaces = _spaces(run)
     usual, tuned = _usual(run, algo, spaces)
     config = _config(run, algo)
-    still = {} if config is None else idle(config, Facts())
+    still = _idle(run, config, spaces)
     roles: dict[str, list[str]] = {}
     for name, info in fields.items():
         if name in still:
@@ -144,7 +173,7 @@ def _seen(run: RunSummary) -> list[RunSeen]:
             roles.setdefault(role, []).append(name)
     if not roles.keys() & {"learning_rate"} and "lr" in roles:
         roles["learning_rate"] = roles["lr"]
-    given = frozenset(name for name in run.options if _is_given(run, name))
+    given = frozenset(x for x in run.options if _is_given(run, x) and x not in still)
     train = shlex.join(["quintet", "train", algo, "--config", f"{shown(run.folder)}/config.yaml"])
     actions = [] if spaces is None else action_leaves(spaces.action)
     boxes = any(isinstance(leaf, Box) for leaf in actions)
@@ -160,16 +189,38 @@ def _seen(run: RunSummary) -> list[RunSeen]:
             {role: tuple(names) for role, names in roles.items()},
             tuned=tuned,
             continuous=boxes or any("policy/std_mean" in each for each in reports),
+            threshold=_threshold(run.environment),
         )
         for policy, reports in of_policies(dated).items()
     ]
 
 
 def _is_given(run: RunSummary, name: str) -> bool:
+    """Whether the user chose the option; what a search has found is better than the preset."""
     source = run.sources.get(name)
     if source is None:
         return not run.sources
-    return not (layers.is_free(source) or source.startswith(("resolved", "saved run")))
+    searched = source == "sweep" or source.endswith(" of the race") or "best.yaml" in source
+    free = layers.is_free(source) or source.startswith(("resolved", "saved run"))
+    return not (free or searched)
+
+
+def _threshold(env: str) -> float | None:
+    """The return at which its registration calls it solved, without importing anything for it."""
+    spec = gymnasium.registry.get(env)
+    threshold = None if spec is None else spec.reward_threshold
+    return None if threshold is None else float(threshold)
+
+
+def _idle(run: RunSummary, config: Any, spaces: Spaces | None) -> set[str]:
+    """Options of learner and network that have no effect under the run's others."""
+    own = {k.removeprefix(_MODEL): x for k, x in run.options.items() if k.startswith(_MODEL)}
+    known, found = Facts(), set[str]()
+    with suppress(ValidationError, QuintetError, KeyError, TypeError):
+        model = ModelConfig.model_validate(own)
+        known = Facts(**facts_of(model, spaces))
+        found |= {f"{_MODEL}{name}" for name in idle(model, known, _MODEL)}
+    return found if config is None else found | {*idle(config, known)}
 
 
 def _spaces(run: RunSummary) -> Spaces | None:

@@ -50,20 +50,24 @@ def _of_part(seen: RunSeen, part: Part) -> Finding | None:
     command = ""
     if part.name == "policy":
         command = scaled(seen, "learning_rate", 3.0 if low else 0.2)
-    name = part.name if part.name in PARTS else "part"
     return Finding(
-        f"health-{name.replace('_', '-')}",
+        health_name(part.name),
         (0.15 + 0.5 * degree) * seen.doubt,
         f"{part.name.replace('_', ' ')}: {each.name} was {way} {bound:.2g}: {meaning}",
         {each.name: value, "bound": bound, "share of the reports": unsound},
         "a lower learning rate, or fewer passes" if command and not low else
         "a higher learning rate" if command else "look at the options that it depends on",
         command,
-        "" if name != "part" else part.name,
+        "" if part.name in PARTS else part.name,
     )  # fmt: skip
 
 
 PARTS = ("policy", "value_function", "normalizers")
+
+
+def health_name(part: str) -> str:
+    """The name of the finding about a part of the learner."""
+    return f"health-{part.replace('_', '-') if part in PARTS else 'part'}"
 
 
 def entropy_gone(seen: RunSeen) -> Finding | None:

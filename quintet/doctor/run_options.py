@@ -22,6 +22,8 @@ _OF_RUN = {
 
 def options(seen: RunSeen, symptoms: Sequence[Finding]) -> list[Finding]:
     """A finding for every given option that is far from the preset."""
+    if seen.well:  # nothing is wrong with what differs
+        return []
     names = {each.name for each in symptoms if each.weight >= 0.2 * seen.doubt}
     found = []
     for name in sorted(seen.given):
@@ -94,6 +96,7 @@ def _far(seen: RunSeen, name: str, value: Any, usual: Any, symptoms: set[str]) -
         f"begin with {name}={_text(usual)}",
         change(seen, {name: usual}),
         name,
+        frozenset(shown),
     )
 
 

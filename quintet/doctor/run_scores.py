@@ -6,7 +6,7 @@ import shlex
 from statistics import mean, pstdev
 
 from quintet.doctor.curves import RunSeen
-from quintet.doctor.finding import Finding, env_words, weight_of, words_of
+from quintet.doctor.finding import EXPLAINS, Finding, env_words, weight_of, words_of
 from quintet.doctor.run_options import change, number, scaled
 from quintet.observe.run_summary import RunSummary
 from quintet.system.files import shown
@@ -27,6 +27,7 @@ def choices(seen: RunSeen) -> list[Finding]:
                 {"said at env_steps": float(each.env_steps)},
                 each.option,
                 f"{seen.train} {way}" if way else "",
+                explains=EXPLAINS.get(each.choice.replace("_", "-"), frozenset()),
             )
         )
     return found
@@ -281,7 +282,7 @@ def not_learning(seen: RunSeen) -> Finding | None:
 
 def slow(seen: RunSeen) -> Finding | None:
     """Something else than learning takes most of the time."""
-    shares = {name: x for name in _FASTER if (x := seen.late(f"time/{name}_frac")) is not None}
+    shares = {name: x for name in _FASTER if (x := seen.share(f"time/{name}_frac")) is not None}
     if not shares:
         return None
     name = max(shares, key=lambda each: shares[each])
@@ -293,7 +294,7 @@ def slow(seen: RunSeen) -> Finding | None:
     return Finding(
         "slow",
         0.1,
-        f"{shares[name]:.0%} of the time went into "
+        f"{shares[name]:.0%} of the run's time went into "
         + ("what lies between the measured parts, such as reports" if name == "other" else name),
         {"share of the time": shares[name], "env_steps per second": speed or math.nan},
         f"{_FASTER[name]}; docs/performance.md says more",

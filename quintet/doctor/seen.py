@@ -24,6 +24,7 @@ class Options:
         observations.
     normalizes: whether floats in observations are normalised.
     shows_last: whether observations have the last action and reward.
+    known: findings that the user knows.
     """
 
     algo: str = DEFAULT
@@ -36,6 +37,7 @@ class Options:
     train: str = f"quintet train {DEFAULT} --env ID"
     folder: str = f"runs/{DEFAULT}-ID"
     check: str = "quintet check-env ID"
+    known: tuple[str, ...] = ()
 
 
 @final

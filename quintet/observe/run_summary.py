@@ -27,7 +27,8 @@ State = Literal["running", "finished", "interrupted", "failed", "damaged"]
 SCORES = ("eval/success_rate", "eval/return_mean", "episode/success_rate", "episode/return_mean")
 """Metrics of which the first that a run has is its score."""
 
-_NOT_PART_OF_GROUP = ("seed", "run_dir", "resume", "report", "checkpoint")
+NOT_PART_OF_GROUP = ("seed", "run_dir", "resume", "report", "checkpoint", "doctor")
+"""Options, or parts of them, that may differ within an experiment."""
 _NOT_IN_GROUP = ("eval.episodes", "eval.interval")
 
 _NONE: Mapping[str, str] = {}
@@ -129,7 +130,7 @@ def is_of_group(name: str) -> bool:
     """Whether runs that differ in this option are of different experiments: it changes what is
     learned, or how it is measured.
     """
-    return name.split(".")[0] not in _NOT_PART_OF_GROUP and name not in _NOT_IN_GROUP
+    return name.split(".")[0] not in NOT_PART_OF_GROUP and name not in _NOT_IN_GROUP
 
 
 def actions_evaluated(options: Mapping[str, Any]) -> str:

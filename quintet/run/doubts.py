@@ -1,11 +1,13 @@
 """Reasons why a run may not learn, each said once: doubtful choices, and findings of the doctor."""
 
+from collections.abc import Sequence
 from typing import final
 
 from quintet.config import choices
 from quintet.config.choices import Doubt, Learning
-from quintet.config.run import RunConfig
+from quintet.config.run import RunConfig, is_known
 from quintet.doctor.run import examine_runs
+from quintet.doctor.run_learning import health_name
 from quintet.envs.evidence import Evidence
 from quintet.envs.vector import coarse
 from quintet.errors import QuintetError
@@ -13,6 +15,7 @@ from quintet.models.config import ModelConfig
 from quintet.models.leaves import normalized_leaves
 from quintet.observe.report_files import read_metrics
 from quintet.observe.run_summary import RunSummary
+from quintet.protocols import Part
 from quintet.run.folder import RunFolder
 from quintet.runtime.delivery import Batch
 from quintet.spaces_as_json import as_json
@@ -46,7 +49,8 @@ class Doubts:
     def knows(self, choice: str, said: str) -> None:
         """Takes a doubt that an earlier start has said."""
         self._known.add(choice)
-        self.said.append(said)
+        if not is_known(self.config.doctor.known, choice.replace("_", "-")):
+            self.said.append(said)
 
     def begin(self) -> list[Doubt]:
         """Doubts that the spaces show."""
@@ -64,11 +68,11 @@ class Doubts:
         rows = rollout.valid.numel()
         obs = {name: x[:-1].reshape(rows, *x.shape[2:]) for name, x in rollout.obs.items()}
         terminated, reward = (x.numpy(force=True) for x in (rollout.terminated, rollout.reward))
-        seen.add(
-            {name: x.numpy(force=True) for name, x in obs.items()},
-            reward.reshape(rows),
-            rollout.valid.reshape(rows).numpy(force=True),
-        )
+        arrays = {name: x.numpy(force=True) for name, x in obs.items()}
+        valid = rollout.valid.reshape(rows).numpy(force=True)
+        seen.add(arrays, reward.reshape(rows), valid)
+        over = (rollout.terminated | rollout.truncated).reshape(rows).numpy(force=True)
+        seen.ends.add({name: x[valid] for name, x in arrays.items()}, over[valid])
         for each in batch.episodes:
             if each.row >= 0:
                 by_end = bool(terminated[each.row, each.column])
@@ -95,7 +99,12 @@ class Doubts:
 
     def _new(self, doubts: list[Doubt]) -> list[Doubt]:
         """The doubts about choices that were not doubted before."""
-        new = [each for each in doubts if each.choice not in self._known]
+        known = self.config.doctor.known
+        new = [
+            each
+            for each in doubts
+            if each.choice not in self._known and not is_known(known, each.choice.replace("_", "-"))
+        ]
         self._known |= {each.choice for each in new}
         self.said += map(str, new)
         return new
@@ -114,6 +123,11 @@ class Marks:
         self.said: list[str] = []
         self._looks = list(_LOOKS)
         self._known: set[tuple[str, str]] = set()
+
+    def judged(self, parts: Sequence[Part]) -> tuple[Part, ...]:
+        """The parts of the learner whose state is shown: those that the user does not know."""
+        known = self.config.doctor.known
+        return tuple(each for each in parts if not is_known(known, health_name(each.name)))
 
     def look(self, env_steps: int) -> list[str]:
         """Lines about likely causes that were not said before; called after every report."""

@@ -49,8 +49,8 @@ class SeedOutcome:
 def run_seeds(
     loaded: Sequence[Loaded | Unusable], jobs: int | None = None, minutes: float | None = None
 ) -> list[SeedOutcome]:
-    """Trains by several configurations that differ in their seed, each in a separate process, on
-    this machine or on the nodes of a cluster.
+    """Trains by several configurations that differ in their seed or in other options, each in a
+    separate process, on this machine or on the nodes of a cluster.
 
     A failed run does not stop the others.  Ctrl-C and SIGTERM stop all of them with a checkpoint.
 
@@ -78,10 +78,10 @@ def run_seeds(
         if placing is not None:
             run = ends.enter_context(on_nodes(sound, placing, values, say)).run
         if minutes is not None:
-            trials = [_member(each, minutes, measures=True) for each in sound[:jobs]]
+            trials = [_member(each, sound, minutes, measures=True) for each in sound[:jobs]]
             measure = partial(_answers, run, trials, jobs, say)
             sound = time_budget.timed_group(sound, minutes, measure, say)
-        members = [_member(each, minutes) for each in sound]
+        members = [_member(each, sound, minutes) for each in sound]
         ended = iter(run("quintet.run.member", members, jobs, say))
     return [
         SeedOutcome(each.seed, each.run_dir, "failed", {}, each.error)
@@ -94,16 +94,20 @@ def run_seeds(
 RunMembers = Callable[[str, Sequence[Member], int, Callable[[str], None]], list[Outcome]]
 
 
-def _member(loaded: Loaded, minutes: float | None, *, measures: bool = False) -> Member:
-    """A process of a seed group.
+def _member(
+    loaded: Loaded, group: Sequence[Loaded], minutes: float | None, *, measures: bool = False
+) -> Member:
+    """A process of a group, named by its seed, or by its folder where others have that seed.
 
     minutes: time after which a new run ends.
     measures: whether it only measures the env_steps of that time, outside the run's folder.
     """
     timed = minutes is not None and not time_budget.has_begun(loaded)
     more = {"minutes": minutes, "measures": measures} if timed else None
-    folder = None if measures else loaded.config.run_dir
-    return Member(f"s{loaded.config.seed}", payload(loaded, more), folder)
+    place, seed = loaded.config.run_dir, loaded.config.seed
+    alone = sum(each.config.seed == seed for each in group) == 1
+    name = f"s{seed}" if alone or place is None else place.name
+    return Member(name, payload(loaded, more), None if measures else place)
 
 
 def _answers(

@@ -184,7 +184,7 @@ class Trainer:
                 str(shown(self.folder.path)),
                 self.facts,
                 max(scores, default=None),
-                self.reports.parts,
+                self.marks.judged(self.reports.parts),
                 evaluated=self.evaluations.elsewhere,
                 choices=self.choices.said,
                 marks=self.marks.said,

@@ -2,17 +2,20 @@
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import quintet
 from quintet.cli import main
 from quintet.commands import doctor
-from quintet.doctor import apart, units
+from quintet.doctor import apart, finding, units
 from quintet.doctor.apart import Examined
 from quintet.doctor.finding import Finding
 from quintet.errors import ConfigError
+from quintet.observe.run_summary import read_summary
 
 FOUND = Finding("gamma", 0.8, "gamma is short", {"worth": 0.001}, "raise it", "quintet train ppo")
 
@@ -100,8 +103,9 @@ def test_foreign_options_are_read_as_text(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_a_command_with_foreign_words_can_be_pasted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
+    monkeypatch.setattr(finding, "helps", lambda name: True)
     run = _written(tmp_path / "a b", env={"id": "x; rm -rf ~"}, learning_rate=10**400, gamma=1e999)
     choice = {"choice": "gamma", "said": "s", "option": "--gamma $(reboot)", "env_steps": 1}
     record = {"state": "finished", "choices": [choice]}
@@ -160,7 +164,7 @@ def test_wrong_usage_is_a_sentence(
 
 @pytest.mark.parametrize("words", [["--gamma", "0.5"], ["--algo", "ddpg"], ["--most-s=60"]])
 def test_options_of_environments_are_refused_for_a_run(words: list[str], tmp_path: Path):
-    with pytest.raises(ConfigError, match="must have no option but --json, got --"):
+    with pytest.raises(ConfigError, match="must have no option of an environment, got --"):
         doctor.main([str(_written(tmp_path / "run")), *words])
 
 
@@ -185,3 +189,140 @@ def test_the_policy_is_looked_at(
     main([command, str(run), *(["--out", str(page)] if command == "report" else [])])
     assert looked == [run]
     assert "all are off" in (page.read_text() if command == "report" else capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("how", [["--known", "option-far", "not-learning"], "in the run"])
+def test_what_is_known_is_left_out(how: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    known = ["option-far:learning_rate", "not-learning"]
+    own = {"doctor": {"known": known}} if how == "in the run" else {}
+    run = _written(tmp_path / "run", learning_rate=0.5, **own)
+    words = [] if own else how
+    assert main(["doctor", str(run), *words]) == 0
+    said = capsys.readouterr().out
+    assert "option-far:" not in said
+    assert ("left out, since you know it: option-far, not-learning" in said) is (not own)
+    assert main(["doctor", str(run), *words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["known"] == (
+        [] if own else ["option-far", "not-learning"]
+    )
+    page = tmp_path / "page.html"
+    assert main(["report", str(run), "--out", str(page)]) == 0
+    assert ("is far above" in page.read_text()) is (not own)
+
+
+def test_what_is_known_of_an_environment_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(
+        "quintet.doctor.apart.examine_apart", lambda *_: Examined([FOUND.as_json()], {})
+    )
+    assert main(["doctor", "CartPole-v1"]) == 1
+    assert main(["doctor", "CartPole-v1", "--known", "gamma"]) == 0
+    assert "left out, since you know it: gamma" in capsys.readouterr().out
+
+
+def test_a_run_that_does_well_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run = _written(tmp_path / "run", learning_rate=0.5)
+    reports = [
+        {"env_steps": 6_000.0 * i, "episode/return_mean": min(50.0 * i, 499.0),
+         "episode/return_std": 5.0, "episode/count": 30.0}
+        for i in range(1, 21)
+    ]  # fmt: skip
+    (run / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in reports))
+    assert main(["doctor", str(run)]) == 0
+    said = capsys.readouterr().out
+    assert "it does well: its last returns are 499, above 475" in said
+    assert "learning_rate" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--known", "time_limit"], "did you mean time-limit?"),
+        (["--known", "xyz"], "docs/not-learning.md lists them"),
+        (["--known"], "--known must have a name of a finding"),
+        (["--minutes", "3"], "--minutes has no effect without --try"),
+        (["--try", "--minutes", "0"], "--minutes in 0.1 .. 10,000"),
+        (["--try", "--known", "option-far"], "--try must have a finding with a command"),
+    ],
+)
+def test_what_cannot_be_known_or_tried_is_refused(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = _written(tmp_path / "run", learning_rate=0.5)
+    assert main(["doctor", str(run), *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def _trained(folder: Path) -> Path:
+    """A run that learns nothing, with a checkpoint."""
+    config = {"learning_rate": 0.5, "unroll_steps": 25, "minibatch_steps": 25, "eval.episodes": 0}
+    config |= {"env.num_streams": 1, "report.progress": False, "report.interval_s": 0.0}
+    quintet.train("ppo", "quintet.envs.toy:FinitePay", 200, run_dir=folder, config=config)
+    return folder
+
+
+def test_the_first_command_is_tried_beside_the_run_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    run = _trained(tmp_path / "run")
+
+    def train(group: Any, jobs: int | None, minutes: float) -> None:
+        assert minutes == 0.5
+        rates = [each.config.learner.learning_rate for each in group]
+        assert rates == [0.5, 0.0003]
+        for each, score in zip(group, (10.0, 90.0), strict=True):
+            place = each.config.run_dir
+            _written(place, learning_rate=each.config.learner.learning_rate)
+            report = {"env_steps": 100, "episode/return_std": 1.0, "episode/count": 50.0}
+            report["episode/return_mean"] = score
+            (place / "metrics.jsonl").write_text(json.dumps(report) + "\n")
+
+    monkeypatch.setattr("quintet.run.seeds.run_seeds", train)
+    main(["doctor", str(run), "--try", "--minutes", "0.5"])
+    said = capsys.readouterr().out
+    assert "as it was: mean return 10 of the last 50 episodes" in said
+    assert "--learning-rate 0.0003: mean return 90 of the last 50 episodes" in said
+    assert "the change helps so far" in said
+
+
+def clever(observation: Any) -> int:
+    """A rule for FinitePay, which is far from what the planted reports say."""
+    return 0
+
+
+def test_a_rule_of_the_users_own_shows_an_exploited_reward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    run = _trained(tmp_path / "run")
+    words = ["doctor", str(run), "--baseline", "test_doctor:clever", "--json"]
+    main(words)
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert "reward-exploited" not in {each["name"] for each in found}
+    assert main(["doctor", str(run), "--baseline", "test_doctor:none"]) == 2
+    capsys.readouterr()
+    own = read_summary(run)
+    levels = [0.0, 0.0, *[1e3] * 6]
+    reports = [
+        {"env_steps": 50.0 * i, "episode/return_mean": x, "episode/return_std": 0.1,
+         "episode/count": 20.0}
+        for i, x in enumerate(levels, 1)
+    ]  # fmt: skip
+    monkeypatch.setattr(doctor, "read_summary", lambda _: replace(own, reports=reports))
+    assert main(words) == 1
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert "reward-exploited" in {each["name"] for each in found}
+    assert main([*words, "--known", "reward-exploited"]) == 0
+
+
+@pytest.mark.slow
+def test_the_first_command_is_really_tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run = _trained(tmp_path / "run")
+    main(["doctor", str(run), "--try", "--minutes", "0.1", "--json"])
+    told = json.loads(capsys.readouterr().out)["tried"]
+    assert told["changed"] == "--learning-rate 0.0003"
+    assert told["lines"][2].startswith("   --learning-rate 0.0003: ")
+    for name, rate in (("as-it-was", 0.5), ("changed", 0.0003)):
+        run = read_summary(tmp_path / "run-try" / name)
+        assert run.options["learning_rate"] == rate
+        assert run.reports

@@ -246,6 +246,34 @@ def test_no_time_limit_that_ends_as_termination(lengths: tuple[int, ...], termin
     assert during(seen(lengths=lengths, terminated=terminated)) == []
 
 
+CLOCKS = {
+    "days left": lambda left: [left / 25],
+    "share of the time": lambda left: [1 - left / 25],
+    "one-hot": lambda left: np.eye(25)[left - 1],
+    "counts": lambda left: [x := (left * 7) % 11, 25 - left - x],
+    "nothing": lambda left: [0.0],
+    "a wave": lambda left: [left % 5],
+}
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_a_limit_that_an_observation_shows_is_none(clock: str):
+    """Some episodes end early where the clock is one number."""
+    early = 0 if clock == "counts" else 3
+    random = np.random.default_rng(0)
+    width = len(CLOCKS[clock](1))
+    evidence = Evidence(spaces.Box(-1.0, 1.0, (2 + width,)))
+    for number in range(40):
+        over = 12 if number < early else 25
+        for left in range(25, 25 - over, -1):
+            row = np.array([[*random.standard_normal(2), *CLOCKS[clock](left)]])
+            last = np.array([left == 26 - over])
+            evidence.ends.add({"obs": row.astype(np.float32)}, last)
+        evidence.ended(over, 1.0, terminated=True, last_reward=1.0)
+    told = [each.choice for each in during(evidence)]
+    assert told == (["time_limit"] if clock in ("nothing", "a wave") else [])
+
+
 def masked(allowed: int, size: int, rows: int = 2_000) -> Evidence:
     evidence = Evidence(spaces.Dict({"x": FLOATS, ACTION_MASK: spaces.MultiBinary(size)}))
     mask = np.zeros((rows, size), np.int8)

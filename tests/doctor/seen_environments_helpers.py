@@ -77,7 +77,7 @@ def number(
     delay: float | None = None,
 ) -> Next:
     told = None if delay is None else near(delay)
-    return Next("obs[0]", near(now), near(memory), near(value), told, loss, loss)
+    return Next("obs[0]", near(now), near(memory), near(value), told, loss)
 
 
 def fits(**own: Any) -> Fits:

@@ -11,8 +11,10 @@ from seen_environments_helpers import fits, near, number, pairs, played, seen
 
 from quintet.config.choices import Doubt
 from quintet.doctor import env_actions, env_episodes, env_observations, env_rewards
+from quintet.doctor.clock import Clock
 from quintet.doctor.finding import words_of
 from quintet.doctor.fits import Next
+from quintet.doctor.play import Play
 from quintet.doctor.predict import Score
 from quintet.doctor.seen import Options, Seen
 
@@ -33,6 +35,14 @@ def _check(**own: Any) -> Any:
 def _sound() -> Seen:
     rewards = np.random.default_rng(1).uniform(0, 1, (1_000, 4))
     return seen(played=played(reward=rewards), pairs=pairs(), fits=fits(), check=_check())
+
+
+def _pays(share: float) -> Play:
+    """Play in which the first of two actions pays in a share of the steps."""
+    random = np.random.default_rng(3)
+    action = np.eye(2)[random.integers(0, 2, (1_000, 4))]
+    paid = (action[..., 0] > 0) & (random.random((1_000, 4)) < share)
+    return replace(played(reward=paid * 1.0), action=action, one_choice=True)
 
 
 _OBS = np.random.default_rng(2).standard_normal((1_001, 4, 2))
@@ -98,6 +108,14 @@ PLANTED: dict[str, tuple[Callable[[Seen], Any], Callable[[], Seen]]] = {
     "reward-noise": (
         env_rewards.reward_noise,
         lambda: seen(fits=fits(reward=near(0.1), reward_memory=near(0.1))),
+    ),
+    "hidden-clock": (
+        env_rewards.hidden_clock,
+        lambda: seen(fits=fits(reward=near(0.5), clock=Clock(8, 0.4, of_reward=True))),
+    ),
+    "action-pays": (
+        env_rewards.action_pays,
+        lambda: seen(played=_pays(1.0)),
     ),
     "observation-constant": (
         env_observations.observation_constant,
@@ -308,6 +326,30 @@ def test_positions_without_velocities_lack_a_memory_first():
 
 
 ABSENT: dict[str, tuple[Callable[[Seen], Any], Callable[[], Seen]]] = {
+    "noise that is a hidden clock": (
+        env_rewards.reward_noise,
+        lambda: seen(fits=fits(reward=near(0.1), clock=Clock(8, 0.4, of_reward=True))),
+    ),
+    "memory that is a hidden clock": (
+        env_observations.observation_memory,
+        lambda: seen(
+            fits=fits(next=(number(now=0.3, memory=0.95),), clock=Clock(8, 0.4, of_reward=False))
+        ),
+    ),
+    "an action that pays often": (
+        env_rewards.action_pays,
+        lambda: seen(played=_pays(0.9)),
+    ),
+    "every action pays": (
+        env_rewards.action_pays,
+        lambda: seen(played=replace(_pays(1.0), reward=np.ones((1_000, 4)))),
+    ),
+    "a number that is redrawn and used": (
+        env_observations.observation_noise,
+        lambda: seen(
+            fits=fits(next=(number(), replace(number(now=0.5, value=0.0, loss=0.0), used=True)))
+        ),
+    ),
     "rewards that were alike while actions were compared": (
         env_actions.reward_ignores_action,
         lambda: seen(
@@ -388,3 +430,20 @@ def test_the_step_that_is_to_be_remembered_is_named():
     )
     assert found is not None
     assert "what was 4 steps before" in found.said
+
+
+def test_numbers_that_a_task_draws_anew_are_no_likely_noise():
+    noise, drawn = number(now=0.5, value=0.0, loss=0.0), number(now=0.5, value=0.0, loss=0.0)
+    for used, degree in ((False, "likely"), (True, "possible")):
+        own = (number(), number(), noise, replace(drawn, used=used))
+        found = env_observations.observation_noise(seen(fits=fits(next=own)))
+        assert found is not None
+        assert found.degree == degree
+
+
+@pytest.mark.parametrize(("rewarded", "degree"), [(0, "likely"), (50, "possible")])
+def test_a_task_of_one_decision_is_no_likely_fault(rewarded: int, degree: str):
+    once = played(every=1, vary=False)
+    found = env_episodes.ends_at_once(seen(played=once, pairs=pairs(rewarded=rewarded)))
+    assert found is not None
+    assert found.degree == degree

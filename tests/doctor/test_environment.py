@@ -302,11 +302,14 @@ def test_commands_repeat_the_environment():
 
 
 class Limited(Point):
-    """Terminates after 500 steps."""
+    """Terminates after 500 steps, which no observation shows."""
 
     def step(self, action: Any) -> Any:
         obs, reward, *_ = super().step(action)
         return obs, reward, self.steps >= 500, False, {}
+
+    def _obs(self) -> Any:
+        return np.array([self.place, self.turned], np.float32)
 
 
 def test_a_limit_of_many_steps_is_seen():
@@ -408,7 +411,7 @@ class Masked(Point):
 def test_masked_actions_are_compared_too(fault: str):
     words = ["--env", "test_environment:Masked", "--env.kwargs", json.dumps({"fault": fault})]
     seen = Seen()
-    stages = dict(environment._stages(environment.load("ppo", words), seen, 0, 10.0))
+    stages = dict(environment._stages(environment.load("ppo", words), seen, 0, 60.0))
     for name in ("check", "play", "pairs", "remembers"):
         stages[name]()
     assert not seen.unmade
@@ -451,7 +454,7 @@ class WholeNumbers(Point):
 def test_a_mask_of_another_kind_of_actions_is_told():
     seen = Seen()
     loaded = environment.load("ppo", ["--env", "test_environment:WholeNumbers"])
-    stages = dict(environment._stages(loaded, seen, 0, 10.0))
+    stages = dict(environment._stages(loaded, seen, 0, 60.0))
     stages["remembers"]()
     assert seen.unmade == {"remembers": "its mask is of another kind of actions"}
 
@@ -476,9 +479,9 @@ def test_other_actions_show_in_the_next_observation(fault: str):
 
 def test_a_command_trains_in_a_folder_of_its_own():
     seen = Seen(Options(train="quintet train ppo --env A/B-v0", folder="runs/ppo-A_B-v0"))
-    found = Finding("gamma-short", 0.5, "", command=f"{seen.options.train} --gamma 0.9")
+    found = Finding("option-far", 0.5, "", command=f"{seen.options.train} --gamma 0.9")
     told = environment._with_folder(found, seen.options).command
-    assert told == f"{found.command} --run-dir runs/ppo-A_B-v0-gamma-short"
+    assert told == f"{found.command} --run-dir runs/ppo-A_B-v0-option-far"
     check = replace(found, command="quintet check-env A/B-v0")
     assert environment._with_folder(check, seen.options) == check
     given = replace(seen.options, train=f"{seen.options.train} --run-dir here")

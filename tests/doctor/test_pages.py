@@ -4,6 +4,7 @@ import ast
 import re
 from pathlib import Path
 
+from quintet.config.run import FINDINGS
 from quintet.doctor import finding, run_learning
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +22,10 @@ def names() -> set[str]:
                 if isinstance(first, ast.Constant):
                     found.add(str(first.value))
     return found | {"raises"}  # or not-finite, by its text
+
+
+def test_every_finding_may_be_known():
+    assert names() == FINDINGS
 
 
 def test_every_finding_has_a_section():

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from seen_environments_helpers import played
 
+from quintet.doctor.clock import hidden_clock
 from quintet.doctor.fits import fit
-from quintet.doctor.predict import nearest_score, scores, share_of_groups
+from quintet.doctor.network import network_folds
+from quintet.doctor.predict import nearest_score, scores, share_of_groups, tells
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((2_000, 3))
@@ -146,3 +148,71 @@ def test_a_reward_that_is_missed_is_looked_for_in_the_nearest_rows():
     assert found.reward_nearest.low > found.reward.high + 0.05
     told = fit(played(obs=obs, reward=obs[:-1, :, 0]))
     assert told.reward_nearest is None
+
+
+def test_a_network_predicts_what_features_miss_and_no_noise():
+    y = np.stack([np.sign(X[:, 0] * X[:, 1]), RANDOM.standard_normal(2_000)], 1)
+    left, (sharp, noise) = network_folds(X, y, GROUP)
+    assert sharp.low > scores(X, y, GROUP)[0].high + 0.1
+    assert abs(noise.mean) < 0.1
+    assert left[:, 0].var() < 0.3 * y[:, 0].var()
+
+
+def test_a_number_tells_by_its_products():
+    own, noise = RANDOM.standard_normal((2, 2_000))
+    y = (X[:, 0] + 0.2 * own * X[:, 1] + 0.5 * RANDOM.standard_normal(2_000))[:, None]
+    assert tells(own, X, y, GROUP)
+    assert not tells(noise, X, y, GROUP)
+    assert not tells(X[:, 2], X, y, GROUP)
+
+
+STEPS = np.arange(2_000) % 40
+RULES = {
+    "a reward of every seventh step": ((STEPS % 7 == 3) * 1.0, 7),
+    "an action turned every second time": (X[:, 1] * np.where(STEPS % 4 < 2, 1, -1), 4),
+    "a reward that is turned late": (np.where(STEPS > 25, X[:, 0], -X[:, 0]), 0),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_hidden_clock_is_found_with_its_period(rule: str):
+    y, period = RULES[rule]
+    y, group = (X[:, 2] + 2.0 * y)[:, None], np.arange(2_000) // 40
+    found = hidden_clock(STEPS, X, y, group, of_reward=True)
+    assert found is not None
+    assert (found.period, found.of_reward) == (period, True)
+    phase = (STEPS[:, None] % max(period, 40) == np.arange(max(period, 40))).astype(float)
+    shown = np.concatenate([X, phase, phase * X[:, :1], phase * X[:, 1:2]], 1)
+    assert hidden_clock(STEPS, shown, y, group) is None
+    noise = RANDOM.standard_normal((2_000, 1))
+    assert hidden_clock(STEPS, X, noise, group) is None
+    own = RANDOM.standard_normal(50)[group][:, None]  # of the episode
+    assert hidden_clock(STEPS, X, own, group) is None
+
+
+def test_the_clock_counts_steps_of_episodes():
+    rows = played(200, 3, every=9)
+    own = [rows.steps_before[rows.episode == each] for each in np.unique(rows.episode)]
+    valid = [rows.valid[rows.episode == each] for each in np.unique(rows.episode)]
+    for steps, real in zip(own, valid, strict=True):
+        assert steps[real].tolist() == list(range(real.sum()))
+
+
+@pytest.mark.parametrize("jumps", [False, True])
+def test_a_shown_clock_is_not_hidden(jumps: bool):
+    """In float32 its steps differ by rounding; one that begins again jumps."""
+    rows = played(600, every=24, vary=False)
+    steps = np.concatenate([rows.steps_before, rows.steps_before[-1:]])
+    steps = steps if jumps else np.where(steps < 0, 24, steps)
+    shown = (steps / 30).astype(np.float32).astype(float)
+    obs = np.stack([rows.obs[..., 0], shown], -1)
+    assert fit(played(600, every=24, vary=False, obs=obs)).clock is None
+
+
+def test_what_an_episode_decides_is_no_clock():
+    steps = np.concatenate([np.arange(n) for n in RANDOM.integers(5, 60, 80)])
+    group = np.cumsum(steps == 0)
+    x = RANDOM.standard_normal((len(steps), 2))
+    turned = RANDOM.choice([-1.0, 1.0], 81)[group]
+    for y in (turned, turned * x[:, 0], turned * (steps % 5 == RANDOM.integers(0, 5, 81)[group])):
+        assert hidden_clock(steps, x, y[:, None], group) is None

@@ -13,8 +13,8 @@ from quintet.algorithms import registry
 from quintet.config.layers import Layer, options
 from quintet.config.resolve import resolved
 from quintet.config.saved import load_config
+from quintet.doctor import finding, run_learning, run_options, run_scores, units
 from quintet.doctor import run as run_doctor
-from quintet.doctor import run_learning, run_options, run_scores, units
 from quintet.doctor.curves import Level, RunSeen
 from quintet.doctor.finding import Finding
 from quintet.doctor.run import examine_runs
@@ -552,8 +552,122 @@ def test_every_command_trains_into_a_folder_of_its_own():
     (found,) = examine_runs([run]).values()
     commands = [x.command for x in found if x.command.startswith("quintet train")]
     folders = {command.split(" --run-dir ")[1] for command in commands}
-    assert {"runs/a-option-far-gamma", "runs/a-best-long-ago"} <= folders
+    assert {"runs/a-option-far-gamma", "runs/a-option-far-learning_rate"} <= folders
     assert len(folders) == len(commands)
+
+
+ODD = {"learning_rate": 0.1, "gamma": 0.5}
+WINS = {"episode__return_mean": [0.2, 1.0], "episode__success_rate": [0.2, 0.995]}
+
+
+@pytest.mark.parametrize(
+    ("series", "env", "most", "named"),
+    [
+        pytest.param(FLAT, "CartPole-v1", "likely", True, id="flat"),
+        pytest.param({}, "CartPole-v1", "possible", True, id="learns"),
+        pytest.param(WINS, "CartPole-v1", "note", False, id="wins"),
+        pytest.param(
+            {"episode__return_mean": [*np.linspace(20, 498, 8), *[498] * 12]},
+            "CartPole-v1", "note", False, id="solves",
+        ),
+        pytest.param(
+            {"episode__return_mean": [20, 498]}, "module:Own", "possible", True, id="no threshold"
+        ),
+    ],
+)  # fmt: skip
+def test_options_count_less_in_a_run_that_learns_and_not_where_it_does_well(
+    series: Mapping[str, Any], env: str, most: str, named: bool
+):
+    run = _run("ppo", env, {"policy__entropy": 0.69, **series}, **ODD)
+    (found,) = examine_runs([run]).values()
+    about_options = [each for each in found if each.name.startswith("option-")]
+    assert bool(about_options) is named
+    order = ["note", "possible", "likely"]
+    assert all(order.index(each.degree) <= order.index(most) for each in found)
+    said = run_doctor.does_well(run)
+    assert bool(said) is (most != "likely")
+    assert ("succeeded" in said) is (series is WINS)
+
+
+@pytest.mark.parametrize("source", ["sweep", "preset tuned of the race", "file x/best.yaml"])
+def test_what_a_search_has_found_is_not_undone(source: str):
+    run = _run("ppo", "CartPole-v1", FLAT, **ODD)
+    searched = replace(run, sources=dict.fromkeys(ODD, source))
+    for each, there in ((run, True), (searched, False)):
+        (found,) = examine_runs([each]).values()
+        assert any(x.name.startswith("option-") for x in found) is there
+
+
+def test_what_has_no_effect_under_the_other_options_is_not_named():
+    """A standard deviation means nothing to choices."""
+    odd = {"model.action_std_init": 30.0}
+    run = _run("ppo", "CartPole-v1", FLAT, **odd)
+    for space, there in ((spaces.MultiDiscrete([3] * 4), False), (spaces.Box(-1, 1, (2,)), True)):
+        own = Spaces(spaces.Box(-1, 1, (3,)), space)
+        (found,) = examine_runs([replace(run, spaces=as_json(own))]).values()
+        assert any(x.subject == "model.action_std_init" for x in found) is there
+
+
+def test_symptoms_stand_with_their_cause():
+    series = {**FLAT, "optim__grad_norm": 1e4, "optim__grad_clip_frac": 1.0}
+    tiny = _run("ppo", "CartPole-v1", series, max_grad_norm=1e-4)
+    (found,) = examine_runs([tiny]).values()
+    assert (found[0].name, found[0].subject) == ("option-far", "max_grad_norm")
+    assert "gradient-clipped" in found[0].said
+    assert "gradient-clipped" not in {each.name for each in found}
+    sizes = [
+        Choice(choice=name, said=name, option="", env_steps=1)
+        for name in ("observation_scale", "reward_size")
+    ]
+    scaled = replace(_run("ppo", "CartPole-v1", series), choices=sizes)
+    (found,) = examine_runs([scaled]).values()
+    names = [each.name for each in found]
+    assert names[0] == "reward-size"
+    assert not {"gradient-clipped", "observation-scale"} & {*names}
+    assert "it explains gradient-clipped, observation-scale" in found[0].said
+
+
+def test_commands_are_printed_where_their_kind_has_helped(monkeypatch: pytest.MonkeyPatch):
+    stuck = {**FLAT, "policy__entropy": 0.69}
+    (found,) = examine_runs([_run("ppo", "CartPole-v1", stuck, gamma=0.5)]).values()
+    commands = {each.name: each.command for each in found}
+    assert commands["option-far"].startswith("quintet train")
+    assert commands["not-learning"].startswith("quintet doctor")
+    assert commands["entropy-stuck"] == ""
+    monkeypatch.setitem(finding.TRIED, "entropy-stuck", finding.Tried(8, 7, 0))
+    for tried, told in ((finding.Tried(8, 7, 0), True), (finding.Tried(8, 7, 1), False)):
+        monkeypatch.setitem(finding.TRIED, "entropy-stuck", tried)
+        (found,) = examine_runs([_run("ppo", "CartPole-v1", stuck, gamma=0.5)]).values()
+        assert any(each.name == "entropy-stuck" and each.command for each in found) is told
+
+
+def test_what_the_user_knows_is_not_said():
+    run = _run("ppo", "CartPole-v1", FLAT, **ODD)
+    for known, left in (
+        (["not-learning"], {"learning_rate", "gamma"}),
+        (["option-far:gamma"], {"learning_rate"}),
+        (["option-far"], set()),
+        ("option-far", {"learning_rate", "gamma"}),  # a damaged file
+    ):
+        own = replace(run, options={**run.options, "doctor.known": known})
+        (found,) = examine_runs([own]).values()
+        assert {x.subject for x in found if x.name == "option-far"} == left
+        assert ("not-learning" in {x.name for x in found}) is (known != ["not-learning"])
+
+
+def test_shares_of_time_are_those_of_the_whole_run():
+    """The last report, right after an evaluation, says little."""
+    rows = reports(
+        time__learning_frac=[*[0.9] * 19, 0.1], time__evaluation_frac=[*[0.05] * 19, 0.89]
+    )
+    rows = [{**row, "wall_s": 100.0 + 10.0 * i} for i, row in enumerate(rows)]
+    rows[-1]["wall_s"] = rows[-2]["wall_s"] + 3.0
+    run = seen()
+    assert run_scores.slow(replace(run, reports=rows)) is None
+    rows[-1]["wall_s"] = rows[-2]["wall_s"] + 1e4
+    found = run_scores.slow(replace(run, reports=rows))
+    assert found is not None
+    assert "of the run's time went into evaluation" in found.said
 
 
 def test_the_command_that_examines_the_environment_has_the_runs_options():
@@ -567,7 +681,7 @@ def test_options_without_effect_are_in_no_command():
     still = idle(record.config(), Facts())
     assert still
     name = next(iter(still))
-    (found,) = run_doctor._seen(_run("ddpg", "Pendulum-v1", {}))
+    (found,) = run_doctor.seen_of(_run("ddpg", "Pendulum-v1", {}))
     assert not any(name in names for names in found.roles.values())
     assert any("actor_lr" in names for names in found.roles.values())
 
@@ -595,7 +709,9 @@ def test_a_replay_that_is_not_drawn_from_is_not_judged():
 def test_dead_units_are_looked_at_where_policies_are_asked_for(monkeypatch):
     dead = Finding("dead-units", 0.65, "all are off")
     monkeypatch.setattr(units, "dead_units", lambda folder: dead)
-    run = _run("ppo", "CartPole-v1", {})
+    (learns,) = examine_runs([_run("ppo", "CartPole-v1", {})], policies=True).values()
+    assert dead not in learns
+    run = _run("ppo", "CartPole-v1", FLAT)
     without, looked = (examine_runs([run], policies=on)["runs/a"] for on in (False, True))
     assert dead not in without
     assert looked[0] == dead
@@ -647,9 +763,9 @@ def test_real_actions_are_known_by_spaces_or_reports(known: bool):
     if known:
         box = spaces.Box(-1.0, 1.0, (1,), np.float32)
         run = replace(run, spaces=as_json(Spaces(box, box)))
-    (found,) = run_doctor._seen(run)
+    (found,) = run_doctor.seen_of(run)
     assert found.continuous
-    (discrete,) = run_doctor._seen(_run("ppo", "CartPole-v1", {}))
+    (discrete,) = run_doctor.seen_of(_run("ppo", "CartPole-v1", {}))
     assert not discrete.continuous
 
 

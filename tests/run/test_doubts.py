@@ -59,6 +59,18 @@ EXPECTED = (
 )
 
 
+def test_what_the_user_knows_is_not_said(tmp_path: Path):
+    """Also not on a resume of a run that has said it, nor in what the dashboard shows."""
+    folder = tmp_path / "run"
+    options = {**SMALL, "reward_normalizer": "none"}
+    for total, known in ((2_560, ["time-limit"]), (5_120, ["time-limit", "encoder"])):
+        own = {**options, "doctor.known": known}
+        quintet.train("ppo", Inventory, total, run_dir=folder, config=own)
+    said = choices((folder / "log.txt").read_text())
+    assert len(said) == 3
+    assert not any("terminated" in each for each in said)
+
+
 def test_each_is_said_once_and_kept(tmp_path: Path):
     folder = tmp_path / "run"
     options = {**SMALL, "reward_normalizer": "none"}

@@ -17,7 +17,9 @@ SYMPTOMS: dict[tuple[str, str], frozenset[str]] = {
     ("learning_rate", "above"): frozenset(
         {"health-policy", "health-value-function", "entropy-gone", "gradient-spikes",
          "best-long-ago", "evaluation-differs"}),
-    ("learning_rate", "below"): frozenset({"health-policy", "policy-still", "entropy-stuck"}),
+    ("learning_rate", "below"): frozenset(
+        {"health-policy", "policy-still", "entropy-stuck", "values-scale",
+         "health-value-function"}),
     ("ent_coef", "above"): frozenset({"entropy-stuck"}),
     ("ent_coef", "below"): frozenset({"entropy-gone"}),
     ("gamma", "below"): frozenset({"not-learning"}),

@@ -1,0 +1,74 @@
+"""Whether a run's returns are far above all that a rule of the user's own plays."""
+
+import time
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quintet.config.layers import Layer
+from quintet.config.saved import load_config
+from quintet.doctor.finding import Finding
+from quintet.doctor.run import seen_of
+from quintet.envs.make import make_group_env
+from quintet.errors import ConfigError
+from quintet.observe.run_summary import RunSummary
+from quintet.system.importing import code_of
+from quintet.system.user_code import no_exit
+
+_EPISODES, _MOST_STEPS, _MOST_S = 20, 50_000, 30.0
+_LEAST = 3  # episodes
+_FAR = 3.0  # times what the rule gains over the beginning
+
+
+def far_above(run: RunSummary, rule: str) -> Finding | None:
+    """A finding if the policy gains several times what the rule does: it may exploit the reward.
+
+    rule: ``module:function``, from an observation to an action.
+
+    Raises:
+        ConfigError: the rule can't be imported, or the environment is not stepped one by one.
+        UntrustedError: the run names code that may not be imported.
+    """
+    choose = code_of("--baseline", rule, "observation")
+    seen = next(iter(seen_of(run)), None)
+    first, end = (None, None) if seen is None else (seen.first_level, seen.level(0.75, 1.0))
+    returns = _played(run, choose)
+    if first is None or end is None or len(returns) < _LEAST:
+        return None
+    usual = max(float(returns.mean()) - first.mean, float(returns.std()), 1e-9)
+    if end.mean <= returns.max() or end.mean - returns.mean() <= _FAR * usual:
+        return None
+    return Finding(
+        "reward-exploited",
+        0.5,
+        f"the returns, {end.mean:.4g}, are far above all {len(returns)} episodes of the rule, "
+        f"whose best is {returns.max():.4g}: the policy may do what the reward did not mean",
+        {"mean": end.mean, "mean of the rule": float(returns.mean()), "at first": first.mean},
+        "look at episodes (quintet eval RUN --video FILE), and at what pays in them",
+    )
+
+
+def _played(run: RunSummary, choose: Any) -> NDArray[np.float64]:
+    """Returns of the rule's episodes in the run's environment."""
+    loaded = load_config(run.learner, [], Layer("doctor", {"run_dir": str(run.folder)}))
+    returns, begin = list[float](), time.monotonic()
+    with closing(make_group_env(loaded.env, loaded.env.streams_of(1))) as made, no_exit():
+        singles = loaded.env.singles(made)
+        if not singles:
+            raise ConfigError(
+                f"--baseline must have an environment that is stepped one by one, got backend "
+                f"{loaded.env.config.backend}: train with --env.backend gymnasium"
+            )
+        env, steps = singles[0], 0
+        while len(returns) < _EPISODES:
+            obs, _ = env.reset(seed=len(returns))
+            whole, over = 0.0, False
+            while not over:
+                obs, reward, terminated, truncated, _ = env.step(choose(obs))
+                whole, over, steps = whole + float(reward), terminated or truncated, steps + 1
+                if steps >= _MOST_STEPS or time.monotonic() - begin > _MOST_S:
+                    return np.array(returns)
+            returns.append(whole)
+    return np.array(returns)

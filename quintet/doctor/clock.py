@@ -1,0 +1,96 @@
+"""Hidden clocks: what depends on the number of a step that no observation shows."""
+
+from typing import NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quintet.doctor.network import network_folds
+from quintet.doctor.predict import Floats, residuals, scores
+
+_LONGEST = 64  # period, in steps
+_PARTS = 12  # of an episode, for what changes once
+_MOST_FACTORS = 24  # numbers with which the rest is multiplied
+_SHARE, _TOLD = 0.05, 0.3  # of the rest
+_GAIN = 0.03  # of a score
+_LEAST_EPISODES = 16
+
+
+@final
+class Clock(NamedTuple):
+    """Part of the reward or of an observation that the number of the step tells.
+
+    period: in steps, after which it begins again; 0: it does not.
+    gain: of the score by the number of the step.
+    of_reward: whether it is about the reward.
+    """
+
+    period: int
+    gain: float
+    of_reward: bool
+
+
+def hidden_clock(
+    steps: NDArray[np.int64],
+    x: Floats,
+    y: Floats,
+    group: NDArray[np.int64],
+    *,
+    of_reward: bool = False,
+) -> Clock | None:
+    """Finds what the number of the step tells of `y` ``[N, k]`` beyond observations and actions `x`
+    ``[N, d]``; None: nothing.
+
+    steps: number of the step in its episode ``[N]``; group: the episodes.
+    """
+    names = np.unique(group)
+    if not y.shape[1] or len(names) < _LEAST_EPISODES:
+        return None
+    left = residuals(x, y, group)
+    moving = x[:, x.std(0) > 1e-9][:, :_MOST_FACTORS]
+    factors = np.concatenate([np.ones((len(x), 1)), (moving - moving.mean(0)) / moving.std(0)], 1)
+    longest = int(steps.max()) + 1
+    most_steps = min(_LONGEST, longest // 2)  # what is seen once may not come again
+    parts = {period: steps % period for period in range(2, most_steps + 1)}
+    if longest >= 2 * _PARTS:
+        parts[0] = steps * _PARTS // longest
+    if not parts:
+        return None
+    # The rule is chosen by half of the episodes and judged by the others: what an episode decides,
+    # or chance, goes with some rule, but not with the same one again.
+    chosen = np.isin(group, np.random.default_rng(0).permutation(names)[::2])
+    rest = (left[chosen, :, None] * factors[chosen, None, :]).reshape(chosen.sum(), -1)
+    shares = {period: _shares(rest, part[chosen]) for period, part in parts.items()}
+    most = max(float(each.max()) for each in shares.values())
+    if most < _SHARE:
+        return None
+    # Multiples of a period tell as much.
+    period = min(
+        (p for p, each in shares.items() if each.max() >= 0.9 * most), key=lambda p: p or 99
+    )
+    place, number = divmod(int(shares[period].argmax()), factors.shape[1])
+    shown = (parts[period][:, None] == np.unique(parts[period])).astype(np.float64)
+    products = np.concatenate([shown * factors[:, [each]] for each in {0, number}], 1)
+    y, left = y[:, [place]], left[:, [place]]
+
+    def gained(left: Floats) -> float:
+        told = scores(products[~chosen], left[~chosen], group[~chosen])[0]
+        return told.low * float(left.var() / max(y.var(), 1e-18)) * (told.low >= _TOLD)
+
+    gain = gained(left)
+    if gain >= _GAIN:  # what a network tells without the clock, as an hour that jumps, is shown
+        gain = min(gain, gained(network_folds(x, y, group)[0]))
+    return Clock(period, gain, of_reward) if gain >= _GAIN else None
+
+
+def _shares(columns: Floats, part: NDArray[np.int64]) -> Floats:
+    """Share of the variance of each column ``[N, k]`` that lies between parts ``[N]``, beyond what
+    chance gives."""
+    order = np.argsort(part, kind="stable")
+    first = np.flatnonzero(np.diff(part[order], prepend=-1))
+    count = np.diff(first, append=len(part))[:, None]
+    sums = np.add.reduceat(columns[order], first, 0)
+    between = (np.square(sums) / count).sum(0) - np.square(columns.sum(0)) / len(part)
+    whole = np.square(columns).sum(0) - np.square(columns.sum(0)) / len(part)
+    share = between / np.maximum(whole, 1e-18)
+    return np.asarray(share - (len(first) - 1) / len(part), np.float64)

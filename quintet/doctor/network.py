@@ -1,0 +1,90 @@
+"""Predictions by a small network, where the predictor of `predict` fails.
+
+A task whose rule is no smooth function, as a board, a sorted list or a wall, is shown as well as
+any other: before its observation is said to lack something, a stronger predictor must fail too.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from quintet.doctor.predict import Floats, Score, fold_of, score_of
+
+_WIDTH, _STEPS, _BATCH, _RATE = 128, 800, 256, 3e-3
+_LOOK, _PATIENCE = (
+    50,
+    3,
+)  # steps between looks at the rows by which it stops; looks without progress
+_SPARE = 6  # of so many rows one is for these looks
+
+
+def network_folds(
+    x: Floats, y: Floats, group: NDArray[np.int64]
+) -> tuple[Floats, tuple[Score, ...]]:
+    """Residuals ``[N, k]`` on held-out rows, and the score of each column of `y` ``[N, k]``."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # on a busy machine, several wait for each other at every step
+    try:
+        return _folds(x, y, group)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _folds(x: Floats, y: Floats, group: NDArray[np.int64]) -> tuple[Floats, tuple[Score, ...]]:
+    fold = fold_of(group)
+    left, shares = np.array(y, np.float64), list[Floats]()
+    for number in np.unique(fold):
+        out = fold == number
+        if out.all():
+            continue
+        left[out] = y[out] - _fitted(x[~out], y[~out], group[~out], x[out])
+        whole = np.square(y[out] - y[~out].mean(0)).mean(0)
+        missed = np.square(left[out]).mean(0)
+        shares.append(np.where(whole > 1e-18, 1.0 - missed / np.maximum(whole, 1e-18), 0.0))
+    table = np.array(shares) if shares else np.zeros((1, y.shape[1]))
+    return left, tuple(score_of(each) for each in table.T)
+
+
+def _fitted(x: Floats, y: Floats, group: NDArray[np.int64], asked: Floats) -> Floats:
+    """Predictions for `asked` of a network that was fitted to the other rows."""
+    mean, std = x.mean(0), np.maximum(x.std(0), 1e-9)
+    middle, spread = y.mean(0), np.maximum(y.std(0), 1e-12)
+    z, target, there = (
+        torch.as_tensor(each, dtype=torch.float32)
+        for each in (((x - mean) / std).clip(-6, 6), (y - middle) / spread,
+                     ((asked - mean) / std).clip(-6, 6))
+    )  # fmt: skip
+    spare = torch.as_tensor(group % _SPARE == 0)
+    if not spare.any() or spare.all():
+        spare = torch.arange(len(z)) % _SPARE == 0
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(0)
+        best = _trained(z[~spare], target[~spare], (z[spare], target[spare]), there)
+    return np.asarray(best.numpy().astype(np.float64) * spread + middle)
+
+
+def _trained(x: Tensor, y: Tensor, spare: tuple[Tensor, Tensor], asked: Tensor) -> Tensor:
+    """Predictions of the network at the step at which it predicts the spare rows best."""
+    net = nn.Sequential(
+        nn.Linear(x.shape[1], _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, _WIDTH), nn.ReLU(),
+        nn.Linear(_WIDTH, y.shape[1]),
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(net.parameters(), _RATE, weight_decay=1e-3, fused=True)
+    least, best, waited = float(spare[1].square().mean()), torch.zeros(len(asked), y.shape[1]), 0
+    for step in range(1, _STEPS + 1):
+        rows = torch.randint(len(x), (_BATCH,))
+        optimizer.param_groups[0]["lr"] = _RATE * (1.0 - step / (_STEPS + 1))
+        loss = (net(x[rows]) - y[rows]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % _LOOK == 0:
+            with torch.no_grad():
+                missed = float((net(spare[0]) - spare[1]).square().mean())
+                waited += 1
+                if missed < least:
+                    least, best, waited = missed, net(asked), 0
+            if waited == _PATIENCE:
+                break
+    return best
