@@ -188,8 +188,8 @@ TRIED: Mapping[str, Tried] = {
     "option-far": Tried(65, 61, 0),
     "option-other": Tried(4, 4, 0),
 }
-"""By the name of a finding: how often its command helped where runs with a planted fault were
-trained again by it (`python benchmarks/doctor.py remedies`)."""
+"""Records of commands by the name of their finding: how often they helped where runs with a planted
+fault were trained again by them (`python benchmarks/doctor.py remedies`)."""
 
 
 def helps(name: str) -> bool:
