@@ -153,7 +153,7 @@ def tells(x: Floats, others: Floats, y: Floats, group: NDArray[np.int64]) -> boo
 
     def together(z: Floats) -> Floats:
         features = np.concatenate([z[:, None], np.square(z)[:, None] - 1.0, z[:, None] * known], 1)
-        return np.abs(features.T @ left)
+        return np.asarray(np.abs(features.T @ left), np.float64)
 
     random = np.random.default_rng(0)
     by_chance = np.stack([together(random.permutation(z)) for _ in range(_SHUFFLED)])
