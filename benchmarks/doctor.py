@@ -345,6 +345,8 @@ def summary() -> str:
 
 def is_tuned(key: str) -> bool:
     part, *rest = key.split("/")
+    if part == "strangers":
+        return False
     if part in ("sound", "environments"):
         return rest[-1] in {task.replace("/", ".") for task in TUNED}
     return rest[-2] in TUNED_RUNS and int(rest[-1]) in TUNED_SEEDS
@@ -371,7 +373,10 @@ def figures(rows: dict[str, Any], held: dict[str, Any]) -> dict[str, str]:
     ]  # fmt: skip
     good = sum(x["mended"] is not None and near(key, x["mended"], held) for key, x in mends)
     told["faults of settings: mended"] = f"{good} of {len(mends)}"
-    for part, name in (("sound", "sound environments"), ("healthy", "healthy runs")):
+    for part, name in (
+        ("sound", "sound environments"), ("strangers", "sound environments of other kinds"),
+        ("healthy", "healthy runs"),
+    ):  # fmt: skip
         found = [x["found"] for key, x in rows.items() if key.startswith(f"{part}/")]
         alarms = sum(any(each[2] >= 0.5 for each in x) for x in found)
         told[f"alarms in {name}"] = f"{alarms} of {len(found)}"
