@@ -15,6 +15,8 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from quintet.system.printing import note, say
+
 if TYPE_CHECKING:
     from quintet.config.command import Parsed
     from quintet.run.seeds import SeedOutcome
@@ -75,7 +77,7 @@ def main(arguments: list[str] | None = None, leave: Callable[[int], object] | No
     try:
         require_system()
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        note(f"error: {error}")
         return 2
     return _guarded(lambda: _run(arguments), leave)
 
@@ -84,14 +86,14 @@ def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         from quintet.algorithms.registry import LEARNERS
 
-        print(HELP.format(algorithms=", ".join(LEARNERS.names())), end="")
+        say(HELP.format(algorithms=", ".join(LEARNERS.names())), end="")
         for fault in LEARNERS.faults():
-            print(f"warning: {fault}", file=sys.stderr)
+            note(f"warning: {fault}")
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
         from quintet.commands.version import report
 
-        print(report())
+        say(report())
         return 0
     command = COMMANDS.get(arguments[0])
     if command is None:
@@ -99,10 +101,7 @@ def _run(arguments: list[str]) -> int:
 
         near = get_close_matches(arguments[0], COMMANDS, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        print(
-            f"error: the command must be one of {', '.join(COMMANDS)}, got {arguments[0]!r}{hint}",
-            file=sys.stderr,
-        )
+        note(f"error: the command must be one of {', '.join(COMMANDS)}, got {arguments[0]!r}{hint}")
         return 2
     from quintet.system.memory import check_address_space
 
@@ -110,10 +109,7 @@ def _run(arguments: list[str]) -> int:
     try:
         os.getcwd()
     except FileNotFoundError:
-        print(
-            "error: the working folder must exist, got a removed one: cd to another",
-            file=sys.stderr,
-        )
+        note("error: the working folder must exist, got a removed one: cd to another")
         return 1
     return command(arguments[1:])
 
@@ -129,10 +125,10 @@ def _guarded(command: Callable[[], int], leave: Callable[[int], object] | None) 
         sys.stdout.flush()
         return status
     except QuintetError as error:
-        print(f"error: {error}", file=sys.stderr)
+        note(f"error: {error}")
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        note("interrupted")
         if leave is not None:
             leave(130)
         return 130
@@ -147,7 +143,7 @@ def _guarded(command: Callable[[], int], leave: Callable[[int], object] | None) 
         if error.errno == errno.EPIPE:
             return 141
         where = "" if error.filename is None else f"{error.filename}: "
-        print(f"error: {where}{files.reason(error)}; {files.advice(error)}", file=sys.stderr)
+        note(f"error: {where}{files.reason(error)}; {files.advice(error)}")
         return 1
 
 
@@ -174,9 +170,9 @@ def _train(arguments: list[str]) -> int:
     from quintet.system.files import shown
 
     result = run(loaded, minutes=asked.minutes)
-    print(f"run:    {shown(result.run_dir)}")
+    say(f"run:    {shown(result.run_dir)}")
     if result.status == "finished":
-        print(f"policy: {shown(result.run_dir / 'policy')}")
+        say(f"policy: {shown(result.run_dir / 'policy')}")
         return 0
     return 130
 
@@ -193,10 +189,10 @@ def _train_seeds(asked: "Parsed") -> int:
     from quintet.run.seeds import run_seeds
 
     outcomes = run_seeds(loaded, asked.jobs, asked.minutes)
-    print(_summary(outcomes))
+    say(_summary(outcomes))
     failed = [each for each in outcomes if each.status == "failed"]
     for each in failed:
-        print(f"error: seed {each.seed}: {each.error}", file=sys.stderr)
+        note(f"error: seed {each.seed}: {each.error}")
     if failed:
         return 1
     return 0 if all(each.status == "finished" for each in outcomes) else 130
@@ -272,7 +268,7 @@ def _config(arguments: list[str]) -> int:
     }
     width = max(len(f"{name}: {values[name]}") for name in values if len(str(values[name])) < 40)
     for name, value in values.items():
-        print(f"{name}: {_yaml(value)}".ljust(width) + f"  # {sources[name]}")
+        say(f"{name}: {_yaml(value)}".ljust(width) + f"  # {sources[name]}")
     return 0
 
 
@@ -286,7 +282,7 @@ def _yaml(value: Any) -> str:
 
 def _envs(arguments: list[str]) -> int:
     if any(a in ("-h", "--help") for a in arguments) or len(arguments) > 1:
-        print("usage: quintet envs [PATTERN]   list ids that contain PATTERN, or match its * and ?")
+        say("usage: quintet envs [PATTERN]   list ids that contain PATTERN, or match its * and ?")
         return 0 if len(arguments) <= 1 else 2
     from quintet.envs.ids import list_envs
     from quintet.errors import QuintetError
@@ -298,7 +294,7 @@ def _envs(arguments: list[str]) -> int:
         )
     width = max(len(name) for name, _ in found)
     for name, backend in found:
-        print(f"{name:{width}}  {backend}")
+        say(f"{name:{width}}  {backend}")
     return 0
 
 
@@ -306,7 +302,7 @@ def _bench(arguments: list[str]) -> int:
     from quintet.bench import measure, workloads
 
     if {"-h", "--help"} & {*arguments}:
-        print(BENCH_HELP.format(names=", ".join(workloads.names())), end="")
+        say(BENCH_HELP.format(names=", ".join(workloads.names())), end="")
         return 0
     as_json = "--json" in arguments
     rest = [word for word in arguments if word != "--json"]
@@ -315,7 +311,7 @@ def _bench(arguments: list[str]) -> int:
     options = workloads.scheduling(rest[len(named) :])
     for work in [workloads.read(name) for name in names]:
         record = measure.run(work, options)
-        print(json.dumps(record) if as_json else measure.in_words(record), flush=True)
+        say(json.dumps(record) if as_json else measure.in_words(record))
     return 0
 
 

@@ -1,6 +1,5 @@
 """Plays whole episodes, or games of several agents, with the actor that is evaluated."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
@@ -21,6 +20,7 @@ from quintet.protocols import Actor
 from quintet.runtime.policies import JointActor
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.runtime.turns import Begun, held
+from quintet.system.printing import note
 from quintet.uniform import UniformActor
 
 Player = Actor | UniformActor
@@ -28,7 +28,7 @@ Player = Actor | UniformActor
 
 
 def _on_stderr(line: str) -> None:
-    print(line, file=sys.stderr)
+    note(line)
 
 
 @final

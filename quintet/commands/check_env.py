@@ -14,6 +14,7 @@ from quintet.config.command import mapping
 from quintet.envs.config import BackendName
 from quintet.errors import ConfigError
 from quintet.options import faults
+from quintet.system.printing import say
 
 if TYPE_CHECKING:
     from quintet.config.choices import Doubt
@@ -76,7 +77,7 @@ def main(arguments: list[str]) -> int:
 
         found = check_env(resolved, steps, seed, most_s)
         doubts = _doubts(found)
-        print(json.dumps(_as_json(found, doubts)) if as_json else _in_words(found, doubts))
+        say(json.dumps(_as_json(found, doubts)) if as_json else _in_words(found, doubts))
         status = 1 if found.faults else 0
 
     description = (

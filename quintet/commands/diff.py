@@ -11,6 +11,7 @@ from quintet.errors import ConfigError, QuintetError
 from quintet.observe.metrics import newest, plain_name
 from quintet.observe.run_summary import SCORES, RunSummary, number, read_summary, table, text
 from quintet.system.files import given_path
+from quintet.system.printing import say
 
 _NOT_COMPARED = ("run_dir", "resume")
 _MOST_METRICS = 8
@@ -30,7 +31,7 @@ def main(arguments: list[str]) -> int:
             )
         a, b = (_readable(read_summary(given_path(run))) for run in runs)
         found = compared(a, b)
-        print(json.dumps(found, default=str) if as_json else in_words(found, a, b))
+        say(json.dumps(found, default=str) if as_json else in_words(found, a, b))
 
     description = "Compares two runs: options and their sources, versions, environment, curves."
     tyro.cli(show, prog="quintet diff", description=description, args=arguments)

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from quintet.doctor.finding import in_words
 from quintet.errors import ConfigError
 from quintet.observe.run_summary import find_runs, read_summary
 from quintet.system.files import given_path, shown
+from quintet.system.printing import note, say
 
 HELP = f"""usage: quintet doctor ENV [--algo NAME] [OPTION VALUE ...]
        quintet doctor RUN [RUN ...] [--try]
@@ -70,7 +70,7 @@ class Asked(NamedTuple):
 def main(arguments: list[str]) -> int:
     """Examines; returns 0, or 1 if there is a likely cause."""
     if {"-h", "--help"} & {*arguments}:
-        print(HELP, end="")
+        say(HELP, end="")
         return 0
     given = asked(arguments)
     runs = [find_runs(given_path(target)) for target in given.targets]
@@ -86,9 +86,9 @@ def main(arguments: list[str]) -> int:
 
         results[0]["tried"] = tried(results[0], given.minutes)
     if given.as_json:
-        print(json.dumps(results[0] if len(results) == 1 else {"runs": results}))
+        say(json.dumps(results[0] if len(results) == 1 else {"runs": results}))
     else:
-        print("\n".join(line for each in results for line in _lines(each)))
+        say("\n".join(line for each in results for line in _lines(each)))
     likely = (x["degree"] == "likely" for each in results for x in each["findings"])
     return 1 if any(likely) else 0
 
@@ -227,7 +227,7 @@ def _environment(given: Asked, target: str) -> dict[str, Any]:
         typed,
         given.seed,
         given.most_s,
-        lambda line: print(line, file=sys.stderr, flush=True),
+        note,
     )
     return {
         "target": target,

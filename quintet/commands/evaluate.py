@@ -12,6 +12,7 @@ from quintet.config.command import mapping
 from quintet.envs.config import BackendName
 from quintet.errors import ConfigError, QuintetError
 from quintet.system.files import given_path, shown
+from quintet.system.printing import say
 from quintet.system.trust import TRUST_HELP
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def _print(scores: "Scores", how: dict[str, bool] | None) -> None:
     """Prints the scores (as JSON, together with `how`, if given); raises QuintetError if the film
     failed.
     """
-    print(_scores_in_words(scores) if how is None else json.dumps(_scores_as_json(scores) | how))
+    say(_scores_in_words(scores) if how is None else json.dumps(_scores_as_json(scores) | how))
     if scores.film_fault is not None:
         raise QuintetError(f"there is no video, but the scores are valid: {scores.film_fault}")
 

@@ -8,6 +8,7 @@ from tyro.conf import Positional, arg
 from quintet.errors import ConfigError
 from quintet.export.interface import Format
 from quintet.system.files import given_path, shown
+from quintet.system.printing import say
 from quintet.system.trust import TRUST_HELP
 
 if TYPE_CHECKING:
@@ -61,4 +62,4 @@ def _export(
     policy = load(run, checkpoint, trust=trust, encoder=encoder)
     seen: "Observations" = "space" if samples else "environment"
     made = policy.export(out, format, steps=steps, observations=seen, env=env, tolerance=tolerance)
-    print(f"{shown(given_path(out))}: {made.told()}")
+    say(f"{shown(given_path(out))}: {made.told()}")

@@ -7,6 +7,7 @@ from tyro.conf import Positional, arg
 
 from quintet.errors import ConfigError
 from quintet.system.files import given_path, shown
+from quintet.system.printing import say
 
 
 def main(arguments: list[str]) -> int:
@@ -59,11 +60,11 @@ def main(arguments: list[str]) -> int:
                 )
             from quintet.observe.lineage import plot_lineage
 
-            print(shown(plot_lineage(places[0], given_path(out))))
+            say(shown(plot_lineage(places[0], given_path(out))))
             return
         from quintet.observe.plots import plot_runs
 
-        print(shown(plot_runs(found, given_path(out), kind, x or "env_steps", metric)))
+        say(shown(plot_runs(found, given_path(out), kind, x or "env_steps", metric)))
 
     description = "Draws learning curves or final scores of runs."
     tyro.cli(draw, prog="quintet plot", description=description, args=arguments)

@@ -5,6 +5,7 @@ from quintet.config.command import parse
 from quintet.errors import ConfigError
 from quintet.race.asked import Asked
 from quintet.system.files import shown
+from quintet.system.printing import say
 
 HELP = """usage: quintet train auto --env ID --minutes M [OPTION VALUE ...]
 
@@ -25,7 +26,7 @@ the best is the result, an ordinary run.  All within M minutes.  The same comman
 def main(arguments: list[str]) -> int:
     """Returns 0 if the race is finished, 130 if it was stopped."""
     if {"-h", "--help"} & {*arguments}:
-        print(HELP, end="")
+        say(HELP, end="")
         return 0
     asked = read(arguments)
     asked.require()
@@ -34,11 +35,11 @@ def main(arguments: list[str]) -> int:
     found = race(asked)
     place = shown(asked.folder)
     if found.state != "finished":
-        print("stopped; the same command goes on")
+        say("stopped; the same command goes on")
         return 130
-    print(f"this race is finished: {found.winner} won; {place / 'race'} tells how")
-    print(f"run:    {place}")
-    print(f"policy: {place / 'policy'}")
+    say(f"this race is finished: {found.winner} won; {place / 'race'} tells how")
+    say(f"run:    {place}")
+    say(f"policy: {place / 'policy'}")
     return 0
 
 

@@ -9,6 +9,7 @@ from tyro.conf import Positional, arg
 from quintet.errors import ConfigError, QuintetError
 from quintet.observe.run_summary import find_runs, read_summary, text
 from quintet.system.files import given_path, shown
+from quintet.system.printing import say
 
 _MOST_COMMAND = 4_000  # characters
 
@@ -62,7 +63,7 @@ def main(arguments: list[str]) -> int:
             ]
             for folder, found in examine_runs(summaries, policies=True).items()
         }
-        print(shown(write_page(summaries, title, page, marks)))
+        say(shown(write_page(summaries, title, page, marks)))
 
     description = "Writes one HTML file about runs, without scripts and outside resources."
     tyro.cli(write, prog="quintet report", description=description, args=arguments)

@@ -12,6 +12,7 @@ from quintet.errors import QuintetError
 from quintet.observe.pace import clock
 from quintet.observe.run_summary import RunSummary, find_runs, number, read_summary, table, text
 from quintet.system.files import given_path, shown
+from quintet.system.printing import say
 
 _COLUMNS = ("run", "learner", "environment", "seed", "state", "env_steps", "score", "time", "when")
 
@@ -32,11 +33,11 @@ def main(arguments: list[str]) -> int:
             )
         runs = (read_summary(each, newest=True) for each in find_runs(place))
         if as_json:
-            print(json.dumps([as_entry(each) for each in runs]))
+            say(json.dumps([as_entry(each) for each in runs]))
         elif found := [(cells(each, place), told(each)) for each in runs]:
-            print(in_words(found))
+            say(in_words(found))
         else:
-            print(f"no runs in {shown(place)}")
+            say(f"no runs in {shown(place)}")
 
     description = "Lists runs: their learner, environment, seed, state, score and time."
     tyro.cli(show, prog="quintet runs", description=description, args=arguments)

@@ -16,6 +16,7 @@ from quintet.observe.run_summary import find_runs
 from quintet.system import manifest
 from quintet.system.files import given_path, shown
 from quintet.system.inside import Holder, holder_of, require_own
+from quintet.system.printing import say
 
 _POLL_S = 0.1
 
@@ -31,7 +32,7 @@ def main(arguments: list[str]) -> int:
             raise ConfigError("quintet save must get a run, got none: quintet save RUN")
         if not wait_s > 0:
             raise ConfigError(f"--wait-s must be above 0, got {wait_s}")
-        print(save(given_path(run), wait_s))
+        say(save(given_path(run), wait_s))
 
     description = (
         "Makes the process that trains in a run folder write a checkpoint at the end of its "

@@ -10,6 +10,7 @@ from quintet.config.command import parse
 from quintet.errors import ConfigError, QuintetError
 from quintet.sweep.asked import Asked
 from quintet.system.files import shown
+from quintet.system.printing import say
 
 DESCRIPTION = (
     "Searches for good options of a learner: quintet sweep ALGO --env ID --trials N.  All options "
@@ -26,11 +27,11 @@ def main(arguments: list[str]) -> int:
     found = sweep(asked)
     from quintet.sweep.summary import lines, write
 
-    print("\n".join(lines(found)))
+    say("\n".join(lines(found)))
     for name in write(found):
-        print(shown(found.folder / name) if " " not in name else name)
+        say(shown(found.folder / name) if " " not in name else name)
     if found.status == "stopped":
-        print("stopped; the same command resumes the sweep")
+        say("stopped; the same command resumes the sweep")
         return 130
     if found.winner is None:
         first = next((each.error for each in found.trials if each.error), "all were pruned")

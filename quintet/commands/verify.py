@@ -10,6 +10,7 @@ from quintet.errors import ConfigError
 from quintet.export.apart import MOST_GIB, MOST_S, verify_apart
 from quintet.system.apart import Limits
 from quintet.system.files import given_path, shown
+from quintet.system.printing import say
 
 _LARGEST = 10**6
 
@@ -42,6 +43,6 @@ def _verify(
     limits = Limits(most_s, most_gib * 2**30)
     found = verify_apart(given_path(folder), limits, trust=trust)
     if as_json:
-        print(json.dumps(found.as_json))
+        say(json.dumps(found.as_json))
     else:
-        print(f"{shown(given_path(folder))}: {found.said}")
+        say(f"{shown(given_path(folder))}: {found.said}")

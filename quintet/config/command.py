@@ -16,6 +16,7 @@ from quintet.config.run import ALIASES, PARTS, TOP, prefix_of
 from quintet.errors import ConfigError
 from quintet.options import kinds
 from quintet.system import files
+from quintet.system.printing import say
 from quintet.system.trust import TRUST_HELP
 
 COMMON = (
@@ -93,7 +94,7 @@ def parse(command: str, arguments: list[str]) -> Parsed:
         )
     algo, rest = registry.canonical(arguments[0]), arguments[1:]
     if {"-h", "--help"} & {*rest}:
-        print(_help(command, algo, everything=rest[-1] == "all"))
+        say(_help(command, algo, everything=rest[-1] == "all"))
         raise SystemExit(0)
     known = options(algo)
     values: dict[str, Any] = {}

@@ -24,6 +24,7 @@ from quintet.options import shown
 from quintet.system import files, manifest, run_record, saved_options
 from quintet.system.importing import settle_search_path
 from quintet.system.inside import await_orphan, require_member
+from quintet.system.printing import say
 from quintet.system.trust import Origin, calls_of
 
 BEFORE_CONFIG = (".lock", "log.txt", ".config.yaml.tmp", ".tmp-config.yaml")
@@ -245,7 +246,7 @@ def load_seeds(
             if folder is not None:
                 require_member(folder / f"s{seed}")
             if own.run_dir is not None:  # what is there may still change
-                await_orphan(own.run_dir, lambda line: print(line, flush=True))
+                await_orphan(own.run_dir, say)
             saved = None if own.run_dir is None or overwrite else read_saved(own.run_dir)
         except (ConfigError, CheckpointError) as error:
             assert own.run_dir is not None

@@ -65,6 +65,7 @@ from quintet.spaces import (
     unpack_action,
 )
 from quintet.system import forks
+from quintet.system.printing import message
 from quintet.system.signals import STOPS
 from quintet.system.user_code import described, raised
 from quintet.types import ACTION_MASK
@@ -205,7 +206,7 @@ class AdaptedVectorEnv:
         try:
             self._finish_flight()
         except EnvironmentFault as error:  # must not hide an earlier error at the end of a run
-            warnings.warn(f"closing failed: {error}", RuntimeWarning, stacklevel=2)
+            warnings.warn(message(f"closing failed: {error}"), RuntimeWarning, stacklevel=2)
         for each in self._existing:
             release(each, self)
         if self._make is not None:

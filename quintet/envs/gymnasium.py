@@ -32,6 +32,7 @@ from quintet.spaces import (
     unpack_action,
 )
 from quintet.system import forks
+from quintet.system.printing import message
 from quintet.system.signals import STOPS
 from quintet.system.user_code import described, raised, traced
 
@@ -318,14 +319,14 @@ def close_all(envs: Iterable[Any], env_id: str) -> None:
         except BaseException as error:
             text = f"{env_id}: the environment {raised(error, 'close')}; mend the environment"
             if isinstance(error, Exception) or fault is not None:
-                warnings.warn(text, RuntimeWarning, stacklevel=3)
+                warnings.warn(message(text), RuntimeWarning, stacklevel=3)
             else:
                 fault = traced(EnvironmentFault(text), error)
     if fault is None:
         return
     if sys.exception() is None:
         raise fault
-    warnings.warn(str(fault), RuntimeWarning, stacklevel=3)
+    warnings.warn(message(str(fault)), RuntimeWarning, stacklevel=3)
 
 
 def action_rows(action: Any, num_streams: int) -> Iterable[Any]:

@@ -163,9 +163,9 @@ def describe(
 
 
 def _versions(format: Format) -> dict[str, str]:
-    packages = ("quintet", "torch", *programs.PACKAGES[format], "numpy")
+    packages = ("torch", *programs.PACKAGES[format], "numpy")
     found = {name: provenance.version_of(name) for name in packages}
-    return {**found, "python": platform.python_version()}
+    return {"quintet": provenance.own_version(), **found, "python": platform.python_version()}
 
 
 def _rest(interface: Interface, recorded: Steps) -> dict[str, bytes]:

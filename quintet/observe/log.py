@@ -1,7 +1,6 @@
 """A run's messages to the user and to ``log.txt``."""
 
 import io
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TextIO, final
@@ -9,6 +8,7 @@ from typing import Any, TextIO, final
 from quintet.observe.pace import Score
 from quintet.observe.progress import Progress
 from quintet.observe.stream import LogFile, QuietStream, is_terminal
+from quintet.system.printing import message, note
 
 
 @final
@@ -39,40 +39,40 @@ class RunLog:
 
     def stage(self, text: str) -> None:
         for part in self._parts:
-            part.stage(text)
+            part.stage(message(text))
 
     def waiting(self, text: str) -> None:
         for part in self._parts:
-            part.waiting(text)
+            part.waiting(message(text))
 
-    def say(self, message: str) -> None:
+    def say(self, text: str) -> None:
         for part in self._parts:
-            part.say(message)
+            part.say(message(text))
 
-    def note(self, message: str) -> None:
+    def note(self, text: str) -> None:
         """Writes a line to ``log.txt`` only."""
         if self._log is not None:
-            self._log.write(f"{message}\n")
+            self._log.write(f"{text}\n")
 
-    def answer(self, message: str) -> None:
+    def answer(self, text: str) -> None:
         """Answers a user's signal or call, visibly even if progress is not shown."""
-        self.say(message)
+        self.say(text)
         if self._hidden:
             with suppress(OSError, ValueError, AttributeError):  # closed, or none at all
-                print(message, file=sys.stderr, flush=True)
+                note(text)
 
-    def warn(self, message: str) -> None:
+    def warn(self, text: str) -> None:
         """Writes a line to standard error, apart from results; on a terminal the dashboard shows
         it.
         """
-        line = f"warning: {message}"
+        line = f"warning: {text}"
         if self._in_terminal:
             self.say(line)
             return
         if self._log is not None:
             self._log.write(f"{line}\n")
         with suppress(OSError, ValueError, AttributeError):  # closed, or none at all
-            print(line, file=sys.stderr, flush=True)
+            note(line)
 
     def close(self) -> None:
         for part in self._parts:

@@ -1,7 +1,6 @@
 """Plots of learning curves and of final scores."""
 
 import difflib
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from quintet.observe.plot_groups import env_name, group_labels, options_of, plai
 from quintet.observe.report_files import read_metrics
 from quintet.observe.run_summary import actions_evaluated, bounded, group_key, text
 from quintet.system import files, run_record
+from quintet.system.printing import note
 
 Axis = Literal["env_steps", "wall_s"]
 Kind = Literal["curve", "bars"]
@@ -112,7 +112,7 @@ def plot_runs(
     if not runs:
         raise left_out[0]
     for fault in left_out:
-        print(f"left out: {fault}", file=sys.stderr)
+        note(f"left out: {fault}")
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(group_key(run.config, run.sources), []).append(run)
@@ -180,10 +180,9 @@ def _default_metric(kind: Kind, reports: Mapping[Path, Sequence[Mapping[str, flo
             for folder, run in reports.items()
             if not any(name.endswith(wanted) for report in run for name in report)
         ]
-        print(
+        note(
             f"warning: final scores are those of training ({found}), since {', '.join(lacks[:3])} "
-            f"{'has' if len(lacks) == 1 else 'have'} no evaluations",
-            file=sys.stderr,
+            f"{'has' if len(lacks) == 1 else 'have'} no evaluations"
         )
     return found
 

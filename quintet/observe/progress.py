@@ -119,8 +119,7 @@ class LineProgress:
             self.say(text)
 
     def say(self, message: str) -> None:
-        self._out.write(f"{message}\n")
-        self._out.flush()
+        self._out.line(message)
 
     def close(self) -> None:
         if self._pending is not None:

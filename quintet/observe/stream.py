@@ -6,6 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO, final
 
+from quintet.system.printing import message, plain, short
+
+_MOST_CHARACTERS = 100_000
+"""Most characters of a message in ``log.txt``."""
+
 
 @final
 class LogFile:
@@ -24,7 +29,7 @@ class LogFile:
 
     def write(self, text: str) -> int:
         if self._file is not None:
-            line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}"
+            line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {short(plain(text), _MOST_CHARACTERS)}"
             with suppress(OSError):
                 os.write(self._file, line.encode(errors="backslashreplace"))
         return len(text)
@@ -53,8 +58,8 @@ class QuietStream:
         self._alive = True
 
     def line(self, text: str) -> None:
-        """Writes a line, so that it is seen at once."""
-        self.write(f"{text}\n")
+        """Writes a line as `message` has it, so that it is seen at once."""
+        self.write(f"{message(text)}\n")
         self.flush()
 
     @property

@@ -10,6 +10,7 @@ from quintet.observe.pace import NO_SCORE, Pace, Score
 from quintet.observe.text_curve import TextCurve
 from quintet.observe.timing import TimeShares
 from quintet.protocols import Part
+from quintet.system.printing import plain
 
 OBJECTIVE = "/population/objective"
 """Suffix of the name of a policy's objective."""
@@ -43,6 +44,12 @@ class View:
     evaluated: str = ""
     choices: Sequence[str] = ()
     marks: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Names of others and sentences with them do not command the terminal."""
+        self.title, self.folder = plain(self.title), plain(self.folder)
+        self.evaluated = plain(self.evaluated)
+        self.choices, self.marks = [*map(plain, self.choices)], [*map(plain, self.marks)]
 
     @property
     def evaluation_name(self) -> str:

@@ -25,6 +25,7 @@ from quintet.errors import CheckpointError, FileFault, QuintetError
 from quintet.observe.stream import LogFile
 from quintet.system import files, manifest, run_record, saved_options
 from quintet.system.inside import OpenFolder, is_ours, run_lock
+from quintet.system.printing import message, short
 from quintet.types import Rollout
 
 OLD = "old"
@@ -233,7 +234,7 @@ class RunFolder:
             whole = "the run was interrupted"
             if not isinstance(error, KeyboardInterrupt):
                 detail = error.detail if isinstance(error, QuintetError) else ""
-                trace = "".join(traceback.format_exception(error)).rstrip()
+                trace = short("".join(traceback.format_exception(error)).rstrip())
                 whole = f"the run ended by an error: {trace}\n{detail}".rstrip()
             self.log.write(f"{whole}\n")
         if not self._record:
@@ -243,7 +244,7 @@ class RunFolder:
             said = None
             if error is not None:
                 text = (str(error).splitlines() or [""])[0]
-                said = f"{type(error).__name__}: {text}".removesuffix(": ")
+                said = message(f"{type(error).__name__}: {text}".removesuffix(": "))
             self._write_record(state, env_steps, said)
 
     def _write_record(self, state: str, env_steps: int | None, error: str | None) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quintet.run import seed_group
+from quintet.system.printing import note
 
 if TYPE_CHECKING:
     from quintet.config.resolve import Loaded
@@ -57,11 +58,11 @@ def serve(train: "Callable[[Loaded, dict[str, Any]], dict[str, Any]]") -> int:
     except KeyboardInterrupt:
         return 130
     except QuintetError as error:
-        print(f"error: {error}", file=sys.stderr)
+        note(f"error: {error}")
         failed(error, str(error))
         return 2 if isinstance(error, ConfigError) else 1
     except Exception as error:
-        traceback.print_exc()
+        note(traceback.format_exc())
         failed(error, f"{type(error).__name__}: {error}")
         return 1
     seed_group.answer(file, found)

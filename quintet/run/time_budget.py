@@ -8,7 +8,6 @@ evaluation and its env_steps as the number.
 
 import io
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, redirect_stderr
@@ -26,6 +25,7 @@ from quintet.run.callbacks import OnReport
 from quintet.run.folder import clear
 from quintet.system import manifest, run_record, saved_options
 from quintet.system.inside import is_ours, require_free
+from quintet.system.printing import note, say
 
 _SHARE, _LEAST_S, _MOST_S = 0.02, 3.0, 30.0  # of the time, that a measurement takes
 _STEPS = 10_000_000  # that a measurement has at least, so that its time ends it
@@ -60,11 +60,11 @@ def timed(loaded: Loaded, budget: "TimeBudget", train: TrainOnce) -> Loaded:
     """
     if has_begun(loaded):
         budget.checks = budget.bounded = False
-        note = no_effect(loaded, budget.minutes)
-        budget.notes += [] if note is None else [note]
+        idle = no_effect(loaded, budget.minutes)
+        budget.notes += [] if idle is None else [idle]
         return loaded
     if loaded.config.report.progress:
-        print(f"minutes={budget.minutes:g}: measuring the speed of training", flush=True)
+        say(f"minutes={budget.minutes:g}: measuring the speed of training")
     assert loaded.config.run_dir is not None
     place = Place.of(loaded.config.run_dir)
     found = measure(loaded, budget, train)
@@ -449,13 +449,11 @@ def least_run_s(loaded: Loaded, budget: TimeBudget) -> float:
 
 
 def _tell(budget: TimeBudget, least_s: float) -> None:
-    print(
+    note(
         f"warning: minutes={budget.minutes:g} is too short for this run, which takes about "
         f"{least_s / 60:.2g} minutes to make its environments ({budget.making_s:.2g} s), to learn "
         f"from one batch and to evaluate ({budget.evaluation_s:.2g} s or more), and ends "
-        "then: give it more, or fewer streams, shorter unrolls or --eval.episodes 0",
-        file=sys.stderr,
-        flush=True,
+        "then: give it more, or fewer streams, shorter unrolls or --eval.episodes 0"
     )
 
 

@@ -1,11 +1,11 @@
 """One run of a sweep, a trial or a best one again: the process that `search` starts for each."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quintet.run import member
+from quintet.system.printing import say
 
 if TYPE_CHECKING:
     from quintet.config.resolve import Loaded
@@ -29,7 +29,7 @@ def _train(loaded: "Loaded", payload: dict[str, Any]) -> dict[str, Any]:
         return watch.answer("pruned")
     result = run(loaded, watch.hear)
     if watch.pruned and result.status == "stopped":
-        print("ends here: others were better at this point", file=sys.stdout)
+        say("ends here: others were better at this point")
         return watch.answer("pruned")
     return watch.answer(result.status)
 

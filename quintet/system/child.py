@@ -29,6 +29,7 @@ from typing import IO, Any, NoReturn, final
 
 from quintet.system import entry
 from quintet.system.memory import limit_told
+from quintet.system.printing import plain
 
 AVAILABLE = sys.platform == "linux"
 
@@ -132,7 +133,7 @@ class Child:
         # To its end, or the child would block; a bar that only returns has no end of line.
         for line in iter(partial(self._process.stdout.readline, _MOST_LINE_BYTES), b""):
             self.printed = True
-            say(line.decode(errors="replace").rstrip())
+            say(plain(line.decode(errors="replace").rstrip().rpartition("\r")[2]))
 
     @property
     def status(self) -> int | None:

@@ -25,6 +25,7 @@ except ImportError:
     from yaml import SafeDumper as _SafeDumper  # type: ignore[assignment]
 
 from quintet.errors import FileFault
+from quintet.system.printing import note
 
 TEMPORARY = ".tmp-"
 """Prefix of unfinished files, which are useless after a crash."""
@@ -123,7 +124,7 @@ _Loader.add_constructor(_INT, _int)
 
 def warn_on_stderr(message: str) -> None:
     """Prints a warning to standard error, apart from results."""
-    print(f"warning: {message}", file=sys.stderr)
+    note(f"warning: {message}")
 
 
 def advice(fault: OSError) -> str:

@@ -16,6 +16,7 @@ from typing import ParamSpec, TypeVar
 import gymnasium
 
 from quintet.errors import ConfigError, QuintetError
+from quintet.system.printing import note, short
 from quintet.system.signals import STOPS
 
 _Fault = TypeVar("_Fault", bound=QuintetError)
@@ -25,8 +26,8 @@ _Result = TypeVar("_Result")
 _PARSERS = ("argparse", "optparse")
 """Modules that read the command line."""
 
-_MOST_CHARACTERS = 20_000
-"""Most characters of a traceback that are kept, from its end."""
+_MOST_CHARACTERS = 4_000
+"""Most characters of an error's text that are kept: those of others are of any length."""
 
 
 def raised(error: BaseException, where: str = "") -> str:
@@ -56,7 +57,7 @@ def argv_advice(error: BaseException) -> str:
 
 def described(error: BaseException) -> str:
     """A text like ``ValueError: no such thing``, even if the error's own code fails."""
-    return f"{type(error).__name__}: {_words(lambda: str(error))}"
+    return f"{short(type(error).__name__, 200)}: {_words(lambda: str(error))}"
 
 
 def first_line(error: BaseException) -> str:
@@ -66,7 +67,7 @@ def first_line(error: BaseException) -> str:
 
 def _words(say: Callable[[], str]) -> str:
     try:
-        return say()
+        return short(say(), _MOST_CHARACTERS)
     except STOPS:
         raise
     except BaseException as again:
@@ -103,7 +104,7 @@ def slow_notice(doing: str, after_s: float = 10.0) -> Iterator[None]:
             passed_s, wait_s = passed_s + wait_s, passed_s + wait_s
             place = place_in(traceback.extract_stack(sys._current_frames().get(thread)))
             at = f" (at {place})" if place else ""
-            print(f"waiting for {passed_s:.0f} s: {doing}{at}", file=sys.stderr, flush=True)
+            note(f"waiting for {passed_s:.0f} s: {doing}{at}")
 
     threading.Thread(target=look, daemon=True, name="slow notice").start()
     try:
@@ -114,7 +115,7 @@ def slow_notice(doing: str, after_s: float = 10.0) -> Iterator[None]:
 
 def traced(fault: _Fault, cause: BaseException) -> _Fault:
     """Stores the traceback of `cause` in the detail of `fault`, which it returns."""
-    fault.detail = "".join(traceback.format_exception(cause))[-_MOST_CHARACTERS:]
+    fault.detail = short("".join(traceback.format_exception(cause)))
     return fault
 
 
