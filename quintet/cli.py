@@ -10,12 +10,12 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from quintet.system.printing import note, say
+from quintet.system.printing import note, results_apart, say
 
 if TYPE_CHECKING:
     from quintet.config.command import Parsed
@@ -111,7 +111,8 @@ def _run(arguments: list[str]) -> int:
     except FileNotFoundError:
         note("error: the working folder must exist, got a removed one: cd to another")
         return 1
-    return command(arguments[1:])
+    with results_apart() if "--json" in arguments else nullcontext():
+        return command(arguments[1:])
 
 
 def _guarded(command: Callable[[], int], leave: Callable[[int], object] | None) -> int:

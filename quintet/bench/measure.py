@@ -27,6 +27,7 @@ from quintet.runtime.replay.replay import Replay
 from quintet.runtime.seeds import Role, generator_seed
 from quintet.runtime.slots import RowSpecs
 from quintet.runtime.torch_settings import configure_torch
+from quintet.system import printing
 from quintet.system.provenance import revision_of
 from quintet.types import Spaces
 
@@ -150,7 +151,9 @@ def _train(
 ) -> Stopwatch:
     timer, counters = PhaseTimer(), loop.Counters()
     learner = make_learner(config, source.spaces)
-    sampling = make_sampling(config, source, [learner], timer, print, print, print)
+    sampling = make_sampling(
+        config, source, [learner], timer, printing.say, printing.say, printing.say
+    )
 
     def nowhere(*_: object) -> str:
         return "The batch is not kept"

@@ -27,7 +27,7 @@ from quintet.runtime.processes.messages import WorkerSpec
 from quintet.runtime.processes.process import WaitNotice, error_of
 from quintet.runtime.processes.workers import sendable, shares, whereabouts
 from quintet.runtime.slots import RowSpecs
-from quintet.system import user_state
+from quintet.system import printing, user_state
 from quintet.system.link import Link, Views, no_block
 from quintet.system.transfer import fetched
 from quintet.types import Publication, TensorSpec
@@ -94,7 +94,7 @@ class Nodes:
         publications: Sequence[Publication],
         config: ClusterConfig,
         site: Site,
-        say: Callable[[str], None] = print,
+        say: Callable[[str], None] = printing.say,
         notice: Callable[[str], None] = lambda _: None,
     ):
         """See `Workers`.  Raises ConfigError if there is no cluster, there are too few nodes, one

@@ -3,14 +3,17 @@
 import signal
 import socket
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, final
 
 import ray
+from ray._private import worker as driver
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from quintet.errors import ConfigError, WorkerFault
+from quintet.system.printing import note
 
 _ANSWER_S = 5.0
 """Seconds within which the address of a cluster must answer."""
@@ -114,6 +117,7 @@ def connect(address: str) -> bool:
     if ray.is_initialized():
         return False
     before = signal.getsignal(signal.SIGTERM)
+    driver.print_to_stdstream = _tell  # which Ray calls even where nothing is to be logged
     try:
         if address != "auto":
             host, _, port = address.rpartition(":")
@@ -129,6 +133,12 @@ def connect(address: str) -> bool:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
     return True
+
+
+def _tell(message: Mapping[str, Any], *_: object, **__: object) -> None:
+    """Prints the first line of a message of the cluster, which Ray would print among results."""
+    for text in message["lines"]:
+        note(f"ray: {text.partition(chr(10))[0]}")
 
 
 def here() -> str:

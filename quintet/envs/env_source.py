@@ -170,7 +170,7 @@ def call_maker(maker: Callable[..., Any], env_id: str, kwargs: Mapping[str, Any]
     """The environment that `maker` makes; its errors become a ConfigError that says what to do."""
     try:
         with forks.kept_out(env_id):
-            return maker(**kwargs)
+            made = maker(**kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
         raise ConfigError(
             f"{env_id} needs a package that is not installed: {error}; run: {_install_line(env_id)}"
@@ -189,6 +189,8 @@ def call_maker(maker: Callable[..., Any], env_id: str, kwargs: Mapping[str, Any]
             f"{raised(error)}; {what_to_do}"
         )
         raise traced(fault, error) from error
+    forks.require_files(env_id)
+    return made
 
 
 def _way_out(

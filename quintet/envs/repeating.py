@@ -14,6 +14,7 @@ from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.settled import untouched
 from quintet.envs.vector import VectorEnv
 from quintet.errors import ConfigError, EnvironmentFault
+from quintet.system import forks
 from quintet.uniform import Row, random_rows
 
 Hashes = dict[str, int]
@@ -111,7 +112,9 @@ def unrepeatable(
             return ""
         return f"no second environment can be made to compare them ({error})"
     except (EnvironmentFault, OSError):  # which the run meets again, and says where
+        forks.require_files(env.config.id)
         return ""
+    forks.require_files(env.config.id)
     if not found:
         if steps < _ROWS + _USED:
             say(

@@ -17,10 +17,10 @@ from quintet.observe import health
 from quintet.observe.limits import limit
 from quintet.observe.metrics import by_node, by_policy
 from quintet.observe.pace import NO_SCORE, Score, clock, percent
-from quintet.observe.stream import QuietStream, is_terminal
 from quintet.observe.text_curve import label
 from quintet.observe.timing import SERVER, Load, Phase, Shares, mean
 from quintet.observe.view import View
+from quintet.system.printing import QuietStream, is_terminal
 
 _MOST_OF_TIME = 0.02  # that drawing may take
 _SHORTEST_S = 0.1  # between two drawings: the eye sees no more

@@ -7,8 +7,7 @@ from typing import Any, TextIO, final
 
 from quintet.observe.pace import Score
 from quintet.observe.progress import Progress
-from quintet.observe.stream import LogFile, QuietStream, is_terminal
-from quintet.system.printing import message, note
+from quintet.system.printing import LogFile, QuietStream, is_terminal, message, note
 
 
 @final

@@ -12,9 +12,9 @@ from quintet.observe.advice import Cause, RunFacts
 from quintet.observe.health import Herald, sentences
 from quintet.observe.limits import cause, limit
 from quintet.observe.pace import NO_SCORE, Score, clock, count, percent
-from quintet.observe.stream import QuietStream, is_terminal
 from quintet.observe.timing import Phase
 from quintet.observe.view import View
+from quintet.system.printing import QuietStream, is_terminal
 
 _LINE_INTERVAL_S = 10.0
 _MOST_SILENCE_S = 600.0  # between two lines about waiting

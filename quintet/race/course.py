@@ -17,7 +17,6 @@ from quintet.config.resolve import Loaded, resolved
 from quintet.config.saved import held_in, require_elsewhere, require_movable
 from quintet.errors import CheckpointError, ConfigError, FileFault, QuintetError
 from quintet.observe.pace import clock as in_minutes
-from quintet.observe.stream import QuietStream
 from quintet.race import choosing, page, portfolio
 from quintet.race import journal as journals
 from quintet.race import plan as plans
@@ -43,6 +42,7 @@ from quintet.system.child import how_ended, prepare
 from quintet.system.cpus import usable_cores
 from quintet.system.files import shown
 from quintet.system.inside import await_left, run_lock
+from quintet.system.printing import QuietStream
 
 SEED = 30_000
 """First environment seed of the evaluations of a race; those of a rung begin 1,000 later."""

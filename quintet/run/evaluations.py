@@ -9,6 +9,7 @@ import numpy as np
 from quintet.config.resolve import Loaded
 from quintet.config.run import RunConfig
 from quintet.policy import Policy
+from quintet.system import printing
 
 if TYPE_CHECKING:
     from quintet.evaluation import Scores
@@ -33,8 +34,8 @@ class Evaluations:
         self,
         config: RunConfig,
         loaded: Loaded,
-        say: Callable[[str], None] = print,
-        notice: Callable[[str], None] = print,
+        say: Callable[[str], None] = printing.say,
+        notice: Callable[[str], None] = printing.say,
     ):
         """say: receives output of environment processes; notice: reasons of long waits."""
         self.config, self.say, self.notice = config, say, notice

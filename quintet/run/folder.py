@@ -22,10 +22,9 @@ from torch import Tensor
 from quintet import checkpoint
 from quintet.config.choices import Doubt
 from quintet.errors import CheckpointError, FileFault, QuintetError
-from quintet.observe.stream import LogFile
 from quintet.system import files, manifest, run_record, saved_options
 from quintet.system.inside import OpenFolder, is_ours, run_lock
-from quintet.system.printing import message, short
+from quintet.system.printing import LogFile, message, short
 from quintet.types import Rollout
 
 OLD = "old"

@@ -18,7 +18,6 @@ from quintet.config.run import AUTOMATIC, RunConfig
 from quintet.config.saved import Unusable
 from quintet.errors import ConfigError, QuintetError
 from quintet.observe.report_files import read_metrics
-from quintet.observe.stream import QuietStream
 from quintet.run import seed_group, time_budget
 from quintet.run.seed_group import Member, Outcome
 from quintet.runtime.processes.process import pickled
@@ -26,6 +25,7 @@ from quintet.system import files, provenance, user_state
 from quintet.system.child import how_ended
 from quintet.system.cpus import usable_cores
 from quintet.system.importing import Given
+from quintet.system.printing import QuietStream
 
 if TYPE_CHECKING:
     from quintet.run.placing import Placed

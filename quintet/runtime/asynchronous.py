@@ -13,6 +13,7 @@ from quintet.runtime.batch import ColumnBlock
 from quintet.runtime.delivery import Batch, Delivery, RestartsAfter, never, rows_for
 from quintet.runtime.processes.grants import SERVER, Died, Event, Filled, Lost
 from quintet.runtime.processes.pool import Pool
+from quintet.system import printing
 from quintet.types import Publication
 
 _LOOK_AGAIN_S = 0.5
@@ -39,7 +40,7 @@ class AsyncSampling:
         prefetch_batches: int = 2,
         max_restarts: int = 3,
         pin: bool = False,
-        warn: Callable[[str], None] = print,
+        warn: Callable[[str], None] = printing.say,
     ):
         """prefetch_batches: number of joined batches that may wait for the learner.
 

@@ -24,6 +24,7 @@ from quintet.runtime.staged import actors_of
 from quintet.runtime.torch_settings import OwnTorch, torch_threads
 from quintet.runtime.turns import Turns
 from quintet.spaces import mask_sizes
+from quintet.system import forks
 from quintet.system.transfer import fetched
 from quintet.types import ACTION_MASK, REWARD_SHAPING, ActOutput, Publication
 
@@ -170,6 +171,7 @@ class GroupSampler:
     def finish(self, rows: int) -> None:
         """Ends the unroll after `rows` rows: checks it, computes returns and measures episodes."""
         slot, self.rows = self.slot, rows
+        forks.require_files(self.env.description.id)
         if self.turns is not None:
             self.turns.gather(slot, rows, self.state)
             if self.has_opponents:

@@ -27,6 +27,7 @@ from quintet.envs.vector import (
     allocate_row,
 )
 from quintet.errors import EnvironmentFault, QuintetError
+from quintet.system import printing
 from quintet.system.core_time import own_delay_s
 from quintet.system.cpus import usable_cores
 from quintet.system.memory import free_bytes
@@ -200,7 +201,7 @@ class SpreadEnv:
         self._several_s: list[float] = []  # of blocks of as many rows by others
         self._block_rows, self._last_rows = 0, 0  # of this block and of the one before
         self._note: Callable[[str], None] = lambda _: None
-        self._tell: tuple[Callable[[str], None], Callable[[str], None]] = print, self._note
+        self._tell: tuple[Callable[[str], None], Callable[[str], None]] = printing.say, self._note
 
     def tell(
         self,

@@ -18,7 +18,6 @@ from quintet.config.resolve import Loaded, resolved
 from quintet.config.saved import held_in, load_config, name_in_folder
 from quintet.errors import CheckpointError, ConfigError, FileFault, QuintetError
 from quintet.observe.metrics import describe
-from quintet.observe.stream import QuietStream
 from quintet.run import seed_group, seeds
 from quintet.run.seed_group import Member, Outcome
 from quintet.sweep import journal, space
@@ -32,6 +31,7 @@ from quintet.system.child import how_ended
 from quintet.system.files import shown
 from quintet.system.inside import await_left, run_lock
 from quintet.system.journal import Damaged
+from quintet.system.printing import QuietStream
 
 if TYPE_CHECKING:
     from quintet.run.placing import Placed

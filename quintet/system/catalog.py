@@ -8,13 +8,14 @@ has named a record, its package is first imported in a process with a time limit
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Generic, TypeVar, final
 
 from quintet.errors import ConfigError
+from quintet.system.printing import results_apart
 from quintet.system.signals import STOPS
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ class Catalog(Generic[T]):
             raise ConfigError(clash)
         package = _packages(points)
         try:
-            with redirect_stdout(sys.stderr):  # what it prints is no result of a command
+            with results_apart():  # what it prints is no result of a command
                 found: T = points[0].load()
         except STOPS:
             raise

@@ -302,7 +302,8 @@ class _Server:
         atexit.register(self._end)
 
     def _end(self) -> None:
-        self.channel.close()
+        with suppress(OSError):  # users' code has closed it (`system.forks`)
+            self.channel.close()
         self.process.wait()
 
 

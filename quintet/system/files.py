@@ -45,6 +45,8 @@ _ADVICE = {
     errno.EFBIG: "a file may not grow so large there: raise the limit (ulimit -f)",
     errno.EIO: "the disk reports an error: check it (dmesg), and use another one",
     errno.EROFS: "the file system is mounted read-only: mount it for writing",
+    errno.EBADF: "code of an environment, or of a library, closed a file that it had not opened "
+    "(os.close, os.closerange): mend it",
     errno.EACCES: "ask for permission (chmod, chown)",
     errno.EPERM: "ask for permission (chmod, chown, lsattr)",
     errno.EMFILE: "this process may open no more files: raise the limit (ulimit -n)",

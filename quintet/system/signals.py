@@ -153,7 +153,8 @@ class _Listener:
     def close(self) -> None:
         signal.set_wakeup_fd(self._before)
         _pipes.discard(self._writer)
-        os.close(self._writer)
+        with suppress(OSError):
+            os.close(self._writer)
         self._thread.join(_TOLD_AFTER_S)
 
     def _listen(self) -> None:
@@ -161,7 +162,8 @@ class _Listener:
         while True:
             heard = self._hear(min(tell_s, end_s))
             if heard == b"":
-                os.close(self._reader)
+                with suppress(OSError):
+                    os.close(self._reader)
                 return
             for number in self._numbers & {*(heard or b"")}:
                 self.rearm()
@@ -187,7 +189,10 @@ class _Listener:
         left_ms = None if until_s == inf else max(0.0, until_s - time.monotonic()) * 1e3 + 1.0
         if not poll.poll(left_ms):
             return None
-        heard = os.read(self._reader, 512)
+        try:
+            heard = os.read(self._reader, 512)
+        except OSError:  # users' code has closed it (`system.forks`)
+            return b""
         if self._before >= 0:  # the pipe of other code, such as an event loop
             with suppress(OSError):
                 os.write(self._before, heard)

@@ -1,5 +1,6 @@
 """Exports that fall short, or can't be made, are refused, and nothing is written."""
 
+import json
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 from cells_helpers import Cell
 
+import quintet
 from quintet import cli
 from quintet.errors import ConfigError, ExportError, UntrustedError
 from quintet.export import make, programs, recording
@@ -51,6 +53,15 @@ def test_an_export_with_other_weights_is_not_written(policy, tmp_path, monkeypat
     ):
         in_torch(policy, tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+def test_an_export_records_the_versions_that_made_it(policy, tmp_path) -> None:
+    in_torch(policy, tmp_path / "out")
+    for name in ("policy.json", "certificate.json"):
+        versions = json.loads((tmp_path / "out" / name).read_text())["versions"]
+        assert versions["quintet"] == quintet.__version__
+        assert versions["torch"] == torch.__version__
+        assert "unknown" not in versions.values()
 
 
 @pytest.fixture

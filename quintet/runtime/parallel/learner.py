@@ -17,7 +17,7 @@ from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.process import MAKING
 from quintet.runtime.processes.worker import begin, report_failure
 from quintet.runtime.torch_settings import OwnTorch, configure_torch, inexact_told
-from quintet.system import user_state
+from quintet.system import printing, user_state
 from quintet.types import LearnerState
 
 
@@ -80,7 +80,7 @@ def main() -> int:
         work: LearnerWork = user_state.work_of(pickled)
         spec = work.spec
         configure_torch(spec.threads, spec.devices[work.index], spec.gpu)
-        with inexact_told(print):
+        with inexact_told(printing.say):
             LearnerProcess(work, arena, channel).run()
     except EOFError:  # the parent has ended without a word
         return 130

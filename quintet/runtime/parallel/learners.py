@@ -28,6 +28,7 @@ from quintet.runtime.processes.process import (
 )
 from quintet.runtime.slots import RowSpecs, Slot, slot_specs
 from quintet.runtime.torch_settings import GpuMath
+from quintet.system import printing
 from quintet.system.core_time import CoreWaits
 from quintet.types import LearnerState, Rollout, TensorSpec
 
@@ -172,7 +173,7 @@ class Learners:
         self._arena = Arena.create(specs)
         self._memory = BatchMemory(self._arena, spec.rows, plan)
         self.processes = [self._process(rank, each) for rank, each in enumerate(work, 1)]
-        self._say: Callable[[str], None] = print
+        self._say: Callable[[str], None] = printing.say
         self._notice: Callable[[str], None] = lambda _: None
         self._started = self._connected = self._equal = self._at_work = self._closed = False
         self._waited_s, self._waited_for = 0.0, (0, 0)

@@ -25,7 +25,7 @@ from quintet.runtime.processes.remote import BEGINS, Mailbox, Request
 from quintet.runtime.processes.worker import begin, report_failure
 from quintet.runtime.staged import Shared, StagedActor
 from quintet.runtime.torch_settings import OwnTorch, configure_torch, inexact_told
-from quintet.system import user_state
+from quintet.system import printing, user_state
 from quintet.types import ActOutput, State
 
 _LOOK_EVERY_S = 0.25
@@ -210,7 +210,7 @@ def main() -> int:
     try:
         work: ServerWork = user_state.work_of(pickled)
         configure_torch(work.options.threads, work.options.device, work.options.gpu)
-        with inexact_told(print):
+        with inexact_told(printing.say):
             Server(work, arena, channel, socket(fileno=callers)).run()
     except BaseException as error:  # a model's own code may raise anything
         report_failure(channel, error)

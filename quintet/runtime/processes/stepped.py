@@ -43,6 +43,7 @@ from quintet.runtime.processes.process import (
 )
 from quintet.runtime.processes.stepper import shared_row, shared_specs
 from quintet.runtime.slots import OF_STEP
+from quintet.system import printing
 
 _LOOK_EVERY_S = 0.5
 
@@ -89,7 +90,7 @@ class SteppedEnv:
             streams = _streams(first_stream + work.first, first_stream + work.end)
             what, module = f"{streams} of {env.config.id}", "quintet.runtime.processes.stepper"
             kind = ProcessKind(f"stepper {work.index}", what, module, content, place="at work")
-            self._processes.append(Process(kind, self._arena, print, work.timeout_s))
+            self._processes.append(Process(kind, self._arena, printing.say, work.timeout_s))
         self._poller = select.poll()
         self._launched = self._begun = False
         self._offers = keeper(like) is not None

@@ -26,7 +26,8 @@ from quintet.runtime.processes.worker import begin, report_failure
 from quintet.runtime.slots import OF_STEP
 from quintet.runtime.torch_settings import configure_torch
 from quintet.spaces import action_spec
-from quintet.system import user_state
+from quintet.system import forks, user_state
+from quintet.system.printing import note
 from quintet.types import Spaces, TensorSpec
 
 
@@ -62,7 +63,7 @@ class Stepper:
         self.action, self.row = shared_row(arena, slice(work.first, work.end))
         self.timer = PhaseTimer()
         # Says in which line it hangs; the parent knows only that it does.
-        self.watch = Watch(self.timer, self.env.description, work.timeout_s, print)
+        self.watch = Watch(self.timer, self.env.description, work.timeout_s, note)
 
     def run(self) -> None:
         """Handles messages until it must stop."""
@@ -84,6 +85,7 @@ class Stepper:
                 else:
                     self.env.send(self.action)
                     self.env.recv(self.row)
+                    forks.require_files(self.env.description.id)
                 self.timer.switch("waiting")
                 self.channel.send(Stepped(states))
 

@@ -4,6 +4,7 @@ It fills slots that it is granted: a grant names one slot for each of its groups
 the weights to act by.
 """
 
+import errno
 import gc
 import os
 import pickle
@@ -32,6 +33,7 @@ from quintet.runtime.torch_settings import configure_torch
 from quintet.system import entry, user_state
 from quintet.system.child import FOR_PARENT
 from quintet.system.memory import memory_fault
+from quintet.system.printing import note
 from quintet.system.user_code import raised, traced
 
 
@@ -191,7 +193,13 @@ def report_failure(channel: Connection, error: BaseException) -> None:
         short = memory_fault(error)
         text = f"it {raised(error)}" if short is None else str(short)
         error = traced(WorkerFault(text), error)
-    channel.send(messages.Failed(type(error).__name__, str(error), error.detail))
+    try:
+        channel.send(messages.Failed(type(error).__name__, str(error), error.detail))
+    except OSError as lost:
+        if lost.errno != errno.EBADF:  # the parent is gone
+            raise
+        note(f"error: {error}")
+        os._exit(1)  # users' code has closed this process's files, so nothing ends in order
 
 
 def _let_others_finish() -> None:

@@ -33,6 +33,7 @@ from quintet.runtime.processes.process import (
 )
 from quintet.runtime.processes.remote import mailbox_specs, record_specs_of_remote
 from quintet.runtime.slots import RowSpecs
+from quintet.system import printing
 from quintet.types import Publication, TensorSpec
 
 _LOOK_EVERY_S = 0.5
@@ -57,7 +58,7 @@ class Workers:
         self,
         spec: WorkerSpec,
         publications: Sequence[Publication],
-        say: Callable[[str], None] = print,
+        say: Callable[[str], None] = printing.say,
         notice: Callable[[str], None] = lambda _: None,
     ):
         """publications: one of each policy, of the shapes that all will have.
