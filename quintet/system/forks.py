@@ -1,4 +1,4 @@
-"""What users' code may do to this process: fork it by os.fork() and return, or close its files.
+"""Faults that users' code may bring on this process: it returns in a child, or closes files.
 
 A child that returns from users' code would continue its parent's work: train the same run in the
 same folder and shared memory.  Children that users' code ends itself, like multiprocessing's, are

@@ -1,5 +1,6 @@
-"""What quintet prints, and writes to ``log.txt``.  Names, errors and output of others are text in
-it: they can neither command a terminal nor fill it.
+"""Text that quintet prints, or writes to ``log.txt``.
+
+Names, errors and output of others are text in it: they can neither command a terminal nor fill it.
 """
 
 import ctypes
