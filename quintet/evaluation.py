@@ -32,7 +32,7 @@ from quintet.play import Found, Games, How, play
 from quintet.policy import LEAST_BOUND, Policy
 from quintet.runtime.spread import Spreading, make_streams, spread_envs
 from quintet.system.files import given_path
-from quintet.system.importing import is_file_name, is_here, settle_search_path, way_to_script
+from quintet.system.importing import settle_search_path, way_to_script
 from quintet.system.trust import Call, calls_of
 from quintet.system.user_code import known_arguments, no_exit
 from quintet.uniform import UniformActor
@@ -430,9 +430,8 @@ def _streams_for(policy: Policy, env: ResolvedEnv, num_streams: int, how: How) -
         way = ""
         if ":<" in name:
             way = "give the function of the training as env=, or an import string of one as --env"
-        elif name.startswith("__main__:") and is_file_name(script) and not is_here(name):
-            place = Path(policy.origin.place)
-            way = f"{name} is defined in {script}: {way_to_script(name, script, place)}"
+        else:
+            way = way_to_script({"env": name}, script, Path(policy.origin.place))
         if not way:
             raise
         raise ConfigError(way if script else f"{error}; {way}") from error

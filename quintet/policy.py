@@ -32,7 +32,7 @@ from quintet.runtime.torch_settings import OwnTorch
 from quintet.spaces_as_json import as_json, from_json
 from quintet.system import files, memory
 from quintet.system.cpus import usable_cores
-from quintet.system.importing import script_of
+from quintet.system.importing import same_code, script_of, way_to_script
 from quintet.system.trust import UNKNOWN, Call, Origin, calls_of
 from quintet.system.user_code import known_arguments, no_exit
 from quintet.types import ACTION_MASK, Obs, Publication, Spaces, State
@@ -54,9 +54,9 @@ def describe(
     algo: str, learner: Any, model: ModelConfig, env: EnvConfig, of: Spaces
 ) -> dict[str, Any]:
     """Everything that a policy needs except its weights, as JSON; also the name of the script that
-    defines its environment, if that is in no module.
+    defines its environment or its encoder, if that is in no module.
     """
-    script = script_of(env.id)
+    script = script_of(env.id) or script_of(model.encoder)
     return ({} if script is None else {"script": script}) | {
         "algo": algo,
         "learner": learner.model_dump(mode="json"),
@@ -460,7 +460,12 @@ def load(
 
         named = description["model"]["encoder"]
         given = encoder if encoder is None or isinstance(encoder, str) else encoder_name(encoder)
-        if given not in (None, named):
+        if given is None:
+            lost = {"model.encoder": named, "env": description["env"]["id"]}
+            way = way_to_script(lost, description.get("script"), found.path)
+            if way.startswith(named):  # the environment alone is not needed here
+                raise ConfigError(way)
+        elif not same_code(named, given):
             raise ConfigError(
                 f"model.encoder must be the one that the policy in {found.path} was trained with, "
                 f"{named!r}; got {given!r}; leave it out, or correct it"

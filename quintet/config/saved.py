@@ -22,7 +22,7 @@ from quintet.envs.env_source import EnvSource
 from quintet.errors import CheckpointError, ConfigError
 from quintet.options import shown
 from quintet.system import files, manifest, run_record, saved_options
-from quintet.system.importing import settle_search_path
+from quintet.system.importing import same_code, settle_search_path
 from quintet.system.inside import await_orphan, require_member
 from quintet.system.printing import say
 from quintet.system.trust import Origin, calls_of
@@ -333,7 +333,7 @@ def require_as_begun(
 
     instead: what to give instead.
     """
-    names = [name for name in sorted({*was, *now}) if was.get(name) != now.get(name)]
+    names = [name for name in sorted({*was, *now}) if not same_code(was.get(name), now.get(name))]
     if names:
         differ = _told([(name, was.get(name), now.get(name)) for name in names], what)
         raise ConfigError(
@@ -369,7 +369,7 @@ def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str,
         (name, was[name], now[name])
         for name in now
         if name in was
-        and was[name] != now[name]
+        and not same_code(was[name], now[name])
         and name not in MAY_CHANGE_ON_RESUME
         and not name.startswith(("eval.", "report."))
     ]

@@ -12,7 +12,7 @@ from quintet.envs.env_source import EnvSource
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.success import key_of
 from quintet.options import Kwargs, Needs, Options, option
-from quintet.system.importing import Given, nameless
+from quintet.system.importing import Given, nameless, same_code
 
 OWN_OPTIONS = (
     *("kwargs", "max_episode_steps", "backend", "success", "num_processes", "num_threads"),
@@ -81,7 +81,7 @@ def of_another(config: EnvConfig, says: Mapping[str, Any]) -> EnvConfig:
     says: options that it determines, including its id; it keeps training's arguments only if it has
         the same name.
     """
-    same = says["id"] == config.id
+    same = same_code(config.id, says["id"])
     options = {
         "backend": config.backend if same and _makers_only(config.backend) else "auto",
         "kwargs": config.kwargs if same else {},

@@ -16,6 +16,7 @@ from quintet.options import about
 from quintet.policy import find_policy
 from quintet.protocols import Learner
 from quintet.spaces_as_json import other_spaces
+from quintet.system.importing import same_code
 from quintet.types import Publication
 
 _NOT_COMPARED = ("init", "action_std_init")
@@ -114,7 +115,7 @@ def _other_policy(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[st
     ours, other = (default | each["model"] for each in (mine, theirs))
     for name in sorted({*ours, *other} - set(_NOT_COMPARED)):
         pairs[f"model.{name}"] = (ours.get(name), other.get(name))
-    differ = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    differ = {name: pair for name, pair in pairs.items() if not same_code(*pair)}
     # Gymnasium takes spaces whose leaves have another order for equal.
     differ |= other_spaces(mine, theirs)
     return [f"{name}: the run has {a}, init_from {b}" for name, (a, b) in differ.items()]

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -146,8 +146,9 @@ def code_of(option: str, name: str, argument: str) -> Any:
             advice = "define it at the top level of the module, or correct the name"
             if module_name == "__main__":  # the script that was run
                 advice = (
-                    "it was defined in the script that trained: load the policy in that script, or "
-                    "train again with the class or function in a module that can be imported"
+                    "it was defined in the script that trained: give its import string, the "
+                    f"script's MODULE:{path}, as --{option.replace('_', '-')} ({argument} in "
+                    "Python)"
                 )
             raise ConfigError(
                 f"{option}={name} must name a class or function {path!r} in module "
@@ -226,7 +227,20 @@ def script_of(name: str) -> str | None:
 
 def is_here(name: str) -> bool:
     """Whether the script that runs has what ``__main__:name`` names."""
-    return hasattr(sys.modules["__main__"], name.partition(":")[2])
+    return hasattr(sys.modules["__main__"], name.partition(":")[2].partition(".")[0])
+
+
+def of_script(stored: object, given: object) -> bool:
+    """Whether `given` names, in another module, what `stored` names in a script that ran."""
+    if not (isinstance(stored, str) and isinstance(given, str)):
+        return False
+    module, colon, name = stored.partition(":")
+    return bool(colon) and module in _SCRIPTS and given.partition(":")[1:] == (colon, name)
+
+
+def same_code(a: object, b: object) -> bool:
+    """Whether two values of an option are the same, or name the same object of a script."""
+    return a == b or of_script(a, b) or of_script(b, a)
 
 
 def is_file_name(text: object) -> TypeGuard[str]:
@@ -234,20 +248,29 @@ def is_file_name(text: object) -> TypeGuard[str]:
     return isinstance(text, str) and re.fullmatch(r"[\w.-]+\.py", text) is not None
 
 
-def way_to_script(name: str, script: str, folder: Path) -> str:
-    """Advice on the import string ``__main__:...`` of a run in `folder` that `script` trained; it
-    is looked for in the working folder and those around the run.
+def way_to_script(names: Mapping[str, str], script: object, folder: Path) -> str:
+    """A sentence on import strings ``__main__:...`` of a run in `folder` that `script` trained,
+    which is looked for in the working folder and those around the run; "" if this process has them.
+
+    names: the import strings by the option of the command line that gives them again.
     """
-    attribute = name.partition(":")[2]
+    lost = {k: x for k, x in names.items() if x.startswith("__main__:") and not is_here(x)}
+    if not lost or not is_file_name(script):
+        return ""
     here = Path.cwd()
     places = (x / script for x in (here, *folder.absolute().parents))
     found = next((place for place in places if place.is_file()), None)
-    form = f"{Path(script).stem}:{attribute}"
-    if found is None or not is_import_string(form):
-        return f"define it in a module, or call quintet.evaluate in {script}"
+    what = f"{' and '.join(lost.values())} {'is' if len(lost) == 1 else 'are'} defined in {script}"
+    forms = {k: f"{Path(script).stem}:{x.partition(':')[2]}" for k, x in lost.items()}
+    if found is None or not all(is_import_string(form) for form in forms.values()):
+        return f"{what}: move the code to a module, or load the policy in {script}"
+    given = " and ".join(
+        f"--{option} {form} ({option.rpartition('.')[2]}= in Python)"
+        for option, form in forms.items()
+    )
     start = "" if found.parent == here else f", started in {found.parent}"
     return (
-        f"give --env {form}{start}; {found} must call quintet.train only under "
+        f"{what}: give {given}{start}; {found} must call quintet.train only under "
         'if __name__ == "__main__":, since it is imported then'
     )
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from quintet.errors import UntrustedError
+from quintet.system.importing import of_script
 
 _PLAIN_WORD = re.compile(r"[A-Za-z0-9_ +-]*")
 """Text that can't name an attribute of a module, a file in another folder, or an address."""
@@ -52,6 +53,10 @@ class Call:
     def imports(self) -> bool:
         """Whether the name itself is an import string."""
         return ":" in self.name
+
+    def names(self, stored: str) -> bool:
+        """Whether it names the code that a file names, perhaps in a script."""
+        return self.name == stored or of_script(stored, self.name)
 
     @property
     def harmless(self) -> bool:
@@ -95,7 +100,7 @@ class Origin:
         """Raises UntrustedError unless the call may run."""
         if self.fault is None or call.harmless:
             return
-        given = [g for g in self.given if (g.option, g.name) == (call.option, call.name)]
+        given = [g for g in self.given if g.option == call.option and g.names(call.name)]
         way_out = "give --trust (in Python trust=True) if you know who made it"
         if call.imports and not given:
             raise UntrustedError(

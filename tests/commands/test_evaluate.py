@@ -1,6 +1,7 @@
 """``quintet eval`` of games."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,12 @@ from small_run_helpers import SMALL
 
 import quintet
 from quintet.cli import main
+from quintet.envs.config import EnvConfig
+from quintet.envs.evaluated import of_another
+from quintet.errors import ConfigError, UntrustedError
+from quintet.observe.report_files import read_metrics
 from quintet.play import Games
+from quintet.system.trust import Call, Origin
 
 COINS = "quintet.envs.games:parallel_env"
 
@@ -116,7 +122,7 @@ def test_a_run_of_a_script_names_the_script_and_an_import_of_it_trains_nothing(
     run = Path("runs/mine").rename("runs/kept")
     assert main(["eval", str(run), "--episodes", "2"]) == 2
     said = capsys.readouterr().err
-    assert "is defined in mytrain.py: give --env mytrain:Mine; " in said
+    assert "is defined in mytrain.py: give --env mytrain:Mine (env= in Python); " in said
     assert main(["eval", str(run), "--env", "mytrain:Mine", "--episodes", "2"]) == 2
     assert 'put that call under if __name__ == "__main__":' in capsys.readouterr().err
     assert not Path("runs/mine").exists()
@@ -125,3 +131,81 @@ def test_a_run_of_a_script_names_the_script_and_an_import_of_it_trains_nothing(
     )
     script.write_text(guarded)
     assert main(["eval", str(run), "--env", "mytrain:Mine", "--episodes", "2"]) == 0
+
+
+OWN_CODE = """
+import sys
+import quintet
+from quintet.envs.toy import Contextual
+from torch import nn
+
+class Mine(Contextual):
+    pass
+
+class Net(nn.Module):
+    def __init__(self, leaves):
+        super().__init__()
+        self.linear, self.feature_size = nn.Linear(3, 4), 4
+
+    def forward(self, obs):
+        return self.linear(obs["obs"]).tanh()
+
+def half(done):
+    return 0.5
+
+if __name__ == "__main__":
+    own = {"model": Net, "lr_schedule": half, "config": CONFIG}
+    quintet.train("ppo", Mine, int(sys.argv[2]), run_dir=sys.argv[1], **own)
+"""
+
+
+def test_code_of_a_script_is_taken_from_the_module_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = {k: v for k, v in SMALL.items() if k != "model.policy_hidden"}
+    config |= {"eval.episodes": 0, "learning_rate": 1e-3}
+    Path("ownscript.py").write_text(OWN_CODE.replace("CONFIG", repr(config)))
+
+    def train(total: int) -> None:
+        with begin(["ownscript.py", "run", str(total)]) as process:
+            said, _ = process.communicate()
+            assert process.returncode == 0, said
+
+    train(64)
+    assert main(["eval", "run", "--episodes", "2"]) == 2
+    said = capsys.readouterr().err
+    encoder, env = ["--model.encoder", "ownscript:Net"], ["--env", "ownscript:Mine"]
+    assert "__main__:Net and __main__:Mine are defined in ownscript.py: give " in said
+    assert f"{' '.join(encoder)} (encoder= in Python)" in said
+    assert f"{' '.join(env)} (env= in Python)" in said
+    assert main(["eval", "run", "--episodes", "2", *encoder, *env]) == 0
+    ownscript = sys.modules["ownscript"]
+    assert quintet.load("run", encoder=ownscript.Net).description["model"]["encoder"] in encoder
+    with pytest.raises(ConfigError, match=r"trained with, '__main__:Net'; got 'ownscript:half'"):
+        quintet.load("run", encoder="ownscript:half")
+    # What begins with it, and what goes on with it, in another module and then in the script.
+    begun = {**config, "init_from": "run"}
+    quintet.train("ppo", ownscript.Mine, 64, run_dir="new", model=ownscript.Net, config=begun)
+    command = ["train", "ppo", "--run-dir", "run", "--total-steps", "128"]
+    assert main([*command, *env, *encoder]) == 2
+    assert "--lr-schedule (lr_schedule= of quintet.train in Python)" in capsys.readouterr().err
+    assert main([*command, *env, *encoder, "--lr-schedule", "ownscript:half"]) == 0
+    train(192)
+    assert read_metrics(Path("run"))[-1]["env_steps"] >= 192
+
+
+def test_an_environment_of_a_script_keeps_its_arguments_under_its_module_s_name() -> None:
+    config = EnvConfig(id="__main__:Maze", kwargs={"size": 5})
+    assert of_another(config, {"id": "maze:Maze"}).kwargs == {"size": 5}
+    assert of_another(config, {"id": "maze:Other"}).kwargs == {}
+
+
+def test_the_name_of_a_script_s_code_vouches_for_no_other_module_s() -> None:
+    given = Call("env", "maze:Maze", {}), Call("model.encoder", "__main__:Net", {})
+    origin = Origin("a folder", "has no signature", given)
+    origin.check(Call("env", "__main__:Maze", {}))
+    for call in (Call("env", "other:Maze", {}), Call("model.encoder", "other:Net", {})):
+        with pytest.raises(UntrustedError):
+            origin.check(call)
