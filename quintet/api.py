@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from quintet.algorithms import registry
 from quintet.config.command import require_minutes
-from quintet.config.layers import Layer, flatten, hint, meant, options
+from quintet.config.layers import Layer, flatten, hint, listed, meant, named_here, options
 from quintet.config.resolve import Loaded
 from quintet.config.saved import Unusable, load_config, load_seeds
 from quintet.envs.env_source import GIVEN, EnvLike, EnvSource, can_be_made_again, settle
@@ -131,8 +131,8 @@ def train(
         others: none; each name is refused with the option that it stands for.
 
     Returns:
-        A result; with `seeds` a list of results in their order, without runs that never started
-        because the group was stopped.
+        A result, whose status is "stopped" after Ctrl-C; with `seeds` a list of results in their
+        order, without runs that never started because the group was stopped.
 
     Raises:
         ConfigError: lists all faults of the configuration.
@@ -143,7 +143,7 @@ def train(
     racing = isinstance(algo, str) and algo.lower() == "auto"
     algo = registry.DEFAULT if racing else registry.canonical(algo)
     if others:
-        raise ConfigError("; ".join(_argument_fault(algo, name, x) for name, x in others.items()))
+        raise ConfigError(listed([_argument_fault(algo, name, x) for name, x in others.items()]))
     if config is not None and not isinstance(config, Mapping):
         raise ConfigError(f"config must be a mapping of options, got {config!r}")
     if on_report is not None:
@@ -237,17 +237,30 @@ def _race(asked: "Asked") -> "Result":
     return Result(run_dir, _trained_policy(run_dir, asked.values), metrics, "finished")
 
 
+_ARGUMENTS = ("total_env_steps", "seed", "run_dir", "lr_schedule")
+"""Options that `train` has as arguments, too."""
+
+
 def _argument_fault(algo: str, name: str, value: object) -> str:
     """Advice on an argument that `train` does not have."""
     if name in options(algo):
-        return f"{name} is an option, not an argument of train; give config={{{name!r}: {value!r}}}"
+        given = f"give config={{{name!r}: {value!r}}}"
+        if callable(value):
+            given = f"give its first value in config={{{name!r}: NUMBER}}"
+            if name.endswith(("learning_rate", "_lr")):
+                given += (
+                    ", and lr_schedule=FUNCTION, an argument of train, which maps the fraction of "
+                    "the budget that is done (not left) to a factor of the rate"
+                )
+        return f"{name} is an option, not an argument of train; {given}"
     told = hint(algo, name)
-    whose = (
-        ", which is total_steps in train" if "total_env_steps" in told else ", an option of config"
-    )
-    return f"unknown argument {name!r}{told}" + (
-        whose if told.startswith(("; here", "; did")) else ""
-    )
+    if {*(named_here(algo, name) or ())} & {*_ARGUMENTS}:
+        whose = ", an argument of train"
+    elif "total_env_steps" in told:
+        whose = ", which is total_steps in train"
+    else:
+        whose = ", an option of config" if told.startswith(("; here", "; did")) else ""
+    return f"unknown argument {name!r}{told}{whose}"
 
 
 def _trained_policy(run_dir: Path, values: Mapping[str, Any]) -> "Policy":

@@ -186,6 +186,11 @@ def none_at(path: Path) -> CheckpointError:
     holds = "holds no checkpoint yet" if path.exists() else "does not exist"
     if (path / "policy" / MANIFEST).exists():
         holds = f"holds a final policy only: give {path / 'policy'}"
+    if path.is_file():
+        holds = "is a file: give a folder that quintet wrote; models of other libraries can't be "
+        holds += "loaded, train again (docs/coming-from.md)"
+    elif any_of_run(path):
+        holds = f"holds the checkpoints of a run: give the run's folder, {path.absolute().parent}"
     if runs:
         holds = f"holds several runs; give one of them: {', '.join(runs)}"
     return CheckpointError(

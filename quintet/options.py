@@ -47,11 +47,20 @@ class Options(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuses true and false for numbers, which would be 1 and 0."""
-        if isinstance(value, bool) and info.field_name is not None:
-            able = {*kinds(cls.model_fields[info.field_name])}
-            if able & {int, float} and bool not in able:
+        """Refuses true and false for numbers, which would be 1 and 0, and functions for numbers
+        that have a schedule."""
+        name = info.field_name
+        if name is not None and (isinstance(value, bool) or callable(value)):
+            able = {*kinds(cls.model_fields[name])}
+            schedule = cls.model_fields.get(f"{name.partition('_')[0]}_schedule")
+            if isinstance(value, bool) and able & {int, float} and bool not in able:
                 raise ValueError("input should be a number")
+            if callable(value) and schedule is not None and float in able:
+                words = " or ".join(map(str, get_args(schedule.annotation)))
+                raise ValueError(
+                    f"must be a number, the first value; {name.partition('_')[0]}_schedule, "
+                    f"{words}, is how it changes"
+                )
         return value
 
     @model_validator(mode="after")

@@ -34,6 +34,8 @@ def find(path: Path, which: str) -> checkpoint.Checkpoint:
 
     which: see `quintet.policy.load`.
     """
+    if path.is_file():
+        raise checkpoint.none_at(path)
     require_own(path)
     if (path / "manifest.json").exists():
         if which != "latest":

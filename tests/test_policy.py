@@ -102,6 +102,13 @@ def test_load_says_what_is_missing(run, tmp_path):
         quintet.load(tmp_path / "absent")
     with pytest.raises(CheckpointError, match="holds no checkpoint yet"):
         quintet.load(tmp_path)
+    with pytest.raises(CheckpointError, match=f"give the run's folder, {run.run_dir}$"):
+        quintet.load(run.run_dir / "checkpoints")
+    (tmp_path / "theirs.zip").write_bytes(b"PK")
+    for which in ("latest", "best"):
+        with pytest.raises(CheckpointError, match=r"theirs.zip, which is a file: .* of other libr"):
+            quintet.load(tmp_path / "theirs.zip", which)
+    (tmp_path / "theirs.zip").unlink()
     with pytest.raises(CheckpointError, match="path must be that of a run or a policy, got None"):
         quintet.load(None)
     with pytest.raises(CheckpointError, match="holds no checkpoint yet"):

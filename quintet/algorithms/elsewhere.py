@@ -25,8 +25,8 @@ _INSTEAD = {
     "wrapped environment (docs/environments.md)",
     "gym_packages": "give --env MODULE:FUNCTION, a function that makes the environment",
     "callback": "give callbacks, or on_report, a function of reports, to quintet.train",
-    "use_sde sde_sample_freq": "quintet has no state-dependent exploration; SAC has "
-    "noise_correlation (docs/sac.md)",
+    "use_sde sde_sample_freq use_sde_at_warmup": "quintet has no state-dependent exploration; SAC "
+    "has noise_correlation (docs/sac.md)",
     "exploration_fraction exploration_final_eps exploration_initial_eps start_e end_e": _Q_LEARNING,
     "replay_buffer_class replay_buffer_kwargs goal_selection_strategy n_sampled_goal": "quintet "
     "has one kind of replay, without hindsight (docs/coming-from.md)",
@@ -38,11 +38,31 @@ _INSTEAD = {
     "vf_clip_param": "it bounds the squared error; value_clip bounds the change of the value",
     "framework": "quintet trains with PyTorch",
     "target_update_interval target_network_frequency": "targets move by tau in every update",
+    "policy_delay policy_frequency target_policy_noise target_noise_clip": (
+        "quintet has no TD3; `ddpg` has one critic and updates its policy each time, and the "
+        "package `sac` has two critics"
+    ),
+    "reset_num_timesteps": "the same call with a larger total_steps goes on with the run in its "
+    "folder; another run_dir starts a new one",
+    "name_prefix": "checkpoints are in RUN_DIR/checkpoints, named by their numbers",
+    "policy policy_class": "the network follows from the observations, with pictures and Dicts: "
+    "leave it out, or give model.encoder a network of quintet or of your own",
     "num_runs n_seeds num_seeds": "give --seeds 1,2,3",
 }
 
 INSTEAD = {name: said for names, said in _INSTEAD.items() for name in names.split()}
 """Advice by names that stand for no option."""
+
+LEARNERS_ELSEWHERE = {
+    "a2c": "with num_epochs 1, minibatch_steps none, normalize_advantage none and gae_lambda 1",
+    "trpo": "with --preset kl_penalty if the KL divergence is to be bounded",
+    "td3": "with one critic and no delayed policy; the package sac has two critics",
+    **dict.fromkeys(
+        ("dqn", "qrdqn", "rainbow"),
+        "which learns discrete actions from replay, with a stochastic policy: no Q-learning",
+    ),
+}
+"""What stands for learners of other libraries, beside the nearest learner's name."""
 
 _PER_CALL = "Stable-Baselines3's callback counts calls of `step`: "
 _TWICE = "twice theirs, whose squared error has no factor 0.5"

@@ -72,7 +72,8 @@ def cells(run: RunSummary, place: Path) -> tuple[str, ...]:
         name = str(run.folder.relative_to(place))
     except ValueError:
         name = str(run.folder)
-    score = "-" if run.score is None else f"{number(run.score[1])} ({run.score_kind})"
+    measure = "" if run.score is None else run.score[0].partition("/")[2].partition("_")[0]
+    score = "-" if run.score is None else f"{measure} {number(run.score[1])} ({run.score_kind})"
     return (
         text(run.folder.name if name == "." else name),
         run.learner or "-",

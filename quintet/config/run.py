@@ -105,7 +105,7 @@ class RunConfig(Options):
     run_dir: Path | None = option(
         None,
         also="tensorboard_log log_dir save_path savedir train_dir experiment exp_name xpid "
-        "monitor_dir experiment_name run_name log_folder log_path logdir storage_path",
+        "monitor_dir tb_log_name experiment_name run_name log_folder log_path logdir storage_path",
         on_resume="free",
     )
     """folder of the run; none: runs/ALGO-ENV-sSEED; a folder that holds this run resumes it"""

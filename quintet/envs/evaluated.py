@@ -36,7 +36,7 @@ def _used(met: Callable[[Any, Any], bool]) -> Needs:
 class EvalEnvConfig(Options):
     """The environment of a run's evaluations: its differences from training's."""
 
-    id: _Name = option(None, needs=_EVALUATES)
+    id: _Name = option(None, needs=_EVALUATES, also="eval_env eval_env_id")
     """environment of evaluations, if not env.id, with the same spaces; another id gets no
     env.kwargs, no env.reward_shaping and no env.success about info; everything else is as in env.*
     """

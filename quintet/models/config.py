@@ -148,7 +148,7 @@ class ModelConfig(Options):
 
     encoder: Annotated[CodeName, words_or_code("auto", *TRAITS)] = option(
         "auto",
-        also="policy encoder_type features_extractor_class policy_class network custom_model "
+        also="encoder_type features_extractor_class network custom_model "
         "conv_filters encoder_conv_architecture",
         auto=True,
     )
@@ -163,7 +163,7 @@ class ModelConfig(Options):
             "film_grid, small_cnn or an encoder of your own, model.encoder is {f.encoder}",
             lambda _, f: f.traits.arguments,
         ),
-        also=" ".join(GridOptions.model_fields),
+        also=f"features_extractor_kwargs features_dim {' '.join(GridOptions.model_fields)}",
     )
     """keyword arguments of film_grid or small_cnn (docs/ppo.md) or of an encoder of your own, as
     JSON
@@ -171,7 +171,7 @@ class ModelConfig(Options):
     policy_hidden: tuple[Width, ...] | None = option(
         None,
         max_length=MOST_LAYERS,
-        also=f"{_HIDDEN} actor_hidden_dims",
+        also=f"{_HIDDEN} actor_hidden_dims pi",
         auto=True,
     )
     """widths of the policy's (or the shared) hidden layers; none: 64 64 for mlp, 512 for
@@ -182,7 +182,7 @@ class ModelConfig(Options):
         None,
         max_length=MOST_LAYERS,
         needs="model.shared_torso=false",
-        also=f"{_HIDDEN} critic_hidden_dims",
+        also=f"{_HIDDEN} critic_hidden_dims vf qf",
         auto=True,
     )
     """widths of the value function's hidden layers; none: as the policy's"""

@@ -109,17 +109,52 @@ def test_the_message_names_the_option_and_its_meaning():
 def test_arguments_of_train_that_it_does_not_have():
     with pytest.raises(ConfigError) as caught:
         quintet.train("PPO", "CartPole-v1", learning_rate=1e-3, n_envs=4, callback=print, zzz=0)
-    assert str(caught.value).split("; ") == [
-        "learning_rate is an option, not an argument of train",
-        "give config={'learning_rate': 0.001}",
-        "unknown argument 'n_envs'",
-        "here it is 'env.num_streams' (number of environments that step at the same time), an "
-        "option of config",
-        "unknown argument 'callback'",
-        "give callbacks, or on_report, a function of reports, to quintet.train",
-        "unknown argument 'zzz'",
-        "`quintet train ppo --help all` lists the options",
+    assert str(caught.value).split("\n  - ") == [
+        "4 faults:",
+        "learning_rate is an option, not an argument of train; give config={'learning_rate': "
+        "0.001}",
+        "unknown argument 'n_envs'; here it is 'env.num_streams' (number of environments that "
+        "step at the same time), an option of config",
+        "unknown argument 'callback'; give callbacks, or on_report, a function of reports, to "
+        "quintet.train",
+        "unknown argument 'zzz'; `quintet train ppo --help all` lists the options",
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"total_timesteps": 100}, r"'total_steps' \(exact .*, an argument of train$"),
+        ({"tb_log_name": "x"}, r"'run_dir' \(folder of the run\), an argument of train$"),
+        ({"eval_env": "CartPole-v1"}, r"'eval.env' \(.*, an option of config$"),
+        ({"reset_num_timesteps": False}, "the same call with a larger total_steps goes on"),
+        ({"name_prefix": "x"}, "checkpoints are in RUN_DIR/checkpoints"),
+        ({"policy": "MultiInputPolicy"}, "leave it out, or give model.encoder"),
+        ({"use_sde_at_warmup": True}, "no state-dependent exploration"),
+        ({"policy_delay": 2}, "quintet has no TD3; `ddpg` has one critic"),
+        (
+            {"learning_rate": lambda left: 1e-3 * left},
+            "give its first value in config={'learning_rate': NUMBER}, and lr_schedule=FUNCTION",
+        ),
+        ({"clip_epsilon": len}, "give its first value in config={'clip_epsilon': NUMBER}$"),
+    ],
+)
+def test_arguments_of_other_libraries_are_answered_with_what_works(given, says):
+    with pytest.raises(ConfigError, match=says):
+        quintet.train("ppo", "CartPole-v1", **given)
+
+
+def test_widths_of_two_networks_are_two_options():
+    config = {"policy_kwargs": {"net_arch": {"pi": [8], "vf": [9]}, "ortho_init": True}}
+    with pytest.raises(ConfigError) as caught:
+        quintet.train("ppo", "CartPole-v1", config=config)
+    said = [
+        line.partition("here it is ")[2].split()[0] for line in str(caught.value).split("\n")[1:]
+    ]
+    assert said == ["'model.policy_hidden'", "'model.value_hidden'", "'model.init'"]
+    assert ours("ddpg", "policy_kwargs.net_arch.qf") == "model.value_hidden"
+    assert ours("ppo", "features_dim") == "model.encoder_kwargs"
+    assert ours("ddpg", "qf_lr") == "critic_lr"
 
 
 @pytest.mark.parametrize(
@@ -146,6 +181,15 @@ def test_a_rate_that_is_a_schedule_is_told_how_schedules_are_given():
         ConfigError, match=r"^actor_lr: must be a number; 1e-3 with lr_schedule=lin"
     ):
         quintet.train("ddpg", "Pendulum-v1", config={"actor_lr": "lin_1e-3"})
+    for algo, name, schedule in (
+        ("ppo", "clip_epsilon", "clip_schedule"),
+        ("impala", "entropy_coef", "entropy_schedule"),
+    ):
+        says = f"^{name}: must be a number, the first value; {schedule}, constant or linear, is how"
+        with pytest.raises(ConfigError, match=says):
+            quintet.train(algo, "CartPole-v1", config={name: lambda left: 0.2 * left})
+    with pytest.raises(ConfigError, match=r"^entropy_coef: input should be a valid number"):
+        quintet.train("ppo", "CartPole-v1", config={"entropy_coef": lambda left: left})
 
 
 @pytest.mark.parametrize(
@@ -158,9 +202,18 @@ def test_learners_are_found_whatever_the_case(given, name):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("A2C", "got 'A2C'; nearest is 'ppo'; docs/coming-from.md says"),
-        ("TRPO", "got 'TRPO'; nearest is 'ppo'; docs/coming-from.md says"),
-        ("DQN", "got 'DQN'; nearest is 'acer'; docs/coming-from.md says"),
+        (
+            "A2C",
+            "got 'A2C'; nearest is 'ppo', with num_epochs 1, minibatch_steps none.*; docs/c",
+        ),
+        (
+            "TRPO",
+            "got 'TRPO'; nearest is 'ppo', with --preset kl_penalty.*; docs/coming-from.md says",
+        ),
+        (
+            "DQN",
+            "got 'DQN'; nearest is 'acer', which learns discrete actions from replay.*; docs/c",
+        ),
         ("A3C", "got 'A3C'; nearest is 'impala'; docs/coming-from.md says"),
         ("TD3", "got 'TD3'; nearest is 'ddpg'.*; docs/coming-from.md says"),
         ("HER", "got 'HER'; docs/coming-from.md says"),

@@ -15,11 +15,12 @@ from small_run_helpers import SMALL, TOY
 
 import quintet
 from quintet import cli
+from quintet.commands.runs import cells
 from quintet.errors import CheckpointError
 from quintet.observe import report_figures
 from quintet.observe.report_figures import health_over_time
 from quintet.observe.report_files import read_metrics
-from quintet.observe.run_summary import find_runs, read_summary
+from quintet.observe.run_summary import RunSummary, find_runs, read_summary
 from quintet.system import manifest
 from quintet.system.inside import run_lock
 
@@ -73,7 +74,9 @@ def test_a_table_of_runs(place: Path, capsys: pytest.CaptureFixture[str]):
         ["other", "ppo", TOY, "1", "finished", "512"],
     ]
     assert "(episode)" in lines[1]
-    assert "(eval, greedy)" in lines[3]
+    assert re.search(r"  return [-.\d]+ \(eval, greedy\)  ", lines[3])
+    won = cells(RunSummary(Path("won"), "finished", reports=[{"eval/success_rate": 1.0}]), Path())
+    assert "success 1 (eval)" in won
     assert said(capsys, "runs", place / "other").splitlines()[1].startswith("other  ppo")
 
 

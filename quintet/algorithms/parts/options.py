@@ -226,7 +226,7 @@ ActorLr = Annotated[
 CriticLr = Annotated[
     Positive,
     BeforeValidator(_is_no_schedule),
-    option(doc="Adam's rate for the critic", tune=USUAL, also="lr learning_rate q_lr"),
+    option(doc="Adam's rate for the critic", tune=USUAL, also="lr learning_rate q_lr qf_lr"),
 ]
 Tau = Annotated[
     Share,
