@@ -1,6 +1,7 @@
 """``quintet doctor``: why an environment or a run may not learn."""
 
 import json
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -214,10 +215,12 @@ def _environment(given: Asked, target: str) -> dict[str, Any]:
             f"quintet doctor must get one environment, or only runs, got {len(given.targets)} "
             f"names, of which {target} is no run folder: examine one at a time"
         )
-    if given_path(target).exists() and ":" not in target:
+    path = given_path(target)
+    missing = not path.exists() and os.sep in target and path.parent.is_dir()
+    if (missing or path.exists()) and ":" not in target:
         raise ConfigError(
-            f"RUN must be a run folder, or a folder with runs, got {target} with none: correct its "
-            "name"
+            f"RUN must be a run folder, or a folder with runs, got {target} "
+            f"{'which does not exist' if missing else 'with none'}: correct its name"
         )
     algo = registry.canonical(given.algo)
     typed = "".join(f" {shlex.quote(word)}" for word in given.others)

@@ -213,7 +213,8 @@ class ModelConfig(Options):
         None,
         needs=(
             Needs(
-                "an mlp, {f.encoder} has {f.traits.activations[0]} throughout",
+                "an mlp or an encoder of your own, {f.encoder} has {f.traits.activations[0]} "
+                "throughout",
                 lambda o, f: o.activation in (None, *f.traits.activations),
             ),
             Needs(

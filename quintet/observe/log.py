@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any, TextIO, final
 
 from quintet.observe.pace import Score
-from quintet.observe.progress import Progress
+from quintet.observe.progress import LineProgress, Progress
 from quintet.system.printing import LogFile, QuietStream, is_terminal, message, note
 
 
@@ -72,6 +72,12 @@ class RunLog:
             self._log.write(f"{line}\n")
         with suppress(OSError, ValueError, AttributeError):  # closed, or none at all
             note(line)
+
+    def last_lines(self) -> None:
+        """Writes the last plain lines of progress, before what is said of the end."""
+        for part in self._parts:
+            if isinstance(part, LineProgress):
+                part.close()
 
     def close(self) -> None:
         for part in self._parts:

@@ -211,6 +211,27 @@ def policy_prefix(policy: int, num_policies: int) -> str:
     return "" if num_policies == 1 else f"policy_{policy}/"
 
 
+METRICS_ELSEWHERE = {
+    "ep_rew_mean": "episode/return_mean",
+    "episodic_return": "episode/return_mean",
+    "episode_return_mean": "episode/return_mean",
+    "ep_len_mean": "episode/length_mean",
+    "episodic_length": "episode/length_mean",
+    "mean_reward": "eval/return_mean",
+    "mean_ep_length": "eval/length_mean",
+    "fps": "throughput/env_steps_per_s",
+    "SPS": "throughput/env_steps_per_s",
+    "approx_kl": "policy/approx_kl",
+    "clip_fraction": "policy/clip_frac",
+    "clipfrac": "policy/clip_frac",
+    "explained_variance": "value/explained_variance",
+    "entropy_loss": "loss/entropy",
+    "policy_gradient_loss": "loss/policy",
+    "policy_loss": "loss/policy",
+    "value_loss": "loss/value",
+}
+"""Metrics by the last part of their names in other libraries."""
+
 _POLICY_PREFIX = re.compile(r"^policy_(\d{1,9})/")
 
 

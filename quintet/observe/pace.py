@@ -49,6 +49,10 @@ class Pace:
         while len(self._points) > 2 and now - self._points[0][0] > _RATE_WINDOW_S:
             self._points.popleft()
 
+    def restart(self) -> None:
+        """Measures the speed from the last point on; what was before is no measure of it."""
+        self._points = deque([self._points[-1]])
+
     @property
     def percent(self) -> int:
         """A percentage, rounded down, so that 100 means done."""

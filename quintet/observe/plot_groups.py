@@ -148,7 +148,7 @@ def _part(name: str, value: object, configs: Sequence[Options], shown: set[str])
 
 def _number(value: object, others: Sequence[object]) -> str:
     if not isinstance(value, float):
-        return str(value)
+        return "none" if value is None else str(value)
     numbers = {each for each in others if isinstance(each, float)}
     for digits in range(6, 17):
         if len({f"{each:.{digits}g}" for each in numbers}) == len(numbers):

@@ -21,10 +21,10 @@ from quintet.observe.figures import (
     style_axes,
 )
 from quintet.observe.intervals import bootstrap_band, iqm, iqm_interval
-from quintet.observe.metrics import by_policy, describe
+from quintet.observe.metrics import METRICS_ELSEWHERE, by_policy, describe
 from quintet.observe.plot_groups import env_name, group_labels, options_of, plain
 from quintet.observe.report_files import read_metrics
-from quintet.observe.run_summary import actions_evaluated, bounded, group_key, text
+from quintet.observe.run_summary import actions_evaluated, bounded, group_key, names_apart, text
 from quintet.system import files, run_record
 from quintet.system.printing import note
 
@@ -41,6 +41,7 @@ EVALUATED = {
 """Metrics of training, and the metrics of evaluations that are drawn as markers with them."""
 _FINAL_PART = 0.1  # last part of a run's env_steps, over which a final score is a mean
 
+_MOST_OPTIONS = 2  # in the name of a single run
 _CHARACTERS_PER_IN = 12.5  # of a legend
 _BAR_CHARACTERS = 40  # of a line of a name beside a bar
 _HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++")
@@ -122,10 +123,16 @@ def plot_runs(
 
 
 def labelled(groups: Iterable[list[Run]]) -> list[tuple[str, list[Run]]]:
-    """Groups of runs with their names."""
+    """Groups of runs with their names: those of their folders where groups are single runs that
+    differ in many options."""
     held = list(groups)
     configs = [members[0].config for members in held]
-    return list(zip(group_labels(configs, [x[0].sources for x in held]), held, strict=True))
+    labels = group_labels(configs, [x[0].sources for x in held])
+    folders = [members[0].folder for members in held]
+    single = len({*folders}) == len(folders) and all(len(members) == 1 for members in held)
+    if single and any(label.count(", ") > _MOST_OPTIONS for label in labels):
+        labels = names_apart(folders)
+    return list(zip(labels, held, strict=True))
 
 
 def _reports(
@@ -218,7 +225,8 @@ def _load(
     evaluations = extract(reports, x, EVALUATED.get(metric, ""))
     if len(curve.x) == 0:
         have = sorted({name for report in reports for name in report} - {"env_steps", "wall_s"})
-        near = difflib.get_close_matches(metric, have, n=1)
+        theirs = METRICS_ELSEWHERE.get(metric.rpartition("/")[2])
+        near = [theirs] if theirs in have else difflib.get_close_matches(metric, have, n=1)
         raise QuintetError(
             f"{folder} has no values of {metric} over {x} yet ({len(reports)} reports)"
             + (f"; did you mean {text(near[0])}?" if near else ".")

@@ -18,6 +18,8 @@ from quintet.system.printing import QuietStream, is_terminal
 
 _LINE_INTERVAL_S = 10.0
 _MOST_SILENCE_S = 600.0  # between two lines about waiting
+_COMPILES_ACTS = "compiling acts (up to a minute), then collecting"
+_COMPILES_UPDATE = "first update, which compiles it: up to a minute"
 
 
 class Progress(Protocol):
@@ -63,11 +65,11 @@ def stage_of(phase: Phase, facts: RunFacts) -> str | None:
     does not change.
     """
     if phase in ("acting", "waiting") and facts.compiles:
-        return "compiling acts (up to a minute), then collecting"
+        return _COMPILES_ACTS
     if phase == "waiting":
         return _collecting(facts)
     if phase == "learning":
-        return "first update" + (", which compiles it: up to a minute" if facts.compiles else "")
+        return _COMPILES_UPDATE if facts.compiles else "first update"
     return None
 
 
@@ -91,6 +93,7 @@ class LineProgress:
         self._shown_at = self._silent_until = float("-inf")
         self._silence_s = _LINE_INTERVAL_S
         self._pending: str | None = None
+        self._closed = False
         self.say(f"{view.title} -> {view.folder}" if view.folder else view.title)
 
     def update(self, report: Mapping[str, float], recent: Score = NO_SCORE) -> None:
@@ -107,7 +110,9 @@ class LineProgress:
                 self._tell(only_others=not begun)
 
     def stage(self, text: str) -> None:
-        """Shows nothing, since a printed line would outlast the stage."""
+        """Prints only what may compile for long, since a printed line outlasts its stage."""
+        if text in (_COMPILES_ACTS, _COMPILES_UPDATE):
+            self.say(text)
 
     def waiting(self, text: str) -> None:
         """Prints the reason more and more rarely, since a slow run waits in every iteration."""
@@ -122,8 +127,9 @@ class LineProgress:
         self._out.line(message)
 
     def close(self) -> None:
-        if self._pending is not None:
-            self._flush()
+        self._flush()
+        if self._view.report and not self._closed:
+            self._closed = True
             for _, sentence in sentences(self._view.findings):
                 self.say(f"health: {sentence}")
         if self._told is not None:

@@ -65,6 +65,8 @@ class View:
     def add(self, report: Mapping[str, float], recent: Score) -> None:
         """Adds a report; metrics that it lacks keep their last value."""
         self.pace.advance(int(report.get("env_steps", self.pace.done)))
+        if not self.report and self.facts is not None and self.facts.compiles:
+            self.pace.restart()
         if "policy_0/env_steps" in report:  # a policy without an objective now is not ranked
             self.report = {k: x for k, x in self.report.items() if not k.endswith(OBJECTIVE)}
         if "data/nodes" in report:  # a node that is gone is not shown

@@ -231,6 +231,7 @@ class Trainer:
         if (error := self._calls.raised) is not None:
             error.add_note(f"The run was saved; the same call resumes: {self.folder.path}")
             raise error
+        self.log.last_lines()
         self.log.say(f"time: {self.timer.told()}")
         if status == "stopped":
             how = "" if self.config.resume == "latest" else " with --resume latest"

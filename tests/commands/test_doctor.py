@@ -152,6 +152,7 @@ def test_an_environment_is_examined(
         (["CartPole-v1", "--algo", "dqn"], "the algorithm must be one of"),
         (["CartPole-v1", "Acrobot-v1"], "must get one environment"),
         (["."], "must be a run folder"),
+        (["./missing"], "must be a run folder, .* got ./missing which does not exist"),
     ],
 )
 def test_wrong_usage_is_a_sentence(

@@ -389,7 +389,9 @@ def test_ids_and_bytes_are_never_normalised():
 def test_an_activation_that_it_has_not_is_refused():
     config = ModelConfig(activation="tanh")
     found = idle(config, Facts(**facts_of(config, GRID)), "model.")
-    assert found["activation"].needs.startswith("an mlp, film_grid has relu")
+    assert found["activation"].needs.startswith(
+        "an mlp or an encoder of your own, film_grid has relu"
+    )
 
 
 @pytest.mark.parametrize(

@@ -554,4 +554,25 @@ def test_a_damaged_configuration_is_named(
 def test_nearest_metric_is_named(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", 1)
     with pytest.raises(QuintetError, match=r"did you mean episode/return_mean\? It has: "):
+        plot_runs([run], tmp_path / "x.png", metric="rollout/ep_rew_mean")
+    with pytest.raises(QuintetError, match=r"did you mean episode/return_mean\? It has: "):
         plot_runs([run], tmp_path / "x.png", metric="episode/return")
+
+
+def test_single_runs_of_many_differences_have_the_names_of_their_folders(
+    tmp_path: Path, drawn: dict[str, Any]
+) -> None:
+    def drawn_of(**second: object) -> list[str]:
+        number = len(list(tmp_path.iterdir()))
+        runs = [
+            make_run(
+                tmp_path / f"{number}" / name, 1, **{"gamma": 0.9, "unroll_steps": 8, **options}
+            )
+            for name, options in (("plain", {}), ("tuned", second))
+        ]
+        plot_runs(runs, tmp_path / "x.png")
+        return [name.partition(" (")[0] for name in legend_of(drawn["figure"])[:2]]
+
+    assert drawn_of(learning_rate=1e-4)[0] == "ppo, learning_rate 0.001"
+    more = {"learning_rate": 1e-4, "gamma": 0.99, "unroll_steps": 16}
+    assert drawn_of(**more) == ["plain", "tuned"]

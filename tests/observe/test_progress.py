@@ -157,6 +157,31 @@ def test_speed_is_that_of_the_last_half_minute(monkeypatch: pytest.MonkeyPatch) 
     assert "1,000 steps/s" in stream.getvalue().splitlines()[-1]
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+def test_compiling_is_said_and_is_no_part_of_the_speed(
+    compiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    facts, stream = replace(FACTS, compiles=compiles), io.StringIO()
+    shown = make_progress(View("title", Pace(1000, 0), facts=facts), stream)
+    shown.stage(progress.stage_of("acting", facts) or "")
+    shown.stage(progress.stage_of("learning", facts) or "")
+    now = 10.0
+    shown.update({"env_steps": 20})
+    now = 20.0
+    shown.update({"env_steps": 520})
+    shown.close()
+    said = stream.getvalue().splitlines()[1:]
+    assert said[:-2] == compiles * [
+        "compiling acts (up to a minute), then collecting",
+        "first update, which compiles it: up to a minute",
+    ]
+    speed = "" if compiles else "  2 steps/s  8:10 left"
+    assert said[-2] == f"  2%  20/1,000 env steps{speed}"
+    assert said[-1].endswith("50 steps/s  0:10 left" if compiles else "26 steps/s  0:18 left")
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0:00"), (65.4, "1:05"), (3600, "1:00:00"), (86_400, "24:00:00"), (259_300, "3 days")],

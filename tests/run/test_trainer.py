@@ -140,6 +140,18 @@ def test_a_run_says_at_its_end_where_its_time_went(tmp_path):
     assert 0 < float(line[0]) < 600
 
 
+@pytest.mark.parametrize("stops", [False, True])
+def test_the_end_is_told_in_one_order(tmp_path, stops, monkeypatch):
+    if stops:
+        stopped(tmp_path, 3, monkeypatch)
+    else:
+        run(tmp_path)
+    kinds = [r" \d+%  ", " health: ", " time: "] + [" stopped at "] * stops
+    said = (tmp_path / "log.txt").read_text()
+    last = [[m.start() for m in re.finditer(kind, said)][-1] for kind in kinds]
+    assert last == sorted(last)
+
+
 def test_other_devices_and_learners_are_another_path():
     assert {"runtime.device", "runtime.num_learners"} <= {*CHANGE_ROUNDING}
 

@@ -110,7 +110,7 @@ CLIPPED = Evidence(
 FLOATS = (
     Evidence(
         "normalizer/observation_unlike_frac",
-        "numbers 5 times off their running std",
+        "observations out of scale",
         Range(high=0.3),
         Range(high=0.9),
         above="the batch is unlike the data of the statistics",

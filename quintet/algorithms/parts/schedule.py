@@ -69,7 +69,7 @@ def schedule_warnings(options: BaseModel) -> list[str]:
     rates = {k: getattr(options, k) for k in type(options).model_fields if k.endswith(_RATES)}
     small = {k: x for k, x in rates.items() if x < 10 * _TINY}  # else the function scales it
     if greatest <= _TINY and small:
-        shown = " and ".join(f"{k}={x:g} to at most {x * greatest:.1g}" for k, x in small.items())
+        shown = " and ".join(f"{k}={x:g} to at most {x * greatest:.2g}" for k, x in small.items())
         found.append(
             f"lr_schedule={name} gives a factor of the rate, not a rate: factors of at most "
             f"{greatest:g} lower {shown}. If it gives rates, divide them by the first one"
