@@ -62,7 +62,7 @@ LEARNERS_ELSEWHERE = {
         "which learns discrete actions from replay, with a stochastic policy: no Q-learning",
     ),
 }
-"""What stands for learners of other libraries, beside the nearest learner's name."""
+"""Advice by learners of other libraries, after the name of the nearest learner."""
 
 _PER_CALL = "Stable-Baselines3's callback counts calls of `step`: "
 _TWICE = "twice theirs, whose squared error has no factor 0.5"
