@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _BLOCK, _MOST_EPISODES = 5, 100
 _MOST_BATCH_SHARE = 0.25  # of the time, by which training stops earlier
 _LOOK_EVERY_S = 0.1
+_MOST_CUT_SHARE = 0.5  # of the env_steps, in episodes that have not ended
 
 
 def main() -> int:
@@ -70,21 +71,27 @@ class _Heard:
     any: whether there was one; speed: env_steps per second from the first to the newest.
     """
 
-    def __init__(self, clock: _Clock) -> None:
+    def __init__(self, clock: _Clock, before: int) -> None:
+        """before: the env_steps that were trained before this process."""
         self._clock = clock
+        self._before = self._steps = float(before)
+        self._ended_steps = 0.0
         self._first: tuple[float, float] | None = None
         self._episodes: list[tuple[float, float]] = []
         self.speed = 0.0
 
     def __call__(self, report: dict[str, float]) -> None:
         steps, now = report["env_steps"], report["wall_s"]
+        self._steps = steps
         self._first = self._first or (steps, now)
         if now > self._first[1]:
             self.speed = (steps - self._first[0]) / (now - self._first[1])
         batch_steps = steps / max(1.0, report["iterations"])
         self._clock.batch_s = batch_steps / (self.speed or steps / max(now, 1e-9))
         if "episode/return_mean" in report:
-            self._episodes.append((report["episode/count"], report["episode/return_mean"]))
+            count = report["episode/count"]
+            self._episodes.append((count, report["episode/return_mean"]))
+            self._ended_steps += count * report["episode/length_mean"]
 
     @property
     def any(self) -> bool:
@@ -94,7 +101,12 @@ class _Heard:
     def training(self) -> float | None:
         """Mean return of the last episodes, of as many reports as have enough; the newest report
         may have none, or one that is not like the others.
+
+        None where most env_steps are of episodes that have not ended: those that have are the
+        short ones, whose returns do not stand for all.
         """
+        if self._ended_steps < (1.0 - _MOST_CUT_SHARE) * (self._steps - self._before):
+            return None
         count = total = 0.0
         for more, mean in reversed(self._episodes):
             count, total = count + more, total + more * mean
@@ -117,7 +129,7 @@ def _leg(loaded: "Loaded", payload: dict[str, Any]) -> dict[str, Any]:
     from quintet.run.launch import run
 
     clock = _Clock(payload["begin"], payload["training_s"])
-    heard = _Heard(clock)
+    heard = _Heard(clock, _trained(loaded))
 
     def handle(*_: object) -> None:
         # The run handles signals while it trains.  One of the clock that comes right after that
@@ -148,7 +160,6 @@ def _leg(loaded: "Loaded", payload: dict[str, Any]) -> dict[str, Any]:
         result = run(_ends_after(loaded, int(env_steps)), heard)
         if result.status == "stopped":  # by the user
             return {"status": "stopped"}
-    training = heard.training
     begin = clock.passed_s
     returns = _returns(result.policy, loaded, payload, clock)
     return {
@@ -158,7 +169,7 @@ def _leg(loaded: "Loaded", payload: dict[str, Any]) -> dict[str, Any]:
         "evaluation_s": clock.passed_s - begin,
         "env_steps": int(result.metrics["env_steps"]),
         "speed": heard.speed,
-        "training": metrics.get("episode/return_mean") if training is None else training,
+        "training": heard.training,
     }
 
 

@@ -16,7 +16,7 @@ class Score(NamedTuple):
 
     how: ``greedy`` or ``sampled`` actions; ``training`` where no episode was evaluated, with
         sampled actions then too.
-    mean: None if no episode has ended.
+    mean: None if too few episodes have ended.
     low, high: ends of the interval, if known.
     """
 
@@ -31,7 +31,7 @@ class Score(NamedTuple):
 
     def __str__(self) -> str:
         if self.mean is None:
-            return "no episode ended"
+            return "too few episodes ended"
         if self.how == "training":
             return f"{number(self.mean)} (of training)"
         if self.low is None:

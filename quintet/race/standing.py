@@ -16,9 +16,9 @@ _AS_MANY = 0.9  # of the env_steps of others, since speeds vary
 def ranked(runners: Sequence[Runner]) -> list[Runner]:
     """The best first, by the score of the newest evaluation, then by the mean return of training;
     where an entry has no evaluated episode, all by that of training, since these returns are of
-    earlier policies too.  Those of which no episode has ended are the last.  Of equal entries those
-    come first whose learner has fewer entries before them, then those that come first in the
-    portfolio.
+    earlier policies too.  Those of which too few episodes have ended are the last.  Of equal
+    entries those come first whose learner has fewer entries before them, then those that come first
+    in the portfolio.
     """
     fresh = all(ways(each.looks[-1]) for each in runners)
 

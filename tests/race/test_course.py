@@ -219,8 +219,8 @@ def test_an_entry_without_an_episode_stays_until_others_have_scores(
     monkeypatch.setattr(course.seed_group, "run_members", without)
     assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 0
     assert (tmp_path / "a" / "config.yaml").read_text() == "slow"  # the first in the portfolio
-    assert "round 1: slow no episode ended" in capsys.readouterr().out
-    assert "no episode ended" in (tmp_path / "a" / "race" / "race.html").read_text()
+    assert "round 1: slow too few episodes ended" in capsys.readouterr().out
+    assert "too few episodes ended" in (tmp_path / "a" / "race" / "race.html").read_text()
     unended.remove("bad")
     assert cli.main(command(tmp_path / "b", "--jobs", "1")) == 0
     assert (tmp_path / "b" / "config.yaml").read_text() == "bad"

@@ -19,6 +19,7 @@ from quintet.race import leg
 from quintet.run import launch
 
 RETURNS = leg._returns
+NEW: Any = SimpleNamespace(overwrite=True, config=SimpleNamespace(run_dir=Path("none")))
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +31,9 @@ def _handler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def payload(training_s: float, *, last: bool = True) -> dict[str, Any]:
+    waits = {"minutes": None, "patient": False}
     times = {"begin": time.monotonic(), "training_s": training_s, "most_s": training_s + 1.0}
-    return {**times, "seed": 0, "ways": ["greedy"], "last": last, "minutes": None}
+    return {**times, "seed": 0, "ways": ["greedy"], "last": last, **waits}
 
 
 def report(env_steps: int, **more: float) -> dict[str, float]:
@@ -39,8 +41,12 @@ def report(env_steps: int, **more: float) -> dict[str, float]:
     return {**known, **more}
 
 
-def scored(count: int, mean: float) -> dict[str, float]:
-    return {"episode/count": float(count), "episode/return_mean": mean}
+def scored(count: int, mean: float, length: float = 2.0) -> dict[str, float]:
+    return {
+        "episode/count": float(count),
+        "episode/return_mean": mean,
+        "episode/length_mean": length,
+    }
 
 
 def ends(monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any]) -> None:
@@ -56,7 +62,7 @@ def test_a_clock_that_comes_when_the_run_has_just_ended_changes_nothing(
         return SimpleNamespace(status="finished", metrics=report(100), policy=None)
 
     ends(monkeypatch, run)
-    found = leg._leg(SimpleNamespace(), payload(0.1))  # type: ignore[arg-type]
+    found = leg._leg(NEW, payload(0.1))
     assert found["status"] == "ran"
     assert found["env_steps"] == 100
 
@@ -72,9 +78,25 @@ def test_the_score_of_training_is_that_of_the_last_episodes_whatever_the_newest_
         return SimpleNamespace(status="finished", metrics=report(350), policy=None)
 
     ends(monkeypatch, run)
-    found = leg._leg(SimpleNamespace(), payload(60.0))  # type: ignore[arg-type]
+    found = leg._leg(NEW, payload(60.0))
     assert found["training"] == pytest.approx(6.0)
     assert found["speed"] == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize(("before", "training"), [(0, None), (400, 1.0)], ids=["new", "resumed"])
+def test_the_few_episodes_that_ended_early_are_no_score_of_training(
+    before: int, training: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where only won episodes end before a limit that hardly any stream has reached."""
+
+    def run(_: Loaded, hear: Callable[..., object], **__: object) -> Any:
+        hear(report(508, **scored(2, 1.0, 30.0)))
+        return SimpleNamespace(status="finished", metrics=report(508, **scored(2, 1.0)), policy=0)
+
+    ends(monkeypatch, run)
+    monkeypatch.setattr(leg, "_trained", lambda _: before)
+    found = leg._leg(NEW, payload(60.0))
+    assert found["training"] == training
 
 
 @pytest.mark.parametrize(
@@ -94,7 +116,7 @@ def test_training_stops_a_batch_early_but_not_by_more_than_a_quarter(
     monkeypatch.setattr(leg.os, "kill", lambda *_: stopped.append(now[0] - 100.0))
     clock = leg._Clock(100.0, 10.0)
     clock._cancelled = SimpleNamespace(wait=wait)  # type: ignore[assignment]
-    heard = leg._Heard(clock)
+    heard = leg._Heard(clock, 0)
     heard({"env_steps": 100.0, "wall_s": wall_s, "iterations": float(batches)})
     clock._watch()
     assert clock.over
@@ -132,10 +154,10 @@ def test_a_stop_by_the_user_is_no_end_of_the_leg(monkeypatch: pytest.MonkeyPatch
         signal.raise_signal(signal.SIGTERM)
 
     ends(monkeypatch, stopped)
-    assert leg._leg(SimpleNamespace(), payload(60.0)) == {"status": "stopped"}  # type: ignore[arg-type]
+    assert leg._leg(NEW, payload(60.0)) == {"status": "stopped"}
     ends(monkeypatch, begins)
     with pytest.raises(KeyboardInterrupt):
-        leg._leg(SimpleNamespace(), payload(60.0))  # type: ignore[arg-type]
+        leg._leg(NEW, payload(60.0))
 
 
 @pytest.mark.parametrize(
