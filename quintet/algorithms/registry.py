@@ -13,7 +13,6 @@ from difflib import get_close_matches
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, final
 
-from quintet.algorithms.elsewhere import LEARNERS_ELSEWHERE
 from quintet.errors import ConfigError, FileFault
 from quintet.observe.metrics import declare
 from quintet.protocols import UpdateAdvice
@@ -172,6 +171,8 @@ def canonical(name: str) -> str:
     if plain in PACKAGES:
         said = f"{plain} is a package that is not installed: {PACKAGES[plain]}"
     elif near or not close:
+        from quintet.algorithms.elsewhere import LEARNERS_ELSEWHERE
+
         how = f", {LEARNERS_ELSEWHERE[plain]}" if plain in LEARNERS_ELSEWHERE else ""
         said = (f"nearest is {' or '.join(near)}{how}; " if near else "") + (
             "docs/coming-from.md says what stands for learners of other libraries"

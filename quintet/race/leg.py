@@ -72,7 +72,7 @@ class _Heard:
     """
 
     def __init__(self, clock: _Clock, before: int) -> None:
-        """before: the env_steps that were trained before this process."""
+        """The env_steps `before` were trained by earlier processes."""
         self._clock = clock
         self._before = self._steps = float(before)
         self._ended_steps = 0.0
