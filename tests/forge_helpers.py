@@ -6,11 +6,14 @@ import hashlib
 import json
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
+
+from quintet.export.certificate import as_bytes
 
 DEEP = "deep"
 HOSTILE: list[Any] = [
@@ -46,12 +49,13 @@ def as_text(document: Any) -> bytes:
 
 
 JOURNALS = ("race.json", "sweep.json")
+EXPORTS = ("policy.json", "certificate.json")
 
 
 def files_of(folder: Path) -> list[Path]:
     """All files of a run that hold values by name."""
     kinds = ("meta.json", "run.json", "population.jsonl", "metrics.jsonl", "config.yaml")
-    kinds += JOURNALS
+    kinds += (*JOURNALS, *EXPORTS)
     return sorted(path for path in folder.rglob("*") if path.name in kinds)
 
 
@@ -70,6 +74,16 @@ def write(file: Path, documents: list[Any]) -> None:
         return
     data = b"\n".join(as_text(each) for each in documents)
     file.write_bytes(data + b"\n" * (file.suffix == ".jsonl"))
+    certificate = file.with_name(EXPORTS[1])
+    if file.name == EXPORTS[0] and certificate.exists():
+        said = json.loads(certificate.read_text())
+        said["files"][file.name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        write(certificate, [said])
+    elif file.name == EXPORTS[1] and isinstance(documents[0], dict):
+        with suppress(ValueError, TypeError):  # values that no JSON file of quintet's holds
+            rest = as_bytes({k: x for k, x in documents[0].items() if k != "sha256"})
+            seal = {"sha256": hashlib.sha256(rest).hexdigest()}
+            file.write_bytes(as_bytes(json.loads(rest) | seal))
     manifest = file.with_name("manifest.json")
     if manifest.exists():
         said = json.loads(manifest.read_text())
@@ -82,7 +96,7 @@ def forge(folder: Path, rng: np.random.Generator) -> str:
     """Puts a hostile value, or none, in place of one value of a run's files; says which."""
     files = files_of(folder)
     if rng.integers(2):  # what a resume reads
-        files = [file for file in files if file.parent.parent.name == "checkpoints"]
+        files = [file for file in files if file.parent.parent.name == "checkpoints"] or files
     file = files[int(rng.integers(len(files)))]
     found = documents(file)
     which = int(rng.integers(len(found)))
@@ -109,6 +123,7 @@ _NEW = (
     "fresh/0001/s1", "s1", "s2", "policy", "checkpoints", "best", "race/.tmp-race.json",
     ".tmp-sweep.json", ".tmp-journal.log", "journal.log", "trials.csv", ".lock", "log.txt",
 )  # fmt: skip
+_NAME = "\x1b[2J\x07\x9b1m\r\n"
 _VALUES: list[tuple[str, Any]] = [
     ("state", "moving"), ("state", "finished"), ("winner", "x"), ("winner", "../../mine"),
     ("counts", []), ("rung", 99), ("jobs", 0), ("jobs", 10**6), ("leg_s", [1e300]), ("asked", []),
@@ -128,13 +143,21 @@ def forge_folder(folder: Path, mine: Path, rng: np.random.Generator) -> str:
     mine: a folder to which links lead.
     """
     journals = [path for name in JOURNALS for path in folder.rglob(name)]
-    draw = int(rng.integers(10))
+    draw = int(rng.integers(11))
+    if draw == 10:
+        runs = [each for each in sorted(folder.iterdir()) if each.is_dir()] or [folder / "log.txt"]
+        path = runs[int(rng.integers(len(runs)))]
+        if path.exists():
+            path.rename(path.with_name(f"{path.name}{_NAME}"))
+        return f"{path.name} is called {path.name}{_NAME!r}"
     if draw < 4:
         return _linked(folder, mine, rng)
     if draw < 6 and journals:
         return _journal(journals[0], rng)
     if draw < 7:
         every = journals or files_of(folder)
+        if (folder / EXPORTS[1]).exists():
+            every = sorted(path for path in folder.iterdir() if path.is_file())
         file = every[int(rng.integers(len(every)))]
         data = bytearray(file.read_bytes())
         if rng.integers(2) and data:
