@@ -1,7 +1,11 @@
 """Environments live as long as the run: what they keep, and what resumes make of it."""
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +131,33 @@ def test_what_environments_offer_is_saved_and_restored_with_the_same_bytes(
     train(folder, env, until=250, **KINDS[kind])
     assert len(exact_ones(folder)) < 8, "it was stopped"
     part = train(folder, env, resume="exact", **KINDS[kind])
+    assert weights(part) == weights(whole)
+    assert states(folder) == states(tmp_path / "whole")
+
+
+def until_killed(folder: str, kind: str) -> None:
+    """Trains in a process of its own, until it kills itself."""
+
+    def report(metrics: dict[str, float]) -> None:
+        if metrics["env_steps"] > 320:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    config = {**SMALL, **OFTEN, **KINDS[kind]}
+    quintet.train("ppo", Saving, 640, 3, folder, config, report)
+
+
+@pytest.mark.parametrize("kind", EACH)
+def test_a_killed_run_goes_on_with_what_environments_kept(kind: str, tmp_path: Path) -> None:
+    whole, folder = train(tmp_path / "whole"), tmp_path / "run"
+    code = f"import test_living_environments as t; t.until_killed({str(folder)!r}, {kind!r})"
+    path = os.pathsep.join((str(Path(__file__).parent), *sys.path))
+    process = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, timeout=120
+    )
+    assert process.returncode == -signal.SIGKILL
+    assert len(exact_ones(folder)) < 8
+    assert states(folder) != states(tmp_path / "whole")
+    part = train(folder, resume="exact", **KINDS[kind])
     assert weights(part) == weights(whole)
     assert states(folder) == states(tmp_path / "whole")
 
