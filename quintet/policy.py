@@ -223,8 +223,15 @@ class Policy:
         state: State | None = None,
         episode_start: bool | NDArray[np.bool_] | Sequence[bool] | None = None,
         deterministic: bool = False,
+        action_masks: NDArray[Any] | None = None,
     ) -> tuple[Any, State]:
-        """`act` with the arguments and defaults of Stable-Baselines3: samples by default."""
+        """`act` with the arguments and defaults of Stable-Baselines3: samples by default.
+
+        action_masks: what the environment's method ``action_masks()`` returns, if the observation
+            has no leaf ``action_mask``.
+        """
+        if action_masks is not None:
+            observation = {**flat_observation(observation), ACTION_MASK: action_masks}
         return self.act(observation, state, deterministic, is_first=episode_start)
 
     @cached_property
@@ -310,7 +317,7 @@ class Policy:
         extra = {leaf.path: arrays[leaf.path].ndim - len(leaf.shape) for leaf in leaves}
         for leaf in leaves:
             x, more = arrays[leaf.path], extra[leaf.path]
-            if more not in (0, 1) or x.shape[more:] != leaf.shape or len({*extra.values()}) > 1:
+            if more not in (0, 1) or x.shape[more:] != leaf.shape:
                 raise QuintetError(
                     f"observation leaf {leaf.path!r} must be of shape {leaf.shape}, or [B, "
                     f"...] of it, got shape {x.shape}; the policy's space is "
@@ -322,6 +329,11 @@ class Policy:
                     f"{ACTION_MASK} must allow at least one action in each choice, of sizes "
                     f"{self._choices}, got {x}; where an episode has ended, allow all"
                 )
+        if len({*extra.values()}) > 1:
+            raise QuintetError(
+                "the leaves of an observation must all be of one observation, or all be batches "
+                f"[B, ...], got shapes { {path: x.shape for path, x in arrays.items()} }"
+            )
         single = 0 in extra.values()
         sizes = {path: 1 if single else len(x) for path, x in arrays.items()}
         if len({*sizes.values()}) > 1 or 0 in sizes.values():

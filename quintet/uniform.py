@@ -12,6 +12,7 @@ from gymnasium import spaces as gym
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quintet.envs.masks import allows_none, possible
 from quintet.envs.vector import StepRow, VectorEnv, allocate_obs, allocate_row
 from quintet.spaces import Space, action_leaves, action_spec, mask_sizes
 from quintet.types import ACTION_MASK, ActOutput, Obs, State
@@ -108,6 +109,8 @@ def uniform_chooser(env: VectorEnv, seed: int) -> Chooser:
 def chosen_rows(env: VectorEnv, steps: int, seeds: Sequence[int], choose: Chooser) -> Iterator[Row]:
     """The rows of a restart with these seeds and of `steps` chosen steps; each is overwritten by
     the next.
+
+    Raises EnvironmentFault where an action mask allows no action.
     """
     count = env.num_streams
     obs = allocate_obs(env.spaces.observation, (count,))
@@ -120,8 +123,21 @@ def chosen_rows(env: VectorEnv, steps: int, seeds: Sequence[int], choose: Choose
     leaves = {name: torch.from_numpy(x) for name, x in row.obs.items()}
     yield Row(0, row, seconds)
     for number in range(1, steps + 1):
+        _require_allowed(env, row, number - 1)
         action = choose(leaves)
         begin = perf_counter()
         env.send(action)
         env.recv(row)
         yield Row(number, row, perf_counter() - begin)
+
+
+def _require_allowed(env: VectorEnv, row: StepRow, step: int) -> None:
+    """Requires that masks allow an action in streams whose episode goes on.  In games an agent
+    that is absent has none.
+    """
+    if ACTION_MASK not in row.obs or env.description.agents:
+        return
+    going_on = ~(row.terminated | row.truncated) if step else np.ones(env.num_streams, np.bool_)
+    wrong = going_on & ~possible(row.obs[ACTION_MASK], env.spaces.action)
+    if wrong.any():
+        raise allows_none(env.description.id, int(wrong.argmax()), step)

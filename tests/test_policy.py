@@ -337,6 +337,13 @@ def test_a_mask_must_allow_something_in_every_choice(tmp_path):
     policy = declared(tmp_path, MASKED, spaces.MultiDiscrete([2, 3]))
     x = np.zeros(1, np.float32)
     assert policy.act({"x": x, "action_mask": [0, 1, 0, 0, 1]})[0].tolist() == [1, 2]
+    # As MaskablePPO's predict takes it; one and several.
+    both, given = np.stack([x, x]), np.array([0, 1, 0, 0, 1])
+    assert policy.predict({"x": x}, action_masks=given)[0].tolist() == [1, 2]
+    masks = np.stack([given, given])
+    assert policy.predict({"x": both}, action_masks=masks)[0].tolist() == [[1, 2]] * 2
+    with pytest.raises(QuintetError, match=r"all be of one .*'action_mask': \(1, 5\).*'x': \(1,\)"):
+        policy.act({"x": x, "action_mask": given[None]})
     for mask in ([0, 0, 1, 1, 1], [1, 1, 0, 0, 0], [0] * 5):
         with pytest.raises(QuintetError, match=r"allow at least one .*of sizes \[2, 3\]"):
             policy.act({"x": x, "action_mask": mask})

@@ -150,7 +150,7 @@ def _in_words(found: "EnvCheck", doubts: "list[Doubt]") -> str:
         *([f"  shaping      {shaping}"] if shaping else []),
         f"  step         {_time(found.step_s)}, the slowest {_time(found.slowest_step_s)}; "
         f"a reset {_time(found.reset_s)}",
-        f"  reward       {rewards}, not 0 in {100 * found.rewarded_frac:.0f}% of the steps",
+        f"  reward       {rewards}, not 0 in {100 * found.rewarded_frac:.3g}% of the steps",
         f"  episodes     {episodes}",
         f"  seeds        the same seeds and actions give {same} episodes",
     ]

@@ -104,7 +104,7 @@ def before(model: ModelConfig, spaces: Spaces, total_env_steps: int | None) -> l
     found: Iterable[Doubt | None] = (
         *flat_pictures(model, spaces),
         *layouts(model, spaces),
-        few_tries(spaces.action, total_env_steps),
+        few_tries(spaces, total_env_steps),
         unnamed_mask(spaces),
     )
     return [each for each in found if each is not None]
@@ -346,9 +346,11 @@ def unnamed_mask(spaces: Spaces) -> Doubt | None:
     return None
 
 
-def few_tries(space: gym_spaces.Space[Any], total_env_steps: int | None) -> Doubt | None:
-    """More actions than the budget can try."""
-    most = max(mask_sizes(space), default=0)
+def few_tries(spaces: Spaces, total_env_steps: int | None) -> Doubt | None:
+    """More actions than the budget can try; masks allow an unknown number."""
+    if ACTION_MASK in observation_leaves(spaces.observation):
+        return None
+    most = max(mask_sizes(spaces.action), default=0)
     if total_env_steps is None or most < _LEAST_CHOICES or total_env_steps >= _TRIES * most:
         return None
     return Doubt(

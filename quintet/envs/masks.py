@@ -2,7 +2,7 @@
 
 A mask is looked for, in this order, in the leaf ``action_mask``; in another leaf named
 ``action_mask`` or ``action_masks``, anywhere in the observation; in the environment's method
-``action_masks()``; in ``info["action_mask"]``.  ``env.mask_from_info`` says which of them are
+``action_masks()``; in info under either name.  ``env.mask_from_info`` says which of them are
 taken.  Single environments get the wrapper `Masked`; adapters of others read the leaf by
 `mask_leaves`, and that of games reads info by `MaskReader`.
 """
@@ -132,10 +132,14 @@ def leaf_note(keys: dict[str, tuple[Keys, Space]]) -> tuple[str, ...]:
 
 def is_in(info: Any, action: Space) -> bool:
     """Whether the info of a reset has a mask that fits the actions."""
-    sizes = mask_sizes(action)
-    if not sizes or not isinstance(info, Mapping) or ACTION_MASK not in info:
-        return False
-    return as_row(info[ACTION_MASK], action).shape == (sum(sizes),)
+    size, name = sum(mask_sizes(action)), _name_in(info)
+    return bool(size and name) and as_row(info[name], action).shape == (size,)
+
+
+def _name_in(info: Any) -> str:
+    """The name of the mask in info; "" if there is none."""
+    found = info if isinstance(info, Mapping) else {}
+    return next((name for name in NAMES if name in found), "")
 
 
 @final
@@ -146,7 +150,11 @@ class MaskReader:
     """
 
     def __init__(
-        self, action: Space, place: str = f"info[{ACTION_MASK!r}]", *, added: bool = False
+        self,
+        action: Space,
+        place: str = f"info[{NAMES[0]!r}] or [{NAMES[1]!r}]",
+        *,
+        added: bool = False,
     ):
         """place: where masks are taken from; added: whether they are added to logits."""
         self._action, self._place, self._added = action, place, added
@@ -156,23 +164,24 @@ class MaskReader:
 
     def in_info(self, info: Mapping[str, Any] | None, *, over: bool) -> NDArray[np.int8]:
         """The mask in info, which may be missing where an episode is over.  Raises ValueError."""
-        if info and ACTION_MASK in info:
-            return self.row(info[ACTION_MASK])
+        if info and (name := _name_in(info)):
+            return self.row(info[name])
         if over:
             return self.none
         raise ValueError(
-            f"env.mask_from_info must have info[{ACTION_MASK!r}], got info with "
-            f"{sorted(info or ())}: leave the option out"
+            f"every reset and step must have info[{ACTION_MASK!r}], from which masks are taken, "
+            f"got info with {sorted(info or ())}: add it, or --env.mask-from-info false"
         )
 
     def row(self, given: Any) -> NDArray[np.int8]:
         """A mask as a row; raises ValueError if it is none."""
         mask = as_row(given, self._action)
         if mask.shape != (self._size,) or mask.dtype.kind not in "biuf":
+            got = "None" if given is None else f"shape {mask.shape}, dtype {mask.dtype}"
             raise ValueError(
-                f"{self._place} must be an array of {self._size} numbers, one per action, "
-                "or of the form that the action space's sample(mask=...) takes, got shape "
-                f"{mask.shape}, dtype {mask.dtype}; if it is no mask, --env.mask-from-info false"
+                f"{self._place} must be an array of {self._size} numbers, one per action, or of "
+                f"the form that the action space's sample(mask=...) takes, got {got}; if it is no "
+                "mask, --env.mask-from-info false"
             )
         allowed: NDArray[np.bool_] = mask == (0 if self._added else 1)
         forbidden = mask <= ADDED if self._added else mask == 0
@@ -257,10 +266,29 @@ def require_plain(mask: NDArray[Any], valid: NDArray[np.bool_], who: str) -> Non
 def wrong_values(mask: NDArray[Any], *, added: bool = False) -> str:
     """Words on a mask with numbers that say neither yes nor no."""
     must = f"0 and numbers of {ADDED:g} or less" if added else "0 and 1"
+    wrong = mask[(mask != 0) & ((mask > ADDED) | np.isnan(mask) if added else mask != 1)]
     way = ""
     if not added and (mask <= ADDED).any():
-        way = "; numbers that are added to logits are taken from a Box whose high is 0"
-    return f"must hold {must} alone, got {mask.tolist()}{way}"
+        way = (
+            "; of numbers that are added to logits give mask == 0, or make them a leaf of the "
+            "observation, a Box whose high is 0"
+        )
+    got = ", ".join(f"{x:g}" for x in np.unique(wrong)[:3])
+    return f"must hold {must} alone, got {got}{way}"
+
+
+def possible(mask: NDArray[Any], action: Space) -> NDArray[np.bool_]:
+    """Whether masks ``[..., A]`` allow an action in each choice."""
+    choices = np.split(mask != 0, np.cumsum(mask_sizes(action))[:-1], -1)
+    return np.stack([choice.any(-1) for choice in choices]).all(0)
+
+
+def allows_none(env_id: str, stream: int, step: int) -> EnvironmentFault:
+    """The fault of a mask that allows no action in a step that is to be made."""
+    return EnvironmentFault(
+        f"{ACTION_MASK} must allow at least one action in each choice of an executed step; "
+        f"{env_id}, stream {stream}, step {step}: it allows none; end the episode there"
+    )
 
 
 def as_row(mask: Any, action: Space) -> NDArray[Any]:
@@ -274,8 +302,9 @@ def as_row(mask: Any, action: Space) -> NDArray[Any]:
     if whole.shape == (size,) and whole.dtype != object:
         return whole
     with suppress(ValueError, TypeError, LookupError):
-        parts = [np.asarray(x) for x in _mask_parts(action, mask)]
-        if [each.shape for each in parts] == [(size,) for size in sizes]:
+        # As a whole, None would allow all actions of an environment that forgot its mask.
+        parts = [] if mask is None else [np.asarray(x) for x in _mask_parts(action, mask)]
+        if parts and [each.shape for each in parts] == [(size,) for size in sizes]:
             return np.concatenate(parts)
     return whole
 

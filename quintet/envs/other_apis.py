@@ -1,6 +1,7 @@
 """Environments whose interface is not Gymnasium's: faults and advice."""
 
 import inspect
+import re
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -71,10 +72,18 @@ class Unfit(Exception):
     """A part of an environment's result is wrong; the message continues after "the environment"."""
 
 
+_NOT_ALLOWED = r"\b(illegal|invalid|forbidden|not (allowed|available|legal|valid))\b"
+_ILLEGAL = re.compile(
+    rf"{_NOT_ALLOWED}.{{0,20}}\b(action|move)|\b(action|move)s?\b.{{0,20}}{_NOT_ALLOWED}", re.I
+)
+
+
 def fault_of(who: str, error: BaseException, what: str = "") -> EnvironmentFault:
     """The fault of the environment `who` that `error` shows (for Unfit its message)."""
     way = argv_advice(error) or "mend the environment, or wrap it"
     told = f"{who}: the environment {what or error}; {way}"
+    if _ILLEGAL.search(what or str(error)):
+        told += "; if not every action is allowed, see docs/environments.md#action-masks"
     return traced(EnvironmentFault(told), error)
 
 

@@ -1,11 +1,14 @@
 """Settles the automatic options that need a look at an environment, once in a run."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 
+import gymnasium
 import numpy as np
 
+from quintet.envs import masks
 from quintet.envs.env_source import can_be_made_again
 from quintet.envs.make import make_group_env
 from quintet.envs.resolved import ResolvedEnv
@@ -61,13 +64,32 @@ def masks_in_info(env: ResolvedEnv, made: VectorEnv) -> bool:
     """Whether ``env.mask_from_info=auto`` takes masks from info: whether environments that are only
     made for a look give a fitting one at a reset.
     """
-    if not _may_be_masked(env, made.spaces):
-        return False
     gives_mask = env.backend.gives_mask
-    assert gives_mask is not None
+    if gives_mask is None or not _may_be_masked(env, made.spaces):
+        return False
+    return _looks(lambda: gives_mask(innermost(made)))
+
+
+def masks_at_steps_only(env: ResolvedEnv, made: VectorEnv) -> bool:
+    """Whether info has a fitting mask after a step, where `masks_in_info` finds none at a reset."""
+    singles = env.singles(made)
+    if not singles or not _may_be_masked(env, made.spaces) or masks_in_info(env, made):
+        return False
+    return _looks(lambda: masks.is_in(_first_info(singles[0]), singles[0].action_space))
+
+
+def _first_info(env: gymnasium.Env[Any, Any]) -> Any:
+    """The info of a random step."""
+    env.action_space.seed(_SEED)
+    env.reset(seed=_SEED)
+    return env.step(env.action_space.sample())[4]
+
+
+def _looks(ask: Callable[[], bool]) -> bool:
+    """The answer of the environment's code, False where it fails."""
     try:
         with untouched():
-            return gives_mask(innermost(made))
+            return ask()
     except STOPS:
         raise
     except BaseException:  # of the environment's code, which the run meets again

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quintet.envs.hosted import NextStep
-from quintet.envs.masks import require_plain
+from quintet.envs.masks import allows_none, require_plain
 from quintet.envs.tensor import TensorVectorEnv
 from quintet.envs.vector import check_finite
-from quintet.errors import EnvironmentFault, QuintetError
+from quintet.errors import QuintetError
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
 from quintet.runtime.batch import Episode
@@ -334,11 +334,7 @@ class DeviceRows:
         require_plain(mask, valid, env.description.id)
         wrong = (~self._possible() & self.rollout.valid).nonzero()
         row, column = (int(i) for i in wrong[0])
-        raise EnvironmentFault(
-            f"{ACTION_MASK} must allow at least one action in each choice of an executed step; "
-            f"{env.description.id}, stream {column}, step {self._rows_before + row}: it allows "
-            "none; end the episode there"
-        )
+        raise allows_none(env.description.id, column, self._rows_before + row)
 
     def _read(self, columns: NDArray[np.float64]) -> list[Episode]:
         places, returns, lengths, versions, successes = columns.tolist()

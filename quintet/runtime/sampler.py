@@ -8,11 +8,10 @@ from typing import Any, Protocol, final
 import numpy as np
 import torch
 
-from quintet.envs.masks import require_plain
+from quintet.envs.masks import allows_none, possible, require_plain
 from quintet.envs.own_state import States, keeper
 from quintet.envs.vector import VectorEnv, check_finite
 from quintet.envs.wrappers import ShapedRewards
-from quintet.errors import EnvironmentFault
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
 from quintet.runtime.batch import Lease
@@ -23,7 +22,6 @@ from quintet.runtime.slots import PLAYER, UNDEFINED, VERSION, RowSpecs, Slot, sl
 from quintet.runtime.staged import actors_of
 from quintet.runtime.torch_settings import OwnTorch, torch_threads
 from quintet.runtime.turns import Turns
-from quintet.spaces import mask_sizes
 from quintet.system import forks
 from quintet.system.transfer import fetched
 from quintet.types import ACTION_MASK, REWARD_SHAPING, ActOutput, Publication
@@ -215,16 +213,11 @@ class GroupSampler:
             return
         who = f"{self.env.description.id}, streams from {self.first_stream} on"
         require_plain(mask[:-1].numpy(), self.slot.valid, who)
-        choices = torch.split(mask[:-1].bool(), mask_sizes(self.env.spaces.action), -1)
-        possible = torch.stack([choice.any(-1) for choice in choices]).all(0)
-        none_allowed = ~possible.numpy() & self.slot.valid
-        if none_allowed.any():
-            row, column = (int(i) for i in np.argwhere(none_allowed)[0])
-            raise EnvironmentFault(
-                f"{ACTION_MASK} must allow at least one action in each choice of an executed step; "
-                f"{self.env.description.id}, stream {self.first_stream + column}, step "
-                f"{self.steps_before + row}: it allows none; end the episode there"
-            )
+        wrong = ~possible(mask[:-1].numpy(), self.env.spaces.action) & self.slot.valid
+        if wrong.any():
+            row, column = (int(i) for i in np.argwhere(wrong)[0])
+            stream, step = self.first_stream + column, self.steps_before + row
+            raise allows_none(self.env.description.id, stream, step)
 
     def _discounted_returns(self, gamma: float) -> None:
         """``G_t = r_t + gamma * G_(t-1)``, from 0 at the start of every episode."""

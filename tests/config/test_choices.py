@@ -296,6 +296,8 @@ def test_actions_that_are_hardly_tried():
     assert before(FLOATS, spaces.Discrete(9_000)) == []
     assert before(FLOATS, spaces.MultiDiscrete([200] * 20)) == []
     assert before(FLOATS, spaces.Discrete(15), 500) == []
+    with_mask = spaces.Dict(x=FLOATS, action_mask=spaces.MultiBinary(50_000))
+    assert before(with_mask, spaces.Discrete(50_000)) == []  # it may allow few
 
 
 def test_rows_that_were_not_executed_do_not_count():

@@ -86,6 +86,25 @@ class Raises(Sound):
         return super().step(action)
 
 
+class Masked(Sound):
+    """Its mask allows nothing from step `least` on, which steps do not mind."""
+
+    least = 4
+
+    def action_masks(self):
+        return np.arange(2) < (self.steps < self.least)
+
+
+class MaskedAtSteps(Sound):
+    def step(self, action):
+        return *super().step(action)[:4], {"action_mask": [1, 0]}
+
+
+class Strict(Sound):
+    def step(self, action):
+        raise ValueError(f"illegal action {action}")
+
+
 class Slow(Sound):
     def step(self, action):
         time.sleep(0.01)
@@ -116,6 +135,29 @@ def test_nothing_is_wrong_with_a_sound_environment() -> None:
     assert found.rewarded_frac == pytest.approx(0.5, abs=0.15)
     assert sum(found.returns) == pytest.approx(found.rewarded_frac * 100)
     assert 0 < found.step_s <= found.slowest_step_s < 1
+
+
+def test_a_mask_that_allows_nothing_is_refused() -> None:
+    with pytest.raises(EnvironmentFault, match=r"at least one action.*made, stream 0, step 4: it"):
+        checked(Masked)
+    with pytest.raises(EnvironmentFault, match="stream 0, step 0: it allows none"):
+        checked(type("Never", (Masked,), {"least": 0}))
+    # Where an episode has ended, nothing is chosen.
+    assert checked(type("AtTheEnd", (Masked,), {"least": 10})).faults == []
+
+
+def test_a_mask_that_is_missing_at_resets_is_told() -> None:
+    (fault,) = checked(MaskedAtSteps).faults
+    assert "info['action_mask'] must be there at reset too" in fault
+    left = EnvConfig(id="made", mask_from_info=False)
+    assert check_env(resolve_env(left, MaskedAtSteps), 20).faults == []
+
+
+def test_an_illegal_action_leads_to_masks() -> None:
+    with pytest.raises(EnvironmentFault, match=r"see docs/environments.md#action-masks$"):
+        checked(Strict)
+    with pytest.raises(EnvironmentFault, match=r"or wrap it$"):
+        checked(Raises)
 
 
 def test_reward_shaping_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from gymnasium.envs.toy_text.taxi import TaxiEnv
 from gymnasium.vector import SyncVectorEnv, VectorWrapper
 
 from quintet.envs.make import make_vector_env
+from quintet.envs.masks import is_in
 from quintet.envs.toy import MaskedDoors
 from quintet.envs.vector import allocate_row
 from quintet.errors import ConfigError, EnvironmentFault
@@ -186,7 +187,8 @@ NO_ROW = r"must be an array of 4 numbers, one per action, or .* takes, got shape
         (np.ones(3), rf"{NO_ROW} \(3,\)"),
         (np.ones((2, 2)), rf"{NO_ROW} \(2, 2\)"),
         (np.array(["a"] * 4), rf"{NO_ROW} \(4,\), dtype <U"),
-        (np.array([np.nan, 1, 0, 1]), "must hold 0 and 1 alone, got .*nan"),
+        (np.array([np.nan, 1, 0, 1]), "must hold 0 and 1 alone, got nan"),
+        (np.array([0, -1e9, -2e9, 0]), r"got -2e\+09, -1e\+09; of numbers .* give mask == 0"),
         ({}, rf"{NO_ROW} \(\), dtype obj"),
     ],
 )
@@ -196,9 +198,30 @@ def test_a_wrong_mask_is_a_fault_of_the_environment(mask: Any, says: str) -> Non
         record(env, [1], np.zeros((1, 1), np.int64))
 
 
+class Named(Told):
+    def info(self) -> dict[str, Any]:
+        return {"action_masks": super().info()[ACTION_MASK]}
+
+
+def test_the_key_may_have_the_name_of_the_method() -> None:
+    rows = np.eye(4, dtype=int).tolist()
+    assert masks(Named) == [*rows, rows[0], rows[1]]
+    assert is_in(Named().reset()[1], spaces.Discrete(4))
+
+
+def test_a_method_that_returns_nothing_is_a_fault_of_the_environment() -> None:
+    class Forgets(Told):
+        def action_masks(self) -> Any:
+            return self.mask
+
+    env = make_vector_env(Forgets, 1)
+    with pytest.raises(EnvironmentFault, match=r"must be an array of 4 .*, got None; if it is no"):
+        record(env, [1], np.zeros((1, 1), np.int64))
+
+
 def test_a_missing_mask_is_a_fault_of_the_environment() -> None:
     env = make_vector_env("CartPole-v1", 1, backend="gymnasium", mask_from_info=True)
     with pytest.raises(
-        EnvironmentFault, match=r"must have info\['action_mask'\], got info with \[\]"
+        EnvironmentFault, match=r"step must have info\['action_mask'\].*, got info with \[\]: add"
     ):
         record(env, [1], np.zeros((1, 1), np.int64))
