@@ -176,7 +176,7 @@ def test_nested_observations(mixed):
     with pytest.raises(QuintetError, match=r"leaf 'x' must be of shape .*got shape"):
         policy.act({**obs, "x": np.zeros(3)})
     mixed_batch = {"x": np.zeros((4, 2)), "inner": obs["inner"]}  # one leaf batched, two not
-    with pytest.raises(QuintetError, match=r"must be of shape .*, or \[B, \.\.\.\] of it"):
+    with pytest.raises(QuintetError, match=r"must all be of one observation, or all be batches"):
         policy.act(mixed_batch)
     obs["inner"]["kind"] = 1
     with pytest.raises(QuintetError, match=r"in Discrete\(4, start=2\), got values from 1"):

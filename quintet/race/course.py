@@ -343,12 +343,18 @@ class _Race:
         return [each for each in self.journal.runners if not each.out]
 
     def _drop(self, stay: int) -> None:
-        """Lets the entries fall out that are worse than the best `stay`, and begins the next rung.
+        """Lets the entries fall out that can't go on in the time left or are worse than the best
+        `stay`, and begins the next rung.
 
         The default does not fall out before it has had as many env_steps as those that stay: it
         trains until then where that takes little of the time, else it stays too.
         """
         first = self.journal.runners[0].name
+        inside = [each for each in self.journal.runners if not each.out]
+        short = {each.name: why for each in inside if (why := self._too_short(each))}
+        for name, why in short.items() if len(short) < len(inside) else ():
+            self.say(f"{name} falls out: {why.splitlines()[0]}")
+            self.update(name, out=why[:2_000], out_at_s=self.spent_s)
         order = ranked([each for each in self.journal.runners if not each.out])
         if target := behind(order, stay, first):
             runner = next(each for each in order if each.name == first)
@@ -423,9 +429,7 @@ class _Race:
         if runner.looks:
             look = runner.looks[-1]
             legs = [leg_s] if last else journal.leg_s[journal.rung :]
-            left_s = sum(plans.training_s(each, look.evaluation_s) for each in legs)
-            fits = max(1, int(look.speed * left_s * _OF_TRAINING))
-            total = journal.totals.get(runner.name) or look.env_steps + fits
+            total = journal.totals.get(runner.name) or _fits(look, legs)
             if last and runner.name not in journal.totals:
                 self.keep(totals={**journal.totals, runner.name: total})
             more["total_env_steps"] = total
@@ -437,6 +441,15 @@ class _Race:
             values = resolved(loaded)[0]
             loaded = seeds.sharing(loaded, values, journal.jobs)
         return loaded
+
+    def _too_short(self, runner: Runner) -> str:
+        """The reason why an entry can't be trained in the rungs that are left; "" without one."""
+        total = _fits(runner.looks[-1], self.journal.leg_s[self.journal.rung + 1 :])
+        try:
+            load(self.asked, _entry(runner), {"total_env_steps": total})
+        except (ConfigError, FileFault, CheckpointError) as error:
+            return str(error)
+        return ""
 
     def _hear(self, runner: Runner, how: Outcome, leg_s: float, passed_s: float) -> None:
         """Takes the answer of an entry's process."""
@@ -539,6 +552,12 @@ class _Race:
         for line in page.write(self.folder, self.journal):
             if self.journal.state == "finished":
                 self.say(line)
+
+
+def _fits(look: Look, legs: Sequence[float]) -> int:
+    """The env_steps of a run that goes on for these seconds of legs."""
+    left_s = sum(plans.training_s(each, look.evaluation_s) for each in legs)
+    return look.env_steps + max(1, int(look.speed * left_s * _OF_TRAINING))
 
 
 def _trained_s(folder: Path) -> float:

@@ -203,6 +203,22 @@ def test_the_worst_fall_out_and_the_best_one_s_run_is_that_of_the_folder(
     assert "gamma: the race has None, asked is 0.9" in capsys.readouterr().err
 
 
+def test_who_cannot_go_on_in_the_time_left_falls_out_before_others(
+    fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = course.load
+
+    def refuses(asked: Asked, entry: Entry, more: Mapping[str, Any], **how: Any) -> Any:
+        if entry.name == "good" and more.get("total_env_steps", 1e9) < 100_000:
+            raise ConfigError("nothing is learned from replay")
+        return load(asked, entry, more, **how)
+
+    monkeypatch.setattr(course, "load", refuses)
+    assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 0
+    assert [name for name, _ in fake.legs] == [*NAMES, "slow", "bad", "slow"]
+    assert "good falls out: nothing is learned from replay\n" in capsys.readouterr().out
+
+
 def test_an_entry_without_an_episode_stays_until_others_have_scores(
     fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
