@@ -280,7 +280,7 @@ def wrong_values(mask: NDArray[Any], *, added: bool = False) -> str:
 def possible(mask: NDArray[Any], action: Space) -> NDArray[np.bool_]:
     """Whether masks ``[..., A]`` allow an action in each choice."""
     choices = np.split(mask != 0, np.cumsum(mask_sizes(action))[:-1], -1)
-    found: NDArray[np.bool_] = np.stack([choice.any(-1) for choice in choices]).all(0)
+    found: NDArray[np.bool_] = np.logical_and.reduce([choice.any(-1) for choice in choices])
     return found
 
 

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from scripted_helpers import Scripted
 
 from quintet import cli
+from quintet.commands.check_env import _in_words
 from quintet.envs import check
 from quintet.envs.check import EnvCheck, check_env
 from quintet.envs.config import EnvConfig
@@ -158,6 +159,12 @@ def test_an_illegal_action_leads_to_masks() -> None:
         checked(Strict)
     with pytest.raises(EnvironmentFault, match=r"or wrap it$"):
         checked(Raises)
+
+
+def test_a_rare_reward_is_no_0_percent() -> None:
+    found = checked(Sound, 20)
+    found.rewarded_frac = 5 / 1960
+    assert "not 0 in 0.255% of the steps" in _in_words(found, [])
 
 
 def test_reward_shaping_is_told(capsys: pytest.CaptureFixture[str]) -> None:
