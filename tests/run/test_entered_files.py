@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/entered_files.py"
-ENTERED, LOADED = 145, 182  # today, one of them only where it is slow; they may only fall
+ENTERED, LOADED = 145, 182  # today; they may only fall
 
 
 def test_a_minimal_run_enters_and_loads_few_files() -> None:
