@@ -28,8 +28,8 @@ evidence, what to do, and the command that does it, where such commands have hel
   --most-s S     seconds for an environment (default: 50)
   --probe-seed N seed of an environment and of the random actions (default: 0)
   --known NAME   a finding that you know, which is left out; several names may follow
-  --baseline RULE module:function, which chooses an action for an observation: whether the run's
-                 returns are far above all that it plays
+  --baseline RULE module:function, which chooses an action for an observation: the run's returns
+                 beside those of this rule
   --try          train as the run did and by the first command, side by side, and compare
   --minutes M    minutes of both with --try (default: 2)
   --json         print one JSON object
@@ -186,21 +186,19 @@ def _runs(folders: Sequence[Path], given: Asked) -> list[dict[str, Any]]:
         )
     summaries = [read_summary(folder) for folder in folders]
     found = examine_runs(summaries, policies=True)
-    if given.baseline:
-        from quintet.doctor.baseline import far_above
+    results = []
+    for run in summaries:
+        well, own = does_well(run), found[str(run.folder)]
+        result: dict[str, Any] = {"target": str(shown(run.folder)), "kind": "run"}
+        if given.baseline:
+            from quintet.doctor.baseline import beside_rule
 
-        for run in summaries:
-            own = far_above(run, given.baseline)
-            found[str(run.folder)] = ranked([own, *found[str(run.folder)]])
-    return [
-        {
-            "target": str(shown(run.folder)),
-            "kind": "run",
-            "well": does_well(run),
-            "findings": [each.as_json() for each in found[str(run.folder)]],
-        }
-        for run in summaries
-    ]
+            beside = beside_rule(run, given.baseline)
+            own = ranked([beside.finding, *own])
+            well = "" if beside.below else well
+            result["baseline"] = beside.said
+        results.append(result | {"well": well, "findings": [each.as_json() for each in own]})
+    return results
 
 
 def _environment(given: Asked, target: str) -> dict[str, Any]:
@@ -246,6 +244,8 @@ def _lines(result: dict[str, Any]) -> list[str]:
     lines = [f"{result['target']}: {_summary(found, result)}"]
     if result.get("well"):
         lines.append(f"it does well: {result['well']}")
+    if result.get("baseline"):
+        lines.append(result["baseline"])
     for number, each in enumerate(found, 1):
         lines.append(f"{number}. {each['degree']} ({each['weight']:.2f}) {each['name']}: "
                      f"{each['said']}")  # fmt: skip

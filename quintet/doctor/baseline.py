@@ -1,8 +1,8 @@
-"""Whether a run's returns are far above all that a rule of the user's own plays."""
+"""A run's returns beside those of a rule of the user's own."""
 
 import time
 from contextlib import closing
-from typing import Any
+from typing import Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,24 @@ from quintet.system.user_code import no_exit
 _EPISODES, _MOST_STEPS, _MOST_S = 20, 50_000, 30.0
 _LEAST = 3  # episodes
 _FAR = 3.0  # times what the rule gains over the beginning
+_CLEARLY = 2.0  # standard errors
 
 
-def far_above(run: RunSummary, rule: str) -> Finding | None:
-    """A finding if the policy gains several times what the rule does: it may exploit the reward.
+@final
+class Beside(NamedTuple):
+    """finding: present if the policy gains several times what the rule does, as one does that
+        exploits the reward.
+    said: the returns of both; "" if they are not known.
+    below: whether the run is clearly below the rule.
+    """
+
+    finding: Finding | None = None
+    said: str = ""
+    below: bool = False
+
+
+def beside_rule(run: RunSummary, rule: str) -> Beside:
+    """Plays episodes of the rule in the run's environment.
 
     rule: ``module:function``, from an observation to an action.
 
@@ -36,18 +50,25 @@ def far_above(run: RunSummary, rule: str) -> Finding | None:
     first, end = (None, None) if seen is None else (seen.first_level, seen.level(0.75, 1.0))
     returns = _played(run, choose)
     if first is None or end is None or len(returns) < _LEAST:
-        return None
-    usual = max(float(returns.mean()) - first.mean, float(returns.std()), 1e-9)
-    if end.mean <= returns.max() or end.mean - returns.mean() <= _FAR * usual:
-        return None
-    return Finding(
+        return Beside()
+    mean, error = float(returns.mean()), float(returns.std()) / len(returns) ** 0.5
+    below = end.mean < mean - _CLEARLY * (error**2 + end.error**2) ** 0.5
+    said = (
+        f"the rule: mean return {mean:.4g} of {len(returns)} episodes; the run in training, at "
+        f"its end: {end.mean:.4g}{', which is below the rule' if below else ''}"
+    )
+    usual = max(mean - first.mean, float(returns.std()), 1e-9)
+    if end.mean <= returns.max() or end.mean - mean <= _FAR * usual:
+        return Beside(None, said, below)
+    finding = Finding(
         "reward-exploited",
         0.5,
         f"the returns, {end.mean:.4g}, are far above all {len(returns)} episodes of the rule, "
         f"whose best is {returns.max():.4g}: the policy may do what the reward did not mean",
-        {"mean": end.mean, "mean of the rule": float(returns.mean()), "at first": first.mean},
+        {"mean": end.mean, "mean of the rule": mean, "at first": first.mean},
         "look at episodes (quintet eval RUN --video FILE), and at what pays in them",
     )
+    return Beside(finding, said, below)
 
 
 def _played(run: RunSummary, choose: Any) -> NDArray[np.float64]:

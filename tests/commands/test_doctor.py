@@ -1,6 +1,7 @@
 """``quintet doctor``: its command line, its output, and its exit status."""
 
 import json
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -303,13 +304,23 @@ def test_a_rule_of_the_users_own_shows_an_exploited_reward(
     assert main(["doctor", str(run), "--baseline", "test_doctor:none"]) == 2
     capsys.readouterr()
     own = read_summary(run)
-    levels = [0.0, 0.0, *[1e3] * 6]
-    reports = [
-        {"env_steps": 50.0 * i, "episode/return_mean": x, "episode/return_std": 0.1,
-         "episode/count": 20.0}
-        for i, x in enumerate(levels, 1)
-    ]  # fmt: skip
-    monkeypatch.setattr(doctor, "read_summary", lambda _: replace(own, reports=reports))
+
+    def reported(end: float) -> None:
+        reports = [
+            {"env_steps": 50.0 * i, "episode/return_mean": x, "episode/return_std": 0.1,
+             "episode/count": 20.0}
+            for i, x in enumerate([-1e4, -1e4, *[end] * 6], 1)
+        ]  # fmt: skip
+        monkeypatch.setattr(doctor, "read_summary", lambda _: replace(own, reports=reports))
+
+    reported(-1e3)
+    main(words)
+    told = json.loads(capsys.readouterr().out)
+    assert re.search(
+        r"the rule: mean return .* its end: -1000, which is below the", told["baseline"]
+    )
+    assert not told["well"], "although its returns rose"
+    reported(1e5)
     assert main(words) == 1
     found = json.loads(capsys.readouterr().out)["findings"]
     assert "reward-exploited" in {each["name"] for each in found}
