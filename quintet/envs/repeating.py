@@ -23,7 +23,7 @@ Hashes = dict[str, int]
 _ROWS, _SEED = 64, 0
 """Rows that are compared, and the seed of the actions."""
 
-_USED, _OTHER_SEED = 400, 1_000
+_USED, _OTHER_SEED = 400, 50
 """Rows between them, in which counters and statistics change, and their seed."""
 
 _MOST_CPU_S, _MOST_S = 0.5, 2.0

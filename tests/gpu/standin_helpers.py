@@ -48,10 +48,10 @@ def compiler() -> str | None:
 
 @cache
 def library() -> Path:
-    """The library, built once for each version of PyTorch and of the source: 10 s of a core."""
+    """The library, built once for each PyTorch, by version and place, and source: 10 s."""
     version = importlib.metadata.version("torch")
     read = b"".join(source.read_bytes() for source in SOURCES)
-    key = hashlib.sha256(read + version.encode() + sys.platform.encode()).hexdigest()
+    key = hashlib.sha256(read + f"{version} {_torch()} {sys.platform}".encode()).hexdigest()
     state = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = state / "quintet-tests" / f"standin-{version}-{key[:12]}"
     made = folder / "standin.so"

@@ -300,7 +300,7 @@ def test_keywords_that_it_does_not_take():
         ("test_custom:Good.Missing", "got no 'Missing' in .*; define it at the top level"),
         (
             "__main__:Missing",
-            "load the policy in that script, or train again with the class or function in a",
+            "it was defined in the script that trained: give its import string",
         ),
         ("test_custom:SPACES", "must name a class of torch.nn.Module or a .*, got Spaces"),
         ("collections:OrderedDict", "must name a class of torch.nn.Module"),

@@ -362,6 +362,25 @@ def _mask_from_info(where: Where) -> None:
     assert plain.policy.spaces.observation == spaces.Discrete(500)
 
 
+class LargeRewards(Contextual):
+    """Its rewards have a size of 20,000."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *rest = super().step(action)
+        return (obs, 20_000.0 * (1.0 + reward), *rest)
+
+
+def _known(where: Where) -> None:
+    said = {}
+    for name, known in (("a", []), ("b", ["reward-size"])):
+        config = {"env": LargeRewards, "reward_normalizer": "none", "doctor__known": known}
+        run(where.folder / name, 2_560, **config)
+        log = (where.folder / name / "log.txt").read_text()
+        said[name] = [line for line in log.splitlines() if "choice: rewards have a size" in line]
+    assert said["a"]
+    assert not said["b"]
+
+
 def _evaluated(where: Where, name: str, value: Any, **more: Any) -> Scores:
     """The scores of an evaluation whose environment has this option of its own."""
     found: list[Scores] = []
@@ -437,6 +456,7 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "checkpoint.keep": _keep,
     "checkpoint.milestones": _milestones,
     "checkpoint.save_best": _save_best,
+    "doctor.known": _known,
     "eval.episodes": _episodes,
     "eval.interval": _interval,
     "eval.greedy": _greedy,
