@@ -344,6 +344,8 @@ class SpreadEnv:
     def render(self, stream: int) -> Rendered:
         if self._judging and self._env is not self._alone:
             self._switch()
+            self._waiting_s, self._block_rows = 0.0, 0
+            self._alone_s.pop()  # whose block of others is cut
         return self._env.render(stream)
 
     def kill(self) -> None:

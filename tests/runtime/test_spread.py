@@ -207,6 +207,39 @@ def test_who_steps_goes_on_whenever_the_other_way_fails(
         assert not any(same[same.index(False) :])
 
 
+class Shown(Slow):
+    def render(self) -> Any:
+        return np.zeros((2, 2, 3), np.uint8)
+
+
+def test_a_picture_while_both_ways_are_judged_is_of_this_process(
+    closing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the middle of a block of others; the blocks stay pairs."""
+    pairs: list[tuple[int, int]] = []
+
+    def judge(alone: list[float], several: list[float]) -> None:
+        pairs.append((len(alone), len(several)))
+
+    monkeypatch.setattr(spread, "several_faster", judge)
+    monkeypatch.setattr(spread, "_BLOCK_S", 0.02)
+    made = closing(make_streams(resolved(lambda: Shown(0.005), 2), 2, Spreading()))
+    assert isinstance(made, SpreadEnv)
+    row = allocate_row(made.spaces.observation, 2)
+    made.restart([0, 1], allocate_obs(made.spaces.observation, (2,)))
+    shown = 0
+    for _ in range(60):
+        made.send(np.zeros(2, np.int64))
+        made.recv(row)
+        if made._env is not made._alone and made._block_rows == 1 and shown < 2:
+            shown += 1
+            made.render(0)  # which others refuse
+            assert made._env is made._alone
+    assert shown == 2
+    assert pairs
+    assert all(alone == several for alone, several in pairs)
+
+
 class Counts(Slow):
     """Its rewards grow with the resets in its life, which no seed brings back."""
 
