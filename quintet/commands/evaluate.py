@@ -107,25 +107,27 @@ def _evaluate(
     if random and device != "cpu":
         raise ConfigError("--device has no effect with --random: leave one of them out")
     policy, other = _loaded(run, checkpoint, encoder, against, trust)
-    from quintet.evaluation import evaluate
-
-    greedy = not stochastic
     own = {"backend": backend, "success": success, "num_processes": num_processes}
     own |= {"max_episode_steps": max_episode_steps}
     more: dict[str, Any] = {"video": video, "random": random, "env_options": _given(own, kwargs)}
     more |= {"against": other, "max_steps": _steps(max_steps), "device": device}
+    scores = _played(policy, env, episodes, seed, {"deterministic": not stochastic, **more})
+    _print(scores, {"deterministic": not stochastic and not random, "random": random}, as_json)
+
+
+def _played(
+    policy: "Policy", env: str | None, episodes: int, seed: int, more: dict[str, Any]
+) -> "Scores":
+    from quintet.evaluation import evaluate
+
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "there is no video", RuntimeWarning)  # told below
-        scores = evaluate(policy, env, episodes, seed, deterministic=greedy, **more)
-    how = {"deterministic": greedy and not random, "random": random}
-    _print(scores, how if as_json else None)
+        warnings.filterwarnings("ignore", "there is no video", RuntimeWarning)  # told with scores
+        return evaluate(policy, env, episodes, seed, **more)
 
 
-def _print(scores: "Scores", how: dict[str, bool] | None) -> None:
-    """Prints the scores (as JSON, together with `how`, if given); raises QuintetError if the film
-    failed.
-    """
-    say(_scores_in_words(scores) if how is None else json.dumps(_scores_as_json(scores) | how))
+def _print(scores: "Scores", how: dict[str, bool], as_json: bool) -> None:
+    """Prints the scores, as JSON together with `how`; raises QuintetError if the film failed."""
+    say(json.dumps(_scores_as_json(scores) | how) if as_json else _scores_in_words(scores))
     if scores.film_fault is not None:
         raise QuintetError(f"there is no video, but the scores are valid: {scores.film_fault}")
 

@@ -187,11 +187,8 @@ def _run(
         for each in several(policies):
             ends.callback(each.close)
         trainer = Trainer(config, folder, policies, env, user, loaded, population)
-        trainer.saving.unrepeatable = unrepeatable
-        trainer.saving.notes += doubts
-        if budget is not None:
-            trainer.budget = budget
-            trainer.saving.notes += budget.notes
+        trainer.saving.unrepeatable, trainer.budget = unrepeatable, budget
+        trainer.saving.notes += doubts + ([] if budget is None else budget.notes)
         _doubtful(trainer, loaded, source)
         trainer.warm_start(anew=loaded.overwrite)
         rows = row_specs(config, source.spaces)
