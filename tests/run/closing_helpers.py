@@ -2,22 +2,17 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
-import gymnasium
-import numpy as np
-from gymnasium import spaces
+from loud_helpers import TenSteps
 
 
-class Closing(gymnasium.Env[Any, Any]):
+class Closing(TenSteps):
     """Closes the files from a number to another, in its maker or in a step, in one process of a
     kind.
     """
 
-    observation_space, action_space = spaces.Box(0, 1, (2,), np.float32), spaces.Discrete(2)
-
     def __init__(self, first: int, end: int, process: str = "", made: bool = False) -> None:
-        self.files, self.process, self.steps = (first, end), process, 0
+        self.files, self.process = (first, end), process
         if made:
             self.shut()
 
@@ -26,13 +21,5 @@ class Closing(gymnasium.Env[Any, Any]):
         if name.startswith(self.process):
             os.closerange(*self.files)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
-        return self.np_random.random(2, dtype=np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        if self.steps == 5:
-            self.shut()
-        return self.np_random.random(2, dtype=np.float32), 0.0, self.steps == 10, False, {}
+    def in_step_five(self) -> None:
+        self.shut()

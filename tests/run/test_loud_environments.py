@@ -36,7 +36,7 @@ def test_a_large_error_is_printed_and_kept_without_its_middle(ended, kind):
     assert len(printed) < 10_000
     log = (folder / "log.txt").read_text()
     assert len(log) < 100_000
-    assert "in step\n    raise ValueError(self.text)" in log
+    assert "in in_step_five\n    raise ValueError(self.text)" in log
     assert len((folder / "run.json").read_text()) < 20_000
 
 
