@@ -18,18 +18,18 @@ from statistics import median
 from typing import Any
 
 import torch
+from fixed_work import acer as bare_acer
+from fixed_work import workloads
+from fixed_work.acer import ACERWork
 
-from quintet.algorithms.acer import bench as bare_acer
-from quintet.algorithms.acer.bench import ACERWork
 from quintet.algorithms.acer.learner import ACERLearner
-from quintet.bench import workloads
 from quintet.config.layers import Layer
 from quintet.config.machine import has_compiler
 from quintet.config.resolve import compose, resolve
 from quintet.config.run import RunConfig
 from quintet.envs.make import make_vector_env
 from quintet.run.learners import make_learner
-from quintet.system.provenance import revision_of
+from quintet.system.provenance import revision
 from quintet.types import Rollout, Spaces
 
 WORKLOADS = ("cartpole-acer", "pong-acer")
@@ -166,7 +166,7 @@ def main() -> None:
         facts = {
             "cores": len(os.sched_getaffinity(0)),
             "load": os.getloadavg(),
-            "commit": revision_of(Path(__file__)),
+            "commit": revision(Path(__file__).parent, 12),
         }
         args.record.write_text(json.dumps({**facts, "us": found}, indent=1) + "\n")
 

@@ -94,7 +94,7 @@ def like_theirs(env: str) -> dict[str, Any]:
     """Options of the work of CleanRL's and LeanRL's PPO on Atari: 8 streams of 128 steps, 4 epochs
     of 4 minibatches of 256 rows.
     """
-    from quintet.bench import workloads
+    from fixed_work import workloads
 
     work = workloads.read("pong-ppo").model_copy(update={"env_id": env, "num_envs": 8})
     options = dict(workloads.layer(work).values)

@@ -59,7 +59,7 @@ def environment(asked: Asked) -> Result:
     """The machine, the versions, and how long the host takes for a launch and for a wait."""
     import torch
 
-    from quintet.system.provenance import revision_of
+    from quintet.system.provenance import revision
 
     names = ("torch", "triton", "numpy", "gymnasium", "envpool", "pydantic", "tensordict")
     versions = {}
@@ -71,7 +71,7 @@ def environment(asked: Asked) -> Result:
     found: Result = {
         "python": platform.python_version(),
         "versions": versions,
-        "commit": revision_of(Path(__file__)),
+        "commit": revision(Path(__file__).parent, 12),
         "cores": os.cpu_count(),
         "processor": _processor(),
         "device": asked.device,

@@ -27,7 +27,7 @@ from quintet.config.machine import has_compiler
 from quintet.config.resolve import compose, resolve
 from quintet.config.run import RunConfig
 from quintet.run.learners import make_learner
-from quintet.system.provenance import revision_of
+from quintet.system.provenance import revision
 from quintet.types import Rollout, Spaces
 
 STEPS, STREAMS, ACTIONS = 20, 16, 6
@@ -136,7 +136,7 @@ def main() -> None:
             "cores": len(os.sched_getaffinity(0)),
             "load": os.getloadavg(),
             "precision": args.precision,
-            "commit": revision_of(Path(__file__)),
+            "commit": revision(Path(__file__).parent, 12),
         }
         args.record.write_text(json.dumps({**facts, "ms": found}, indent=1) + "\n")
 

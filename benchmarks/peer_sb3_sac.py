@@ -1,4 +1,4 @@
-"""Speed of SAC beside Stable-Baselines3's, on the work of plugins/sac, in turns.
+"""Speed of SAC beside Stable-Baselines3's, in turns, on fixed work.
 
     python benchmarks/peer_sb3_sac.py PEER_PYTHON [--pairs 3] [--threads 2] [--out FILE]
     PEER_PYTHON benchmarks/peer_sb3_sac.py --peer
@@ -21,7 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 NAME = "halfcheetah-sac"
-WORK = ROOT / "plugins" / "sac" / "quintet_sac" / "workloads.toml"
+WORK = Path(__file__).with_name("fixed_work") / "workloads.toml"
 
 
 def measure_peer(threads: int) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def main() -> int:
         parser.error("PEER_PYTHON is required")
     threads = str(args.threads)
     sides = {
-        "quintet": [sys.executable, "-m", "quintet", "bench", NAME, "--json", "--runtime.threads"],
+        "quintet": [sys.executable, "benchmarks/speed.py", NAME, "--json", "--runtime.threads"],
         "peer": [args.python, __file__, "--peer", "--threads"],
     }
     pairs = []

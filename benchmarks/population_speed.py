@@ -25,8 +25,9 @@ WARM_UP_S, MEASURED_S = 30.0, 60.0
 
 def speed(workload: str, size: int) -> float:
     """env_steps/s of all policies."""
+    from fixed_work import workloads
+
     import quintet
-    from quintet.bench import workloads
 
     work = workloads.read(workload)
     options = work.options()

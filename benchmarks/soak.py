@@ -2,7 +2,7 @@
 
     python benchmarks/soak.py pong-appo [--minutes 30] [--record FILE]
 
-First the workload as `quintet bench` runs it, for its speed; then for so long.  Prints, minute by
+First the workload as `speed.py` runs it, for its speed; then for so long.  Prints, minute by
 minute, the speed and the memory of each process that is its own (without what it shares), and at
 the end the speed of all the minutes, and of their last half, as shares of the bench's, and each
 process's slope of memory in MB per minute from minute 5 on.  Ends with status 1 where the speed was
@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 import psutil
+from fixed_work import measure, workloads
+from fixed_work.work import Work
 
-from quintet.algorithms.parts.work import Work
-from quintet.bench import measure, workloads
 from quintet.config.layers import Layer
 
 WARM_UP_MINUTES = 5

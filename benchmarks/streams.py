@@ -12,11 +12,11 @@ import json
 import os
 from pathlib import Path
 
+from fixed_work import measure
+from fixed_work.work import Work
+from fixed_work.workloads import read
 from matplotlib.figure import Figure
 
-from quintet.algorithms.parts.work import Work
-from quintet.bench import measure
-from quintet.bench.workloads import read
 from quintet.config.layers import Layer
 
 ROOT = Path(__file__).parent.parent

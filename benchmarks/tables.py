@@ -244,7 +244,7 @@ def below(short: list[str]) -> list[str]:
 
 
 def limit_table(names: Iterable[str], goal: float, newest: int = 3) -> str:
-    """Newest runs of ``quintet bench WORKLOAD --json``, from one line per run."""
+    """Newest runs of ``python benchmarks/speed.py WORKLOAD --json``, from one line per run."""
     lines = [
         "| workload | env_steps/s | of its limit | precision | compiled in | commit |",
         "|---|---|---|---|---|---|",

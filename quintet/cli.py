@@ -6,7 +6,6 @@ once.
 
 import errno
 import io
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -36,7 +35,6 @@ commands:
   runs [DIR]            list runs with their state and score
   diff A B              show what differs between two runs
   report RUN... --out F write a page about runs
-  bench [WORKLOAD]      measure the speed of fixed work, and the limit of this machine
   envs [PATTERN]        list the environments that can be trained on
   check-env ID          check an environment: its spaces, its speed, its faults
   doctor ENV|RUN        say why an environment or a run may not learn, and what to do
@@ -46,17 +44,8 @@ commands:
 quintet, PyTorch and the backends.  Algorithms: {algorithms}.
 """
 
-BENCH_HELP = """usage: quintet bench [WORKLOAD] [--json] [--runtime.OPTION ...] [--env.OPTION ...]
-
-Trains fixed work for some seconds and compares its speed with the limit of this machine, which is
-measured from the bare parts (stepping, one forward, one update, each by itself).  Run nothing else
-meanwhile.  Without WORKLOAD all workloads run, one after the other: {names}.
-
-options:
-  --json                        print one JSON object per workload
-  --runtime.threads, --runtime.precision, --runtime.compile, --env.num-threads,
-  --env.streams-per-group       change how the work is scheduled, as in a run
-"""
+ELSEWHERE = {"bench": "`python benchmarks/speed.py` in a checkout of quintet measures speed"}
+"""Replacements of names that are no commands."""
 
 
 def main(arguments: list[str] | None = None, leave: Callable[[int], object] | None = None) -> int:
@@ -101,6 +90,8 @@ def _run(arguments: list[str]) -> int:
 
         near = get_close_matches(arguments[0], COMMANDS, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
+        if arguments[0] in ELSEWHERE:
+            hint = f"; {ELSEWHERE[arguments[0]]}"
         note(f"error: the command must be one of {', '.join(COMMANDS)}, got {arguments[0]!r}{hint}")
         return 2
     from quintet.system.memory import check_address_space
@@ -299,23 +290,6 @@ def _envs(arguments: list[str]) -> int:
     return 0
 
 
-def _bench(arguments: list[str]) -> int:
-    from quintet.bench import measure, workloads
-
-    if {"-h", "--help"} & {*arguments}:
-        say(BENCH_HELP.format(names=", ".join(workloads.names())), end="")
-        return 0
-    as_json = "--json" in arguments
-    rest = [word for word in arguments if word != "--json"]
-    named = rest[:1] if rest and not rest[0].startswith("-") else []
-    names = named or workloads.names()
-    options = workloads.scheduling(rest[len(named) :])
-    for work in [workloads.read(name) for name in names]:
-        record = measure.run(work, options)
-        say(json.dumps(record) if as_json else measure.in_words(record))
-    return 0
-
-
 def _later(module: str, arguments: list[str]) -> int:
     """Runs a command; its module is imported only then."""
     return int(import_module(f"quintet.commands.{module}").main(arguments))
@@ -332,7 +306,6 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "runs": partial(_later, "runs"),
     "diff": partial(_later, "diff"),
     "report": partial(_later, "report"),
-    "bench": _bench,
     "envs": _envs,
     "check-env": partial(_later, "check_env"),
     "doctor": partial(_later, "doctor"),

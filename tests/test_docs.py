@@ -25,7 +25,6 @@ from quintet.algorithms.impala import config as impala_config
 from quintet.algorithms.impala import learner as impala
 from quintet.algorithms.ppo import config as ppo_config
 from quintet.algorithms.ppo import learner as ppo
-from quintet.bench import workloads
 from quintet.cli import COMMANDS, main
 from quintet.commands import doctor, race, sweep
 from quintet.config.command import parse
@@ -35,7 +34,7 @@ from quintet.config.run import ALIASES
 from quintet.envs.atari import AtariConfig
 from quintet.envs.backends import BACKENDS
 from quintet.envs.ids import resolve_backend
-from quintet.envs.toy import EndlessPay
+from quintet.envs.toy import Contextual
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -94,13 +93,9 @@ def check_command(words: list[str]) -> None:
             algo, given.get("env.id"), given.get("preset", "auto"), lambda: "vector_discrete"
         )
         # Given what makes it, an example's import string needs no module.
-        compose(algo, [*preset, *layers], EndlessPay)
+        compose(algo, [*preset, *layers], Contextual)
         if "env.id" in given:
             resolve_backend(given["env.id"], given.get("env.backend", "auto"))
-    elif command == "bench":
-        if rest and not rest[0].startswith("-"):
-            workloads.read(rest.pop(0))
-        workloads.scheduling([word for word in rest if word != "--json"])
     elif command == "envs":
         assert len(rest) <= 1, words
     elif command == "doctor":

@@ -29,6 +29,8 @@ def files_for(source: str) -> list[str]:
     path = Path(source)
     if path.parts[:1] == ("tests",):
         return [source] if path.name.startswith("test_") and (ROOT / path).exists() else []
+    if path.parts[:2] == ("benchmarks", "fixed_work") or path.name == "speed.py":
+        return ["tests/bench/test_speed.py", "tests/bench/test_work.py"]
     if path.parts[:1] == ("benchmarks",) and path.suffix == ".py":
         return ["tests/test_benchmarks.py"]
     if path.suffix == ".md":

@@ -77,7 +77,6 @@ class Algorithm:
     actions: classes of action spaces that it supports; none: all.
     needs: conditions under which options of other parts have an effect with this learner, by dotted
         name.
-    work: class of its `quintet bench` workloads, a `quintet.algorithms.parts.work.Work`.
     presets: a YAML file of presets; see `presets_of`.
     defaults: its own defaults of options under ``model.``, ``env.`` and ``runtime.``, by dotted
         name.
@@ -106,7 +105,6 @@ class Algorithm:
     symptoms: Callable[[Any, Spaces], tuple[Part, ...]] = lambda *_: ()
     actions: tuple[ActionKind, ...] = ()
     needs: Mapping[str, Needs] = field(default_factory=dict)
-    work: Late | None = None
     presets: Path | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     reward_scaling: Callable[[Any], str] = lambda _: ""

@@ -85,8 +85,6 @@ class Backend:
     tells_spaces: whether the spaces of an id are known without making environments.
     packages: packages whose versions affect observations, by their modules; only imported ones
         count.
-    bare_step: returns a bare step of environments, of (id, their number, cores), for the limit of
-        `quintet bench`.
     """
 
     title: str
@@ -110,7 +108,6 @@ class Backend:
     limits_steps: bool = False
     tells_spaces: bool = False
     packages: Mapping[str, str] = field(default_factory=dict)
-    bare_step: Callable[[str, int, int], Callable[[], object]] | None = None
 
 
 BACKENDS = Catalog(

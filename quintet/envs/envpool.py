@@ -18,7 +18,7 @@ The adapter handles these properties of EnvPool 1.2:
 
 import difflib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any, NamedTuple, final
@@ -457,18 +457,6 @@ def _hint(_: str) -> str:
     return f"EnvPool, not installed, has 1600 more: {envpool_library.INSTALL_LINE}"
 
 
-def _bare_step(env_id: str, num_envs: int, cores: int) -> Callable[[], object]:
-    """A step of a pool with as many threads as cores."""
-    envpool = envpool_library.imported()
-
-    pool = envpool.make_gymnasium(env_id, num_envs=num_envs, num_threads=cores)
-    actions = np.array([pool.action_space.sample() for _ in range(num_envs)])
-    if actions.dtype.kind == "i":
-        actions = actions.astype(np.int32)
-    pool.reset()
-    return lambda: pool.step(actions)
-
-
 BACKEND = Backend(
     title="EnvPool",
     limits_steps=True,
@@ -484,5 +472,4 @@ BACKEND = Backend(
     settle=settle,
     tells_spaces=True,
     packages={"envpool": "envpool"},
-    bare_step=_bare_step,
 )

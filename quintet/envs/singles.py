@@ -212,21 +212,6 @@ def _gives_mask(made: VectorEnv) -> bool:
     return masks.is_in(first.reset(seed=0)[1], first.action_space)
 
 
-def _bare_step(env_id: str, num_envs: int, cores: int) -> Callable[[], object]:  # noqa: ARG001
-    """A step of each environment in turn, on one core."""
-    env: Any = gymnasium.make(env_id)
-    env.reset(seed=0)
-    actions = [env.action_space.sample() for _ in range(num_envs)]
-
-    def step() -> None:
-        for action in actions:
-            _, _, terminated, truncated, _ = env.step(action)
-            if terminated or truncated:
-                env.reset()
-
-    return step
-
-
 BACKEND = Backend(
     title="Gymnasium",
     limits_steps=True,
@@ -240,5 +225,4 @@ BACKEND = Backend(
     singles=lambda made: made.envs if isinstance(made, GymnasiumVectorEnv) else (),
     gives_mask=_gives_mask,
     packages={"ale_py": "ale-py", "cv2": "opencv-python", "mujoco": "mujoco"},
-    bare_step=_bare_step,
 )

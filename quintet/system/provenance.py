@@ -67,12 +67,6 @@ def revision(folder: Path, digits: int = 40) -> str | None:
     return _git(folder, *describe) or None
 
 
-def revision_of(file: Path) -> str | None:
-    """The `revision` of a file's folder, 12 digits; None if git doesn't track the file."""
-    kept = _git(file.parent, "ls-files", "--error-unmatch", file.name)
-    return None if kept is None else revision(file.parent, 12)
-
-
 def _git(folder: Path, *words: str) -> str | None:
     """The output of git in a folder; None if it fails."""
     try:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from conformance_helpers import Case, Task, learn
 from gymnasium import spaces
-from quintet_sac.bench import BareNetworks, SACWork
 from quintet_sac.config import Knobs, SACConfig
 from quintet_sac.config import check as check_options
 from quintet_sac.metrics import Samples
@@ -20,7 +19,6 @@ from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
 from quintet.algorithms.parts.acting import WARMING_UP
-from quintet.algorithms.parts.bare import transitions
 from quintet.algorithms.parts.trained import knobs_of
 from quintet.algorithms.parts.windows import Windows
 from quintet.errors import ConfigError, NonFiniteError
@@ -211,7 +209,12 @@ def test_every_kind_of_observation_is_learned_from(kind: str) -> None:
 def test_the_bare_update_of_the_benchmark_has_the_same_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    table = tomllib.loads(SACWork.tables.read_text())["halfcheetah-sac"]
+    monkeypatch.syspath_prepend(PACKAGE.parents[1] / "benchmarks")
+    from fixed_work.bare import transitions
+    from fixed_work.sac import BareNetworks, SACWork
+    from fixed_work.workloads import TABLES
+
+    table = tomllib.loads(TABLES.read_text())["halfcheetah-sac"]
     work = SACWork(name="halfcheetah-sac", **table | {"hidden": (16, 16)})
     of = Case(
         "sac",

@@ -26,7 +26,6 @@ ENTRY = Algorithm(
     make_learner=Late("quintet_sac.learner:SACLearner"),
     make_actor=Late("quintet_sac.learner:make_actor"),
     shared="batch_size",
-    work=Late("quintet_sac.bench:SACWork"),
     presets=Path(__file__).with_name("presets.yaml"),
     metrics=Late("quintet_sac.metrics:METRICS").get,
     own_metrics=OWN_METRICS,

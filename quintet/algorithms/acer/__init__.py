@@ -30,7 +30,6 @@ ENTRY = Algorithm(
     make_actor=Late("quintet.algorithms.acer.learner:make_actor"),
     batch=("env.num_streams", "unroll_steps"),
     shared="env.num_streams",
-    work=Late("quintet.algorithms.acer.bench:ACERWork"),
     presets=Path(__file__).with_name("presets.yaml"),
     metrics=Late("quintet.algorithms.acer.metrics:METRICS").get,
     own_metrics=OWN_METRICS,

@@ -32,7 +32,6 @@ ENTRY = Algorithm(
     shared="minibatch_steps",
     chunk=lambda options, _: options.chunk_steps,
     fitted=True,
-    work=Late("quintet.algorithms.appo.bench:APPOWork"),
     presets=Path(__file__).with_name("presets.yaml"),
     metrics=Late("quintet.algorithms.appo.metrics:METRICS").get,
     own_metrics=OWN_METRICS,

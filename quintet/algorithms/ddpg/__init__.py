@@ -56,7 +56,6 @@ ENTRY = Algorithm(
     make_learner=Late("quintet.algorithms.ddpg.learner:DDPGLearner"),
     make_actor=Late("quintet.algorithms.ddpg.actor:make_actor"),
     shared="batch_size",
-    work=Late("quintet.algorithms.ddpg.bench:DDPGWork"),
     presets=Path(__file__).with_name("presets.yaml"),
     metrics=Late("quintet.algorithms.ddpg.metrics:METRICS").get,
     own_metrics=OWN_METRICS,

@@ -33,7 +33,6 @@ ENTRY = Algorithm(
     chunk=config.chunk,
     fitted=True,
     for_many_streams=config.for_many_streams,
-    work=Late("quintet.algorithms.ppo.bench:PPOWork"),
     presets=Path(__file__).with_name("presets.yaml"),
     metrics=Late("quintet.algorithms.ppo.metrics:METRICS").get,
     own_metrics=OWN_METRICS,

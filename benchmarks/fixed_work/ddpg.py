@@ -1,15 +1,14 @@
 """The fixed work of DDPG, and its networks and update in plain torch."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from quintet.algorithms.parts.bare import CPU, Named, adam, transitions, update_of
-from quintet.algorithms.parts.work import ReplayWork
+from fixed_work.bare import CPU, Named, adam, transitions, update_of
+from fixed_work.work import ReplayWork
 from quintet.models.encoders import layers
 from quintet.models.precision import Precision, autocast
 from quintet.types import Spaces
@@ -23,8 +22,6 @@ class DDPGWork(ReplayWork):
 
     noise_std: standard deviation of Gaussian action noise.
     """
-
-    tables = Path(__file__).with_name("workloads.toml")
 
     algo: Literal["ddpg"]
     noise_std: float

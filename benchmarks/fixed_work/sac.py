@@ -1,15 +1,14 @@
 """The fixed work of SAC, and its networks and update in plain torch."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from quintet.algorithms.parts.bare import CPU, Named, action_size, adam, transitions, update_of
-from quintet.algorithms.parts.work import ReplayWork
+from fixed_work.bare import CPU, Named, action_size, adam, transitions, update_of
+from fixed_work.work import ReplayWork
 from quintet.models.encoders import layers
 from quintet.models.precision import Precision, autocast
 from quintet.types import Spaces
@@ -18,8 +17,6 @@ from quintet.types import Spaces
 @final
 class SACWork(ReplayWork):
     """Work of SAC."""
-
-    tables = Path(__file__).with_name("workloads.toml")
 
     algo: Literal["sac"]
 

@@ -1,14 +1,19 @@
-"""The fixed work on which speed is measured, of all learners."""
+"""The fixed work on which speed is measured, by name."""
 
 import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from quintet.algorithms import registry
-from quintet.algorithms.parts.work import Work
+from fixed_work.acer import ACERWork
+from fixed_work.ddpg import DDPGWork
+from fixed_work.on_policy import APPOWork, PPOWork
+from fixed_work.sac import SACWork
+from fixed_work.work import Work
+from quintet.algorithms.registry import LEARNERS
 from quintet.config.command import parse
 from quintet.config.layers import Layer
 from quintet.errors import ConfigError
@@ -16,6 +21,17 @@ from quintet.errors import ConfigError
 ENVIRONMENT_VARIABLE = "QUINTET_BENCH_WORKLOADS"
 """Environment variable that names another file of workloads, for comparisons between programs that
 read the same file."""
+
+TABLES = Path(__file__).with_name("workloads.toml")
+
+KINDS: Mapping[str, type[Work]] = {
+    "ppo": PPOWork,
+    "appo": APPOWork,
+    "ddpg": DDPGWork,
+    "acer": ACERWork,
+    "sac": SACWork,
+}
+"""Classes of workloads by learner."""
 
 FREE = (
     "runtime.threads",
@@ -36,8 +52,8 @@ FREE = (
 
 
 def read(name: str) -> Work:
-    """The workload of this name, from the file that ENVIRONMENT_VARIABLE names, else the learner's
-    own; raises ConfigError if there is none, or quintet can't run it.
+    """The workload of this name, from the file that ENVIRONMENT_VARIABLE names, else from TABLES;
+    raises ConfigError if there is none, or quintet can't run it.
     """
     tables, kinds = _tables(), _kinds()
     if name not in tables:
@@ -63,16 +79,11 @@ def layer(work: Work) -> Layer:
     return Layer(f"workload {work.name}", work.options())
 
 
-def scheduling(arguments: list[str]) -> Layer:
-    """The scheduling options of a command line; raises ConfigError if there are others."""
-    asked = parse("bench", [registry.LEARNERS.names()[0], *arguments])
-    layer = asked.options
-    fixed = [name for name in layer.values if name not in FREE] + ["config"] * bool(asked.files)
-    if fixed:
-        raise ConfigError(
-            f"options must be some of {', '.join(FREE)}; got {', '.join(fixed)}; leave it out"
-        )
-    return layer
+def scheduling(values: Mapping[str, str | None]) -> Layer:
+    """The layer of the options that a command line gives, by names among FREE; None: not given."""
+    given = {name: value for name, value in values.items() if value is not None}
+    words = [word for name, value in given.items() for word in (f"--{name}", value)]
+    return parse("config", ["ppo", *words]).options
 
 
 def names() -> list[str]:
@@ -82,25 +93,14 @@ def names() -> list[str]:
 
 
 def _kinds() -> dict[str, type[Work]]:
-    """Classes of workloads by learner, for learners that have them."""
-    learners = registry.LEARNERS.usable()
-    return {name: each.work.get() for name, each in learners if each.work is not None}
+    """Classes of workloads by learner, for installed learners."""
+    return {name: kind for name, kind in KINDS.items() if name in LEARNERS}
 
 
 def _tables() -> dict[str, Any]:
     """The tables of workloads by name."""
     given = os.environ.get(ENVIRONMENT_VARIABLE)
-    if given:
-        return _of_file(Path(given), f"{ENVIRONMENT_VARIABLE} must name a TOML file")
-    found: dict[str, Any] = {}
-    for algo, kind in _kinds().items():
-        tables = _of_file(kind.tables, f"the workloads of {algo} must be a TOML file")
-        found |= {name: table for name, table in tables.items() if name not in found}
-    return found
-
-
-def _of_file(file: Path, required: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text())
+        return tomllib.loads((Path(given) if given else TABLES).read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{required}: {error}") from error
+        raise ConfigError(f"{ENVIRONMENT_VARIABLE} must name a TOML file: {error}") from error

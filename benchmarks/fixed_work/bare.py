@@ -11,7 +11,7 @@ from quintet.models.encoders import ACTIVATIONS, layers
 from quintet.types import Spaces
 
 if TYPE_CHECKING:
-    from quintet.algorithms.parts.work import Work
+    from fixed_work.work import Work
 
 CPU = torch.device("cpu")
 

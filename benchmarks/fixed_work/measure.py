@@ -10,10 +10,10 @@ from typing import Any, final
 
 import torch
 
+from fixed_work import limits, workloads
+from fixed_work.work import Work
 from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import PLAIN
-from quintet.algorithms.parts.work import Work
-from quintet.bench import limits, workloads
 from quintet.config.layers import Layer
 from quintet.config.machine import has_compiler
 from quintet.config.resolve import compose, resolve
@@ -28,7 +28,7 @@ from quintet.runtime.seeds import Role, generator_seed
 from quintet.runtime.slots import RowSpecs
 from quintet.runtime.torch_settings import configure_torch
 from quintet.system import printing
-from quintet.system.provenance import revision_of
+from quintet.system.provenance import revision
 from quintet.types import Spaces
 
 _NEVER = 10**9
@@ -121,7 +121,7 @@ def run(work: Work, options: Layer) -> dict[str, Any]:
         "limit_env_steps_per_s": bare.env_steps_per_s,
         "limit_us_per_env_step": {"env": bare.env_us, "act": bare.act_us, "update": bare.update_us},
         "load_average": os.getloadavg(),
-        "commit": revision_of(Path(__file__)),
+        "commit": revision(Path(__file__).parent, 12),
     }
 
 

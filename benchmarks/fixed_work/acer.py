@@ -4,7 +4,6 @@ no statistics.
 
 from collections.abc import Callable
 from copy import deepcopy
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
 
 import torch
@@ -12,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from quintet.algorithms.parts.bare import (
+from fixed_work.bare import (
     CPU,
     BareActorCritic,
     Named,
@@ -21,7 +20,7 @@ from quintet.algorithms.parts.bare import (
     observations,
     update_of,
 )
-from quintet.algorithms.parts.work import Count, Work
+from fixed_work.work import Count, Work
 from quintet.models.precision import Precision, autocast
 from quintet.types import Spaces
 
@@ -37,8 +36,6 @@ class ACERWork(Work):
     rmsprop_decay, rmsprop_eps: of TensorFlow's form, whose mean of squares begins with 1.
     buffer_size: transitions kept, of all environments.
     """
-
-    tables = Path(__file__).with_name("workloads.toml")
 
     algo: Literal["acer"]
     optimizer: Literal["rmsprop"]

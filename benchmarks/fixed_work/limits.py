@@ -16,9 +16,9 @@ from typing import Any, final
 
 import torch
 
-from quintet.algorithms.parts.bare import CPU, observations
-from quintet.algorithms.parts.work import Work
-from quintet.envs.backends import BACKENDS
+from fixed_work import environments
+from fixed_work.bare import CPU, observations
+from fixed_work.work import Work
 from quintet.models.precision import Precision, autocast
 from quintet.system.cpus import usable_cores
 from quintet.types import Spaces
@@ -108,9 +108,8 @@ def _env_s(work: Work, cores: int) -> float:
     """Seconds per env_step of bare environments on `cores` cores."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
-    make = BACKENDS.find(work.env_backend).bare_step
-    assert make is not None
-    return _seconds_per_call(make(work.env_id, work.num_envs, cores)) / work.num_envs
+    step = environments.STEPS[work.env_backend](work.env_id, work.num_envs, cores)
+    return _seconds_per_call(step) / work.num_envs
 
 
 def _act_s(work: Work, spaces: Spaces, precision: Precision, threads: int) -> float:

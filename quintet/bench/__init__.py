@@ -1,1 +1,0 @@
-"""Speed of training on fixed work, and the limit of this machine: `quintet bench`."""
