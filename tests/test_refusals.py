@@ -128,7 +128,7 @@ OF_SPACES = [
         ("nearest are CartPole", "unknown option 'nope'"),
         marks=RECORDED_ENVPOOL,
     ),
-    pytest.param(f"train ddpg --env {TOY}:EndlessPay", [], ("ddpg must have Box actions",)),
+    pytest.param(f"train ddpg --env {TOY}:Contextual", [], ("ddpg must have Box actions",)),
     pytest.param(
         "train ddpg --env CartPole-v1",
         ["envpool"],

@@ -6,9 +6,10 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from toys_helpers import ChooseAndAim
 
 import quintet
-from quintet.envs.toy import ChooseAndAim, DotToTarget, MaskedDoors, cartpole_without_velocities
+from quintet.envs.toy import DotToTarget, MaskedDoors, cartpole_without_velocities
 
 SETTINGS = {
     "env.num_streams": 16,
@@ -65,7 +66,7 @@ def test_a_policy_tries_no_locked_door_whatever_it_sees(doors):
 
 @pytest.mark.slow
 def test_choice_and_aim_are_learned_together(tmp_path):
-    env = "quintet.envs.toy:ChooseAndAim"
+    env = "toys_helpers:ChooseAndAim"
     aim = quintet.train("ppo", env, 12288, seed=1, run_dir=tmp_path, config=SETTINGS)
     scores = quintet.evaluate(aim.policy, episodes=50)
     assert scores.mean > 9.9
@@ -73,7 +74,7 @@ def test_choice_and_aim_are_learned_together(tmp_path):
 
 def test_actions_have_the_form_of_the_space(tmp_path):
     aim = quintet.train(
-        "ppo", "quintet.envs.toy:ChooseAndAim", 1024, run_dir=tmp_path / "run", config=SETTINGS
+        "ppo", "toys_helpers:ChooseAndAim", 1024, run_dir=tmp_path / "run", config=SETTINGS
     )
     env = ChooseAndAim()
     obs, _ = env.reset(seed=3)

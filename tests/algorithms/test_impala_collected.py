@@ -10,9 +10,10 @@ import torch
 from conformance_helpers import everything
 from impala_helpers import make_learner, terms_of, train
 from test_ppo_recurrent import CORES, Walk, model
+from toys_helpers import EndlessPay
 
 from quintet.algorithms.impala.config import ImpalaConfig
-from quintet.envs.toy import Contextual, EndlessPay, FinitePay, Target
+from quintet.envs.toy import Contextual, FinitePay, Target
 from quintet.models.config import ModelConfig
 from quintet.types import Spaces
 

@@ -68,7 +68,7 @@ def from_presets(loaded: Loaded) -> set[str]:
         ("CartPole-v1", "gymnasium", "vector_discrete"),
         ("Pendulum-v1", "gymnasium", "vector_continuous"),
         ("quintet.envs.toy:MaskedDoors", "auto", "vector_discrete"),
-        ("quintet.envs.toy:ChooseAndAim", "auto", "vector_continuous"),
+        ("toys_helpers:ChooseAndAim", "auto", "vector_continuous"),
         ("FrozenLake-v1", "gymnasium", "vector_discrete"),
         ("Pong-v5", "ale", "atari"),
         ("ALE/Pong-v5", "gymnasium", "atari"),

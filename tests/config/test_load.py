@@ -10,7 +10,7 @@ from quintet.config.layers import Layer, flatten, options, preset_layers, read_f
 from quintet.config.resolve import compose
 from quintet.config.run import PARTS, TOP, RunConfig
 from quintet.config.saved import find_run_dir, load_config, read_saved
-from quintet.envs.toy import EndlessPay
+from quintet.envs.toy import Contextual
 from quintet.errors import ConfigError
 from quintet.system import files
 
@@ -254,7 +254,7 @@ def test_the_environment_is_required_and_looked_up():
     assert "2 faults" in said
     assert "Pong-v5: env.kwargs can't be used: stack_num: " in said
     # a callable's name is no id of any backend
-    config = compose("ppo", [Layer("x", {"env.id": "make"})], EndlessPay).config
+    config = compose("ppo", [Layer("x", {"env.id": "make"})], Contextual).config
     assert config.env.id == "make"
 
 

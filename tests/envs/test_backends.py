@@ -46,11 +46,11 @@ def test_no_module_decides_by_the_name_of_a_backend() -> None:
 THEIRS = """
 from quintet.envs.backends import Backend
 from quintet.envs.gymnasium import GymnasiumVectorEnv
-from quintet.envs.toy import EndlessPay
+from quintet.envs.toy import Contextual
 
 def make(env, group):
     # It knows no rule of success.
-    return GymnasiumVectorEnv(env.with_options({"success": None}), group, EndlessPay)
+    return GymnasiumVectorEnv(env.with_options({"success": None}), group, Contextual)
 
 IDS = ["Theirs-v0", "CartPole-v1"]
 BACKEND = Backend(

@@ -10,12 +10,12 @@ import pytest
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 from small_run_helpers import SMALL
+from toys_helpers import EndlessPay
 
 import quintet
 from quintet.cli import main
 from quintet.envs.make import make_vector_env
 from quintet.envs.torch_toys import Pendulum
-from quintet.envs.toy import EndlessPay
 from quintet.errors import ConfigError
 from quintet.uniform import random_rows
 

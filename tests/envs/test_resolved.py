@@ -11,16 +11,16 @@ from envs_helpers import record
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import SyncVectorEnv
 from pydantic import ValidationError
+from toys_helpers import EndlessPay
 
 from quintet.envs import atari, backends, resolved
 from quintet.envs.config import EnvConfig
 from quintet.envs.env_source import EnvLike, settle
 from quintet.envs.make import make_group_env
 from quintet.envs.resolved import ResolvedEnv, resolve_env
-from quintet.envs.toy import EndlessPay
 from quintet.errors import ConfigError
 
-TOY = "quintet.envs.toy:EndlessPay"
+TOY = "toys_helpers:EndlessPay"
 SEVERAL = partial(gymnasium.make_vec, "CartPole-v1", vectorization_mode="sync", num_envs=1)
 
 

@@ -36,7 +36,7 @@ SMALL = {
     "checkpoint.keep": 2,
     "env.kwargs": {"n": 40},
 }
-ENV = "quintet.envs.toy:EndlessPay"
+ENV = "toys_helpers:EndlessPay"
 TOTAL = 64 * 20
 
 

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from torch import Tensor
+from toys_helpers import EndlessPay
 
 import quintet
 from quintet.config import machine
@@ -23,7 +24,6 @@ from quintet.envs import backends, envpool_library
 from quintet.envs.env_source import EnvLike, settle
 from quintet.envs.envpool import EnvPoolVectorEnv
 from quintet.envs.make import make_group_env
-from quintet.envs.toy import EndlessPay
 from quintet.errors import ConfigError, QuintetError
 from quintet.models import compiled
 from quintet.models.config import resolve_model
@@ -36,7 +36,7 @@ from quintet.types import Spaces
 
 may_compile = pytest.mark.skipif(compiler.too_old() is not None, reason=f"{compiler.too_old()}")
 
-TOY = "quintet.envs.toy:EndlessPay"
+TOY = "toys_helpers:EndlessPay"
 NUMBERS = Spaces(spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2))
 PICTURES = Spaces(spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(2))
 GRIDS = Spaces(

@@ -5,11 +5,11 @@ is imported meanwhile.
 from pathlib import Path
 
 import pytest
+from toys_helpers import EndlessPay
 
 from quintet.config.layers import Layer
 from quintet.config.resolve import check_spaces
 from quintet.config.saved import load_config
-from quintet.envs.toy import EndlessPay
 from quintet.errors import ConfigError
 
 
@@ -29,7 +29,7 @@ def test_an_environment_made_for_its_kind_is_not_made_again(tmp_path: Path) -> N
 
 def test_spaces_that_are_not_known_are_left_to_the_run(tmp_path: Path) -> None:
     given = {
-        "env.id": "quintet.envs.toy:EndlessPay",
+        "env.id": "toys_helpers:EndlessPay",
         "run_dir": str(tmp_path / "run"),
         "model.encoder": "nature_cnn",
         "preset": "none",

@@ -49,7 +49,7 @@ SMALL = {
     "checkpoint.keep": 100,
 }
 # Its episodes never end here, so every iteration has 64 env_steps.
-ENV = "quintet.envs.toy:EndlessPay"
+ENV = "toys_helpers:EndlessPay"
 TOTAL = 64 * 20
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+from toys_helpers import EndlessPay
 
 import quintet
-from quintet.envs.toy import EndlessPay
 from quintet.errors import ConfigError
 from quintet.system import user_state
 
@@ -41,7 +41,7 @@ def put_back(monkeypatch):
 
 def set_up(folder: Path) -> None:
     gymnasium.register("Set-v0", entry_point=lambda n=3: EndlessPay(n))
-    gymnasium.register("Named-v0", entry_point="quintet.envs.toy:EndlessPay", max_episode_steps=4)
+    gymnasium.register("Named-v0", entry_point="toys_helpers:EndlessPay", max_episode_steps=4)
     sys.path.append(str(folder))
     os.environ["OWN_VARIABLE"] = "there"
     warnings.simplefilter("error", OwnWarning)
