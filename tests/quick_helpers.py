@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quintet.system import child
+from quintet.jobs import child
 
 PRELOAD = (
     "quintet.run.launch",
@@ -20,6 +20,15 @@ PRELOAD = (
     "quintet.cli",
     "quintet.algorithms.ppo.learner",
 )
+
+
+def forks(preload: Sequence[str]) -> Any:
+    """`Child` of jobs that name no modules to import, with these."""
+
+    def made(*given: Any, **others: Any) -> child.Child:
+        return child.Child(*given, preload=others.get("preload") or preload)
+
+    return made
 
 
 class Quick:

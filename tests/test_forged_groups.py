@@ -23,10 +23,11 @@ from small_run_helpers import SMALL
 
 from quintet import cli
 from quintet.errors import QuintetError
+from quintet.jobs import group
+from quintet.jobs.job import Job, Outcome
 from quintet.race import choosing, course, portfolio
 from quintet.race.portfolio import Entry
-from quintet.run import launch, seed_group
-from quintet.run.seed_group import Member, Outcome
+from quintet.run import launch
 
 ENV = "CartPole-v1"
 OPTIONS: dict[str, Any] = {**SMALL, "model.policy_hidden": [4], "report.sinks": ["jsonl"]}
@@ -56,13 +57,13 @@ def words(kind: str, folder: Path) -> list[str]:
     }.get(kind, ["train", "auto", *common, "--minutes", "1", "--jobs", "1"])
 
 
-def in_process(module: str, members: Sequence[Member], *_: Any, **more: Any) -> list[Outcome]:
+def in_process(jobs: Sequence[Job], *_: Any, **more: Any) -> list[Outcome]:
     """Trains runs in this process, for 128 env_steps each."""
-    return [Outcome(0, {"status": "ready"}) if x.name == "ready" else trained(x) for x in members]
+    return [Outcome(0, {"status": "ready"}) if x.name == "ready" else trained(x) for x in jobs]
 
 
-def trained(member: Member) -> Outcome:
-    payload = pickle.loads(member.payload)
+def trained(job: Job) -> Outcome:
+    payload = pickle.loads(job.payload)
     loaded = pickle.loads(payload["run"])
     config = loaded.config.model_copy(update={"total_env_steps": 128})
     try:
@@ -84,7 +85,7 @@ def here() -> Iterator[None]:
     """Runs of groups train in this process, and a race has two entries."""
     own = [Entry(x, "ppo", {"learning_rate": y}, "a test") for x, y in (("a", 1e-3), ("b", 2e-3))]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(seed_group, "run_members", in_process)
+        patched.setattr(group, "run_all", in_process)
         patched.setattr(portfolio, "entries", lambda _: own)
         patched.setattr(choosing, "_LEAST_EXAMINED_S", 1e9)
         patched.setattr(course, "prepare", lambda *_: None)

@@ -6,41 +6,21 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
-from quintet.cluster import on_ray
 from quintet.cluster.config import ClusterConfig
 from quintet.cluster.messages import TOKEN_BYTES
-from quintet.cluster.on_ray import Actor, Machine
-from quintet.system.link import Link, filling
+from quintet.errors import WorkerFault
+from quintet.jobs import on_ray
+from quintet.jobs.link import Link, filling
+from quintet.jobs.on_ray import Hosted, Machine
+from quintet.system import provenance
 
 _LOOK_EVERY_S = 2.0
 """Seconds between two looks for new nodes."""
 
 _ANSWER_S = 120.0
 """Seconds for a node to import and unpickle its work."""
-
-_ALWAYS = {"quintet", "python", "torch"}
-"""Versions that must be equal in any kind of run."""
-
-
-def compared(
-    there: Mapping[str, str] | str, ours: Mapping[str, str], exact: bool
-) -> tuple[str | None, str | None]:
-    """Reason why a node may not take part; if it may, how it differs from the learner's machine;
-    see `Entry`.
-
-    there: its versions and processor, or why it can't do the work.
-    """
-    if isinstance(there, str):
-        return there, None
-    differ = [name for name in {**ours, **there} if ours.get(name) != there.get(name)]
-    told = ", ".join(f"{name} {there.get(name)}, here {ours.get(name)}" for name in differ)
-    if differ and (exact or _ALWAYS & {*differ}):
-        must = "versions and processor" if exact else "versions of quintet, Python and PyTorch"
-        fault = f"must have the learner's {must}, got {told}: make them equal, or leave it out"
-        return fault, None
-    return None, f"differs from this machine: {told}" if differ else None
 
 
 class Entry(NamedTuple):
@@ -58,6 +38,38 @@ class Entry(NamedTuple):
     exact: bool
     config: ClusterConfig
     cores: int
+
+
+class _Served:
+    """A node's process, which Ray starts there."""
+
+    def serve(self, address: tuple[str, int], token: bytes) -> str:
+        from quintet.cluster.node import serve
+
+        serve(address, token)
+        return "it ended"
+
+
+@final
+class Actor:
+    """The actor of one node; it is never restarted."""
+
+    def __init__(self, machine: Machine, cores: int, *given: Any):
+        """cores: number that it reserves in Ray; given: argument of `serve`."""
+        self._hosted = Hosted(machine, _Served, cores, threads=1)  # users' code may use signals
+        self._hosted.ask("serve", *given)
+
+    def failure(self) -> str | None:
+        """Describes how it ended; None while it runs or waits for its cores."""
+        try:
+            ended: str | None = self._hosted.answer()
+        except WorkerFault as error:
+            return str(error)
+        return ended
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self._hosted.kill()
 
 
 @final
@@ -178,7 +190,7 @@ class Gate:
 
     def _fault(self, there: Mapping[str, str] | str, machine: Machine) -> str | None:
         """Returns why a node may not take part; if it may, says how it differs."""
-        fault, told = compared(there, self._entry.facts, self._entry.exact)
+        fault, told = provenance.compared(there, self._entry.facts, self._entry.exact)
         if told:
             self._say(f"the node {machine.address} {told}")
         return fault

@@ -17,14 +17,15 @@ import torch
 
 from quintet.cluster.messages import Beat, Ended, Of, Published, Said, Start
 from quintet.errors import ConfigError, QuintetError
+from quintet.jobs import user_state
+from quintet.jobs.link import Link, Views
 from quintet.runtime.processes import messages
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.grants import Asking, Died, Event, Filled
 from quintet.runtime.processes.messages import Failed, Place, WorkerSpec
 from quintet.runtime.processes.process import prepare
 from quintet.runtime.processes.workers import Workers
-from quintet.system import provenance, user_state
-from quintet.system.link import Link, Views
+from quintet.system import provenance
 from quintet.types import Publication, TensorSpec
 
 _CONNECT_S = 30.0
@@ -44,7 +45,7 @@ class Work:
 
     places: groups of each worker.
     publications: tensors of each policy's publications.
-    state, folder: of the learner's process, see `quintet.system.user_state`.
+    state, folder: of the learner's process, see `quintet.jobs.user_state`.
     backend: name of the environment's backend; simulators: packages that it has imported, by
         module.
     """
@@ -104,7 +105,8 @@ class Node:
     def __init__(self, link: Link, work: Work):
         """Raises whatever the user's code raises when it is unpickled."""
         torch.set_num_threads(1)
-        user_state.restore(user_state.moved(work.state, work.folder))
+        user_state.enter(work.folder)
+        user_state.restore(user_state.for_this_machine(work.state))
         for module in work.simulators:
             importlib.import_module(module)
         self.link, self.work = link, work

@@ -13,13 +13,14 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, final
 
-from quintet.cluster import on_ray
 from quintet.cluster.config import ClusterConfig
 from quintet.cluster.gate import Entry, Gate, Visitor
 from quintet.cluster.messages import Beat, Ended, Of, Published, Said, Start
 from quintet.cluster.node import Weights, Work
 from quintet.cluster.peer import Peer
 from quintet.errors import ConfigError, WorkerFault
+from quintet.jobs import on_ray, user_state
+from quintet.jobs.link import Link, Views, no_block
 from quintet.runtime.processes import messages
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.grants import Asking, Died, Event, Grants, Lost, Sampler
@@ -27,8 +28,7 @@ from quintet.runtime.processes.messages import WorkerSpec
 from quintet.runtime.processes.process import WaitNotice, error_of
 from quintet.runtime.processes.workers import sendable, shares, whereabouts
 from quintet.runtime.slots import RowSpecs
-from quintet.system import printing, user_state
-from quintet.system.link import Link, Views, no_block
+from quintet.system import printing
 from quintet.system.transfer import fetched
 from quintet.types import Publication, TensorSpec
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import final
 
 from quintet.cluster.gate import Visitor
-from quintet.system.link import Link
+from quintet.jobs.link import Link
 
 
 @final

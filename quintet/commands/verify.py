@@ -8,7 +8,7 @@ from tyro.conf import Positional, arg
 
 from quintet.errors import ConfigError
 from quintet.export.apart import MOST_GIB, MOST_S, verify_apart
-from quintet.system.apart import Limits
+from quintet.jobs.job import Limits
 from quintet.system.files import given_path, shown
 from quintet.system.printing import say
 

@@ -1,13 +1,16 @@
 """Examination of an environment in a process of its own, which it may hang, crash or end."""
 
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
 from quintet.doctor.finding import Finding
 from quintet.errors import ConfigError
-from quintet.system.apart import Answers, Limits, ask
-from quintet.system.child import how_ended
+from quintet.jobs.child import how_ended
+from quintet.jobs.group import run_one
+from quintet.jobs.job import Job, Limits, Outcome
+from quintet.jobs.work import ONE_THREAD
 
 _GRACE_S = 5.0  # of a process that ends itself at the deadline
 _STAGES = {
@@ -56,8 +59,9 @@ def examine_apart(
     Raises:
         ConfigError: an option is wrong, or the environment can't be made.
     """
+    own = own or {}
     payload = {
-        "own": own,
+        "source": own.get("source"),
         "algo": algo,
         "words": list(words),
         "typed": typed,
@@ -65,8 +69,11 @@ def examine_apart(
         "seconds": 0.8 * most_s,
         "deadline_s": most_s,
     }
-    answers = ask("quintet.doctor.child", payload, Limits(most_s + _GRACE_S), say)
-    return _examined(answers, most_s)
+    job = Job(
+        "doctor", "quintet.doctor.child", pickle.dumps(payload), None, Limits(most_s + _GRACE_S),
+        own.get("state"), environ=ONE_THREAD,
+    )  # fmt: skip
+    return _examined(run_one(job, say), most_s)
 
 
 def failure(text: str, stage: str) -> Finding:
@@ -75,9 +82,9 @@ def failure(text: str, stage: str) -> Finding:
     return Finding(name, 0.99, f"while {stage}, {text}", {}, "mend the environment")
 
 
-def _examined(answers: Answers, most_s: float) -> Examined:
-    """Findings by the lines of the process and by its end."""
-    last, late = answers.last, answers.late
+def _examined(ended: Outcome, most_s: float) -> Examined:
+    """Findings by the answer of the process and by its end."""
+    last, late = ended.answer or {}, ended.late
     if "error" in last:
         raise ConfigError(str(last["error"]))
     found = list(last.get("found", []))
@@ -106,7 +113,7 @@ def _examined(answers: Answers, most_s: float) -> Examined:
         own = Finding(
             "dies",
             0.98,
-            f"while {stage}, its process {how_ended(answers.status)}",
+            f"while {stage}, its process {how_ended(ended.status or 0)}",
             {},
             "look for os._exit, a crash of a library, and the memory that it takes",
         )

@@ -10,16 +10,16 @@ import threading
 import traceback
 from typing import Any
 
-from quintet.system import apart
+from quintet.jobs import work
 
 
 def main() -> int:
     """Examines by the payload; returns 0, 1 if the environment failed, 2 for wrong options."""
-    asked, tell = apart.receive()
+    payload, tell = work.receive()
+    asked = pickle.loads(payload)
 
     from quintet.doctor import environment
     from quintet.errors import ConfigError, QuintetError
-    from quintet.system import user_state
     from quintet.system.user_code import raised
 
     _watch(asked["deadline_s"], tell)
@@ -33,9 +33,8 @@ def main() -> int:
 
     try:
         source = None
-        if asked["own"] is not None:
-            user_state.restore(asked["own"]["state"])  # which says where its modules lie
-            source = pickle.loads(asked["own"]["source"])
+        if asked["source"] is not None:
+            source = pickle.loads(asked["source"])
         loaded = environment.load(asked["algo"], asked["words"], source)
         options = environment.options_of(loaded, asked["typed"])
         for seen, found in environment.examine(

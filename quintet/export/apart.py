@@ -1,5 +1,6 @@
 """Verification of a stranger's export in a process with limits of memory and time."""
 
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -7,9 +8,10 @@ from typing import Any, final
 from quintet import errors
 from quintet.errors import ConfigError, ExportError, QuintetError
 from quintet.export.verify import verify
-from quintet.system import apart
-from quintet.system.apart import Limits, ask
-from quintet.system.child import how_ended
+from quintet.jobs import work
+from quintet.jobs.child import how_ended
+from quintet.jobs.group import run_one
+from quintet.jobs.job import Job, Limits
 
 MOST_S, MOST_GIB = 60.0, 2.0
 """The default limits."""
@@ -38,8 +40,10 @@ def verify_apart(folder: Path, limits: Limits, *, trust: bool = False) -> Proof:
     def say(line: str) -> None:
         printed[:] = [line[:300]]
 
-    answers = ask(__name__, (folder, trust), limits, say)
-    last, gib = answers.last, limits.nbytes / 2**30
+    payload = pickle.dumps((folder, trust))
+    job = Job("verify", __name__, payload, None, limits, environ=work.ONE_THREAD)
+    ended = run_one(job, say)
+    last, gib = ended.answer or {}, limits.nbytes / 2**30
     bounds = f"{limits.seconds:g} s and {gib:g} GiB"
     if "proof" in last:
         return Proof(last["proof"], str(last["said"]))
@@ -51,7 +55,7 @@ def verify_apart(folder: Path, limits: Limits, *, trust: bool = False) -> Proof:
     if "error" in last:
         kind: type[QuintetError] = getattr(errors, last["kind"])
         raise kind(last["error"])
-    if answers.late:
+    if ended.late:
         raise ExportError(
             f"verifying {folder} must take at most {bounds}, got one that had not ended: do not "
             "use it, or allow more by --most-s if you know who made it"
@@ -59,14 +63,15 @@ def verify_apart(folder: Path, limits: Limits, *, trust: bool = False) -> Proof:
     after = f", after {printed[0]!r}" if printed else ""
     raise ExportError(
         f"verifying {folder} must end within {bounds}, got a process that "
-        f"{how_ended(answers.status)}{after}: do not use it, or allow more by --most-gib and "
+        f"{how_ended(ended.status or 0)}{after}: do not use it, or allow more by --most-gib and "
         "--most-s if you know who made it"
     )
 
 
 def main() -> int:
     """Verifies in the process; returns 0, or 1 if the export was refused."""
-    (folder, trust), tell = apart.receive()
+    payload, tell = work.receive()
+    folder, trust = pickle.loads(payload)
     try:
         found = verify(folder, trust=trust)
     except QuintetError as error:

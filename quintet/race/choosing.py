@@ -12,13 +12,13 @@ from quintet.config.resolve import Loaded, batch_steps, resolved
 from quintet.config.saved import load_config
 from quintet.envs.env_source import EnvSource
 from quintet.errors import ConfigError
+from quintet.jobs import user_state
 from quintet.race import portfolio
 from quintet.race.asked import Asked
 from quintet.race.journal import FOLDER, Runner, damaged
 from quintet.race.portfolio import Entry
 from quintet.run.time_budget import rounded, with_total
 from quintet.runtime.processes.process import pickled
-from quintet.system import user_state
 
 _EXAMINED_SHARE, _LEAST_EXAMINED_S, _MOST_EXAMINED_S = 0.05, 15.0, 40.0
 _TIME_WAS_SHORT = "hangs"  # what the doctor calls that; entries that really hang are killed

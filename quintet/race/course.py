@@ -16,6 +16,9 @@ from quintet.config.facts import KindProbe, looks_kept
 from quintet.config.resolve import Loaded, resolved
 from quintet.config.saved import held_in, require_elsewhere, require_movable
 from quintet.errors import CheckpointError, ConfigError, FileFault, QuintetError
+from quintet.jobs import group
+from quintet.jobs.child import how_ended, prepare
+from quintet.jobs.job import BLAMELESS, Job, Limits, Outcome
 from quintet.observe.pace import clock as in_minutes
 from quintet.race import choosing, page, portfolio
 from quintet.race import journal as journals
@@ -33,12 +36,10 @@ from quintet.race.standing import (
     ranked,
     standing,
 )
-from quintet.run import seed_group, seeds
+from quintet.run import seeds
 from quintet.run.folder import move_aside
-from quintet.run.seed_group import Member, Outcome
 from quintet.run.time_budget import TimeBudget, least_run_s, look, rounded
 from quintet.system import files, manifest
-from quintet.system.child import how_ended, prepare
 from quintet.system.cpus import usable_cores
 from quintet.system.files import shown
 from quintet.system.inside import await_left, run_lock
@@ -273,20 +274,21 @@ class _Race:
 
     def _ready(self, entry: Entry) -> None:
         """Waits until processes can begin at once, so that the first entries lose no time."""
-        given = seeds.payload(load(self.asked, entry, {}, beside=True))
-        members = [Member("ready", given, None, _READY_S)]
-        self._run(members)
+        loaded = load(self.asked, entry, {}, beside=True)
+        self._run([self._job("ready", loaded, {}, _READY_S)._replace(folder=None)])
 
-    def _run(self, members: Sequence[Member]) -> list[Outcome]:
+    def _job(self, name: str, loaded: Loaded, more: Mapping[str, Any], most_s: float) -> Job:
+        own = seeds.job(name, "quintet.race.leg", loaded, more)
+        return own._replace(limits=Limits(most_s), preload=_PRELOAD)
+
+    def _run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Runs processes; notes whether the user has stopped the race meanwhile.
 
         Raises CheckpointError if the folder of the race is not there before or after that.
         """
         self.held.check()
-        stop = seed_group.stop_request(self.say)
-        ended = seed_group.run_members(
-            "quintet.race.leg", members, self.journal.jobs, self.quiet, _PRELOAD, stop
-        )
+        stop = group.stop_request(self.say)
+        ended = group.run_all(jobs, self.journal.jobs, self.quiet, stop=stop)
         self.stopped = stop.made or any(how.by_signal for how in ended)
         self.held.check()
         return ended
@@ -378,7 +380,7 @@ class _Race:
 
     def _batch(self, batch: Sequence[Runner], leg_s: float, *, last: bool) -> None:
         """Runs entries side by side for the time of a leg, and stores how they did."""
-        members, begun, loaded = list[Member](), list[Runner](), list[Loaded]()
+        jobs, begun, loaded = list[Job](), list[Runner](), list[Loaded]()
         if last:
             self.say(f"{', '.join(x.name for x in batch)}: to the end, {leg_s / 60:.2g} minutes")
         for each in batch:
@@ -410,9 +412,8 @@ class _Race:
                 if len([x for x in self.journal.runners if not x.out]) == 1:  # nobody waits
                     payload["patient"] = True
                     most_s = max(_PATIENCE * self.asked.total_s, _PATIENCE_S)
-            run_dir = self.folder / FOLDER / each.name
-            members.append(Member(each.name, seeds.payload(own, payload), run_dir, most_s))
-        ended = self._run(members)
+            jobs.append(self._job(each.name, own, payload, most_s))
+        ended = self._run(jobs)
         passed_s = time.monotonic() - begin
         for each, how in zip(begun, ended, strict=True):
             self._hear(each, how, leg_s, passed_s)
@@ -454,9 +455,9 @@ class _Race:
     def _hear(self, runner: Runner, how: Outcome, leg_s: float, passed_s: float) -> None:
         """Takes the answer of an entry's process."""
         answer = how.answer or {}
-        if seed_group.BLAMELESS in answer:  # which is no fault of the entry
+        if BLAMELESS in answer:  # which is no fault of the entry
             self.full = f"{runner.name}: {answer['error']}"
-        if how.by_signal or seed_group.BLAMELESS in answer:
+        if how.by_signal or BLAMELESS in answer:
             self.update(runner.name, begun_s=runner.begun_s + passed_s)
             return
         if answer.get("status") == "ran":

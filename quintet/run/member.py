@@ -2,13 +2,13 @@
 starts for each."""
 
 import pickle
-import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from quintet.run import seed_group
+from quintet.jobs import work
+from quintet.jobs.job import BLAMELESS
 from quintet.system.printing import note
 
 if TYPE_CHECKING:
@@ -39,17 +39,15 @@ def serve(train: "Callable[[Loaded, dict[str, Any]], dict[str, Any]]") -> int:
     status, or with its error, and whether a disk is full; returns the exit status of ``quintet
     train``.
     """
-    file = int(sys.argv[1])  # before the user's own arguments take its place
-    payload: dict[str, Any] = pickle.loads(seed_group.attach())
-    from quintet.system import user_state
-
-    user_state.restore(payload["state"])
+    pickled, tell = work.receive(orderly=True)
+    payload: dict[str, Any] = pickle.loads(pickled)
     from quintet.errors import ConfigError, QuintetError
+    from quintet.jobs import user_state
     from quintet.system.files import disk_is_full
 
     def failed(error: Exception, said: str) -> None:
-        blameless = {seed_group.BLAMELESS: True} if disk_is_full(error) else {}
-        seed_group.answer(file, {"error": said[:_MAX_ERROR_CHARACTERS], **blameless})
+        blameless = {BLAMELESS: True} if disk_is_full(error) else {}
+        tell({"error": said[:_MAX_ERROR_CHARACTERS], **blameless})
 
     try:
         found = train(
@@ -65,7 +63,7 @@ def serve(train: "Callable[[Loaded, dict[str, Any]], dict[str, Any]]") -> int:
         note(traceback.format_exc())
         failed(error, f"{type(error).__name__}: {error}")
         return 1
-    seed_group.answer(file, found)
+    tell(found)
     return 130 if found.get("status") == "stopped" else 0
 
 

@@ -17,18 +17,19 @@ from quintet.config.resolve import Loaded, resolved
 from quintet.config.run import AUTOMATIC, RunConfig
 from quintet.config.saved import Unusable
 from quintet.errors import ConfigError, QuintetError
+from quintet.jobs import group, user_state
+from quintet.jobs.child import how_ended
+from quintet.jobs.job import Job, Outcome, Place
 from quintet.observe.report_files import read_metrics
-from quintet.run import seed_group, time_budget
-from quintet.run.seed_group import Member, Outcome
+from quintet.run import time_budget
 from quintet.runtime.processes.process import pickled
-from quintet.system import files, provenance, user_state
-from quintet.system.child import how_ended
+from quintet.system import files, provenance
 from quintet.system.cpus import usable_cores
 from quintet.system.importing import Given
 from quintet.system.printing import QuietStream
 
 if TYPE_CHECKING:
-    from quintet.run.placing import Placed
+    from quintet.jobs.cluster_place import ClusterPlace
 
 
 @final
@@ -74,15 +75,15 @@ def run_seeds(
         sound = [sharing(each, values, min(jobs, len(sound))) for each in sound]
     say = QuietStream(sys.stdout).line
     with ExitStack() as ends:
-        run: RunMembers = seed_group.run_members
+        place: Place | None = None
         if placing is not None:
-            run = ends.enter_context(on_nodes(sound, placing, values, say)).run
+            place = ends.enter_context(on_nodes(sound, placing, values, say))
         if minutes is not None:
-            trials = [_member(each, sound, minutes, measures=True) for each in sound[:jobs]]
-            measure = partial(_answers, run, trials, jobs, say)
+            trials = [_job(each, sound, minutes, measures=True) for each in sound[:jobs]]
+            measure = partial(_answers, trials, jobs, say, place)
             sound = time_budget.timed_group(sound, minutes, measure, say)
-        members = [_member(each, sound, minutes) for each in sound]
-        ended = iter(run("quintet.run.member", members, jobs, say))
+        own = [_job(each, sound, minutes) for each in sound]
+        ended = iter(group.run_all(own, jobs, say, place))
     return [
         SeedOutcome(each.seed, each.run_dir, "failed", {}, each.error)
         if isinstance(each, Unusable)
@@ -91,13 +92,10 @@ def run_seeds(
     ]
 
 
-RunMembers = Callable[[str, Sequence[Member], int, Callable[[str], None]], list[Outcome]]
-
-
-def _member(
-    loaded: Loaded, group: Sequence[Loaded], minutes: float | None, *, measures: bool = False
-) -> Member:
-    """A process of a group, named by its seed, or by its folder where others have that seed.
+def _job(
+    loaded: Loaded, runs: Sequence[Loaded], minutes: float | None, *, measures: bool = False
+) -> Job:
+    """The job of a run, named by its seed, or by its folder where others have that seed.
 
     minutes: time after which a new run ends.
     measures: whether it only measures the env_steps of that time, outside the run's folder.
@@ -105,24 +103,21 @@ def _member(
     timed = minutes is not None and not time_budget.has_begun(loaded)
     more = {"minutes": minutes, "measures": measures} if timed else None
     place, seed = loaded.config.run_dir, loaded.config.seed
-    alone = sum(each.config.seed == seed for each in group) == 1
+    alone = sum(each.config.seed == seed for each in runs) == 1
     name = f"s{seed}" if alone or place is None else place.name
-    return Member(name, payload(loaded, more), None if measures else place)
+    own = job(name, "quintet.run.member", loaded, more)
+    return own._replace(folder=None) if measures else own
 
 
 def _answers(
-    run: RunMembers, members: Sequence[Member], jobs: int, say: Callable[[str], None]
+    jobs: Sequence[Job], at_once: int, say: Callable[[str], None], place: Place | None
 ) -> list[dict[str, Any]]:
     """The answers of processes: its error for one that ended by itself without any, empty for one
     that the user stopped.
     """
     return [
-        each.answer or ({} if each.by_signal else {"error": _ended(name, each.status)})
-        for name, each in zip(
-            [member.name for member in members],
-            run("quintet.run.member", members, jobs, say),
-            strict=True,
-        )
+        how.answer or ({} if how.by_signal else {"error": _ended(each.name, how.status)})
+        for each, how in zip(jobs, group.run_all(jobs, at_once, say, place), strict=True)
     ]
 
 
@@ -132,33 +127,41 @@ def _ended(name: str, status: int | None) -> str:
 
 def on_nodes(
     runs: Sequence[Loaded], placing: Placing, values: Mapping[str, Any], say: Callable[[str], None]
-) -> "Placed":
+) -> "ClusterPlace":
     """The nodes of a cluster that have been checked for these runs; raises ConfigError.
 
     values: the configuration of one of them, resolved.
     """
-    if placing.max_restarts is None:
-        placing = replace(placing, max_restarts=runs[0].config.runtime.max_restarts)
+    own, most = placing.cluster, placing.max_restarts
     try:
-        from quintet.run.placing import Placed
+        from quintet.jobs.cluster_place import ClusterPlace, Demand, Terms
     except ImportError as error:
-        raise no_ray(placing.cluster.address, error) from error
-    from quintet.run.checked_nodes import Demand
-    from quintet.run.host import Check
+        raise no_ray(own.address, error) from error
+    from quintet.run.node_check import Check
 
+    assert own.address is not None
+    most = runs[0].config.runtime.max_restarts if most is None else most
+    terms = Terms(own.address, own.nodes_min, own.nodes_max, own.wait_s, own.node_timeout_s, most)
     env = runs[0].env
     packages = env.backend.packages.items()
     simulators = {module: name for module, name in packages if module in sys.modules}
     learners = values["runtime.num_learners"]
+    first = job("check", "quintet.run.node_check", runs[0])
+
+    def check(folders: Sequence[tuple[Path, str]], who: str) -> Job:
+        questions = Check(_sent(runs[0]), env.config.backend, simulators, folders, who)
+        return first._replace(payload=pickle.dumps(questions), folder=None)
+
     demand = Demand(
         cores=cores_of(values),
         gpus=learners if values["runtime.device"].startswith("cuda") else 0,
-        check=Check(payload(runs[0]), os.getcwd(), env.config.backend, simulators, ()),
+        check=check,
         folders=sorted({x.config.run_dir.resolve().parent for x in runs if x.config.run_dir}),
         facts=provenance.system(env.config.backend, "cpu", simulators),
         exact=values["runtime.kind"] != "async",
+        working_folder=os.getcwd(),
     )
-    return Placed(placing, demand, say)
+    return ClusterPlace(terms, demand, say)
 
 
 def as_here(loaded: Loaded, values: Mapping[str, Any]) -> Loaded:
@@ -210,8 +213,18 @@ def sharing(loaded: Loaded, values: Mapping[str, Any], runs: int) -> Loaded:
     return replace(loaded, config=config, sources={**loaded.sources, **sources})
 
 
-def payload(loaded: Loaded, more: Mapping[str, Any] | None = None) -> bytes:
-    """The payload of a process of a group; `more`: further entries."""
+def job(name: str, module: str, loaded: Loaded, more: Mapping[str, Any] | None = None) -> Job:
+    """The job of a process that trains by this configuration in its folder.
+
+    module: see `quintet.run.member.serve`; more: further entries of its payload.
+    """
+    folder = loaded.config.run_dir
+    payload = {"run": _sent(loaded), "inode": files.inode(folder), **(more or {})}
+    return Job(name, module, pickle.dumps(payload), folder, state=user_state.capture())
+
+
+def _sent(loaded: Loaded) -> bytes:
+    """The configuration for another process; raises ConfigError if it can't be sent."""
     config = loaded.config
     code = [config.model.encoder, *(x for _, x in config.learner if isinstance(x, str))]
     code += [config.env.id] if loaded.env.source is None else []
@@ -221,14 +234,12 @@ def payload(loaded: Loaded, more: Mapping[str, Any] | None = None) -> bytes:
             "seeds must have environments, models and schedules that other processes can import, "
             "got one in __main__; give it in Python, or move it to another module"
         )
-    work = pickled(
+    return pickled(
         replace(loaded, spaces=None, placing=None),  # which may hold what can't be sent
         "seeds must have an environment, a model and a schedule that can be sent to other "
         f"processes, got {config.env.id} and {config.model.encoder}",
         "give functions that make them and hold nothing of this process",
     )
-    given = {"state": user_state.capture(), "run": work, "inode": files.inode(config.run_dir)}
-    return pickle.dumps({**given, **(more or {})})
 
 
 def _seed_outcome(config: RunConfig, how: Outcome) -> SeedOutcome:

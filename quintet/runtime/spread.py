@@ -27,8 +27,8 @@ from quintet.envs.vector import (
     allocate_row,
 )
 from quintet.errors import EnvironmentFault, QuintetError
+from quintet.jobs.silence import own_delay_s
 from quintet.system import printing
-from quintet.system.core_time import own_delay_s
 from quintet.system.cpus import usable_cores
 from quintet.system.memory import free_bytes
 from quintet.types import Spaces

@@ -4,7 +4,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -17,9 +17,11 @@ from quintet.config.layers import Layer
 from quintet.config.resolve import Loaded, resolved
 from quintet.config.saved import held_in, load_config, name_in_folder
 from quintet.errors import CheckpointError, ConfigError, FileFault, QuintetError
+from quintet.jobs import group
+from quintet.jobs.child import how_ended
+from quintet.jobs.job import BLAMELESS, Job, Outcome
 from quintet.observe.metrics import describe
-from quintet.run import seed_group, seeds
-from quintet.run.seed_group import Member, Outcome
+from quintet.run import seeds
 from quintet.sweep import journal, space
 from quintet.sweep.asked import Asked
 from quintet.sweep.journal import Trial
@@ -27,14 +29,13 @@ from quintet.sweep.space import Dimension
 from quintet.sweep.study import OF_OPTUNA, STEPS, Study
 from quintet.sweep.watch import Watch, last_score
 from quintet.system import files, run_record, saved_options
-from quintet.system.child import how_ended
 from quintet.system.files import shown
 from quintet.system.inside import await_left, run_lock
 from quintet.system.journal import Damaged
 from quintet.system.printing import QuietStream
 
 if TYPE_CHECKING:
-    from quintet.run.placing import Placed
+    from quintet.jobs.cluster_place import ClusterPlace
 
 TRIALS, FRESH = "trials", "fresh"
 
@@ -140,7 +141,7 @@ class _Search:
     ) -> None:
         """placing: the cluster on whose nodes the trials run; None: they run here."""
         self.asked, self.base, self.space, self.placing = asked, base, searched, placing
-        self.nodes: "Placed | None" = None
+        self.nodes: "ClusterPlace | None" = None
         self.folder = folder_of(asked)
         config = base.config
         self.metric = asked.metric or (
@@ -306,7 +307,7 @@ class _Search:
         were killed, unless it is their last try.
         """
         begun: list[Trial] = []
-        members: list[Member] = []
+        jobs: list[Job] = []
         for each in trials:
             self.say(f"[{name_of(each)}] {said(self.space, each.drawn)}")
             try:
@@ -320,9 +321,9 @@ class _Search:
                 "pruner": self.asked.pruner,
                 "others": self.study.others(each.number, self.asked.jobs),
             }
-            members.append(self._member(name_of(each), loaded, {"watch": watch}))
+            jobs.append(self._job(name_of(each), loaded, {"watch": watch}))
             begun.append(each)
-        ended = self._run("quintet.sweep.trial", members)
+        ended = self._run(jobs)
         killed, stops = [], ""
         for each, how in zip(begun, ended, strict=True):
             answer = how.answer or {}
@@ -333,7 +334,7 @@ class _Search:
                 self.say(f"[{name_of(each)}] {self.metric} {answer['score']:,.4g}")
             elif answer.get("status") == "finished":
                 self._failed(each, f"it reported no {self.metric}: give another --metric")
-            elif seed_group.BLAMELESS in answer:
+            elif BLAMELESS in answer:
                 stops = f"[{name_of(each)}] {answer['error']}"
             elif "error" in answer:
                 self._failed(each, answer["error"])
@@ -352,22 +353,19 @@ class _Search:
         self.say(f"[{name_of(trial)}] failed: {error}")
         self.study.end(trial.number, "fail", {"error": error})
 
-    def _run(self, module: str, members: Sequence[Member]) -> list[Outcome]:
+    def _run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Runs processes; raises CheckpointError if the sweep's folder is not there before or after
         that.
         """
         self.held.check()
-        stop = seed_group.stop_request(self.say)
-        run: Callable[..., list[Outcome]] = seed_group.run_members
-        if self.nodes is not None:
-            run = self.nodes.run
-        ended = run(module, members, self.asked.jobs, self.say, stop=stop)
+        stop = group.stop_request(self.say)
+        ended = group.run_all(jobs, self.asked.jobs, self.say, self.nodes, stop)
         self.stopped |= stop.made or any(how.by_signal for how in ended)
         self.held.check()
         return ended
 
-    def _member(self, name: str, loaded: Loaded, more: Mapping[str, Any]) -> Member:
-        return Member(name, seeds.payload(loaded, more), loaded.config.run_dir)
+    def _job(self, name: str, loaded: Loaded, more: Mapping[str, Any]) -> Job:
+        return seeds.job(name, "quintet.sweep.trial", loaded, more)
 
     def _loaded(self, trial: Trial, run_dir: Path, **more: Any) -> Loaded:
         """The configuration of a run with the values of a trial; raises ConfigError."""
@@ -403,7 +401,7 @@ class _Search:
             assert asked.minutes is not None
             told = f"only the best {len(best)}" if best else "none of the best trials"
             self.say(f"minutes={asked.minutes:g}: {told} can be trained again, not {most}")
-        members, runs = [], {}
+        jobs, runs = [], {}
         for each in best:
             for seed in fresh:
                 run_dir = self.folder / FRESH / name_of(each) / f"s{seed}"
@@ -411,21 +409,21 @@ class _Search:
                 record = run_record.read(run_dir)
                 if record is None or record.state != "finished":
                     loaded = self._loaded(each, run_dir, seed=seed)
-                    members.append(self._member(f"{name_of(each)}-s{seed}", loaded, {}))
-        if members:
+                    jobs.append(self._job(f"{name_of(each)}-s{seed}", loaded, {}))
+        if jobs:
             self.say(
                 f"trains the best {len(best)} of {len(found.trials)} trials again, on seeds "
                 + ", ".join(map(str, fresh))
             )
-        for member, how in zip(members, self._run("quintet.sweep.trial", members), strict=True):
+        for job, how in zip(jobs, self._run(jobs), strict=True):
             answer = how.answer or {}
-            if seed_group.BLAMELESS in answer:
-                raise QuintetError(f"[{member.name}] {answer['error']}")
+            if BLAMELESS in answer:
+                raise QuintetError(f"[{job.name}] {answer['error']}")
             if how.answer is None and not how.by_signal:
                 assert how.status is not None
-                self.say(f"[{member.name}] failed: its process {how_ended(how.status)}")
+                self.say(f"[{job.name}] failed: its process {how_ended(how.status)}")
             elif "error" in answer:
-                self.say(f"[{member.name}] failed: {answer['error']}")
+                self.say(f"[{job.name}] failed: {answer['error']}")
         for run_dir, each in runs.items():
             record, score = run_record.read(run_dir), last_score(run_dir, self.metric)
             if record is not None and record.state == "finished" and score is not None:

@@ -7,7 +7,7 @@ has named a record, its package is first imported in a process with a time limit
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -23,20 +23,27 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-IMPORT_S = 20.0
-"""Seconds in which a package must be imported where nobody has named a record of it."""
-
 
 @final
 class Catalog(Generic[T]):
     """The records of one kind; `loaded`: those in use, by name."""
 
-    def __init__(self, group: str, noun: str, kind: type[T], own: Mapping[str, str]):
+    def __init__(
+        self,
+        group: str,
+        noun: str,
+        kind: type[T],
+        own: Mapping[str, str],
+        import_apart: Callable[[tuple[str, str, str]], str],
+    ):
         """Imports nothing.
 
         group: the entry-point group of other packages, ``quintet.learners``.
         noun: the word for a record in messages.  own: import strings of quintet's records, by name.
+        import_apart: imports an entry point (name, value, group) in another process; returns how
+            that failed to end by itself, else "".
         """
+        self._import_apart = import_apart
         self.group, self.noun, self.kind, self.own = group, noun, kind, own
         self.loaded: dict[str, T] = {}
         self._tried: dict[str, str] = {}  # what is wrong with packages, by the place of a record
@@ -85,17 +92,10 @@ class Catalog(Generic[T]):
         return self.find(name)
 
     def _try(self, name: str, point: "EntryPoint") -> str:
-        """Imports a record in a process; what is wrong if that does not end by itself, else ""."""
-        from quintet.system.apart import Limits, ask
-        from quintet.system.child import how_ended
-
-        asked = point.name, point.value, point.group
-        answers = ask(__name__, asked, Limits(IMPORT_S), lambda _: None)
-        if "imported" in answers.last:
-            return ""
-        how = f"had not ended after {IMPORT_S:g} s" if answers.late else how_ended(answers.status)
+        """What is wrong if importing a record in a process does not end by itself; else ""."""
+        how = self._import_apart((point.name, point.value, point.group))
         package = _packages([point])
-        return (
+        return how and (
             f"{self.noun} {name!r} must be importable, but importing {_shown(point.value)} of "
             f"{package} {how}: mend or uninstall {package}"
         )
@@ -204,19 +204,6 @@ class Catalog(Generic[T]):
 
     def _name_fault(self, name: str) -> str:
         return f"the name of a {self.noun} must be a word in lower case, got {name!r:.100}"
-
-
-def main() -> int:
-    """Imports a record in a process of its own; returns 0."""
-    from importlib.metadata import EntryPoint
-
-    from quintet.system import apart
-
-    asked, tell = apart.receive()
-    with suppress(Exception, SystemExit):  # told by the process that has asked, which imports too
-        EntryPoint(*asked).load()
-    tell({"imported": True})
-    return 0
 
 
 def _is_name(name: str) -> bool:

@@ -19,6 +19,9 @@ SYSTEM = "system"
 
 _GIT_TIMEOUT_S = 5.0
 
+_ALWAYS = {"quintet", "python", "torch"}
+"""Versions that must be equal in any kind of run."""
+
 
 def system(backend: str, device: str, simulators: Mapping[str, str]) -> dict[str, str]:
     """Versions and kind of machine by name, as text.
@@ -42,6 +45,25 @@ def system(backend: str, device: str, simulators: Mapping[str, str]) -> dict[str
         found["gpu"] = torch.cuda.get_device_name(device)
         found["cuda"] = str(torch.version.cuda)
     return found
+
+
+def compared(
+    there: Mapping[str, str] | str, ours: Mapping[str, str], exact: bool
+) -> tuple[str | None, str | None]:
+    """Reason why a node may not take part; if it may, how it differs from the learner's machine;
+    see `Entry`.
+
+    there: its versions and processor, or why it can't do the work.
+    """
+    if isinstance(there, str):
+        return there, None
+    differ = [name for name in {**ours, **there} if ours.get(name) != there.get(name)]
+    told = ", ".join(f"{name} {there.get(name)}, here {ours.get(name)}" for name in differ)
+    if differ and (exact or _ALWAYS & {*differ}):
+        must = "versions and processor" if exact else "versions of quintet, Python and PyTorch"
+        fault = f"must have the learner's {must}, got {told}: make them equal, or leave it out"
+        return fault, None
+    return None, f"differs from this machine: {told}" if differ else None
 
 
 def warnings(place: Path, meta: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:

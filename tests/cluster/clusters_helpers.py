@@ -2,12 +2,14 @@
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import psutil
+import pytest
 from ray.cluster_utils import Cluster
 
 
@@ -61,3 +63,11 @@ def nothing_is_left(within_s: float = 10.0) -> bool:
 
 def stop(process: psutil.Process) -> None:
     process.send_signal(signal.SIGSTOP)
+
+
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine on which Ray is not installed."""
+    ours = ("quintet.cluster.", "quintet.jobs.on_ray", "quintet.jobs.cluster_place")
+    for name in [name for name in sys.modules if name.startswith(ours)]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)

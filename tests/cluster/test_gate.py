@@ -7,12 +7,12 @@ import pytest
 pytest.importorskip("ray", reason="Ray, the extra `cluster`, is not installed")
 
 from quintet.cluster import gate as gates
-from quintet.cluster import on_ray
 from quintet.cluster.config import ClusterConfig
 from quintet.cluster.gate import Entry, Gate
-from quintet.cluster.on_ray import Machine
 from quintet.config.layers import Layer
 from quintet.config.resolve import compose, resolved
+from quintet.jobs import on_ray
+from quintet.jobs.on_ray import Machine
 
 HERE = {"quintet": "0.3", "python": "3.11.2", "torch": "2.13", "numpy": "2.1", "processor": "A"}
 

@@ -17,7 +17,7 @@ from small_run_helpers import hashes
 pytest.importorskip("ray", reason="Ray, the extra `cluster`, is not installed")
 
 import psutil
-from clusters_helpers import actors, cluster_of, nothing_is_left, stop
+from clusters_helpers import actors, cluster_of, nothing_is_left, stop, without_ray
 from exact_run_helpers import COMMON, SMALL, Drifting
 
 import quintet
@@ -94,11 +94,7 @@ def test_a_node_without_the_environment_s_package_is_refused(address: str, tmp_p
 
 
 def test_a_group_needs_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("quintet.cluster.")]:
-        monkeypatch.delitem(sys.modules, name)
-    for name in ("placing", "checked_nodes"):
-        monkeypatch.delitem(sys.modules, f"quintet.run.{name}", raising=False)
-    monkeypatch.setitem(sys.modules, "ray", None)
+    without_ray(monkeypatch)
     with pytest.raises(ConfigError, match=r"must have Ray.*pip install 'quintet-rl\[cluster\]'"):
         quintet.train(
             "ppo", Drifting, 640, None, tmp_path, COMMON | SMALL, seeds=[1], cluster="auto"

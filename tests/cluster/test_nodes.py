@@ -1,6 +1,5 @@
 """Runs whose workers live on the nodes of a cluster."""
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from small_run_helpers import hashes
 
 ray = pytest.importorskip("ray", reason="Ray, the extra `cluster`, is not installed")
 
-from clusters_helpers import actors, nothing_is_left, workers_of  # noqa: E402
+from clusters_helpers import actors, nothing_is_left, without_ray, workers_of  # noqa: E402
 from exact_run_helpers import COMMON, SMALL, Drifting  # noqa: E402
 
 import quintet  # noqa: E402
@@ -142,8 +141,6 @@ def test_a_folder_in_use_is_refused_before_nodes_are_awaited(tmp_path: Path) -> 
 
 
 def test_a_cluster_needs_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("quintet.cluster.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "ray", None)
+    without_ray(monkeypatch)
     with pytest.raises(ConfigError, match=r"must have Ray.*pip install 'quintet-rl\[cluster\]'"):
         train(tmp_path / "run", "auto", runtime__kind="async")

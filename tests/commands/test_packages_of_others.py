@@ -10,7 +10,7 @@ from installed_helpers import install
 
 from quintet import cli
 from quintet.algorithms import registry
-from quintet.system import catalog
+from quintet.jobs import imports
 
 HANGS = "import time\ntime.sleep(600)\n"
 ENDS = "import os\nos._exit(0)\n"
@@ -60,7 +60,7 @@ def test_commands_that_read_runs(
 def test_an_error_that_names_learners(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog, "IMPORT_S", 1.0)
+    monkeypatch.setattr(imports, "IMPORT_S", 1.0)
     assert cli.main(["train", "pppo", "--env", "CartPole-v1"]) == 2
     found = capsys.readouterr()
     assert "error: the algorithm must be one of ppo, " in found.err

@@ -22,8 +22,8 @@ from quintet.envs.env_source import settle
 from quintet.envs.make import make_group_env
 from quintet.envs.resolved import resolve_env
 from quintet.errors import ConfigError
+from quintet.jobs.job import Outcome
 from quintet.race.choosing import what_only_this_process_has
-from quintet.system.apart import Answers
 from quintet.types import ACTION_MASK, Spaces
 
 
@@ -490,9 +490,9 @@ def test_a_command_trains_in_a_folder_of_its_own():
 
 
 def test_a_slow_fit_is_no_fault_of_the_environment():
-    told: list[dict[str, Any]] = [{"stage": "predict"}, {"hangs": "fits.py"}]
-    found = apart._examined(Answers(told, 3, late=False), most_s=10.0)
+    answer: dict[str, Any] = {"stage": "predict", "hangs": "fits.py"}
+    found = apart._examined(Outcome(3, answer), most_s=10.0)
     assert (found.found, found.unmade, found.whole) == ([], {"predict": "no time was left"}, False)
-    told[0] = {"stage": "play"}
-    (hangs,) = apart._examined(Answers(told, 3, late=False), most_s=10.0).found
+    answer["stage"] = "play"
+    (hangs,) = apart._examined(Outcome(3, answer), most_s=10.0).found
     assert hangs["name"] == "hangs"

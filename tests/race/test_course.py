@@ -17,12 +17,12 @@ from quintet import checkpoint, cli
 from quintet.config import facts
 from quintet.config.layers import Layer
 from quintet.errors import ConfigError, QuintetError
+from quintet.jobs.job import Job, Outcome
 from quintet.observe.run_summary import find_runs, read_summary
 from quintet.race import choosing, course, portfolio
 from quintet.race import plan as plans
 from quintet.race.asked import Asked
 from quintet.race.portfolio import Entry
-from quintet.run.seed_group import Member, Outcome
 from quintet.system.inside import run_lock
 
 NAMES = ("slow", "good", "bad", "breaks")
@@ -71,18 +71,18 @@ class Fake:
     def monotonic(self) -> float:
         return self.now
 
-    def payload(self, loaded: Any, more: Mapping[str, Any] | None = None) -> bytes:
-        self.totals[loaded.config.run_dir.name] = loaded.config.total_env_steps
-        return json.dumps(more).encode()
-
-    def run(self, module: str, members: Sequence[Member], *more: Any) -> list[Outcome]:
+    def job(self, name: str, module: str, loaded: Any, more: Mapping[str, Any]) -> Job:
         assert module == "quintet.race.leg"
-        stop = more[-1]
-        if members[0].name == "ready":
+        self.totals[loaded.config.run_dir.name] = loaded.config.total_env_steps
+        return Job(name, module, json.dumps(more).encode(), loaded.config.run_dir)
+
+    def run(self, jobs: Sequence[Job], *more: Any, **others: Any) -> list[Outcome]:
+        stop = others["stop"]
+        if jobs[0].name == "ready":
             return [Outcome(0, {"status": "ready"})]
         found, leg_s = [], 0.0
-        self.begins.append([json.loads(each.payload)["begin"] for each in members])
-        for each in members:
+        self.begins.append([json.loads(each.payload)["begin"] for each in jobs])
+        for each in jobs:
             asked = json.loads(each.payload)
             self.training_s.append(asked["training_s"])
             self.seeds.append(asked["seed"])
@@ -98,7 +98,7 @@ class Fake:
                     self.now += asked["most_s"] / 2
                     self.legs.append((each.name, asked["most_s"] / 2))
                     return [Outcome(130, None)]
-            assert asked["training_s"] < asked["most_s"] < each.most_s
+            assert asked["training_s"] < asked["most_s"] < each.limits.seconds
             fails_soon = each.name in self.broken and self.failure_s is not None
             leg_s = max(leg_s, self.failure_s or 0.0 if fails_soon else asked["most_s"])
             self._trains(each.name, asked["most_s"])
@@ -148,8 +148,8 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 def fake(few: None, monkeypatch: pytest.MonkeyPatch) -> Fake:
     made = Fake()
     monkeypatch.setattr(course, "time", made)
-    monkeypatch.setattr(course.seeds, "payload", made.payload)
-    monkeypatch.setattr(course.seed_group, "run_members", made.run)
+    monkeypatch.setattr(course.seeds, "job", made.job)
+    monkeypatch.setattr(course.group, "run_all", made.run)
     monkeypatch.setattr(course, "prepare", lambda *_: None)
     monkeypatch.setattr(course, "_trained_s", lambda folder: made.trained.get(folder.name, 0.0))
     return made
@@ -225,14 +225,14 @@ def test_an_entry_without_an_episode_stays_until_others_have_scores(
     run = fake.run
     unended = {*NAMES}
 
-    def without(module: str, members: Sequence[Member], *more: Any) -> list[Outcome]:
-        ended = run(module, members, *more)
-        for each, how in zip(members, ended, strict=True):
+    def without(jobs: Sequence[Job], *more: Any, **others: Any) -> list[Outcome]:
+        ended = run(jobs, *more, **others)
+        for each, how in zip(jobs, ended, strict=True):
             if each.name in unended and how.answer and "returns" in how.answer:
                 how.answer.update(returns=[], training=None)
         return ended
 
-    monkeypatch.setattr(course.seed_group, "run_members", without)
+    monkeypatch.setattr(course.group, "run_all", without)
     assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 0
     assert (tmp_path / "a" / "config.yaml").read_text() == "slow"  # the first in the portfolio
     assert "round 1: slow too few episodes ended" in capsys.readouterr().out
@@ -265,16 +265,16 @@ def test_a_full_disk_is_no_fault_of_the_entry(
 ) -> None:
     run = fake.run
 
-    def full(module: str, members: Sequence[Member], *more: Any) -> list[Outcome]:
-        ended = run(module, members, *more)
-        if [each.name for each in members] == ["good"] and not capsys.readouterr().err:
+    def full(jobs: Sequence[Job], *more: Any, **others: Any) -> list[Outcome]:
+        ended = run(jobs, *more, **others)
+        if [each.name for each in jobs] == ["good"] and not capsys.readouterr().err:
             return [Outcome(1, {"error": "no room; make room there", "blameless": True})]
         return ended
 
-    monkeypatch.setattr(course.seed_group, "run_members", full)
+    monkeypatch.setattr(course.group, "run_all", full)
     assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 1
     assert "good: no room; make room there" in capsys.readouterr().err
-    monkeypatch.setattr(course.seed_group, "run_members", run)
+    monkeypatch.setattr(course.group, "run_all", run)
     assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 0
     assert (tmp_path / "a" / "config.yaml").read_text() == "good"
 
@@ -284,20 +284,20 @@ def test_a_race_whose_folder_goes_away_ends_and_does_not_make_it_again(
 ) -> None:
     run, folder, away = fake.run, tmp_path / "a", tmp_path / "away"
 
-    def goes(module: str, members: Sequence[Member], *more: Any) -> list[Outcome]:
+    def goes(jobs: Sequence[Job], *more: Any, **others: Any) -> list[Outcome]:
         if fake.legs:
             folder.rename(away)
             return [Outcome(1, {"error": "its folder is not there"})]
-        return run(module, members, *more)
+        return run(jobs, *more, **others)
 
-    monkeypatch.setattr(course.seed_group, "run_members", goes)
+    monkeypatch.setattr(course.group, "run_all", goes)
     assert cli.main(command(folder, "--jobs", "1")) == 1
     shown = capsys.readouterr()
     assert f"the folder {folder} was moved or removed" in shown.err
     assert "falls out" not in shown.out
     assert not folder.exists()
     away.rename(folder)
-    monkeypatch.setattr(course.seed_group, "run_members", run)
+    monkeypatch.setattr(course.group, "run_all", run)
     assert cli.main(command(folder, "--jobs", "1")) == 0
 
 
@@ -473,12 +473,12 @@ def test_if_the_last_entries_fail_the_best_policy_so_far_is_named(
 ) -> None:
     run = fake.run
 
-    def fails_at_the_end(module: str, members: Sequence[Member], *more: Any) -> list[Outcome]:
+    def fails_at_the_end(jobs: Sequence[Job], *more: Any, **others: Any) -> list[Outcome]:
         if len(fake.legs) == 4 + 2:
             fake.broken = NAMES
-        return run(module, members, *more)
+        return run(jobs, *more, **others)
 
-    monkeypatch.setattr(course.seed_group, "run_members", fails_at_the_end)
+    monkeypatch.setattr(course.group, "run_all", fails_at_the_end)
     assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 1
     said = capsys.readouterr().err
     assert "no candidate trained to the end; the reason, of good: the environment broke" in said
@@ -491,14 +491,14 @@ def test_a_leg_without_a_report_keeps_what_was_known(
 ) -> None:
     run = fake.run
 
-    def resumed_too_late(module: str, members: Sequence[Member], *more: Any) -> list[Outcome]:
-        ended = run(module, members, *more)
+    def resumed_too_late(jobs: Sequence[Job], *more: Any, **others: Any) -> list[Outcome]:
+        ended = run(jobs, *more, **others)
         if len(fake.legs) == 7:
             assert ended[0].answer is not None
             ended[0].answer.update(returns=[], speed=0.0, training=None)
         return ended
 
-    monkeypatch.setattr(course.seed_group, "run_members", resumed_too_late)
+    monkeypatch.setattr(course.group, "run_all", resumed_too_late)
     assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 0
     good = json.loads((tmp_path / "a" / "race" / "race.json").read_text())["runners"][1]
     assert [look["speed"] for look in good["looks"]] == [100.0, 100.0, 100.0]
@@ -521,13 +521,13 @@ def test_a_race_without_time_for_any_entry_ends_with_the_default_s_policy(
     run = fake.run
     patient: list[bool] = []
 
-    def late(module: str, members: Sequence[Member], *more: Any) -> list[Outcome]:
-        if members[0].name != "ready":
-            patient.extend(json.loads(each.payload)["patient"] for each in members)
+    def late(jobs: Sequence[Job], *more: Any, **others: Any) -> list[Outcome]:
+        if jobs[0].name != "ready":
+            patient.extend(json.loads(each.payload)["patient"] for each in jobs)
             fake.answers = {} if patient[-1] else {name: {"status": "late"} for name in NAMES}
-        return run(module, members, *more)
+        return run(jobs, *more, **others)
 
-    monkeypatch.setattr(course.seed_group, "run_members", late)
+    monkeypatch.setattr(course.group, "run_all", late)
     assert cli.main(command(tmp_path / "a", "--jobs", "2")) == 0
     assert sum(patient) == 1
     assert patient[-1]
@@ -724,15 +724,15 @@ def test_an_entry_that_the_system_kills_is_not_said_to_be_slow(
     """Also where its neighbour takes all of the time."""
     run = fake.run
 
-    def killed(module: str, members: Sequence[Member], *more: Any) -> list[Outcome]:
-        ended = run(module, members, *more)
+    def killed(jobs: Sequence[Job], *more: Any, **others: Any) -> list[Outcome]:
+        ended = run(jobs, *more, **others)
         fake.now += 60.0
         return [
             Outcome(-9, None, late) if each.name == "bad" else how
-            for each, how in zip(members, ended, strict=True)
+            for each, how in zip(jobs, ended, strict=True)
         ]
 
-    monkeypatch.setattr(course.seed_group, "run_members", killed)
+    monkeypatch.setattr(course.group, "run_all", killed)
     assert cli.main(command(tmp_path / "a", "--jobs", "2")) == 0
     said = capsys.readouterr().out
     assert ("bad falls out: it did not stop within" in said) is late

@@ -22,10 +22,11 @@ from quintet.config.resolve import batch_steps
 from quintet.config.run import RunConfig
 from quintet.config.saved import load_config
 from quintet.errors import CheckpointError, ConfigError, TimeIsOver
-from quintet.run import launch, member, seed_group, time_budget
-from quintet.run.seed_group import Outcome
+from quintet.jobs import group, user_state
+from quintet.jobs.job import Outcome
+from quintet.run import launch, member, time_budget
 from quintet.run.time_budget import TimeBudget, rounded
-from quintet.system import run_record, user_state
+from quintet.system import run_record
 from quintet.system.inside import run_lock
 
 QUIET = {**SMALL, "report.progress": False}
@@ -368,15 +369,15 @@ def test_a_run_that_is_too_slow_ends_with_its_time(
 def test_runs_of_a_group_end_with_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Played in this process, with a number of env_steps that was measured far too high."""
 
-    def members(_: str, found: Any, *__: object) -> list[Outcome]:
-        payloads = [pickle.loads(each.payload) for each in found]
+    def run_all(jobs: Any, *_: object) -> list[Outcome]:
+        payloads = [pickle.loads(each.payload) for each in jobs]
         answers = [member._train(user_state.work_of(each["run"]), each) for each in payloads]
         return [Outcome(0, answer) for answer in answers]
 
-    def fits(group: Any, minutes: float, *_: object) -> Any:
-        return [time_budget.with_total(each, 16_000_000, minutes) for each in group]
+    def fits(runs: Any, minutes: float, *_: object) -> Any:
+        return [time_budget.with_total(each, 16_000_000, minutes) for each in runs]
 
-    monkeypatch.setattr(seed_group, "run_members", members)
+    monkeypatch.setattr(group, "run_all", run_all)
     monkeypatch.setattr(time_budget, "timed_group", fits)
     began = time.monotonic()
     config = {**QUIET, "runtime.compile": "off"}

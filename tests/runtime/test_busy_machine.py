@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 from quintet.envs.vector import EnvDescription
+from quintet.jobs.silence import Silence, delays_of
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.messages import progress_specs
 from quintet.runtime.processes.process import COMPILING, IMPORTING, MAKING, Process, ProcessKind
 from quintet.runtime.processes.watch import Watch
 from quintet.system import user_code
-from quintet.system.core_time import Silence, delays_of
 
 HERE = Path(__file__).parent
 
@@ -26,7 +26,7 @@ class Starved:
     def __init__(self, frac: float) -> None:
         self.frac = frac
 
-    def look(self, _pid: int, _deep: bool = True) -> float:
+    def look(self, _pid: int, deep: bool = True) -> float:
         return 0.5 * self.frac  # of the half second since the last look
 
 
@@ -71,8 +71,9 @@ def watched(frac: float, wait_s: float) -> list[str]:
     """What a watch says of a step that takes so long; it looks every 12 ms."""
     said: list[str] = []
     timer = PhaseTimer()
-    waits = SimpleNamespace(look=lambda _: 0.024 * frac)  # the most that it counts of a look
-    watch = Watch(timer, EnvDescription("Slow", "gymnasium"), 0.05, said.append, lambda: waits)
+    waits = SimpleNamespace(look=lambda *_, **__: 0.025 * frac)  # the most that a look counts
+    silence = Silence(make_waits=lambda: waits)
+    watch = Watch(timer, EnvDescription("Slow", "gymnasium"), 0.05, said.append, silence)
     with watch.running():
         timer.switch("stepping")
         watch._ending.wait(wait_s)

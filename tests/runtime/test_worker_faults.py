@@ -40,6 +40,7 @@ from quintet.runtime.processes.grants import Died
 from quintet.runtime.processes.messages import Failed, Place
 from quintet.runtime.processes.process import WaitNotice
 from quintet.runtime.processes.worker import _ignore, report_failure
+from quintet.system import forks
 
 SCRIPT = Path(__file__).with_name("troubles_helpers.py")
 slow = pytest.mark.slow
@@ -53,6 +54,7 @@ def train(folder: Path, env: Any = Drifting, steps: int = 4_000, on_report=None,
 
 @pytest.fixture(autouse=True)
 def nothing_left():
+    forks.watch()  # which opens files that stay
     files = open_files()
     yield
     gc.collect()  # an error's traceback holds what its frames held
@@ -396,7 +398,7 @@ def only_here() -> Drifting:
 
 STARTER = """
 import sys
-from quintet.system.child import Child
+from quintet.jobs.child import Child
 
 tied = Child("slow", "slow_to_import", print, preload=[sys.argv[1]])
 print("pid", tied.pid, flush=True)
@@ -438,7 +440,7 @@ def test_a_tied_child_ends_with_its_parent_while_modules_are_imported(
 def test_a_tied_child_whose_parent_is_gone_already_does_nothing(tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text("print('here')\n")
     ended = subprocess.run(
-        [sys.executable, "-c", "from quintet.system.entry import main; main()", "1", "x", "loud"],
+        [sys.executable, "-c", "from quintet.jobs.entry import main; main()", "1", "x", "loud"],
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         capture_output=True,
     )

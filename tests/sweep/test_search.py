@@ -6,20 +6,20 @@ import json
 import pickle
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from quick_helpers import PRELOAD, begin
+from quick_helpers import PRELOAD, begin, forks
 from small_run_helpers import SMALL, TOY
 
 from quintet import cli
+from quintet.jobs import group, local
+from quintet.jobs.job import Job, Outcome
+from quintet.jobs.local import LocalPlace
 from quintet.observe.run_summary import find_runs
-from quintet.run import seed_group, seeds
-from quintet.run.seed_group import Member, Outcome
-from quintet.system.child import Child
+from quintet.run import seeds
 from quintet.system.inside import run_lock
 from quintet.system.signals import StopRequest
 
@@ -48,7 +48,7 @@ def _forks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials are forks of a process that has imported what they need."""
     pytest.importorskip("optuna")
     preload = (*PRELOAD, "quintet.sweep.watch")
-    monkeypatch.setattr(seed_group, "Child", partial(Child, preload=preload))
+    monkeypatch.setattr(local, "Child", forks(preload))
 
 
 SEARCH = ("--search", "learning_rate", "--search", "clip_epsilon=0.1..0.3")
@@ -217,9 +217,7 @@ def test_a_sweep_without_a_trial_that_trained_to_its_end_fails_with_the_first_re
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = Outcome(1, {"error": "it diverged"})
-    monkeypatch.setattr(
-        seed_group, "run_members", lambda _, members, *__, **___: [broken for x in members]
-    )
+    monkeypatch.setattr(group, "run_all", lambda jobs, *_, **__: [broken for x in jobs])
     assert cli.main(command(tmp_path / "a", *SEARCH, "--trials", "1")) == 1
     said = capsys.readouterr().err
     assert "no trial trained to its end; the first reason: it diverged" in said
@@ -256,26 +254,26 @@ class Fake:
         self.batches: list[list[str]] = []
 
     def run(
-        self, module: str, members: Sequence[Member], *_: object, stop: StopRequest
+        self, jobs: Sequence[Job], at_once: int, say: Any, place: Any, stop: StopRequest
     ) -> list[Outcome]:
-        self.batches.append([each.name for each in members])
+        self.batches.append([each.name for each in jobs])
         if len(self.batches) - 1 == self.stops_at:
             stop.made = True
-        return [self._outcome(each) for each in members]
+        return [self._outcome(each) for each in jobs]
 
-    def _outcome(self, member: Member) -> Outcome:
-        if member.name in self.killed:
-            self.killed.remove(member.name)
+    def _outcome(self, job: Job) -> Outcome:
+        if job.name in self.killed:
+            self.killed.remove(job.name)
             return Outcome(-9, None)
-        if member.name in self.pruned:
+        if job.name in self.pruned:
             return Outcome(0, {"status": "pruned", "score": 0.5, "curve": [[3, 0.5]]})
-        number, *fresh = member.name.split("-")
+        number, *fresh = job.name.split("-")
         if fresh:
-            assert member.folder is not None
-            member.folder.mkdir(parents=True)
-            (member.folder / "run.json").write_text('{"state": "finished"}')
+            assert job.folder is not None
+            job.folder.mkdir(parents=True)
+            (job.folder / "run.json").write_text('{"state": "finished"}')
             line = {"env_steps": 1024, "wall_s": 1.0, "eval/return_mean": 1.0}
-            (member.folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+            (job.folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
         return Outcome(0, {"status": "finished", "score": self.scores[int(number) - 1]})
 
 
@@ -284,7 +282,7 @@ def test_a_stop_is_heeded_also_where_the_trials_have_just_ended(
 ) -> None:
     more = (*SEARCH, "--trials", "3", "--best", "0")
     fake = Fake([1.0, 2.0, 3.0], stops_at=1)
-    monkeypatch.setattr(seed_group, "run_members", fake.run)
+    monkeypatch.setattr(group, "run_all", fake.run)
     assert cli.main(command(tmp_path / "a", *more)) == 130
     assert [each for each in fake.batches if each] == [["0001"], ["0002"]]
     held = json.loads((tmp_path / "a" / "sweep.json").read_text())
@@ -298,7 +296,7 @@ def test_a_trial_of_which_a_fresh_seed_is_killed_comes_after_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake = Fake([1.0, 2.0], killed=["0002-s1"])
-    monkeypatch.setattr(seed_group, "run_members", fake.run)
+    monkeypatch.setattr(group, "run_all", fake.run)
     more = (*SEARCH, "--trials", "2", "--best", "2", "--seeds-of-best", "2")
     assert cli.main(command(tmp_path / "a", *more)) == 0
     assert "[0002-s1] failed: its process was ended by SIGKILL" in capsys.readouterr().out
@@ -311,7 +309,7 @@ def test_a_killed_trial_runs_again_but_not_for_ever(
     times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake = Fake([1.0, 2.0], killed=["0001"] * times)
-    monkeypatch.setattr(seed_group, "run_members", fake.run)
+    monkeypatch.setattr(group, "run_all", fake.run)
     assert cli.main(command(tmp_path / "a", *SEARCH, "--trials", "2", "--best", "0")) == 0
     assert [each for each in fake.batches if each] == [*[["0001"]] * 3, ["0002"]]
     states = [row["state"] for row in table(tmp_path / "a")]
@@ -326,7 +324,7 @@ def test_a_pruned_trial_is_no_stop_and_no_best_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = Fake([9.0, 2.0, 1.0], pruned=["0001"])
-    monkeypatch.setattr(seed_group, "run_members", fake.run)
+    monkeypatch.setattr(group, "run_all", fake.run)
     assert cli.main(command(tmp_path / "a", *SEARCH, "--trials", "3", "--best", "0")) == 0
     rows = {row["trial"]: row for row in table(tmp_path / "a")}
     assert {name: row["state"] for name, row in rows.items()} == {
@@ -357,7 +355,7 @@ def test_minutes_are_for_trials_and_the_best_again(
 ) -> None:
     """Each batch takes four minutes."""
     fake = Fake([1.0, 2.0, 3.0, 4.0])
-    monkeypatch.setattr(seed_group, "run_members", fake.run)
+    monkeypatch.setattr(group, "run_all", fake.run)
     clock = SimpleNamespace(monotonic=lambda: 240.0 * len(fake.batches))
     monkeypatch.setattr(importlib.import_module("quintet.sweep.search"), "time", clock)
     more = (*SEARCH, "--minutes", minutes, "--best", best, "--seeds-of-best", "2")
@@ -390,9 +388,9 @@ class Nodes:
     def __exit__(self, *_: object) -> None:
         self.left = True
 
-    def run(self, module: str, members: Sequence[Member], jobs: int, say: Any, stop: Any) -> Any:
-        self.ran += [each.name for each in members]
-        return seed_group.run_members(module, members, jobs, say, stop=stop)
+    def start(self, job: Job, say: Any) -> Any:
+        self.ran += [job.name]
+        return LocalPlace().start(job, say)
 
 
 def test_trials_and_the_best_again_run_on_the_nodes_of_a_cluster(
@@ -419,17 +417,15 @@ def test_a_full_disk_or_a_lost_cluster_is_no_fault_of_a_trial(
     """Neither of a trial nor of the best again: the same command goes on."""
     more = (*SEARCH, "--trials", "1", "--best", "1", "--seeds-of-best", "1")
     full = Outcome(1, {"error": "no room; make room there", "blameless": True})
-    run = seed_group.run_members
+    run = group.run_all
 
     def fails(name: str) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(
-                seed_group,
-                "run_members",
-                lambda module, members, *args, **kwargs: (
-                    [full]
-                    if [each.name for each in members] == [name]
-                    else run(module, members, *args, **kwargs)
+                group,
+                "run_all",
+                lambda jobs, *args, **kwargs: (
+                    [full] if [each.name for each in jobs] == [name] else run(jobs, *args, **kwargs)
                 ),
             )
             assert cli.main(command(tmp_path / "a", *more)) == 1
@@ -454,7 +450,7 @@ def test_a_sweep_whose_folder_goes_away_ends_and_does_not_make_it_again(
         return [Outcome(1, {"error": "its folder is not there"})]
 
     with monkeypatch.context() as patched:
-        patched.setattr(seed_group, "run_members", goes)
+        patched.setattr(group, "run_all", goes)
         assert cli.main(command(folder, *more)) == 1
     assert f"the folder {folder} was moved or removed" in capsys.readouterr().err
     assert not folder.exists()
@@ -469,13 +465,13 @@ def test_a_searched_runtime_decides_whether_a_trial_resumes_exactly(
     fake = Fake([1.0] * 6)
     resumed: list[tuple[str, str]] = []
 
-    def run(module: str, members: Sequence[Member], *args: Any, **kwargs: Any) -> list[Outcome]:
-        for each in members:
+    def run(jobs: Sequence[Job], *args: Any, **kwargs: Any) -> list[Outcome]:
+        for each in jobs:
             config = pickle.loads(pickle.loads(each.payload)["run"]).config
             resumed.append((config.runtime.kind, config.resume))
-        return fake.run(module, members, *args, **kwargs)
+        return fake.run(jobs, *args, **kwargs)
 
-    monkeypatch.setattr(seed_group, "run_members", run)
+    monkeypatch.setattr(group, "run_all", run)
     more = ("--search", "runtime.kind=serial,async", "--trials", "6", "--best", "0")
     assert cli.main(command(tmp_path / "a", *more)) == 0
     assert {*resumed} == {("serial", "exact"), ("async", "latest")}

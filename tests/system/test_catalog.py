@@ -12,7 +12,7 @@ from quintet.system.catalog import Catalog
 
 @pytest.fixture
 def catalog() -> Catalog[int]:
-    return Catalog("quintet.tests", "number", int, {"ten": "numbers_of_ours:TEN"})
+    return Catalog("quintet.tests", "number", int, {"ten": "numbers_of_ours:TEN"}, lambda _: "")
 
 
 @pytest.fixture(autouse=True)

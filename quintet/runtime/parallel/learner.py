@@ -10,6 +10,7 @@ from typing import final
 
 import torch
 
+from quintet.jobs import user_state
 from quintet.runtime.parallel.learners import BatchMemory, LearnerWork, checksum, shared_state
 from quintet.runtime.parallel.ranks import PeerGone, RankGroup, reach_store
 from quintet.runtime.processes import messages
@@ -17,7 +18,7 @@ from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.process import MAKING
 from quintet.runtime.processes.worker import begin, report_failure
 from quintet.runtime.torch_settings import OwnTorch, configure_torch, inexact_told
-from quintet.system import printing, user_state
+from quintet.system import printing
 from quintet.types import LearnerState
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from quintet.errors import ConfigError, LearnerFault, QuintetError
+from quintet.jobs.silence import Silence
 from quintet.protocols import DataPlan, Learner, Ranks
 from quintet.runtime.parallel.ranks import LOOK_EVERY_S, PeerGone, RankGroup, host_store
 from quintet.runtime.processes import messages
@@ -29,7 +30,6 @@ from quintet.runtime.processes.process import (
 from quintet.runtime.slots import RowSpecs, Slot, slot_specs
 from quintet.runtime.torch_settings import GpuMath
 from quintet.system import printing
-from quintet.system.core_time import CoreWaits
 from quintet.types import LearnerState, Rollout, TensorSpec
 
 POLL_EVERY_S = 1e-4
@@ -176,8 +176,7 @@ class Learners:
         self._say: Callable[[str], None] = printing.say
         self._notice: Callable[[str], None] = lambda _: None
         self._started = self._connected = self._equal = self._at_work = self._closed = False
-        self._waited_s, self._waited_for = 0.0, (0, 0)
-        self._waits = [CoreWaits() for _ in self.processes]  # of one wait
+        self._connection = Silence()
         self._batches = self._compared = 0
         self._fault: QuintetError | None = None
 
@@ -330,18 +329,16 @@ class Learners:
         error = self._fault or self._news(0.0)
         if error is not None:
             raise error
-        if self._waited_for != (self.ranks.exchanges, self._batches):
-            self._waited_for, self._waited_s = (self.ranks.exchanges, self._batches), 0.0
-            self._waits = [CoreWaits() for _ in self.processes]
+        at = self.ranks.exchanges, self._batches
         late = [each for each in self.processes if (awaited or self._absent)(each)]
-        without_core_s = [
-            waits.look(each.child.pid)
-            for waits, each in zip(self._waits, self.processes, strict=True)
-            if each in late and each.child is not None
+        silent_s = [
+            each.silence.look(each.child.pid, at, LOOK_EVERY_S)
+            for each in late
+            if each.child is not None
         ]
-        # Not by the clock, which goes on while this process itself is stopped.
-        self._waited_s += max(0.0, LOOK_EVERY_S - max(without_core_s, default=0.0))
-        if self._waited_s < self.spec.timeout_s:
+        if not late:
+            silent_s = [self._connection.look(None, at, LOOK_EVERY_S)]
+        if max(silent_s, default=0.0) < self.spec.timeout_s:
             return
         names = " and ".join(each.name for each in late) or "the connection between learners"
         for process in late:

@@ -16,11 +16,11 @@ import cloudpickle
 
 from quintet import errors
 from quintet.errors import ConfigError, QuintetError, WorkerFault
+from quintet.jobs import child, user_state
+from quintet.jobs.child import Child
+from quintet.jobs.silence import Silence
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.messages import Failed, Ready, Stop
-from quintet.system import child, user_state
-from quintet.system.child import Child
-from quintet.system.core_time import Silence
 
 STOP_GRACE_S = 5.0
 """Seconds for a process to close its environments."""
@@ -138,6 +138,7 @@ class Process:
         """Starts the process; `await_ready` waits until it can be used."""
         ours, theirs = socketpair()
         self.channel, self.ready = Connection(ours.detach()), False
+        self.silence = Silence()
         self.row[1] = IMPORTING
         say, name, kind = self.say, self.kind.name, self.kind
         try:
@@ -159,10 +160,10 @@ class Process:
     def await_ready(self, notice: WaitNotice) -> None:
         """Waits for the first message; raises QuintetError if it failed, or took too long."""
         assert self.child is not None
-        allowed_s, begin_s = _START_S + self.timeout_s, time.monotonic()
+        allowed_s = _START_S + self.timeout_s
         while not self.channel.poll(min(_LOOK_EVERY_S, allowed_s)):
             notice.look()
-            silent_s = self.silence.seconds(self.child.pid, begin_s)
+            silent_s = self.silence.look(self.child.pid, IMPORTING, _LOOK_EVERY_S)
             if silent_s < allowed_s:
                 continue
             fault = (
@@ -200,16 +201,17 @@ class Process:
         return self.failed(self.kind.fault(self._ending()))
 
     def overdue(
-        self, since_s: float, must: str, rest: str, grace_s: float = 0.0
+        self, work: object, must: str, rest: str, grace_s: float = 0.0
     ) -> QuintetError | None:
-        """Ends the process if it has not responded for too long; then returns the error.
+        """Ends the process if it has not responded for too long; then returns the error.  Called
+        about every second.
 
-        since_s: time on the monotonic clock before which silence does not count.
+        work: a value that differs with each piece of work, at whose begin its silence begins anew.
         must, rest: parts of the message: what it must do, and the text after the time without a
             response.
         grace_s: added to its timeout.
         """
-        silent_s = self.silent_s(since_s)
+        silent_s = self.silent_s(work)
         if silent_s <= self.allowed_s + grace_s:
             return None
         return self.failed(
@@ -249,15 +251,15 @@ class Process:
             return "raise runtime.worker_timeout_s, or use --runtime.compile off"
         return self.kind.slow_start
 
-    def silent_s(self, since_s: float) -> float:
-        """Seconds since its last progress, or since `since_s`, without the time in which it waited
-        for a core; 0 while it has sent a message.
+    def silent_s(self, work: object) -> float:
+        """Seconds without progress in this piece of work, see `Silence`; 0 while it has sent a
+        message.
         """
         # What waits to be heard may be old, where this process was stopped itself.
         if not self.ready or self.channel.poll():
             return 0.0
         assert self.child is not None
-        return self.silence.seconds(self.child.pid, max(int(self.row[0]) / 1e9, since_s))
+        return self.silence.look(self.child.pid, (int(self.row[0]), work), _LOOK_EVERY_S)
 
     def _ending(self) -> str:
         """Describes how it ended without a message."""

@@ -15,6 +15,7 @@ from typing import final
 
 import torch
 
+from quintet.jobs import user_state
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor
 from quintet.runtime.processes.arena import Arena
@@ -25,7 +26,7 @@ from quintet.runtime.processes.remote import BEGINS, Mailbox, Request
 from quintet.runtime.processes.worker import begin, report_failure
 from quintet.runtime.staged import Shared, StagedActor
 from quintet.runtime.torch_settings import OwnTorch, configure_torch, inexact_told
-from quintet.system import printing, user_state
+from quintet.system import printing
 from quintet.types import ActOutput, State
 
 _LOOK_EVERY_S = 0.25

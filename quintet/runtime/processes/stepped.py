@@ -93,6 +93,7 @@ class SteppedEnv:
             self._processes.append(Process(kind, self._arena, printing.say, work.timeout_s))
         self._poller = select.poll()
         self._launched = self._begun = False
+        self._asked = 0  # number of questions to all processes
         self._offers = keeper(like) is not None
 
     @property
@@ -177,7 +178,8 @@ class SteppedEnv:
         answers: dict[int, Stepped] = {}
         all_ = {process.channel.fileno(): process for process in self._processes}
         busy = dict(all_)
-        asked_s = looked_s = time.monotonic()
+        self._asked += 1
+        looked_s = time.monotonic()
         notice = WaitNotice(self._notice, lambda: _at_work(list(busy.values())))
         while busy:
             for file, _ in self._poller.poll(1000.0 * _LOOK_EVERY_S):
@@ -189,20 +191,18 @@ class SteppedEnv:
             now = time.monotonic()
             if now - looked_s < _LOOK_EVERY_S:
                 continue
-            if now - looked_s > 2 * _LOOK_EVERY_S + _TELLS_S:
-                asked_s = now  # this process was stopped itself, and perhaps all were
             looked_s = now
             notice.look()
             for process in busy.values():
-                self._look_at(process, asked_s)
+                self._look_at(process)
         return [answers[file] for file in all_]
 
-    def _look_at(self, process: Process, asked_s: float) -> None:
+    def _look_at(self, process: Process) -> None:
         doing = f" while {process.doing}" if process.doing else ""
         cure = "raise runtime.worker_timeout_s if a step may take so long"
         rest = f"{doing}: an environment hangs, or the process was stopped; {cure}"
         error = process.lost() if process.gone else None
-        error = error or process.overdue(asked_s, "step", rest, _TELLS_S)
+        error = error or process.overdue(self._asked, "step", rest, _TELLS_S)
         if error is not None:
             raise error
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from quintet.envs.own_state import keeper
 from quintet.envs.vector import StepRow, allocate_row
+from quintet.jobs import user_state
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.messages import (
@@ -26,7 +27,7 @@ from quintet.runtime.processes.worker import begin, report_failure
 from quintet.runtime.slots import OF_STEP
 from quintet.runtime.torch_settings import configure_torch
 from quintet.spaces import action_spec
-from quintet.system import forks, user_state
+from quintet.system import forks
 from quintet.system.printing import note
 from quintet.types import Spaces, TensorSpec
 

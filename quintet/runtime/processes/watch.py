@@ -7,14 +7,13 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from time import perf_counter
 from types import FrameType
 from typing import final
 
 from quintet.envs.vector import EnvDescription, place_of_frame
+from quintet.jobs.silence import Silence
 from quintet.observe.timing import Phase, PhaseTimer
 from quintet.runtime.sampler import GroupSampler
-from quintet.system.core_time import CoreWaits
 from quintet.system.user_code import place_in
 
 _OF_ENVIRONMENTS: tuple[Phase, ...] = ("stepping", "making", "acting", "evaluation")
@@ -40,10 +39,13 @@ class Watch:
         env: EnvDescription,
         allowed_s: float,
         tell: Callable[[str], None],
-        make_waits: Callable[[], CoreWaits] = CoreWaits,
+        silence: Silence | None = None,
     ):
-        """allowed_s: allowed seconds, without the time in which this process waited for a core."""
-        self._make_waits = make_waits
+        """allowed_s: allowed seconds, without the time in which this process waited for a core.
+
+        silence: what counts them.
+        """
+        self._silence = Silence() if silence is None else silence
         self.timer, self.env, self.allowed_s, self.tell = timer, env, allowed_s, tell
         self._watched = threading.get_ident()
         self._ending = threading.Event()
@@ -72,19 +74,13 @@ class Watch:
 
     def _look(self) -> None:
         every_s = min(_LOOK_EVERY_S, self.allowed_s / 4)
-        seen = self.timer.now()
-        looked_s, silent_s, tell_at_s = perf_counter(), 0.0, 0.0
-        waits = self._make_waits()
+        tell_at_s = 0.0
         while not self._ending.wait(every_s):
-            now = perf_counter()
-            # Not by the clock alone, which goes on while this process is stopped.
-            passed_s, looked_s = min(now - looked_s, 2 * every_s), now
-            if self.timer.now() != seen or seen[0] not in _OF_ENVIRONMENTS:
-                seen, silent_s, waits = self.timer.now(), 0.0, self._make_waits()
+            seen = self.timer.now()
+            silent_s = self._silence.look(os.getpid(), seen, every_s)
+            if not silent_s:
                 tell_at_s = self.allowed_s + (_COMPILE_S if seen[0] == "acting" else 0.0)
-                continue
-            silent_s += max(0.0, passed_s - waits.look(os.getpid()))
-            if silent_s >= tell_at_s:
+            elif silent_s >= tell_at_s and seen[0] in _OF_ENVIRONMENTS:
                 tell_at_s = 2 * silent_s
                 self.tell(f"waiting for {silent_s:.0f} s: {self._late()}")
 

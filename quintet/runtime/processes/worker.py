@@ -19,6 +19,8 @@ from typing import Any, final
 
 from quintet.envs.own_state import keeper
 from quintet.errors import QuintetError, WorkerFault
+from quintet.jobs import entry, user_state
+from quintet.jobs.child import FOR_PARENT
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.processes import messages
 from quintet.runtime.processes.arena import Arena
@@ -30,8 +32,6 @@ from quintet.runtime.sampler import GroupSampler, unroll
 from quintet.runtime.seeds import group_seeds
 from quintet.runtime.slots import RowSpecs, Slot
 from quintet.runtime.torch_settings import configure_torch
-from quintet.system import entry, user_state
-from quintet.system.child import FOR_PARENT
 from quintet.system.memory import memory_fault
 from quintet.system.printing import note
 from quintet.system.user_code import raised, traced

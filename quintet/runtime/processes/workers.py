@@ -39,9 +39,6 @@ from quintet.types import Publication, TensorSpec
 _LOOK_EVERY_S = 0.5
 """Seconds between two checks for processes that do not respond."""
 
-_LATE_S = 2.0
-"""Delay of a check in this process, in seconds, from which workers' silence does not count."""
-
 
 @final
 class Workers:
@@ -114,7 +111,7 @@ class Workers:
         self.server = processes[0] if spec.server is not None else None
         self._reported: dict[str, NDArray[Any]] = {}  # seconds by phase, by process
         self._closed = False
-        self._looked_at_s = self._awake_since_s = 0.0
+        self._looked_at_s = 0.0
 
     def _server_kind(
         self, options: messages.ServerOptions, listener: socket, line: Line
@@ -243,24 +240,19 @@ class Workers:
         """Processes that have work and have not responded for too long."""
         dead: list[Died] = []
         now = time.monotonic()
-        passed_s = now - self._looked_at_s
-        if passed_s < min(_LOOK_EVERY_S, self.spec.timeout_s / 4):
+        if now - self._looked_at_s < min(_LOOK_EVERY_S, self.spec.timeout_s / 4):
             return dead
         self._looked_at_s = now
-        if passed_s > _LOOK_EVERY_S + _LATE_S:
-            # This process was stopped itself, or busy; with it perhaps all, as containers are.
-            self._awake_since_s = now
         for sampler in self.samplers:
             process = sampler.process
             error = process.lost() if process.gone else None
             if error is None and sampler.granted and not sampler.paused:
-                since_s = max(sampler.busy_since_s, self._awake_since_s)
-                error = process.overdue(since_s, "do a row", _hangs_where(sampler))
+                error = process.overdue(sampler.busy_since_s, "do a row", _hangs_where(sampler))
             if error is not None:
                 dead.append(Died(sampler.index, error, self.grants.take_back(sampler)))
         if self.server is not None:
             cure = "; raise runtime.worker_timeout_s if a forward may take so long"
-            error = self.server.overdue(self._awake_since_s, "serve", cure)
+            error = self.server.overdue(None, "serve", cure)
             if error is not None:
                 dead.append(Died(SERVER, error, 0))
         return dead

@@ -16,7 +16,7 @@ from toys_helpers import EndlessPay
 
 import quintet
 from quintet.errors import ConfigError
-from quintet.system import user_state
+from quintet.jobs import user_state
 
 SMALL = {
     "env.num_streams": 2, "unroll_steps": 16, "runtime.kind": "lockstep", "runtime.num_workers": 1,

@@ -1,7 +1,6 @@
-"""Groups of runs: processes that start, speak and end together, and the seeds of one experiment."""
+"""Runs that differ in their seed: the seeds of one experiment."""
 
 import errno
-import hashlib
 import io
 import json
 import os
@@ -29,12 +28,12 @@ from quintet.config.layers import Layer
 from quintet.config.run import RunConfig
 from quintet.config.saved import load_seeds
 from quintet.errors import ConfigError, GroupFault, QuintetError
+from quintet.jobs import group
+from quintet.jobs.job import Job, Outcome
 from quintet.observe.report_files import read_metrics
 from quintet.run import member as one_member
-from quintet.run import seed_group, seeds
+from quintet.run import seeds
 from quintet.run.member import overwriting_once
-from quintet.run.seed_group import Member, Outcome, run_members
-from quintet.system import entry, user_state
 from quintet.system.inside import run_lock
 from quintet.system.memory import limit_told
 
@@ -48,214 +47,12 @@ def importable(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{TESTS}{os.pathsep}{TESTS.parent}")
 
 
-def member(place: Path, name: str = "a", pad: int = 0, **given: Any) -> Member:
-    payload = json.dumps({"place": str(place), **given}).encode() + b"\0" * pad
-    return Member(name, payload)
-
-
-def running(place: Path) -> list[int]:
-    return [int(path.name.split("-")[1]) for path in place.glob("running-*")]
-
-
 def wait_for(condition) -> None:
     end = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.02)
 
-
-def alive(pid: int) -> bool:
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return status != "Z"
-
-
-# Processes
-
-
-def test_members_look_for_modules_where_their_parent_does(tmp_path, monkeypatch):
-    """Not into the working folder, which may be a stranger's."""
-    mark, work = tmp_path / "mark", tmp_path / "work"
-    work.mkdir()
-    for name in ("json", "pickle", "hashlib"):
-        (work / f"{name}.py").write_text(f"open({str(mark)!r}, 'w')\n")
-    monkeypatch.chdir(work)
-    (ended,) = run_members("group_member", [member(tmp_path)], 1, lambda _: None)
-    assert not mark.exists()
-    assert ended.status == 0
-
-
-def test_members_answer_in_their_order_and_speak_under_their_names(tmp_path):
-    said: list[str] = []
-    members = [member(tmp_path, name, seconds=s) for name, s in (("s1", 0.6), ("s20", 0))]
-    members.append(member(tmp_path, "bad", status=3))
-    ended = run_members("group_member", members, 3, said.append)
-    assert [each.status for each in ended] == [0, 0, 3]
-    assert ended[0].answer == {"said": {"place": str(tmp_path), "seconds": 0.6}}
-    assert ended[1].answer == {"said": {"place": str(tmp_path), "seconds": 0}}
-    assert ended[2].answer is None
-    for name in ("s1", "s20", "bad"):
-        lines = [line for line in said if line.startswith(f"[{name}] ")]
-        assert lines[0] == f"[{name}] hello"
-        assert lines[1].startswith(f"[{name}] sum ")
-        assert lines[2] == f"[{name}] to stderr"
-        assert len(lines) == 3
-
-
-def test_a_member_that_can_t_begin_stops_no_other(tmp_path, monkeypatch):
-    begun = seed_group.begun
-
-    def refused(module: str, one: Member, *more: Any) -> Any:
-        if one.name == "b":
-            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        return begun(module, one, *more)
-
-    monkeypatch.setattr(seed_group, "begun", refused)
-    members = [member(tmp_path, name, seconds=0.5) for name in "abc"]
-    a, b, c = run_members("group_member", members, 2, lambda _: None)
-    assert (a.status, c.status) == (0, 0)
-    assert b.status == 1
-    assert b.answer["error"].startswith("its process can't be started: ")
-    assert b.answer["blameless"]
-
-
-def test_a_member_that_is_killed_for_its_time_is_told_from_one_that_is_killed(tmp_path):
-    members = [
-        member(tmp_path, "late", seconds=WAIT_S)._replace(most_s=0.1),
-        member(tmp_path, "killed", status=-9),
-    ]
-    late, other = run_members("group_member", members, 2, lambda _: None)
-    assert (late.status, late.late, other.late) == (-9, True, False)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_member_that_is_stopped_while_users_code_runs_blames_nobody(number):
-    """Before the run handles signals: no exit, which would be an error of that code."""
-    code = (
-        "import os, sys\n"
-        "from quintet.run import seed_group\n"
-        "from quintet.system.user_code import no_exit\n"
-        "seed_group.attach()\n"
-        "@no_exit()\n"
-        f"def made(): os.kill(os.getpid(), {int(number)}); import time; time.sleep(60)\n"
-        "made()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        process.stdin.write(entry.LENGTH.pack(1) + b"x")
-        process.stdin.flush()
-        assert process.wait(WAIT_S) == 130
-        assert process.stderr.read() == b""
-
-
-def test_an_answer_may_be_longer_than_a_pipe_holds(tmp_path):
-    long = "x" * 300_000
-    (ended,) = run_members("group_member", [member(tmp_path, long=long)], 1, lambda _: None)
-    assert ended.status == 0
-    assert ended.answer["said"]["long"] == long
-
-
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_no_more_than_so_many_at_once(tmp_path, jobs):
-    most, done = 0, threading.Event()
-
-    def watch() -> None:
-        nonlocal most
-        while not done.is_set():
-            most = max(most, len(running(tmp_path)))
-            time.sleep(0.01)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    members = [member(tmp_path, str(i), seconds=0.6) for i in range(3)]
-    ended = run_members("group_member", members, jobs, lambda _: None)
-    done.set()
-    watcher.join()
-    assert [each.status for each in ended] == [0, 0, 0]
-    assert most == jobs
-
-
-def test_a_large_payload_arrives_whole(tmp_path):
-    said: list[str] = []
-    large = member(tmp_path, pad=3_000_000)
-    (ended,) = run_members("group_member", [large], 1, said.append)
-    assert ended.status == 0
-    assert f"[a] sum {hashlib.sha256(large.payload).hexdigest()[:8]}" in said
-
-
-def test_a_member_that_dies_before_it_reads_stops_no_other(tmp_path, monkeypatch):
-    monkeypatch.setenv("MEMBER", "--die")
-    members = [member(tmp_path, pad=3_000_000), member(tmp_path)]
-    ended = run_members("group_member", members, 1, lambda _: None)
-    assert [(each.status, each.answer) for each in ended] == [(7, None)] * 2
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_passed_on_and_no_more_are_started(tmp_path, number):
-    before = signal.getsignal(number)
-
-    def interrupt() -> None:
-        wait_for(lambda: len(running(tmp_path)) == 2)
-        os.kill(os.getpid(), number)
-
-    threading.Thread(target=interrupt).start()
-    members = [member(tmp_path, str(i), seconds=WAIT_S, orderly=True) for i in range(3)]
-    ended = run_members("group_member", members, 2, lambda _: None)
-    assert [each.status for each in ended] == [130, 130, None]
-    assert [each.answer for each in ended] == [{"stopped": True}, {"stopped": True}, None]
-    assert signal.getsignal(number) is before
-
-
-def test_a_second_ctrl_c_kills(tmp_path):
-    def interrupt() -> None:
-        wait_for(lambda: running(tmp_path))
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.3)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        run_members(
-            "group_member", [member(tmp_path, seconds=WAIT_S, stubborn=True)], 1, lambda _: None
-        )
-    assert not any(alive(pid) for pid in running(tmp_path))
-
-
-def test_nothing_outlives_a_killed_parent(tmp_path):
-    code = (
-        "import json; from quintet.run.seed_group import Member, run_members\n"
-        f"given = {{'place': {str(tmp_path)!r}, 'seconds': {WAIT_S}, 'orderly': True}}\n"
-        "members = [Member(name, json.dumps(given).encode()) for name in 'ab']\n"
-        "run_members('group_member', members, 2, print)"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    wait_for(lambda: len(running(tmp_path)) == 2)
-    pids = running(tmp_path)
-    parent.kill()
-    parent.communicate()
-    wait_for(lambda: not any(alive(pid) for pid in pids))
-    assert {path.name for path in tmp_path.glob("stopped-*")} == {f"stopped-{p}" for p in pids}
-
-
-def test_a_member_that_hangs_ends_a_while_after_its_parent(tmp_path):
-    """One that can't stop in good order is given its grace and no more."""
-    code = (
-        "import os, time; from quintet.run import seed_group; seed_group.ORPHAN_GRACE_S = 0.2\n"
-        "import group_member; group_member.main()"
-    )
-    with subprocess.Popen([sys.executable, "-c", code, "1"], stdin=subprocess.PIPE) as process:
-        given = member(tmp_path, seconds=WAIT_S, stubborn=True).payload
-        process.stdin.write(entry.LENGTH.pack(len(given)) + given)
-        process.stdin.flush()
-        wait_for(lambda: running(tmp_path))
-        process.stdin.close()
-        assert process.wait(WAIT_S) == 130
-
-
-# Seeds
 
 SMALL: dict[str, Any] = {
     "env.num_streams": 4,
@@ -299,7 +96,7 @@ class Slowly(gymnasium.Env[Any, Any]):
 @pytest.mark.slow
 def test_the_same_command_goes_on_right_after_its_process_was_killed(tmp_path):
     """It waits for the runs, which stop by themselves, before it looks at what they have left."""
-    words = ["-m", "quintet", "train", "ppo", "--env", "test_seed_group:Slowly", "--seeds", "1,2"]
+    words = ["-m", "quintet", "train", "ppo", "--env", "test_seeds:Slowly", "--seeds", "1,2"]
     words += ["--run-dir", str(tmp_path / "a"), "--total-steps", "192", "--jobs", "2"]
     for name, value in SMALL.items():
         if not isinstance(value, tuple):
@@ -338,11 +135,11 @@ def test_runs_at_once_share_the_cores(
 ):
     sent = []
 
-    def run_members(module, members, jobs, say):
-        sent.extend(pickle.loads(pickle.loads(each.payload)["run"]) for each in members)
-        return [seed_group.Outcome(None, None)] * len(members)
+    def run_all(jobs, at_once, say, place):
+        sent.extend(pickle.loads(pickle.loads(each.payload)["run"]) for each in jobs)
+        return [Outcome(None, None)] * len(jobs)
 
-    monkeypatch.setattr(seed_group, "run_members", run_members)
+    monkeypatch.setattr(group, "run_all", run_all)
     for module in (seeds, machine):
         monkeypatch.setattr(module, "usable_cores", lambda: 4)
     quintet.train("ppo", env, 10**5, None, tmp_path, dict(options), seeds=[1, 2, 3], jobs=jobs)
@@ -411,7 +208,7 @@ def test_a_group_is_single_runs_side_by_side(tmp_path, capsys, monkeypatch):
 def test_what_became_of_a_run_follows_from_its_process(tmp_path, status, answer, wanted, says):
     asked = Layer("call", {"env.id": ENV, "run_dir": str(tmp_path)})
     (loaded,) = load_seeds("ppo", [], asked, [7])
-    outcome = seeds._seed_outcome(loaded.config, seed_group.Outcome(status, answer))
+    outcome = seeds._seed_outcome(loaded.config, Outcome(status, answer))
     assert (outcome.seed, outcome.run_dir, outcome.status) == (7, tmp_path / "s7", wanted)
     assert outcome.metrics == (answer or {}).get("metrics", {})
     assert (outcome.error or "").endswith(says) if says else outcome.error is None
@@ -499,10 +296,11 @@ def test_an_environment_that_can_not_travel_is_refused(tmp_path):
     assert not (tmp_path / "g").exists()
 
 
-def test_a_measurement_that_dies_is_no_ctrl_c():
+def test_a_measurement_that_dies_is_no_ctrl_c(monkeypatch):
     ended = [Outcome(-11, None), Outcome(130, None), Outcome(0, {"total": 5})]
-    members = [Member(f"s{k}", b"", None) for k in range(3)]
-    died, stopped, told = seeds._answers(lambda *_: ended, members, 2, lambda _: None)
+    monkeypatch.setattr(group, "run_all", lambda *_: ended)
+    jobs = [Job(f"s{k}", "module", b"") for k in range(3)]
+    died, stopped, told = seeds._answers(jobs, 2, lambda _: None, None)
     assert died == {"error": "the process of s0 was ended by SIGSEGV, without an answer"}
     assert (stopped, told) == ({}, {"total": 5})
 
@@ -531,7 +329,7 @@ def test_a_run_is_no_group(tmp_path):
 def test_training_scores_are_those_of_the_newest_report_with_an_episode(tmp_path: Path) -> None:
     """In the last report of a short run often no episode has ended."""
     config = RunConfig(algo="ppo", env={"id": "CartPole-v1"}, run_dir=tmp_path, learner=PPOConfig())
-    ended = seed_group.Outcome(0, {"status": "finished", "metrics": {"env_steps": 3.0}})
+    ended = Outcome(0, {"status": "finished", "metrics": {"env_steps": 3.0}})
     assert seeds._seed_outcome(config, ended).metrics == {"env_steps": 3.0}
     reports = [
         {"env_steps": 1.0, "episode/return_mean": 5.0},
@@ -546,11 +344,9 @@ def test_training_scores_are_those_of_the_newest_report_with_an_episode(tmp_path
 @pytest.mark.parametrize("full", [False, True])
 def test_a_member_tells_whether_a_disk_is_full(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = SimpleNamespace(overwrite=False)
-    given = {"state": user_state.capture(), "run": pickle.dumps(loaded), "inode": None}
+    given = pickle.dumps({"run": pickle.dumps(loaded), "inode": None})
     answers: list[dict[str, Any]] = []
-    monkeypatch.setattr(seed_group, "attach", lambda: pickle.dumps(given))
-    monkeypatch.setattr(seed_group, "answer", lambda _, content: answers.append(content))
-    monkeypatch.setattr(sys, "argv", ["member", "3"])
+    monkeypatch.setattr(one_member.work, "receive", lambda **_: (given, answers.append))
 
     def train(*_: object) -> dict[str, Any]:
         try:

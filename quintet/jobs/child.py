@@ -1,6 +1,6 @@
 """Child processes: their start, their payload, their output, and their end with the parent.
 
-A child runs a module's `main` through `quintet.system.entry`, with a payload on its standard input,
+A child runs a module's `main` through `quintet.jobs.entry`, with a payload on its standard input,
 which stays open while the parent lives; its output goes to the parent's `say`.
 
 PyTorch takes about 2 s of a core to import.  On Linux a fork server imports what several children
@@ -27,7 +27,7 @@ from contextlib import suppress
 from functools import partial
 from typing import IO, Any, NoReturn, final
 
-from quintet.system import entry
+from quintet.jobs import entry
 from quintet.system.memory import limit_told
 from quintet.system.printing import plain
 

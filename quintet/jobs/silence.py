@@ -1,7 +1,7 @@
-"""The time that busy processes spend waiting for a core, as counted by the system.
+"""The one judgement that a process hangs: its silence, without the time in which it had no core.
 
-On a busy machine a process may be slow without a fault.  Linux only, and where the
-kernel keeps this account; elsewhere no process is seen to wait for a core.
+Waits for a core are counted by the system: Linux only, and where the kernel keeps this account;
+elsewhere no process is seen to wait for a core.
 """
 
 import time
@@ -12,8 +12,8 @@ from typing import final
 
 import psutil
 
-_QUIET_S, _LONG_S = 0.25, 5.0
-"""Seconds of silence of a process before its waits for a core are read, and its children's."""
+_LONG_S = 5.0
+"""Seconds of silence of a process before the waits of its children for a core are read, too."""
 
 Delays = dict[int, float]
 """Seconds that threads have waited for a core since they began, by thread id."""
@@ -86,27 +86,49 @@ class CoreWaits:
 
 @final
 class Silence:
-    """Seconds without progress of a process, not counting its waits for a core."""
+    """Seconds without progress of a process, of those in which it had a core and was looked at.
+
+    A machine may be slow without a fault: whoever watches may have been stopped itself, and with it
+    perhaps all processes, as containers are.  So a look counts at most the time of two looks.
+
+    seconds: of the silence; without_core_s: seconds since the last progress in which the process
+        had no core, which do not count.
+    """
 
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
         make_waits: Callable[[], CoreWaits] = CoreWaits,
     ):
+        self.seconds = self.without_core_s = 0.0
         self._clock, self._make_waits = clock, make_waits
-        self._since_s = self.without_core_s = 0.0
+        self._looked_s: float | None = None
+        self._progress: object = None
         self._waits = make_waits()
 
-    def seconds(self, pid: int, since_s: float) -> float:
-        """Seconds since `since_s`, its last progress, without those in which it had no core."""
-        if since_s != self._since_s:
-            self._since_s, self.without_core_s = since_s, 0.0
+    def look(self, pid: int | None, progress: object, every_s: float) -> float:
+        """Seconds since the first look that found this progress.
+
+        pid: None for one of another machine, whose waits for a core are not known.
+        progress: a value that differs as soon as the process has got on.
+        every_s: seconds from one look to the next, where nothing is late.
+        """
+        now, before = self._clock(), self._looked_s
+        self._looked_s = now
+        if before is None or progress != self._progress:
+            self._progress, self.seconds, self.without_core_s = progress, 0.0, 0.0
             self._waits = self._make_waits()
-        silent_s = self._clock() - since_s
-        if silent_s < _QUIET_S:
-            return silent_s
-        self.without_core_s += self._waits.look(pid, silent_s > _LONG_S)
-        return silent_s - self.without_core_s
+            if pid is not None:
+                self._waits.look(pid, deep=False)
+            return 0.0
+        passed_s = min(now - before, 2 * every_s)
+        waited_s = 0.0
+        if pid is not None:
+            deep = self.seconds + self.without_core_s > _LONG_S
+            waited_s = min(self._waits.look(pid, deep), passed_s)
+        self.without_core_s += waited_s
+        self.seconds += passed_s - waited_s
+        return self.seconds
 
     @property
     def told(self) -> str:

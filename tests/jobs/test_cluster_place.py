@@ -14,18 +14,14 @@ import pytest
 pytest.importorskip("ray", reason="Ray, the extra `cluster`, is not installed")
 
 import quintet
-from quintet.cluster import on_ray
-from quintet.cluster.config import ClusterConfig
-from quintet.cluster.on_ray import Machine
 from quintet.config import machine
-from quintet.config.group import Placing
 from quintet.errors import ConfigError, WorkerFault
-from quintet.run import checked_nodes, placing, seed_group
-from quintet.run.checked_nodes import Demand
-from quintet.run.host import Check, Heard, Host
-from quintet.run.placing import Placed
-from quintet.run.seed_group import Member, Outcome
-from quintet.system import shared, user_state
+from quintet.jobs import cluster_place, group, local, on_ray, shared, user_state
+from quintet.jobs.cluster_place import ClusterPlace, Demand, Terms
+from quintet.jobs.group import run_all
+from quintet.jobs.host import Heard, Host
+from quintet.jobs.job import Job, Outcome
+from quintet.jobs.on_ray import Machine
 from quintet.system.inside import run_lock
 
 FACTS = {"quintet": "1", "python": "3", "torch": "2", "processor": "x"}
@@ -49,16 +45,19 @@ class World:
         self.told: list[tuple[str, str]] = []
         self.said: list[str] = []
 
-    def placed(self, tmp_path: Path, cores: int = 1, most: int = 2, **options: Any) -> Placed:
-        config = ClusterConfig(address="auto").model_copy(update=options)
-        check = Check(b"", os.getcwd(), "x", {}, ())
-        demand = Demand(cores, 0, check, [tmp_path / "runs"], FACTS, True)
-        return Placed(Placing(config, most), demand, self.said.append)
+    def place(self, tmp_path: Path, cores: int = 1, most: int = 2, **options: Any) -> ClusterPlace:
+        terms = Terms("auto", 1, None, 60.0, 30.0, most)._replace(**options)
+
+        def check(folders: Any, who: str) -> Job:
+            return Job("check", "check", pickle.dumps((folders, who)))
+
+        demand = Demand(cores, 0, check, [tmp_path / "runs"], FACTS, True, os.getcwd())
+        return ClusterPlace(terms, demand, self.said.append)
 
     def run(self, tmp_path: Path, names: str = "abc", jobs: int = 9, **options: Any) -> Any:
-        members = [Member(name, b"", tmp_path / "runs" / name) for name in names]
-        with self.placed(tmp_path, **options) as nodes:
-            return nodes.run("module", members, jobs, self.said.append)
+        all_ = [Job(name, "module", b"", tmp_path / "runs" / name) for name in names]
+        with self.place(tmp_path, **options) as place:
+            return run_all(all_, jobs, self.said.append, place)
 
     def count(self, words: str) -> int:
         return sum(words in line for line in self.said)
@@ -72,12 +71,14 @@ class Hosted:
     def __init__(self, machine: Machine, kind: type, cores: int, gpus: int = 0):
         self.machine, self.name = machine, ""
         self.asked: tuple[Any, ...] = ()
-        self.stopped = False
+        self.stopped, self.checks = False, b""
 
     def ask(self, *asked: Any) -> None:
         self.asked = asked
-        if asked[0] == "begin":
-            world, self.name = self.world, asked[2].name
+        if asked[0] == "begin" and asked[1].module == "check":
+            self.checks = asked[1].payload
+        elif asked[0] == "begin":
+            world, self.name = self.world, asked[1].name
             world.starts.append((self.name, self.machine.id))
             self.start = sum(name == self.name for name, _ in world.starts)
             world.on[self.machine.id] = world.on.get(self.machine.id, 0) + 1
@@ -89,17 +90,17 @@ class Hosted:
         self.stopped = method == "stop"
 
     def answer(self) -> Any:
-        what, *given = self.asked
-        if what == "check":
-            check, who = given
-            for folder, token in check.folders:
-                assert shared.fault_there(folder, token, who) is None
-            answer = self.world.facts.get(self.machine.id, FACTS)
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
+        what, *_ = self.asked
         if what == "begin":
             return True
+        if self.checks:
+            folders, who = pickle.loads(self.checks)
+            for folder, token in folders:
+                assert shared.fault_there(folder, token, who) is None
+            facts = self.world.facts.get(self.machine.id, FACTS)
+            if isinstance(facts, Exception):
+                raise facts
+            return Heard([], Outcome(0, {"fault" if isinstance(facts, str) else "facts": facts}))
         if self.stopped:
             return Heard([], Outcome(130, {"status": "stopped", "metrics": {"env_steps": 5.0}}))
         done = self.world.does.get((self.name, self.start), lambda: Heard(["bye"], DONE))
@@ -117,12 +118,12 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     Hosted.world = found
     monkeypatch.setattr(on_ray, "connect", lambda _: False)
     monkeypatch.setattr(on_ray, "machines", lambda: list(found.machines))
-    for module in (checked_nodes, placing):
-        monkeypatch.setattr(module, "Hosted", Hosted)
-        monkeypatch.setattr(module, "_POLL_S", 0.001)
-    monkeypatch.setattr(checked_nodes, "_LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(placing, "_TRY_EVERY_S", 0.001)
-    monkeypatch.setattr(placing, "_KILLED_S", 0.0)
+    monkeypatch.setattr(group, "_POLL_S", 0.001)
+    monkeypatch.setattr(cluster_place, "Hosted", Hosted)
+    monkeypatch.setattr(cluster_place, "_POLL_S", 0.001)
+    monkeypatch.setattr(cluster_place, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(cluster_place, "_TRY_EVERY_S", 0.001)
+    monkeypatch.setattr(cluster_place, "_KILLED_S", 0.0)
     return found
 
 
@@ -262,7 +263,7 @@ def test_a_folder_that_another_process_uses_is_waited_for(
     assert [name for name, _ in world.starts] == ["free", "a"]
     assert world.count(f"waits for the process with pid {os.getpid()}") == 1
 
-    monkeypatch.setattr(placing, "_LEFT_S", 0.1)
+    monkeypatch.setattr(cluster_place, "_LEFT_S", 0.1)
     world.starts.clear()
     with run_lock(tmp_path / "runs/a"):  # the run itself says so, then
         world.run(tmp_path, "a")
@@ -328,7 +329,7 @@ def test_what_a_run_takes_follows_from_the_machine_of_the_command(
     sent: list[Any] = []
 
     class Fake:
-        def __init__(self, placing: Placing, demand: Demand, say: Any) -> None:
+        def __init__(self, terms: Terms, demand: Demand, say: Any) -> None:
             demands.append(demand)
 
         def __enter__(self) -> "Fake":
@@ -337,12 +338,14 @@ def test_what_a_run_takes_follows_from_the_machine_of_the_command(
         def __exit__(self, *_: object) -> None:
             pass
 
-        def run(self, module: str, members: Any, jobs: int, say: Any) -> list[Outcome]:
-            assert jobs == 2
-            sent.extend(pickle.loads(pickle.loads(each.payload)["run"]) for each in members)
-            return [Outcome(None, None)] * len(members)
+    def run(jobs: Any, at_once: int, say: Any, place: Any) -> list[Outcome]:
+        assert at_once == 2
+        assert isinstance(place, Fake)
+        sent.extend(pickle.loads(pickle.loads(each.payload)["run"]) for each in jobs)
+        return [Outcome(None, None)] * len(jobs)
 
-    monkeypatch.setattr(placing, "Placed", Fake)
+    monkeypatch.setattr(group, "run_all", run)
+    monkeypatch.setattr(cluster_place, "ClusterPlace", Fake)
     monkeypatch.setattr(machine, "usable_cores", lambda: 4)
     config = WIDE | options
     quintet.train(
@@ -368,17 +371,16 @@ def _outcome(host: Host) -> Outcome:
     return outcome
 
 
-def given(**payload: Any) -> Member:
-    return Member("a", pickle.dumps({"state": user_state.capture(), **payload}))
+JOB = Job("a", "module", b"", state=user_state.capture())
 
 
 def test_a_run_that_can_t_begin_ends_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: Any) -> Any:
+    def refused(*_: Any, **__: Any) -> Any:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(seed_group, "begun", refused)
+    monkeypatch.setattr(local, "Child", refused)
     host = Host()
-    assert host.begin("module", given(), os.getcwd())
+    assert host.begin(JOB, os.getcwd())
     answer = _outcome(host).answer
     assert answer is not None
     assert answer["error"].startswith("its process can't be started: ")
@@ -389,22 +391,29 @@ def test_a_stop_is_heard_while_the_run_begins(how: str, monkeypatch: pytest.Monk
     asked, may_begin = list[str](), threading.Event()
 
     class Begun:
+        def give(self, payload: bytes) -> None:
+            pass
+
         def terminate(self) -> None:
             asked.append("terminate")
 
         def kill(self) -> None:
             asked.append("kill")
 
-        def wait(self) -> int:
-            return 130 if asked else 0
+        @property
+        def ended(self) -> bool:
+            return bool(asked)
 
-    def slowly(*_: Any) -> Begun:
+        def wait(self) -> int:
+            return 130
+
+    def slowly(*_: Any, **__: Any) -> Begun:
         may_begin.wait()
         return Begun()
 
-    monkeypatch.setattr(seed_group, "begun", slowly)
+    monkeypatch.setattr(local, "Child", slowly)
     host = Host()
-    host.begin("module", given(), os.getcwd())
+    host.begin(JOB, os.getcwd())
     host.stop() if how == "terminate" else host.kill()
     may_begin.set()
     assert _outcome(host).status == 130

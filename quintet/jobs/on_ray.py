@@ -78,38 +78,6 @@ class Hosted:
             ray.kill(self._actor)
 
 
-class _Served:
-    """A node's process, which Ray starts there."""
-
-    def serve(self, address: tuple[str, int], token: bytes) -> str:
-        from quintet.cluster.node import serve
-
-        serve(address, token)
-        return "it ended"
-
-
-@final
-class Actor:
-    """The actor of one node; it is never restarted."""
-
-    def __init__(self, machine: Machine, cores: int, *given: Any):
-        """cores: number that it reserves in Ray; given: argument of `serve`."""
-        self._hosted = Hosted(machine, _Served, cores, threads=1)  # users' code may use signals
-        self._hosted.ask("serve", *given)
-
-    def failure(self) -> str | None:
-        """Describes how it ended; None while it runs or waits for its cores."""
-        try:
-            ended: str | None = self._hosted.answer()
-        except WorkerFault as error:
-            return str(error)
-        return ended
-
-    def kill(self) -> None:
-        """Ends it at once."""
-        self._hosted.kill()
-
-
 def connect(address: str) -> bool:
     """Connects to a running cluster; False if this process is connected already.  Raises
     ConfigError if this machine is part of none.

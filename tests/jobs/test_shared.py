@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from quintet.errors import ConfigError
-from quintet.system.shared import SharedFolder, fault_there
+from quintet.jobs.shared import SharedFolder, fault_there
 
 
 def in_another_process(folder: Path, token: str) -> str:
     code = (
-        "import sys; from pathlib import Path; from quintet.system.shared import fault_there\n"
+        "import sys; from pathlib import Path; from quintet.jobs.shared import fault_there\n"
         "print(fault_there(Path(sys.argv[1]), sys.argv[2], 'b'))"
     )
     words = [sys.executable, "-c", code, str(folder), token]

@@ -1,4 +1,4 @@
-"""A member of a group for `test_seed_group`: quick to start, does what its payload says."""
+"""A job for `test_group`: quick to start, does what its payload says."""
 
 import hashlib
 import json
@@ -8,25 +8,26 @@ import sys
 import time
 from pathlib import Path
 
-from quintet.run import seed_group
+from quintet.jobs import work
 
-if "--die" in os.environ.get("MEMBER", ""):
+if "--die" in os.environ.get("JOB", ""):
     sys.exit(7)
 
 
 def main() -> int:
-    payload = seed_group.attach()
+    payload, tell = work.receive(orderly=True)
     given = json.loads(payload.split(b"\0")[0])
     place = Path(given["place"])
     print(f"hello\nsum {hashlib.sha256(payload).hexdigest()[:8]}", flush=True)
     print("to stderr", file=sys.stderr)
+    bytearray(given.get("mib", 0) * 2**20)
     if given.get("stubborn"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     elif given.get("orderly"):
 
         def stop(*_):
             (place / f"stopped-{os.getpid()}").touch()
-            seed_group.answer(int(sys.argv[1]), {"stopped": True})
+            tell({"stopped": True})
             os._exit(130)
 
         signal.signal(signal.SIGTERM, stop)
@@ -35,7 +36,11 @@ def main() -> int:
     (place / f"running-{os.getpid()}").unlink()
     if "status" in given:
         return given["status"]
-    seed_group.answer(int(sys.argv[1]), {"said": given})
+    if given.get("twice"):
+        tell({"said": "first", "other": 1})
+        tell({"said": "second"})
+        return 0
+    tell({"said": given})
     return 0
 
 

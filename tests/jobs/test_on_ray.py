@@ -3,7 +3,7 @@
 import ray
 from ray._private import worker
 
-from quintet.cluster import on_ray
+from quintet.jobs import on_ray
 
 
 def test_messages_of_the_cluster_are_one_line_apart_from_results(monkeypatch, capsys):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quintet.system.link import Link
+from quintet.jobs.link import Link
 
 
 @pytest.fixture

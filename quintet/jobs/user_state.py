@@ -83,12 +83,14 @@ def work_of(pickled: bytes) -> Any:
         return pickle.loads(pickled)
 
 
-def moved(given: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """The state for a process of another machine: its own places of modules come first.  `folder`
-    becomes its working folder, if there is one of this name.
-    """
+def enter(folder: str) -> None:
+    """Changes to a working folder of another machine, if there is one of this name here."""
     if os.path.isdir(folder):
         os.chdir(folder)
+
+
+def for_this_machine(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A state of another machine's process, with this machine's places of modules first."""
     more = [place for place in given["path"] if place not in sys.path]
     return {**given, "path": [*sys.path, *more]}
 

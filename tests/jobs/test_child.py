@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from quintet.system.child import AVAILABLE, Child, _server_for, _servers, _whole
+from quintet.jobs.child import AVAILABLE, Child, _server_for, _servers, _whole
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="Linux only")
 
@@ -269,7 +269,7 @@ def test_output_without_an_end_of_line_is_told_in_parts(begin) -> None:
 
 def test_it_ends_with_the_process_that_began_it(tmp_path: Path) -> None:
     script = (
-        "import sys\nfrom quintet.system.child import Child\n"
+        "import sys\nfrom quintet.jobs.child import Child\n"
         "child = Child('waits', 'waits', print, preload=['json'])\nsys.stdin.read()\n"
     )
     (tmp_path / "waits.py").write_text(

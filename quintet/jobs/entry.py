@@ -20,9 +20,7 @@ LENGTH = struct.Struct("<Q")
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _SET_NAME = 15  # PR_SET_NAME
 
-_START = (
-    "import sys; sys.path[:] = {path!r}; from quintet.system.entry import main; sys.exit(main())"
-)
+_START = "import sys; sys.path[:] = {path!r}; from quintet.jobs.entry import main; sys.exit(main())"
 
 
 def command(arguments: list[str]) -> list[str]:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from quintet.system.core_time import CoreWaits, Silence, delays_of
+from quintet.jobs.silence import CoreWaits, Silence, delays_of
 
 
 class Machine:
@@ -31,18 +31,17 @@ class Machine:
 def test_only_time_with_a_core_or_without_a_wish_for_one_is_silence() -> None:
     machine = Machine()
     silence = machine.silence()
-    begin = machine.now_s
-    assert silence.seconds(7, begin) == 0.0
+    assert silence.look(7, "row 1", 0.5) == 0.0
     machine.pass_(0.5)
-    assert silence.seconds(7, begin) == pytest.approx(0.5)
+    assert silence.look(7, "row 1", 0.5) == pytest.approx(0.5)
     for _ in range(300):
         machine.pass_(0.5, waited=0.48)
-        counted = silence.seconds(7, begin)
+        counted = silence.look(7, "row 1", 0.5)
     assert counted == pytest.approx(0.5 + 300 * 0.02)
     assert "(and 144 s more in which it had no core)" in silence.told
     for _ in range(10):
         machine.pass_(0.5)  # it sleeps
-        counted = silence.seconds(7, begin)
+        counted = silence.look(7, "row 1", 0.5)
     assert counted == pytest.approx(11.5)
 
 
@@ -51,10 +50,32 @@ def test_a_sign_of_life_begins_anew() -> None:
     silence = machine.silence()
     for _ in range(10):
         machine.pass_(1.0, waited=0.9)
-        silence.seconds(7, 100.0)
-    assert silence.without_core_s == pytest.approx(9 * 0.9)  # of the first second nothing is known
-    assert silence.seconds(7, machine.now_s) == 0.0
+        silence.look(7, "row 1", 1.0)
+    assert silence.without_core_s == pytest.approx(9 * 0.9)
+    assert silence.look(7, "row 2", 1.0) == 0.0
     assert silence.told == ""
+
+
+def test_a_pause_of_the_one_who_looks_counts_as_two_looks() -> None:
+    """It was stopped itself, or busy for a minute, and perhaps all processes with it."""
+    machine = Machine()
+    silence = machine.silence()
+    silence.look(7, "row 1", 0.5)
+    machine.pass_(60.0)
+    assert silence.look(7, "row 1", 0.5) == pytest.approx(1.0)
+    for _ in range(60):
+        machine.pass_(0.5)
+        counted = silence.look(7, "row 1", 0.5)
+    assert counted == pytest.approx(31.0)
+
+
+def test_a_process_of_another_machine_is_judged_by_the_clock() -> None:
+    machine = Machine()
+    silence = machine.silence()
+    for _ in range(11):
+        machine.pass_(0.5, waited=0.5)
+        counted = silence.look(None, 3, 0.5)
+    assert counted == pytest.approx(5.0)
 
 
 def test_a_compiler_that_waits_for_a_core_counts_as_its_parent() -> None:
