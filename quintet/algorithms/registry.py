@@ -14,7 +14,6 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, final
 
 from quintet.errors import ConfigError, FileFault
-from quintet.jobs.imports import import_apart
 from quintet.observe.metrics import declare
 from quintet.protocols import UpdateAdvice
 from quintet.system.catalog import Catalog
@@ -148,7 +147,7 @@ LEARNERS = Catalog(
         name: f"quintet.algorithms.{name}:ENTRY"
         for name in ("ppo", "impala", "appo", "ddpg", "acer")
     },
-    import_apart,
+    "quintet.jobs.imports:import_apart",
 )
 """All learners; `LEARNERS.register` adds one in this process only."""
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
-from quintet.jobs.imports import import_apart
 from quintet.system.catalog import Catalog
 from quintet.system.cpus import usable_cores
 
@@ -122,7 +121,7 @@ BACKENDS = Catalog(
         "pettingzoo": "quintet.envs.pettingzoo_backend:BACKEND",
         "gymnasium": "quintet.envs.singles:BACKEND",
     },
-    import_apart,
+    "quintet.jobs.imports:import_apart",
 )
 """All backends, in the order in which they are tried where ``env.backend=auto``."""
 

@@ -20,11 +20,10 @@ from quintet.envs.config import LIMIT
 from quintet.envs.owners import living, purpose
 from quintet.envs.tensor import gives_tensors, size_of
 from quintet.errors import ConfigError
-from quintet.jobs.user_state import lacking
 from quintet.system import forks
 from quintet.system.importing import name_of
 from quintet.system.signals import STOPS
-from quintet.system.user_code import argv_advice, raised, traced
+from quintet.system.user_code import argv_advice, lacking, raised, traced
 
 MakeEnv = Callable[..., gymnasium.Env[Any, Any] | GymVectorEnv[Any, Any, Any]]
 """Makes one environment, or, with a parameter ``num_envs``, a vector environment of that size."""

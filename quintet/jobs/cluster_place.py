@@ -93,7 +93,7 @@ class _OnNode:
         self._silence, self._answers = Silence(), 0
 
     def hear(self, silence_s: float, say: Callable[[str], None]) -> Outcome | None:
-        """Its outcome once it has ended; raises WorkerFault if its node is lost, or silent for so
+        """The outcome, once it has ended; raises WorkerFault if its node is lost, or silent for so
         long.
         """
         answer = self._host.answer()

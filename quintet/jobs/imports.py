@@ -3,6 +3,11 @@
 import pickle
 from contextlib import suppress
 
+from quintet.jobs import work
+from quintet.jobs.child import how_ended
+from quintet.jobs.group import run_one
+from quintet.jobs.job import Job, Limits
+
 IMPORT_S = 20.0
 """Seconds in which a package must be imported."""
 
@@ -11,10 +16,6 @@ def import_apart(point: tuple[str, str, str]) -> str:
     """Imports an entry point (name, value, group) in another process; returns how that failed to
     end by itself, else "".
     """
-    from quintet.jobs.child import how_ended  # loaded only where there is such a package
-    from quintet.jobs.group import run_one
-    from quintet.jobs.job import Job, Limits
-
     job = Job("imports", __name__, pickle.dumps(point), limits=Limits(IMPORT_S))
     ended = run_one(job, lambda _: None)
     if "imported" in (ended.answer or {}):
@@ -25,8 +26,6 @@ def import_apart(point: tuple[str, str, str]) -> str:
 def main() -> int:
     """Imports in the process; returns 0."""
     from importlib.metadata import EntryPoint
-
-    from quintet.jobs import work
 
     payload, tell = work.receive()
     with suppress(Exception, SystemExit):  # told by the process that has asked, which imports too

@@ -64,8 +64,8 @@ class Handle(Protocol):
     """A job that was started at a place."""
 
     def outcome(self) -> Outcome | None:
-        """How it ended; None while it runs.  Called again and again, since it also drives what the
-        place must do for the job.
+        """The end of the job; None while it runs.  Called again and again, since it also drives
+        what the place must do for the job.
         """
 
     def stop(self) -> None:

@@ -19,10 +19,7 @@ import gymnasium
 import numpy as np
 
 from quintet.system.importing import imports_for
-from quintet.system.user_code import described
-
-lacking: list[str] = []
-"""State that `restore` could not receive or set in this process."""
+from quintet.system.user_code import described, lacking
 
 
 def capture() -> dict[str, Any]:

@@ -7,7 +7,7 @@ has named a record, its package is first imported in a process with a time limit
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -34,14 +34,14 @@ class Catalog(Generic[T]):
         noun: str,
         kind: type[T],
         own: Mapping[str, str],
-        import_apart: Callable[[tuple[str, str, str]], str],
+        import_apart: str,
     ):
         """Imports nothing.
 
         group: the entry-point group of other packages, ``quintet.learners``.
         noun: the word for a record in messages.  own: import strings of quintet's records, by name.
-        import_apart: imports an entry point (name, value, group) in another process; returns how
-            that failed to end by itself, else "".
+        import_apart: import string of a function that imports an entry point (name, value, group)
+            in another process, and returns how that failed to end by itself, else "".
         """
         self._import_apart = import_apart
         self.group, self.noun, self.kind, self.own = group, noun, kind, own
@@ -92,8 +92,8 @@ class Catalog(Generic[T]):
         return self.find(name)
 
     def _try(self, name: str, point: "EntryPoint") -> str:
-        """What is wrong if importing a record in a process does not end by itself; else ""."""
-        how = self._import_apart((point.name, point.value, point.group))
+        """Returns the fault of a package whose import does not end by itself; "" without one."""
+        how: str = resolve_name(self._import_apart)((point.name, point.value, point.group))
         package = _packages([point])
         return how and (
             f"{self.noun} {name!r} must be importable, but importing {_shown(point.value)} of "

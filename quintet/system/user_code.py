@@ -29,6 +29,11 @@ _PARSERS = ("argparse", "optparse")
 _MOST_CHARACTERS = 4_000
 """Most characters of an error's text that are kept: those of others are of any length."""
 
+lacking: list[str] = []
+"""State of the process that began this one which this one could not receive or set, see
+`quintet.jobs.user_state`.
+"""
+
 
 def raised(error: BaseException, where: str = "") -> str:
     """A phrase like ``raised in step ValueError: no such thing (/home/me/env.py:33 in step)``."""

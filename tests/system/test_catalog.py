@@ -12,7 +12,13 @@ from quintet.system.catalog import Catalog
 
 @pytest.fixture
 def catalog() -> Catalog[int]:
-    return Catalog("quintet.tests", "number", int, {"ten": "numbers_of_ours:TEN"}, lambda _: "")
+    return Catalog(
+        "quintet.tests",
+        "number",
+        int,
+        {"ten": "numbers_of_ours:TEN"},
+        "quintet.jobs.imports:import_apart",
+    )
 
 
 @pytest.fixture(autouse=True)
