@@ -325,7 +325,7 @@ def steps(streams: int, with_replay: bool) -> Callable[[int], float]:
         last = counters.iteration + count
         hooks = loop.Hooks(lambda _: None, lambda *_: counters.iteration == last, lambda _: "")
         begin = time.thread_time()
-        loop.run(components, counters, loop.Budget(1 << 60, 1 << 60), hooks, timer)
+        loop.TrainingLoop(components, counters, loop.Budget(1 << 60, 1 << 60), hooks, timer).run()
         return 1e6 * (time.thread_time() - begin) / count
 
     return run

@@ -169,13 +169,13 @@ def _train(
             rows = RowSpecs.of(source.spaces, actor)
             seed, num_streams = generator_seed(config.seed, Role.REPLAY, 0), config.env.num_streams
             replays = [Replay(learner.plan, rows, num_streams, seed, Path(folder))]
-        loop.run(
+        loop.TrainingLoop(
             loop.Components([learner], sampling, replays, devices),
             counters,
             loop.Budget(config.total_env_steps, _NEVER),
             loop.Hooks(lambda _: None, watch.after_iteration, nowhere),
             timer,
-        )
+        ).run()
     return watch
 
 

@@ -220,7 +220,7 @@ class Trainer:
             raise self._calls.raised
         self.log.stage(first_stage(self.facts))
         spent = self.counters.env_steps == self.config.total_env_steps
-        status = self._evaluate_late() if spent else self._looped(sampling)
+        status = self._evaluate_late() if spent else self._loop(sampling).run()
         if self._time_is_over:
             status = "finished"
         with self._telling:  # what is told from here on comes after the stop
@@ -239,7 +239,7 @@ class Trainer:
             self.log.answer(f"stopped at {steps}; the same command{how} resumes there")
         return status
 
-    def _looped(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
+    def _loop(self, sampling: loop.Sampling) -> loop.TrainingLoop:
         runtime = self.config.runtime
         learners = [policy.learner for policy in self.policies]
         devices = [policy.device for policy in self.policies]
@@ -249,7 +249,7 @@ class Trainer:
             partial(self._published, sampling), self.asks_to_save, self.quiet, self._stops,
             lambda: self.stop.made,
         )  # fmt: skip
-        return loop.run(
+        return loop.TrainingLoop(
             loop.Components(
                 learners, sampling, replays, devices, lambda k: self.policies[k].publication()
             ),

@@ -1,7 +1,7 @@
 """The training loop: collect, update, publish, and write checkpoints when due."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, final
 
@@ -195,18 +195,6 @@ class Components:
     publication: Callable[[int], Publication] | None = None
 
 
-def run(
-    components: Components, counters: Counters, budget: Budget, hooks: Hooks, timer: PhaseTimer
-) -> Literal["finished", "stopped"]:
-    """Trains until the budget is spent or a hook asks for a stop.
-
-    At an exact checkpoint every stream is re-keyed from (seed, group, iteration), also in a run
-    that is not interrupted: so samplers need not be saved, and a resumed run gives the same bytes.
-    Streams continue at other checkpoints, and always where ``sampling.restarts`` is False.
-    """
-    return _Course(components, counters, budget, hooks, timer).run()
-
-
 @dataclass
 class _Step:
     """A batch, and the state of its updates: a GPU may still be at work on them.
@@ -225,8 +213,13 @@ class _Step:
 
 
 @final
-class _Course:
-    """The course of a run, from its first publication to its end."""
+class TrainingLoop:
+    """A run from its first publication to its end.
+
+    At an exact checkpoint every stream is re-keyed from (seed, group, iteration), also in a run
+    that is not interrupted: so samplers need not be saved, and a resumed run gives the same bytes.
+    Streams continue at other checkpoints, and always where ``sampling.restarts`` is False.
+    """
 
     def __init__(
         self,
@@ -243,6 +236,7 @@ class _Course:
         self.unpublished = [0] * count  # batches learned from since the last publication
 
     def run(self) -> Literal["finished", "stopped"]:
+        """Trains until the budget is spent or a hook asks for a stop."""
         counters, budget = self.counters, self.budget
         counters.begin_anew()
         self._publish_all()
@@ -255,9 +249,9 @@ class _Course:
                     raise
                 self.hooks.save(False)
                 return "stopped"
-            steps = [self._begin(batch)]
-            while self._goes_on(steps):
-                steps.append(self._begin(self._collect()))
+            steps = [self._start_update(batch)]
+            while self._may_overlap(steps):
+                steps.append(self._start_update(self._collect()))
             for step in steps:
                 self._end(step)
             last = steps[-1]
@@ -288,9 +282,10 @@ class _Course:
     def _begins_anew(self, batch: Batch) -> bool:
         return self.sampling.restarts and self.budget.exact_after(self.counters, batch)
 
-    def _begin(self, batch: Batch) -> _Step:
+    def _start_update(self, batch: Batch) -> _Step:
         """Learns from a batch; a GPU may not have begun when it returns."""
         learner, replays = self.parts.learners[batch.policy], self.parts.replays
+        device = self.devices[batch.policy]
         replay = replays[batch.policy] if replays else None
         if replay is not None and replay.overwrites(batch.rollout):
             self.hooks.save(False)  # as after the last batch
@@ -299,13 +294,14 @@ class _Course:
         step = _Step(batch, self._begins_anew(batch), newest)
         try:
             with OwnTorch():
-                rollouts = _rollouts(batch, replay, self.counters, self.timer)
-                _learn(learner, self.devices[batch.policy], rollouts, newest)
+                for rollout, before in _rollouts(batch, replay, self.counters, self.timer):
+                    newest.append((learner.updates, rollout))
+                    learner.update(to_device(rollout, device), before)
         except NonFiniteError as error:
             step.error = error
         return step
 
-    def _goes_on(self, steps: Sequence[_Step]) -> bool:
+    def _may_overlap(self, steps: Sequence[_Step]) -> bool:
         """Whether the update of another policy begins, on another device, before those of `steps`
         have ended: its batch waits, and nothing that is due looks at any of them.
         """
@@ -379,20 +375,6 @@ def _cause(error: NonFiniteError, newest: Recent) -> Rollout:
     if error.update is None:
         return last
     return next((x for before, x in reversed(newest) if before < error.update), last)
-
-
-def _learn(
-    learner: Learner, device: torch.device, rollouts: Iterable[tuple[Rollout, int]], newest: Recent
-) -> None:
-    """Updates the learner on its device with each of the rollouts, which are added to `newest`.
-
-    Raises:
-        NonFiniteError: a loss, a gradient's norm or a weight is not finite; on a GPU, if it was
-            looked at.
-    """
-    for rollout, before in rollouts:
-        newest.append((learner.updates, rollout))
-        learner.update(to_device(rollout, device), before)
 
 
 def _rollouts(

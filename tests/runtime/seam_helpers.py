@@ -392,13 +392,13 @@ def drive(
 
     ledger.restarted(0)
     try:
-        loop.run(
+        loop.TrainingLoop(
             loop.Components(learners, sampling, replays),
             counters,
             loop.Budget(world.total_env_steps, world.checkpoint_iterations, max_cut_frac=1.0),
             loop.Hooks(lambda exact: None, after, lambda batch, policy: ""),
             PhaseTimer(),
-        )
+        ).run()
     finally:
         sampling.close()
     # every episode that ended in a delivered row is told of, once

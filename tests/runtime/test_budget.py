@@ -355,13 +355,13 @@ class Idle:
 def take_turns(learners: list[Idle], devices: Sequence[torch.device], **budget: int) -> list[int]:
     """Six batches for each; whose weights were published."""
     sampling = Turns()
-    loop.run(
+    loop.TrainingLoop(
         loop.Components(learners, sampling, devices=devices),
         loop.Counters(),
         loop.Budget(18 * 12, 100, **budget),
         loop.Hooks(lambda exact: None, lambda batch: False, lambda batch, policy: ""),
         PhaseTimer(),
-    )
+    ).run()
     return sampling.published
 
 

@@ -94,7 +94,7 @@ def test_a_replaced_policy_is_published_at_once_and_its_old_rows_are_dropped(
     hooks = loop.Hooks(lambda _: None, after, lambda *_: "", diverged=diverged)
     components = loop.Components([learner], sampling, replays, [torch.device("cpu")])
     budget = loop.Budget(3 * STEPS, 100, None, publish_iterations=10)
-    loop.run(components, loop.Counters(), budget, hooks, PhaseTimer())
+    loop.TrainingLoop(components, loop.Counters(), budget, hooks, PhaseTimer()).run()
     assert [published for _, published in found] == [[0], [0, 100], [0, 100]]
     assert [least for least, _ in found] == [found[0][0], 100, 100]
     assert (replay.stored, learner.updates) == (stored, updates)
@@ -106,7 +106,9 @@ def test_the_last_iteration_learns_at_a_rate_above_zero_from_replay_too() -> Non
     replays: Any = [Replay()]
     hooks = loop.Hooks(lambda _: None, lambda _: False, lambda *_: "")
     components = loop.Components([learner], Sampling(), replays, [torch.device("cpu")])
-    loop.run(components, loop.Counters(), loop.Budget(2 * STEPS, 100), hooks, PhaseTimer())
+    loop.TrainingLoop(
+        components, loop.Counters(), loop.Budget(2 * STEPS, 100), hooks, PhaseTimer()
+    ).run()
     assert learner.env_steps == 3 * [0] + 3 * [STEPS]
 
 
@@ -115,7 +117,9 @@ def test_a_batch_is_kept_where_nothing_replaces_the_policy() -> None:
     hooks = loop.Hooks(lambda _: None, lambda _: False, lambda *_: "It is in a file.")
     components = loop.Components([learner], Sampling())
     with pytest.raises(NonFiniteError, match=r"^finite losses are required\. It is in a file\.$"):
-        loop.run(components, loop.Counters(), loop.Budget(STEPS, 100), hooks, PhaseTimer())
+        loop.TrainingLoop(
+            components, loop.Counters(), loop.Budget(STEPS, 100), hooks, PhaseTimer()
+        ).run()
 
 
 @pytest.mark.parametrize(("update", "kept"), [(None, 5), (5, 5), (4, 4), (1, 1)])

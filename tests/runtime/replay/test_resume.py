@@ -249,13 +249,13 @@ def test_a_stream_that_is_ahead_of_the_others_takes_no_row_of_the_last_checkpoin
         return counters.iteration == ITERATIONS
 
     counters = loop.Counters()
-    loop.run(
+    loop.TrainingLoop(
         loop.Components([Idle()], Given(fresh), [replay]),
         counters,
         loop.Budget(10**9, 2 * INTERVAL),
         loop.Hooks(save, killed, lambda *_: ""),
         PhaseTimer(),
-    )
+    ).run()
     gaps = [b - a for (a, _), (b, _) in pairwise(states)]
     assert {2, 3} == set(gaps)  # as often as a batch would not fit, and no more
 
