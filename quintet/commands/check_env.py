@@ -100,9 +100,11 @@ def _doubts(found: "EnvCheck") -> "list[Doubt]":
     unscaled = {name: way for name, way in ways.items() if way}
     usual = choices.Learning.of(registry.DEFAULT, records[registry.DEFAULT].config())
     if registry.DEFAULT not in unscaled:
-        way = next(iter(unscaled.values()), "")
-        names = ", ".join(name for name, each in unscaled.items() if each == way)
-        usual = replace(usual, scaling=way, scaling_of=names)
+        of_way: dict[str, list[str]] = {}
+        for name, way in unscaled.items():
+            of_way.setdefault(way, []).append(name)
+        said = "; ".join(f"{way} in {', '.join(names)}" for way, names in of_way.items())
+        usual = replace(usual, scaling=said, scaling_of=", ".join(unscaled))
     seen = choices.during(resolve_model(model, spaces), spaces, usual, found.evidence)
     return choices.before(model, spaces, None) + seen
 

@@ -1,6 +1,7 @@
 """``quintet check-env`` finds what is wrong with an environment, and nothing where all is right."""
 
 import json
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -218,6 +219,21 @@ def test_what_is_worth_knowing_is_remarked() -> None:
         "no episode ended in 120 steps of random actions, of all streams together",
         "every reward was 0 under random actions",
     ]
+
+
+class Large(Sound):
+    def step(self, action):
+        obs, reward, *ended = super().step(action)
+        return obs, 1e6 * reward, *ended
+
+
+def test_each_way_to_scale_rewards_names_its_learners(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["check-env", "test_check:Large", "--steps", "500"])
+    choice = next(x for x in capsys.readouterr().out.splitlines() if "are not scaled by" in x)
+    _, _, ways = choice.partition("not scaled by ")
+    assert re.search(r"--reward-normalizer return_std scales them in impala, appo, acer", ways)
+    assert re.search(r"--normalize-returns true or --reward-scale scales them in ddpg", ways)
+    assert {"impala", "appo", "ddpg", "acer"} <= {*ways.partition(":")[0].split(", ")}
 
 
 def test_what_json_can_not_hold_is_null(capsys: pytest.CaptureFixture[str]) -> None:
