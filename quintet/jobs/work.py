@@ -28,16 +28,14 @@ Tell = Callable[[dict[str, Any]], None]
 def receive(*, orderly: bool = False) -> tuple[bytes, Tell]:
     """The payload of this process's job, and what answers; its limit of memory holds from here on.
 
-    SIGTERM and SIGINT end the process at once, with status 130, until it handles them itself.
-
-    orderly: whether the process gets a SIGTERM, and time to stop, when its parent has ended; else
-        it ends at once.
+    orderly: whether the process stops in good order: it gets a SIGTERM, and time, when its parent
+        has ended; SIGTERM and SIGINT end it with status 130 until it handles them itself.
     """
 
     def end(*_: object) -> None:
         raise Ended(130)  # a plain exit would be taken for one of users' code
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM) if orderly else ():
         signal.signal(number, end)
     when_orphaned = _end_in_good_order if orderly else lambda: os._exit(130)
     nbytes, state, payload = pickle.loads(entry.receive(when_orphaned))

@@ -122,7 +122,7 @@ def test_a_job_that_is_stopped_while_users_code_runs_blames_nobody(number):
         "import os, sys\n"
         "from quintet.jobs import work\n"
         "from quintet.system.user_code import no_exit\n"
-        "work.receive()\n"
+        "work.receive(orderly=True)\n"
         "@no_exit()\n"
         f"def made(): os.kill(os.getpid(), {int(number)}); import time; time.sleep(60)\n"
         "made()"
