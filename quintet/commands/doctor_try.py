@@ -16,7 +16,7 @@ from quintet.errors import ConfigError
 from quintet.observe.run_summary import read_summary
 from quintet.system.files import shown
 
-_OF_BUDGET = ("budget-short", "few-updates")  # in the same time, more steps are no other run
+_OF_BUDGET = ("budget-short", "few-updates")  # trials have fixed time: more steps change nothing
 _CLEARLY = 2.0  # standard errors
 
 
@@ -62,7 +62,7 @@ def tried(result: dict[str, Any], minutes: float) -> dict[str, Any]:
 
 
 def _loaded(words: list[str], folder: Path) -> Loaded:
-    # As many streams and the like as before, so that only the finding's option differs.
+    # Resuming keeps the streams and the like, so that only the finding's option differs.
     asked = parse("train", [*words, "--run-dir", os.fspath(folder), "--resume", "latest"])
     loaded = load_config(asked.algo, asked.files, asked.options, overwrite=True)
     check_spaces(loaded)

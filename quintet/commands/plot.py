@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
         places = [given_path(run) for run in runs]
         inside = {place: [] if lineage else find_runs(place) for place in places}
         found = [run for place in places for run in inside[place] or [place]]
-        registry.declare_of(map(learner_of, found))  # for units
+        registry.declare_of(map(learner_of, found))  # gives the metrics their units
         if lineage:
             if len(runs) > 1 or x is not None or metric is not None or kind != "curve":
                 raise ConfigError(

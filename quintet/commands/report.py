@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
         from quintet.observe.report_page import Mark, write_page
 
         summaries = [read_summary(each) for each in places.values()]
-        registry.declare_of(each.learner for each in summaries)  # for units
+        registry.declare_of(each.learner for each in summaries)  # gives the metrics their units
         marks = {
             folder: [
                 Mark(

@@ -9,10 +9,10 @@ from quintet.doctor.network import network_folds
 from quintet.doctor.predict import Floats, residuals, scores
 
 _LONGEST = 64  # period, in steps
-_PARTS = 12  # of an episode, for what changes once
+_PARTS = 12  # parts of an episode, to find what changes once
 _MOST_FACTORS = 24  # numbers with which the rest is multiplied
-_SHARE, _TOLD = 0.05, 0.3  # of the rest
-_GAIN = 0.03  # of a score
+_SHARE, _TOLD = 0.05, 0.3  # least share, and least score, of the residuals
+_GAIN = 0.03  # least gain of a score
 _LEAST_EPISODES = 16
 
 
@@ -50,7 +50,7 @@ def hidden_clock(
     moving = x[:, x.std(0) > 1e-9][:, :_MOST_FACTORS]
     factors = np.concatenate([np.ones((len(x), 1)), (moving - moving.mean(0)) / moving.std(0)], 1)
     longest = int(steps.max()) + 1
-    most_steps = min(_LONGEST, longest // 2)  # what is seen once may not come again
+    most_steps = min(_LONGEST, longest // 2)  # a longer period is seen only once
     parts = {period: steps % period for period in range(2, most_steps + 1)}
     if longest >= 2 * _PARTS:
         parts[0] = steps * _PARTS // longest
@@ -78,7 +78,7 @@ def hidden_clock(
         return told.low * float(left.var() / max(y.var(), 1e-18)) * (told.low >= _TOLD)
 
     gain = gained(left)
-    if gain >= _GAIN:  # what a network tells without the clock, as an hour that jumps, is shown
+    if gain >= _GAIN:  # a network may tell it without a clock, such as an hour that jumps
         gain = min(gain, gained(network_folds(x, y, group)[0]))
     return Clock(period, gain, of_reward) if gain >= _GAIN else None
 

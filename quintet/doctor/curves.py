@@ -10,11 +10,11 @@ from quintet.observe.metrics import by_policy
 from quintet.observe.run_summary import RunSummary
 from quintet.protocols import Part
 
-_CLEARLY = 3.0  # of the noise
-_LEFT = 0.5  # of the highest rise
+_CLEARLY = 3.0  # times the noise
+_LEFT = 0.5  # share of the highest rise
 _WINS = 0.9  # share of the episodes
-_LEAST_EPISODES = 5  # whose spread says something of their noise
-_FIRST_EPISODES, _FIRST = 10, 0.25  # of the first level, in the first part of the run
+_LEAST_EPISODES = 5  # fewer tell too little about their noise
+_FIRST_EPISODES, _FIRST = 10, 0.25  # episodes, and part of the run, for the first level
 
 Report = Mapping[str, float]
 

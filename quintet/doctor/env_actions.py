@@ -7,7 +7,7 @@ from quintet.doctor.finding import Finding
 from quintet.doctor.seen import Seen
 
 _LEAST = 20  # comparisons
-_SHARE = 0.25  # of the effect of actions that belongs to episodes
+_SHARE = 0.25  # share of the effect of actions that belongs to episodes
 _REACHED = 0.3  # part of the range of actions
 
 

@@ -155,7 +155,7 @@ def ends_at_once(seen: Seen) -> Finding | None:
     _, lengths, _ = played.returns(held=False)
     if len(lengths) < 20 or lengths.max() > 1:
         return None
-    # What the only action is paid for may be a task of one decision.
+    # An environment that pays for the only action may be a task of one decision.
     decides = seen.pairs is not None and seen.pairs.rewarded > 0
     return Finding(
         "ends-at-once",

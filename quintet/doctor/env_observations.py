@@ -9,7 +9,7 @@ from quintet.doctor.seen import Seen
 
 _LARGE = 100.0  # size of a number
 _LARGER, _HUGE = 1e3, 1e4  # ratios of a number's size to the others'
-_BEYOND = 0.1  # of a score, by which memory must be better than the last actions
+_BEYOND = 0.1  # gain of a score by which memory must be better than the last actions
 _OFTEN = 20  # rows in which a number differs from its median
 _ALIKE = 1.0 - 1e-9  # correlation
 
@@ -165,7 +165,8 @@ def observation_noise(seen: Seen) -> Finding | None:
     if not told or not noise:
         return None
     worst = min(noise, key=lambda each: each.value.mean)
-    # Where the task draws some numbers anew that matter, the others may matter too little to show.
+    # A task that draws some numbers anew that matter may have others that matter too little to
+    # show.
     drawn = any(each.used and each.value.high < UNTOLD for each in fits.next)
     return Finding(
         "observation-noise",

@@ -9,12 +9,12 @@ from quintet.doctor.play import Play
 from quintet.doctor.seen import Seen
 
 _LEAST_EPISODES = 10
-_GAIN = 0.15  # of the reward's score
+_GAIN = 0.15  # gain of the reward's score
 _FAR = 0.5  # correlation of rewards with squared distances
-_PART = 0.1  # of the reward's variance
+_PART = 0.1  # share of the reward's variance
 _SURE = 0.22  # half an interval of a score
 _CLOCK = 0.1  # gain of a score, from which on a hidden clock is likely a cause
-_LEAST_TRIES, _SELDOM = 50, 0.5  # of each action; share of steps in which the others pay
+_LEAST_TRIES, _SELDOM = 50, 0.5  # tries of each action; share of steps in which the others pay
 _WELL, _BADLY = 0.9, 0.5  # scores of the reward
 
 
@@ -52,7 +52,7 @@ def reward_rare(seen: Seen) -> Finding | None:
     what = "a reward" if not usual else f"another reward than {usual:g}"
     return Finding(
         "reward-rare",
-        0.22 if usual else 0.4,  # what each step costs tells how soon episodes end
+        0.22 if usual else 0.4,  # a cost of each step tells how soon episodes end
         f"random play met {what} in {paid} of {len(rewards):,} steps, so learning begins late",
         {"steps": len(rewards), "other rewards" if usual else "rewards": paid},
         "more streams and a larger budget, reward shaping, or episodes that begin nearer to the "
@@ -140,7 +140,7 @@ def reward_pays_far(seen: Seen) -> Finding | None:
         return None
     z = (moving - moving.mean(0)) / moving.std(0)
     squares = (z**2).T
-    # Of a number with two values in balance the squares are all 1.
+    # A number with two values in balance has squares that are all 1.
     even = np.array([np.corrcoef(x, rewards)[0, 1] if x.std() > 1e-9 else -1.0 for x in squares])
     best = int(even.argmax())
     odd = abs(float(np.corrcoef(z[:, best], rewards)[0, 1]))

@@ -35,7 +35,7 @@ from quintet.system.user_code import no_exit
 from quintet.types import ACTION_MASK, Spaces
 
 _STREAMS = 12
-_PLAY_STEPS = 2_500  # of each stream
+_PLAY_STEPS = 2_500  # steps of each stream
 _FURTHER_STEPS = 10_000  # until an episode ends, if none has
 _CHECK_STEPS = 1_000
 _MASKED, _SLOW = "its mask is of another kind of actions", "its steps take too long"
@@ -141,7 +141,7 @@ def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[St
             elif singles:
                 try:
                     seen.remembers = remembers(singles[0], seed)
-                except NotImplementedError:  # of the environment
+                except NotImplementedError:  # raised by the environment
                     seen.unmade["remembers"] = "it has not implemented a method that this needs"
             else:
                 seen.unmade["remembers"] = "its environments are not stepped one by one"

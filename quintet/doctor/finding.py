@@ -38,9 +38,9 @@ EXPLAINS = {
 """Findings that doubtful choices explain: numbers of another size are one cause, whatever shows
 it."""
 
-_LEAST, _HELPED, _HARMED = 4, 0.75, 0.05  # of TRIED
+_LEAST, _HELPED, _HARMED = 4, 0.75, 0.05  # runs in TRIED, and shares of them
 
-_SAID_ANYHOW = {"not-learning"}  # it says where to look further if the cause is another
+_SAID_ANYHOW = {"not-learning"}  # says where to look further if the cause is another
 
 Degree = Literal["likely", "possible", "note"]
 

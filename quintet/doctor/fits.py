@@ -24,15 +24,15 @@ LEAST_ROWS = 600
 _LEAST_PAID = 60  # rows with another reward, below which nothing is said about predicting it
 _MOST_ROWS, _MOST_BY_NETWORK = 5_000, 25_000
 _MOST_TARGETS = 12  # numbers of the observation whose next values are predicted
-_ROUNDING = 1e-6  # of a number's size, in float32
+_ROUNDING = 1e-6  # part of a number's size, in float32
 _TOLD = 0.95  # share of a change from which on its action does the same in all episodes
-MEMORY_GAIN = 0.2  # of a score, from which on memory is said to help
+MEMORY_GAIN = 0.2  # gain of a score from which on memory is said to help
 UNTOLD = 0.1  # score of a number that nothing before it tells
 HALF_TOLD = 0.7
 _LAGS = (1, 2, 4, 8, 16, 32, 64)
 _RECALLED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
 _LAG_ROWS = 2_500
-_EPISODE_ROWS = 3  # on average, below which nothing is said about what belongs to an episode
+_EPISODE_ROWS = 3  # fewest rows per episode, on average, to say what belongs to an episode
 _FIXED = 0.999
 _DEALT = 30  # times that rows are dealt to episodes at random
 
@@ -302,7 +302,7 @@ def _of_rewards(played: Play, table: _Table) -> tuple[dict[str, Any], Clock | No
     memory = scores(table.input(memory=True, after=True), table.reward, table.group)[0]
     steps, lags, nearest = 2, dict[int, Score](), None
     if now.mean < 0.9:
-        # In few dimensions rows are near.
+        # Rows are near each other only in few dimensions.
         some = (table.input(), table.after, x)
         found = [nearest_score(each, table.reward[:, 0], table.group) for each in some]
         nearest = max(found, key=lambda each: each.mean)
@@ -392,12 +392,12 @@ def _by_episode(left: Floats, factors: list[Floats], group: NDArray[np.int64]) -
 
 
 def _action_share(table: _Table, change: Floats) -> float:
-    # What was held belongs to the episode by itself.
+    # Held actions belong to their episode.
     free = ~table.played.held[table.b]
     group = table.group[free]
     if free.sum() < LEAST_ROWS:
         return 0.0
-    # What an action that does the same everywhere changes is told by it.
+    # Skip numbers that the action alone predicts: there episodes can't differ.
     left = residuals(table.input()[free], change[free], group)
     shares = [0.0]
     told = 1.0 - left.var(0) / np.maximum(change[free].var(0), 1e-18)

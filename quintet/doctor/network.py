@@ -12,11 +12,8 @@ from torch import Tensor, nn
 from quintet.doctor.predict import Floats, Score, fold_of, score_of
 
 _WIDTH, _STEPS, _BATCH, _RATE = 128, 800, 256, 3e-3
-_LOOK, _PATIENCE = (
-    50,
-    3,
-)  # steps between looks at the rows by which it stops; looks without progress
-_SPARE = 6  # of so many rows one is for these looks
+_LOOK, _PATIENCE = 50, 3  # steps between looks at rows that end it; looks without progress
+_SPARE = 6  # one row in so many is for these looks
 
 
 def network_folds(
@@ -24,7 +21,7 @@ def network_folds(
 ) -> tuple[Floats, tuple[Score, ...]]:
     """Residuals ``[N, k]`` on held-out rows, and the score of each column of `y` ``[N, k]``."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # on a busy machine, several wait for each other at every step
+    torch.set_num_threads(1)  # several would wait for each other at every step on a busy machine
     try:
         return _folds(x, y, group)
     finally:

@@ -22,10 +22,10 @@ from quintet.uniform import Chooser, chosen_rows, uniform_chooser
 
 AFTER = 12  # steps after the other action that are compared
 AGAIN = 30  # steps of an episode that is repeated
-LEAST_RESETS = 4  # of all streams, which a comparison makes at least
+LEAST_RESETS = 4  # resets of all streams that a comparison makes at least
 _PREFIXES = (0, 1, 3, 6, 10, 20)
-_LATER = (60, 150, 400)  # where nothing has changed so far: some games begin with a scene
-_PARTS = (1.0, 0.5, 0.25, 0.1)  # of the greatest action of a Box
+_LATER = (60, 150, 400)  # tried if nothing has changed so far: some games begin with a scene
+_PARTS = (1.0, 0.5, 0.25, 0.1)  # parts of the greatest action of a Box
 
 
 @final

@@ -16,9 +16,9 @@ from quintet.spaces import action_leaves, action_shape, mask_sizes, observation_
 from quintet.types import ACTION_MASK, LAST_ACTION, Obs
 from quintet.uniform import Chooser, chosen_rows, uniform_chooser
 
-_MOST_NUMBERS = 48  # of a leaf; of larger ones as many random projections
-_MOST_CHOICES = 32  # of a discrete leaf, shown one-hot
-_MOST_ROWS = 65_536  # of the table of random numbers for one with more
+_MOST_NUMBERS = 48  # numbers of a leaf; larger leaves have as many random projections
+_MOST_CHOICES = 32  # values of a discrete leaf that is shown one-hot
+_MOST_ROWS = 65_536  # rows of the table of random numbers for a leaf with more values
 _MOST_WIDE = 1_024  # numbers of a leaf that is too large for the table and is compared one by one
 _HELD = 0.9  # probability that an action is repeated in held play
 

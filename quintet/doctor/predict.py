@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 Features = Callable[[Floats], Floats]
 
 _FOLDS = 4
-_T = 3.18  # of Student's distribution with 3 degrees of freedom, for 95%
+_T = 3.18  # Student's distribution with 3 degrees of freedom, for 95%
 _MOST_PRODUCTS = 24  # inputs whose products are taken
 _MOST_RANDOM = 256
 _RIDGE = 1e-4

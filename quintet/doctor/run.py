@@ -33,7 +33,7 @@ _ANYHOW = {"run-failed", "evaluation-differs", "best-long-ago", "seeds-differ"}
 """Findings that also count in a run that learns, or does well."""
 NOTE, LEARNS = 0.19, 0.45  # most weights of others there: they explain nothing that is missing
 
-_AS_FAR = 0.1  # of the env_steps, by which runs that are compared may differ
+_AS_FAR = 0.1  # part of the env_steps by which runs that are compared may differ
 
 
 def examine_runs(runs: Sequence[RunSummary], *, policies: bool = False) -> dict[str, list[Finding]]:
@@ -115,7 +115,7 @@ def _with_folder(found: Finding, seen: RunSeen) -> str:
     if not proven(found.name, found.command).startswith(seen.train):
         return proven(found.name, found.command)
     name = f"{found.name}-{found.subject}".removesuffix("-")
-    folder = seen.run.folder.absolute()  # it may be "."
+    folder = seen.run.folder.absolute()  # the path may be "."
     place = str(shown(folder.with_name(f"{folder.name}-{name}")))
     return f"{found.command} --run-dir {shlex.quote(place)}"
 

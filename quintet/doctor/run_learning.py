@@ -11,7 +11,7 @@ from quintet.protocols import Evidence, Part
 
 _LEAST_REPORTS = 4
 _BOUNDS = "model.action_bounds"
-_NORM = re.compile(r"optim/(\w+_)?grad_norm")  # of the whole network, or of a part
+_NORM = re.compile(r"optim/(\w+_)?grad_norm")  # norms of the whole network, or of a part
 
 
 def health(seen: RunSeen) -> list[Finding]:
@@ -22,7 +22,8 @@ def health(seen: RunSeen) -> list[Finding]:
 def _of_part(seen: RunSeen, part: Part) -> Finding | None:
     worst: tuple[float, Evidence, float, float] | None = None  # degree, which, median, share
     for each in part.evidence:
-        # From a quarter on: what went wrong early may look calm when nothing moves any more.
+        # The first quarter is left out, but not more: an early failure may look calm when nothing
+        # moves any more.
         judged = [
             report[each.metric]
             for report in seen.part(0.25, 1.0)
@@ -73,7 +74,7 @@ def health_name(part: str) -> str:
 def entropy_gone(seen: RunSeen) -> Finding | None:
     """The policy stopped trying other actions early, and the returns did not rise."""
     metric, what = "policy/entropy", "entropy"
-    if seen.continuous:  # whose entropy has no least value
+    if seen.continuous:  # the entropy of a density has no least value
         metric, what = "policy/std_mean", "standard deviation"
     found, until = seen.values(metric), seen.values(metric, 0.0, 1 / 3)
     known = len(found) >= _LEAST_REPORTS and until and seen.rise is not None

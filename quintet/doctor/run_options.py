@@ -108,7 +108,7 @@ def _where(seen: RunSeen, name: str) -> str:
 def _other(seen: RunSeen, name: str, value: Any, usual: Any) -> Finding | None:
     weight = WORDS.get(name, 0.3)
     distance = decades(name, value, usual, False)
-    if distance is not None:  # it is not far
+    if distance is not None:  # the value is not far
         weight = min(0.3, 0.4 * abs(distance))
     tiny = isinstance(value, list) and all(isinstance(x, int) and x <= 8 for x in value)
     if name.endswith("_hidden") and value and tiny:

@@ -81,7 +81,7 @@ def no_episode(seen: RunSeen) -> Finding | None:
 def returns_equal(seen: RunSeen) -> Finding | None:
     """All returns are the same."""
     found = seen.values("episode/return_mean")
-    # These are not rounded, unlike means.
+    # The extremes are not rounded, unlike means.
     ends = seen.values("episode/return_min"), seen.values("episode/return_max")
     if len(found) < 3 or not all(ends) or min(ends[0]) != max(ends[1]):
         return None

@@ -15,8 +15,8 @@ from quintet.policy import Policy, load
 from quintet.system.user_code import no_exit
 
 _ROWS = 512
-_SATURATED = 0.99  # of tanh
-_MOSTLY = 0.95  # of the rows
+_SATURATED = 0.99  # size of tanh's output
+_MOSTLY = 0.95  # share of the rows
 
 
 _LEAST, _MANY = 0.5, 0.9  # shares of dead units

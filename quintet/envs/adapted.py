@@ -334,7 +334,7 @@ class AdaptedVectorEnv:
             raise
         except Unfit as error:
             raise self._fault(str(error), error) from error
-        except (EOFError, ConnectionError) as error:  # of the pipe to a process
+        except (EOFError, ConnectionError) as error:  # the pipe to a process broke
             lost = (
                 f"lost a worker process in {what} ({type(error).__name__}): it ended by itself, was"
                 " killed, or ran out of memory"

@@ -33,7 +33,7 @@ from quintet.uniform import Row, random_rows
 
 _COPIES = 2
 _AGAIN = 200  # steps after a second restart
-_WIDER = 1e-6  # of a bound, relative to it, for rounding
+_WIDER = 1e-6  # relative room beyond a bound, for rounding
 
 
 @final
@@ -182,7 +182,7 @@ class _Statistics:
     ):
         self.found, self.seen, self.count, self.clipped = found, seen, env.num_streams, clipped
         self.ended = np.zeros(self.count, np.bool_)
-        self.agents = len(found.env.agents) or 1  # of each environment
+        self.agents = len(found.env.agents) or 1  # agents in each environment
         self.seeds = [seed + i for i in range(self.count)]
         self.leaves = observation_leaves(env.spaces.observation)
         self.changed = dict.fromkeys(self.leaves, False)
@@ -212,7 +212,7 @@ class _Statistics:
                 found.remarks.append("the first observation is the same with two different seeds")
             self.first = {name: x.tobytes() for name, x in row.obs.items()}
             return
-        # In games agents may be absent.
+        # Agents of a game may be absent, so their rows are not judged.
         rule = "" if found.faults or self.agents > 1 else _misplaced(row, self.ended, self.clipped)
         if rule:
             found.faults.append(
@@ -226,7 +226,7 @@ class _Statistics:
             self.seconds.append(given.seconds * self.agents / self.count)
         found.steps += int(valid.sum())
         self.seen.add(row)
-        # In games in turn a reward may come while others act.
+        # A game in turns may pay an agent while others act.
         reward = row.raw_reward[valid | (row.raw_reward != 0.0)]
         if reward.size:
             found.reward_min = min(found.reward_min, float(reward.min()))

@@ -97,7 +97,7 @@ def _like(env: gymnasium.Env[Any, Any]) -> tuple[dict[str, Any], EnvSource | Non
     kwargs = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
     registered = gymnasium.registry.get(spec.id)
     plain = registered is not None and not spec.additional_wrappers and not atari.is_ales(spec.id)
-    with suppress(TypeError, ValueError):  # of arguments that JSON can't hold
+    with suppress(TypeError, ValueError):  # JSON can't hold some arguments
         json.dumps(kwargs)
         if registered is not None and plain:
             changed = {k: v for k, v in kwargs.items() if (k, v) not in registered.kwargs.items()}
@@ -138,7 +138,7 @@ def _makes_new(env: "SyncVectorEnv") -> bool:
         made = makers[0]()
     except STOPS:
         raise
-    except BaseException:  # which the run meets again, and says where
+    except BaseException:  # the run meets it again, and says where
         return True
     if any(made.unwrapped is each.unwrapped for each in env.envs):
         return False
@@ -197,7 +197,7 @@ def _way_out(
 ) -> str:
     """Advice on an error of a maker of environments, by its cause."""
     if isinstance(error, TypeError) and "gymnasium.Env" in str(error):
-        # What gymnasium.make says of a registered environment of another interface.
+        # gymnasium.make says this of a registered environment of another interface.
         return other_apis.DERIVE
     if isinstance(error, gymnasium.error.UnregisteredEnv):
         return "register the id in the function that makes it, or import there what does"
@@ -222,7 +222,7 @@ def _way_out(
 
 def _arguments_fault(maker: Callable[..., Any], kwargs: Mapping[str, Any], error: TypeError) -> str:
     """Advice if the maker does not take these arguments; "" if it does."""
-    unfit = [name for name in kwargs if f"'{name}'" in str(error)]  # of gymnasium.make
+    unfit = [name for name in kwargs if f"'{name}'" in str(error)]  # gymnasium.make quotes them
     takes = f"it does not take {', '.join(unfit)}" if unfit else ""
     try:
         signature = inspect.signature(maker)

@@ -142,7 +142,7 @@ def describe_pool(pool: Any) -> tuple[str, dict[str, Any], int]:
             continue
         try:
             default = _settings(envpool.make_spec(env_id))
-        except Exception:  # of VizdoomCustom-v1, which needs files of the user
+        except Exception:  # VizdoomCustom-v1 needs files of the user
             continue  # a RuntimeError, or what the package vizdoom makes of it once it is imported
         default |= _DEFAULT_KWARGS.get(family_of[env_id], {})
         ours = _OURS | _OF_MACHINE
@@ -153,7 +153,7 @@ def describe_pool(pool: Any) -> tuple[str, dict[str, Any], int]:
             f"a pool must be one of EnvPool's ids made with env_type='gymnasium'; got "
             f"{type(pool).__name__}; give the id, with backend 'envpool' and env.kwargs"
         )
-    # Of several names of one task take the plain and newest: Hopper-v3 is Hopper-v4.
+    # One task may have several names: take the plain and newest. Hopper-v3 is Hopper-v4.
     env_id = max(found, key=lambda name: (-len(found[name]), "/" not in name, name))
     return env_id, found[env_id], int(settings["num_threads"])
 
@@ -256,7 +256,7 @@ class EnvPoolVectorEnv:
             self._wait.stay_awake()
         try:
             arrays = self._arrays.recv()
-        except Exception as error:  # of its C++ code
+        except Exception as error:  # raised by its C++ code
             fault = EnvironmentFault(
                 f"{self._id} (envpool), a group of {self.num_streams} streams: the pool "
                 f"{raised(error)}; choose backend 'gymnasium', or another environment"
@@ -334,7 +334,7 @@ class _PoolArrays:
         self._send, self._recv, self._reset = pool._send, pool._recv, pool._reset
         self._action_dtype = pool.spec._action_spec[-1][0]
         self._ids = np.arange(len(pool), dtype=np.int32)
-        # Before the action stand the numbers of the environments, and of their agents.
+        # The numbers of the environments, and of their agents, stand before the action.
         self._given: list[Array] = [self._ids] * (len(pool.spec._action_keys) - 1)
         keys = list(pool._state_keys)
         # EnvPool's own conversion says where each is, given numbers in place of arrays.

@@ -36,7 +36,7 @@ class Ends:
             and name.split("/")[0] != LAST_ACTION
             and int(np.prod(leaf.shape or ())) <= _MOST_WIDE
         ]
-        self._range: tuple[Array, Array] | None = None  # of all steps but the last ones
+        self._range: tuple[Array, Array] | None = None  # least and greatest, without last steps
         self._last, self._others = list[Array](), list[Array]()
         self._every, self._passed = 1, 0
 
@@ -144,7 +144,7 @@ class Evidence:
         self.observed += len(looked)
         for name in self._numbers:
             rows = obs[name][looked].reshape(len(looked), -1)
-            # In blocks, since a float64 copy of large leaves would fill the memory.
+            # einsum converts in blocks: a float64 copy of large leaves would fill the memory.
             found = np.einsum("ij,ij->j", rows, rows, dtype=np.float64, casting="unsafe")
             self.squares[name] = self.squares.get(name, 0.0) + found
 

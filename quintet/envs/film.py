@@ -224,7 +224,7 @@ def _rgb(picture: Any) -> NDArray[np.uint8]:
     grey = picture[..., None] if picture.ndim == 2 else picture
     if grey.ndim != 3 or grey.shape[-1] not in (1, 3, 4) or 0 in grey.shape:
         raise CannotRender(f"render() gave shape {picture.shape}, not [H, W, 3]")
-    return np.array(np.broadcast_to(grey[..., :3], (*grey.shape[:2], 3)))  # of its own memory
+    return np.array(np.broadcast_to(grey[..., :3], (*grey.shape[:2], 3)))  # a copy
 
 
 def _why(error: BaseException) -> str:

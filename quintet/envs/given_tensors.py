@@ -80,7 +80,7 @@ class GymEnv:
         if isinstance(action, gymnasium.Space):
             require_spaces(outer, env_id, "single_")
             observation = outer.single_observation_space
-        else:  # of a class of its own
+        else:  # the library's own class of spaces
             observation = observed(first)
             action = unbounded(tuple(action.shape))
         seen, leaves = mask_leaves(observation, action, masks)
@@ -116,7 +116,7 @@ class RslEnv:
     def __init__(self, env: Any, env_id: str, success: str | None) -> None:
         self._env, self._key = env, key_of(success)
         self.num_streams, self.device = int(env.num_envs), torch.device(env.device)
-        if isinstance(env, Privileged):  # it observes zeros before its first reset
+        if isinstance(env, Privileged):  # observes zeros before its first reset
             env.reset()
         observation = observed(self._now())
         self.spaces = stored_spaces(observation, unbounded((int(env.num_actions),)), env_id)
@@ -153,7 +153,7 @@ class RslEnv:
     def close(self) -> None:
         try:
             close = self._env.close
-        except AttributeError:  # which is no part of its interface
+        except AttributeError:  # the interface does not ask for a close
             return
         close()
 
@@ -266,7 +266,7 @@ def _library_of(obs: Any) -> Any:
     if isinstance(obs, Tensor):
         return None
     try:
-        return obs.__array_namespace__()  # of the array API's standard
+        return obs.__array_namespace__()  # the array API's standard
     except AttributeError:
         return sys.modules[type(obs).__module__.partition(".")[0]]
 

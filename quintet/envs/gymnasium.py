@@ -69,10 +69,10 @@ class Leaf:
         if type(value) is not np.ndarray:
             whole = self.shape == () and type(value) in (int, np.int64) and self.size is not None
             return whole and 0 <= value < self.size
-        floats = value.dtype.kind == "f" == self.dtype.kind  # of other width, perhaps
+        floats = value.dtype.kind == "f" == self.dtype.kind  # any width
         if value.shape != self.shape or not (value.dtype is self.dtype or floats):
             return False
-        # Of whole numbers below 0 the unsigned ones are above any size.
+        # Seen as unsigned, whole numbers below 0 are above any size.
         return self.size is None or bool((value.view(f"u{value.itemsize}") < self.size).all())
 
 
@@ -389,7 +389,7 @@ def leaf_of(path: str, keys: Keys, space: Space) -> Leaf:
     size: Any = 2 if isinstance(space, spaces.MultiBinary) else getattr(space, "nvec", None)
     if isinstance(space, spaces.Discrete):
         size = int(space.n)
-    start = getattr(space, "start", None)  # of Discrete and MultiDiscrete
+    start = getattr(space, "start", None)  # Discrete and MultiDiscrete have one
     return Leaf(
         path=path,
         keys=keys,

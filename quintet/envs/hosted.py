@@ -140,7 +140,7 @@ class NextStep:
         if out.success is not None:
             self._check_tensor("success", out.success, ())
             return out.success.bool()
-        # Where a graph may hold the step, the host can't ask whether an episode has ended.
+        # The host can't ask whether an episode has ended while a graph may hold the step.
         if self.env.generators is not None or bool(ended.any()):
             raise ConfigError(
                 f"env.success 'info:{self._key}' must have info[{self._key!r}] at every ending, "

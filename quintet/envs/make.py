@@ -139,7 +139,7 @@ def _wrapped(env: ResolvedEnv, base: VectorEnv) -> VectorEnv:
     """The environments with the options that are the same for all backends."""
     config, made, singles = env.config, base, partial(env.singles, base)
     masked = ACTION_MASK in observation_leaves(base.spaces.observation)
-    # In other kinds of environments a mask in the observation is their own.
+    # Other kinds of environments have a mask of their own in the observation.
     of_info = masked and bool(base.description.agents or singles())
     for name, kinds, lacks in (
         (

@@ -185,7 +185,7 @@ class MaskReader:
             )
         allowed: NDArray[np.bool_] = mask == (0 if self._added else 1)
         forbidden = mask <= ADDED if self._added else mask == 0
-        if not (allowed | forbidden).all():  # as NaN
+        if not (allowed | forbidden).all():  # such as NaN
             raise ValueError(f"{self._place} {wrong_values(mask, added=self._added)}")
         return allowed.astype(np.int8)
 
@@ -220,7 +220,7 @@ class Masked(gymnasium.Wrapper[dict[str, Any], Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        given = {} if options is None else {"options": options}  # which not every reset takes
+        given = {} if options is None else {"options": options}  # not every reset takes options
         obs, info = self.env.reset(seed=seed, **given)
         return self._with(obs, info), info
 
@@ -303,7 +303,7 @@ def as_row(mask: Any, action: Space) -> NDArray[Any]:
     if whole.shape == (size,) and whole.dtype != object:
         return whole
     with suppress(ValueError, TypeError, LookupError):
-        # As a whole, None would allow all actions of an environment that forgot its mask.
+        # None as a whole would allow all actions of an environment that forgot its mask.
         parts = [] if mask is None else [np.asarray(x) for x in _mask_parts(action, mask)]
         if parts and [each.shape for each in parts] == [(size,) for size in sizes]:
             return np.concatenate(parts)

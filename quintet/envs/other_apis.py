@@ -93,7 +93,7 @@ def step_parts(result: Any) -> tuple[Any, ...]:
         parts = tuple(result) if isinstance(result, (tuple, list)) else ()
     except STOPS:
         raise
-    except BaseException as error:  # of the result's own code
+    except BaseException as error:  # raised by the result's own code
         raise Unfit(raised(error)) from error
     if len(parts) == 4:
         raise Unfit(_OLD_STEP)
@@ -164,7 +164,7 @@ def _one(value: Any) -> np.ndarray[Any, Any] | None:
         array = np.asarray(value)
     except Exception:  # whatever it is
         try:
-            array = np.asarray(value.item())  # of a tensor on a GPU, or with a gradient
+            array = np.asarray(value.item())  # a tensor on a GPU, or with a gradient
         except Exception:
             return None
     return array.reshape(()) if array.size == 1 else None
@@ -176,7 +176,7 @@ def _brief(value: Any) -> str:
         return f"{kind} of shape {tuple(shape)}"
     try:
         text = repr(value)
-    except Exception:  # of the value's own code, and of numbers of more than 4,300 digits
+    except Exception:  # raised by the value's code, or by integers of more than 4,300 digits
         return kind
     return text if len(text) <= 60 else kind
 

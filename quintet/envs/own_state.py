@@ -19,7 +19,7 @@ from quintet.system.signals import STOPS
 from quintet.system.user_code import raised, traced
 
 _ARRAY = "__array__"
-_KINDS = "biufc"  # of arrays: bools, integers, floats, complex numbers
+_KINDS = "biufc"  # arrays of bools, integers, floats, complex numbers
 
 
 States = Mapping[int, Sequence[bytes]]

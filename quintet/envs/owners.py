@@ -89,7 +89,7 @@ _CLOSED: dict[int, weakref.ref[Any]] = {}
 def note_closed(env: Any) -> None:
     """Notes that `env` was closed, so that `claim` refuses it."""
     key = _key(env)
-    with suppress(TypeError):  # of a class without weak references
+    with suppress(TypeError):  # classes may have no weak references
         _CLOSED[key] = weakref.ref(getattr(env, "unwrapped", env), lambda _: _CLOSED.pop(key, None))
 
 

@@ -117,12 +117,12 @@ class ParallelVectorEnv:
         self._present = np.zeros(num_streams, np.bool_)
         # Streams whose agents have ended and were not seen to leave the game yet.
         self._leaving = np.zeros(num_streams, np.bool_)
-        # In turn: streams that have acted in the game, and what came to them before.
+        # Games in turns: streams that have acted in the game, and rewards that they got before.
         self._acted = np.zeros(num_streams, np.bool_)
         self._owed = np.zeros(num_streams)
         self._last = allocate_obs(in_float64(self.spaces).observation, (num_streams,))
         self._fresh, self._used = env.config.fresh_at_checkpoints, False
-        self._infos: Mapping[Any, Any] = {}  # of the newest step of a game
+        self._infos: Mapping[Any, Any] = {}  # the newest step's
         self._action: Array | None = None
 
     @property
@@ -331,10 +331,10 @@ class ParallelVectorEnv:
         for agent, stream in zip(self.agents, streams, strict=True):
             present = bool(self._present[stream])
             ends = self._acted[stream] if self._turns else present and out.valid[stream]
-            if ends and self._turns and not present:  # it was not told yet where its action led
+            if ends and self._turns and not present:  # has not observed yet where its action led
                 seen = self._call(stream, "observe", partial(game.observe, agent))
                 self._write(stream, {agent: seen}, agent, infos.get(agent), over=True)
-                gains = getattr(game, "_cumulative_rewards", {})  # what `last` would give it
+                gains = getattr(game, "_cumulative_rewards", {})  # `last` would give these
                 out.reward[stream] = self._owed[stream] + other_apis.reward_of(gains.get(agent, 0))
             if ends:
                 out.truncated[stream] = True

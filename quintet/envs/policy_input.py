@@ -82,7 +82,7 @@ def with_mask(flat: Mapping[str, Any]) -> dict[str, Any]:
     mask = found.get(ACTION_MASK)
     array = np.asarray(mask.detach().cpu() if isinstance(mask, torch.Tensor) else mask)
     if array.dtype.kind == "f":
-        # Of numbers that are added to logits, 0 alone allows all actions.
+        # Numbers that are added to logits allow all actions only if all are 0.
         added = bool((array <= ADDED).any()) or not array.any()
         if ((array == 0) | (array <= ADDED if added else array == 1)).all():
             found[ACTION_MASK] = (array == (0 if added else 1)).astype(np.int8)

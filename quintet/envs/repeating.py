@@ -111,7 +111,7 @@ def unrepeatable(
         if env.config.fresh_at_checkpoints:
             return ""
         return f"no second environment can be made to compare them ({error})"
-    except (EnvironmentFault, OSError):  # which the run meets again, and says where
+    except (EnvironmentFault, OSError):  # the run meets it again, and says where
         forks.require_files(env.config.id)
         return ""
     forks.require_files(env.config.id)

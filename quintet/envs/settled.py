@@ -49,7 +49,7 @@ def _with_mask(env: ResolvedEnv, of: Spaces) -> ResolvedEnv:
         try:
             with same_folder(), closing(make_group_env(env, env.streams_of(1))) as probe:
                 found = masks_in_info(env, probe)
-        except (QuintetError, OSError):  # which the run meets again, and says where
+        except (QuintetError, OSError):  # the run meets it again, and says where
             found = False
     return env.with_options({"mask_from_info": found})
 
@@ -92,7 +92,7 @@ def _looks(ask: Callable[[], bool]) -> bool:
             return ask()
     except STOPS:
         raise
-    except BaseException:  # of the environment's code, which the run meets again
+    except BaseException:  # raised by the environment's code; the run meets it again
         return False
 
 
@@ -126,12 +126,12 @@ def _loses(env: ResolvedEnv) -> bool:
                     low[name] = np.minimum(low.get(name, x[0]), x.min(0))
                     high[name] = np.maximum(high.get(name, x[0]), x.max(0))
                 if not each.number and all((np.abs(low[name]) < OFFSET).all() for name in names):
-                    return False  # as nearly all: no step is taken
+                    return False  # nearly all environments end here, before any step
             return any(
                 coarse(name, low[name], high[name], probe.spaces, normalized=False) is not None
                 for name in names
             )
-    except (QuintetError, OSError):  # which the run meets again, and says where
+    except (QuintetError, OSError):  # the run meets it again, and says where
         return False
 
 

@@ -34,7 +34,7 @@ from quintet.spaces import is_fixed
 
 
 def _ids() -> list[str]:
-    roms = atari.list_roms()  # before the registry is read: ale-py adds its games to it
+    roms = atari.list_roms()  # first, since ale-py adds its games to the registry
     return [*roms, *(known for known in gymnasium.registry if not atari.is_ales(known))]
 
 
@@ -181,7 +181,7 @@ def _adapt(
 
 def _hosted(env: ResolvedEnv, made: Any, *, closes: bool) -> VectorEnv:
     """Environments of tensors."""
-    from quintet.envs.given_tensors import adapted  # with PyTorch
+    from quintet.envs.given_tensors import adapted  # imports PyTorch
     from quintet.envs.hosted import HostedEnv
 
     _require_no_limit(env, made, closes=closes)

@@ -5,7 +5,7 @@ collects whole unrolls on that device, see `quintet.runtime.device_sampling`; ev
 (evaluation, videos, the doctor) uses the environment as any other, see `quintet.envs.hosted`.
 """
 
-from __future__ import annotations  # so that no tensor is needed where only the names are
+from __future__ import annotations  # annotations need no PyTorch at run time
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -133,7 +133,7 @@ class Privileged(Protocol):
 
 def gives_tensors(env: object) -> bool:
     """Whether `env` is a vector environment of tensors, of an interface that is known."""
-    if isinstance(env, type):  # which has the methods, too
+    if isinstance(env, type):  # a class has the methods, too
         return False
     if isinstance(env, TensorVectorEnv | RslTensors):
         return True

@@ -237,7 +237,7 @@ def coarse(name: str, low: Array, high: Array, of: Spaces, *, normalized: bool) 
     with np.errstate(over="ignore", invalid="ignore"):  # beyond float32
         step = np.spacing(size.astype(np.float32)).astype(np.float64)
     span = most - least
-    # What never changed is only doubtful where float32 skips whole numbers.
+    # A number that never changed is only doubtful where float32 skips whole numbers.
     lost = (size >= OFFSET) & (span < _FEWEST_STEPS * step) & ((span > 0) | (step > 1))
     if not lost.any():
         return None

@@ -112,7 +112,7 @@ class FromRewards:
         self, env: VectorEnv, clip: RewardClip, success: str | None, above: float | None
     ) -> None:
         self.env, self._clip = env, clip
-        # In the rewards' own precision: a reward of 0.8 is not greater than 0.8.
+        # The rewards' own precision: a reward of 0.8 is not greater than 0.8.
         self._above = None if above is None else np.float32(above)
         self.num_streams, self.spaces = env.num_streams, env.spaces
         self.description = replace(env.description, success=success)
@@ -182,7 +182,7 @@ class ObserveLast:
 
     def send(self, action: Array) -> None:
         self.env.send(action)
-        self._action = action  # which does not change until `recv`
+        self._action = action  # callers leave it unchanged until `recv`
 
     def recv(self, out: StepRow) -> None:
         self.env.recv(out)
@@ -206,7 +206,7 @@ class ObserveLast:
 
 def _with_last(of: Spaces) -> Space:
     """The observation space with the leaves of the last action and reward."""
-    seen = OrderedDict(space_parts(of.observation))  # in order: gymnasium sorts plain dicts
+    seen = OrderedDict(space_parts(of.observation))  # ordered: gymnasium sorts plain dicts
     seen[LAST_ACTION] = map_leaves(of.action, lambda _, leaf: _seen_action(leaf))
     seen[LAST_REWARD] = spaces.Box(-1.0, 1.0, (), np.float32)
     return spaces.Dict(seen)

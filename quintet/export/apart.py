@@ -75,7 +75,7 @@ def main() -> int:
     try:
         found = verify(folder, trust=trust)
     except QuintetError as error:
-        # Of these only a size that was asked for in vain is no fault of the export's or user's.
+        # Only a size that could not be had is no fault of the export or of the user.
         asked = type(error) is ConfigError
         short = asked or any(sign in str(error) for sign in _SIGNS)
         tell({"error": str(error), "kind": type(error).__name__, "short": short})

@@ -7,7 +7,7 @@ import numpy as np
 from numpy_policy import Program
 
 HERE = Path(__file__).parent
-ABOUT = json.loads((HERE / "policy.json").read_text())  # what every input and output means
+ABOUT = json.loads((HERE / "policy.json").read_text())  # the meaning of every input and output
 
 
 def load():

@@ -43,7 +43,7 @@ class OnnxPlayer:
         self.version = f"onnxruntime {onnxruntime.__version__}"
         options: Any = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 4  # what is wrong comes as an error too
+        options.log_severity_level = 4  # faults come as errors, too
         self._outputs = [port.name for port in interface.outputs]
         try:
             if has_outside_data(program):
@@ -79,7 +79,7 @@ class NumpyPlayer:
         self.version = f"numpy {np.__version__}"
         try:
             _require_unpacked(program)
-            make: Any = Program  # which has no types, as it is copied for readers
+            make: Any = Program  # untyped, because it is copied for readers
             self._program = make(io.BytesIO(program))
             inputs, outputs = sorted(self._program.inputs), sorted(self._program.outputs)
         except Exception as fault:  # whatever a forged program causes

@@ -46,7 +46,7 @@ def traced(whole: WholePolicy) -> torch.export.ExportedProgram:
             return torch.export.export(
                 whole, (inputs,), dynamic_shapes=(tuple({0: batch} for _ in inputs),), strict=False
             )
-    except Exception as fault:  # of the exporter, or of a user's module
+    except Exception as fault:  # raised by the exporter, or by a user's module
         raise _cannot("torch.export", fault) from fault
 
 

@@ -101,7 +101,7 @@ def advice(cause: Cause, facts: RunFacts) -> list[str]:
 def _of_one_process(f: RunFacts) -> _Ways:
     making = (
         "a constructor and a first reset() that take less time",
-        f.kind != "async"  # where no checkpoint restarts streams
+        f.kind != "async"  # async runs restart no streams at checkpoints
         and "fewer exact checkpoints (a longer --checkpoint.interval-iterations)",
     )
     return {
@@ -145,7 +145,7 @@ def _with_workers(f: RunFacts) -> _Ways:
     if f.num_groups <= f.num_workers:  # every worker keeps a group
         larger_groups = _more_streams(f)
     return {
-        # Of large networks on the CPU it is the rows that take the time.
+        # Large networks on the CPU spend their time on rows, so larger batches save none.
         "update": (*_less_work(f), *(() if large and on_cpu else f.update.larger_batches)),
         "turns": ("sampling during updates (--runtime.lag 1)",),
         "sampled": (_faster_env(f), _pool_threads(f), _more_workers(f)),
@@ -156,7 +156,7 @@ def _with_workers(f: RunFacts) -> _Ways:
             _more_workers(f),
         ),
         "server": (
-            exact and _compiling(f),  # for one size of batch, which differs in async runs
+            exact and _compiling(f),  # needs one size of batch, which differs in async runs
             exact and larger_groups,
             not exact
             and f.num_streams > f.inference_batch_max
@@ -210,7 +210,7 @@ def _pool_threads(f: RunFacts) -> str:
 
 
 def _more_streams(f: RunFacts) -> str:
-    if f.source == "vector environment":  # whose size no option changes
+    if f.source == "vector environment":  # no option changes its size
         return f"more streams (a vector environment of {2 * f.num_streams})"
     return f"more streams (--env.num-streams {2 * f.num_streams})"
 

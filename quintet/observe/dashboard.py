@@ -22,12 +22,12 @@ from quintet.observe.timing import SERVER, Load, Phase, Shares, mean
 from quintet.observe.view import View
 from quintet.system.printing import QuietStream, is_terminal
 
-_MOST_OF_TIME = 0.02  # that drawing may take
+_MOST_OF_TIME = 0.02  # share of the time that drawing may take
 _SHORTEST_S = 0.1  # between two drawings: the eye sees no more
 
 _NAMES_WIDTH = 11  # a longer name has a space behind it all the same
 _CURVE_HEIGHT = 3
-_MOST_WORKERS = 4  # that have a line each; also of nodes
+_MOST_WORKERS = 4  # workers with a line each; also nodes
 _UNEVEN = 0.2  # difference between shares of nodes' waiting from which one is waited for
 
 # Sign and colour: told apart without colour.
@@ -165,7 +165,7 @@ def _row(name: str, *cells: RenderableType) -> Table:
     row.add_column(style="bold", no_wrap=True, min_width=_NAMES_WIDTH - 1)
     for number, _ in enumerate(cells, start=1):
         row.add_column(ratio=3 if number == len(cells) else 1)
-    # as texts: strings may hold what rich takes for markup
+    # Texts, because rich may take parts of strings for markup.
     row.add_row(*(Text(each) if isinstance(each, str) else each for each in (name, *cells)))
     return row
 
@@ -228,7 +228,7 @@ def _steps(view: View) -> list[Text | str]:
     parts: list[Text | str] = [f"{pace.done:,} of {pace.total:,}"]
     if pace.steps_per_s is not None:
         parts.append(f"{pace.steps_per_s:,.0f} per second")
-    if view.stage:  # it is more important than how far and how fast the run is
+    if view.stage:  # more important than progress and speed
         return [Text(view.stage, style="yellow"), *parts]
     return parts + [
         f"{int(view.report[n]):,} {n}" for n in ("iterations", "updates") if n in view.report
@@ -377,7 +377,7 @@ def _numbers(view: View) -> Iterator[_Block]:
             if key.startswith(f"{name}/") and not key.endswith(_SKIPPED)
         }
         ordered = [key for key in first if key in values]
-        # what is exactly 0 is switched off
+        # A value of exactly 0 is switched off.
         ordered += [key for key, value in values.items() if key not in first and value != 0]
         parts = [Text.assemble((f"{key} ", "dim"), label(values[key])) for key in ordered]
         if parts:

@@ -21,7 +21,7 @@ slowly."""
 _LEAST_BYTES = 64e6
 """Least growth over all windows that is reported."""
 
-_MARGIN = 2.0  # of what is left of the run, as its speed may change
+_MARGIN = 2.0  # times the rest of the run, whose speed may change
 
 
 class Held(NamedTuple):

@@ -64,7 +64,7 @@ def mean_interval(
     if count < 2 or most <= least:
         return None
     wide = most - least
-    # Of numbers between two ends only those at the ends have the largest spread.
+    # Numbers between two ends have the largest spread only if all are at the ends.
     both = math.isclose(std**2, (most - mean) * (mean - least), rel_tol=1e-9)
     if both and count >= _LEAST_OF_TWO:
         low, high = fraction_interval((mean - least) / wide, count)

@@ -17,7 +17,7 @@ EVENTS = "population.jsonl"
 
 Event = Mapping[str, Any]
 
-_MOST_NAMES = 12  # of options that are drawn
+_MOST_NAMES = 12  # options that are drawn
 
 
 def read_events(run_dir: Path) -> list[Event]:

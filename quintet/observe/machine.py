@@ -23,7 +23,7 @@ class MachineUse:
         self._process = psutil.Process()
         self._children: dict[psutil.Process, psutil.Process] = {}
         self._looked_at = self._look_at = float("-inf")
-        self._waits_ns: dict[int, int] = {}  # of every thread
+        self._waits_ns: dict[int, int] = {}  # nanoseconds by thread
         self._waits_read_at = time.perf_counter()
         self.report()  # the use of cores counts from here on
         self._look_at = float("-inf")  # the next report finds the processes that the run begins
@@ -79,7 +79,7 @@ class MachineUse:
         self._waits_ns, self._waits_read_at = waits, time.perf_counter()
         if not waits:
             return {}
-        # What a thread waited before it was first seen may be long ago.
+        # A thread may have waited long before it was first seen.
         grown = sum(ns - before[thread] for thread, ns in waits.items() if thread in before)
         return {"machine/cores_waited_for": grown / 1e9 / (self._waits_read_at - begin)}
 
@@ -100,7 +100,7 @@ def _waits_ns(processes: Iterable[int]) -> dict[int, int]:
     """Nanoseconds for which each thread of these processes waited for a core, by its id."""
     found: dict[int, int] = {}
     for process in processes:
-        with suppress(OSError, ValueError, IndexError):  # it has ended, or there is no such account
+        with suppress(OSError, ValueError, IndexError):  # ended, or no such account
             for thread in os.listdir(folder := f"/proc/{process}/task"):
                 with open(f"{folder}/{thread}/schedstat") as file:
                     found[int(thread)] = int(file.read().split()[1])
@@ -110,15 +110,15 @@ def _waits_ns(processes: Iterable[int]) -> dict[int, int]:
 def _percent(process: psutil.Process) -> float:
     try:
         return float(process.cpu_percent())
-    except psutil.Error:  # it has ended
+    except psutil.Error:  # the process has ended
         return 0.0
 
 
 def _first_share(process: psutil.Process, passed_s: float) -> float:
     """Mean number of cores that a process kept busy since it began, over `passed_s`."""
     try:
-        process.cpu_percent()  # it counts from here on
+        process.cpu_percent()  # the count begins here
         times = process.cpu_times()
         return float(times.user + times.system) / passed_s
-    except psutil.Error:  # it has ended
+    except psutil.Error:  # the process has ended
         return 0.0

@@ -35,7 +35,7 @@ def options_of(folder: Path) -> dict[str, Any]:
     except FileFault as fault:
         files.warn_on_stderr(f"{fault}: {folder} is taken for a run by itself")
         return {}
-    if (folder / "checkpoints").exists():  # there was one
+    if (folder / "checkpoints").exists():  # one was begun
         files.warn_on_stderr(f"{folder} has no whole checkpoint: its options are read from {file}")
     return _flatten(values)
 
@@ -80,7 +80,7 @@ def _numbered(labels: Sequence[str]) -> list[str]:
 def _told_apart(configs: Sequence[Options], sources: Sequence[Sources]) -> list[list[str]]:
     """The algorithm of each group, and everything that `group_labels` may add."""
     envs = _differing(configs, [name for name in _ENV if any(name in each for each in configs)])
-    algos = [str(config.get("algo")) for config in configs]  # of which some may be damaged
+    algos = [str(config.get("algo")) for config in configs]  # some may be damaged
     telling: dict[str, list[str]] = {}
     for algo in {*algos}:
         of = [place for place, each in enumerate(algos) if each == algo]
@@ -104,7 +104,7 @@ def _telling(
     # An option that a run of an older version does not have tells only where nothing else does.
     everywhere = [name for name in compared if all(name in each for each in peers)]
     differing = _differing(peers, everywhere) or _differing(peers, compared)
-    differing.sort(key=lambda name: name != "preset")  # which tells many others
+    differing.sort(key=lambda name: name != "preset")  # a preset tells many others
     told = [*envs, *(name for name in differing if _is_chosen(name, peers, sources))]
     for name in differing:
         if name not in told and len(_parts(peers, [*told, name])) > len(_parts(peers, told)):

@@ -41,9 +41,9 @@ EVALUATED = {
 """Metrics of training, and the metrics of evaluations that are drawn as markers with them."""
 _FINAL_PART = 0.1  # last part of a run's env_steps, over which a final score is a mean
 
-_MOST_OPTIONS = 2  # in the name of a single run
-_CHARACTERS_PER_IN = 12.5  # of a legend
-_BAR_CHARACTERS = 40  # of a line of a name beside a bar
+_MOST_OPTIONS = 2  # options in the name of a single run
+_CHARACTERS_PER_IN = 12.5  # text of a legend
+_BAR_CHARACTERS = 40  # longest line of a name beside a bar
 _HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++")
 
 
@@ -310,7 +310,7 @@ def _bars(metric: str, groups: Sequence[Sequence[Run]]) -> Any:
         if metric.endswith("success_rate"):
             axes.set_xlim(-0.02, 1.02)
     way = ways.pop() if len(ways) == 1 else ""
-    # It may be wider than the axes, beside which the names of groups stand.
+    # The label may be wider than the axes, beside which the names of groups stand.
     placed[-1].set_xlabel(f"final {_named(metric)}{f', {way} actions' if way else ''}", loc="right")
     meaning = "bar: interquartile mean; line: its 95% bootstrap interval; circles: runs"
     figure.supxlabel(meaning, x=0.01, ha="left", fontsize=8)

@@ -32,8 +32,8 @@ MARK = "reports"
 Report = dict[str, float]
 Notice = Callable[[str], None]
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,200}")  # of a metric
-_MOST_FAULTS = 3  # that are named one by one
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,200}")  # names of metrics
+_MOST_FAULTS = 3  # faults that are named one by one
 _MOST_FAULTS_KEPT = 100_000
 _MOST_LINE = 2**22  # bytes; a report of a hundred policies has a tenth of it
 
@@ -257,7 +257,7 @@ def _held(path: Path, mark: Mark | None, newest: bool) -> Held | None:
             elif read is None:
                 # Names and numbers hold neither commas nor quotes, so lines are split as they are.
                 header = [sys.intern(x) for x in line[:-1].decode(errors="replace").split(",")]
-                # Of a learner or a version that is not here, names may be unknown.
+                # Names of another learner or version may be unknown: only their form is checked.
                 if odd := [name for name in header if not _NAME.fullmatch(name)]:
                     said = f"the header of {path} is damaged ({odd[0][:200]!r} is no metric)"
                     return Held(path, newest, faults=[said])

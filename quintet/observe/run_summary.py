@@ -34,8 +34,8 @@ _NOT_IN_GROUP = ("eval.episodes", "eval.interval")
 _NONE: Mapping[str, str] = {}
 _RUN_FILES = (run_record.FILE, JSONL_FILE, CSV_FILE)
 _BESIDE = (".lock", "log.txt")  # beside config.yaml: others have files of this name
-_MOST_BYTES = 2**30  # of a file that is read whole
-_DEPTH = 4  # of folders in which runs are looked for, as of sweeps: NAME/fresh/0007/s1
+_MOST_BYTES = 2**30  # largest file that is read whole
+_DEPTH = 4  # depth of folders in which runs are looked for, such as a sweep's: NAME/fresh/0007/s1
 _MOST_TEXT = 400  # characters of a text that is shown
 
 
@@ -206,7 +206,7 @@ def _leads_elsewhere(link: Path, place: Path) -> bool:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    with suppress(OSError):  # of a place that is closed to us
+    with suppress(OSError):  # the place is closed to us
         return entry.is_dir(follow_symlinks=False)
     return False
 
@@ -249,7 +249,7 @@ def read_summary(folder: Path, *, newest: bool = False) -> RunSummary:
         broken = broken or not options
     reports: list[dict[str, float]] = []
     notices: list[str] = []
-    with suppress(QuintetError):  # it reports to neither file
+    with suppress(QuintetError):  # the run may report to neither file
         reports = [bounded(each) for each in read_metrics(folder, notices.append, newest=newest)]
     faults += map(text, notices)
     broken = broken or any("damaged" in each for each in notices)

@@ -148,7 +148,7 @@ class VideoWriter:
 
         with closing(read_frames(str(self._beside.absolute()))) as frames:
             missing = self._count / self._fps - next(frames)["duration"]
-        if missing > 0.5 / self._fps + 0.01:  # to which ffmpeg rounds
+        if missing > 0.5 / self._fps + 0.01:  # ffmpeg rounds to 0.01 s
             raise OSError(f"its last {missing:.1f} s are missing")
 
     @contextmanager

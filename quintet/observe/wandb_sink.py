@@ -69,7 +69,7 @@ class WandbSink:
                 config=self._options,
                 settings=settings,
             )
-        except Exception as error:  # of the login, the server, or the disk
+        except Exception as error:  # raised by the login, the server, or the disk
             raise QuintetError(
                 f"wandb can't start a run: {error}; log in by wandb login, set "
                 "WANDB_MODE=offline, or leave wandb out of report.sinks"
