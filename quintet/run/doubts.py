@@ -23,8 +23,8 @@ from quintet.system.files import shown
 from quintet.system.user_code import described
 from quintet.types import Obs, Spaces
 
-_FIRST_ROWS = 512  # after which the data are judged for the first time; then twice as many each
-_LEAST_ROWS, _FRAC = 20_000, 0.1  # of the budget, in which the data are looked at
+_FIRST_ROWS = 512  # rows before the data are first judged; each later time needs twice as many
+_LEAST_ROWS, _FRAC = 20_000, 0.1  # data are looked at in this part of the budget
 _LOOKS = (0.25, 0.5, 0.75, 1.0)  # fractions of the budget after which reports are looked at
 _SAID_BY_OTHERS = ("health-",)
 
@@ -150,7 +150,7 @@ class Marks:
         )
         try:
             (found,) = examine_runs([run]).values()
-        except Exception as error:  # which must not end the run
+        except Exception as error:  # a fault of the doctor must not end the run
             return [f"doctor: it could not examine the reports: {described(error)}"]
         told = {each.choice.replace("_", "-") for each in run.choices}
         new = [

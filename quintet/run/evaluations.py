@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 EVALUATION_SEED = 20_000
 """First environment seed of evaluations during training; published results use other seeds."""
 
-_LEAST_EPISODES = 3  # that tell something about the difference of greedy and sampled actions
+_LEAST_EPISODES = 3  # fewer can't tell greedy from sampled actions
 _AT = "evaluated_steps"
-_TIME_FRAC = 0.05  # of a run's time, above which automatic evaluations are skipped
+_TIME_FRAC = 0.05  # share of a run's time above which automatic evaluations are skipped
 
 
 @final

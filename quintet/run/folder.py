@@ -62,8 +62,8 @@ class RunFolder:
         self.path, self.signed = path, signed
         self.checkpoints = path / "checkpoints"
         self.log: LogFile | None = None
-        self.sources: Mapping[str, str] = {}  # of the options' values, for run.json
-        self.revision: str | None = None  # of the user's code, for run.json
+        self.sources: Mapping[str, str] = {}  # origins of the options' values, for run.json
+        self.revision: str | None = None  # version of the user's code, for run.json
         self._open: OpenFolder | None = None
         self._named_damaged: set[str] = set()
         self._record: dict[str, Any] = {}
@@ -147,7 +147,7 @@ class RunFolder:
 
     def _write_batch(self, batch: Rollout, meta: Mapping[str, Any]) -> str:
         tensors: dict[str, Tensor] = {}
-        batch = batch.source or batch  # on the CPU
+        batch = batch.source or batch  # the copy on the CPU
         for name in (field.name for field in dataclasses.fields(batch)):
             value = getattr(batch, name)
             if isinstance(value, dict):

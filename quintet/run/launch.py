@@ -87,7 +87,7 @@ def run(
     measured: whether its number of env_steps follows from the minutes already.
     """
     user = UserCode(on_report, callbacks or Callbacks())
-    here = Path.cwd()  # before environments may change it
+    here = Path.cwd()  # environments may change it
     try:
         budget: TimeBudget | None = None
         if minutes is not None:
@@ -197,7 +197,7 @@ def _run(
         log = trainer.log
         for env_of_group in spread_envs(source.envs):
             env_of_group.tell(log.say, log.waiting, log.note)
-        require_free(config.run_dir)  # before any wait for nodes, which another process may use
+        require_free(config.run_dir)  # refuses at once: the process that uses it may hold the nodes
         sampling = make_sampling(
             config, source, policies, trainer.timer, log.say, log.warn, log.waiting
         )
@@ -347,7 +347,7 @@ def _ends_told(trainer: Trainer, sampling: Sampling, source: Source) -> Iterator
             yield
     except BudgetChanged:
         raise
-    except _GoesBack as back:  # which may be refused; its new start says that it runs
+    except _GoesBack as back:  # going back may be refused; the new start says that it runs
         steps = trainer.counters.env_steps
         trainer.folder.end_record("failed", steps, back.__cause__, in_log=False)
         raise
@@ -360,7 +360,7 @@ def _ends_told(trainer: Trainer, sampling: Sampling, source: Source) -> Iterator
         raise
     finally:
         try:
-            _close(others)  # before the trainer, which prints the processes' last lines
+            _close(others)  # first, as the trainer prints the processes' last lines
             source.close()
         finally:
             trainer.close()

@@ -43,7 +43,7 @@ class PolicyFolder:
         self.path.mkdir(exist_ok=True)
         checkpoint.clean_temporary(self.path)
 
-    # Its part of a checkpoint
+    # A policy's part of a checkpoint
 
     def named(self, policy: Mapping[str, Tensor], learner: Mapping[str, Tensor]) -> dict[str, Any]:
         """The tensors for acting, and the tensors only for learning, by key."""

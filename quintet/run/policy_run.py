@@ -98,7 +98,7 @@ class PolicyRun:
         self.scores: dict[str, float] = {}
         self.reward_shaping: tuple[float, ...] = ()
         self._reported_updates = learner.updates
-        self._reported: dict[str, float] = {}  # by the last report
+        self._reported: dict[str, float] = {}  # metrics by the last report
         self._reported_objective = 0  # env_steps of the last report that had the objective
         self._own_since = 0  # version from which on its weights are not another policy's
 
@@ -183,11 +183,11 @@ class PolicyRun:
         """Takes another policy's weights and optimizer memory, and these options; keeps its own
         counters. Its objective is measured again.
         """
-        self.configure(donor.config.learner)  # whose rate may follow a schedule from there
-        given = donor.learner.save()  # whose tensors may be the donor's own
+        self.configure(donor.config.learner)  # a schedule may go on from the donor's rate
+        given = donor.learner.save()  # tensors may be the donor's own
         tensors = {name: x.clone() for name, x in given.tensors.items()}
         self.learner.load(replace(given, tensors=tensors), counters=False)
-        self.learner.metrics()  # of updates of the former weights, which nobody is to be ranked by
+        self.learner.metrics()  # drops metrics of the former weights: nobody is ranked by them
         self.configure(options)
         self.episodes.forget_recent()
         self.record.begin_anew()
@@ -247,7 +247,7 @@ class PolicyRun:
                 raise
             raise NonFiniteError(f"policy {self.folder.index}: {error}") from error
 
-    # Its part of a checkpoint
+    # A policy's part of a checkpoint
 
     @OwnTorch()
     def save(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
@@ -287,7 +287,7 @@ class PolicyRun:
         mine = self.learner.weights()
         weights = {name: x for name, x in tensors.items() if name in mine}
         require_finite(found.path, weights, self.config.model.encoder)
-        if not self.alone:  # its options may have changed during the run
+        if not self.alone:  # a population may have changed its options
             saved = part["policy"]["learner"]
             self.configure(type(self.config.learner).model_validate(saved))
         _require_alike(found.path, part["learner"], self.learner.save().scalars)
@@ -357,7 +357,7 @@ class PolicyRun:
                 f"environment of {path}, or give another --run-dir"
             )
 
-    # Its part of a report
+    # A policy's part of a report
 
     @OwnTorch()
     def report(self, passed_s: float) -> dict[str, float]:

@@ -35,7 +35,7 @@ class RunReplay:
         self._columns, self._streams = plan.columns_per_batch, config.env.num_streams
         own = assignment.streams_of(folder.index, self._streams, config.env.num_groups)
         self._uneven = _uneven_unrolls(plan, config, assignment, len(own))
-        # Its streams make as many unrolls as all others of the run.
+        # All streams of the run make equally many unrolls.
         unrolls = -(-interval * self._columns // self._streams) + self._uneven
         seed = generator_seed(config.seed, Role.REPLAY, folder.index)
         slack_steps = unrolls * plan.unroll_steps

@@ -213,7 +213,7 @@ def facts_of(
         and (runtime.num_learners == 1 or torch.cuda.device_count() >= runtime.num_learners),
         compiles=runtime.compile == "on",
         may_compile=worth,
-        compiler=not worth or has_compiler(),  # which takes a moment
+        compiler=not worth or has_compiler(),  # looking takes a moment
         batch_steps=batch_steps,
         update=registry.find(config.algo).advice(config.learner, batch_steps),
         kind=runtime.kind,

@@ -127,7 +127,7 @@ def slots_per_group(runtime: RuntimeConfig, plan: DataPlan, num_streams: int) ->
     """Unrolls that each group has memory for; refuses too few for a batch and an unroll."""
     if runtime.kind == "lockstep":
         return 1 + runtime.lag
-    # While a batch's columns wait for the last one, every stream needs memory to go on.
+    # Every stream needs memory to go on while a batch's columns wait for the last one.
     least = max(2, -(-(plan.columns_per_batch + num_streams) // num_streams))
     if runtime.slots is not None and runtime.slots < least:
         raise ConfigError(
@@ -220,7 +220,7 @@ def make_sampling(
         )
     spec = _worker_spec(config, source, make_actor, plan, assignment)
     first = [learner.publication() for learner in learners]
-    opponents = assignment.num_policies - len(learners)  # with weights of the same form
+    opponents = assignment.num_policies - len(learners)  # weights have the same form
     publications = first + first[:1] * opponents
     workers: "Pool"
     if config.cluster.address is None:

@@ -74,7 +74,7 @@ class Saving:
         self.warnings: list[str] = []
         self._seconds = 0.0
         self._sampling: loop.Sampling | None = None
-        self._environments: dict[int, list[bytes]] = {}  # that the run resumes with
+        self._environments: dict[int, list[bytes]] = {}  # states that the run resumes with
         self._discarded_columns: list[int] = []
 
     def replay_holds(self, iterations: int) -> bool:
@@ -224,7 +224,7 @@ class Saving:
         if exact:
             self.notes += self.folder.remove_newer(found.path)
         asked = found.meta.get(saved_options.CONFIG, {}).get("eval.interval")
-        same = asked == self.config.eval.interval != "auto"  # which goes by the clock
+        same = asked == self.config.eval.interval != "auto"  # "auto" goes by the clock
         if self.config.runtime.kind == "async" or not (self.on_path and same):
             # The same evaluations need not come again.
             for policy in self.policies:

@@ -88,7 +88,7 @@ def make_device_sampling(
     runtime, tensors = config.runtime, tensors_of(env)
     assert tensors is not None
     graph = runtime.compute.graph
-    whole = graph and may_record(tensors, plan)  # of which an act is a part
+    whole = graph and may_record(tensors, plan)  # then the unroll's graph contains the act
     compute = replace(runtime.actor_compute, act_on=str(tensors.device), graph=graph and not whole)
     make_actor: Callable[[], Actor] = partial(
         registry.find(config.algo).make_actor, config.learner, config.model, env.spaces, compute

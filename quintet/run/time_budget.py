@@ -27,20 +27,20 @@ from quintet.system import manifest, run_record, saved_options
 from quintet.system.inside import is_ours, require_free
 from quintet.system.printing import note, say
 
-_SHARE, _LEAST_S, _MOST_S = 0.02, 3.0, 30.0  # of the time, that a measurement takes
-_STEPS = 10_000_000  # that a measurement has at least, so that its time ends it
-_CHECKPOINT_STEPS = 50_000  # from one checkpoint of a measurement to the next
-_LARGEST_SHARE = 0.2  # of the time, after which a slow measurement ends
-_OF_TRAINING = 0.94  # of the time left; the rest is for evaluations and checkpoints
-_CHECK_SHARE = 0.05  # of the time, after which the speed is looked at again
+_SHARE, _LEAST_S, _MOST_S = 0.02, 3.0, 30.0  # share of the time, and seconds, of a measurement
+_STEPS = 10_000_000  # least steps of a measurement, so that its time ends it
+_CHECKPOINT_STEPS = 50_000  # steps between two checkpoints of a measurement
+_LARGEST_SHARE = 0.2  # share of the time after which a slow measurement ends
+_OF_TRAINING = 0.94  # share of the time left; the rest is for evaluations and checkpoints
+_CHECK_SHARE = 0.05  # share of the time after which the speed is looked at again
 _FAR_OFF = 1.3  # factor
-_LATE = 0.5  # of the time that must be left, so that a run begins again
-_LAST, _SLACK_S = 1.0, 0.5  # of the time, and seconds, after which a run ends where it is
-_FULL = 0.9  # of the time, above which the least run is told to be too long
-_LAST_EVALUATION = 1.02  # of the time, after which the last evaluation is left out
-_EVALUATION_SHARE = 0.1  # of the time, that another evaluation may take
-_EXPECTED_SHARE = 0.5  # of the time, that is kept for the last evaluation at most
-_MAKING_SHARE = 0.25  # of the time, above which environments are not made to measure a speed
+_LATE = 0.5  # share of the time that must be left to begin a run again
+_LAST, _SLACK_S = 1.0, 0.5  # share of the time, and seconds more, at which a run ends where it is
+_FULL = 0.9  # share of the time above which the least run is told to be too long
+_LAST_EVALUATION = 1.02  # share of the time after which the last evaluation is left out
+_EVALUATION_SHARE = 0.1  # share of the time that another evaluation may take
+_EXPECTED_SHARE = 0.5  # largest share of the time that is kept for the last evaluation
+_MAKING_SHARE = 0.25  # share of the time above which environments are not made to measure a speed
 _REPORTS_S = 0.25
 _DIGITS = 2
 _LOOK_ROWS = 1_000
@@ -69,7 +69,7 @@ def timed(loaded: Loaded, budget: "TimeBudget", train: TrainOnce) -> Loaded:
     place = Place.of(loaded.config.run_dir)
     found = measure(loaded, budget, train)
     place.require_same()
-    # What was there before can't be told from what the run makes, and is kept.
+    # Older files can't be told from what the run makes, and are kept.
     budget.checks = loaded.overwrite or not place.holds_ours
     return found
 
@@ -93,7 +93,7 @@ class Place:
         require_free(folder)
         try:
             names = os.listdir(folder)
-        except OSError:  # which the run itself tells
+        except OSError:  # the run itself says so
             names = []
         config = [saved_options.FILE] * (saved_options.FILE in names)
         return cls(
@@ -476,7 +476,7 @@ def _measured(loaded: Loaded, budget: TimeBudget, train: TrainOnce) -> None:
     seconds = min(max(_SHARE * budget.total_s, _LEAST_S), _MOST_S, 0.05 * budget.total_s + 0.1)
     probe = _Probe(seconds, _LARGEST_SHARE * budget.total_s + 0.1)
     assert loaded.config.run_dir is not None
-    # On the disk of the run, which its replay needs anyway.
+    # The measurement's replay goes to the disk of the run, which needs the room anyway.
     with TemporaryDirectory(prefix=".quintet-", dir=_existing(loaded.config.run_dir)) as folder:
         steps = max(loaded.config.total_env_steps, _STEPS)
         report = {"interval_s": _REPORTS_S, "sinks": (), "progress": False}
@@ -497,7 +497,7 @@ def _measured(loaded: Loaded, budget: TimeBudget, train: TrainOnce) -> None:
                 train(trial, probe, limit)
         except TimeIsOver:
             pass
-    if not probe.speed:  # what one environment has shown is not far off
+    if not probe.speed:  # the speed of one environment is not far off
         probe.speed, probe.start_s, probe.start_steps = budget.speed, budget.start_s, 0.0
     budget.speed, budget.making_s = max(probe.speed, 1e-6), limit.making_s
     budget.start_s, budget.start_steps = probe.start_s, probe.start_steps

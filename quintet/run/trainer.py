@@ -102,7 +102,7 @@ class Trainer:
         self.finished = self._save_requested = self._time_is_over = False
         self.budget: TimeBudget | None = None
         self.stop = StopRequest(self._tell_stopping, self._abandon)
-        self._saved_at = time.monotonic()  # or begun at
+        self._saved_at = time.monotonic()  # time of the last save, or of the start
         self._ended, self._telling = False, threading.Lock()  # the loop; what a stop waits for
         self.watch: Watch | None = None
         self._calls = UserCalls(self.stop)
@@ -223,7 +223,7 @@ class Trainer:
         status = self._evaluate_late() if spent else self._loop(sampling).run()
         if self._time_is_over:
             status = "finished"
-        with self._telling:  # what is told from here on comes after the stop
+        with self._telling:  # messages from here on come after the stop
             self._ended = True
         if status == "finished":
             self.save_policy()
@@ -364,7 +364,7 @@ class Trainer:
         if due and self.evaluations.due(steps, self.reports.wall_s):
             try:
                 evaluated = self._evaluate()
-            except QuintetError as error:  # what was trained is saved first
+            except QuintetError as error:  # the run first saves what was trained
                 self._calls.raised = self._calls.raised or error
                 self.stop.made = True
         if finished or evaluated or self.stop.made or self.reports.due:
@@ -394,7 +394,7 @@ class Trainer:
 
     def _look_at_the_clock(self, budget: "TimeBudget", steps: int) -> None:
         """Raises BudgetChanged, at most once, if the run is much too fast or slow for its time."""
-        # Before its first update a run is faster than it will be.
+        # A run is faster before its first update.
         if not (budget.checks and any(each.learner.updates for each in self.policies)):
             return
         seconds = self.timer.seconds()
@@ -468,10 +468,10 @@ class Trainer:
             return True
         if not self.stop.made or self.counters.env_steps < self.config.total_env_steps:
             return self.stop.made
-        if not self._saved_for_stop:  # what stops it may not wait for the end
+        if not self._saved_for_stop:  # the sender of a signal may not wait for the end
             self._saved_for_stop = True
             self.save(True)
-        return self.config.eval.max_steps is None  # it may have no end
+        return self.config.eval.max_steps is None  # an evaluation without a limit may have no end
 
     def keep_batch(self, batch: Rollout, policy: int) -> str:
         """Writes the batch on which an update failed; returns a sentence that says where."""

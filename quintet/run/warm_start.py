@@ -62,7 +62,7 @@ def donated(
         theirs = {n: x for n, x in theirs.items() if any(fnmatchcase(n, key) for key in keys)}
     else:
         faults += _other_policy(description, donor)
-    # Where there is no average, it begins with the policy that it follows.
+    # An average that the donor lacks begins with the policy that it follows.
     averages = {name: f"network/{name[len(AVERAGE) :]}" for name in own if name.startswith(AVERAGE)}
     theirs = {name: theirs[x] for name, x in averages.items() if x in theirs} | theirs
     # A saved policy lacks the tensors that only learning needs.

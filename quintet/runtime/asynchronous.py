@@ -53,12 +53,12 @@ class AsyncSampling:
         self.prefetch_batches, self.max_restarts = prefetch_batches, max_restarts
         self.delivery = Delivery(spec.plan, spec.num_streams, spec.assignment, may_lag=True)
         self.delivery.pin, self.warn = pin, warn
-        self.trouble: Died | BaseException | None = None  # for the learner's thread to handle
+        self.trouble: Died | BaseException | None = None  # the learner's thread handles it
         self.replaced, self.ending = threading.Event(), threading.Event()
         self.handling = threading.RLock()  # guards the delivery and the grants
         self.delivery.lock = self.handling
         self.changed = threading.Condition(self.handling)  # batches came, or were taken
-        self.env_steps_wanted = 0  # in all batches, with those that were handed out
+        self.env_steps_wanted = 0  # total of all batches, also of those that were handed out
         self.granted = [0] * len(workers.samplers)  # unfinished env_steps, by worker
         self.assembler = threading.Thread(target=self._assemble, daemon=True)
         self.iteration = self.num_restarts = self.begun = 0

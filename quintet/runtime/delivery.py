@@ -163,11 +163,11 @@ class Delivery:
         self.pin = False  # whether batches are put in page-locked memory, for a GPU
         self.lock: AbstractContextManager[Any] = nullcontext()  # held by who changes the queues
         self.samples_ahead = False  # whether the last whole batch begins the next round
-        self.first_stream = self.first_policy = 0  # of the next round, and of the next batch
+        self.first_stream = self.first_policy = 0  # the next round's, and the next batch's
         self.running: dict[int, int] = {}  # env_steps in episodes that have not ended, by group
         self.executed = self.counted = self.cut = self.past_budget = self.lost = 0
         self._told = (0, 0, 0)
-        self._lease: Lease | None = None  # of the slot that the last batch is a view of
+        self._lease: Lease | None = None  # keeps the slot that the last batch is a view of
 
     def restart(self, iteration: int) -> None:
         """Prepares for restarted streams; waiting columns were dropped with the last batch."""

@@ -106,7 +106,7 @@ class DeviceRows:
         self._first = torch.zeros(self.num_streams, dtype=torch.bool, device=device)
         self._carry = torch.zeros(self.num_streams, dtype=torch.float64, device=device)
         self._most = min(max(_MOST_TOLD, self.num_streams), plan.unroll_steps * self.num_streams)
-        self._rows_before, self._seed = 0, 0  # of the streams since their last restart
+        self._rows_before, self._seed = 0, 0  # rows since the last restart, and its seed
         self._last = 0  # rows of the last unroll
         self._state: State = {}
         self._noise: Tensor | None = None
@@ -142,7 +142,7 @@ class DeviceRows:
                 self._replay = recorded(self._all_rows, self.rows.env.device, generators)
             self.timer.switch("stepping")
             self._replay()
-            for x in self._memory.values():  # which a graph does not count as written
+            for x in self._memory.values():  # a graph does not count these as written
                 torch.autograd.graph.increment_version(x)
             row = steps
         self._collected = True
@@ -241,13 +241,13 @@ class DeviceRows:
         if rollout.return_carry is not None:
             rollout.return_carry[row:] = 0.0
 
-    # What the host must know
+    # Facts for the host
 
     def _told(self, rows: int, version: int) -> Told:
         """Checks and measures the unroll; waits for the device once."""
         rollout = self.rollout
         ended = rollout.terminated | rollout.truncated
-        numbers = ended.flatten().cumsum(0)  # of the ended episodes, from 1
+        numbers = ended.flatten().cumsum(0)  # ended episodes, counted from 1
         fields = self._episodes(ended, version)
         head = numbers[-1:], self._sums.length.sum(0, keepdim=True), self._finite(rows)
         found = self._ended(numbers, fields, 0, self._most)

@@ -233,7 +233,7 @@ class DeviceSampling:
         delivery.running[0] = told.running
         short = told.rows < self.plan.unroll_steps
         new = Columns(self.rows.rollout, known, told.episodes, lacks=short)
-        first = delivery.first_stream  # so that each stream is first in turn
+        first = delivery.first_stream  # each stream is first in turn
         if first:
             late, new = new.split(first)
             self._waiting += [new, late]
@@ -327,7 +327,7 @@ def _with_known(rollout: Rollout, known: Known, cut: bool) -> Rollout:
     )
     if cut:
         mask, cuts = sent_all([valid, torch.from_numpy(known.cuts)], device)
-        # Of one row there is none before to be cut.
+        # A single row has no earlier row to cut.
         trace_cut = cuts if known.cuts.any() else rollout.trace_cut
         rollout = replace(rollout, valid=mask, trace_cut=trace_cut)
     if device.type == "cpu":

@@ -40,7 +40,7 @@ class LockstepSampling:
         self.delivery = Delivery(spec.plan, spec.num_streams, spec.assignment, may_lag or lag > 0)
         self.delivery.samples_ahead = lag > 0
         self.flying = False
-        self.rows = 0  # of the round at work
+        self.rows = 0  # done in the round at work
 
     def publish(self, publication: Publication) -> None:
         """Publishes the weights with which the next round acts."""

@@ -263,11 +263,11 @@ class TrainingLoop:
             if finished:
                 counters.discard_waiting()
             self.timer.switch("other")
-            # Before the checkpoint, which holds the best score that an evaluation found.
+            # The checkpoint comes later: it holds the best score that an evaluation found.
             stop = self.hooks.after_iteration(last.batch)
             due = counters.iteration - counters.checkpoint_iteration >= budget.checkpoint_iterations
             if last.exact or finished or due or stop or self.hooks.asks_to_save():
-                self.hooks.save(last.exact or finished)  # which may leave out one that is only due
+                self.hooks.save(last.exact or finished)  # may leave out one that is only due
                 stop = stop or self.hooks.stopping()
             if stop and not finished:
                 return "stopped"
@@ -288,7 +288,7 @@ class TrainingLoop:
         device = self.devices[batch.policy]
         replay = replays[batch.policy] if replays else None
         if replay is not None and replay.overwrites(batch.rollout):
-            self.hooks.save(False)  # as after the last batch
+            self.hooks.save(False)  # the state is still that after the last batch
         self.timer.switch("learning")
         newest: Recent = deque([(learner.updates, batch.rollout)], LOOK_EVERY_UPDATES)
         step = _Step(batch, self._begins_anew(batch), newest)

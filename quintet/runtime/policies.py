@@ -68,7 +68,7 @@ class Assignment:
         game = (-1, self.num_agents)
         begins = is_first.view(game).all(1, keepdim=True).expand(game).flatten()
         of_game = draw.view(game)[:, :1].expand(game).flatten()
-        learns = (of_game / self.past_frac * self.num_agents).long()  # of the agents, if one alone
+        learns = (of_game / self.past_frac * self.num_agents).long()  # the agent, if one alone
         past = (of_game < self.past_frac) & (agent != learns)
         return torch.where(begins, torch.where(past, self.num_policies - 1, 0), before)
 

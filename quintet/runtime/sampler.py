@@ -51,16 +51,16 @@ class GroupSampler:
         """
         self.env, self.actor, self.plan, self.first_stream = env, actor, plan, first_stream
         self.policies, self.num_learners = assignment.of(group), assignment.num_learners
-        self.has_opponents = max(self.policies) >= self.num_learners  # whose rows are not valid
+        self.has_opponents = max(self.policies) >= self.num_learners  # their rows are not valid
         self.num_streams = env.num_streams
         self.turns = Turns(self.num_streams) if env.description.turns else None
         self.says_version = VERSION in actor.record_specs
         self.generator = torch.Generator()
-        # By policy, where publications bring values by which environments weigh their rewards.
+        # Reward weights by policy, if publications carry them.
         self.shaping: dict[int, np.ndarray[Any, Any]] = {}
         self.version = -1
         self.fresh = True
-        self.rows = 0  # of the last unroll
+        self.rows = 0  # rows of the last unroll
 
     def restart(self, env_seeds: list[int], noise_seed: int, slot: Slot) -> None:
         """Begins new episodes, whose first rows go to `slot`; what follows depends on the seeds."""
@@ -75,7 +75,7 @@ class GroupSampler:
         self.carry = np.zeros(self.num_streams)
         self.episode_return = np.zeros(self.num_streams)
         self.episode_length = np.zeros(self.num_streams, np.int64)
-        self.episode_version = np.zeros(self.num_streams, np.int64)  # as in `Episode`
+        self.episode_version = np.zeros(self.num_streams, np.int64)  # the same as in `Episode`
         self.steps_before = 0
         self.fresh = True
 
@@ -100,8 +100,8 @@ class GroupSampler:
             if self.turns is not None:
                 self.turns.begin(slot)
         self.slot = slot
-        # Weights that were replaced may have left a NaN, which a recurrent network would keep.
-        # In place: a server reads it from there.  A mix of policies has that of each as K/name.
+        # Replaced weights may have left a NaN, which a recurrent network would keep: mend it in
+        # place, where a server reads the state.  A mix of policies has that of each as K/name.
         recorded = self.actor.state_specs
         for name, x in self.state.items():
             if name not in recorded and name.partition("/")[2] not in recorded:
@@ -366,7 +366,7 @@ class SerialSampling:
         """Loads the weights with which a policy acts from each group's next unroll on."""
         self.delivery.publish(publication)
         if self.act_on == "cpu":
-            publication = replace(publication, tensors=fetched(publication.tensors))  # for all
+            publication = replace(publication, tensors=fetched(publication.tensors))  # one for all
         for group in self.groups:
             group.publish(publication)
 

@@ -187,19 +187,19 @@ class SpreadEnv:
         self.spaces: Spaces = made.spaces
         self.description: EnvDescription = made.description
         self._source, self._env, self._how = env, made, how
-        self._others: "_Others | None" = None  # which follow, or step
+        self._others: "_Others | None" = None  # processes that follow, or step
         self._judging = True
         # Once it is decided who steps, these are the methods of the environments that step.
         self.send: Callable[[Array], None] = self._send
         self.recv: Callable[[StepRow], None] = self._recv
         self._action: Array | None = None
-        self._states: list[bytes] | None = None  # of the environments before the first restart
-        self._history: list[_Event] = []  # that the way which does not step has not repeated
+        self._states: list[bytes] | None = None  # the environments before the first restart
+        self._history: list[_Event] = []  # events that the way which does not step has not repeated
         self._rows, self._cost, self._waiting_s = 0, StepCost(0.0, True), 0.0
         self._alone: VectorEnv = made
-        self._alone_s: list[float] = []  # of blocks of rows by the run's process
-        self._several_s: list[float] = []  # of blocks of as many rows by others
-        self._block_rows, self._last_rows = 0, 0  # of this block and of the one before
+        self._alone_s: list[float] = []  # blocks of rows by the run's process
+        self._several_s: list[float] = []  # blocks of as many rows by others
+        self._block_rows, self._last_rows = 0, 0  # rows of this block and of the one before
         self._note: Callable[[str], None] = lambda _: None
         self._tell: tuple[Callable[[str], None], Callable[[str], None]] = printing.say, self._note
 
@@ -280,7 +280,7 @@ class SpreadEnv:
 
     def _consider(self, cost: StepCost) -> None:
         """Tries others once they would have saved what it costs to begin them."""
-        if self._rows == 1:  # what an environment needs may be made in its first step
+        if self._rows == 1:  # an environment may make what it needs in its first step
             return
         rows, streams, groups = self._rows - 1, self.num_streams, self._how.num_groups
         seconds = self._cost.seconds + (cost.seconds - self._cost.seconds) / rows
@@ -345,7 +345,7 @@ class SpreadEnv:
         if self._judging and self._env is not self._alone:
             self._switch()
             self._waiting_s, self._block_rows = 0.0, 0
-            self._alone_s.pop()  # whose block of others is cut
+            self._alone_s.pop()  # the block of the others is cut
         return self._env.render(stream)
 
     def kill(self) -> None:

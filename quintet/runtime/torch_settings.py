@@ -194,7 +194,7 @@ class OwnTorch:
 
         @wraps(function)
         def inner(*args: P.args, **kwargs: P.kwargs) -> R:
-            # What follows is called for every action: a block would take twice as long.
+            # Every action comes through here: a block would take twice as long.
             settled = not _lacks_threads and (_threaded or torch.get_num_threads() == 1)
             if threads is None and settled and _is_plain():
                 return function(*args, **kwargs)
@@ -229,7 +229,7 @@ def _is_plain() -> bool:
         and torch.is_grad_enabled()
         and not torch.is_inference_mode_enabled()
         and not torch._C._is_any_autocast_enabled()
-        and not torch._C._len_torch_function_stack()  # of a default device, for one
+        and not torch._C._len_torch_function_stack()  # such as that of a default device
     )
 
 
@@ -240,7 +240,7 @@ def _make_plain(ends: ExitStack) -> None:
         torch.set_default_dtype(torch.float32)
         ends.callback(torch.set_default_dtype, dtype)
     _leave_modes(ends)
-    # As tensors are made: PyTorch 2.7's `get_default_device` knows nothing of blocks.
+    # A new tensor tells the device: PyTorch 2.7's `get_default_device` knows nothing of blocks.
     if torch.empty(0).device.type != "cpu":
         ends.enter_context(torch.device("cpu"))
 

@@ -26,7 +26,7 @@ def held(before: State, after: State, acted: Bools) -> State:
     """The state after an act, ``[B, ...]``: agents that did not act keep their previous state."""
     mine = torch.from_numpy(acted.copy())
     return {
-        # Who plays is drawn for games, not by decision.
+        # Players are drawn for games, not by decision.
         name: x
         if name == PLAYER
         else torch.where(mine.view(-1, *[1] * (x.ndim - 1)), x, before[name])
@@ -66,14 +66,14 @@ class Turns:
         count = self.num_streams
         self.begun = Begun(count)
         self.open = np.zeros(count, np.bool_)  # streams whose newest decision has no outcome yet
-        self.just_ended = np.zeros(count, np.bool_)  # those that got it, an end, in the newest row
+        self.just_ended = np.zeros(count, np.bool_)  # streams that got an end in the newest row
         self.before: State = {}
         self.states: list[State] = []
         self.waits = np.zeros(count, np.bool_)  # streams with a decision from the unroll before
-        self.ended = np.zeros(count, np.bool_)  # of which the outcome is known, an end
+        self.ended = np.zeros(count, np.bool_)  # waiting decisions whose outcome is an end
         self.waiting: dict[str, Tensor] = {}
-        self.episodes = np.zeros(count, np.int64)  # that have begun
-        self.next: dict[str, Tensor] = {}  # what the next unroll begins with
+        self.episodes = np.zeros(count, np.int64)  # number of episodes that have begun
+        self.next: dict[str, Tensor] = {}  # observations that the next unroll begins with
         self.last_action: Tensor | None = None
         self.last_reward = np.zeros(count, np.float32)
 
@@ -142,7 +142,7 @@ class Turns:
         }
         there = np.where(source[: slot.steps] <= rows, source[: slot.steps], rows)
         valid = learned[there, columns] & (np.arange(slot.steps)[:, None] < items.sum(0))
-        valid &= source[: slot.steps] <= rows  # what shows the last observation is no decision
+        valid &= source[: slot.steps] <= rows  # the row of the last observation is no decision
         self._write(slot, whole, source, there)
         for name, x in outcome.items():
             getattr(slot, name)[:] = np.where(valid, x[there, columns], 0)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 TRIALS, FRESH = "trials", "fresh"
 
 _MOST_WITHOUT = 100  # trials of a lost journal that failed before they had a folder
-_TRIES = 3  # of a trial whose process is killed
+_TRIES = 3  # starts of a trial whose process is killed
 
 
 @final
@@ -197,7 +197,7 @@ class _Search:
         held, of_optuna = None, self.folder / OF_OPTUNA
         try:
             held = journal.read(self.folder, self.space)
-            if held is None and of_optuna.exists():  # of a version that read it
+            if held is None and of_optuna.exists():  # an older version read this file
                 files.set_aside(of_optuna, "old")
         except Damaged as fault:
             place = files.set_aside(self.folder / journal.FILE)
@@ -369,7 +369,7 @@ class _Search:
 
     def _loaded(self, trial: Trial, run_dir: Path, **more: Any) -> Loaded:
         """The configuration of a run with the values of a trial; raises ConfigError."""
-        await_left(run_dir)  # which an earlier process may still change
+        await_left(run_dir)  # an earlier process may still change it
         found = {one.name: one.value(trial.drawn[one.key]) for one in self.space}
         found |= {"eval.interval": self.interval, "run_dir": str(run_dir), **more}
         record = run_record.read(run_dir)

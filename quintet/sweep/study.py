@@ -47,7 +47,7 @@ LEAST_TRIALS = 4
 """Trials that pruning by the median, and importances, compare."""
 
 _NAME = "sweep"
-_WARMUP_STEPS = STEPS // 3  # before which slow starters are not pruned
+_WARMUP_STEPS = STEPS // 3  # slow starters are not pruned before
 
 Curve = Mapping[int, float]
 """Scores by step, of `STEPS`."""
@@ -67,7 +67,7 @@ class Study:
         """Stores the user's request in a new journal; raises ConfigError where an older one has
         other values.
         """
-        now = json.loads(json.dumps(said, default=str))  # as JSON can hold it
+        now = json.loads(json.dumps(said, default=str))  # equal to what the file gives back
         if self._journal.asked:
             require_as_begun("sweep", self._folder, self._journal.asked, now, "another --run-dir")
         else:
@@ -107,7 +107,7 @@ class Study:
             return self.add(first)
         state = np.random.SeedSequence([seed, number]).generate_state(1)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of arguments that may change
+            warnings.simplefilter("ignore")  # warnings of arguments that may change
             view = optuna.create_study(
                 direction="maximize", sampler=_sampler(sampler, int(state[0]))
             )
@@ -185,7 +185,7 @@ class Study:
     def write_for_optuna(self) -> None:
         """Writes the trials that have ended for Optuna's dashboard."""
         path = self._folder / f"{files.TEMPORARY}{OF_OPTUNA}"
-        for each in (path, path.with_name(f"{path.name}.lock")):  # of a kill
+        for each in (path, path.with_name(f"{path.name}.lock")):  # left by a kill
             each.unlink(missing_ok=True)
         study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(path))),

@@ -68,7 +68,7 @@ def _of_fresh(scores: list[float]) -> tuple[Any, ...]:
     if not scores:
         return ("",) * 5
     (low,), (high,) = bootstrap_band(np.array(scores)[:, None])
-    # Of equal scores the interval is a point, which says nothing of other seeds.
+    # Equal scores make the interval a point, which says nothing of other seeds.
     ends = (float(low), float(high)) if len({*scores}) > 1 else ("", "")
     return len(scores), float(np.mean(scores)), *ends, " ".join(map(repr, scores))
 

@@ -39,7 +39,7 @@ class Watch:
 
     def reread(self, run_dir: Path) -> bool:
         """Receives the reports of an earlier start; returns whether they ended the trial."""
-        with suppress(QuintetError):  # it has reported nothing
+        with suppress(QuintetError):  # nothing was reported
             return any(self.hear(each) for each in read_metrics(run_dir, lambda _: None))
         return False
 

@@ -46,7 +46,7 @@ class Catalog(Generic[T]):
         self._import_apart = import_apart
         self.group, self.noun, self.kind, self.own = group, noun, kind, own
         self.loaded: dict[str, T] = {}
-        self._tried: dict[str, str] = {}  # what is wrong with packages, by the place of a record
+        self._tried: dict[str, str] = {}  # faults of packages, by the place of a record
 
     def names(self) -> list[str]:
         """Every name: quintet's own first."""
@@ -177,12 +177,12 @@ class Catalog(Generic[T]):
             raise ConfigError(clash)
         package = _packages(points)
         try:
-            with results_apart():  # what it prints is no result of a command
+            with results_apart():  # prints of a package are no result of a command
                 found: T = points[0].load()
         except STOPS:
             raise
         except BaseException as error:
-            from quintet.system.user_code import raised  # with Gymnasium
+            from quintet.system.user_code import raised  # imports Gymnasium
 
             raise ConfigError(
                 f"{self.noun} {name!r} must be importable, but importing {points[0].value} of "

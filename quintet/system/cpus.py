@@ -43,7 +43,7 @@ def groups(controller: str) -> list[Path]:
     older = (ROOT / controller).is_dir()
     root = ROOT / controller if older else ROOT
     found = root / _path_of(controller if older else "").strip("/")
-    # In a container the path may be the host's, which is not there.
+    # A container may see the host's path, which is not there.
     around = [found, *found.parents] if ".." not in found.parts and found.is_dir() else [root]
     return [folder for folder in around if folder.is_relative_to(root)]
 

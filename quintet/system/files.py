@@ -30,14 +30,14 @@ from quintet.system.printing import note
 TEMPORARY = ".tmp-"
 """Prefix of unfinished files, which are useless after a crash."""
 
-MAX_DEPTH = 100  # of nested lists and mappings
-MAX_YAML_BYTES = 500_000  # for which PyYAML takes seconds
+MAX_DEPTH = 100  # levels of nested lists and mappings
+MAX_YAML_BYTES = 500_000  # PyYAML takes seconds for these
 MAX_NODES = 1_000_000  # values in a document; aliased ones count at each occurrence
 
-_BLOCK_BYTES = 2**20  # of zeros that are written at once
+_BLOCK_BYTES = 2**20  # zeros that are written at once
 
 _CONTAINERS = (Mapping, list, tuple, set)
-_SCALARS = (float, int, str)  # of which most values are, and `isinstance` of a Mapping is slow
+_SCALARS = (float, int, str)  # most values; `isinstance` of a Mapping is slow
 
 _ADVICE = {
     errno.ENOSPC: "make room there",
@@ -347,7 +347,7 @@ def write_whole(path: Path, content: bytes) -> None:
     """
     beside = path.with_name(f"{TEMPORARY}{path.name}")
     try:
-        with suppress(FileNotFoundError):  # of a kill, or of a stranger, who made it a link
+        with suppress(FileNotFoundError):  # a kill may have left it, or a stranger made it a link
             beside.unlink()
         handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         try:

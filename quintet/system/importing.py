@@ -205,7 +205,7 @@ def _not_imported(module_name: str, name: str, error: BaseException) -> ConfigEr
     if isinstance(error, ModuleNotFoundError):
         what = f"which can't be imported: {error}; start in the folder that holds it, install it"
     else:
-        from quintet.system.user_code import argv_advice, raised  # with Gymnasium
+        from quintet.system.user_code import argv_advice, raised  # imports Gymnasium
 
         advice = argv_advice(error) or "mend the module"
         what = f"and importing it {raised(error)}; {advice}"

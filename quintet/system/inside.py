@@ -276,7 +276,7 @@ def await_left(folder: Path, told: Callable[[str], None] | None = None) -> None:
 
 def await_orphan(folder: Path, told: Callable[[str], None]) -> None:
     """The same, where that parent has ended; a process whose parent lives is not awaited."""
-    with suppress(CheckpointError):  # which the run itself tells
+    with suppress(CheckpointError):  # the run itself says so
         holder = holder_of(folder)
         if holder is not None and holder.is_orphan:
             await_left(folder, told)

@@ -24,7 +24,7 @@ META = "meta.json"
 PURPOSE = "quintet checkpoint 1"
 """Purpose of a manifest's signature."""
 
-_MOST_BYTES = 2**26  # of a manifest, and of meta.json
+_MOST_BYTES = 2**26  # largest manifest and meta.json
 REPLACED = ".old-"
 
 

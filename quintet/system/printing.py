@@ -48,7 +48,7 @@ def results_apart() -> Iterator[None]:
             results = kept if results.fileno() == 1 else results
             os.dup2(2, 1)
             ends.callback(os.dup2, kept.fileno(), 1)
-            ends.callback(ctypes.CDLL(None).fflush, None)  # what libraries in C keep
+            ends.callback(ctypes.CDLL(None).fflush, None)  # writes what libraries in C keep
         ends.callback(_apart.clear)
         _apart.append(results)
         ends.enter_context(redirect_stdout(sys.stderr))

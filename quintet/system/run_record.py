@@ -13,7 +13,7 @@ from quintet.system.manifest import Checked, Count, Word, content_fault
 FILE = "run.json"
 
 Sentence = Annotated[str, Field(max_length=2_000)]
-Source = Annotated[str, Field(max_length=10_000)]  # of an option, with the paths of files
+Source = Annotated[str, Field(max_length=10_000)]  # origin of an option, with the paths of files
 
 
 class Choice(Checked):

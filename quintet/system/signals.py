@@ -16,9 +16,9 @@ from math import inf
 from types import FrameType
 from typing import final
 
-_TOLD_AFTER_S = 1.0  # that a stop may take before it says what it waits for
-_HEEDED_S = 0.4  # that the main thread may take to handle a second Ctrl-C
-_LEFT_S = 0.4  # that restoring the terminal may take then
+_TOLD_AFTER_S = 1.0  # time of a stop before it says what it waits for
+_HEEDED_S = 0.4  # time for the main thread to handle a second Ctrl-C
+_LEFT_S = 0.4  # time to restore the terminal then
 _UNDONE_S: ContextVar[float] = ContextVar("undone_s", default=5.0)
 """Seconds for open files and processes to close after a second Ctrl-C."""
 
@@ -122,7 +122,7 @@ def interrupts_for_us_alone() -> Iterator[None]:
     told = b"waiting for an environment to be made; a second Ctrl-C ends at once\n"
     with ExitStack() as ends:
         if threading.current_thread() is threading.main_thread():
-            # Before the block, so that its thread receives what the main thread blocks.
+            # The listener comes first, so that its thread receives what the main thread blocks.
             request = StopRequest(lambda: os.write(2, told))
             ends.callback(_Listener(request, [signal.SIGINT]).close)
         # Blocked and not ignored: a signal at the end of the block is handled afterwards.
@@ -139,7 +139,7 @@ class _Listener:
 
     def __init__(self, request: StopRequest, numbers: Collection[int]) -> None:
         self.heeded = False  # the main thread is ending after a second Ctrl-C
-        self.rearm: Callable[[], object] = lambda: None  # before Python's handler is installed
+        self.rearm: Callable[[], object] = lambda: None  # replaced with Python's handler
         self._request, self._numbers = request, frozenset(numbers)
         self._undone_s = _UNDONE_S.get()
         self._reader, self._writer = os.pipe()
@@ -205,7 +205,7 @@ class _Listener:
             self._request.abandon()
             sys.stdout.flush()
 
-        leaving = threading.Thread(target=leave, daemon=True)  # it may wait for a lock
+        leaving = threading.Thread(target=leave, daemon=True)  # may wait for a lock
         leaving.start()
         leaving.join(_LEFT_S)
         with suppress(OSError):
@@ -236,9 +236,9 @@ def _deadly_second(number: int) -> Callable[[], object]:
     install = getattr(ctypes.CDLL(None), "sysv_signal", None)
     if install is None:
         return lambda: None
-    # As in System V, a signal removes a handler that was installed in this way.
+    # A signal removes a handler that was installed in this way, by the rule of System V.
     install.argtypes, install.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
-    of_python = install(number, None)  # its handler in C, which asks for the one in Python
+    of_python = install(number, None)  # Python's handler in C, which asks for the one in Python
     install(number, of_python)
     return lambda: install(number, of_python)
 

@@ -128,4 +128,4 @@ def _make(file: Path) -> None:
     finally:
         with suppress(FileNotFoundError):
             temporary.unlink()
-    files.sync_folder(file.parent)  # so that signatures stay valid after a power cut
+    files.sync_folder(file.parent)  # keeps signatures valid after a power cut

@@ -216,7 +216,7 @@ class _Layout(NamedTuple):
         """A block of page-locked memory with copies of tensors of the CPU."""
         memory = torch.empty(self.size, dtype=torch.uint8, pin_memory=True)
         block = memory.numpy()
-        # By NumPy, whose calls take a fraction of the time of PyTorch's.
+        # NumPy's calls take a fraction of the time of PyTorch's.
         for x, place in zip(tensors, self.places, strict=True):
             given = (x.view(torch.int16) if x.dtype is torch.bfloat16 else x).numpy()
             into: Any = np.ndarray(given.shape, given.dtype, block, place)

@@ -128,7 +128,7 @@ class RankGroup:
         if self._guard is not None:
             self._guard.close()
         if self.device.type == "cuda":
-            self._abort()  # which does not wait for what hangs on the GPU
+            self._abort()  # does not wait for what hangs on the GPU
         self._group = None
 
     def _abort(self) -> None:
@@ -167,7 +167,7 @@ class RankGroup:
         except RuntimeError:
             if not work.is_completed():
                 return False
-            work.wait()  # what it failed by, unless it ended just after the time was over
+            work.wait()  # raises the failure, unless the work ended just after the time was over
         return True
 
 
@@ -226,7 +226,7 @@ def host_store() -> tuple[Any, int]:
     """A store in which ranks find each other's addresses, and its port."""
     try:
         return _store_of({})
-    except NotImplementedError:  # of PyTorch 2.7, whose newer store takes no socket
+    except NotImplementedError:  # PyTorch 2.7, whose newer store takes no socket
         return _store_of({"use_libuv": False})
 
 
@@ -239,7 +239,7 @@ def _store_of(more: dict[str, bool]) -> tuple[Any, int]:
             master_listen_fd=file, **more,
         )  # fmt: skip
     except NotImplementedError:
-        os.close(file)  # which the store has not taken
+        os.close(file)  # the store has not taken it
         raise
     return made, port
 
@@ -302,7 +302,7 @@ class Guard:
         while not self._over.wait(self._look_every_s):
             with self._lock:
                 ended = self._ended
-                # While exchanges follow each other, all ranks are there.
+                # All ranks are there while exchanges follow each other.
                 if ended is None or ended is not seen or ended():
                     seen = ended
                     continue

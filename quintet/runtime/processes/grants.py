@@ -72,8 +72,8 @@ class Sampler:
         self.index, self.places = index, places
         self.granted: deque[Fill] = deque()
         self.busy_since_s = 0.0
-        self.paused = False  # it has done its rows and waits for more
-        self.lost = False  # its streams must begin again before it fills another slot
+        self.paused = False  # has done its rows and waits for more
+        self.lost = False  # streams must begin again before it fills another slot
         self.process: Process
 
     @property
@@ -111,7 +111,7 @@ class Grants:
             self._count += 1
             for slot in self._of(sampler, slots):
                 slot.header[:] = self._count, 0
-                slot.valid[:] = False  # so that `executed` counts the rows written from now on
+                slot.valid[:] = False  # makes `executed` count the rows written from now on
             if not sampler.granted:
                 sampler.busy_since_s = time.monotonic()
             fill = Fill(slots, self._count, versions, rows, asks)

@@ -52,7 +52,7 @@ class Server:
         # Private state of actors, by group and by ticket of the act that left it.
         self.private: dict[int, dict[int, State]] = {}
         self.device = torch.device(self.options.device)
-        self.staged: dict[tuple[int, ...], StagedActor] = {}  # on a GPU
+        self.staged: dict[tuple[int, ...], StagedActor] = {}  # actors on a GPU
         if self.device.type == "cuda":
             self.staged = {
                 each: StagedActor(Shared(actor, self.device)) for each, actor in self.actors.items()
@@ -96,7 +96,7 @@ class Server:
 
     def _accept(self) -> None:
         caller = self.listener.accept()[0]
-        if _another_users(caller):  # it could block the server by an unfinished message
+        if _another_users(caller):  # such a caller could block the server by an unfinished message
             caller.close()
             return
         self.verified[Connection(caller.detach())] = False
@@ -206,7 +206,7 @@ def _another_users(caller: socket) -> bool:
 
 
 def main() -> int:
-    callers = int(sys.argv[3])  # before the user's own arguments take their place
+    callers = int(sys.argv[3])  # first: the user's own arguments take their place
     pickled, arena, channel = begin()
     try:
         work: ServerWork = user_state.work_of(pickled)

@@ -56,7 +56,7 @@ class Worker:
         num_policies = spec.assignment.num_policies
         self.boards = [Board(arena, policy) for policy in range(num_policies)]
         self.loaded = [[-1] * num_policies for _ in work.places]
-        self.restarts: messages.Restart | None = None  # with the next unroll
+        self.restarts: messages.Restart | None = None  # comes with the next unroll
         # The server's end has broken the streams: grants are ignored until the next restart.
         self.lost = False
         line = None

@@ -21,7 +21,7 @@ MOST_FRAMES = 16
 
 _FOLLOWING_SHARE = 0.5
 # Origin of a row: the number of the pool's entry that holds its older frames, or one of these.
-_REPEATED = -1  # they equal its newest frame, or are those of the row before
+_REPEATED = -1  # older frames equal the newest, or are those of the row before
 _ZERO = -2
 
 
@@ -159,7 +159,7 @@ class FrameStacks:
         self._newest[place] = rows[1:, :, -self.slices :]
         follows = _follows(_frames(rows, self.slices))
         step = np.arange(1, len(rows))[:, None]
-        # For each row the newest row up to it that breaks the stack, counted in rows of `rows`.
+        # The newest row up to each row that breaks the stack, counted in rows of `rows`.
         broken = np.where(follows, -self._depth[before].astype(np.int64), step)
         depth = step - np.maximum.accumulate(broken, 0)
         if not follows.all():

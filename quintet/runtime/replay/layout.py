@@ -17,7 +17,7 @@ from quintet.system import memory
 from quintet.types import TensorSpec
 
 _SEGMENT = 1024  # rows under one checksum, at most
-_PACKED_BYTES = 1024  # of the largest field that lies in a row's record
+_PACKED_BYTES = 1024  # largest field that lies in a row's record
 
 _FIXED = {
     "reward": TensorSpec((), torch.float32),
@@ -173,7 +173,7 @@ class Layout:
 
     def require_room(self) -> None:
         """Raises ConfigError if the replay does not fit on the disk or in memory."""
-        index = 8 * self.num_streams * self.entries()  # which lies in memory
+        index = 8 * self.num_streams * self.entries()  # the part in memory
         require_room(self.folder, self.nbytes() - index)
         memory.require(index, "the index of a replay", "lower the replay capacity")
 

@@ -105,7 +105,7 @@ class Replay:
         self._rate, self._rate_steps = _exact(plan.replay.rate).as_integer_ratio()
         self._column_bytes = self._layout.column_bytes(plan.replay.steps)
         self._per_stream = plan.replay.column_source == "per_stream"
-        # Of the columns of a batch per_stream.
+        # The ring of each column of a batch, where each stream gives its own.
         self._rings = np.arange(plan.replay.columns) * num_streams // plan.replay.columns
         self._store: RowStore | None = None
         self._random = _Random(seed, plan.replay.columns)
@@ -205,7 +205,7 @@ class Replay:
         if self._store is None:
             slices_of = {
                 name: frame_slices(as_array(batch.obs[name.removeprefix("obs/")]))
-                for name in self._layout.stacks  # of leaves that may be one
+                for name in self._layout.stacks  # leaves that may be stacks
             }
             found = {name: slices for name, slices in slices_of.items() if slices is not None}
             self._layout.stacks = found
@@ -268,7 +268,7 @@ class Replay:
         else:
             entry = (chance * total).astype(np.int64)
             stream = ends.searchsorted(entry, "right")
-            # From a number over all streams to one within the stream's own entries.
+            # A number over all streams becomes one within the stream's own entries.
             entry += (store.last - ends)[stream]
         return self._drawn(store, stream, entry)
 
@@ -347,7 +347,7 @@ class Replay:
 
 
 _BLOCK = 64  # iterations whose random numbers are made at once, where each draws one batch
-_NUMBER, _CHANCE, _BLOCKS = range(3)  # what random numbers are for, of an iteration or a block
+_NUMBER, _CHANCE, _BLOCKS = range(3)  # uses of random numbers, for an iteration or a block
 
 
 class _Random:
@@ -409,7 +409,7 @@ class Drawn(NamedTuple):
     def rollout(self, state: dict[str, Tensor]) -> tuple[Rollout, int]:
         """A copy of the rows, and the number of valid rows."""
         store, layout, stream = self.store, self.store.layout, self.stream
-        numbers = layout.numbers  # of the streams in the run, one for each ring
+        numbers = layout.numbers  # numbers of the streams in the run, one for each ring
         streams = stream.copy() if numbers is None else numbers[stream]
         bits = _BITS.take(self.flags, 1)
         terminated, truncated, valid, cut = bits[:4, :-1]

@@ -239,7 +239,7 @@ class RowStore:
         self._where: Columns = slice(None)  # the streams of the last batch, or all of them
         # The last batch: sampling in one process returns the same object again, with other rows.
         self._batch: tuple[Rollout, Fresh] | None = None
-        self._reached: Begin | None = None  # how a batch begins that follows on the last one
+        self._reached: Begin | None = None  # beginning of a batch that follows on the last one
         self._full = False  # whether every stream has as many rows as can be live
         self.first = np.zeros(count, np.int64)
         self.last = np.zeros(count, np.int64)
