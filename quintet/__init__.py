@@ -4,7 +4,7 @@ result = quintet.train("ppo", env="CartPole-v1", total_steps=100_000)
 quintet.evaluate(result.policy).mean
 """
 
-# As little as can be, for the command to begin at once: even `typing` takes its milliseconds.
+# Imports are few, so that the command begins at once: even `typing` takes its milliseconds.
 import os
 import sys
 

@@ -9,7 +9,7 @@ Checkpoints of a run are named by a growing number (``000000123``); `latest` and
 other names (``best``).
 """
 
-from __future__ import annotations  # so that its options need no tensor
+from __future__ import annotations  # options need no PyTorch at run time
 
 import hashlib
 import json
@@ -441,7 +441,7 @@ def _read_folder(folder: int | None, path: Path) -> Checkpoint:
             said = f"{type(fault).__name__}: {fault}"
             raise CheckpointError(f"{path / name} is not a safetensors file: {said}") from fault
         for key, x in loaded.items():
-            if x.is_floating_point() and x.dtype.itemsize == 1:  # which PyTorch can't compare
+            if x.is_floating_point() and x.dtype.itemsize == 1:  # PyTorch can't compare these
                 raise CheckpointError(f"{path / name} has {x.dtype} in {key}, which no run writes")
         # cloned to memory of torch's own alignment, on which the last bit of a sum may depend
         tensors[name.removesuffix(_SUFFIX)] = {k: loaded[k].clone() for k in sorted(loaded)}

@@ -252,7 +252,7 @@ def _config(arguments: list[str]) -> int:
             f"that of the run add --run-dir {shown(config.run_dir)}"
         )
     if config.init_from is not None and (beside or asked.overwrite or not begun):
-        find_donor(config.init_from)  # which a run that has begun does not read
+        find_donor(config.init_from)  # a run that has begun does not read it
     first = first_sources(config.run_dir, sources)
     sources = {
         name: source if first[name] == source else f"{SAVED} ({first[name]})"

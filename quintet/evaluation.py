@@ -243,7 +243,7 @@ def evaluate(
             )
         other = against.player_on(device) if isinstance(against, Policy) else uniform(1)
         how = replace(how, others=(other,))
-        both = min(how.episodes, 2) * chosen.num_agents  # as many games of each seating
+        both = min(how.episodes, 2) * chosen.num_agents  # equally many games of each seating
         num_streams = -(-num_streams // both) * both
     with closing(_streams_for(policy, chosen, num_streams, how)) as vector:
         _check_spaces(policy, vector)
@@ -255,7 +255,7 @@ def evaluate(
             film = None if path is None else _film(policy, chosen, _own_draws(how, uniform), path)
         except ConfigError:
             raise
-        except QuintetError as fault:  # what happens while it plays costs no scores
+        except QuintetError as fault:  # a fault of the video costs no scores
             film_fault = str(fault)
             warnings.warn(f"there is no video: {fault}", RuntimeWarning, stacklevel=3)
         found = play(vector, how, chosen.num_agents)
@@ -448,7 +448,7 @@ def _streams(env: ResolvedEnv, num_streams: int, how: How) -> VectorEnv:
 def _check_spaces(policy: Policy, vector: VectorEnv, who: str = "the policy") -> None:
     way_out = "give one that was trained on such spaces, or another environment"
     own, theirs = policy.description, vector.spaces
-    if policy.critic_leaves:  # which acting does not need
+    if policy.critic_leaves:  # acting does not need these
         own = spaces_as_json.as_json(policy.acting_spaces)
         theirs = spaces.without_leaves(theirs, policy.critic_leaves)
     spaces_as_json.require_same(own, theirs, who, vector.description.id, way_out)
@@ -482,7 +482,7 @@ def _film(policy: Policy, env: ResolvedEnv, how: How, path: Path) -> Film | None
             played = play(filmed.env, of_film, env.num_agents, watch)
             if shown is None:
                 writer.discard()
-                if played.complete:  # of a game, whose first agent is filmed
+                if played.complete:  # the game ended, but not for its first agent
                     raise ConfigError(
                         f"a video must show an episode of the first agent, got none in the game of "
                         f"{env.config.id} with seed {how.seed}; choose another seed"

@@ -376,7 +376,7 @@ def _sentence(name: str, given: str, items: list[ErrorDetails]) -> str:
 def _in_our_words(message: str) -> str:
     """pydantic's own messages in lower case; messages of quintet's validators unchanged."""
     own = message.removeprefix("Value error, ")
-    if "exceeded maximum size" in message:  # of integers that pydantic reads
+    if "exceeded maximum size" in message:  # integers that pydantic reads
         return f"{_SHOULD_BE}a whole number of far fewer digits"
     # Bounds of floats, which pydantic writes with all their digits.
     return own if own != message else _DIGITS.sub(lambda n: f"{float(n[0]):g}", message.lower())

@@ -60,7 +60,7 @@ def describe(
     return ({} if script is None else {"script": script}) | {
         "algo": algo,
         "learner": learner.model_dump(mode="json"),
-        # With the function of an encoder that was given as one, of which JSON keeps the name.
+        # An encoder that was given as a function stays one; JSON keeps only its name.
         "model": model.model_dump(mode="json") | {"encoder": model.encoder},
         "env": env.model_dump(mode="json"),
         **as_json(of),
@@ -402,7 +402,7 @@ class Policy:
         observations: "Observations" = "environment", env: Any = None, tolerance: float = 1e-5,
     ) -> "Verified":  # fmt: skip
         """Writes the policy for use without quintet; see `quintet.export.make.export`."""
-        from quintet.export import make  # which stands above this module
+        from quintet.export import make  # export stands above this module
 
         return make.export(
             self,

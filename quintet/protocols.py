@@ -1,7 +1,7 @@
 """Everything that the runtime knows of a learner: the data that it requests, its updates, and its
 acting."""
 
-from __future__ import annotations  # so that no tensor is needed where only options are
+from __future__ import annotations  # options need no PyTorch at run time
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

@@ -153,7 +153,7 @@ def map_leaves(space: Space, function: Callable[[str, Space], Space]) -> Space:
         children = _children(node)
         if children is None:
             return function(path or "obs", node)
-        # in order: gymnasium sorts plain dicts
+        # ordered: gymnasium sorts plain dicts
         mapped = OrderedDict((k, walk(v, f"{path}/{k}" if path else f"{k}")) for k, v in children)
         return (
             spaces.Dict(mapped) if isinstance(node, spaces.Dict) else spaces.Tuple(mapped.values())
@@ -325,7 +325,7 @@ def _unpack_leaf(leaf: Space, flat: np.ndarray[Any, Any]) -> Any:
         own = own if leaf.dtype.kind == "f" else own + leaf.low  # see `as_choices`
         own = np.minimum(np.maximum(own, leaf.low), leaf.high)
     own = own.astype(leaf.dtype)
-    # Of shape () this is a number.
+    # Shape () makes this a number.
     return own + leaf.start if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete) else own
 
 

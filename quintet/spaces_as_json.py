@@ -63,7 +63,7 @@ def for_networks(data: Any) -> Any:
     """A description by `to_json` without what no network uses: bounds of boxes, but for upper ones
     of pictures in uint8, by which they are scaled, and storage of floats in float64."""
     if isinstance(data, dict):
-        shape = data.get("shape")  # of a stranger's file, perhaps
+        shape = data.get("shape")  # a stranger may have written the file
         picture = data.get("dtype") == "uint8" and isinstance(shape, list) and len(shape) > 1
         kept = {k: for_networks(data[k]) for k in data if k != "low" and (picture or k != "high")}
         return kept | ({"dtype": "float32"} if kept.get("dtype") == "float64" else {})
@@ -143,7 +143,7 @@ def _from_json(data: Any) -> Space:
             shape = _stored_shape(n if isinstance(n, list) else [n])
             return spaces.MultiBinary(shape if isinstance(n, list) else shape[0])
         case "dict":
-            # in order, which is that of the network's inputs
+            # ordered as the network's inputs are
             return spaces.Dict(OrderedDict((k, _from_json(child)) for k, child in data["items"]))
         case "tuple":
             return spaces.Tuple([_from_json(child) for child in data["items"]])

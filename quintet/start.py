@@ -19,7 +19,7 @@ def main() -> int:
         if usual:
             _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         return run(leave=_leave)
-    except KeyboardInterrupt:  # in the instant before `run` handles it
+    except KeyboardInterrupt:  # raised before `run` handles it
         return 130
 
 

@@ -8,7 +8,7 @@ The layout is next-step autoreset: the row after an ending carries the true fina
 invalid (its action was not executed); the row after it is the first of the next episode.
 """
 
-from __future__ import annotations  # so that no tensor is needed where only spaces are
+from __future__ import annotations  # spaces need no PyTorch at run time
 
 import math
 from collections.abc import Mapping

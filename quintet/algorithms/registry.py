@@ -4,7 +4,7 @@ A package adds a learner by an entry point of the group ``quintet.learners`` tha
 an `Algorithm`.  The record of one of quintet's own is ``ENTRY`` in ``quintet/algorithms/NAME``.
 """
 
-from __future__ import annotations  # so that `quintet --help` need not import what records hold
+from __future__ import annotations  # spares `quintet --help` the imports of what records hold
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress

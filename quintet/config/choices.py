@@ -42,13 +42,13 @@ _LARGE = 100.0  # numbers of an observation
 _LARGE_REWARD, _SMALL_REWARD = 1e3, 1e-3
 _LEAST_REWARDS = 10
 _SMALL_SHARE = 100.0  # rewards of a return that are scaled together
-_WORTH = 0.01  # what an episode's only reward is worth at its begin, below which gamma is short
+_WORTH = 0.01  # least worth of an episode's only reward at its begin; gamma is short below
 _SHORT_HORIZON, _HORIZONS = 5.0, 10.0  # steps; times that it fits into an episode
 _LEAST_LIMIT = 20  # steps: shorter tasks often have a fixed length that belongs to them
-_SAME_FRAC = 0.9  # of the episodes
+_SAME_FRAC = 0.9  # share of the episodes
 _LEAST_CHOICES, _USED_FRAC = 20, 0.25
-_OF_MASKS = re.compile("mask|legal|allowed|avail|valid")  # in names of leaves
-_TRIES = 100  # of each action in the whole budget
+_OF_MASKS = re.compile("mask|legal|allowed|avail|valid")  # names of leaves
+_TRIES = 100  # tries of each action in the whole budget
 
 
 class Doubt(NamedTuple):

@@ -33,7 +33,7 @@ def automatic(config: RunConfig, env: ResolvedEnv, spaces: Spaces) -> RunConfig:
     model = resolve_model(config.model, spaces)
     pictures = uses_pictures(model, spaces)
     device = _resolve_device(config.runtime, pictures)
-    if not env.of_tensors:  # whose device is the learner's, which is known later
+    if not env.of_tensors:  # tensors are on the learner's device, which is known later
         for name in ("deterministic", "tf32"):
             for value in ("on", "off"):
                 _require_cuda(config.runtime, device, name, value)
@@ -51,7 +51,7 @@ def automatic(config: RunConfig, env: ResolvedEnv, spaces: Spaces) -> RunConfig:
         precision = "bf16" if pictures and not model.custom and _fast_bf16(device) else "fp32"
     actor_precision = config.runtime.actor_precision
     if actor_precision == "auto":
-        # As the learner, but a CPU beside a GPU may have to emulate bf16.
+        # Actors follow the learner, but a CPU beside a GPU may have to emulate bf16.
         acts_beside = device != "cpu" and inference == "local"
         slow = acts_beside and precision == "bf16" and not _fast_bf16("cpu")
         actor_precision = "fp32" if slow else precision
@@ -327,7 +327,7 @@ def worth_compiling(config: RunConfig, model: ModelConfig, spaces: Spaces, devic
     """Whether a compiled update saves more time than it takes to compile, with a resolved model.
     Each policy of a run compiles its own.
     """
-    if reads_values(config.learner):  # which a graph hides
+    if reads_values(config.learner):  # a graph hides values
         return False
     planned = _planned_updates(config)
     pictures = uses_pictures(model, spaces)

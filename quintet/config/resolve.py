@@ -110,7 +110,7 @@ def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None)
         config, idle = judged(config, sources, facts(config))
         faults += idle
         if env is not None and not unknown and _SAVED not in sources.values():
-            # Whose code is not checked yet.
+            # A saved run is left out: nothing has checked its code yet.
             config, env = _with_whole_games(config, env, sources)
             config = _for_many_streams(config, sources)
             config = _with_fitted_rows(config, sources)
@@ -146,7 +146,7 @@ def build(algo: str, values: dict[str, Any], faults: list[str]) -> tuple[Parts, 
         parts[name] = _built(model, prefix, mine, faults) if mine or name == "learner" else whole
     top = {name: values[name] for name in TOP if name in values}
     made = {name: part for name, part in parts.items() if part is not None}
-    stand_ins = dict.fromkeys(("learner", "env"), _NO_ENV)  # for options of the run alone
+    stand_ins = dict.fromkeys(("learner", "env"), _NO_ENV)  # the run's options need neither
     config = _built(RunConfig, "", stand_ins | made | top, faults)
     return parts, config if len(made) == len(parts) else None
 
@@ -264,7 +264,7 @@ def _with_whole_games(
         return config, env
     try:
         count = env.streams_of(env.config.num_streams)
-    except ConfigError:  # which the run meets again, after all faults of options
+    except ConfigError:  # the run meets it again, after all faults of options
         return config, env
     if count == env.config.num_streams:
         return config, env
@@ -350,7 +350,7 @@ def judged(config: RunConfig, sources: dict[str, str], known: Facts) -> tuple[Ru
                     word = "default" if rest == default_of(type(options), n) else "resolved"
                     who = by[n].removeprefix("default of ")
                     sources[prefix + n] = f"{word} (that of {who} has no effect here)"
-            # Which may give another option an effect.
+            # Resting options may give another one an effect.
             options = options.model_copy(update=resting)
             config = config.model_copy(update={part: options}) if part else options
         faults += [
@@ -457,7 +457,7 @@ def require_evaluated(loaded: Loaded, spaces: Spaces) -> None:
     env, config = loaded.evaluated, loaded.config
     if not loaded.plays_elsewhere:
         return
-    hidden = critic_leaves(config.model, spaces)  # which evaluations do not need
+    hidden = critic_leaves(config.model, spaces)  # evaluations do not need these
     require_same(
         as_json(without_leaves(spaces, hidden)),
         without_leaves(spaces_of(env), hidden),

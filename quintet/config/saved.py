@@ -157,7 +157,7 @@ def _load(asked: _Asked, trusted: bool) -> Loaded:
     differ = _told(differing(was, wanted))
     if differ:
         raise _other_run(run_dir, differ)
-    if not trusted:  # before any import
+    if not trusted:  # checked before any import
         origin = Origin(str(saved.checkpoint), saved.not_own, calls_of(asked.values))
         for call in calls_of(was):
             origin.check(call)
@@ -245,7 +245,7 @@ def load_seeds(
         try:
             if folder is not None:
                 require_member(folder / f"s{seed}")
-            if own.run_dir is not None:  # what is there may still change
+            if own.run_dir is not None:  # the folder may still change
                 await_orphan(own.run_dir, say)
             saved = None if own.run_dir is None or overwrite else read_saved(own.run_dir)
         except (ConfigError, CheckpointError) as error:

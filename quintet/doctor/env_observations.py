@@ -165,8 +165,7 @@ def observation_noise(seen: Seen) -> Finding | None:
     if not told or not noise:
         return None
     worst = min(noise, key=lambda each: each.value.mean)
-    # A task that draws some numbers anew that matter may have others that matter too little to
-    # show.
+    # A task that draws some numbers anew may have others that matter too little to show.
     drawn = any(each.used and each.value.high < UNTOLD for each in fits.next)
     return Finding(
         "observation-noise",

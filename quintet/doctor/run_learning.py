@@ -22,8 +22,7 @@ def health(seen: RunSeen) -> list[Finding]:
 def _of_part(seen: RunSeen, part: Part) -> Finding | None:
     worst: tuple[float, Evidence, float, float] | None = None  # degree, which, median, share
     for each in part.evidence:
-        # The first quarter is left out, but not more: an early failure may look calm when nothing
-        # moves any more.
+        # No more than a quarter is left out: an early failure looks calm when nothing moves.
         judged = [
             report[each.metric]
             for report in seen.part(0.25, 1.0)

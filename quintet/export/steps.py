@@ -104,8 +104,7 @@ def unpacked(data: bytes, interface: Interface, rows: int, streams: int) -> Step
                 if sizes[f"{name}.npy"] > most:
                     raise ValueError(f"{name} has {sizes[f'{name}.npy']:,} bytes")
                 with archive.open(f"{name}.npy") as file:
-                    # A size is given: without one, an entry that lies about its own is unpacked
-                    # whole.
+                    # A limit, because an entry that lies about its size is unpacked whole.
                     content = file.read(most)
                 array = np.load(io.BytesIO(content), allow_pickle=False)
                 if (array.shape, array.dtype) != (shape, np.dtype(port.dtype)):

@@ -149,7 +149,7 @@ class Trunk:
         if state is None or is_first is None:
             raise AssertionError("a recurrent network requires state and is_first")
         before = strip_prefix(state, self.name)
-        if torch.compiler.is_exporting():  # of acting: one step, of as many streams as will come
+        if torch.compiler.is_exporting():  # exports act: one step of any number of streams
             y, after = self.core(features.unsqueeze(0), before, is_first.unsqueeze(0))
         else:
             streams = before["h0"].shape[0]

@@ -142,13 +142,13 @@ class HostCall(Generic[R]):
         # Made once: new views take as long as a small network's act.
         self._result: R = outputs.of_copy(here[0])
         self._turn = turn
-        self._kept = block, there, outputs  # as long as the graph copies between them
+        self._kept = block, there, outputs  # kept while the graph copies between them
 
     def __call__(self, *alone: Tensor) -> R:
         """The result on the CPU, which the next call overwrites."""
         with self._turn:
             if alone:
-                with torch.inference_mode():  # as the buffers were made
+                with torch.inference_mode():  # the mode in which the buffers were made
                     for buffer, x in zip(self._alone, alone, strict=True):
                         buffer.copy_(x, non_blocking=True)
             self._replay()
@@ -277,7 +277,7 @@ class _Turn:
             handle = torch.cuda.graph_pool_handle()
             anchor = torch.cuda.CUDAGraph()  # without a graph PyTorch gives the handle up
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that it is empty
+                warnings.simplefilter("ignore")  # PyTorch warns that it is empty
                 with _capturing(anchor, stream, handle):
                     pass
             self._pool = stream, handle, anchor
@@ -327,7 +327,7 @@ def _recorded(name: str, run: Callable[[], R], turn: _Turn) -> tuple[Callable[[]
     """
     try:
         return record(run, turn)
-    except Exception as error:  # of CUDA, PyTorch, or a user's module
+    except Exception as error:  # raised by CUDA, PyTorch, or a user's module
         if memory_fault(error) is not None:
             raise
         # The end of a capture raises again, in words that name no cause.

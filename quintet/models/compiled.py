@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 _OPTIONS: Mapping[str, Any] = {
     "cpp_wrapper": True,  # kernels are called from C++, not from Python
-    # As 2 * sigmoid(2x) - 1: twice as fast as the library's, and off by 1e-7 at most.
+    # tanh is 2 * sigmoid(2x) - 1: twice as fast as the library's, and off by 1e-7 at most.
     "cpp.use_decompose_tanh": True,
 }
 
@@ -71,11 +71,11 @@ class Graph(Generic[P, R]):
             backend=_inductor,
             options={"guard_filter_fn": torch.compiler.skip_all_guards_unsafe},
         )
-        # As inputs, which is the default, Python's floats can't be compiled ahead.
+        # Python's floats can't be compiled ahead as inputs, which is the default.
         try:
             with torch._dynamo.config.patch(specialize_float=True):
                 graph: Any = method.aot_compile(((self._object, *args), {}))
-        except Exception as error:  # of the compiler, what it calls, or a user's module
+        except Exception as error:  # raised by the compiler, what it calls, or a user's module
             if memory_fault(error) is not None:
                 raise
             fault = QuintetError(

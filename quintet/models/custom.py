@@ -169,11 +169,11 @@ def _require_new(made: Any, name: str) -> nn.Module:
 def _samples(space: Space) -> Tensor:
     """Always the same samples ``[TRIAL_ROWS, ...]`` of a leaf; not zeros, which may mean an empty
     sequence."""
-    own = deepcopy(space)  # which has a generator of its own
+    own = deepcopy(space)  # a space has a generator of its own
     own.seed(0)
     rows = np.stack([own.sample() for _ in range(TRIAL_ROWS)])
     made = torch.from_numpy(rows.astype(leaf_dtype(space)))
-    return made.float() if made.dtype == torch.float64 else made  # as the normaliser gives it
+    return made.float() if made.dtype == torch.float64 else made  # the normaliser gives float32
 
 
 def _ones(space: Space, samples: Tensor) -> Tensor:

@@ -252,7 +252,7 @@ class Cnn(nn.Module):
             x = channels_first(obs[name], shape)
             # Convolutions on CPUs are up to twice as fast in this layout, in either precision.
             floats = x.to(torch.float32, memory_format=torch.channels_last)
-            # In place, in memory of its own: a second copy would take longer than the arithmetic.
+            # Scaled in place: a second copy would take longer than the arithmetic.
             parts.append(trunk(floats.mul_(self.units[name]) if x.dtype == torch.uint8 else floats))
         parts += [flatten_leaf(obs[name], form) for name, form in self.others.items()]
         features: Tensor = self.layers(parts[0] if len(parts) == 1 else torch.cat(parts, -1))

@@ -91,7 +91,7 @@ class FilmBlock(nn.Module):
         if which is not None:
             film = functional.embedding(which, film)
         scale, shift, *read = film.to(seen.dtype)[:, :, None, None].split(seen.shape[1], 1)
-        # In place where autograd keeps no value, to save memory.
+        # Work in place saves memory where autograd keeps no value.
         y: Tensor = x + (seen * (1 + scale)).add_(shift).relu_()
         if self.gain is not None and self.offset is not None:
             y = y + (self.offset(x) + (1 + self.gain(x)) * read[0]).relu_()
@@ -201,7 +201,7 @@ def _over_grid(x: Tensor) -> Tensor:
     The first of several equal cells gets the gradient.  On a CPU this takes a fifth of the time of
     `amax` or `max`; on a GPU only the gradient of `max` is deterministic.
     """
-    if torch.compiler.is_exporting():  # in other formats the simplest form
+    if torch.compiler.is_exporting():  # other formats need the simplest form
         return x.amax((2, 3)).float()
     if x.is_cuda:
         return x.flatten(2).max(-1).values.float()

@@ -87,7 +87,7 @@ class PolicyHead(nn.Module):
     ):
         super().__init__()
         self.std = std
-        # By leaf, in order: outputs of the linear layer; standard deviations (0: no Gaussian).
+        # Leaves in order: outputs of the linear layer; standard deviations (0: no Gaussian).
         leaves = distributions.leaf_families(family)
         self.std_sizes = [leaf.size if isinstance(leaf, DiagGaussian) else 0 for leaf in leaves]
         self.sizes = [n or leaf.param_size for n, leaf in zip(self.std_sizes, leaves, strict=True)]
@@ -101,7 +101,7 @@ class PolicyHead(nn.Module):
             self.std_start = math.log(std_init)
         else:
             start = math.log(std_init)
-            if std != "state_independent":  # of large numbers softplus is the number
+            if std != "state_independent":  # softplus of a large number is the number
                 start = std_init if std_init > 30.0 else math.log(math.expm1(std_init))
             self.std_param = nn.Parameter(torch.full((size,), start))
 

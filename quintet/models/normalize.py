@@ -90,7 +90,7 @@ def scale_of(moments: RunningMoments, epsilon: float) -> Tensor:
 
 _FACTOR = 5.0
 _LEAST_ROWS = 16  # a standard deviation of fewer says little
-_LEAST_VARIANCE = 1e-12  # of numbers that change at all
+_LEAST_VARIANCE = 1e-12  # least variance of numbers that change at all
 
 
 def _unlike(moments: RunningMoments) -> float | None:
@@ -140,7 +140,7 @@ class ObservationNormalizer(nn.Module):
         self.names = tuple(self.units)
         self._floats = frozenset(leaves)
         self._float64, self._others = float64, tuple(sorted(float64 - {*self.units}))
-        # In the order of names, since leaf paths may hold "/" and ".", which module names may not.
+        # Ordered by name, since leaf paths may hold "/" and ".", which module names may not.
         shapes = {**leaves, **(pictures or {})}
         self.moments = nn.ModuleList(RunningMoments(shapes[name]) for name in self.names)
         self._affine: dict[str, tuple[Tensor, ...]] = {}
@@ -183,7 +183,7 @@ class ObservationNormalizer(nn.Module):
         moments, unit = self.leaf_moments(name), self.units[name]
         some = moments.count > 0
         bound = torch.where(some, self.clip, torch.inf)
-        # Of shape [1] for a single number: graphs take no float64 without dimensions.
+        # A single number has shape [1]: graphs take no float64 without dimensions.
         exact = name in self._float64
         mean = moments.mean if exact else moments.mean.float()
         mean = mean.reshape(1) if exact and not mean.shape else mean
@@ -199,9 +199,9 @@ class ObservationNormalizer(nn.Module):
             if name not in obs:
                 continue
             x = obs[name]
-            # In place: for pictures new memory would take longer than the arithmetic.
+            # Changed in place: new memory for pictures would take longer than the arithmetic.
             centred = x - mean if x.is_floating_point() else x.to(torch.float32).sub_(mean)
-            # Of float64 only now, since float32 would round small differences of large numbers.
+            # Float64 until here: float32 would round small differences of large numbers.
             centred = centred.to(torch.float32)
             out[name] = centred.mul_(scale).clamp_(bound[0], bound[1])
         for name in self._others:
@@ -235,7 +235,7 @@ class ObservationNormalizer(nn.Module):
         for name in self.names:
             x = obs[name][: len(rows)].reshape(len(rows), -1)
             low, high = self._affine[name][2].unbind()
-            # In place: for pictures new memory would take longer than the arithmetic.
+            # Changed in place: new memory for pictures would take longer than the arithmetic.
             clipped = (x <= low).logical_or_(x >= high).logical_and_(rows)
             outside = outside + torch.count_nonzero(clipped)
             elements += x.shape[1]
@@ -249,7 +249,7 @@ class ObservationNormalizer(nn.Module):
         for name in self.names:
             x = obs[name].flatten(0, 1)
             rows = places_of(valid, x.device) if rows is None else rows
-            # For pictures far faster than indexing by a mask.
+            # Indexing pictures by places is far faster than by a mask.
             self.leaf_moments(name).merge(x.index_select(0, rows))
         self._refresh()
 

@@ -38,7 +38,7 @@ def distinct_rows(rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     weights: odd int64 factors in the hash, one per eight bytes, at least ``M / 8``.
     """
     size = rows.shape[1]
-    padded = rows.new_zeros(len(rows), size + -size % 8)  # of its own memory, so aligned
+    padded = rows.new_zeros(len(rows), size + -size % 8)  # memory of its own, so aligned
     padded[:, :size] = rows
     words = padded.view(torch.int64)
     hashes = (words * weights[: words.shape[1]]).sum(1)  # modulo 2^64
@@ -124,7 +124,7 @@ class WordTokens(nn.Module):
         codes = texts.long()
         inside = self.word[codes] & _before_end(codes)
         begins = (inside & ~functional.pad(inside, (1, 0))[:, :-1]).long()
-        number = begins.cumsum(1)  # of the word, from 1
+        number = begins.cumsum(1)  # number of the word, from 1
         lengths = number[:, -1]
         place = torch.arange(texts.shape[1], device=texts.device)
         first = codes.new_zeros(texts.shape[0], texts.shape[1] + 1)  # place of a word's first byte

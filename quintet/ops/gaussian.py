@@ -62,7 +62,7 @@ def _scale_to_bounds(unit: Tensor, low: tuple[float, ...], high: tuple[float, ..
     """
     bottom, top, bounded = _tensors_of_bounds(low, high, unit)
     scaled = bottom + (unit + 1.0) / 2.0 * (top - bottom)
-    # After the map, not before it: rounding must not leave the environment's own bounds.
+    # Clipped after the map, not before it: rounding must not leave the environment's own bounds.
     scaled = torch.minimum(torch.maximum(scaled, bottom), top)
     scaled = torch.where(unit >= 1.0, top, scaled)  # rounding must not fall short of them either
     return scaled if bounded is None else torch.where(bounded, scaled, unit)
@@ -99,7 +99,7 @@ def _nodes_on(rule: Quadrature, dtype: torch.dtype, device: torch.device) -> tup
 
 def _quadrature(rule: Quadrature, beside: Tensor) -> tuple[Tensor, Tensor]:
     """Nodes and weights on the device and of the dtype of another tensor."""
-    # As for the bounds.
+    # A compiled graph can't look into a cache here either.
     nodes = _nodes_on.__wrapped__ if torch.compiler.is_compiling() else _nodes_on
     return nodes(rule, beside.dtype, beside.device)
 
@@ -154,7 +154,7 @@ class DiagGaussian:
             raise ValueError(
                 f"squash={self.squash} needs finite bounds, got {low} and {high}: use none"
             )
-        # Before a graph is compiled, which can't compute them.
+        # Computed now, because a compiled graph can't.
         object.__setattr__(self, "_quadrature", gauss_hermite(QUADRATURE_NODES))
 
     @property

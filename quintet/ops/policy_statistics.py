@@ -75,8 +75,8 @@ def kl_gradient(family: Family, average: Tensor, params: Tensor, *, learn_std: b
             return -p.softmax(-1) / _above_0(q.softmax(-1))
         if isinstance(leaf, Bernoulli):
             one, zero = _above_0(q.sigmoid()), _above_0((-q).sigmoid())
-            # Of 1 or of 0, whichever is the less likely: the difference of two that are nearly 1
-            # has lost its digits.
+            # The less likely of 1 and 0: the difference of two that are nearly 1 has lost its
+            # digits.
             by_one, by_zero = q.sigmoid() - p.sigmoid(), (-p).sigmoid() - (-q).sigmoid()
             return torch.where(q > 0, by_zero, by_one) / one / zero
         (mean_p, log_std_p), (mean_q, log_std_q) = _gaussian(leaf, p), _gaussian(leaf, q)

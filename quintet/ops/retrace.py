@@ -45,6 +45,6 @@ def retrace(
     """
     require_same_shape(q_a_tm1, v_t, r_t, discount_t, not_cut_t, rho_tm1)
     w = lambda_ * (rho_tm1 if c_bar is None else rho_tm1.clamp(max=c_bar))
-    # In target - q the recursion has the form of the others, with the weight of the next row.
+    # The recursion in target - q has the form of the others, with the weight of the next row.
     error = r_t + discount_t * v_t - q_a_tm1
     return q_a_tm1 + scan_back(error, discount_t * next_row(w), continues(not_cut_t))

@@ -26,7 +26,7 @@ def project(g: Statistics, k: Statistics, delta: Scalar) -> tuple[Statistics, Pe
 
     Source: Wang et al., arXiv 1611.01224, equations 10 to 12.
     """
-    # In units of the largest component, since the square of k may be out of the range of floats.
+    # Divided by the largest component, since the square of k may be out of the range of floats.
     scale = k.abs().amax(-1, keepdim=True)
     unit = k / torch.where(scale > 0, scale, 1.0)
     excess = (unit * g).sum(-1, keepdim=True) - delta / scale.clamp_min(torch.finfo(k.dtype).tiny)

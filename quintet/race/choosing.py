@@ -21,8 +21,8 @@ from quintet.run.time_budget import rounded, with_total
 from quintet.runtime.processes.process import pickled
 
 _EXAMINED_SHARE, _LEAST_EXAMINED_S, _MOST_EXAMINED_S = 0.05, 15.0, 40.0
-_TIME_WAS_SHORT = "hangs"  # what the doctor calls that; entries that really hang are killed
-_COMPILES_FROM_S = 120.0  # of the first leg; each leg compiles for up to 20 s
+_TIME_WAS_SHORT = "hangs"  # the doctor's name; entries that really hang are killed
+_COMPILES_FROM_S = 120.0  # seconds of the first leg; each leg compiles for up to 20 s
 _SLOW = 2_000.0  # env_steps per second, by which it is decided whether compiling pays
 _REPORTS, _CHECKPOINTS = 300, 30  # over the time of the race
 _LEAST_UNROLL = 8
@@ -235,5 +235,5 @@ def compiles(each: Able, leg_s: Sequence[float]) -> str:
     total = rounded(sum(leg_s) * _SLOW)
     try:
         return str(resolved(with_total(each.loaded, total, 0.0))[0]["runtime.compile"])
-    except ConfigError:  # of sizes that do not fit so few steps
+    except ConfigError:  # sizes do not fit so few steps
         return "off"

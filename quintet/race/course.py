@@ -52,14 +52,14 @@ _PRELOAD = ("quintet.run.launch", "quintet.evaluation", "quintet.race.leg")
 _FAST = {"pixels": 500.0, "atari": 500.0}
 _USUAL = 10_000.0
 """env_steps per second, by kind, that schedules assume until the speed is known."""
-_OF_TRAINING = 0.98  # of the last leg, for which speeds are not exact
+_OF_TRAINING = 0.98  # share of the last leg, for which speeds are not exact
 _READY_S = 300.0
-_GRACE_S, _GRACE_SHARE = 20.0, 0.2  # after which an entry that does not stop is killed
-_CATCH_UP_SHARE = 0.15  # of the time left, which the default may take to have had as many env_steps
-_MORE_THAN_WANTED = 1.3  # since its process starts, and speeds vary
-_BATCH_SHARE = 0.15  # of the first leg, in which the environment makes at most a batch
-_ALONE_SHARE = 0.4  # of the time, above which the least run leaves none for others
-_PATIENCE, _PATIENCE_S = 10.0, 300.0  # of the time, seconds: for the only entry
+_GRACE_S, _GRACE_SHARE = 20.0, 0.2  # an entry that does not stop is killed after this
+_CATCH_UP_SHARE = 0.15  # share of the time left in which the default may catch up in env_steps
+_MORE_THAN_WANTED = 1.3  # factor: the process starts, and speeds vary
+_BATCH_SHARE = 0.15  # share of the first leg in which the environment makes at most a batch
+_ALONE_SHARE = 0.4  # share of the time above which the least run leaves none for others
+_PATIENCE, _PATIENCE_S = 10.0, 300.0  # times the time, and seconds, for the only entry
 
 
 def race(asked: Asked) -> Journal:
@@ -185,10 +185,10 @@ class _Race:
             if each.out or len(each.looks) > journal.rung or before_s is None:
                 continue
             run_dir = self.folder / FOLDER / each.name
-            await_left(run_dir)  # which may still save a checkpoint
+            await_left(run_dir)  # the entry may still save a checkpoint
             had_s = min(_trained_s(run_dir) - before_s, most_s)
             if had_s > each.begun_s:
-                passed_s = max(passed_s, had_s - each.begun_s)  # they ran side by side
+                passed_s = max(passed_s, had_s - each.begun_s)  # entries ran side by side
                 self.update(each.name, begun_s=had_s)
         own = {"spent_s": journal.spent_s + passed_s, "rung_s": journal.rung_s + passed_s}
         self.journal = self.journal.model_copy(update=own)
@@ -204,7 +204,7 @@ class _Race:
     def _kind(self) -> str:
         try:
             return self.probe.kind
-        except ValidationError:  # which the entries tell with its name
+        except ValidationError:  # the entries tell it, with its name
             return "vector_discrete"
 
     def _able(self, *, quiet: bool = False) -> list[Able]:
@@ -307,7 +307,7 @@ class _Race:
             if last
             else self._leg_s * (plans.batches(journal.counts[journal.rung], journal.jobs))
         )
-        # What a failed entry leaves is for the last ones: those after it would have more than those
+        # A failed entry's time is for the last ones: those after it would have more than those
         # before it.
         began = [
             *inside,
@@ -455,7 +455,7 @@ class _Race:
     def _hear(self, runner: Runner, how: Outcome, leg_s: float, passed_s: float) -> None:
         """Takes the answer of an entry's process."""
         answer = how.answer or {}
-        if BLAMELESS in answer:  # which is no fault of the entry
+        if BLAMELESS in answer:  # no fault of the entry
             self.full = f"{runner.name}: {answer['error']}"
         if how.by_signal or BLAMELESS in answer:
             self.update(runner.name, begun_s=runner.begun_s + passed_s)
@@ -565,7 +565,7 @@ def _trained_s(folder: Path) -> float:
     """Seconds of a run's training until its newest checkpoint; 0 without one."""
     try:
         found = manifest.newest(folder / "checkpoints")
-    except CheckpointError:  # with which its next leg fails
+    except CheckpointError:  # the next leg fails with it
         found = None
     return 0.0 if found is None else float(found.meta.get("wall_s", 0.0))
 

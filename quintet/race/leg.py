@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from quintet.run.launch import Result
 
 _BLOCK, _MOST_EPISODES = 5, 100
-_MOST_BATCH_SHARE = 0.25  # of the time, by which training stops earlier
+_MOST_BATCH_SHARE = 0.25  # share of the time by which training stops earlier at most
 _LOOK_EVERY_S = 0.1
-_MOST_CUT_SHARE = 0.5  # of the env_steps, in episodes that have not ended
+_MOST_CUT_SHARE = 0.5  # share of the env_steps in episodes that have not ended
 
 
 def main() -> int:
@@ -137,7 +137,7 @@ def _leg(loaded: "Loaded", payload: dict[str, Any]) -> dict[str, Any]:
         if not (clock.over and heard.any):
             raise KeyboardInterrupt
 
-    # In place of an exit, which would be taken for one of the environment's code.
+    # Raise instead of exiting: an exit here would look like sys.exit() in the environment.
     signal.signal(signal.SIGTERM, handle)
     try:
         if not payload["patient"]:
@@ -146,7 +146,7 @@ def _leg(loaded: "Loaded", payload: dict[str, Any]) -> dict[str, Any]:
     except KeyboardInterrupt:
         if not clock.over or heard.any:
             raise
-        result = None  # it was over before there was anything to stop
+        result = None  # the time was over before there was anything to stop
     finally:
         clock.cancel()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -158,7 +158,7 @@ def _leg(loaded: "Loaded", payload: dict[str, Any]) -> dict[str, Any]:
         if not env_steps:
             return {"status": "late"}
         result = run(_ends_after(loaded, int(env_steps)), heard)
-        if result.status == "stopped":  # by the user
+        if result.status == "stopped":  # stopped by the user
             return {"status": "stopped"}
     begin = clock.passed_s
     returns = _returns(result.policy, loaded, payload, clock)

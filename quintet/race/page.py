@@ -89,7 +89,7 @@ def _runs(folder: Path, journal: Journal) -> dict[str, RunSummary]:
             place = folder
         if place.is_dir():
             found[each.name] = read_summary(place)
-        if won and found[each.name].state == "running":  # its folder is this process's
+        if won and found[each.name].state == "running":  # the folder is this process's
             found[each.name] = replace(found[each.name], state="finished")
     return found
 

@@ -19,7 +19,7 @@ SHORTEST_S = 5.0
 """Seconds that an entry gets even if the time of its rung is over, as after a slow start."""
 
 _EVALUATION_SHARE, _LEAST_EVALUATION_S, _MOST_EVALUATION_S = 0.15, 3.0, 30.0
-_ENDING_SHARE, _MOST_ENDING_S = 0.02, 5.0  # for checkpoints and the end of a process
+_ENDING_SHARE, _MOST_ENDING_S = 0.02, 5.0  # reserve for checkpoints and the end of a process
 
 
 @final

@@ -84,7 +84,7 @@ def _read(algo: str, name: str, given: Mapping[str, Any]) -> _Listed:
 
 def _entry(algo: str, name: str, one: _Listed) -> Entry:
     own = flatten(one.options, options(algo))
-    # What the journal holds: a race is not begun that could not go on.
+    # A race is not begun if its journal could not hold the entry, since it could not go on.
     _require(Runner, algo, name, {"name": name, "algo": algo, "options": own, "why": one.why})
     return Entry(name, algo, own, one.why)
 
@@ -156,7 +156,7 @@ def changed(
         if own.keys() & {*_BESIDE}:
             first = fits[0]
             twin = Entry(_twin(first.name, own), first.algo, {**first.options, **own}, why)
-            if twin.name in [each.name for each in listed]:  # by an earlier finding
+            if twin.name in [each.name for each in listed]:  # added by an earlier finding
                 continue
             place = listed.index(first) + 1
             listed = [*listed[:place], twin, *listed[place:]]

@@ -10,7 +10,7 @@ from quintet.race.plan import Plan
 from quintet.race.score import score, ways
 from quintet.system.files import shown
 
-_AS_MANY = 0.9  # of the env_steps of others, since speeds vary
+_AS_MANY = 0.9  # share of the env_steps of others, since speeds vary
 
 
 def ranked(runners: Sequence[Runner]) -> list[Runner]:

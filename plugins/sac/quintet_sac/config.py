@@ -48,7 +48,7 @@ class SACConfig(Options):
     )
     """updates per env_step of all streams together"""
     replay_capacity_steps: parts.ReplayCapacitySteps = 1_000_000
-    replay_start_steps: parts.ReplayStartSteps = 1_000  # with uniform actions
+    replay_start_steps: parts.ReplayStartSteps = 1_000  # actions are uniform until then
     noise_correlation: Below1 = 0.0
     """correlation of an action's noise with the noise of the action before, also while actions are
     uniform; near 1 a policy tries one thing for longer

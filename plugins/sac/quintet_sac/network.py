@@ -70,7 +70,7 @@ class Networks(nn.Module):
         if temperature is not None:
             self.temperature = nn.ParameterDict({"log": torch.tensor(math.log(temperature))})
 
-    # What an actor calls
+    # Methods that an actor calls
 
     def forward(self, obs: Obs, state: State, is_first: Tensor) -> tuple[Tensor, Tensor, State]:
         """Parameters twice, and no state."""

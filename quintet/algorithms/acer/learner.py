@@ -109,7 +109,7 @@ class ACERLearner:
         self.version = 0
         self.schedule = find_schedule(config.lr_schedule)
         self.learning_rate = config.learning_rate
-        self.fresh_updates, self.replayed_updates = 0, 0  # since the last report
+        self.fresh_updates, self.replayed_updates = 0, 0  # counted from the last report
         policy = partial(network, critic=False)
         normalize, interval = self.normalizers.observations, self.trained.interval
         self.looks = Looks(self.family, policy, normalize, interval)

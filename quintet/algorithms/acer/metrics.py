@@ -134,7 +134,7 @@ def statistics(
         means |= dict(zip(REGION, sums, strict=True))
     if normalizers.rewards.kind != "none":
         del means["reward/mean"]  # the normalised reward's
-    else:  # of fresh batches alone, as it is the environment's
+    else:  # the environment's, as only fresh batches show it
         means["reward/mean"] = torch.where(age[0, 0].isnan(), means["reward/mean"], torch.nan)
     return common._replace(means=means)
 

@@ -151,7 +151,7 @@ class PolicyAndCritic(nn.Module):
         features, after = self.trunk(obs, state, is_first)
         critic_features = features
         if critic and self.has_critic_trunk:
-            if not self.critic_trunk.can_read(obs):  # of a policy that only acts
+            if not self.critic_trunk.can_read(obs):  # a policy that only acts
                 return self.policy_head(features), features, after | self.critic_trunk.kept(state)
             critic_features, critic_after = self.critic_trunk(obs, state, is_first)
             after |= critic_after

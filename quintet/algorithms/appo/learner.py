@@ -107,7 +107,7 @@ class APPOLearner:
         self._gae = setup.compute.prepared(self._gae_of)
         self.shuffle = torch.Generator().manual_seed(setup.seeds[1])
         self.learning_rate, self.decay = config.learning_rate, find_decay(config.lr_schedule)
-        self.used_rate = self.learning_rate  # in the last update
+        self.used_rate = self.learning_rate  # rate of the last update
         recorded = {looks.KL} if config.records_distribution else set()
         recorded |= {*looks.VALUE_CHANGES} if config.records_value else set()
         past = partial(acting.past_actor, config, model, spaces, setup)
@@ -138,7 +138,7 @@ class APPOLearner:
         policy = policy_losses.ratio_clip_symmetric(rho, normalized, knobs.clip_epsilon)
         symmetric = config.exploration_loss == "symmetric_kl"
         uniform_kl = self._uniform_kl(params, chunks) if symmetric else None
-        # What is only reported stays out of the gradient.
+        # An entropy that is only reported stays out of the gradient.
         reported = symmetric or config.entropy_coef == 0
         entropy = family.entropy(params.detach() if reported else params)
 
@@ -292,7 +292,7 @@ class APPOLearner:
         self.normalizers.merge(batch)
         self.looks.after(batch, self.version, trained.current)
 
-    # From a batch to minibatches
+    # Minibatches of a batch
 
     @torch.no_grad()
     def _values(self, batch: Rollout) -> Tensor:

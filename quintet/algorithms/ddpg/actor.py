@@ -124,7 +124,7 @@ class DDPGActor:
             action = action + self.sizes.normal * normal
         if warming_up:
             action = 2.0 * uniform - 1.0
-        # What is replayed is what was executed, see `DiagGaussian.to_env`.
+        # Replay gets the action that was executed, see `DiagGaussian.to_env`.
         action = torch.nan_to_num(action, nan=0.0).clamp(-1.0, 1.0)
         return action, self.box.to_env(action), after
 

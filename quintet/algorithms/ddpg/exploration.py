@@ -1,6 +1,6 @@
 """Exploration of DDPG: the grammar of the option, and the arithmetic of the noises."""
 
-from __future__ import annotations  # so that the grammar needs no tensor
+from __future__ import annotations  # annotations need no PyTorch at run time
 
 import math
 from typing import TYPE_CHECKING, NamedTuple

@@ -101,7 +101,7 @@ class DDPGLearner:
         self.penalised = self.network.penalised()
         self.param_scale = torch.tensor(config.noise.param, device=setup.device)
         self.warmup = Warmup(config.replay_start_steps * (config.warmup_policy == "uniform"))
-        # By own name in each network, the name in `Trained`.
+        # A parameter's name in its network, and in `Trained`.
         names = [*self.trained.parameters]
         self.names = [
             {name.removeprefix(part): name for name in names if name.startswith(part)}
@@ -109,7 +109,7 @@ class DDPGLearner:
         ]
         self.moved = perturbable(self.network.actor)
         self._target = setup.compute.prepared(self._targets_of)
-        # Of the first update; of the same form before, as several learners exchange their state.
+        # The first update sets this batch; zeros of the same form let several learners exchange it.
         leaves, rows = observation_leaves(spaces.observation), config.batch_size
         specs = {f"obs/{name}": leaf_spec(leaf) for name, leaf in leaves.items()}
         specs["action"] = TensorSpec((network.actor.box.size,), torch.float32)

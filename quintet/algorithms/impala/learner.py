@@ -101,7 +101,7 @@ class ImpalaLearner:
             rho_bar=knobs.rho_bar, c_bar=knobs.c_bar, pg_rho_bar=knobs.pg_rho_bar,
             lambda_=knobs.vtrace_lambda,
         )  # fmt: skip
-        # What is only reported stays out of the gradient.
+        # An entropy that is only reported stays out of the gradient.
         entropy = family.entropy(params if config.entropy_coef > 0 else params.detach())
         policy = policy_losses.log_prob(logp_pi, advantage)
         error = value_losses.squared(v[:-1], target)

@@ -176,7 +176,7 @@ class SamplingActor:
         parameters = dict(sorted(self.network.named_parameters()))
         self.shapes = {name: p.shape for name, p in parameters.items()}
         self.theta: Tensor | None = None
-        if compute.compile and compute.precision == "fp32":  # in bf16 weights are of two types
+        if compute.compile and compute.precision == "fp32":  # weights in bf16 have two types
             self.theta = flatten_in_place([*parameters.values()])
         self.tensors = ModuleTensors({"network": self.network, "normalizer": self.normalizer})
         self.sample = compute.prepared(self._sample)

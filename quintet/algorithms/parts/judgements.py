@@ -57,7 +57,7 @@ def saturated(metric: str, *, needed: bool = False) -> Evidence:
         Range(high=0.8),
         Range(high=0.97),
         above="where tanh is flat a policy hardly learns",
-        after_updates=LEAST_UPDATES,  # before, actions may be uniform
+        after_updates=LEAST_UPDATES,  # earlier actions may be uniform
         needed=needed,
     )
 

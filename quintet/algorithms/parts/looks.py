@@ -111,7 +111,7 @@ class Looks:
                 now = self._forward(batch, use, self.network, self.normalize)
                 self._add_changes(rows_at(batch.action, use), then, now)
                 self._waits_for = None
-            elif versions[valid].min() > self._waits_for:  # it never acted
+            elif versions[valid].min() > self._waits_for:  # none acted with that version
                 self._waits_for = None
         if not self.due or not valid.any():
             return

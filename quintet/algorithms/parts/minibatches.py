@@ -164,7 +164,7 @@ class Chunks:
         Whole chunks stay together; chunks without any row to use are left out.  The weights of each
         minibatch sum to 1.
         """
-        single = self.chunk_steps == 1  # so that chunks are rows, in their order
+        single = self.chunk_steps == 1  # chunks are rows, in their order
         wanted = (use if single else use[self.on_cpu].any(0)).nonzero().squeeze(1)
         units = size // self.chunk_steps
         chunks, weights = even_minibatches(wanted, units, drop_last, generator)

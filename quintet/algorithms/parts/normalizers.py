@@ -68,7 +68,7 @@ class Normalizers:
         for module in self.modules.values():
             module.register_load_state_dict_post_hook(lambda *_: self._ask_again())  # type: ignore[no-untyped-call]
         by_return = self.learn and self.rewards.kind == "return_std"
-        # It stays where gamma changes later, as it is a matter of scale.
+        # The discount stays where gamma changes later, because it is a matter of scale.
         self.return_discount = config.gamma if by_return else None
 
     def _ask_again(self) -> None:
@@ -88,7 +88,7 @@ class Normalizers:
         def load(weights: Mapping[str, Tensor]) -> None:
             trained.load_weights(weights)
             if self.rewards.kind == "none":
-                # They would go on, unused, to a run that takes them for those of its values.
+                # Unused, these would go on to a run that takes them for statistics of its values.
                 for x in self.rewards.moments.buffers():
                     x.zero_()
             require_statistics(self.observations, self.updates)

@@ -235,7 +235,7 @@ class Trained(Generic[B, K]):
             rates, max_norm = each or StepOptions(rest, None)
             numbers += [math.inf if max_norm is None else max_norm, *rates]
         numbers.append(polyak)
-        # By way of NumPy, which is three times as fast on a list of numbers.
+        # NumPy is three times as fast on a list of numbers.
         packed = np.array(numbers, self._numpy_dtype)
         return sent(torch.from_numpy(packed), self.theta.device)
 
@@ -296,7 +296,7 @@ class Trained(Generic[B, K]):
         if self.check_numerics:
             require_finite(outputs.checked, f"at update {self.steps}", self._advice)
         statistics = self.statistics(outputs, batch, knobs)
-        del outputs  # its memory is free for the gradient
+        del outputs  # frees memory for the gradient
         self._names = statistics.names
         # A coefficient of 0 takes its term, and so whole layers, out of the graph.
         gradients = torch.autograd.grad(loss, [*self.parameters.values()], materialize_grads=True)
@@ -421,7 +421,7 @@ class Trained(Generic[B, K]):
             found, when = looked_at[row, column], f"at update {update}"
             raise not_finite(name, found, when, self._advice, update)
         if resting:
-            vectors[:, list(resting)] = torch.nan  # of gradients that were not needed
+            vectors[:, list(resting)] = torch.nan  # gradients that were not needed
         self.interval.add_vectors(self._all(names), vectors)
 
     def fold_when_due(self) -> None:
@@ -497,4 +497,4 @@ class Trained(Generic[B, K]):
         self.steps = steps
         self.memory_steps = int(tensors[_MEMORY_STEPS])
         self._sat_out = {name: int(tensors[_SAT_OUT.format(name)]) for name in self._sat_out}
-        self._pending = []  # of an update that was given up half-way
+        self._pending = []  # drops an update that was given up half-way

@@ -124,7 +124,7 @@ class PPOLearner:
         else:
             policy = policy_losses.ratio_clip(rho, rows.advantage, knobs.clip_epsilon)
         error = self._value_error(value, rows, knobs)
-        # What is only reported stays out of the gradient.
+        # An entropy that is only reported stays out of the gradient.
         entropy = family.entropy(params if config.entropy_coef > 0 else params.detach())
         kl = family.kl(rows.params_mu, params if config.uses_kl else params.detach())
 
@@ -204,7 +204,7 @@ class PPOLearner:
     def update(self, batch: Rollout, env_steps: int) -> None:
         """One iteration: targets, epochs of minibatches, the penalty's weight, normalisers."""
         config, trained = self.config, self.trained
-        trained.fold()  # what an update without a publication left
+        trained.fold()  # rest of an update without a publication
         self.schedule.begin(env_steps)
         batch = self.ranks.whole(batch)
         self.normalizers.merge_first(batch, self.version)
@@ -227,7 +227,7 @@ class PPOLearner:
         knobs = self.knobs(1.0 if config.reduction == "mean" else count / use.numel())
         for epoch in range(config.num_epochs):
             if epoch and config.refresh_advantages == "per_epoch":
-                rows, _ = self._rows(batch, use)  # what is reported is of before the update
+                rows, _ = self._rows(batch, use)  # reports keep the numbers from before the update
             begin = trained.pending
             for minibatch in self._minibatches(rows, chunks, on_cpu.flatten()):
                 options = trained.step_options(self.schedule.learning_rate, config)
