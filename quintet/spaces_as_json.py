@@ -60,8 +60,8 @@ def to_json(space: Space) -> dict[str, Any]:
 
 
 def for_networks(data: Any) -> Any:
-    """A description by `to_json` without what no network uses: bounds of boxes, but for upper ones
-    of pictures in uint8, by which they are scaled, and storage of floats in float64."""
+    """A description reduced to what a network depends on: without bounds of boxes (uint8 pictures
+    keep the upper bound, which scales them), and with float64 written as float32."""
     if isinstance(data, dict):
         shape = data.get("shape")  # a stranger may have written the file
         picture = data.get("dtype") == "uint8" and isinstance(shape, list) and len(shape) > 1

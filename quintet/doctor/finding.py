@@ -142,8 +142,8 @@ def weight_of(choice: str) -> float:
 
 
 def words_of(option: str) -> str:
-    """The words of the command line, quoted, in the option of a doubtful choice: at its beginning
-    or after a comma; "" without any.  It may be from a file of others, and is to be pasted.
+    """The option (``--name value``) in a text of advice, shell-quoted; "" if it has none.  The text
+    may come from an untrusted file, and users paste the result.
     """
     found = re.search(r"(?:^|, )(--[a-z].*)", option)
     try:

@@ -162,11 +162,11 @@ def group_key(config: Mapping[str, Any], sources: Mapping[str, str] = _NONE) -> 
 
 
 def find_runs(place: Path) -> list[Path]:
-    """The folder itself if it holds a run, else all runs in it, up to four levels deep, without
-    those that are hidden or were moved aside.
+    """`place` if it is a run, else the runs up to four levels below.  Hidden folders and folders
+    that were moved aside are skipped.
 
-    Links are not followed: a stranger's folder may have some to all runs of this machine.  Those to
-    folders elsewhere are named on standard error.
+    Links are not followed: a stranger's folder may have links to all runs of this machine.  Links
+    to folders elsewhere are named on standard error.
     """
     if _is_run(place):
         return [place]

@@ -404,6 +404,7 @@ def _require_alike(path: Path, saved: Mapping[str, Any], own: Mapping[str, Any])
     missing."""
     for name, now in own.items():
         was = saved[name]
+        # A value that begins as None may have been set, but not to a text.
         if type(was) is not type(now) and (now is not None or isinstance(was, str)):
             raise CheckpointError(
                 f"{path} holds invalid data (learner.{name} must be {type(now).__name__}, got "

@@ -317,7 +317,7 @@ class Trainer:
         return self.population.consider(batch, self.policies, steps, self.log.say)
 
     def quiet(self, batch: Batch) -> bool:
-        """Whether nothing that follows this batch, which is counted, looks at other policies."""
+        """Whether nothing that follows this batch reads another policy; the batch is counted."""
         counters, wall_s, own = self.counters, self.reports.wall_s, self.policies[batch.policy]
         if self.stop.made or self.budget is not None or self.past is not None or self.reports.due:
             return False

@@ -127,8 +127,8 @@ class Hooks:
         True if its learner now has another policy's weights, so that older rows are not its own.
     published: receives the publication.
     asks_to_save: returns whether to write a checkpoint that cuts no episode after this iteration.
-    quiet: returns whether, after this batch, which is counted, `learned` and `after_iteration` look
-        at nothing but its own policy, and a checkpoint that is due is not written.
+    quiet: returns whether nothing that follows this batch (reports, evaluations, checkpoints, the
+        population) reads another policy, so that another policy's update may start.
     stops: receives an error of sampling; returns whether the run stops, so that what stopped it may
         have ended programs of environments as well.
     stopping: returns whether to stop the run, after a checkpoint.

@@ -100,7 +100,7 @@ def as_meta(data: bytes, file: Path) -> dict[str, Any]:
 
 
 def standing(path: Path) -> Path:
-    """The folder to read for `path`: itself, or the old one that it was replacing."""
+    """`path`, or the previous version if a crash interrupted its replacement."""
     replaced = path.with_name(f"{REPLACED}{path.name}")
     return replaced if not os.path.lexists(path) and os.path.lexists(replaced) else path
 

@@ -303,7 +303,7 @@ class Trained(Generic[B, K]):
         return _flat(gradients), statistics.pack()
 
     def _compiled_gradient(self, batch: B, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """`_gradient` in a form that compiles, whose only weights are the segments."""
+        """`_gradient` for torch.compile: the graph's inputs are whole segments, not parameters."""
         gradients, statistics = torch.func.grad(self.evaluate, has_aux=True)(
             self.views(), batch, self._knobs_in(numbers)
         )
