@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, overload
 
 from quintet.algorithms import registry
 from quintet.config.command import require_minutes
-from quintet.config.layers import Layer, flatten, hint, listed, meant, named_here, options
+from quintet.config.layers import Layer, canonical, flatten, hint, listed, named_here, options
 from quintet.config.resolve import Loaded
 from quintet.config.saved import Unusable, load_config, load_seeds
 from quintet.envs.env_source import GIVEN, EnvLike, EnvSource, can_be_made_again, settle
 from quintet.errors import ConfigError, GroupFault
 from quintet.system.importing import Given, named, require_no_import
-from quintet.system.trust import vouched
+from quintet.system.trust import is_trusted_by_options
 
 if TYPE_CHECKING:
     from quintet.models.custom import Maker
@@ -270,7 +270,7 @@ def _trained_policy(run_dir: Path, values: Mapping[str, Any]) -> "Policy":
     from quintet.policy import find_policy, load
 
     description, *_ = find_policy(run_dir)
-    trusted = vouched(description, values)
+    trusted = is_trusted_by_options(description, values)
     own = values.get("model.encoder")
     return load(run_dir, trust=trusted, encoder=own if isinstance(own, Given) else None)
 
@@ -339,8 +339,8 @@ def _settle_env(env: EnvLike, values: dict[str, Any]) -> EnvSource | None:
 def _settle_arguments(algo: str, values: dict[str, Any], given: Mapping[str, Any]) -> None:
     """Adds the arguments that are given; refuses other values of them, however they are written."""
     known = options(algo)
-    says = {name: meant(x, known[name]) for name, x in given.items() if x is not None}
-    values |= {name: meant(values[name], known[name]) for name in says.keys() & values.keys()}
+    says = {name: canonical(x, known[name]) for name, x in given.items() if x is not None}
+    values |= {name: canonical(values[name], known[name]) for name in says.keys() & values.keys()}
     _settle("argument", values, says)
 
 

@@ -37,13 +37,13 @@ from quintet.system.manifest import (
     as_meta,
     check_file_name,
     check_name,
+    current_or_previous,
     numbered,
     opened,
     read_manifest,
     read_meta,
     read_verified,
     signed_bytes,
-    standing,
 )
 
 if TYPE_CHECKING:
@@ -166,13 +166,13 @@ def write(
 def read(path: Path) -> Checkpoint:
     """Reads the checkpoint at `path` and verifies every size and hash; raises CheckpointError."""
     for attempt in range(_READ_ATTEMPTS):
-        with opened(standing(path)) as folder:
+        with opened(current_or_previous(path)) as folder:
             try:
                 return _read_folder(folder, path)
             except CheckpointError:
                 now = None
                 with suppress(OSError):
-                    now = os.stat(standing(path)).st_ino
+                    now = os.stat(current_or_previous(path)).st_ino
                 # another process may have replaced the folder while we read it
                 replaced = folder is None or os.fstat(folder).st_ino != now
                 if not replaced or attempt == _READ_ATTEMPTS - 1:
@@ -265,13 +265,13 @@ def prune(
         exact_kept |= newest_exact
         if age < keep or newest_exact or protect(meta):
             continue
-        if not _removable(standing(root / name)):
+        if not _removable(current_or_previous(root / name)):
             warn(f"{root / name} holds more than a checkpoint, so it stays; move the rest away")
             continue
         # renamed first: a crash while deleting must not leave a torn checkpoint under its name
         doomed = root / f"{files.TEMPORARY}{name}-deleted-{os.urandom(4).hex()}"
         with suppress(FileNotFoundError):
-            os.rename(standing(root / name), doomed)
+            os.rename(current_or_previous(root / name), doomed)
         remove(doomed)
         deleted.append(name)
     return deleted

@@ -19,7 +19,7 @@ from quintet.envs.vector import (
 from quintet.protocols import Actor
 from quintet.runtime.policies import JointActor
 from quintet.runtime.torch_settings import OwnTorch
-from quintet.runtime.turns import Begun, held
+from quintet.runtime.turns import Begun, where_acted
 from quintet.system.printing import note
 from quintet.uniform import UniformActor
 
@@ -159,7 +159,7 @@ def play(vector: VectorEnv, how: How, num_agents: int = 1, watch: Watch | None =
         if in_turn is None:
             state, is_first = out.state, torch.from_numpy(~row.valid)
         else:
-            hold = actor.held if isinstance(actor, JointActor) else held
+            hold = actor.where_acted if isinstance(actor, JointActor) else where_acted
             state = hold(state, out.state, row.valid)
             is_first = torch.from_numpy(in_turn.after(row.valid, over))
         returns += row.raw_reward
@@ -179,7 +179,7 @@ def play(vector: VectorEnv, how: How, num_agents: int = 1, watch: Watch | None =
             returns[i], lengths[i], entropies[i] = 0.0, 0, 0.0
         games.add(row, over, cut)
     kept = [episode for mine in played for episode in mine]
-    return Found(kept, games.found() if how.others else None, not games.left)
+    return Found(kept, games.results() if how.others else None, not games.left)
 
 
 def _seated(how: How, num_games: int, num_agents: int) -> tuple[Any, NDArray[np.bool_]]:
@@ -254,6 +254,6 @@ class _Games:
             self.out[game] = late[game] and not ended[game]
             self.returns[game] = 0.0
 
-    def found(self) -> Games:
+    def results(self) -> Games:
         pairs = np.array(self.pairs, np.float64).reshape(-1, 2)
         return Games(pairs[:, 0], pairs[:, 1])

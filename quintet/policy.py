@@ -25,7 +25,7 @@ from quintet.envs.policy_input import flat_observation, leaf_array, with_mask
 from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.models.build import weights_bytes
 from quintet.models.config import ModelConfig, critic_leaves, uses_pictures
-from quintet.policy_place import LEADER, LEARNER, POLICIES, POLICY, find
+from quintet.policy_place import LEADER, LEARNER, POLICIES, POLICY, find_policy_folder
 from quintet.protocols import Actor
 from quintet.runtime.staged import Shared, StagedActor
 from quintet.runtime.torch_settings import OwnTorch
@@ -465,7 +465,7 @@ def load(
         raise ConfigError(f"threads must be a whole number from 1 to 1024, got {threads!r}")
     if not isinstance(path, (str, Path)):
         raise CheckpointError(f"path must be that of a run or a policy, got {path!r}")
-    found = find(files.given_path(path), which)
+    found = find_policy_folder(files.given_path(path), which)
     try:
         description, publication, _ = _parts(found)
         from quintet.models.custom import encoder_name
@@ -498,7 +498,7 @@ def find_policy(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tens
     """The description and the publication that `load` would load, without a network, and a
     checkpoint's tensors that are only for learning; raises CheckpointError if there is none.
     """
-    found = find(path, "latest")
+    found = find_policy_folder(path, "latest")
     try:
         description, publication, number = _parts(found)
         return description, publication, found.tensors.get(f"{LEARNER}{number}", {})

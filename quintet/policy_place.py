@@ -29,7 +29,7 @@ def _of_best(path: Path) -> Path:
     return path / f"{POLICY}_{max(scores, key=lambda k: float(scores[k]))}"
 
 
-def find(path: Path, which: str) -> checkpoint.Checkpoint:
+def find_policy_folder(path: Path, which: str) -> checkpoint.Checkpoint:
     """The checkpoint or policy folder at a path; raises CheckpointError if there is none.
 
     which: see `quintet.policy.load`.

@@ -99,7 +99,7 @@ def check_command(words: list[str]) -> None:
     elif command == "envs":
         assert len(rest) <= 1, words
     elif command == "doctor":
-        given_words = doctor.asked(rest)
+        given_words = doctor.parse_arguments(rest)
         others = ["--env", given_words.targets[0], *given_words.others]
         assert parse("config", [given_words.algo, *others]).algo == given_words.algo
     elif command == "check-env":  # of an environment that is there

@@ -93,7 +93,7 @@ def test_a_game_is_cut_as_a_whole():
     assert (games.left, games.stuck) == (1, False)
     assert [games.counts(stream) for stream in range(4)] == [False, False, True, True]
     games.add(row, none, games.cut(np.array([9, 9, 5, 5]), none, 5))
-    assert (games.left, len(games.found().own)) == (0, 2)
+    assert (games.left, len(games.results().own)) == (0, 2)
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
                 f"quintet diff must get two runs, got {len(runs)}: quintet diff runs/A runs/B"
             )
         a, b = (_readable(read_summary(given_path(run))) for run in runs)
-        found = compared(a, b)
+        found = differences(a, b)
         say(json.dumps(found, default=str) if as_json else in_words(found, a, b))
 
     description = "Compares two runs: options and their sources, versions, environment, curves."
@@ -45,7 +45,7 @@ def _readable(run: RunSummary) -> RunSummary:
     return run
 
 
-def compared(a: RunSummary, b: RunSummary) -> dict[str, Any]:
+def differences(a: RunSummary, b: RunSummary) -> dict[str, Any]:
     """The differences of two runs; everything as JSON can hold it."""
     return {
         "runs": [str(a.folder), str(b.folder)],

@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> int:
     if {"-h", "--help"} & {*arguments}:
         say(HELP, end="")
         return 0
-    given = asked(arguments)
+    given = parse_arguments(arguments)
     runs = [find_runs(given_path(target)) for target in given.targets]
     if all(runs):
         results = _runs([path for found in runs for path in found], given)
@@ -104,7 +104,7 @@ def _split(found: list[dict[str, Any]], known: list[str]) -> dict[str, list[Any]
     }
 
 
-def asked(arguments: Sequence[str]) -> Asked:
+def parse_arguments(arguments: Sequence[str]) -> Asked:
     """The command line in parts; raises ConfigError if it can't be read."""
     own = {
         "--algo": DEFAULT, "--most-s": "50", "--probe-seed": "0", "--baseline": "", "--minutes": "2"

@@ -62,4 +62,4 @@ def _export(
     policy = load(run, checkpoint, trust=trust, encoder=encoder)
     seen: "Observations" = "space" if samples else "environment"
     made = policy.export(out, format, steps=steps, observations=seen, env=env, tolerance=tolerance)
-    say(f"{shown(given_path(out))}: {made.told()}")
+    say(f"{shown(given_path(out))}: {made.summary()}")

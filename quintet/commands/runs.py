@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
         runs = (read_summary(each, newest=True) for each in find_runs(place))
         if as_json:
             say(json.dumps([as_entry(each) for each in runs]))
-        elif found := [(cells(each, place), told(each)) for each in runs]:
+        elif found := [(cells(each, place), fault_of(each)) for each in runs]:
             say(in_words(found))
         else:
             say(f"no runs in {shown(place)}")
@@ -87,7 +87,7 @@ def cells(run: RunSummary, place: Path) -> tuple[str, ...]:
     )
 
 
-def told(run: RunSummary) -> str:
+def fault_of(run: RunSummary) -> str:
     """The reason why a run failed or is damaged; "" for others."""
     if run.state == "damaged":
         whole = [each for each in run.faults if "damaged" in each] or run.faults

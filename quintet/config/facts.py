@@ -10,7 +10,7 @@ from gymnasium.spaces import Box
 from gymnasium.vector import VectorEnv as GymVectorEnv
 
 from quintet.algorithms import registry
-from quintet.config.layers import meant
+from quintet.config.layers import canonical
 from quintet.config.run import RunConfig
 from quintet.envs import other_apis
 from quintet.envs.config import EnvConfig
@@ -80,7 +80,7 @@ class KindProbe:
             pydantic.ValidationError: one of its options is out of range.
         """
         options = {
-            name: meant(self._asked[f"env.{name}"], info)
+            name: canonical(self._asked[f"env.{name}"], info)
             for name, info in EnvConfig.model_fields.items()
             if f"env.{name}" in self._asked and name not in _WITHOUT_EFFECT
         }

@@ -9,7 +9,7 @@ from typing import final
 from pydantic import ValidationError
 
 from quintet.cluster.config import ClusterConfig
-from quintet.config.layers import Layer, listed, meant
+from quintet.config.layers import Layer, canonical, listed
 from quintet.config.run import PARTS
 from quintet.errors import ConfigError
 from quintet.options import faults
@@ -40,7 +40,7 @@ def placing_of(layers: Sequence[Layer]) -> tuple[tuple[Layer, ...], Placing | No
         ConfigError: lists invalid values.
     """
     given = {
-        name: meant(value, _OPTIONS[name])
+        name: canonical(value, _OPTIONS[name])
         for layer in layers
         for name, value in layer.values.items()
         if name in _OPTIONS

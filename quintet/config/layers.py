@@ -195,7 +195,7 @@ def merged(algo: str, layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[str
     for layer in (learner_defaults(algo), *layers):
         for name, value in layer.values.items():
             if name in known:
-                values[name] = meant(value, known[name])
+                values[name] = canonical(value, known[name])
                 sources[name] = layer.source
             else:
                 unknown.append(f"unknown option {name!r} ({layer.source}){hint(algo, name)}")
@@ -211,7 +211,7 @@ _SWITCHES = dict.fromkeys(("true", "yes", "on"), "on") | dict.fromkeys(
 )
 
 
-def meant(value: Any, info: FieldInfo) -> Any:
+def canonical(value: Any, info: FieldInfo) -> Any:
     """A value as the option means it: ``none`` is a word if that is one of its choices, a path if
     it takes one, an empty list or mapping, else None; a truth value becomes ``on`` or ``off`` where
     these are the choices; ``~`` in a path becomes the home folder.

@@ -18,7 +18,7 @@ from quintet.algorithms import registry
 from quintet.bounds import MOST_STEPS
 from quintet.config.facts import facts, spaces_of
 from quintet.config.group import Placing
-from quintet.config.layers import Layer, is_free, listed, meant, merged, options, with_sources
+from quintet.config.layers import Layer, canonical, is_free, listed, merged, options, with_sources
 from quintet.config.machine import automatic, require_agents, require_networks
 from quintet.config.population import population_faults
 from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME, PARTS, TOP, RunConfig, prefix_of
@@ -107,7 +107,7 @@ def compose(algo: str, layers: Iterable[Layer], source: EnvSource | None = None)
         config = _with_workers(config, sources)
         if env is not None and env.of_tensors:
             config = in_one_process(config, sources)
-        config, idle = judged(config, sources, facts(config))
+        config, idle = without_idle_options(config, sources, facts(config))
         faults += idle
         if env is not None and not unknown and _SAVED not in sources.values():
             # A saved run is left out: nothing has checked its code yet.
@@ -151,14 +151,14 @@ def build(algo: str, values: dict[str, Any], faults: list[str]) -> tuple[Parts, 
     return parts, config if len(made) == len(parts) else None
 
 
-def sound(algo: str, values: Mapping[str, Any]) -> dict[str, Any] | None:
+def valid_values(algo: str, values: Mapping[str, Any]) -> dict[str, Any] | None:
     """The values as their options hold them; None if an option is unknown, or a value of the
     learner or of a part is invalid by itself, whatever the others are.
     """
     known = options(algo)
     if not values.keys() <= known.keys():
         return None
-    found = {name: meant(value, known[name]) for name, value in values.items()}
+    found = {name: canonical(value, known[name]) for name, value in values.items()}
     for _, model, prefix, mine in list(_of_parts(algo, found)):
         try:
             if mine:
@@ -318,7 +318,9 @@ def _with_fitted_rows(config: RunConfig, sources: dict[str, str]) -> RunConfig:
     return config
 
 
-def judged(config: RunConfig, sources: dict[str, str], known: Facts) -> tuple[RunConfig, list[str]]:
+def without_idle_options(
+    config: RunConfig, sources: dict[str, str], known: Facts
+) -> tuple[RunConfig, list[str]]:
     """The configuration with options without effect reset, and a sentence for each of them that the
     user gave.  Options that a run began with stay, unless a resume may change them.
 
@@ -388,7 +390,9 @@ def resolve(loaded: Loaded, spaces: Spaces) -> Loaded:
     sources = dict(loaded.sources)
     config = loaded.config.model_copy(update={"env": loaded.env.config})
     config = _with_own_encoder_alone(config, sources)
-    config, idle = judged(config, sources, facts(config, loaded.env, loaded.eval_env, spaces))
+    config, idle = without_idle_options(
+        config, sources, facts(config, loaded.env, loaded.eval_env, spaces)
+    )
     try:
         if idle:
             raise ConfigError(listed(idle))
@@ -416,7 +420,7 @@ def resolved(loaded: Loaded) -> tuple[dict[str, Any], dict[str, str]]:
         spaces = spaces_of(env)
     elif env.config.observation_dtype == "float64":
         spaces = in_float64(spaces)
-    loaded = stored_alike(loaded, env)
+    loaded = with_observation_dtype(loaded, env)
     found = resolve(loaded, spaces)
     now = found.config
     from quintet.algorithms.parts.setup import PLAIN
@@ -428,7 +432,7 @@ def resolved(loaded: Loaded) -> tuple[dict[str, Any], dict[str, str]]:
     return found.config.flat(), sources_of(loaded, found)
 
 
-def stored_alike(loaded: Loaded, env: ResolvedEnv) -> Loaded:
+def with_observation_dtype(loaded: Loaded, env: ResolvedEnv) -> Loaded:
     """The same configuration with this environment, whose automatic options are settled;
     evaluations use the same.
     """

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from quintet.config.facts import KindProbe
 from quintet.config.group import RESTARTS, Placing, placing_of
-from quintet.config.layers import Layer, learner_defaults, meant, options, preset_layers
-from quintet.config.resolve import Loaded, compose, sound
+from quintet.config.layers import Layer, canonical, learner_defaults, options, preset_layers
+from quintet.config.resolve import Loaded, compose, valid_values
 from quintet.config.run import AUTOMATIC, MAY_CHANGE_ON_RESUME, OF_OLDER_RUNS, ONLY_OF_OLDER_RUNS
 from quintet.envs.env_source import EnvSource
 from quintet.errors import CheckpointError, ConfigError
@@ -135,7 +135,7 @@ def _load(asked: _Asked, trusted: bool) -> Loaded:
     auto = {
         name
         for name, value in asked.values.items()
-        if name in known and meant(value, known[name]) == AUTOMATIC.get(name, ...)
+        if name in known and canonical(value, known[name]) == AUTOMATIC.get(name, ...)
     }
     layers = [
         Layer(of.source, {k: v for k, v in of.values.items() if k not in auto})
@@ -149,7 +149,7 @@ def _load(asked: _Asked, trusted: bool) -> Loaded:
         loaded = compose(algo, [*base, *layers], source)
     except ConfigError as error:
         given = asked_for(Layer("saved run", {"env.id": was["env.id"]}), *layers)
-        differ = _told(differing(was, sound(algo, given) or {}))
+        differ = _told(differing(was, valid_values(algo, given) or {}))
         if differ:
             raise _other_run(run_dir, [*differ, str(error)]) from None
         raise
@@ -176,11 +176,11 @@ def _place(run_dir: Path | None) -> Layer:
 def _compose_new(asked: _Asked) -> Loaded:
     """The configuration of a new run."""
     algo, values, place = asked.algo, asked.values, _place(asked.run_dir)
-    name = str(meant(values.get("preset", "auto"), options(algo)["preset"]))
+    name = str(canonical(values.get("preset", "auto"), options(algo)["preset"]))
 
     def kind() -> str | None:
         # Unknown options and wrong values are refused anyway: no environment need be made for them.
-        able = "env.id" in values and sound(algo, values) is not None
+        able = "env.id" in values and valid_values(algo, values) is not None
         return asked.probe.kind if able else None
 
     try:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from quintet.config.choices import Doubt
-from quintet.doctor.finding import Finding, weight_of, words_of
+from quintet.doctor.finding import Finding, option_in, weight_of
 from quintet.doctor.seen import Seen
 
 _SLOW_S = 0.01
@@ -17,7 +17,7 @@ def doubts(seen: Seen) -> list[Finding]:
 
 
 def _of_doubt(doubt: Doubt, seen: Seen) -> Finding:
-    words = words_of(doubt.option)
+    words = option_in(doubt.option)
     command = f"{seen.options.train} {words}" if words else ""
     name = doubt.choice.replace("_", "-")
     return Finding(name, weight_of(doubt.choice), doubt.said, {}, doubt.option, command)

@@ -141,7 +141,7 @@ def weight_of(choice: str) -> float:
     return WEIGHTS.get(choice, 0.3)
 
 
-def words_of(option: str) -> str:
+def option_in(option: str) -> str:
     """The option (``--name value``) in a text of advice, shell-quoted; "" if it has none.  The text
     may come from an untrusted file, and users paste the result.
     """

@@ -6,7 +6,7 @@ import shlex
 from statistics import mean, pstdev
 
 from quintet.doctor.curves import RunSeen
-from quintet.doctor.finding import EXPLAINS, Finding, env_words, weight_of, words_of
+from quintet.doctor.finding import EXPLAINS, Finding, env_words, option_in, weight_of
 from quintet.doctor.run_options import change, number, scaled
 from quintet.observe.run_summary import RunSummary
 from quintet.system.files import shown
@@ -18,7 +18,7 @@ def choices(seen: RunSeen) -> list[Finding]:
     """The doubtful choices that the run has named."""
     found = []
     for each in seen.run.choices:
-        way = words_of(each.option)
+        way = option_in(each.option)
         found.append(
             Finding(
                 each.choice.replace("_", "-"),

@@ -70,7 +70,7 @@ class EvalEnvConfig(Options):
     """env.num_processes of evaluations"""
 
     @property
-    def given(self) -> dict[str, Any]:
+    def overrides(self) -> dict[str, Any]:
         """The options that differ from training's, by name."""
         return {name: value for name, value in self if value is not None}
 
@@ -98,7 +98,7 @@ def _makers_only(backend: str | None) -> bool:
 
 def evaluated_env(trained: ResolvedEnv, own: EvalEnvConfig) -> ResolvedEnv | None:
     """The environment of a run's evaluations, resolved; None: training's."""
-    given = own.given
+    given = own.overrides
     if not given:
         return None
     name = given.pop("id", trained.config.id)

@@ -83,5 +83,5 @@ def main() -> int:
     except MemoryError:
         tell({"short": True})
         return 1
-    tell({"proof": found.as_json(), "said": found.told()})
+    tell({"proof": found.as_json(), "said": found.summary()})
     return 0

@@ -73,7 +73,7 @@ class Comparison(Strict):
                 f"{what} must answer as its policy, got others: {'; '.join(faults)}; {way_out}"
             )
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """The result in a sentence."""
         kinds = [f"{_told(self.greedy)} greedy"]
         kinds += [] if self.sampled is None else [f"{_told(self.sampled)} sampled"]

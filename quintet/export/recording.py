@@ -17,10 +17,10 @@ from quintet.errors import ExportError
 from quintet.evaluation import environment_of
 from quintet.export.interface import Port
 from quintet.export.steps import Arrays, Steps
-from quintet.export.whole import WholePolicy, told
+from quintet.export.whole import WholePolicy, recorded_fields
 from quintet.policy import Policy
 from quintet.runtime.torch_settings import OwnTorch
-from quintet.runtime.turns import Begun, held
+from quintet.runtime.turns import Begun, where_acted
 from quintet.types import ACTION_MASK
 
 STREAMS = 8
@@ -99,7 +99,7 @@ def _played(
         if in_turn is None:
             state, first = out.state, ~row.valid
         else:
-            state = held(state, out.state, acted)
+            state = where_acted(state, out.state, acted)
             first = in_turn.after(acted, row.terminated | row.truncated)
     least = int(done.min())
     if least == 0:
@@ -168,7 +168,7 @@ def answered(policy: Policy, whole: WholePolicy, seen: Seen, seed: int) -> Steps
     if noise is not None:
         inputs["noise"] = noise
         sampled = {port.name: port.zeros(rows, count) for port in actions}
-    recorder = policy.recorder(*told(policy))
+    recorder = policy.recorder(*recorded_fields(policy))
     before = policy.generator.get_state()
     policy.generator.manual_seed(seed)
     twin = torch.Generator("cpu").manual_seed(seed)

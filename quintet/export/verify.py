@@ -39,14 +39,14 @@ class Verified:
             "played_by": self.version,
         }
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """The result in a sentence."""
         made, of = self.certificate, self.interface
         wide = "" if made.tolerance <= TOLERANCE else f" (up to {made.tolerance:g} were allowed)"
         return (
             f"{of.algo} on {of.env.id}, {made.rows * made.streams:,} steps and "
-            f"{made.episodes:,} episodes from {made.observations}: {self.compared.told()}{wide}; "
-            f"played by {self.version}"
+            f"{made.episodes:,} episodes from {made.observations}: {self.compared.summary()}{wide}"
+            f"; played by {self.version}"
         )
 
 

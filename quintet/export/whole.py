@@ -36,7 +36,7 @@ class WholePolicy(nn.Module):
     def __init__(self, policy: Policy):
         super().__init__()
         own = policy.spaces.own or policy.spaces
-        self.actor = policy.recorder(*told(policy))
+        self.actor = policy.recorder(*recorded_fields(policy))
         modules = {k: x for k, x in vars(self.actor).items() if isinstance(x, nn.Module)}
         self.parts = nn.ModuleDict(modules)
         self.leaves, self.action_space = policy.leaves, own.action
@@ -99,7 +99,7 @@ class WholePolicy(nn.Module):
         return tuple(found)
 
 
-def told(policy: Policy) -> tuple[Recorded, ...]:
+def recorded_fields(policy: Policy) -> tuple[Recorded, ...]:
     """Records of a policy besides its actions; the value only if it reads no other leaves than the
     actions."""
     return ("params_mu",) if policy.critic_leaves else ("params_mu", "value")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quintet.errors import QuintetError
 from quintet.system.memory import memory_fault
-from quintet.system.transfer import moved, packed, whole_block
+from quintet.system.transfer import packed, views_in, whole_block
 from quintet.system.user_code import first_line, traced
 
 P = ParamSpec("P")
@@ -123,7 +123,8 @@ class HostCall(Generic[R]):
         inside = [x.untyped_storage().data_ptr() == begin for x in tensors]
         own = zip(tensors, inside, strict=True)
         self._alone = [x.to(device) for x, of_block in own if not of_block]
-        views = moved([x for x, of_block in zip(tensors, inside, strict=True) if of_block], there)
+        copied = [x for x, of_block in zip(tensors, inside, strict=True) if of_block]
+        views = views_in(copied, there)
         parts = {True: iter(views), False: iter(self._alone)}
         static = iter([next(parts[of_block]) for of_block in inside])
         on_gpu = _mapped(args, lambda _: next(static))
@@ -178,7 +179,7 @@ class _Inputs:
             if block is not None:
                 copy, places = block.clone(), [int(x.storage_offset()) for x in views]
                 self._blocks.append((group, places, copy))
-            own = [x.clone() for x in views] if block is None else moved(views, copy)
+            own = [x.clone() for x in views] if block is None else views_in(views, copy)
             for k, x in zip(group, own, strict=True):
                 self.buffers[k] = x
         self._held: list[tuple[weakref.ref[Tensor], int] | None] = [None] * len(tensors)
@@ -241,7 +242,7 @@ class _Outputs:
 
     def of_copy(self, block: Tensor) -> Any:
         """The result in a copy of its memory."""
-        copies = iter(moved(self._tensors, block))
+        copies = iter(views_in(self._tensors, block))
         return _mapped(self._result, lambda _: next(copies))
 
 

@@ -44,7 +44,7 @@ class MachineUse:
         known = [process for child, process in self._children.items() if child not in begun]
         used = sum(map(_percent, (self._process, *known))) / 100
         used += sum(_first_share(child, self._looked_at - looked_at) for child in begun)
-        held = self.held()
+        held = self.memory_by_process()
         report = {
             "process/resident_bytes": float(self._process.memory_info().rss),
             **({"machine/memory_bytes": sum(x.bytes for x in held.values())} if held else {}),
@@ -57,7 +57,7 @@ class MachineUse:
             report["machine/cores_used_by_others"] = max(0.0, in_use - used)
         return report
 
-    def held(self) -> dict[int, Held]:
+    def memory_by_process(self) -> dict[int, Held]:
         """Private memory of this process and its children by pid, without shared memory and mapped
         files (as replay).  Empty if the system does not report it.
         """

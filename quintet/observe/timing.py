@@ -77,7 +77,7 @@ class PhaseTimer:
             return {}
         return {f"time/{phase}_frac": s / whole for phase, s in passed.items() if s > 0}
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """The seconds since the timer was made, and the share of each phase, as text."""
         seconds = {phase: s for phase, s in self.seconds().items() if s > 0}
         whole = sum(seconds.values())

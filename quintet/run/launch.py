@@ -19,7 +19,7 @@ from quintet.config.resolve import (
     require_evaluated,
     resolve,
     sources_of,
-    stored_alike,
+    with_observation_dtype,
 )
 from quintet.config.run import RunConfig
 from quintet.envs.backends import BACKENDS
@@ -162,7 +162,7 @@ def _run(
             source.close()
             loaded, source = other, open_source(other.config, other.env)
         ends.callback(source.close)
-        loaded = on_their_device(stored_alike(loaded, source.env), source.envs[0])
+        loaded = on_their_device(with_observation_dtype(loaded, source.env), source.envs[0])
         env = source.envs[0].description
         found = resolve(loaded, source.spaces)
         require_evaluated(loaded, source.spaces)

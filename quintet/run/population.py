@@ -93,7 +93,7 @@ class Population:
         self.shape(policies)
         self.write()
         if copied or decision.after != decision.before:
-            say(told(decision))
+            say(sentence_of(decision))
         return copied
 
     def replace(
@@ -133,7 +133,7 @@ class Population:
         policy.become(policies[decision.donor], with_values(policy.config.learner, decision.after))
         self.shape(policies)
         self.write()
-        warn(f"policy {index} has diverged: {reason}; {told(decision)}")
+        warn(f"policy {index} has diverged: {reason}; {sentence_of(decision)}")
 
     def _tell_of_missing(
         self,
@@ -189,7 +189,7 @@ class Population:
         files.write_whole(self.folder.path / EVENTS, lines.encode())
 
 
-def told(decision: Decision) -> str:
+def sentence_of(decision: Decision) -> str:
     """A sentence for the user."""
     changed = [
         f"{name} {decision.before[name]:.3g} -> {x:.3g}"

@@ -145,7 +145,7 @@ class Reports:
         if trained:
             left = self.config.total_env_steps - counters.env_steps
             left_s = left * (time.perf_counter() - self._started) / trained
-            for line in self.growth.look(self.machine.held(), left_s):
+            for line in self.growth.look(self.machine.memory_by_process(), left_s):
                 log.warn(line)
 
     def show(self, counters: Counters, log: RunLog) -> None:

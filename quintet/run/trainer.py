@@ -232,7 +232,7 @@ class Trainer:
             error.add_note(f"The run was saved; the same call resumes: {self.folder.path}")
             raise error
         self.log.last_lines()
-        self.log.say(f"time: {self.timer.told()}")
+        self.log.say(f"time: {self.timer.summary()}")
         if status == "stopped":
             how = "" if self.config.resume == "latest" else " with --resume latest"
             steps = f"{self.counters.env_steps:,} env_steps"

@@ -13,7 +13,7 @@ from torch import Tensor
 from quintet.protocols import Actor
 from quintet.runtime.slots import PLAYER, VERSION, below
 from quintet.runtime.torch_settings import OwnTorch
-from quintet.runtime.turns import held
+from quintet.runtime.turns import where_acted
 from quintet.types import ActOutput, Obs, Publication, State, TensorSpec
 
 
@@ -209,12 +209,12 @@ class JointActor:
         action = self._joined([out.action for out in outs])
         return ActOutput(action, self._joined([out.env_action for out in outs]), record, after)
 
-    def held(self, before: State, after: State, acted: NDArray[np.bool_]) -> State:
-        """Applies `turns.held` to each actor's streams."""
+    def where_acted(self, before: State, after: State, acted: NDArray[np.bool_]) -> State:
+        """Applies `turns.where_acted` to each actor's streams."""
         joined: State = {}
         for k, streams in enumerate(self.streams):
             prefix = f"{k}/"
-            own = held(below(before, prefix), below(after, prefix), acted[streams.numpy()])
+            own = where_acted(below(before, prefix), below(after, prefix), acted[streams.numpy()])
             joined |= {f"{prefix}{name}": x for name, x in own.items()}
         return joined
 

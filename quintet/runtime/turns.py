@@ -22,7 +22,7 @@ _OUTCOME = ("reward", "raw_reward", "terminated", "truncated", "success")
 Bools = NDArray[np.bool_]
 
 
-def held(before: State, after: State, acted: Bools) -> State:
+def where_acted(before: State, after: State, acted: Bools) -> State:
     """The state after an act, ``[B, ...]``: agents that did not act keep their previous state."""
     mine = torch.from_numpy(acted.copy())
     return {
@@ -100,7 +100,7 @@ class Turns:
         self.open |= acted
         self.just_ended = self.open & ended
         self.open &= ~ended
-        return held(self.before, after, acted)
+        return where_acted(self.before, after, acted)
 
     def executed(self, slot: Slot, rows: int) -> int:
         """Number of decisions that the unroll would hold if it ended after `rows` rows."""

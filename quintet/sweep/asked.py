@@ -18,7 +18,7 @@ class Asked:
     trials: number of trials; None: as many as fit into the minutes.
     minutes: time of trials and the best again; at least half of it is for trials.
     jobs: number of trials at the same time.
-    search: see `quintet.sweep.space.given`; empty: the options that populations tune by default.
+    search: see `quintet.sweep.space.parse`; empty: options that populations tune by default.
     metric: name of the score; None: the mean return of evaluations, or of training if there are
         none.
     best, seeds_of_best: number of trials that are trained again, and of the seeds for each.

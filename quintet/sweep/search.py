@@ -110,7 +110,7 @@ def sweep(asked: Asked) -> Found:
             f"{', '.join(base.config.report.sinks) or 'none'}: add one"
         )
     searched = (
-        space.given(asked.search, base.config, asked.values)
+        space.parse(asked.search, base.config, asked.values)
         if asked.search
         else [one for one in space.usual(base.config) if one.name not in asked.values]
     )
@@ -309,7 +309,7 @@ class _Search:
         begun: list[Trial] = []
         jobs: list[Job] = []
         for each in trials:
-            self.say(f"[{name_of(each)}] {said(self.space, each.drawn)}")
+            self.say(f"[{name_of(each)}] {values_text(self.space, each.drawn)}")
             try:
                 loaded = self._loaded(each, self.folder / TRIALS / name_of(each))
             except ConfigError as error:
@@ -441,7 +441,7 @@ def name_of(trial: Trial) -> str:
     return f"{trial.number + 1:04}"
 
 
-def said(searched: Sequence[Dimension], drawn: Mapping[str, Any]) -> str:
+def values_text(searched: Sequence[Dimension], drawn: Mapping[str, Any]) -> str:
     """The values of a trial in words."""
     return ", ".join(f"{one.name}={_shown(one.value(drawn[one.key]))}" for one in searched)
 

@@ -8,7 +8,7 @@ from pydantic.fields import FieldInfo
 
 from quintet.config.layers import flatten, hint, options
 from quintet.config.population import tuned_options
-from quintet.config.resolve import sound
+from quintet.config.resolve import valid_values
 from quintet.config.run import RunConfig
 from quintet.errors import ConfigError, FileFault
 from quintet.options import AROUND, Facts, about, bounds, idle, kinds
@@ -119,7 +119,7 @@ def around(name: str, config: RunConfig) -> Dimension:
     return Dimension(name, *ends, log=True, whole=whole)
 
 
-def given(texts: Sequence[str], config: RunConfig, typed: Mapping[str, Any]) -> list[Dimension]:
+def parse(texts: Sequence[str], config: RunConfig, typed: Mapping[str, Any]) -> list[Dimension]:
     """The space of ``--search``: ``NAME=LOW..HIGH[:log]``, ``NAME=A,B``, ``NAME`` alone for the
     range around its value, or a YAML file of these.
 
@@ -215,7 +215,7 @@ def _check(one: Dimension, config: RunConfig) -> None:
         int(x) if one.whole else one.value(x) for x in (one.low, one.high)
     )
     for value in values:
-        if sound(config.algo, {"env.id": config.env.id, one.name: value}) is None:
+        if valid_values(config.algo, {"env.id": config.env.id, one.name: value}) is None:
             raise ConfigError(
                 f"--search {one.name} must have values that the option takes, got {value!r}: "
                 f"`quintet train {config.algo} --help all` shows them"

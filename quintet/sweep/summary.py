@@ -13,7 +13,7 @@ from quintet.errors import QuintetError
 from quintet.observe.figures import figure_classes, save, style_axes
 from quintet.observe.intervals import bootstrap_band
 from quintet.observe.run_summary import table
-from quintet.sweep.search import TRIALS, Found, name_of, said
+from quintet.sweep.search import TRIALS, Found, name_of, values_text
 from quintet.system import files
 
 _MOST_ROWS = 10
@@ -95,7 +95,7 @@ def lines(found: Found) -> Iterator[str]:
                 f"{TRIALS}/{name_of(each)}",
                 "-" if each.score is None else f"{each.score:,.4g}",
                 _interval(found.fresh.get(each.number, [])),
-                said(found.space, each.drawn),
+                values_text(found.space, each.drawn),
             )
         )
     yield from table(rows) if len(rows) > 1 else ()

@@ -65,7 +65,7 @@ def read_meta(root: Path, name: str) -> Found:
     may be large, by their sizes.  Raises CheckpointError, which names the file.
     """
     path = root / name
-    with opened(standing(path)) as folder:
+    with opened(current_or_previous(path)) as folder:
         entries, mark = read_manifest(folder, path)
         assert folder is not None
         for listed, entry in entries.items():
@@ -99,7 +99,7 @@ def as_meta(data: bytes, file: Path) -> dict[str, Any]:
     return meta
 
 
-def standing(path: Path) -> Path:
+def current_or_previous(path: Path) -> Path:
     """`path`, or the previous version if a crash interrupted its replacement."""
     replaced = path.with_name(f"{REPLACED}{path.name}")
     return replaced if not os.path.lexists(path) and os.path.lexists(replaced) else path

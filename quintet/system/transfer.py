@@ -105,7 +105,7 @@ def fetched(tensors: Mapping[K, Tensor]) -> Mapping[K, Tensor]:
     of_gpu = [tensors[name].detach() for name in names]
     if (block := whole_block(of_gpu)) is not None:
         here = torch.empty(block.shape, dtype=torch.uint8, pin_memory=True).copy_(block)
-        return {**tensors, **dict(zip(names, moved(of_gpu, here), strict=True))}
+        return {**tensors, **dict(zip(names, views_in(of_gpu, here), strict=True))}
     layout = _layout(_forms(of_gpu), 1)
     flat = [_flatten_dense_tensors([of_gpu[i] for i in part.tensors]) for part in layout.parts]  # type: ignore[no-untyped-call]
     joined = flat[0] if len(flat) == 1 else torch.cat([x.view(torch.uint8) for x in flat])
@@ -147,7 +147,7 @@ def whole_block(tensors: Sequence[Tensor]) -> Tensor | None:
     return bytes_of_one.as_strided((memory.nbytes(),), (1,), 0)
 
 
-def moved(views: Sequence[Tensor], block: Tensor) -> list[Tensor]:
+def views_in(views: Sequence[Tensor], block: Tensor) -> list[Tensor]:
     """The views of one block, in a copy of it."""
     of_dtype: dict[torch.dtype, Tensor] = {}
     found = []

@@ -168,7 +168,7 @@ def _schedules_of(options: Mapping[str, Any]) -> list[Call]:
     return [Call(name, x, {}) for name, x in found if isinstance(x, str) and ":" in x]
 
 
-def vouched(description: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
+def is_trusted_by_options(description: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
     """Whether every call of a policy's description is harmless or also in a configuration; raises
     KeyError or AttributeError if it is not a description.
     """

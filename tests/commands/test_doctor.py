@@ -171,7 +171,7 @@ def test_options_of_environments_are_refused_for_a_run(words: list[str], tmp_pat
 
 
 def test_values_of_own_options_may_be_joined():
-    given = doctor.asked(["CartPole-v1", "--algo=ddpg", "--most-s=7", "--gamma=0.9"])
+    given = doctor.parse_arguments(["CartPole-v1", "--algo=ddpg", "--most-s=7", "--gamma=0.9"])
     assert (given.algo, given.most_s, given.others) == ("ddpg", 7.0, ["--gamma=0.9"])
 
 

@@ -12,7 +12,7 @@ from seen_environments_helpers import fits, near, number, pairs, played, seen
 from quintet.config.choices import Doubt
 from quintet.doctor import env_actions, env_episodes, env_observations, env_rewards
 from quintet.doctor.clock import Clock
-from quintet.doctor.finding import words_of
+from quintet.doctor.finding import option_in
 from quintet.doctor.fits import Next
 from quintet.doctor.play import Play
 from quintet.doctor.predict import Score
@@ -271,7 +271,7 @@ def test_a_goal_that_is_rarely_met_beside_the_cost_of_a_step():
     ],
 )
 def test_words_of_a_choice(option: str, words: str):
-    assert words_of(option) == words
+    assert option_in(option) == words
 
 
 def test_every_finding_has_a_row():

@@ -61,7 +61,7 @@ def test_ties_are_counted_and_told() -> None:
     played = steps((1.0, 1.0 - 5e-7, 0.0), (2.0, 1.0, 0.0), (1e3, 0.0, 1e3 - 6e-5))
     found = compare(Other({1.0: 1, 1e3: 2}), played, INTERFACE)
     found.require("it", "")
-    assert found.told() == (
+    assert found.summary() == (
         "1 of 3 (2 ties) greedy and 1 of 3 (2 ties) sampled actions are equal; "
         "largest difference 0.0e+00 (params)"
     )

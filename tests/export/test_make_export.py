@@ -107,7 +107,7 @@ def test_a_larger_tolerance_is_told_and_code_of_others_is_not_loaded(
     found = in_torch(policy, tmp_path / "out", tolerance=1e-3)
     assert found.certificate.tolerance == 1e-3
     assert 1e-5 < found.certificate.compared.largest["params"] <= 1e-3
-    assert "(up to 0.001 were allowed)" in found.told()
+    assert "(up to 0.001 were allowed)" in found.summary()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with pytest.raises(UntrustedError, match="a program of PyTorch can run code"):
         verify(tmp_path / "out")

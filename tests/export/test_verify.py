@@ -503,7 +503,7 @@ def test_hostile_documents(copy) -> None:
         folder = copy(("onnx", "numpy")[int(rng.integers(2))])
         hostile(folder, rng)
         try:
-            said = verify(folder).told()
+            said = verify(folder).summary()
         except QuintetError as error:
             said = str(error)
             refused += 1

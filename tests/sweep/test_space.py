@@ -8,7 +8,7 @@ from quintet.config.layers import Layer
 from quintet.config.run import RunConfig
 from quintet.config.saved import load_config
 from quintet.errors import ConfigError
-from quintet.sweep.space import Dimension, around, given, usual
+from quintet.sweep.space import Dimension, around, parse, usual
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_words_and_files_give_the_same_space(config: RunConfig, tmp_path: Path) 
         "advantage_estimator=gae,monte_carlo",
         "minibatch_steps=32,null",
     )
-    space = given(words, config, {})
+    space = parse(words, config, {})
     assert space == [
         Dimension("learning_rate", 1e-4, 1e-2, log=True),
         Dimension("num_epochs", 2.0, 8.0, whole=True),
@@ -73,13 +73,13 @@ def test_words_and_files_give_the_same_space(config: RunConfig, tmp_path: Path) 
         "learning_rate: 1e-4..1e-2:log\nnum_epochs: 2..8\nadvantage_estimator: [gae, monte_carlo]\n"
         "minibatch_steps: [32, null]\n"
     )
-    assert given((str(file),), config, {}) == space
+    assert parse((str(file),), config, {}) == space
 
 
 def test_lists_are_choices_too(config: RunConfig, tmp_path: Path) -> None:
     file = tmp_path / "space.yaml"
     file.write_text("model:\n  policy_hidden: [[64, 64], [256]]\n")
-    (one,) = given((str(file),), config, {})
+    (one,) = parse((str(file),), config, {})
     assert [one.value(label) for label in one.labels] == [[64, 64], [256]]
 
 
@@ -103,4 +103,4 @@ def test_lists_are_choices_too(config: RunConfig, tmp_path: Path) -> None:
 )
 def test_a_wrong_space_is_refused(config: RunConfig, word: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        given((word,), config, {"gamma": 0.99})
+        parse((word,), config, {"gamma": 0.99})

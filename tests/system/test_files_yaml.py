@@ -5,7 +5,7 @@ import math
 import pytest
 import yaml
 
-from quintet.config.layers import meant, options
+from quintet.config.layers import canonical, options
 from quintet.system import files
 
 
@@ -49,14 +49,14 @@ def test_options_take_words_for_what_they_mean():
     known = options("ppo")
 
     def said(name, text):
-        return meant(files.parse_yaml(text), known[name])
+        return canonical(files.parse_yaml(text), known[name])
 
     for text in ("off", "no", "false", "Off"):
         assert said("runtime.compile", text) == "off"
     for text in ("on", "yes", "true"):
         assert said("runtime.compile", text) == "on"
-    assert meant(False, known["runtime.compile"]) == "off"
-    assert meant(True, known["runtime.compile"]) == "on"
+    assert canonical(False, known["runtime.compile"]) == "off"
+    assert canonical(True, known["runtime.compile"]) == "on"
     assert said("model.core", "~") == "none"
     assert said("preset", "null") == "none"
     assert said("minibatch_steps", "~") is None

@@ -261,7 +261,7 @@ class APPOLearner:
         self.used_rate = self.learning_rate
         batch = self.ranks.whole(batch)
         self.normalizers.merge_first(batch, self.version)
-        if "value" in batch.record and self.normalizers.moved(batch):
+        if "value" in batch.record and self.normalizers.acted_without_statistics(batch):
             batch = replace(batch, record={**batch.record, "value": self._values(batch)})
         chunks = self._chunks(batch)
         valid = split_rows(batch.on_cpu("valid"), config.chunk_steps)

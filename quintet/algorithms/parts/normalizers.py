@@ -102,7 +102,7 @@ class Normalizers:
 
         return load
 
-    def moved(self, batch: Rollout) -> bool:
+    def acted_without_statistics(self, batch: Rollout) -> bool:
         """Whether rows of the batch were acted on before there were statistics of observations, but
         are learned from with them: what the network said then is of other observations.
         """

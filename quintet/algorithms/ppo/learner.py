@@ -219,7 +219,7 @@ class PPOLearner:
         used = Use.of(on_cpu, batch.valid.device)
         use, count = used.mask, used.places.numel()
         chunks = Chunks(use.shape, self.chunk_steps, use.device)
-        if "value" in batch.record and self.normalizers.moved(batch):
+        if "value" in batch.record and self.normalizers.acted_without_statistics(batch):
             v = self._values(batch, chunks)
             batch = replace(batch, record={**batch.record, "value": v})
         rows, estimates = self._rows(batch, use)
