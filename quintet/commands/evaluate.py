@@ -46,7 +46,7 @@ def _evaluate(
         str,
         arg(
             help="steps after which an episode is cut and counts with its return so far; none: no "
-            "bound; auto: from 1,000 on, by the training episodes, unless there is a time limit",
+            "bound; auto: 1,000 or more, by the length of training episodes, or the time limit",
             metavar="N|auto|none",
         ),
     ] = "auto",

@@ -170,8 +170,8 @@ class Trunk:
 def make_trunks(
     spaces: Spaces, config: ModelConfig, generator: torch.Generator | None, precision: Precision
 ) -> tuple[Trunk, Trunk]:
-    """The policy's trunk and the value function's; with `shared_torso` both are the same object,
-    else the value function's alone reads `critic_leaves`.
+    """The policy's trunk and the value function's: one object with `shared_torso`, else two, of
+    which only the value function's reads `critic_leaves`.
 
     generator: see `make_encoder`.
     """
