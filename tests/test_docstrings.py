@@ -19,19 +19,6 @@ while and or but it its they them these those there so before after
 ROOT = Path(quintet.__file__).parents[1]
 FILES = sorted([*ROOT.glob("quintet/**/*.py"), *ROOT.glob("plugins/*/*/*.py")])
 
-EXEMPT = """
-bench.py algorithms/parts/bare.py algorithms/parts/work.py bench/__init__.py bench/limits.py
-bench/measure.py bench/workloads.py
-cluster/__init__.py cluster/config.py cluster/gate.py cluster/messages.py cluster/node.py
-cluster/nodes.py cluster/on_ray.py cluster/peer.py doctor/apart.py doctor/child.py
-run/checked_nodes.py run/host.py run/member.py run/placing.py run/seed_group.py run/seeds.py
-runtime/parallel/learners.py runtime/processes/process.py runtime/processes/stepped.py
-runtime/processes/watch.py runtime/processes/workers.py system/apart.py system/child.py
-system/core_time.py system/entry.py system/forks.py system/link.py system/shared.py
-system/user_state.py
-"""
-"""Files whose comments do not obey yet."""
-
 
 def docstrings(source: str) -> Iterator[str]:
     """The docstrings of modules, classes, functions, and of the names that one follows."""
@@ -72,8 +59,7 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
 
 
 def test_comments_begin_with_a_noun_or_a_verb() -> None:
-    exempt = tuple(f"/{name}" for name in EXEMPT.split())
-    assert not faults([path for path in FILES if not str(path).endswith(exempt)], comments)
+    assert not faults(FILES, comments)
 
 
 @pytest.mark.parametrize(

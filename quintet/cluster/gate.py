@@ -103,7 +103,7 @@ class Gate:
         self._entry, self._joined, self._refused, self._say = entry, joined, refused, say
         self._listener = socket.create_server((on_ray.here(), 0), backlog=128)
         self._listener.settimeout(_LOOK_EVERY_S)
-        self._visitors: dict[bytes, Visitor] = {}  # by the token that each got
+        self._visitors: dict[bytes, Visitor] = {}  # visitors by their tokens
         self._lock, self._closing = threading.Lock(), threading.Event()
         self._look()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -160,7 +160,7 @@ class Gate:
                 connection, _ = self._listener.accept()
                 threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
             if time.monotonic() - looked_s >= _LOOK_EVERY_S and not self._closing.is_set():
-                with suppress(Exception):  # of Ray, whose head may be away for a while
+                with suppress(Exception):  # Ray's head may be away for a while
                     self._look()
                 looked_s = time.monotonic()
 

@@ -81,7 +81,7 @@ def serve(address: tuple[str, int], token: bytes) -> None:
         work = link.receive()
         try:
             node = Node(link, work)
-        except Exception as error:  # of users' code, which is unpickled
+        except Exception as error:  # unpickling runs users' code
             link.send(refusal(error))
             return
         node.run()
@@ -147,7 +147,7 @@ class Node:
         elif isinstance(message.message, Start):
             before = self.hosted.get(message.worker)
             if before is not None:
-                before.thread.join()  # it has told its end already
+                before.thread.join()  # the end is sent already
             with self.lock:
                 self.hosted[message.worker] = Hosted(self, message.worker)
         else:
@@ -176,7 +176,7 @@ class Hosted:
     def __init__(self, node: Node, worker: int):
         self.node, self.worker = node, worker
         self.workers: Workers | None = None
-        self.slots: deque[tuple[int, ...]] = deque()  # of the learner, by grant
+        self.slots: deque[tuple[int, ...]] = deque()  # the learner's slots, by grant
         self.stopped = False
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -259,7 +259,7 @@ class Hosted:
         elif isinstance(event, Filled):
             groups = [unroll.group for unroll in event.unrolls]
             blocks = [workers.bytes_of(*place) for place in zip(groups, event.slots, strict=True)]
-            # Before they are sent, since the learner may grant again as soon as they have come.
+            # This precedes sending: the learner may grant again as soon as they have come.
             # Until then it has a slot less to grant; and as the slot that was free first is taken
             # first, nobody writes to these.
             for unroll in event.unrolls:

@@ -136,7 +136,7 @@ class Nodes:
         self._refused: list[str] = []
         self._free: list[int] = []  # workers that became ready
         self._started = self._uneven = self._connected = self._closed = False
-        self._enough_s = time.monotonic()  # when there were enough nodes, last
+        self._enough_s = time.monotonic()  # last time with enough nodes
         self._gate: Gate | None = None
         try:
             self._connected = on_ray.connect(config.address)
@@ -214,8 +214,7 @@ class Nodes:
             self._published_s[policy, publication.version] = time.monotonic()
             while len(self._published_s) > 1_000:
                 del self._published_s[next(iter(self._published_s))]
-            # Where workers act with the newest weights, those that a slow node never gets are left
-            # out.
+            # Workers act with the newest weights: a slow node never gets some of them.
             key = policy if self._moves else None
             for peer in self._peers:
                 peer.link.post(*posted, key=key)
@@ -320,7 +319,7 @@ class Nodes:
             error = error_of(message.failed, f"worker {worker}")
             error.args = (f"on {peer.name}: {error}",)
             return [Died(worker, error, executed)]
-        if not seat.leaving:  # it is ready
+        if not seat.leaving:  # a ready worker
             seat.ready = True
             self._restart_if_ready(worker)
             self._free.append(worker)
@@ -474,7 +473,7 @@ class Nodes:
                 peer.link.post(messages.Stop())
             for peer in self._peers:
                 peer.read.wait(max(0.0, deadline - time.monotonic()))
-            while not self._heard.empty():  # what environments said at their ends
+            while not self._heard.empty():  # last words of environments
                 peer, message = self._heard.get()
                 if isinstance(message, Said):
                     self._take_in(peer, message)
@@ -483,11 +482,11 @@ class Nodes:
                 self._gate.close()
             for peer in self._peers:
                 peer.link.free()
-                peer.read.wait()  # it writes to the memory
+                peer.read.wait()  # the thread writes to the memory
             if self._connected:
                 on_ray.disconnect()
             self._arena.close()
             self._bytes.clear()
-            self._slots.clear()  # its memory goes with the last view of it
+            self._slots.clear()  # the memory goes with its last view
             self.samplers.clear()
             del self._arena

@@ -12,7 +12,7 @@ from quintet.jobs.group import run_one
 from quintet.jobs.job import Job, Limits, Outcome
 from quintet.jobs.work import ONE_THREAD
 
-_GRACE_S = 5.0  # of a process that ends itself at the deadline
+_GRACE_S = 5.0  # a process ends itself at the deadline
 _STAGES = {
     "making it": "it was made",
     "check": "it was checked",

@@ -41,14 +41,14 @@ _READ_AT_LOAD = (
 
 _NUMBER_BYTES = 8
 
-_MOST_LINE_BYTES = 2**16  # of output that is told at once
+_MOST_LINE_BYTES = 2**16  # longer lines are said in pieces
 
 _NOT_BEGUN = -1
 """Sent instead of a pid if the fork failed."""
 
-_MOST_FILES = 253  # that one message carries on Linux
+_MOST_FILES = 253  # one message carries no more on Linux
 
-_BEGIN_S = 30.0  # in which a server begins a process
+_BEGIN_S = 30.0  # allowed to a server to begin a process
 
 FOR_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that a service manager sends to all processes of a run: the server's end would be that of
@@ -124,13 +124,15 @@ class Child:
     def give(self, payload: bytes) -> None:
         """Sends the payload for which the child waits at its start; called once."""
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError, ValueError):  # it is gone already; its status will tell
+        with suppress(
+            BrokenPipeError, ValueError
+        ):  # the child is gone already; its status will tell
             self._process.stdin.write(entry.LENGTH.pack(len(payload)) + payload)
             self._process.stdin.flush()
 
     def _speak(self, say: Callable[[str], None]) -> None:
         assert self._process.stdout is not None
-        # To its end, or the child would block; a bar that only returns has no end of line.
+        # Reads to the end, or the child would block; a progress bar may have no end of line.
         for line in iter(partial(self._process.stdout.readline, _MOST_LINE_BYTES), b""):
             self.printed = True
             say(plain(line.decode(errors="replace").rstrip().rpartition("\r")[2]))
@@ -151,7 +153,7 @@ class Child:
     def kill(self) -> None:
         """Ends the child and its own children at once; `wait` releases the rest."""
         if isinstance(self._process, Forked) and self._process.refused:
-            return  # there is none but the server, which serves others
+            return  # only the server runs, and serves others
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -191,7 +193,9 @@ class Forked:
         self.returncode: int | None = None
         self._pid: int | None = None
         self._hearing = threading.Lock()
-        request = os.memfd_create("request")  # it may be large, and nobody may read it for seconds
+        request = os.memfd_create(
+            "request"
+        )  # a pipe may be too small, and nobody may read it for seconds
         here = os.open(".", os.O_RDONLY | os.O_DIRECTORY)  # also where that has been removed
         passed = [request, theirs_in, theirs_out, theirs_told, here]
         try:
@@ -216,7 +220,7 @@ class Forked:
                 elif server.process.poll() is None and error.errno != errno.EPIPE:
                     self._end(os.EX_OSERR)
                     return
-                else:  # it is ending, as `poll` tells
+                else:  # the server is ending, as `poll` tells
                     return
 
     @property
@@ -410,7 +414,7 @@ def _serve(channel: socket.socket) -> list[int]:
                         os.close(other)
                     return list(files)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_PARENT)
-                with suppress(OSError):  # it was quicker
+                with suppress(OSError):  # the fork was quicker
                     os.setpgid(pid, pid)
                 running[told] = pid
                 _tell(told, pid)
@@ -421,7 +425,7 @@ def _serve(channel: socket.socket) -> list[int]:
                 with suppress(BlockingIOError):
                     os.read(woken, 4096)
                 for told, pid in list(running.items()):
-                    # It keeps its number until the reader has closed the file.
+                    # The process keeps its number until the reader has closed the file.
                     found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
                     if found is not None:
                         code = found.si_status
@@ -449,7 +453,7 @@ def _become(files: list[int], server: int) -> int:
     for source, stream in ((stdin, 0), (stdout, 1), (stdout, 2)):
         os.dup2(source, stream)
     for number, name in ((1, "stdout"), (2, "stderr")):
-        # Those of the server may have been made for a file, whose place a pipe can't tell.
+        # The server's streams may have been made for a file, whose place a pipe can't tell.
         old = getattr(sys, name)
         made = io.FileIO(number, "w", closefd=False)
         new = io.TextIOWrapper(made, old.encoding, old.errors, write_through=True)

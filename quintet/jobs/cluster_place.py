@@ -130,7 +130,7 @@ class _Node:
 
     def __init__(self, index: int, machine: Machine):
         self.index, self.machine = index, machine
-        self.who = secrets.token_hex(8)  # in the names of the files that it writes
+        self.who = secrets.token_hex(8)  # part of the names of its files
         self.check: _OnNode | None = None
         self.begun_s = time.monotonic()
         self.fit = False
@@ -285,7 +285,7 @@ class ClusterPlace:
         self.nodes: dict[str, _Node] = {}
         self.killed: list[_OnNode] = []
         self._runs: list[_Run] = []
-        self._folders: list[SharedFolder] = []  # while nodes are asked
+        self._folders: list[SharedFolder] = []  # open while nodes are asked
         self._refused: list[str] = []
         self._count, self._looked_s = 0, 0.0
         self._connected = on_ray.connect(terms.address)
@@ -393,7 +393,7 @@ class ClusterPlace:
         if time.monotonic() - self._looked_s > _LOOK_EVERY_S:
             self._looked_s = time.monotonic()
             machines = None
-            with suppress(Exception):  # of Ray, whose head may be away for a while
+            with suppress(Exception):  # Ray's head may be away for a while
                 machines = on_ray.machines()
             refused += [] if machines is None else self._ask(machines)
         for node in self._asked:
@@ -418,7 +418,7 @@ class ClusterPlace:
             try:
                 for each in self.demand.folders:
                     self._folders.append(SharedFolder(each))
-            except ConfigError as error:  # of this machine
+            except ConfigError as error:  # the fault is of this machine
                 self._close_folders()
                 return [str(error)]
         tokens = [(each.folder, each.token) for each in self._folders]

@@ -34,7 +34,7 @@ def main() -> int:
     """Calls ``MODULE.main()``, tied to the parent before any slow import."""
     parent, name, module_name = sys.argv[1:4]
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_NAME, name.encode()[:15])  # for top and ps
+        ctypes.CDLL(None).prctl(_SET_NAME, name.encode()[:15])  # top and ps show it
     if parent:
         die_with_parent(int(parent))
     module = importlib.import_module(module_name)
@@ -48,7 +48,7 @@ def die_with_parent(parent: int) -> None:
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended before the system was asked
+    if os.getppid() != parent:  # the parent ended before the system was asked
         os._exit(130)
 
 

@@ -51,7 +51,7 @@ class Host:
         else:
             with self._news:
                 self._handle = handle
-                if self._ending is not None:  # which was asked for meanwhile
+                if self._ending is not None:  # somebody asked for an end meanwhile
                     self._ending(handle)
             while (outcome := handle.outcome()) is None:
                 time.sleep(_LOOK_EVERY_S)

@@ -49,7 +49,7 @@ class Link:
         self.bytes_in = self.bytes_out = 0
         self._sending, self._choosing = threading.Lock(), threading.Lock()
         self._outbox: SimpleQueue[tuple[Any, Views] | int | None] = SimpleQueue()
-        self._latest: dict[int, tuple[Any, Views]] = {}  # by key, of those that wait
+        self._latest: dict[int, tuple[Any, Views]] = {}  # waiting messages by key
         self._poster: threading.Thread | None = None
 
     def send(self, message: object, blocks: Views = ()) -> None:

@@ -76,7 +76,7 @@ def _answer_in(file: IO[bytes]) -> dict[str, Any] | None:
     for line in file.read().splitlines():
         try:
             each = json.loads(line)
-        except ValueError:  # it was killed while it wrote, or a stranger's code wrote here
+        except ValueError:  # a kill cut the line, or a stranger's code wrote here
             continue
         if isinstance(each, dict):
             found = {**(found or {}), **each}

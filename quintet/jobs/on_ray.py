@@ -85,7 +85,7 @@ def connect(address: str) -> bool:
     if ray.is_initialized():
         return False
     before = signal.getsignal(signal.SIGTERM)
-    driver.print_to_stdstream = _tell  # which Ray calls even where nothing is to be logged
+    driver.print_to_stdstream = _tell  # Ray calls it even where nothing is to be logged
     try:
         if address != "auto":
             host, _, port = address.rpartition(":")

@@ -72,7 +72,9 @@ class CoreWaits:
         passed_s = 0.0 if before is None else now - before
         found = self._own(pid)
         waited_s = self._longest(found)
-        if deep and (before is None or waited_s < passed_s / 2):  # it may be waiting for others
+        if deep and (
+            before is None or waited_s < passed_s / 2
+        ):  # the process may be waiting for others
             others = self._below(pid)
             waited_s = max(waited_s, self._longest(others))
             found |= others

@@ -25,7 +25,7 @@ from quintet.system.user_code import described, lacking
 def capture() -> dict[str, Any]:
     """State of this process, for `restore`; pickled piece by piece where it may hold code."""
     send = cloudpickle.dumps
-    unsent: list[str] = []  # what can't be sent, and why
+    unsent: list[str] = []  # names and reasons
     specs = gymnasium.registry.items()
     plain = {name: spec for name, spec in specs if not _holds_code(spec)}
     others = ((f"the registration of {name}", spec) for name, spec in specs if name not in plain)
@@ -52,7 +52,7 @@ def capture() -> dict[str, Any]:
 
 def restore(given: Mapping[str, Any]) -> None:
     """Sets the same state in this process; failures are listed in `lacking` and raise no error."""
-    sys.path[:] = given["path"]  # before the user's modules are imported
+    sys.path[:] = given["path"]  # users' modules are imported from here on
     sys.argv[:] = given["argv"]
     lacking[:] = given["unsent"]
     for name, spec in _each(given["specs"].items(), pickle.loads, lacking):
@@ -115,6 +115,6 @@ def _each(
     for name, each in objects:
         try:
             found.append((name, function(each)))
-        except Exception as error:  # of the code of whatever it is
+        except Exception as error:  # pickling runs code of any object
             failed.append(f"{name} ({described(error)})")
     return found

@@ -45,7 +45,7 @@ def receive(*, orderly: bool = False) -> tuple[bytes, Tell]:
             resource.setrlimit(resource.RLIMIT_DATA, (int(nbytes), hard))
         with suppress(ValueError, OSError):  # a crash leaves no file in the user's folder
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    out = os.fdopen(int(sys.argv[1]), "w", buffering=1)  # before users' arguments take its place
+    out = os.fdopen(int(sys.argv[1]), "w", buffering=1)  # users' arguments take its place
     if state is not None:
         from quintet.jobs import user_state
 

@@ -46,7 +46,7 @@ def _answer(check: Check) -> dict[str, Any]:
         for module in check.simulators:
             importlib.import_module(module)
         spaces_of(user_state.work_of(check.run).env)
-    except Exception as error:  # of users' code
+    except Exception as error:  # users' code runs here
         return {"fault": refusal(error)}
     for folder, token in check.folders:
         if (fault := shared.fault_there(folder, token, check.who)) is not None:

@@ -235,7 +235,7 @@ def _sent(loaded: Loaded) -> bytes:
             "got one in __main__; give it in Python, or move it to another module"
         )
     return pickled(
-        replace(loaded, spaces=None, placing=None),  # which may hold what can't be sent
+        replace(loaded, spaces=None, placing=None),  # both may hold what can't be sent
         "seeds must have an environment, a model and a schedule that can be sent to other "
         f"processes, got {config.env.id} and {config.model.encoder}",
         "give functions that make them and hold nothing of this process",
@@ -253,7 +253,7 @@ def _seed_outcome(config: RunConfig, how: Outcome) -> SeedOutcome:
     if how.by_signal:
         return SeedOutcome(config.seed, config.run_dir, "waiting", {})
     if error is None:
-        assert how.status is not None  # of a process that was not started, above
+        assert how.status is not None  # only a process that was not started has none
         error = f"its process {how_ended(how.status)}"
     return SeedOutcome(config.seed, config.run_dir, "failed", {}, error)
 
@@ -262,7 +262,7 @@ def _newest_scores(run_dir: Path) -> dict[str, float]:
     """Scores of training in the newest report that has some."""
     try:
         reports = read_metrics(run_dir, lambda _: None)
-    except QuintetError:  # it reports to neither file
+    except QuintetError:  # the run reports to neither file
         return {}
     scored = (report for report in reversed(reports) if "episode/return_mean" in report)
     return {k: x for k, x in next(scored, {}).items() if k.startswith("episode/")}

@@ -48,7 +48,7 @@ def leave(what: str) -> None:
     error = sys.exception()
     if error is not None and error.__cause__ is not None:
         error = error.__cause__
-    if isinstance(error, SystemExit):  # it did mean to end
+    if isinstance(error, SystemExit):  # the code meant to end
         code = error.code
         os._exit(code if isinstance(code, int) else int(code is not None))
     told = f"{what} called os.fork(), and the child did not end in its code: it was ended\n"

@@ -252,7 +252,7 @@ class Learners:
             self.learner.update(batch, env_steps)
             self.ranks.settle()
         except Exception as error:
-            found = self.ranks.found()  # which may be why numbers are wrong
+            found = self.ranks.found()  # a lost rank may be why numbers are wrong
             if found is None or found is error:
                 raise
             raise found from error
@@ -281,7 +281,7 @@ class Learners:
             except PeerGone as error:
                 failed.append(error)
 
-        # In a thread, since it waits for all learners, and meanwhile this one watches them.
+        # The thread waits for all learners, and this one watches them meanwhile.
         thread = threading.Thread(target=connect, daemon=True)
         thread.start()
         while thread.is_alive():

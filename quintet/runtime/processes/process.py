@@ -39,7 +39,7 @@ _PRELOAD = (
     "quintet.runtime.processes.worker",
     "quintet.runtime.processes.stepper",
     "quintet.runtime.processes.server",
-    "quintet.envs.make",  # and with it what most of their work is made of
+    "quintet.envs.make",  # imports most of what they need
 )
 
 # Threads that wait for each other must not burn the cores that others want.  How many PyTorch uses,
@@ -153,7 +153,7 @@ class Process:
         finally:
             theirs.close()
         contents = {"state": user_state.capture(), "specs": self.arena.specs, "work": kind.work}
-        # In a thread: the child reads it only once it has imported what it needs.
+        # A thread gives it, since the child reads only once it has imported what it needs.
         payload = pickle.dumps(contents)
         threading.Thread(target=self.child.give, args=(payload,), daemon=True).start()
 
@@ -180,7 +180,7 @@ class Process:
         self.ready = True
 
     def send(self, message: tuple[Any, ...]) -> None:
-        with self._sending, suppress(OSError):  # it is gone: whoever waits for it will hear
+        with self._sending, suppress(OSError):  # whoever waits for a lost process will hear
             self.channel.send(message)
 
     def hear(self) -> Any:
@@ -192,7 +192,7 @@ class Process:
             return self.lost()
         if isinstance(message, Failed):
             error = error_of(message, self.name, self.kind.fault)
-            self.end(STOP_GRACE_S)  # it closes its environments first
+            self.end(STOP_GRACE_S)  # environments are closed first
             return error
         return message
 
@@ -255,7 +255,7 @@ class Process:
         """Seconds without progress in this piece of work, see `Silence`; 0 while it has sent a
         message.
         """
-        # What waits to be heard may be old, where this process was stopped itself.
+        # A waiting message may be old, where this process was stopped itself.
         if not self.ready or self.channel.poll():
             return 0.0
         assert self.child is not None
@@ -267,7 +267,7 @@ class Process:
         try:
             status = self.child.wait(STOP_GRACE_S)
             closed = ""
-        except subprocess.TimeoutExpired:  # its code has closed files that are not its own
+        except subprocess.TimeoutExpired:  # users' code has closed files that are not its own
             self.child.kill()
             status = self.child.wait()
             closed = f"closed its channel, did not end within {STOP_GRACE_S:g} s, and "
@@ -307,7 +307,7 @@ def error_of(message: Failed, name: str, fault: type[WorkerFault] = WorkerFault)
     else:
         error = fault(f"{name} failed: {message.text}")
     error.detail = message.detail
-    if message.detail:  # for who calls from Python, and would see this process's frames alone
+    if message.detail:  # callers from Python would see this process's frames alone
         error.add_note(f"In {name}:\n{message.detail}")
     return error
 

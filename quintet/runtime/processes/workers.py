@@ -204,7 +204,7 @@ class Workers:
         if index == SERVER:
             assert self.server is not None
             error = self.server.hear()
-            assert isinstance(error, QuintetError)  # it says nothing else
+            assert isinstance(error, QuintetError)  # the server says nothing else
             return Died(SERVER, error, 0)
         sampler = self.samplers[index]
         message = sampler.process.hear()
@@ -282,7 +282,7 @@ class Workers:
             name = process.kind.name
             now = self._arena.tensor(f"{name}/seconds").numpy().copy()
             passed = now - self._reported.get(name, 0.0)
-            if (passed < 0).any():  # it was replaced
+            if (passed < 0).any():  # the process was replaced
                 passed = now
             self._reported[name] = now
             whole = passed.sum()
@@ -309,7 +309,7 @@ class Workers:
         self.grants.on_free = lambda _: None
         try:
             for process in self._processes:
-                process.row[2] = 1  # in the middle of an unroll, which nobody waits for
+                process.row[2] = 1  # nobody waits for the rest of an unroll
             stop_all(self._processes)
         finally:
             self._let_go()
@@ -318,11 +318,11 @@ class Workers:
         if self._listener is not None:
             place = self._listener.getsockname()
             self._listener.close()
-            if isinstance(place, str) and place:  # on Linux it has no name in the file system
+            if isinstance(place, str) and place:  # Linux has no name in the file system for it
                 with suppress(OSError):
                     os.unlink(place)
         self._arena.close()
-        # Its memory goes with the last view of it.
+        # The memory goes with its last view.
         self._slots.clear()
         self.boards.clear()
         self.samplers.clear()
