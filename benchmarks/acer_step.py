@@ -27,7 +27,7 @@ from quintet.config.layers import Layer
 from quintet.config.machine import has_compiler
 from quintet.config.resolve import compose, resolve
 from quintet.config.run import RunConfig
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.run.learners import make_learner
 from quintet.system.provenance import revision
 from quintet.types import Rollout, Spaces

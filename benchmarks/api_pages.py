@@ -26,7 +26,7 @@ PAGES = {
         "quintet.api.train": "quintet.train",
         "quintet.policy.load": "quintet.load",
         "quintet.evaluation.evaluate": "quintet.evaluate",
-        "quintet.envs.make.make_vector_env": "quintet.make_vector_env",
+        "quintet.envs.public.make_vector_env": "quintet.make_vector_env",
         "quintet.policy.Policy": "quintet.Policy act value predict save export",
         "quintet.run.launch.Result": "",
         "quintet.evaluation.Scores": "",

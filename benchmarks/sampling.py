@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from quintet.envs.envpool import load_opengl
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.envs.vector import VectorEnv
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan

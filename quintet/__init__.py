@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from quintet.api import train
-    from quintet.envs.make import make_vector_env
+    from quintet.envs.public import make_vector_env
     from quintet.evaluation import evaluate
     from quintet.policy import Policy, load
     from quintet.run.callbacks import Callbacks
@@ -33,7 +33,7 @@ _HOME = {
     "Policy": "quintet.policy",
     "evaluate": "quintet.evaluation",
     "load": "quintet.policy",
-    "make_vector_env": "quintet.envs.make",
+    "make_vector_env": "quintet.envs.public",
     "train": "quintet.api",
 }
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 import quintet
 from quintet import checkpoint, cli
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.errors import ConfigError
 from quintet.observe.report_files import read_metrics
 from quintet.play import How, _Games, play

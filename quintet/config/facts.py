@@ -19,7 +19,7 @@ from quintet.envs.make import make_group_env
 from quintet.envs.own_state import own_state
 from quintet.envs.owners import made_for, note_closed
 from quintet.envs.resolved import ResolvedEnv, resolve_env
-from quintet.envs.settled import masks_in_info
+from quintet.envs.settled import MasksInInfo, masks_in_info, with_masks
 from quintet.models.config import facts_of
 from quintet.models.leaves import has_small_picture, is_grid_with_mission, is_image
 from quintet.options import Facts
@@ -43,7 +43,7 @@ _WITHOUT_EFFECT = {
 """Options of environments on which their spaces do not depend."""
 
 
-_Seen = tuple[ResolvedEnv, Spaces, bool]
+_Seen = tuple[ResolvedEnv, Spaces, MasksInInfo]
 """An environment, its spaces, and whether a mask in info is to be taken."""
 
 _kept: list[tuple[EnvSource | None, _Seen]] | None = None
@@ -109,7 +109,7 @@ class KindProbe:
         _, spaces, masked = self._made
         if env.config.mask_from_info != "auto" or ACTION_MASK in observation_leaves(spaces[0]):
             return env, spaces
-        return env.with_options({"mask_from_info": masked}), None if masked else spaces
+        return with_masks(env, masked), None if masked.at_reset else spaces
 
 
 def _of_spaces(env: ResolvedEnv) -> dict[str, Any]:
@@ -123,8 +123,8 @@ def spaces_of(env: ResolvedEnv) -> Spaces:
     return _look(env)[0]
 
 
-def _look(env: ResolvedEnv) -> tuple[Spaces, bool]:
-    """The same, and whether a mask in info is to be taken, as far as a reset tells."""
+def _look(env: ResolvedEnv) -> tuple[Spaces, MasksInInfo]:
+    """The same, and what info has of masks."""
     doing = f"{env.config.id} is made for its spaces, and closed"
     with same_folder(), slow_notice(doing), made_for("its spaces"):
         probe = make_group_env(env, env.streams_of(1))

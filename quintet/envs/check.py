@@ -22,7 +22,7 @@ from quintet.envs.repeating import (
     first_difference,
 )
 from quintet.envs.resolved import ResolvedEnv
-from quintet.envs.settled import masks_at_steps_only, settled
+from quintet.envs.settled import settled
 from quintet.envs.vector import Array, EnvDescription, StepRow, VectorEnv, check_finite, coarse
 from quintet.envs.wrappers import declared_by
 from quintet.errors import EnvironmentFault
@@ -101,14 +101,13 @@ def check_env(
     """
     streams = _COPIES * env.num_agents
     with closing(make_group_env(env, env.streams_of(1))) as first:
-        at_steps = masks_at_steps_only(env, first)
         env = settled(env, first.spaces)
     with (
         made_for("the check, which compares two copies"),
         closing(make_group_env(env, streams)) as one,
         closing(make_group_env(env, streams)) as two,
     ):
-        remarks = [*env.warnings, *one.description.remarks, *one.description.notes]
+        remarks = [*env.backend.warnings(env), *one.description.remarks, *one.description.notes]
         seen = RowsSeen(one.spaces.observation, streams)
         found = EnvCheck(
             one.description, one.spaces, seen.evidence, returns=seen.returns, remarks=remarks
@@ -143,11 +142,7 @@ def check_env(
         if found.keeps:
             with closing(make()) as three:
                 found.same_again = first_difference(three, first_rows, seed)
-    if at_steps:
-        found.faults.append(
-            "info['action_mask'] must be there at reset too, got it at steps only, so masks are "
-            "not taken: add it, or --env.mask-from-info false"
-        )
+    found.faults += env.remarks
     _judge(found)
     return found
 

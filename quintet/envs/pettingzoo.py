@@ -32,7 +32,7 @@ from quintet.envs.masks import (
 from quintet.envs.other_apis import Unfit, fault_of
 from quintet.envs.own_state import OwnState
 from quintet.envs.owners import claim, made_for, purpose, release
-from quintet.envs.pettingzoo_backend import agents_of, close_games, equal_spaces, make_game
+from quintet.envs.pettingzoo_games import agents_of, close_games, equal_spaces, make_game
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.success import key_of, single_success
 from quintet.envs.vector import (

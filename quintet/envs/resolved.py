@@ -37,6 +37,7 @@ class ResolvedEnv:
     source: the given callable or vector environment, for which `config.id` is only a name; None:
         the id or import string makes it.
     name, family, atari: see `quintet.envs.backends.Identity`.
+    remarks: sentences about what was seen when its options were settled.
     """
 
     config: EnvConfig
@@ -44,6 +45,7 @@ class ResolvedEnv:
     name: str = ""
     family: str = ""
     atari: AtariConfig | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def kind(self) -> Literal["id", "maker", "group maker", "vector environment"]:
@@ -86,7 +88,7 @@ class ResolvedEnv:
     @property
     def warnings(self) -> list[str]:
         """Sentences about its known faults."""
-        return self.backend.warnings(self)
+        return [*self.backend.warnings(self), *self.remarks]
 
     @property
     def auto_num_groups(self) -> int:

@@ -2,8 +2,9 @@
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from typing import Any
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from typing import Any, NamedTuple, final
 
 import gymnasium
 import numpy as np
@@ -19,6 +20,11 @@ from quintet.spaces import float64_leaves, mask_sizes, observation_leaves
 from quintet.system.files import same_folder
 from quintet.system.signals import STOPS
 from quintet.types import ACTION_MASK, Spaces
+
+MASKS_AT_STEPS = (
+    "info['action_mask'] must be there at reset too, got it at steps only, so masks are not taken: "
+    "add it, or --env.mask-from-info false"
+)
 
 _STEPS, _SEED = 64, 0
 """Number of random actions that show how much an observation changes, and their seed."""
@@ -44,14 +50,26 @@ def _with_mask(env: ResolvedEnv, of: Spaces) -> ResolvedEnv:
     """``auto`` stays where the observation has a mask."""
     if env.config.mask_from_info != "auto" or ACTION_MASK in observation_leaves(of.observation):
         return env
-    found = False
     if can_be_made_again(env.source) and _may_be_masked(env, of):
-        try:
-            with same_folder(), closing(make_group_env(env, env.streams_of(1))) as probe:
-                found = masks_in_info(env, probe)
-        except (QuintetError, OSError):  # the run meets it again, and says where
-            found = False
-    return env.with_options({"mask_from_info": found})
+        with suppress(QuintetError, OSError), same_folder():  # the run meets it again, and says so
+            probe = make_group_env(env, env.streams_of(1))
+            with closing(probe):
+                return with_masks(env, masks_in_info(env, probe))
+    return with_masks(env, MasksInInfo())
+
+
+@final
+class MasksInInfo(NamedTuple):
+    """Whether info has a fitting mask: at a reset, where it is taken, or only after a step."""
+
+    at_reset: bool = False
+    at_steps_only: bool = False
+
+
+def with_masks(env: ResolvedEnv, seen: MasksInInfo) -> ResolvedEnv:
+    """The same with ``env.mask_from_info`` settled, and a remark on a mask that is not taken."""
+    remarks = (*env.remarks, *[MASKS_AT_STEPS] * seen.at_steps_only)
+    return replace(env.with_options({"mask_from_info": seen.at_reset}), remarks=remarks)
 
 
 def _may_be_masked(env: ResolvedEnv, of: Spaces) -> bool:
@@ -60,22 +78,18 @@ def _may_be_masked(env: ResolvedEnv, of: Spaces) -> bool:
     return env.config.mask_from_info == "auto" and takes and bool(mask_sizes(of.action)) > masked
 
 
-def masks_in_info(env: ResolvedEnv, made: VectorEnv) -> bool:
-    """Whether ``env.mask_from_info=auto`` takes masks from info: whether environments that are only
-    made for a look give a fitting one at a reset.
-    """
+def masks_in_info(env: ResolvedEnv, made: VectorEnv) -> MasksInInfo:
+    """What environments that are only made for a look show to ``env.mask_from_info=auto``."""
     gives_mask = env.backend.gives_mask
     if gives_mask is None or not _may_be_masked(env, made.spaces):
-        return False
-    return _looks(lambda: gives_mask(innermost(made)))
-
-
-def masks_at_steps_only(env: ResolvedEnv, made: VectorEnv) -> bool:
-    """Whether info has a fitting mask after a step, where `masks_in_info` finds none at a reset."""
+        return MasksInInfo()
+    if _looks(lambda: gives_mask(innermost(made))):
+        return MasksInInfo(at_reset=True)
     singles = env.singles(made)
-    if not singles or not _may_be_masked(env, made.spaces) or masks_in_info(env, made):
-        return False
-    return _looks(lambda: masks.is_in(_first_info(singles[0]), singles[0].action_space))
+    at_steps = bool(singles) and _looks(
+        lambda: masks.is_in(_first_info(singles[0]), singles[0].action_space)
+    )
+    return MasksInInfo(at_steps_only=at_steps)
 
 
 def _first_info(env: gymnasium.Env[Any, Any]) -> Any:

@@ -263,7 +263,7 @@ def _doubtful(trainer: Trainer, loaded: Loaded, source: Source) -> None:
     """Adds what the user should know of a run before it begins to its warnings and notes."""
     saving, config = trainer.saving, trainer.config
     runtime = config.runtime
-    saving.warnings += [*loaded.env.warnings, *source.envs[0].description.remarks]
+    saving.warnings += [*source.env.warnings, *source.envs[0].description.remarks]
     saving.notes += source.envs[0].description.notes
     if loaded.eval_env is not None:
         saving.warnings += loaded.eval_env.warnings

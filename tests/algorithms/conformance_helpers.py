@@ -24,7 +24,7 @@ from torch import Tensor
 
 from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import ALONE, PLAIN, Compute, Setup
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.models.config import ModelConfig, facts_of, resolve_model
 from quintet.observe.timing import PhaseTimer
 from quintet.options import Facts, Idle, bounds_of, idle

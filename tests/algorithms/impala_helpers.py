@@ -13,7 +13,7 @@ from quintet.algorithms.parts.off_policy_statistics import Terms
 from quintet.algorithms.parts.setup import ALONE, Compute, Setup
 from quintet.algorithms.parts.unrolls import Unrolls
 from quintet.envs.env_source import MakeEnv
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Ranks

@@ -15,7 +15,7 @@ from quintet.algorithms.parts.statistics import Statistics
 from quintet.algorithms.ppo.config import Knobs, PPOConfig
 from quintet.algorithms.ppo.learner import PPOLearner, Rows, make_actor
 from quintet.envs.env_source import MakeEnv
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.models.heads import action_family
 from quintet.observe.timing import PhaseTimer

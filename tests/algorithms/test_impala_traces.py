@@ -19,7 +19,7 @@ from torch import Tensor
 from quintet.algorithms.impala import learner as impala
 from quintet.algorithms.impala.config import ImpalaConfig
 from quintet.algorithms.impala.learner import ImpalaLearner, make_actor
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.observe.timing import PhaseTimer
 from quintet.ops.vtrace import vtrace

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from ppo_helpers import SMALL, make_learner, train
 
 from quintet.algorithms.ppo.config import PPOConfig
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.models.config import ModelConfig
 from quintet.types import Spaces
 

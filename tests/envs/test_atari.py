@@ -11,7 +11,7 @@ from envs_helpers import record
 from gymnasium.vector import AutoresetMode
 
 from quintet.envs.atari import AtariConfig
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.errors import ConfigError
 
 BACKENDS = ("envpool", "ale", "gymnasium")

@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -12,6 +13,7 @@ import pytest
 from gymnasium import spaces
 from scripted_helpers import Scripted
 
+import quintet
 from quintet import cli
 from quintet.commands.check_env import _in_words
 from quintet.envs import check
@@ -153,6 +155,14 @@ def test_a_mask_that_is_missing_at_resets_is_told() -> None:
     assert "info['action_mask'] must be there at reset too" in fault
     left = EnvConfig(id="made", mask_from_info=False)
     assert check_env(resolve_env(left, MaskedAtSteps), 20).faults == []
+
+
+@pytest.mark.parametrize("kind", ["serial", "async"])
+def test_a_run_tells_of_a_mask_that_is_missing_at_resets(kind: str, tmp_path: Path) -> None:
+    config = {"runtime.kind": kind, "eval.episodes": 0, "report.progress": False}
+    quintet.train("appo", MaskedAtSteps, 1024, 0, tmp_path / "run", config)
+    said = (tmp_path / "run" / "log.txt").read_text()
+    assert said.count("info['action_mask'] must be there at reset too, got it at steps only") == 1
 
 
 def test_an_illegal_action_leads_to_masks() -> None:

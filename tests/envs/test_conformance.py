@@ -20,7 +20,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
 from scripted_helpers import Scripted
 
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.envs.vector import VectorEnv
 from quintet.observe.timing import PhaseTimer
 from quintet.ops.returns import gae, lambda_return

@@ -16,7 +16,7 @@ from scripted_helpers import Scripted
 
 import quintet
 from quintet import checkpoint
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.envs.toy import Target
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.system.importing import name_of

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from quintet.envs import backends
 from quintet.envs.backends import num_threads
 from quintet.envs.envpool import BACKEND
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.envs.vector import allocate_row
 from quintet.errors import ConfigError, EnvironmentFault
 
@@ -163,7 +163,7 @@ from gymnasium.spaces import Discrete
 from quintet.envs import envpool as adapter
 from quintet.envs.check import check_env
 from quintet.envs.config import EnvConfig
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.envs.resolved import resolve_env
 
 # Actions are combinations of buttons.

@@ -14,7 +14,7 @@ from toys_helpers import EndlessPay
 
 import quintet
 from quintet.cli import main
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.envs.torch_toys import Pendulum
 from quintet.errors import ConfigError
 from quintet.uniform import random_rows

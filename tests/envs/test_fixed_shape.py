@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 import quintet
 from quintet.envs.fixed_shape import FixedShape
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.errors import ConfigError, EnvironmentFault, QuintetError
 
 GREEK = spaces.Text(3, charset="aé")

@@ -17,7 +17,7 @@ from tensor_helpers import Counting
 import quintet
 from quintet.cli import main
 from quintet.envs.given_tensors import adapted, observed
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.envs.tensor import gives_tensors
 from quintet.envs.vector import allocate_obs, allocate_row
 from quintet.errors import ConfigError, EnvironmentFault

@@ -15,7 +15,8 @@ from scripted_helpers import Scripted
 
 from quintet.envs.config import EnvConfig
 from quintet.envs.gymnasium import leaf_of, read_leaf
-from quintet.envs.make import make_group_env, make_vector_env
+from quintet.envs.make import make_group_env
+from quintet.envs.public import make_vector_env
 from quintet.envs.resolved import resolve_env
 from quintet.envs.vector import (
     EnvDescription,

@@ -10,8 +10,8 @@ from gymnasium import spaces
 from gymnasium.envs.toy_text.taxi import TaxiEnv
 from gymnasium.vector import SyncVectorEnv, VectorWrapper
 
-from quintet.envs.make import make_vector_env
 from quintet.envs.masks import is_in
+from quintet.envs.public import make_vector_env
 from quintet.envs.toy import MaskedDoors
 from quintet.envs.vector import allocate_row
 from quintet.errors import ConfigError, EnvironmentFault

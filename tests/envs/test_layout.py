@@ -6,7 +6,7 @@ import pytest
 from envs_helpers import Custom, record
 from scripted_helpers import Scripted
 
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.envs.vector import allocate_row
 from quintet.errors import ConfigError
 

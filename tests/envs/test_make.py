@@ -12,7 +12,8 @@ from toys_helpers import EndlessPay
 
 from quintet.envs.config import EnvConfig
 from quintet.envs.ids import list_envs, resolve_backend
-from quintet.envs.make import make_group_env, make_vector_env
+from quintet.envs.make import make_group_env
+from quintet.envs.public import make_vector_env
 from quintet.envs.resolved import resolve_env
 from quintet.envs.toy import Contextual, FinitePay, Target
 from quintet.errors import ConfigError

@@ -12,7 +12,7 @@ import pytest
 from small_run_helpers import SMALL
 
 import quintet
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.envs.toy import Contextual
 from quintet.errors import ConfigError, EnvironmentFault, QuintetError
 

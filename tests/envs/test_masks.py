@@ -13,7 +13,7 @@ from small_run_helpers import SMALL
 
 import quintet
 from quintet.cli import main
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.errors import EnvironmentFault
 from quintet.spaces import observation_leaves
 from quintet.types import ACTION_MASK

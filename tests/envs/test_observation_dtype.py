@@ -9,7 +9,8 @@ import pytest
 from gymnasium import spaces
 
 from quintet.envs.config import EnvConfig
-from quintet.envs.make import make_group_env, make_vector_env
+from quintet.envs.make import make_group_env
+from quintet.envs.public import make_vector_env
 from quintet.envs.resolved import resolve_env
 from quintet.envs.settled import with_observation_dtype
 from quintet.envs.vector import allocate_row, coarse

@@ -14,7 +14,7 @@ from packing_helpers import pack_action
 from scripted_helpers import Scripted
 
 import quintet
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.envs.vector import VectorEnv, allocate_row
 from quintet.errors import ConfigError, QuintetError
 from quintet.models.leaves import normalized_leaves

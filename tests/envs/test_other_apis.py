@@ -10,7 +10,7 @@ import torch
 from envs_helpers import record
 from gymnasium import spaces
 
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.envs.vector import allocate_obs, allocate_row
 from quintet.errors import ConfigError, EnvironmentFault
 

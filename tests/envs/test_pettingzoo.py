@@ -13,8 +13,9 @@ from gymnasium import spaces
 from turns_helpers import Scripted, game_env, scripted
 
 from quintet.envs.config import EnvConfig
-from quintet.envs.make import make_group_env, make_vector_env
-from quintet.envs.pettingzoo_backend import num_agents
+from quintet.envs.make import make_group_env
+from quintet.envs.pettingzoo_games import num_agents
+from quintet.envs.public import make_vector_env
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.vector import allocate_row, check_finite, place_of_frame
 from quintet.errors import ConfigError, EnvironmentFault

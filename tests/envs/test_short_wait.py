@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from quintet.envs import envpool, short_wait
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.envs.short_wait import ShortWait
 from quintet.envs.vector import StepRow
 

@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
 
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.envs.success import read_rule
 from quintet.envs.vector import VectorEnv, allocate_row
 from quintet.errors import ConfigError

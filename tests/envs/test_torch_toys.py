@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.envs.torch_toys import CartPole, Grid, Pendulum
 from quintet.errors import ConfigError
 

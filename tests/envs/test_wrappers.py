@@ -10,7 +10,7 @@ from envs_helpers import Custom, record
 from gymnasium import spaces
 from scripted_helpers import Scripted
 
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.envs.wrappers import clip_reward
 from quintet.errors import ConfigError
 

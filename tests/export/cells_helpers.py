@@ -19,7 +19,7 @@ from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import Setup
 from quintet.envs.config import EnvConfig
 from quintet.envs.fixed_shape import FixedShape
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.policy import Policy, describe
 from quintet.spaces import is_fixed

@@ -18,7 +18,7 @@ from folders_helpers import new_folder
 from gymnasium import spaces
 from torch import Tensor
 
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.envs.vector import VectorEnv
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan

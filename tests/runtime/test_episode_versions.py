@@ -9,7 +9,7 @@ import pytest
 import torch
 from scripted_helpers import Scripted
 
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.observe.metrics import EpisodeStats
 from quintet.observe.timing import PhaseTimer
 from quintet.population.scores import Record

@@ -27,7 +27,7 @@ from torch import Tensor
 import quintet
 from quintet import checkpoint
 from quintet.algorithms import registry
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.runtime.policies import ONE_POLICY, Assignment
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.messages import Place, ServerOptions, ServerWork, progress_specs

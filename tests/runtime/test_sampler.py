@@ -6,7 +6,7 @@ import torch
 from scripted_helpers import Scripted
 from torch import Tensor
 
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
 from quintet.runtime.delivery import Batch, within_budget

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.envs.vector import allocate_obs
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.system import user_code

@@ -10,7 +10,7 @@ from folders_helpers import new_folder
 from gymnasium import spaces
 from replay_streams_helpers import SPACES, Chances, Run, check_window, make, plan
 
-from quintet.envs.make import make_vector_env
+from quintet.envs.public import make_vector_env
 from quintet.envs.vector import StepRow, allocate_obs
 from quintet.errors import ConfigError
 from quintet.protocols import DataPlan, ReplayPlan
