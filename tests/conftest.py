@@ -92,7 +92,7 @@ def workers_import_once():
     modules = [f"quintet.algorithms.{path.parent.name}.learner" for path in sorted(learners)]
     modules += [name for name in ("quintet.run.launch", "pytest", "envpool") if find_spec(name)]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(process, "_PRELOAD", (*process._PRELOAD, *modules))
+        patched.setattr(process, "PRELOAD", (*process.PRELOAD, *modules))
         yield
 
 

@@ -168,7 +168,6 @@ def _run(
         require_evaluated(loaded, source.spaces)
         config = found.config
         assert config.run_dir is not None
-        unrepeatable, doubts = _unrepeatable(config, source)
         if "wandb" in config.report.sinks:
             from quintet.observe.wandb_sink import require_wandb
 
@@ -180,6 +179,7 @@ def _run(
             from quintet.runtime.processes.process import prepare
 
             prepare()  # imports go on while learners are made, with the variables of these settings
+        unrepeatable, doubts = _unrepeatable(config, source)
         # The caller gave, or vouched for, all code that the configuration names.
         folder = RunFolder(config.run_dir, signed=not trust.all_harmless(config.flat()))
         folder.sources, folder.revision = sources_of(loaded, found), provenance.revision(here)
@@ -233,9 +233,16 @@ def _unrepeatable(config: RunConfig, source: Source) -> tuple[str, list[str]]:
     notes: list[str] = []
     if not config.runtime.exact:
         return "", notes
-    serial = config.runtime.kind == "serial"
     with interrupts_for_us_alone(), slow_notice(f"{config.env.id} is tried"):
-        found = unrepeatable(source.env, None if serial else source.envs[0], notes.append)
+        env = source.env
+        here = config.runtime.kind == "serial" or env.of_tensors or not env.backend.in_python
+        if here or not env.can_be_made_again:
+            found = unrepeatable(env, None, notes.append)
+        else:
+            from quintet.run.repeat_check import unrepeatable_apart
+
+            timeout_s = config.runtime.worker_timeout_s
+            found = unrepeatable_apart(env, timeout_s, notes.append)
     if found and config.resume == "exact":
         raise ConfigError(
             f"resume=exact must have environments whose episodes repeat, got others: {found}; or "

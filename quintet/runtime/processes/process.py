@@ -35,7 +35,7 @@ _START_S = 60.0
 row: importing, making environments, compiling.  Time in which it waited for a core does not count.
 """
 
-_PRELOAD = (
+PRELOAD = (
     "quintet.runtime.processes.worker",
     "quintet.runtime.processes.stepper",
     "quintet.runtime.processes.server",
@@ -44,12 +44,12 @@ _PRELOAD = (
 
 # Threads that wait for each other must not burn the cores that others want.  How many PyTorch uses,
 # the process sets itself; it is read when NumPy is loaded, too.
-_ENVIRON = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
+ENVIRON = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
 
 
 def prepare() -> None:
     """Starts the fork server early, so that its imports overlap with other work."""
-    child.prepare(_PRELOAD, _ENVIRON)
+    child.prepare(PRELOAD, ENVIRON)
 
 
 IMPORTING, MAKING, COMPILING = -3, -2, -1
@@ -147,8 +147,8 @@ class Process:
                 kind.module,
                 lambda line: say(f"[{name}] {line}"),
                 [self.arena.file, theirs.fileno(), *kind.files],
-                _ENVIRON,
-                _PRELOAD,
+                ENVIRON,
+                PRELOAD,
             )
         finally:
             theirs.close()
