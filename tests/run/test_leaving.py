@@ -79,7 +79,7 @@ def test_sys_exit_is_an_error_wherever_it_is_called(tmp_path, where):
 def test_ctrl_c_and_a_second_fault_at_the_close_hide_no_first_one(tmp_path):
     def env():
         made = Leaver("own")
-        made.close = lambda: sys.exit(1) if made.calls else None
+        made.close = lambda: sys.exit(1) if made.calls >= 10 else None  # not in a look
         return made
 
     with (
