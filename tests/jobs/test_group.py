@@ -253,7 +253,7 @@ def test_one_job_has_its_limits_and_the_newest_of_its_answers(tmp_path):
 def test_an_interrupted_wait_for_one_job_kills_it(tmp_path):
     def interrupt(line: str) -> None:
         if line == "to stderr":
-            signal.raise_signal(signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         run_one(job(tmp_path, seconds=WAIT_S, stubborn=True), interrupt)
