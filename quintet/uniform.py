@@ -31,7 +31,8 @@ class UniformActor:
     def __init__(self, space: Space, seed: int, player: int = 0) -> None:
         # Copies, since a space has its own generator, which belongs to the caller.
         self._leaves, self._spec = deepcopy(action_leaves(space)), action_spec(space)
-        self._sizes = mask_sizes(space)
+        self._sizes = [mask_sizes(leaf) for leaf in self._leaves]
+        self._ends = np.cumsum([size for sizes in self._sizes for size in sizes])
         self._generator = np.random.default_rng([seed, 1 + player])
         for leaf in self._leaves:
             leaf.seed(int(self._generator.integers(2**31)))
@@ -45,28 +46,25 @@ class UniformActor:
 
     def act(self, obs: Obs, state: State, is_first: Tensor, noise: Tensor | None) -> ActOutput:  # noqa: ARG002
         count = is_first.shape[0]
-        mask = np.ones((count, sum(self._sizes)), np.bool_)
-        if ACTION_MASK in obs:
-            mask = obs[ACTION_MASK].numpy() != 0
-        choices = iter(np.split(mask, np.cumsum(self._sizes)[:-1], -1) if self._sizes else ())
+        masks: Iterator[NDArray[np.bool_]] | None = None
+        if ACTION_MASK in obs and len(self._ends):
+            masks = iter(np.split(obs[ACTION_MASK].numpy() != 0, self._ends[:-1], -1))
         parts: list[NDArray[Any]] = []
-        for leaf in self._leaves:
+        for leaf, sizes in zip(self._leaves, self._sizes, strict=True):
             if isinstance(leaf, gym.Box):
                 drawn = np.stack([leaf.sample() for _ in range(count)])
                 parts.append(drawn.reshape(count, -1))
             elif isinstance(leaf, gym.MultiBinary):
                 parts.append(self._generator.integers(0, 2, (count, int(np.prod(leaf.shape)))))
             else:
-                parts += [self._chosen(next(choices))[:, None] for _ in mask_sizes(leaf)]
+                for size in sizes:
+                    draws = self._generator.random((count, size))
+                    if masks is not None:
+                        draws = np.where(next(masks), draws, -1.0)
+                    parts.append(draws.argmax(-1)[:, None])
         packed = torch.from_numpy(np.concatenate(parts, -1)).to(self._spec.dtype)
         action = packed if self._spec.shape else packed[:, 0]
         return ActOutput(action, action, {}, {})
-
-    def _chosen(self, allowed: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """One of the allowed choices of ``[B, n]``, uniformly drawn, ``[B]``."""
-        draws = self._generator.random(allowed.shape)
-        chosen: NDArray[np.int64] = np.where(allowed, draws, -1.0).argmax(-1)
-        return chosen
 
 
 @final

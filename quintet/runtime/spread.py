@@ -4,6 +4,7 @@ Which is faster depends on the environments, on the machine and on what else it 
 are timed on the run's own first rows.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -118,8 +119,8 @@ def best_num_processes(cost: StepCost, num_streams: int, cores: int, free: float
     One per core if steps compute, one per stream if they wait, up to MOST_PROCESSES and to half of
     the `free` bytes; 1 if they promise too little.
     """
-    room = int(free / 2 / (_PROCESS_BYTES + cost.memory_bytes))
-    count = max(1, min(num_streams, cores if cost.computes else MOST_PROCESSES, room))
+    room = free / 2 / (_PROCESS_BYTES + cost.memory_bytes)
+    count = max(1, int(min(num_streams, cores if cost.computes else MOST_PROCESSES, room)))
     promised_s = saved_s(cost, num_streams, count)
     return count if promised_s > _LEAST_GAIN * cost.seconds * num_streams else 1
 
@@ -196,6 +197,7 @@ class SpreadEnv:
         self._states: list[bytes] | None = None  # the environments before the first restart
         self._history: list[_Event] = []  # events that the way which does not step has not repeated
         self._rows, self._cost, self._waiting_s = 0, StepCost(0.0, True), 0.0
+        self._cores = max(1, usable_cores() // how.num_groups)
         self._alone: VectorEnv = made
         self._alone_s: list[float] = []  # blocks of rows by the run's process
         self._several_s: list[float] = []  # blocks of as many rows by others
@@ -285,8 +287,9 @@ class SpreadEnv:
         rows, streams, groups = self._rows - 1, self.num_streams, self._how.num_groups
         seconds = self._cost.seconds + (cost.seconds - self._cost.seconds) / rows
         self._cost = cost = cost._replace(seconds=seconds)
-        cores = max(1, usable_cores() // groups)
-        count = best_num_processes(cost, streams, cores, free_bytes() / groups)
+        count = best_num_processes(cost, streams, self._cores, math.inf)
+        if count > 1:  # the free memory takes longer to read than a light step
+            count = best_num_processes(cost, streams, self._cores, free_bytes() / groups)
         if count > 1 and rows == 1:
             from quintet.runtime.processes.process import prepare
 
