@@ -2,16 +2,16 @@
 
 import gc
 import os
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-# Read when NumPy is loaded: threads of its products wait for each other on cores that another test
-# process uses.
+# Read when NumPy and PyTorch are loaded: threads wait for each other on cores that another test
+# process uses.  Runs choose their own number.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -65,22 +65,6 @@ def git_is_asked_once():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def presets_are_parsed_once():
-    """Those of quintet's own learners, which no test changes."""
-    from quintet.algorithms import registry
-
-    read, own = registry.read_yaml, Path(registry.__file__).parent
-    once = cache(read)
-
-    def read_yaml(file: Path) -> Any:
-        return once(file) if file.is_relative_to(own) else read(file)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(registry, "read_yaml", read_yaml)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
 def workers_import_once():
     """In the process that forks them: each would take more than a second of a core for EnvPool, a
     learner, and what the test that made its environments imports.
@@ -93,6 +77,19 @@ def workers_import_once():
     modules += [name for name in ("quintet.run.launch", "pytest", "envpool") if find_spec(name)]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(process, "PRELOAD", (*process.PRELOAD, *modules))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def few_steps_show_whether_episodes_repeat():
+    """The check at the start of an exact run makes dozens of steps, not hundreds, which take longer
+    than a small run.  Tests of the check have the real number.
+    """
+    from quintet.envs import repeating
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(repeating, "_ROWS", 8)
+        patched.setattr(repeating, "_USED", 24)
         yield
 
 

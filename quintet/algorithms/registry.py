@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, final
 
@@ -210,8 +211,9 @@ def presets_of(algo: str) -> dict[str, Mapping[str, Any]]:
     if file is None:
         return found
     try:
-        held = read_yaml(file)
-    except FileFault as error:
+        seen = file.stat()
+        held = _parsed(file, seen.st_mtime_ns, seen.st_size)
+    except (OSError, FileFault) as error:
         raise _broken(algo, f"readable, got {error}") from error
     if not isinstance(held, Mapping) or not held.keys() <= {*_PARTS}:
         raise _broken(algo, f"a mapping of {', '.join(_PARTS)}, got {held!r:.100} in {file}")
@@ -221,6 +223,12 @@ def presets_of(algo: str) -> dict[str, Mapping[str, Any]]:
         ):
             raise _broken(algo, f"mappings of options, got {presets!r:.100} for {part} in {file}")
     return {**found, **held}
+
+
+@cache
+def _parsed(file: Path, changed_ns: int, size: int) -> Any:  # noqa: ARG001
+    """The content of a file as it is now, parsed once: a run asks for it several times."""
+    return read_yaml(file)
 
 
 def _broken(algo: str, what: str) -> ConfigError:

@@ -19,6 +19,14 @@ from quintet.envs.repeating import unrepeatable
 from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.vector import allocate_obs, allocate_row
 
+REAL = {name: getattr(repeating, name) for name in ("_ROWS", "_USED")}
+
+
+@pytest.fixture(autouse=True)
+def all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, number in REAL.items():
+        monkeypatch.setattr(repeating, name, number)
+
 
 class Ten(gymnasium.Env):
     """Ten steps of random numbers; pays `pay` of the number of episodes so far."""

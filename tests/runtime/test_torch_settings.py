@@ -55,7 +55,7 @@ def test_weights_in_a_callers_autocast_are_the_newest() -> None:
 
 
 def computes_in_a_fork(told: Any) -> None:
-    before = torch.get_num_threads()
+    torch.set_num_threads(before := 3)
     with OwnTorch(2):
         told.put(
             (torch.get_num_threads(), float((torch.ones(512, 512) @ torch.ones(512, 512))[0, 0]))
