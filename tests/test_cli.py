@@ -13,6 +13,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+import quick_helpers
 import yaml
 from gymnasium import spaces
 
@@ -266,25 +267,14 @@ def test_sigterm_while_filming_leaves_no_file(quintet, folder):
     env = f"{Path(__file__).stem}:Slowly"
     train_it = ["train", "ppo", "--env", env, *SMALL, "--total-steps", "64", "--run-dir", "r"]
     quintet(*train_it, "--eval.episodes", "0")
-    command = [
-        sys.executable,
-        "-m",
-        "quintet",
-        "eval",
-        "r",
-        "--episodes",
-        "1",
-        "--video",
-        "v/v.mp4",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    command = ["-m", "quintet", "eval", "r", "--episodes", "1", "--video", "v/v.mp4"]
+    with quick_helpers.begin(command, {"PYTHONPATH": str(Path(__file__).parent)}) as process:
         waited = time.monotonic() + 60
         while not list(folder.glob("v/.*")) and time.monotonic() < waited:
             time.sleep(0.05)
         assert list(folder.glob("v/.*"))
         process.terminate()
-        assert process.stderr.read() == ""
+        assert process.communicate()[0] == ""
     assert process.returncode == 128 + signal.SIGTERM
     assert list((folder / "v").iterdir()) == []
 

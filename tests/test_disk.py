@@ -147,7 +147,10 @@ def test_a_full_disk_at_the_start_asks_for_room(full, tmp_path):
             said = one_sentence(*command(place / "r"))
     else:
         words = command(tmp_path / "r")[3:]
-        said = one_sentence(sys.executable, "-c", FULL, str(tmp_path), *words)
+        with quick_helpers.begin(["-c", FULL, str(tmp_path), *words]) as process:
+            said, _ = process.communicate()
+        assert process.returncode in (1, 2), said
+        assert len(said.strip().splitlines()) == 1, said
     assert "No space left" in said
     assert "make room there" in said
 
@@ -167,11 +170,11 @@ or a crash ends them all.
 
 def test_brackets_without_end_are_one_sentence_of_every_command(tmp_path):
     deep, out = tmp_path / "deep", str(tmp_path / "x.png")
-    deep.write_text("[" * 200_000)
+    deep.write_text("[" * 20_000)
     run = tmp_path / "r"
     run.mkdir()
     for name in ("config.yaml", "metrics.jsonl"):
-        (run / name).write_text("[" * 200_000 + "\n")
+        (run / name).write_text("[" * 20_000 + "\n")
     new = ["ppo", "--env", "CartPole-v1"]
     commands = [
         ["train", *new, "--config", str(deep)],

@@ -153,6 +153,7 @@ def of_package() -> set[str]:
     return {str(file.relative_to(ROOT)) for file in files if file.suffix != ".pyc"}
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_package_and_no_more(built: Path) -> None:
     with zipfile.ZipFile(built / f"{NAME}-py3-none-any.whl") as wheel:
         names = set(wheel.namelist())
@@ -165,6 +166,7 @@ def test_the_wheel_holds_the_package_and_no_more(built: Path) -> None:
     assert f"\nVersion: {quintet.__version__}\n" in about
 
 
+@pytest.mark.slow
 def test_the_sdist_holds_what_builds_the_package(built: Path) -> None:
     with tarfile.open(built / f"{NAME}.tar.gz") as sdist:
         names = {each.name.removeprefix(f"{NAME}/") for each in sdist if each.isfile()}
@@ -172,6 +174,7 @@ def test_the_sdist_holds_what_builds_the_package(built: Path) -> None:
     assert names - made == of_package() | {*SOURCES, "PKG-INFO", "setup.cfg"}
 
 
+@pytest.mark.slow
 def test_an_index_would_take_them(built: Path) -> None:
     command = [sys.executable, "-m", "twine", "check", "--strict", *built.iterdir()]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -179,7 +182,7 @@ def test_an_index_would_take_them(built: Path) -> None:
     assert done.stdout.count("PASSED") == 2
 
 
-def test_every_file_of_the_package_is_known_to_git(built: Path) -> None:
+def test_every_file_of_the_package_is_known_to_git() -> None:
     """What is built from a clone is what was tested."""
     known = {str(file.relative_to(ROOT)) for file in tracked()}
     assert of_package() <= known

@@ -291,6 +291,7 @@ def test_links_lead_somewhere(path: Path):
             assert heading[1:] in anchors, heading
 
 
+@pytest.mark.slow
 def test_tables_are_what_the_records_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

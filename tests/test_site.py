@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("mkdocs", reason="the site is built by the extra docs")
 pytest.importorskip("material", reason="the site is built by the extra docs")
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 RESOURCE = re.compile(r"<(?:script|img|link|iframe|video|source)\b[^>]*?(?:src|href)=\"?([^\" >]+)")
 

@@ -80,6 +80,7 @@ def test_lockstep_has_the_bytes_of_one_process_also_after_a_node_died(
     assert " was lost: " in said
 
 
+@pytest.mark.slow
 def test_async_gives_up_the_streams_of_a_lost_node_and_goes_on(
     address: str, tmp_path: Path
 ) -> None:
@@ -106,21 +107,29 @@ def test_async_gives_up_the_streams_of_a_lost_node_and_goes_on(
     assert said.count("(replaced, ") == 2
 
 
+@pytest.mark.slow
+def test_nodes_that_never_come_are_told(address: str, tmp_path: Path) -> None:
+    given = {"cluster.nodes_min": 3, "cluster.wait_s": 1, "runtime.kind": "async"}
+    with pytest.raises(ConfigError, match=r"nodes_min=3 must be met within 1 s"):
+        train(tmp_path / "run", address, **given)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"cluster.nodes_min": 3, "cluster.wait_s": 1}, r"nodes_min=3 must be met within 1 s"),
         ({"runtime.inference": "server"}, r"runtime\.inference must be local"),
         ({"runtime.kind": "serial"}, r"cluster\.address=.* has no effect without runtime\.kind="),
         ({"cluster.nodes_min": 3, "cluster.nodes_max": 2}, r"nodes_min must be at most nodes_max"),
     ],
 )
 def test_what_a_cluster_can_not_do_is_refused(
-    options: dict[str, Any], words: str, address: str, tmp_path: Path
+    options: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
+    """Before anybody connects to one."""
     given = {"runtime.kind": "async"} | options
     with pytest.raises(ConfigError, match=words):
-        train(tmp_path / "run", address, **given)
+        train(tmp_path / "run", "127.0.0.1:1", **given)
     assert not (tmp_path / "run").exists()
 
 

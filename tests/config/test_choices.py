@@ -331,7 +331,8 @@ def test_large_leaves_are_not_copied():
     assert evidence.sizes("obs").max() == 1.0
 
 
-SLOW = (  # like VizdoomBasic-v1 and Pong-v5
+SLOW = (  # like Pong-v5
+    "vizdoom.gymnasium_wrapper:VizdoomBasic-v1",
     "vizdoom.gymnasium_wrapper:VizdoomDefendCenter-v1",
     "vizdoom.gymnasium_wrapper:VizdoomHealthGathering-v1",
     "Breakout-v5",

@@ -4,6 +4,7 @@ import json
 import os
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -157,9 +158,11 @@ def test_the_time_of_a_step_is_told():
     assert 1e-7 < found.step_s < 0.01
 
 
-def test_wrong_options_are_an_error():
+@pytest.mark.parametrize("apart", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_wrong_options_are_an_error(apart: bool):
+    examine: Any = partial(examine_apart, typed="", seed=0, most_s=60.0, say=print)
     with pytest.raises(ConfigError, match="unknown option"):
-        examine_apart("ppo", ["--env", "CartPole-v1", "--gama", "1"], "", 0, 60.0, print)
+        (examine if apart else environment.load)("ppo", ["--env", "CartPole-v1", "--gama", "1"])
 
 
 def test_an_environment_that_only_this_process_has_is_examined(monkeypatch: pytest.MonkeyPatch):
@@ -407,7 +410,7 @@ class Masked(Point):
         return {"x": super()._obs(), ACTION_MASK: np.array([1, self.place <= 0.0, 0], np.int8)}
 
 
-@pytest.mark.parametrize("fault", ["", "keeps", "ignored"])
+@pytest.mark.parametrize("fault", ["", pytest.param("keeps", marks=pytest.mark.slow), "ignored"])
 def test_masked_actions_are_compared_too(fault: str):
     words = ["--env", "test_environment:Masked", "--env.kwargs", json.dumps({"fault": fault})]
     seen = Seen()
@@ -430,7 +433,7 @@ class Forced(Masked):
 def test_actions_that_nobody_could_choose_are_not_ignored():
     env = make_group_env(resolve_env(EnvConfig(id="test_environment:Forced")), 12)
     with closing(env):
-        found = pairs.compare(env, 0, 2.0)
+        found = pairs.compare(env, 0, 0.5)
     assert (found.compared, found.unlike) == (0, "")
 
 

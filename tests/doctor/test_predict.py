@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from seen_environments_helpers import played
 
+from quintet.doctor import fits
 from quintet.doctor.clock import hidden_clock
 from quintet.doctor.fits import fit
 from quintet.doctor.network import network_folds
@@ -12,6 +13,15 @@ from quintet.doctor.predict import nearest_score, scores, share_of_groups, tells
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((2_000, 3))
 GROUP = np.arange(2_000) // 20
+
+
+@pytest.fixture
+def no_network_for_observations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network tries to predict rewards alone: at random observations it fails, in seconds."""
+    monkeypatch.setattr(fits, "_better", lambda _, __, found: (found[0], found[2]))
+
+
+only_rewards = pytest.mark.usefixtures("no_network_for_observations")
 
 
 def test_what_the_inputs_tell_is_predicted():
@@ -54,6 +64,7 @@ def test_share_of_groups(strength: float, low: float, high: float):
     assert low <= share_of_groups(x, GROUP) <= high
 
 
+@only_rewards
 def test_a_reward_that_comes_late_is_told_by_its_lag():
     obs = RANDOM.standard_normal((401, 4, 2))
     reward = np.zeros((400, 4))
@@ -64,6 +75,7 @@ def test_a_reward_that_comes_late_is_told_by_its_lag():
     assert max(found.reward_lags, key=lambda lag: found.reward_lags[lag].mean) == 8
 
 
+@only_rewards
 def test_a_goal_of_an_episode_is_what_is_left_of_the_reward():
     play = played(400, every=25)
     goal = RANDOM.standard_normal(play.episode.max() + 1)[play.episode]
@@ -76,6 +88,7 @@ def test_a_goal_of_an_episode_is_what_is_left_of_the_reward():
     assert fit(played(400, every=25, reward=play.obs[1:, :, 0])).reward_by_episode < 0.1
 
 
+@only_rewards
 def test_few_rows_of_many_episodes_are_no_goal():
     """Of noise: rows that are dealt to episodes at random have as much between them."""
     noise = RANDOM.standard_normal((400, 4))
@@ -85,6 +98,7 @@ def test_few_rows_of_many_episodes_are_no_goal():
     assert fit(played(600, every=4, reward=goal)).reward_by_episode == 0.0  # 2 rows of an episode
 
 
+@only_rewards
 def test_what_an_end_pays_does_not_hide_what_the_steps_pay():
     play = played(500, every=10)
     reward = play.obs[1:, :, 0] - 100.0 * play.terminated * RANDOM.random((500, 4))
@@ -95,6 +109,7 @@ def test_what_an_end_pays_does_not_hide_what_the_steps_pay():
     assert only_ends.reward is not None  # where nothing else is paid, the ends say what there is
 
 
+@only_rewards
 def test_a_reward_for_what_was_seen_before_is_told_by_the_step():
     obs = RANDOM.choice([-1.0, 1.0], (601, 4, 1))
     action = played(600, obs=obs).action[:, :, 0]
@@ -127,26 +142,27 @@ def test_what_the_last_actions_tell_is_a_delay(kept: float, told: bool):
 def test_a_difference_or_a_cause_of_other_numbers_is_no_noise():
     """As in tables of prices, or a gust that is shown: what is next can't be predicted, but it is
     no noise."""
-    prices = RANDOM.standard_normal((601, 4, 2))
+    prices = RANDOM.standard_normal((401, 4, 2))
     told = np.concatenate([prices, prices[:, :, :1] - prices[:, :, 1:]], -1)
-    mixed = np.concatenate([prices, RANDOM.standard_normal((601, 4, 1))], -1)
+    mixed = np.concatenate([prices, RANDOM.standard_normal((401, 4, 1))], -1)
     names = ("obs[0]", "obs[1]", "obs[2]")
-    gust = RANDOM.standard_normal((601, 4))
+    gust = RANDOM.standard_normal((401, 4))
     driven = np.stack([prices[..., 0], np.concatenate([gust[:1], gust[:-1]]), gust], -1)
     for obs, noise in ((told, False), (mixed, True), (driven, False)):
-        *_, last = fit(played(600, obs=obs, names=names)).next
+        *_, last = fit(played(400, obs=obs, names=names)).next
         assert last.value.high < 0.1
         assert last.noise is noise
 
 
+@only_rewards
 def test_a_reward_that_is_missed_is_looked_for_in_the_nearest_rows():
-    obs = np.random.default_rng(1).standard_normal((1_001, 4, 2))
+    obs = np.random.default_rng(1).standard_normal((501, 4, 2))
     square = (np.floor(2 * obs[:-1]).sum(-1) % 2).astype(float)  # of a chequerboard
-    found = fit(played(obs=obs, reward=square))
+    found = fit(played(500, obs=obs, reward=square))
     assert found.reward is not None
     assert found.reward_nearest is not None
     assert found.reward_nearest.low > found.reward.high + 0.05
-    told = fit(played(obs=obs, reward=obs[:-1, :, 0]))
+    told = fit(played(500, obs=obs, reward=obs[:-1, :, 0]))
     assert told.reward_nearest is None
 
 
@@ -198,6 +214,7 @@ def test_the_clock_counts_steps_of_episodes():
         assert steps[real].tolist() == list(range(real.sum()))
 
 
+@only_rewards
 @pytest.mark.parametrize("jumps", [False, True])
 def test_a_shown_clock_is_not_hidden(jumps: bool):
     """In float32 its steps differ by rounding; one that begins again jumps."""

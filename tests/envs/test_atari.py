@@ -47,7 +47,7 @@ def test_defaults_are_those_of_envpool():
 @pytest.mark.parametrize(
     ("game", "kwargs"),
     [
-        ("Pong-v5", {"max_episode_steps": 70}),
+        pytest.param("Pong-v5", {"max_episode_steps": 70}, marks=pytest.mark.slow),
         ("ALE/Breakout-v5", {"stack_num": 2, "frame_skip": 3, "max_episode_steps": 150}),
         ("Breakout-v5", {"full_action_space": True}),
     ],

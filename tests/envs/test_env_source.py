@@ -477,16 +477,6 @@ def test_training_and_evaluating_with_a_vector_environment(tmp_path):
     result = quintet.train("ppo", sync, 240, run_dir=tmp_path / "sync", config=SMALL)
     assert "eval/return_mean" in result.metrics
 
-    hashes = []
-    kinds = {"serial": {}, "lockstep": {"runtime.lag": 0}}
-    if not isinstance(sync.env_fns, list | tuple):  # Gymnasium 1.1's, which can't be sent
-        del kinds["lockstep"]
-    for name, options in kinds.items():
-        config = SMALL | options | {"eval.episodes": 0, "runtime.kind": name}
-        quintet.train("ppo", sync, 240, run_dir=tmp_path / name, config=config)
-        hashes.append(checkpoint.tensor_hashes(checkpoint.read(tmp_path / name / "policy")))
-    assert hashes[0] == hashes[-1]  # a worker makes them anew
-
     given = VectorWrapper(make_cartpoles(3))
     with pytest.warns(UserWarning, match="no evaluation while training"):
         result = quintet.train("ppo", given, 240, run_dir=tmp_path / "given", config=SMALL)
@@ -500,6 +490,19 @@ def test_training_and_evaluating_with_a_vector_environment(tmp_path):
     np.testing.assert_array_equal(
         quintet.evaluate(result.policy, given, episodes=3).returns, by_id.returns
     )
+
+
+@pytest.mark.slow
+def test_a_worker_makes_a_vector_environment_anew(tmp_path):
+    sync, hashes = make_cartpoles(3), []
+    kinds = {"serial": {}, "lockstep": {"runtime.lag": 0}}
+    if not isinstance(sync.env_fns, list | tuple):  # Gymnasium 1.1's, which can't be sent
+        del kinds["lockstep"]
+    for name, options in kinds.items():
+        config = SMALL | options | {"eval.episodes": 0, "runtime.kind": name}
+        quintet.train("ppo", sync, 240, run_dir=tmp_path / name, config=config)
+        hashes.append(checkpoint.tensor_hashes(checkpoint.read(tmp_path / name / "policy")))
+    assert hashes[0] == hashes[-1]
 
 
 def test_what_training_can_not_do_with_a_vector_environment(tmp_path):

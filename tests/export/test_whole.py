@@ -65,7 +65,13 @@ def test_the_matrix_holds_every_kind() -> None:
     assert {*PICTURES} <= {*OBSERVATIONS}
 
 
-@pytest.mark.parametrize("name", DAILY)
+FAST = {"impala", "appo", "ddpg"}
+"""The quickest, and the one with masks; test_verify has a policy of PPO in every format."""
+
+
+@pytest.mark.parametrize(
+    "name", [x if x in FAST else pytest.param(x, marks=pytest.mark.slow) for x in DAILY]
+)
 def test_of_each_learner(name: str, tmp_path: Path) -> None:
     # ONNX takes three times as long; masks are in the policy of IMPALA alone, as NumPy plays it.
     format = {"impala": "numpy", "acer": "onnx"}.get(name, "torch")

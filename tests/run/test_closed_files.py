@@ -26,7 +26,7 @@ WORK, STEP = {"process": "worker"}, {"process": "stepper"}
         ("serial", STANDARD, FAULT + ALL),
         ("serial", OTHERS, FAULT + "files of quintet"),
         ("serial", OTHERS | {"made": True}, "closed a file that it had not opened"),
-        ("lockstep", STANDARD | WORK, FAULT + ALL),
+        pytest.param("lockstep", STANDARD | WORK, FAULT + ALL, marks=SLOW),
         pytest.param("lockstep", OTHERS | WORK, FAULT + "files of quintet", marks=SLOW),
         pytest.param("lockstep", OTHERS, FAULT + "files of quintet", marks=SLOW),
         pytest.param("steppers", STANDARD | STEP, FAULT + ALL, marks=SLOW),

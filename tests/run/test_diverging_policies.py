@@ -61,11 +61,11 @@ def diverged(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("algo", "env", "given"),
     [
-        ("ppo", "CartPole-v1", {}),
+        pytest.param("ppo", "CartPole-v1", {}, marks=pytest.mark.slow),
         ("impala", "Pendulum-v1", MIXED),  # which is never given an action that is not finite
         pytest.param("acer", "Pendulum-v1", {}, marks=pytest.mark.slow),
         ("ddpg", "Pendulum-v1", {}),
-        ("appo", "CartPole-v1", LAGS),
+        pytest.param("appo", "CartPole-v1", LAGS, marks=pytest.mark.slow),
         # Whose state would stay NaN.
         ("impala", "CartPole-v1", RECURRENT),
         pytest.param("appo", "CartPole-v1", RECURRENT | MIXED, marks=pytest.mark.slow),

@@ -84,7 +84,13 @@ def test_a_schedule_and_a_model_without_names(algo, tmp_path):
 ONE_BOX = {"replay_start_steps": 0, "batch_size": 8}
 
 
-@pytest.mark.parametrize("algo", [*LEARNERS, "ddpg"])
+@pytest.mark.parametrize(
+    "algo",
+    [
+        each if each in ("ppo", "ddpg") else pytest.param(each, marks=pytest.mark.slow)
+        for each in (*LEARNERS, "ddpg")
+    ],
+)
 @pytest.mark.parametrize(
     ("given", "policy", "value"),
     [
@@ -102,7 +108,7 @@ def test_hidden_layers_after_an_own_encoder(algo, given, policy, value, tmp_path
     if algo == "acer":
         config |= {"model.shared_torso": False}
     env = "Pendulum-v1" if algo == "ddpg" else TOY
-    result = quintet.train(algo, env, 256, 0, tmp_path, config, model=Net)
+    result = quintet.train(algo, env, 64, 0, tmp_path, config, model=Net)
     newest = max((tmp_path / "checkpoints").iterdir())
     files = [load_file(newest / f"{name}.safetensors") for name in ("policy", "learner")]
     tensors = {k: x for file in files for k, x in file.items()}

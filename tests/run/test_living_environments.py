@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import quick_helpers
 from gymnasium import spaces
 from run_helpers import SMALL, log, names, weights
 
@@ -151,9 +151,8 @@ def test_a_killed_run_goes_on_with_what_environments_kept(kind: str, tmp_path: P
     whole, folder = train(tmp_path / "whole"), tmp_path / "run"
     code = f"import test_living_environments as t; t.until_killed({str(folder)!r}, {kind!r})"
     path = os.pathsep.join((str(Path(__file__).parent), *sys.path))
-    process = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, timeout=120
-    )
+    with quick_helpers.begin(["-c", code], {"PYTHONPATH": path}) as process:
+        process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert len(exact_ones(folder)) < 8
     assert states(folder) != states(tmp_path / "whole")
@@ -238,13 +237,19 @@ def test_statistics_that_begin_anew_in_evaluations_are_told_once(env: Any, tmp_p
     assert "begin anew" not in log(tmp_path / "none"), "there are no evaluations"
 
 
-@pytest.mark.parametrize("more", [(), ("--env.num-processes", "2")])
-@pytest.mark.parametrize("env", [in_each, in_vectors, Levels])
+@pytest.mark.parametrize(
+    ("env", "more"),
+    [
+        (in_each, ()),
+        (in_vectors, ()),
+        (Levels, ()),
+        pytest.param(in_each, ("--env.num-processes", "2"), marks=pytest.mark.slow),
+        pytest.param(Levels, ("--env.num-processes", "2"), marks=pytest.mark.slow),
+    ],
+)
 def test_an_evaluation_says_that_statistics_begin_anew(
     env: Any, more: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if env is in_vectors and more:
-        pytest.skip("a vector environment is stepped by one process")
     train(tmp_path, env)
     capsys.readouterr()
     command = ["eval", str(tmp_path), "--episodes", "2", *more]

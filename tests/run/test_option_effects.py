@@ -86,7 +86,7 @@ def _init_from_keys(where: Where) -> None:
 
 
 def _interval_iterations(where: Where) -> None:
-    run(where.folder / "a", 1000, checkpoint__interval_iterations=5, checkpoint__keep=100)
+    run(where.folder / "a", 700, checkpoint__interval_iterations=5, checkpoint__keep=100)
     *due, last = iterations(where.folder / "a")
     assert due == list(range(5, last, 5))
     # auto: 1/20 of the run; what only safety asks for is left out where it costs too much
@@ -97,7 +97,7 @@ def _interval_iterations(where: Where) -> None:
     with where.monkeypatch.context() as patched:
         patched.setattr(saving, "_TIME_FRAC", 0.0)
         endless = {"env": "quintet.envs.toy:FinitePay", "env__kwargs": {"n": 10**6}}
-        run(where.folder / "c", 64 * 40, checkpoint__keep=100, **endless)
+        run(where.folder / "c", 64 * 10, checkpoint__keep=100, **endless)
     assert len(names(where.folder / "c")) == 2  # the first one, and the end
 
 
@@ -105,7 +105,7 @@ def _max_cut_frac(where: Where) -> None:
     exact = {}
     for most in (0.0, 0.05, 1.0):
         folder = where.folder / str(most)
-        run(folder, 1_000, "quintet.envs.toy:FinitePay", env__kwargs={"n": 9},
+        run(folder, 600, "quintet.envs.toy:FinitePay", env__kwargs={"n": 9},
             checkpoint__interval_iterations=2, checkpoint__max_cut_frac=most,
             checkpoint__keep=100)  # fmt: skip
         found = [checkpoint.read(folder / "checkpoints" / name).meta for name in names(folder)]
@@ -356,9 +356,9 @@ def _mask_from_info(where: Where) -> None:
     newest = max(name for name in gymnasium.registry if name.startswith("Taxi-"))
     taxi = {"env": newest, "env__backend": "gymnasium"}
     for name, given in (("a", {"env__mask_from_info": True}), ("b", {})):
-        masked = run(where.folder / name, **taxi, **given).policy.spaces.observation
+        masked = run(where.folder / name, 64, **taxi, **given).policy.spaces.observation
         assert "action_mask" in masked.spaces
-    plain = run(where.folder / "c", **taxi, env__mask_from_info=False)
+    plain = run(where.folder / "c", 64, **taxi, env__mask_from_info=False)
     assert plain.policy.spaces.observation == spaces.Discrete(500)
 
 
@@ -374,7 +374,7 @@ def _known(where: Where) -> None:
     said = {}
     for name, known in (("a", []), ("b", ["reward-size"])):
         config = {"env": LargeRewards, "reward_normalizer": "none", "doctor__known": known}
-        run(where.folder / name, 2_560, **config)
+        run(where.folder / name, 768, **config)
         log = (where.folder / name / "log.txt").read_text()
         said[name] = [line for line in log.splitlines() if "choice: rewards have a size" in line]
     assert said["a"]

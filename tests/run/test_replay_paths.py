@@ -36,7 +36,7 @@ SERIAL = {"runtime.kind": "serial"}
 LOCKSTEP = {"runtime.kind": "lockstep", "runtime.num_workers": 2}
 LAG_1 = {"runtime.kind": "lockstep", "runtime.num_workers": 1, "runtime.lag": 1}
 ASYNC = {"runtime.kind": "async", "runtime.num_workers": 2}
-BUDGET = 1_280
+BUDGET = 960
 
 
 class Sequences(ImpalaLearner):

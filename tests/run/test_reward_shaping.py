@@ -136,7 +136,8 @@ def test_other_kinds_of_environments_are_refused() -> None:
     "runtime",
     [
         {},
-        {"env.num_streams": 4, "env.streams_per_group": 4},  # episodes draw their policy
+        # Episodes draw their policy.
+        pytest.param({"env.num_streams": 4, "env.streams_per_group": 4}, marks=pytest.mark.slow),
         pytest.param(
             {"runtime.kind": "lockstep", "runtime.num_workers": 2}, marks=pytest.mark.slow
         ),

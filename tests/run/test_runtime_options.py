@@ -251,6 +251,7 @@ def _threads(where: Where) -> None:
         runtime__threads=2,
         on_report=lambda _: seen.append(torch.get_num_threads()),
     )
+    assert torch.get_num_threads() == before
     run(where.folder / "b", 64, on_report=lambda _: seen.append(torch.get_num_threads()))
     assert set(seen) == {1, 2}
     assert seen[0] == 2
@@ -260,9 +261,10 @@ def _threads(where: Where) -> None:
 def _compile(where: Where) -> None:
     said: list[str] = []
     where.monkeypatch.setattr(shutil, "which", lambda _, **__: "/usr/bin/g++")
-    where.monkeypatch.setattr(
-        RuntimeConfig, "compute", property(lambda self: said.append(self.compile) or PLAIN)
-    )
+    for name in ("compute", "actor_compute"):  # what they compile, other tests show
+        where.monkeypatch.setattr(
+            RuntimeConfig, name, property(lambda self: said.append(self.compile) or PLAIN)
+        )
     run(where.folder / "a", 64, runtime__compile="on")
     assert set(said) == {"on"}
     said.clear()
@@ -399,7 +401,7 @@ def _replay_device(where: Where) -> None:
         asked.append(must)
 
     small = {"replay_start_steps": 32, "batch_size": 4, "env.num_streams": 4}
-    quiet = {"report.progress": False, "eval.episodes": 0}
+    quiet = {"report.progress": False, "eval.episodes": 0, "model.policy_hidden": (8,)}
     with mock.patch.object(Replay, "draw_on", draw_on):
         for value in ("cpu", "learner"):
             config = {**small, **quiet, "runtime.replay_device": value}

@@ -167,7 +167,10 @@ def test_a_resumed_run_has_the_same_opponents(tmp_path: Path):
     assert any(not torch.equal(x, weights(plain)[name]) for name, x in weights(whole).items())
 
 
-@pytest.mark.parametrize("option", ["self_play__past_frac", "population__assignment"])
+@pytest.mark.parametrize(
+    "option",
+    ["self_play__past_frac", pytest.param("population__assignment", marks=pytest.mark.slow)],
+)
 def test_worker_processes_give_the_same_bytes(option: str, tmp_path: Path):
     given: dict[str, Any] = {option: 0.5, "env__streams_per_group": 4}
     if option == "population__assignment":

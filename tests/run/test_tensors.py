@@ -59,10 +59,15 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ("algo", "env", "own"),
     [
         ("ppo", CARTPOLE, {"env.reward_clip": "soft_asymmetric"}),
-        ("ppo", CARTPOLE, RECURRENT),
+        pytest.param("ppo", CARTPOLE, RECURRENT, marks=pytest.mark.slow),
         ("ppo", GRID, {"env.kwargs": {"masked": True, "size": 5}}),
         ("impala", "torch/Pendulum-v1", {"batch_unrolls": 3}),
-        ("appo", CARTPOLE, {"minibatch_steps": 32, "minibatches_per_iteration": 1}),
+        pytest.param(
+            "appo",
+            CARTPOLE,
+            {"minibatch_steps": 32, "minibatches_per_iteration": 1},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["ppo", "ppo lstm", "ppo mask", "impala", "appo"],
 )

@@ -95,10 +95,10 @@ def train(
     [
         ("ppo", "serial", 130),
         ("ppo", "serial", 777),
-        ("ppo", "lockstep", 130),
         ("impala", "serial", 130),
         ("impala", "serial", 777),
         ("impala", "async", 130),
+        pytest.param("ppo", "lockstep", 130, marks=pytest.mark.slow),
         pytest.param("ppo", "lockstep", 777, marks=pytest.mark.slow),
         pytest.param("ppo", "lockstep1", 130, marks=pytest.mark.slow),
         pytest.param("ppo", "lockstep1", 777, marks=pytest.mark.slow),
@@ -177,9 +177,9 @@ def test_steps_of_unrolls_that_a_dead_server_ended_are_executed_and_discarded(
 
 
 def test_what_became_of_steps_goes_on_over_a_resume(tmp_path: Path) -> None:
-    train(tmp_path, "serial", 500, checkpoint__max_cut_frac=1.0)
-    last = train(tmp_path, "serial", 1_000, checkpoint__max_cut_frac=1.0)
-    assert last["env_steps"] == 1_000
+    train(tmp_path, "serial", 300, checkpoint__max_cut_frac=1.0)
+    last = train(tmp_path, "serial", 600, checkpoint__max_cut_frac=1.0)
+    assert last["env_steps"] == 600
     assert last["data/executed_env_steps"] == last["real"]
     reports = read_metrics(tmp_path / "run")
     assert [r["data/executed_env_steps"] for r in reports] == sorted(
@@ -195,11 +195,11 @@ def test_a_run_that_is_resumed_reports_the_same_episodes(
     """Also those that ended in columns which waited at the checkpoint, or that no report held."""
     options = {"checkpoint__interval_iterations": 3, "checkpoint__max_cut_frac": 1.0}
     options |= {"checkpoint__keep": 100, "report__interval_s": interval_s}
-    train(tmp_path, kind, 1_000, "impala", **options)
+    train(tmp_path, kind, 400, "impala", **options)
     whole = read_metrics(tmp_path / "run")
     for each in sorted((tmp_path / "run/checkpoints").iterdir())[2:]:
         shutil.rmtree(each)
-    last = train(tmp_path, kind, 1_000, "impala", **options)
+    last = train(tmp_path, kind, 400, "impala", **options)
     resumed = read_metrics(tmp_path / "run")
     assert len(whole) == len(resumed) == (1 if interval_s else last["iterations"])
     told = {name for report in whole for name in report if name.startswith("episode/")}
@@ -247,7 +247,7 @@ def test_every_row_that_is_not_valid_follows_a_cut() -> None:
 
 
 def test_lag_is_counted_from_the_learner_not_from_what_it_published(tmp_path: Path) -> None:
-    train(tmp_path, "serial", 2_000, "impala", runtime__publish_interval_iterations=10)
+    train(tmp_path, "serial", 800, "impala", runtime__publish_interval_iterations=10)
     reports = read_metrics(tmp_path / "run")
     assert {r["policy_lag/max"] for r in reports} >= {float(k) for k in range(11)}
 

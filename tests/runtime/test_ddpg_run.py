@@ -74,7 +74,7 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "spread",
     [
         pytest.param({"runtime.num_workers": 1}, marks=slow),
-        {"runtime.num_workers": 2},
+        pytest.param({"runtime.num_workers": 2}, marks=slow),
         {"runtime.num_workers": 2, "runtime.inference": "server"},
     ],
     ids=["one worker", "two workers", "two workers, server"],
@@ -87,7 +87,7 @@ def test_streams_explore_alike_wherever_they_act(
     assert left(tmp_path / "run") == left(serial)
 
 
-@pytest.mark.parametrize("size", [4, pytest.param(2, marks=slow), 1])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=slow), pytest.param(1, marks=slow)])
 def test_a_stream_is_perturbed_by_what_is_published_and_its_own_seed_at_its_own_starts(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +111,7 @@ def test_a_stream_is_perturbed_by_what_is_published_and_its_own_seed_at_its_own_
 
     monkeypatch.setattr(DDPGActor, "act", watched)
     options = {"env.streams_per_group": size, "checkpoint.interval_iterations": 1_000}
-    train(tmp_path, 800, **options)
+    train(tmp_path, 500, **options)
     assert len(streams) == 4
     assert min(map(len, streams.values())) > 3
     seeds = [seed for each in streams.values() for seed in each]
@@ -158,7 +158,7 @@ def terminated() -> Paid:
     ("env", "options"),
     [
         (truncated, {}),
-        (terminated, {}),
+        pytest.param(terminated, {}, marks=slow),
         pytest.param(truncated, {"truncation_as_termination": True}, marks=slow),
     ],
     ids=["truncated", "terminated", "truncation as termination"],

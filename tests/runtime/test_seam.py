@@ -96,7 +96,7 @@ def test_ppo_chunks_for_minibatches(kind: str) -> None:
         assert lags == ({0.0, 1.0} if LAG[kind] else {None})  # without any there is nothing to say
 
 
-@kinds("serial", "lockstep0x2")
+@kinds("serial")
 def test_impala_takes_24_columns_out_of_groups_of_16(kind: str) -> None:
     """What a round leaves over comes in the next batch, one version old and nothing twice."""
     plan = DataPlan(unroll_steps=5, columns_per_batch=24, state_every=5, return_discount=0.5)
@@ -180,7 +180,7 @@ def test_appo_drops_what_is_too_old(kind: str) -> None:
     assert min(shares) > 0.8 * max(shares)
 
 
-@kinds("serial", "lockstep0x2")
+@kinds("lockstep0x2")
 def test_ddpg_windows_and_updates_owed(kind: str) -> None:
     """Half an update per executed step, from windows of 3 rows that begin at any of them."""
     replay = ReplayPlan("windows", 400, steps=3, columns=16, draws="owed", rate=0.5)

@@ -46,7 +46,7 @@ def free_slots(workers: Workers) -> dict[int, list[int]]:
     [
         ({"runtime.max_policy_lag": 3, "runtime.prefetch_batches": 4}, SLOTS, False, True),
         (POPULATION, SLOTS, True, True),
-        (POPULATION | LOCKSTEP, 2, False, True),
+        pytest.param(POPULATION | LOCKSTEP, 2, False, True, marks=pytest.mark.slow),
         pytest.param(POPULATION, SLOTS, False, True, marks=pytest.mark.slow),
         pytest.param(
             {"runtime.max_policy_lag": 10**6}, SLOTS, False, False, marks=pytest.mark.slow

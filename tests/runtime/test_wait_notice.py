@@ -8,6 +8,7 @@ import pytest
 from troubles_helpers import SMALL, Drifting
 
 import quintet
+from quintet.envs import repeating
 from quintet.observe.progress import LineProgress
 from quintet.runtime.processes import process
 from quintet.runtime.processes.process import MAKING, WaitNotice
@@ -44,7 +45,7 @@ class Slow(Drifting):
         super().__init__()
 
     def step(self, action):
-        time.sleep(0.1)
+        time.sleep(0.05)
         return super().step(action)
 
 
@@ -65,6 +66,7 @@ def test_a_run_says_what_it_waits_for(
     stages: list[str] = []
     waits: list[str] = []
     monkeypatch.setattr(process, "_TOLD_EVERY_S", 0.1)
+    monkeypatch.setattr(repeating, "unrepeatable", lambda *_: "")  # its steps are slow, too
     monkeypatch.setattr(LineProgress, "stage", lambda _, text: stages.append(text))
     monkeypatch.setattr(LineProgress, "waiting", lambda _, text: waits.append(text))
     runtime = {f"runtime.{name}": value for name, value in ({"kind": kind} | options).items()}

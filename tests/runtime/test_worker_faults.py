@@ -510,7 +510,7 @@ class Failing(WithProgram):
         raise ValueError("no floor")
 
 
-@pytest.mark.parametrize("env", [WithProgram, Failing])
+@pytest.mark.parametrize("env", [pytest.param(WithProgram, marks=slow), Failing])
 def test_workers_close_environments_which_can_end_their_programs(env, tmp_path: Path) -> None:
     (ended := tmp_path / "ended").mkdir()
     options = {"steps": 64, "kind": "lockstep", "num_workers": 1}

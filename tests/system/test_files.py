@@ -10,9 +10,10 @@ from quintet.errors import ConfigError, FileFault
 from quintet.system import files
 
 DEEP = {
-    "json": "[" * 200_000 + "]" * 200_000,
+    "json": "[" * 50_000 + "]" * 50_000,
     "json, open": "[" * 200_000,
-    "objects": '{"a":' * 200_000,
+    "objects": '{"a":' * 50_000,
+    "large": "[" * 500_001,
     "just too deep": "[" * 101 + "]" * 101,
 }
 

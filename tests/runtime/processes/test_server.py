@@ -12,18 +12,18 @@ import quintet
 from quintet.runtime.processes.server import _another_users
 
 
-def served(folder: Path, **runtime: Any) -> float:
+def served(folder: Path, steps: int = 4_000, **runtime: Any) -> float:
     """Mean streams of a forward, of two workers with a group of four streams each."""
     config = SMALL | {"env.num_streams": 8, "env.streams_per_group": 4}
     given = {"kind": "async", "num_workers": 2, "inference": "server", **runtime}
     config |= {f"runtime.{name}": value for name, value in given.items()}
-    result = quintet.train("ppo", Drifting, 4_000, 7, folder, config)
+    result = quintet.train("ppo", Drifting, steps, 7, folder, config)
     return result.metrics["server/batch_mean"]
 
 
 def test_the_server_waits_for_as_many_streams_as_it_is_told_to(tmp_path: Path) -> None:
     """Not for ever: where one worker has no free slot the other goes on by itself."""
-    assert served(tmp_path, inference_batch_min=8, inference_timeout_ms=300.0) > 6.0
+    assert served(tmp_path, 1_600, inference_batch_min=8, inference_timeout_ms=300.0) > 6.0
 
 
 @pytest.mark.slow
