@@ -178,8 +178,17 @@ def test_every_kind_is_among_them() -> None:
         assert {network.get(name) for network in networks} >= set(kinds), name
 
 
-@pytest.mark.parametrize("kind", IN_TURN)
-@pytest.mark.parametrize("algo", KINDS)
+EACH = [
+    pytest.param(
+        algo, kind, marks=() if algo in ("ppo", "ddpg") or i % 3 == 0 else pytest.mark.slow
+    )
+    for algo in KINDS
+    for i, kind in enumerate(IN_TURN)
+]
+"""All kinds with a learner of batches and one of replay, and a third with each other learner."""
+
+
+@pytest.mark.parametrize(("algo", "kind"), EACH)
 def test_every_kind(algo: str, kind: str) -> None:
     task, core, network = IN_TURN[kind]
     if "model.core" in LEARNERS[algo].needs:

@@ -125,7 +125,7 @@ def test_the_optimum_of_a_continuous_toy():
     ("toy", "as_end", "low", "high"),
     [
         (EndlessPay, False, 9.9, 10.1),
-        (EndlessPay, True, 4.2, 5.0),
+        pytest.param(EndlessPay, True, 4.2, 5.0, marks=pytest.mark.slow),
         pytest.param(FinitePay, False, 4.1, 4.2, marks=pytest.mark.slow),
     ],
     ids=["endless", "endless taken for an end", "finite"],

@@ -473,7 +473,10 @@ COSTLY: dict[str, tuple[str, Callable[[Path], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", COSTLY)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(x, marks=[pytest.mark.slow] * (x == "products of constants")) for x in COSTLY],
+)
 def test_an_export_takes_no_more_memory_and_time_than_allowed(
     kind: str, copy, capsys, monkeypatch
 ) -> None:

@@ -89,7 +89,7 @@ def bounds(first: Around, last: Around) -> tuple[float, float]:
     )
 
 
-def let_run(busy: psutil.Process, seconds: float = 0.5) -> None:
+def let_run(busy: psutil.Process, seconds: float = 0.3) -> None:
     """Waits until it had a core for so long, whatever else the machine does."""
     begin, end = sum(busy.cpu_times()[:2]), time.monotonic() + 120
     while sum(busy.cpu_times()[:2]) - begin < seconds:

@@ -72,7 +72,7 @@ def test_a_policy_of_a_run_that_still_warms_up_acts_by_its_network(tmp_path: Pat
     [
         ("normal_0.1", "adaptive-param_0.2", 0.2),
         ("adaptive-param_0.3", "adaptive-param_0.2", 0.3),
-        ("adaptive-param_0.3", "normal_0.1", None),
+        pytest.param("adaptive-param_0.3", "normal_0.1", None, marks=pytest.mark.slow),
     ],
 )
 def test_a_warm_start_keeps_its_own_kind_of_noise(

@@ -106,6 +106,7 @@ def test_a_run_that_goes_on_has_the_bytes_of_one_without_an_end(tmp_path, algo):
     assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_workers_give_the_bytes_of_one_process(tmp_path):
     size = {"env__streams_per_group": 2}
     serial = train(tmp_path / "a", runtime__kind="serial", **size)

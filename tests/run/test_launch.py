@@ -226,7 +226,9 @@ def test_again_changes_nothing_and_more_steps_go_on(tmp_path, capsys):
     assert tree(tmp_path / "policy") != {k: v for k, v in before.items() if k.startswith("policy")}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_signal_stops_the_run_with_a_checkpoint_and_it_goes_on(tmp_path, number):
     def stop(report):
         if report["iterations"] == 6:

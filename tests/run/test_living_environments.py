@@ -120,7 +120,7 @@ def states(folder: Path) -> list[bytes]:
 
 
 @pytest.mark.parametrize("kind", EACH)
-@pytest.mark.parametrize("env", [Saving, noisy])
+@pytest.mark.parametrize("env", [Saving, pytest.param(noisy, marks=pytest.mark.slow)])
 def test_what_environments_offer_is_saved_and_restored_with_the_same_bytes(
     env: Any, kind: str, tmp_path: Path
 ) -> None:

@@ -245,7 +245,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "kind",
     [
         "serial",
-        "async",
+        pytest.param("async", marks=pytest.mark.slow),
         pytest.param("lockstep", marks=pytest.mark.slow),
         pytest.param("mixed", marks=pytest.mark.slow),
     ],
@@ -283,7 +283,7 @@ def test_rows_and_episodes_of_the_former_weights_do_not_count(
 
 
 @pytest.mark.parametrize(
-    "algo", ["ddpg", "acer", *(pytest.param(x, marks=pytest.mark.slow) for x in ("ppo", "impala"))]
+    "algo", ["ddpg", *(pytest.param(x, marks=pytest.mark.slow) for x in ("ppo", "impala", "acer"))]
 )
 def test_every_learner_trains_as_a_population(algo: str, tmp_path: Path) -> None:
     folder = tmp_path / algo

@@ -91,7 +91,8 @@ def drawn(report: dict[str, float]) -> float:
 # Lockstep
 
 
-@pytest.mark.parametrize("learner", [Sequences, pytest.param(Windows, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("learner", [Sequences, Windows])
 def test_lockstep_of_lag_0_gives_the_bytes_of_serial(
     learner: type[Sequences], tmp_path: Path
 ) -> None:
@@ -243,7 +244,8 @@ def make_replaying(config: Any, spaces: Any, ranks: Any = ALONE, policy: int = 0
 MAKE_LEARNER = learners.make_learner
 
 
-@pytest.mark.parametrize("learner", [Sequences, pytest.param(Windows, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("learner", [Sequences, Windows])
 def test_two_learners_share_every_draw(
     learner: type[Sequences], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,7 +57,7 @@ def reports(folder: Path, algo: str, policies: int, resumed: bool) -> list[dict[
         ("ppo", 3),
         ("ddpg", 1),
         ("ddpg", 3),
-        ("acer", 3),
+        pytest.param("acer", 3, marks=pytest.mark.slow),
         pytest.param("ppo", 1, marks=pytest.mark.slow),
         pytest.param("acer", 1, marks=pytest.mark.slow),
         pytest.param("appo", 3, marks=pytest.mark.slow),

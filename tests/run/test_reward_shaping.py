@@ -142,7 +142,10 @@ def test_other_kinds_of_environments_are_refused() -> None:
             {"runtime.kind": "lockstep", "runtime.num_workers": 2}, marks=pytest.mark.slow
         ),
         pytest.param({"runtime.kind": "async", "runtime.num_workers": 3}, marks=pytest.mark.slow),
-        {"runtime.kind": "lockstep", "runtime.num_workers": 2, "runtime.inference": "server"},
+        pytest.param(
+            {"runtime.kind": "lockstep", "runtime.num_workers": 2, "runtime.inference": "server"},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_each_policy_is_paid_by_its_own_values(tmp_path: Path, runtime: dict[str, Any]) -> None:

@@ -187,7 +187,7 @@ def test_what_became_of_steps_goes_on_over_a_resume(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("interval_s", [0.0, 1e6])
+@pytest.mark.parametrize("interval_s", [0.0, pytest.param(1e6, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["serial", pytest.param("lockstep", marks=pytest.mark.slow)])
 def test_a_run_that_is_resumed_reports_the_same_episodes(
     kind: str, interval_s: float, tmp_path: Path
@@ -268,7 +268,7 @@ def test_rows_beyond_the_bound_are_never_learned_from(tmp_path: Path) -> None:
     assert ended > 0.9 * last["real"] / 7.5 - STREAMS
 
 
-@pytest.mark.parametrize("kind", ["serial", "async"])
+@pytest.mark.parametrize("kind", ["serial", pytest.param("async", marks=pytest.mark.slow)])
 def test_a_batch_without_a_valid_row_is_not_learned_from(kind: str, tmp_path: Path) -> None:
     """Every row of a reset is a batch of its own here; a step without data would still move Adam's
     or RMSProp's memory.

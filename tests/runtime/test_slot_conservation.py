@@ -44,7 +44,13 @@ def free_slots(workers: Workers) -> dict[int, list[int]]:
 @pytest.mark.parametrize(
     ("options", "slots", "kills", "drops"),
     [
-        ({"runtime.max_policy_lag": 3, "runtime.prefetch_batches": 4}, SLOTS, False, True),
+        pytest.param(
+            {"runtime.max_policy_lag": 3, "runtime.prefetch_batches": 4},
+            SLOTS,
+            False,
+            True,
+            marks=pytest.mark.slow,
+        ),
         (POPULATION, SLOTS, True, True),
         pytest.param(POPULATION | LOCKSTEP, 2, False, True, marks=pytest.mark.slow),
         pytest.param(POPULATION, SLOTS, False, True, marks=pytest.mark.slow),

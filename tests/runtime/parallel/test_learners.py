@@ -117,7 +117,12 @@ def test_every_rank_gets_its_columns_of_the_batch_and_the_state_of_the_first() -
         ),
         pytest.param("crash", LearnerFault, "was ended by SIGSEGV in update 2", marks=slow),
         ("hang", LearnerFault, r"^learner 1 \(cpu, pid \d+\) must join update 2 within 2 s"),
-        ("never", LearnerFault, r"^learner 1 \(cpu, pid \d+\) must end update 1 within 2 s"),
+        pytest.param(
+            "never",
+            LearnerFault,
+            r"^learner 1 \(cpu, pid \d+\) must end update 1 within 2 s",
+            marks=slow,
+        ),
         pytest.param(
             "unready",
             LearnerFault,
