@@ -26,6 +26,7 @@ from quintet.envs.resolved import ResolvedEnv, resolve_env
 from quintet.envs.vector import VectorEnv, allocate_obs, allocate_row
 from quintet.errors import ConfigError, EnvironmentFault, WorkerFault
 from quintet.runtime import spread
+from quintet.runtime.processes import process
 from quintet.runtime.processes.process import Process
 from quintet.runtime.processes.stepped import SteppedEnv
 from quintet.runtime.spread import (
@@ -448,8 +449,9 @@ def test_environments_that_can_not_be_sent_stay_or_are_refused(closing: Any) -> 
     ],
 )
 def test_what_goes_wrong_in_another_process_is_told(
-    trouble: str, fault: type[Exception], told: str, closing: Any, capfd: Any
+    trouble: str, fault: type[Exception], told: str, closing: Any, capfd: Any, monkeypatch: Any
 ) -> None:
+    monkeypatch.setattr(process, "STOP_GRACE_S", 0.2)  # for which one that hangs is waited for
     env = resolved(lambda: Slow(0.01, trouble), 2, num_processes=2)
     made = closing(make_streams(env, 2, Spreading(first_stream=10, timeout_s=1.0)))
     printed: list[str] = []
@@ -535,10 +537,10 @@ def test_a_run_has_the_same_bytes_by_whomever_its_environments_are_stepped(
         "runtime.compile": "off", "checkpoint.max_cut_frac": 0.5,
     }  # fmt: skip
 
-    def train(name: str, until: int = 448, **more: Any) -> bytes:
+    def train(name: str, until: int = 320, **more: Any) -> bytes:
         folder = tmp_path / name
         quintet.train(
-            "ppo", lambda: Slow(0.002), 448, run_dir=folder, config={**config, **more},
+            "ppo", lambda: Slow(0.002), 320, run_dir=folder, config={**config, **more},
             on_report=lambda report: report["env_steps"] >= until,
         )  # fmt: skip
         newest = max((folder / "checkpoints").iterdir())
@@ -553,7 +555,7 @@ def test_a_run_has_the_same_bytes_by_whomever_its_environments_are_stepped(
     metrics = (tmp_path / "auto" / "metrics.jsonl").read_text()
     assert '"data/env_processes": 4' in metrics
     assert "processes step" not in log("one") + capfd.readouterr().err
-    assert train("resumed", until=192, **{"env.num_processes": 3}) != alone
+    assert train("resumed", until=128, **{"env.num_processes": 3}) != alone
     monkeypatch.setattr(spread, "MOST_PROCESSES", 2)
     assert train("resumed", **{"env.num_processes": None, "resume": "exact"}) == alone
     assert "2 processes step" in log("resumed")

@@ -26,6 +26,7 @@ from quintet.config.resolve import compose
 from quintet.errors import ConfigError, LearnerFault, NonFiniteError, QuintetError
 from quintet.runtime.parallel.learners import Learners
 from quintet.runtime.parallel.ranks import host_store
+from quintet.system import forks
 from quintet.types import LearnerState
 
 SCRIPT = Path(__file__).parent.parent / "learner_run_helpers.py"
@@ -34,8 +35,9 @@ slow = pytest.mark.slow
 
 @pytest.fixture(scope="module", autouse=True)
 def kept() -> None:
-    """A pipe that a process keeps once it has had a store."""
+    """Files that a process keeps: a pipe once it has had a store, others once it has had a run."""
     host_store()
+    forks.watch()
 
 
 @pytest.fixture(autouse=True)

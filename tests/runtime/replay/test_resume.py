@@ -37,7 +37,7 @@ def saved(replay: Replay) -> dict:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2))])
 def test_draws_after_a_resume_are_those_of_the_uninterrupted_run(
     kind: str, seed: int, tmp_path: Path
 ) -> None:
