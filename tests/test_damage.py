@@ -56,7 +56,7 @@ def test_undamaged_runs_go_on_to_the_same_end(runs):
 
 def test_damaged_folders(runs, tmp_path):
     faults = []
-    for seed in range(40):
+    for seed in range(4 * len(damage_helpers.COMMANDS)):
         command = damage_helpers.COMMANDS[(seed // 2) % len(damage_helpers.COMMANDS)]
         faults.append(suffer(runs, tmp_path, seed, (command,), 1))
     assert not [fault for fault in faults if fault]

@@ -90,7 +90,7 @@ def suffer(runs: Path, tmp_path: Path, seed: int, capsys) -> None:
 
 
 def test_forged_folders(runs, tmp_path, capsys):
-    for seed in range(16):
+    for seed in range(8):
         suffer(runs, tmp_path, seed, capsys)
 
 

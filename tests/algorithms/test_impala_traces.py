@@ -136,6 +136,7 @@ def test_values_become_those_of_the_policy_that_the_caps_define(
     assert far(weight + bias, right) < 0.025
 
 
+@pytest.mark.slow
 def test_without_correction_they_become_those_of_the_policy_that_acted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

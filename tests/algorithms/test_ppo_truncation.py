@@ -39,6 +39,7 @@ def test_a_truncated_task_without_end_is_worth_the_endless_sum():
     assert first_value("toys_helpers:EndlessPay", CONFIG, 50) == pytest.approx(ENDLESS, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_terminating_task_is_worth_the_finite_sum():
     # A small network over ten states comes to within 1.5%.
     assert first_value("quintet.envs.toy:FinitePay", CONFIG, 50) == pytest.approx(FINITE, rel=0.05)

@@ -187,7 +187,13 @@ CASES = [
 IDS = ["ppo", "impala-rmsprop", "impala-adam", *OF_CASES]
 
 
-@pytest.mark.parametrize(("algo", "config", "make", "batches"), CASES, ids=IDS)
+@pytest.mark.parametrize(
+    ("algo", "config", "make", "batches"),
+    [
+        pytest.param(*case, id=name, marks=[pytest.mark.slow] * (name == "appo-gae"))
+        for name, case in zip(IDS, CASES, strict=True)
+    ],
+)
 def test_each_takes_effect_at_the_next_update(
     algo: str, config: BaseModel, make: Callable[..., Any], batches: Callable[..., Any]
 ) -> None:

@@ -410,7 +410,9 @@ class Masked(Point):
         return {"x": super()._obs(), ACTION_MASK: np.array([1, self.place <= 0.0, 0], np.int8)}
 
 
-@pytest.mark.parametrize("fault", ["", pytest.param("keeps", marks=pytest.mark.slow), "ignored"])
+@pytest.mark.parametrize(
+    "fault", ["", *(pytest.param(x, marks=pytest.mark.slow) for x in ("keeps", "ignored"))]
+)
 def test_masked_actions_are_compared_too(fault: str):
     words = ["--env", "test_environment:Masked", "--env.kwargs", json.dumps({"fault": fault})]
     seen = Seen()

@@ -76,7 +76,9 @@ WAYS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[pytest.mark.slow] * (way == "ale")) for way in WAYS]
+)
 def test_leaves_are_the_last_action_and_reward(way: str) -> None:
     """Beside them everything is as without them: the true final observation, the reset rows."""
     if way in ("envpool", "ale"):

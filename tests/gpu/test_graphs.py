@@ -228,7 +228,7 @@ def test_a_mix_of_policies_acts_on_the_gpu() -> None:
             assert torch.equal(out.record[name], x), name
 
 
-@pytest.mark.parametrize("large", [2**18, 0])
+@pytest.mark.parametrize("large", [pytest.param(2**18, marks=pytest.mark.slow), 0])
 def test_a_run_acts_and_learns_in_graphs(large: int) -> None:
     """With large observations in the slots' own memory, or in the block of the other inputs."""
     assert staging._LARGE == 2**18

@@ -290,9 +290,8 @@ def make_processes(num_envs: int) -> gymnasium.vector.VectorEnv:
     return gymnasium.vector.AsyncVectorEnv([lambda: Trouble("slow", 0)] * num_envs)
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_what_a_terminal_sends_to_all_processes_ends_in_a_checkpoint(tmp_path, number):
     """Environments that are processes of their own go on until the run ends them."""
     # nohup's SIGHUP, which the run would honour, is not what is tested.

@@ -107,7 +107,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 kinds = pytest.mark.parametrize(
     "kind",
     [
-        kind if kind in ("serial", "groups") else pytest.param(kind, marks=pytest.mark.slow)
+        kind if kind == "groups" else pytest.param(kind, marks=pytest.mark.slow)
         for kind in KINDS
         if kind != "groups lockstep"
     ],
