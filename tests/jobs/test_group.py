@@ -251,10 +251,13 @@ def test_one_job_has_its_limits_and_the_newest_of_its_answers(tmp_path):
 
 
 def test_an_interrupted_wait_for_one_job_kills_it(tmp_path):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
+
     def interrupt(line: str) -> None:
         if line == "to stderr":
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         run_one(job(tmp_path, seconds=WAIT_S, stubborn=True), interrupt)
+    signal.signal(signal.SIGINT, before)
     assert not any(alive(pid) for pid in running(tmp_path))
