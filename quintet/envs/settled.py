@@ -79,7 +79,7 @@ def _may_be_masked(env: ResolvedEnv, of: Spaces) -> bool:
 
 
 def masks_in_info(env: ResolvedEnv, made: VectorEnv) -> MasksInInfo:
-    """What environments that are only made for a look show to ``env.mask_from_info=auto``."""
+    """Masks that show in environments made for a look, for ``env.mask_from_info=auto``."""
     gives_mask = env.backend.gives_mask
     if gives_mask is None or not _may_be_masked(env, made.spaces):
         return MasksInInfo()
