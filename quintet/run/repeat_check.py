@@ -37,7 +37,7 @@ def unrepeatable_apart(env: ResolvedEnv, timeout_s: float, note: Callable[[str],
 
 
 def main() -> int:
-    """Answers with what `unrepeatable` finds and says; returns 0."""
+    """Answers with what `unrepeatable` finds and says; returns 0, or 1 where it can't."""
     payload, tell = work.receive()
     from quintet.envs.make import make_group_env
     from quintet.envs.owners import made_for
@@ -54,8 +54,9 @@ def main() -> int:
         late.start()
         with closing(made):
             found = unrepeatable(env, made, notes.append)
+        tell({"found": found, "notes": notes})
     except ConfigError as error:
         tell({"error": str(error)})
-        return 0
-    tell({"found": found, "notes": notes})
+    except Exception:  # the workers meet it again, and say where
+        return 1
     return 0
