@@ -97,12 +97,14 @@ _LEFT_S = 75.0  # an orphan has 60 s to stop
 _MOST_S = 300.0
 
 
-def words(kind: str, folder: Path) -> list[str]:
+def words(kind: str, folder: Path, how: str) -> list[str]:
     import shlex
 
     command = shlex.split(KINDS[kind][0])
     own = [] if kind == "doctor" else ["--run-dir", str(folder)]
-    exact = ["--resume", "exact"] if kind in ("seeds", *_alone()) else []
+    # An interrupted run goes on from where it stopped, which is no exact checkpoint.
+    compared = how != "interrupt" and kind in ("seeds", *_alone())
+    exact = ["--resume", "exact"] if compared else []
     return [*WITH_PARENT, sys.executable, "-m", "quintet", *command, *own, *exact]
 
 
@@ -114,10 +116,12 @@ def _alone() -> list[str]:
 _GROUPS = ("seeds", "sweep")
 
 
-def begin(kind: str, folder: Path, mark: str, log: Any) -> subprocess.Popen[bytes]:
+def begin(kind: str, how: str, folder: Path, mark: str, log: Any) -> subprocess.Popen[bytes]:
     place = folder.parent
     environ = os.environ | {MARK: mark, "PYTHONPATH": str(place)}
-    return subprocess.Popen(words(kind, folder), stdout=log, stderr=log, cwd=place, env=environ)
+    return subprocess.Popen(
+        words(kind, folder, how), stdout=log, stderr=log, cwd=place, env=environ
+    )
 
 
 def marked(mark: str) -> list[psutil.Process]:
@@ -187,7 +191,7 @@ def trial(
     """One command and its fault; what came of it."""
     before = memory()
     with open(f"{folder}.txt", "ab") as log:
-        main = begin(kind, folder, mark, log)
+        main = begin(kind, how, folder, mark, log)
         time.sleep(draw.uniform(0.5, most_s))
         name = hit(how, main, mark, draw)
         status = waited(main)
@@ -196,7 +200,7 @@ def trial(
         if status:
             log.write(b"\n--- again\n")
             log.flush()
-            again = waited(begin(kind, folder, mark, log))
+            again = waited(begin(kind, how, folder, mark, log))
             left |= not none_left(mark)
     allowed = {"kill": (0, -9), "interrupt": (0, 130)}.get(how, (0, 1))
     return {
@@ -216,7 +220,7 @@ def undisturbed(kind: str, place: Path) -> tuple[Any, float]:
     folder = place / f"whole-{kind}"
     begin_s = time.monotonic()
     with open(f"{folder}.txt", "ab") as log:
-        status = waited(begin(kind, folder, f"{os.getpid()}-whole", log))
+        status = waited(begin(kind, "", folder, f"{os.getpid()}-whole", log))
     if status not in (0, 1 if kind == "doctor" else 0):
         raise RuntimeError(Path(f"{folder}.txt").read_text()[-3_000:])
     exact = KINDS[kind][1]
