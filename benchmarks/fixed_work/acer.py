@@ -59,7 +59,7 @@ class ACERWork(Work):
         return self.rollout * self.num_envs
 
     def options(self) -> dict[str, Any]:
-        """No decay of the learning rate."""
+        """The run options of this workload, with a constant learning rate."""
         region = {"trust_region_delta": self.trust_region_delta, "tau": self.tau}
         return super().options() | {
             "model.shared_torso": self.shared_torso,

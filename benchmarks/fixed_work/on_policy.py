@@ -52,7 +52,7 @@ class OnPolicyWork(Work):
         return self.minibatch
 
     def options(self) -> dict[str, Any]:
-        """No decay of the learning rate."""
+        """The run options of this workload, with a constant learning rate."""
         return super().options() | {
             "adam_epsilon": self.adam_eps,
             "model.shared_torso": self.shared_torso,

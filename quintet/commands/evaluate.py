@@ -102,10 +102,9 @@ def _evaluate(
     ] = "cpu",
     trust: Annotated[bool, arg(help=TRUST_HELP)] = False,
 ) -> None:
-    if random and stochastic:
-        raise ConfigError("--stochastic has no effect with --random: leave one of them out")
-    if random and device != "cpu":
-        raise ConfigError("--device has no effect with --random: leave one of them out")
+    idle = "--stochastic" if stochastic else "--device" if device != "cpu" else ""
+    if random and idle:
+        raise ConfigError(f"{idle} has no effect with --random: leave one of them out")
     policy, other = _loaded(run, checkpoint, encoder, against, trust)
     own = {"backend": backend, "success": success, "num_processes": num_processes}
     own |= {"max_episode_steps": max_episode_steps}

@@ -12,6 +12,7 @@ from typing import NamedTuple, final
 
 from quintet.errors import ConfigError, QuintetError, WorkerFault
 from quintet.jobs import on_ray
+from quintet.jobs.child import how_ended
 from quintet.jobs.host import Host
 from quintet.jobs.job import BLAMELESS, Job, Outcome
 from quintet.jobs.on_ray import Hosted, Machine
@@ -449,8 +450,11 @@ class ClusterPlace:
         return fault
 
     def _fault(self, node: _Node, outcome: Outcome | None) -> str | None:
-        if outcome is None or outcome.answer is None:
+        if outcome is None:
             return f"must answer within {_ANSWER_S:g} s, got nothing: end it, or look at it"
+        if outcome.answer is None:
+            ended = how_ended(outcome.status or 0)
+            return f"must answer, but the process of its check {ended}: look at it"
         if "facts" not in outcome.answer:
             return str(outcome.answer.get("fault") or outcome.answer.get("error"))
         facts = outcome.answer["facts"]

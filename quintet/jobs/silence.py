@@ -72,9 +72,8 @@ class CoreWaits:
         passed_s = 0.0 if before is None else now - before
         found = self._own(pid)
         waited_s = self._longest(found)
-        if deep and (
-            before is None or waited_s < passed_s / 2
-        ):  # the process may be waiting for others
+        # A process that has its core may be waiting for others, as for a compiler.
+        if deep and (before is None or waited_s < passed_s / 2):
             others = self._below(pid)
             waited_s = max(waited_s, self._longest(others))
             found |= others

@@ -45,7 +45,8 @@ def receive(*, orderly: bool = False) -> tuple[bytes, Tell]:
             resource.setrlimit(resource.RLIMIT_DATA, (int(nbytes), hard))
         with suppress(ValueError, OSError):  # a crash leaves no file in the user's folder
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    out = os.fdopen(int(sys.argv[1]), "w", buffering=1)  # users' arguments take its place
+    # The state of users' code replaces the arguments.
+    out = os.fdopen(int(sys.argv[1]), "w", buffering=1)
     if state is not None:
         from quintet.jobs import user_state
 

@@ -100,6 +100,8 @@ class Hosted:
             facts = self.world.facts.get(self.machine.id, FACTS)
             if isinstance(facts, Exception):
                 raise facts
+            if isinstance(facts, int):
+                return Heard([], Outcome(facts, None))
             return Heard([], Outcome(0, {"fault" if isinstance(facts, str) else "facts": facts}))
         if self.stopped:
             return Heard([], Outcome(130, {"status": "stopped", "metrics": {"env_steps": 5.0}}))
@@ -279,6 +281,11 @@ def test_a_folder_that_another_process_uses_is_waited_for(
             r"the node 10\.0\.0\.2 must have the learner's .*torch",
         ),
         ({"b": "must have the package m"}, {}, r"the node 10\.0\.0\.2 must have the package m"),
+        (
+            {"b": -9},
+            {},
+            r"10\.0\.0\.2 must answer, but the process of its check was ended by SIGKI",
+        ),
         ({"a": WorkerFault("No module named 'quintet'")}, {}, "must have quintet installed, got"),
         ({}, {"cores": 3}, r"must have 3 cores of one node .*, got node 0 \(10.0.0.1\) with 2, "),
         ({}, {"nodes_min": 3, "wait_s": 0.1}, r"cluster\.nodes_min=3 must be met within 0\.1 s"),
