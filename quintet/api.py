@@ -22,9 +22,9 @@ from quintet.system.trust import is_trusted_by_options
 if TYPE_CHECKING:
     from quintet.models.custom import Maker
     from quintet.policy import Policy
-    from quintet.race.asked import Asked
     from quintet.run.callbacks import Callbacks, OnReport
     from quintet.run.launch import Result
+    from quintet.search.race_asked import Asked
 
 
 @overload
@@ -169,7 +169,7 @@ def train(
         unfit = {"on_report": on_report, "callbacks": callbacks, "seeds": seeds}
         for name in (name for name, x in unfit.items() if x is not None):
             raise ConfigError(f"{name} does not belong to a race: leave it out")
-        from quintet.race.asked import Asked
+        from quintet.search.race_asked import Asked
 
         return _race(Asked(minutes, (command,), jobs, source, trust, overwrite))
     if seeds is None:
@@ -179,9 +179,13 @@ def train(
         from quintet.config.resolve import check_spaces
 
         check_spaces(loaded)
-        from quintet.run.launch import run
+        if minutes is None:
+            from quintet.run.launch import run
 
-        return run(loaded, on_report, callbacks, minutes)
+            return run(loaded, on_report, callbacks)
+        from quintet.search.minutes import train as train_for
+
+        return train_for(loaded, minutes, on_report, callbacks)
     alone = {
         "on_report": on_report is not None,
         "callbacks": callbacks is not None,
@@ -205,7 +209,7 @@ def _train_group(
 ) -> "list[Result]":
     """The results of the runs of a seed group; raises GroupFault if some failed."""
     from quintet.run.launch import Result
-    from quintet.run.seeds import run_seeds
+    from quintet.search.seed_group import run_seeds
 
     outcomes = run_seeds(group, jobs, minutes)
     failed = [f"seed {each.seed}: {each.error}" for each in outcomes if each.status == "failed"]
@@ -227,8 +231,8 @@ def _flat(loaded: Loaded | Unusable) -> dict[str, Any]:
 def _race(asked: "Asked") -> "Result":
     """The winner's run of a race."""
     from quintet.observe.run_summary import read_summary
-    from quintet.race.course import race
     from quintet.run.launch import Result
+    from quintet.search.race import race
 
     if race(asked).state != "finished":
         raise KeyboardInterrupt(f"the race in {asked.folder} was stopped; the same call goes on")

@@ -18,7 +18,7 @@ from quintet.system.printing import note, results_apart, say
 
 if TYPE_CHECKING:
     from quintet.config.command import Parsed
-    from quintet.run.seeds import SeedOutcome
+    from quintet.search.seed_group import SeedOutcome
 
 HELP = """usage: quintet COMMAND ...
 
@@ -161,7 +161,12 @@ def _train(arguments: list[str]) -> int:
     from quintet.run.launch import run  # PyTorch, not before all that can be refused without it
     from quintet.system.files import shown
 
-    result = run(loaded, minutes=asked.minutes)
+    if asked.minutes is None:
+        result = run(loaded)
+    else:
+        from quintet.search.minutes import train
+
+        result = train(loaded, asked.minutes)
     say(f"run:    {shown(result.run_dir)}")
     if result.status == "finished":
         say(f"policy: {shown(result.run_dir / 'policy')}")
@@ -178,7 +183,7 @@ def _train_seeds(asked: "Parsed") -> int:
         asked.algo, asked.files, asked.options, asked.seeds,
         trust=asked.trust, overwrite=asked.overwrite,
     )  # fmt: skip
-    from quintet.run.seeds import run_seeds
+    from quintet.search.seed_group import run_seeds
 
     outcomes = run_seeds(loaded, asked.jobs, asked.minutes)
     say(_summary(outcomes))

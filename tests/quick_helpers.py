@@ -16,7 +16,7 @@ from quintet.jobs import child
 
 PRELOAD = (
     "quintet.run.launch",
-    "quintet.run.member",
+    "quintet.search.trial",
     "quintet.cli",
     "quintet.algorithms.ppo.learner",
 )

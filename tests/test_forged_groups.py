@@ -25,9 +25,9 @@ from quintet import cli
 from quintet.errors import QuintetError
 from quintet.jobs import group
 from quintet.jobs.job import Job, Outcome
-from quintet.race import choosing, course, portfolio
-from quintet.race.portfolio import Entry
 from quintet.run import launch
+from quintet.search import candidates, portfolio, race_legs
+from quintet.search.portfolio import Entry
 
 ENV = "CartPole-v1"
 OPTIONS: dict[str, Any] = {**SMALL, "model.policy_hidden": [4], "report.sinks": ["jsonl"]}
@@ -87,8 +87,8 @@ def here() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(group, "run_all", in_process)
         patched.setattr(portfolio, "entries", lambda _: own)
-        patched.setattr(choosing, "_LEAST_EXAMINED_S", 1e9)
-        patched.setattr(course, "prepare", lambda *_: None)
+        patched.setattr(candidates, "_LEAST_EXAMINED_S", 1e9)
+        patched.setattr(race_legs, "prepare", lambda *_: None)
         yield
 
 

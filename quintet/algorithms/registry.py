@@ -200,8 +200,8 @@ _PARTS = ("environments", "kinds", "named", "race")
 
 def presets_of(algo: str) -> dict[str, Mapping[str, Any]]:
     """The presets of a learner by part: `environments` by a pattern of ids, `kinds` by the kind of
-    environment, `named` by name, and the entries of a race by name (see `quintet.race.portfolio`);
-    empty parts where the learner has none.
+    environment, `named` by name, and the entries of a race by name (see
+    `quintet.search.portfolio`); empty parts where the learner has none.
 
     Raises:
         ConfigError: the file can't be read, or has an invalid form.

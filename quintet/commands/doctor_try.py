@@ -47,7 +47,7 @@ def tried(result: dict[str, Any], minutes: float) -> dict[str, Any]:
     load_config(words[0], [], Layer("doctor", {"run_dir": str(folder)}))
     place = folder.with_name(f"{folder.name}-try")
     pair = [_loaded(own, place / name) for own, name in ((base, "as-it-was"), (remedy, "changed"))]
-    from quintet.run.seeds import run_seeds
+    from quintet.search.seed_group import run_seeds
 
     with redirect_stdout(sys.stderr):
         run_seeds(pair, None, minutes)

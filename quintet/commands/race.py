@@ -3,7 +3,7 @@
 from quintet.algorithms.registry import DEFAULT
 from quintet.config.command import parse
 from quintet.errors import ConfigError
-from quintet.race.asked import Asked
+from quintet.search.race_asked import Asked
 from quintet.system.files import shown
 from quintet.system.printing import say
 
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
         return 0
     asked = read(arguments)
     asked.require()
-    from quintet.race.course import race
+    from quintet.search.race import race
 
     found = race(asked)
     place = shown(asked.folder)

@@ -8,7 +8,7 @@ from tyro.conf import UseAppendAction, arg
 
 from quintet.config.command import parse
 from quintet.errors import ConfigError, QuintetError
-from quintet.sweep.asked import Asked
+from quintet.search.sweep_asked import Asked
 from quintet.system.files import shown
 from quintet.system.printing import say
 
@@ -22,10 +22,10 @@ def main(arguments: list[str]) -> int:
     """Returns 0 if the sweep is finished, 130 if it was stopped."""
     asked = read(arguments)
     asked.require()
-    from quintet.sweep.search import sweep
+    from quintet.search.sweep import sweep
 
     found = sweep(asked)
-    from quintet.sweep.summary import lines, write
+    from quintet.search.sweep_files import lines, write
 
     say("\n".join(lines(found)))
     for name in write(found):

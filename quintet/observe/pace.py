@@ -70,6 +70,26 @@ class Pace:
         return max(0, self.total - self.done) / rate if rate else None
 
 
+@final
+class Meter:
+    """Mean speed of a run from a first point on.
+
+    first: env_steps and seconds of that point; None before.
+    steps_per_s: env_steps per second from there to the newest point; 0 without a second one.
+    """
+
+    def __init__(self) -> None:
+        self.first: tuple[float, float] | None = None
+        self.steps_per_s = self.passed_s = 0.0
+
+    def advance(self, env_steps: float, wall_s: float) -> None:
+        if self.first is None:
+            self.first = env_steps, wall_s
+        elif wall_s > self.first[1]:
+            self.passed_s = wall_s - self.first[1]
+            self.steps_per_s = (env_steps - self.first[0]) / self.passed_s
+
+
 def percent(share: float) -> str:
     """7.5%  62%  100%"""
     return f"{100 * share:.3g}%"

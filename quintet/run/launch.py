@@ -4,7 +4,6 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
@@ -71,48 +70,11 @@ class Result:
     status: Literal["finished", "stopped"]
 
 
-@no_exit()
-def run(
-    loaded: Loaded,
-    on_report: OnReport | None = None,
-    callbacks: Callbacks | None = None,
-    minutes: float | None = None,
-    *,
-    measured: bool = False,
-) -> Result:
-    """Trains by a loaded configuration, from the newest checkpoint in its folder if there is one.
-    Every refusal precedes any change of the folder.
-
-    minutes: time of a new run, from which its number of env_steps follows; None: as configured.
-    measured: whether its number of env_steps follows from the minutes already.
-    """
-    user = UserCode(on_report, callbacks or Callbacks())
-    here = Path.cwd()  # environments may change it
+@contextmanager
+def memory_told() -> Iterator[None]:
+    """Raises an error that says what there is no memory for in place of another library's."""
     try:
-        budget: TimeBudget | None = None
-        if minutes is not None:
-            from quintet.run import time_budget
-
-            budget = time_budget.TimeBudget(minutes, checks=not measured)
-            if not measured:
-                loaded = time_budget.timed(loaded, budget, partial(_trial, here))
-        # Once on one machine, where a fault that always occurs would occur again.
-        clustered = loaded.config.cluster.address is not None
-        left = loaded.config.runtime.max_restarts if clustered else 1
-        while True:
-            try:
-                return _run(loaded, user, here, may_go_back=left > 0, budget=budget)
-            except _GoesBack as back:
-                (resume,) = back.args
-                again = loaded.config.model_copy(update={"resume": resume})
-                loaded = replace(loaded, config=again)
-                left, budget = left - 1, None
-            except BudgetChanged as anew:
-                (total,) = anew.args
-                assert budget is not None
-                loaded = time_budget.begun_anew(loaded, total, budget.minutes)
-            loaded = replace(loaded, overwrite=False)
-            gc.collect()  # frees the shared memory that the traceback held
+        yield
     except (MemoryError, RuntimeError, OSError) as error:
         fault = memory_fault(error)
         if fault is None:
@@ -120,22 +82,42 @@ def run(
         raise traced(fault, error) from error
 
 
-def _trial(
-    here: Path, loaded: Loaded, on_report: OnReport, limit: "TimeBudget"
-) -> Literal["finished", "stopped"]:
-    """Trains to measure the speed; raises KeyboardInterrupt if a signal stopped it, TimeIsOver if
-    `limit` is reached before there is a batch.
-    """
-    user = UserCode(on_report)
-    return _run(loaded, user, here, may_go_back=False, budget=limit, is_trial=True).status
-
-
 @no_exit()
-def measured_steps(loaded: Loaded, minutes: float) -> int:
-    """The env_steps of a new run that fit the minutes; see `quintet.run.time_budget`."""
-    from quintet.run.time_budget import TimeBudget, timed
+@memory_told()
+def run(
+    loaded: Loaded,
+    on_report: OnReport | None = None,
+    callbacks: Callbacks | None = None,
+    budget: "TimeBudget | None" = None,
+    here: Path | None = None,
+    *,
+    measures: bool = False,
+) -> Result:
+    """Trains by a loaded configuration, from the newest checkpoint in its folder if there is one.
+    Every refusal precedes any change of the folder.
 
-    return timed(loaded, TimeBudget(minutes), partial(_trial, Path.cwd())).config.total_env_steps
+    budget: its time, see `quintet.search.minutes`; None: only its env_steps bound it.
+    here: folder of the user's code; None: the working folder.
+    measures: whether the run only measures a speed: it never goes back to a checkpoint.
+
+    Raises:
+        BudgetChanged: another number of env_steps fits the time of the budget.
+        TimeIsOver: it is over before there was a batch.
+        KeyboardInterrupt: a signal stopped a run that measures.
+    """
+    user = UserCode(on_report, callbacks or Callbacks())
+    here = here or Path.cwd()  # environments may change it
+    # Once on one machine, where a fault that always occurs would occur again.
+    clustered = loaded.config.cluster.address is not None
+    left = 0 if measures else loaded.config.runtime.max_restarts if clustered else 1
+    while True:
+        try:
+            return _run(loaded, user, here, may_go_back=left > 0, budget=budget, measures=measures)
+        except _GoesBack as back:
+            (resume,) = back.args
+        again = loaded.config.model_copy(update={"resume": resume})
+        loaded, budget, left = replace(loaded, config=again, overwrite=False), None, left - 1
+        gc.collect()  # frees the shared memory that the traceback held
 
 
 class _GoesBack(Exception):
@@ -148,10 +130,10 @@ def _run(
     here: Path,
     *,
     may_go_back: bool,
-    budget: "TimeBudget | None" = None,
-    is_trial: bool = False,
+    budget: "TimeBudget | None",
+    measures: bool,
 ) -> Result:
-    """here: the folder of the user's code; is_trial: whether a stop by a signal is a Ctrl-C."""
+    """One start of `run`."""
     with ExitStack() as ends:
         if budget is not None:
             budget.run_begins()
@@ -219,7 +201,7 @@ def _run(
                 with _going_back(trainer, may_go_back):
                     status = trainer.train(sampling)
             trainer.ended(status)
-            if is_trial and trainer.stop.signalled:
+            if measures and trainer.stop.signalled:
                 raise KeyboardInterrupt
         return _result(trainer, status)
 

@@ -280,7 +280,7 @@ def test_the_first_command_is_tried_beside_the_run_as_it_was(
             report["episode/return_mean"] = score
             (place / "metrics.jsonl").write_text(json.dumps(report) + "\n")
 
-    monkeypatch.setattr("quintet.run.seeds.run_seeds", train)
+    monkeypatch.setattr("quintet.search.seed_group.run_seeds", train)
     main(["doctor", str(run), "--try", "--minutes", "0.5"])
     said = capsys.readouterr().out
     assert "as it was: mean return 10 of the last 50 episodes" in said

@@ -24,7 +24,7 @@ from quintet.envs.make import make_group_env
 from quintet.envs.resolved import resolve_env
 from quintet.errors import ConfigError
 from quintet.jobs.job import Outcome
-from quintet.race.choosing import what_only_this_process_has
+from quintet.search.candidates import what_only_this_process_has
 from quintet.types import ACTION_MASK, Spaces
 
 

@@ -1,1 +1,0 @@
-"""A race over learners and settings: bad entries fall out, and the best one trains to the end."""
