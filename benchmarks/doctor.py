@@ -36,8 +36,8 @@ from records import write_whole
 from quintet.cli import main as quintet
 from quintet.doctor import environment
 from quintet.doctor.apart import failure
-from quintet.doctor.finding import Finding
 from quintet.errors import QuintetError
+from quintet.findings.record import Finding
 
 HERE = Path(__file__).parent
 OUT = HERE / "results" / "doctor.json"
@@ -386,7 +386,7 @@ def figures(rows: dict[str, Any], held: dict[str, Any]) -> dict[str, str]:
 def remedies() -> dict[str, tuple[int, int, int]]:
     """By the name of a finding: runs with a planted fault that were trained again by its command,
     those that ended better by a fifth of the healthy run's rise or near it, and those that ended
-    worse by as much; the table of `quintet/doctor/finding.py`.
+    worse by as much; the table of `quintet/findings/engine.py`.
     """
     held, found = read(), dict[str, list[int]]()
     for key, record in held.items():

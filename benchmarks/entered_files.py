@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 HOME = str(Path(__file__).resolve().parent.parent / "quintet") + os.sep
-WHERE_SLOW = {"observe/advice.py", "observe/limits.py"}
+WHERE_SLOW = {"findings/speed.py"}
 """Files that the run enters only where it seems slow, as on a busy machine; they do not count."""
 
 COMMAND = (

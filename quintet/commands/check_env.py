@@ -17,8 +17,8 @@ from quintet.options import faults
 from quintet.system.printing import say
 
 if TYPE_CHECKING:
-    from quintet.config.choices import Doubt
     from quintet.envs.check import EnvCheck
+    from quintet.findings.record import Finding
 
 
 def main(arguments: list[str]) -> int:
@@ -88,28 +88,30 @@ def main(arguments: list[str]) -> int:
     return status
 
 
-def _doubts(found: "EnvCheck") -> "list[Doubt]":
+def _doubts(found: "EnvCheck") -> "list[Finding]":
     """Choices of quintet that are doubtful in this environment, by the defaults of the learners."""
     from quintet.algorithms import registry
-    from quintet.config import choices
+    from quintet.findings.choices import Chosen, Learning
+    from quintet.findings.engine import evaluate
     from quintet.models.config import ModelConfig, resolve_model
 
-    model, spaces = ModelConfig(), found.spaces
+    asked, spaces = ModelConfig(), found.spaces
     records = dict(registry.LEARNERS.usable())
     ways = {name: record.reward_scaling(record.config()) for name, record in records.items()}
     unscaled = {name: way for name, way in ways.items() if way}
-    usual = choices.Learning.of(registry.DEFAULT, records[registry.DEFAULT].config())
+    usual = Learning.of(registry.DEFAULT, records[registry.DEFAULT].config())
     if registry.DEFAULT not in unscaled:
         of_way: dict[str, list[str]] = {}
         for name, way in unscaled.items():
             of_way.setdefault(way, []).append(name)
         said = "; ".join(f"{way} in {', '.join(names)}" for way, names in of_way.items())
         usual = replace(usual, scaling=said, scaling_of=", ".join(unscaled))
-    seen = choices.during(resolve_model(model, spaces), spaces, usual, found.evidence)
-    return choices.before(model, spaces, None) + seen
+    model = resolve_model(asked, spaces)
+    return evaluate("choices", Chosen(asked, model, spaces, usual, evidence=found.evidence))
 
 
-def _as_json(found: "EnvCheck", doubts: "list[Doubt]") -> dict[str, Any]:
+def _as_json(found: "EnvCheck", doubts: "list[Finding]") -> dict[str, Any]:
+    from quintet.findings.choices import as_choice
     from quintet.spaces_as_json import to_json
 
     names = (
@@ -125,11 +127,11 @@ def _as_json(found: "EnvCheck", doubts: "list[Doubt]") -> dict[str, Any]:
         "reward_min": _finite(found.reward_min),
         "reward_max": _finite(found.reward_max),
         **{name: getattr(found, name) for name in names.split()},
-        "choices": [each._asdict() for each in doubts],
+        "choices": [*map(as_choice, doubts)],
     }
 
 
-def _in_words(found: "EnvCheck", doubts: "list[Doubt]") -> str:
+def _in_words(found: "EnvCheck", doubts: "list[Finding]") -> str:
     ended = len(found.lengths)
     if ended:
         episodes = (

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quintet.algorithms.registry import DEFAULT
-from quintet.config.run import is_known, require_names
-from quintet.doctor.finding import in_words
 from quintet.errors import ConfigError
+from quintet.findings.engine import is_known, require_names
+from quintet.findings.record import in_words
 from quintet.observe.run_summary import find_runs, read_summary
 from quintet.system.files import given_path, shown
 from quintet.system.printing import note, say
@@ -172,8 +172,8 @@ def _names(found: list[str], words: list[str]) -> list[str]:
 
 
 def _runs(folders: Sequence[Path], given: Asked) -> list[dict[str, Any]]:
-    from quintet.doctor.finding import ranked
     from quintet.doctor.run import does_well, examine_runs
+    from quintet.findings.engine import ranked
 
     if wrong := [*given.of_environments, *given.others]:
         raise ConfigError(
@@ -194,7 +194,7 @@ def _runs(folders: Sequence[Path], given: Asked) -> list[dict[str, Any]]:
             from quintet.doctor.baseline import beside_rule
 
             beside = beside_rule(run, given.baseline)
-            own = ranked([beside.finding, *own])
+            own = ranked([*filter(None, (beside.finding,)), *own])
             well = "" if beside.below else well
             result["baseline"] = beside.said
         results.append(result | {"well": well, "findings": [each.as_json() for each in own]})

@@ -7,11 +7,9 @@ import tyro
 from tyro.conf import Positional, arg
 
 from quintet.errors import ConfigError, QuintetError
-from quintet.observe.run_summary import find_runs, read_summary, text
+from quintet.observe.run_summary import find_runs, read_summary
 from quintet.system.files import given_path, shown
 from quintet.system.printing import say
-
-_MOST_COMMAND = 4_000  # characters
 
 
 def main(arguments: list[str]) -> int:
@@ -42,27 +40,12 @@ def main(arguments: list[str]) -> int:
                 )
             places |= {each.resolve(): each for each in found}
         from quintet.algorithms import registry
-        from quintet.doctor.finding import in_words
         from quintet.doctor.run import examine_runs
-        from quintet.observe.report_page import Mark, write_page
+        from quintet.observe.report_page import write_page
 
         summaries = [read_summary(each) for each in places.values()]
         registry.declare_of(each.learner for each in summaries)  # gives the metrics their units
-        marks = {
-            folder: [
-                Mark(
-                    x.name,
-                    x.degree,
-                    text(x.said),
-                    text(x.advice),
-                    text(in_words(x.evidence)),
-                    text(x.command, _MOST_COMMAND),
-                    x.link,
-                )
-                for x in found
-            ]
-            for folder, found in examine_runs(summaries, policies=True).items()
-        }
+        marks = examine_runs(summaries, policies=True)
         say(shown(write_page(summaries, title, page, marks)))
 
     description = "Writes one HTML file about runs, without scripts and outside resources."

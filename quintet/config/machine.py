@@ -302,27 +302,6 @@ def has_compiler() -> bool:
     return compiler_fault() is None
 
 
-def uncompiled_note(asked: RunConfig, config: RunConfig, spaces: Spaces) -> str | None:
-    """A notice if `config`, resolved from `asked`, would be compiled if there were a compiler."""
-    runtime = config.runtime
-    if asked.runtime.compile != "auto" or runtime.compile == "on":
-        return None
-    if not worth_compiling(config, config.model, spaces, runtime.device) or has_compiler():
-        return None
-    return f"acts and updates are not compiled, which makes them slower: {compiler_fault()}"
-
-
-def on_gpu_note(asked: RunConfig, config: RunConfig) -> str | None:
-    """A notice if `config`, resolved from `asked`, has actions computed on a GPU by choice."""
-    runtime = config.runtime
-    if asked.runtime.inference != "auto" or runtime.inference != "device":
-        return None
-    return (
-        f"actions are computed on {runtime.device}, as updates are (runtime.inference=device); "
-        "--runtime.inference local computes them on the CPU"
-    )
-
-
 def worth_compiling(config: RunConfig, model: ModelConfig, spaces: Spaces, device: str) -> bool:
     """Whether a compiled update saves more time than it takes to compile, with a resolved model.
     Each policy of a run compiles its own.

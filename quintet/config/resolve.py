@@ -39,7 +39,7 @@ from quintet.types import Spaces
 FOR_CLUSTER = "resolved (a cluster needs workers, and serial has none)"
 """Source of a `runtime.kind` that was chosen because the run uses a cluster."""
 
-_FOR_MANY = "resolved (for many streams)"
+FOR_MANY = "resolved (for many streams)"
 _SAVED = "saved run"
 _NO_ENV = EnvConfig(id="none")
 
@@ -285,17 +285,8 @@ def _for_many_streams(config: RunConfig, sources: dict[str, str]) -> RunConfig:
     found = config.model_copy(update={"learner": learner})
     if size_faults(found, MOST_STEPS):
         return config
-    sources.update(dict.fromkeys(values, _FOR_MANY))
+    sources.update(dict.fromkeys(values, FOR_MANY))
     return found
-
-
-def many_streams_note(loaded: Loaded) -> str | None:
-    """A notice if options of the learner were chosen for the number of streams."""
-    flat = loaded.config.flat()
-    chosen = [name for name, source in loaded.sources.items() if source == _FOR_MANY]
-    told = " and ".join(f"{name}={flat[name]}" for name in chosen)
-    why = f"for {loaded.config.env.num_streams:,} streams; give one of them to choose otherwise"
-    return f"{told} were chosen {why}" if chosen else None
 
 
 def _with_fitted_rows(config: RunConfig, sources: dict[str, str]) -> RunConfig:

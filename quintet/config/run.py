@@ -1,6 +1,5 @@
 """The configuration of a run, composed of the configurations of its parts."""
 
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -12,31 +11,10 @@ from quintet.cluster.config import ClusterConfig
 from quintet.config.runtime import RuntimeConfig
 from quintet.envs.config import EnvConfig
 from quintet.envs.evaluated import EvalEnvConfig
-from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
 from quintet.observe.sinks import ReportConfig
 from quintet.options import Options, about, option
 from quintet.population.config import PopulationConfig, SelfPlayConfig
-
-FINDINGS = frozenset(
-    {
-        "action-ignored", "action-inconsistent", "action-mask", "action-pays", "action-saturated",
-        "actions", "actions-saturated", "best-long-ago", "budget-short", "check-fault",
-        "data-discarded", "dead-units", "dies", "encoder", "ends-at-once", "entropy-gone",
-        "entropy-stuck", "evaluation-differs", "few-updates", "gamma", "gamma-one",
-        "gradient-clipped", "gradient-spikes", "hangs", "health-normalizers", "health-part",
-        "health-policy", "health-value-function", "hidden-clock", "lag-high", "layout",
-        "never-ends", "no-episode", "not-finite", "not-learning", "not-repeatable",
-        "observation-constant", "observation-dead", "observation-duplicate", "observation-late",
-        "observation-memory", "observation-noise", "observation-scale", "option-far",
-        "option-other", "plateau", "policy-still", "raises", "remembers", "replay-small",
-        "replay-use", "returns-equal", "reward-constant", "reward-exploited", "reward-hidden",
-        "reward-ignores-action", "reward-late", "reward-memory", "reward-never-seen",
-        "reward-noise", "reward-rare", "reward-sign", "reward-size", "run-failed", "run-unreadable",
-        "same-start", "seeds-differ", "slow", "slow-step", "time-limit", "values-scale",
-    }
-)  # fmt: skip
-"""The names of all findings."""
 
 
 @final
@@ -56,8 +34,11 @@ class DoctorConfig(Options):
     @field_validator("known")
     @classmethod
     def _names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if faults := [each for each in map(_no_finding, value) if each]:
-            raise ValueError(faults[0])
+        if value:
+            from quintet.findings.engine import no_finding  # reads every row's name
+
+            if faults := [each for each in map(no_finding, value) if each]:
+                raise ValueError(faults[0])
         return value
 
 
@@ -213,26 +194,3 @@ OF_OLDER_RUNS: dict[str, Any] = {"env.observation_dtype": "float32", "runtime.in
 
 ONLY_OF_OLDER_RUNS = {"checkpoint.restart_env_steps"}
 """Options that saved runs may have and that have no effect."""
-
-
-def _no_finding(name: str) -> str:
-    """A reason why a name names no finding, with the nearest one; "" if it does."""
-    own = name.partition(":")[0]
-    if own in FINDINGS:
-        return ""
-    near = get_close_matches(own.replace("_", "-"), FINDINGS, 1, 0.5)
-    way = f"did you mean {near[0]}?" if near else "docs/not-learning.md lists them"
-    return f"must name findings, got {name}: {way}"
-
-
-def require_names(option: str, names: list[str]) -> None:
-    """Raises ConfigError for the first name that names no finding."""
-    for each in names:
-        if said := _no_finding(each):
-            raise ConfigError(f"{option} {said}")
-
-
-def is_known(known: object, name: str, subject: str = "") -> bool:
-    """Whether a finding is among the known ones, which may be from a file of others."""
-    held = known if isinstance(known, list | tuple | set | frozenset) else ()
-    return name in held or (bool(subject) and f"{name}:{subject}" in held)

@@ -1,1 +1,1 @@
-"""Findings about why an environment or a run may not learn, each with its evidence in numbers."""
+"""Measurements of environments and of runs, from which findings follow."""

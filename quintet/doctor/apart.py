@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from quintet.doctor.finding import Finding
 from quintet.errors import ConfigError
+from quintet.findings.record import Finding
 from quintet.jobs.child import how_ended
 from quintet.jobs.group import run_one
 from quintet.jobs.job import Job, Limits, Outcome
@@ -79,7 +79,8 @@ def examine_apart(
 def failure(text: str, stage: str) -> Finding:
     """The finding about an error of the environment, from its text."""
     name = "not-finite" if "must be finite" in text else "raises"
-    return Finding(name, 0.99, f"while {stage}, {text}", {}, "mend the environment")
+    said = f"while {stage}, {text}"
+    return Finding(said, {}, "mend the environment", weight=0.99, name=name)
 
 
 def _examined(ended: Outcome, most_s: float) -> Examined:
@@ -101,20 +102,20 @@ def _examined(ended: Outcome, most_s: float) -> Examined:
     elif late or "hangs" in last:
         place = last.get("hangs")
         own = Finding(
-            "hangs",
-            0.95,
             f"{stage.replace('was', 'was being', 1)} and that had not ended after {most_s:.0f} s"
             + (f" (at {place})" if place else ""),
             {"seconds": most_s},
             "check whether a step or a reset waits for something; a slow environment needs a "
             "larger --most-s",
+            weight=0.95,
+            name="hangs",
         )
     else:
         own = Finding(
-            "dies",
-            0.98,
             f"while {stage}, its process {how_ended(ended.status or 0)}",
             {},
             "look for os._exit, a crash of a library, and the memory that it takes",
+            weight=0.98,
+            name="dies",
         )
     return Examined([own.as_json(), *found], unmade, whole=False, step_s=step_s)

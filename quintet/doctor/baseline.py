@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from quintet.config.layers import Layer
 from quintet.config.saved import load_config
-from quintet.doctor.finding import Finding
 from quintet.doctor.run import seen_of
 from quintet.envs.make import make_group_env
 from quintet.errors import ConfigError
+from quintet.findings.record import Finding
 from quintet.observe.run_summary import RunSummary
 from quintet.system.importing import code_of
 from quintet.system.user_code import no_exit
@@ -47,7 +47,7 @@ def beside_rule(run: RunSummary, rule: str) -> Beside:
     """
     choose = code_of("--baseline", rule, "observation")
     seen = next(iter(seen_of(run)), None)
-    first, end = (None, None) if seen is None else (seen.first_level, seen.level(0.75, 1.0))
+    first, end = (None, None) if seen is None else (seen.first_level, seen.last_level)
     returns = _played(run, choose)
     if first is None or end is None or len(returns) < _LEAST:
         return Beside()
@@ -61,12 +61,12 @@ def beside_rule(run: RunSummary, rule: str) -> Beside:
     if end.mean <= returns.max() or end.mean - mean <= _FAR * usual:
         return Beside(None, said, below)
     finding = Finding(
-        "reward-exploited",
-        0.5,
         f"the returns, {end.mean:.4g}, are far above all {len(returns)} episodes of the rule, "
         f"whose best is {returns.max():.4g}: the policy may do what the reward did not mean",
         {"mean": end.mean, "mean of the rule": mean, "at first": first.mean},
         "look at episodes (quintet eval RUN --video FILE), and at what pays in them",
+        weight=0.5,
+        name="reward-exploited",
     )
     return Beside(finding, said, below)
 

@@ -5,7 +5,7 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quintet.doctor.network import network_folds
+from quintet.doctor.network import by_network
 from quintet.doctor.predict import Floats, residuals, scores
 
 _LONGEST = 64  # period, in steps
@@ -79,7 +79,7 @@ def hidden_clock(
 
     gain = gained(left)
     if gain >= _GAIN:  # a network may tell it without a clock, such as an hour that jumps
-        gain = min(gain, gained(network_folds(x, y, group)[0]))
+        gain = min(gain, gained(residuals(x, y, group, by_network)))
     return Clock(period, gain, of_reward) if gain >= _GAIN else None
 
 

@@ -1,15 +1,24 @@
 """Facts in a run's reports over time."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 from typing import Any, final
 
-from quintet.observe.metrics import by_policy
-from quintet.observe.run_summary import RunSummary
-from quintet.protocols import Part
+from gymnasium.envs.registration import EnvSpec
 
+from quintet.bounds import LARGEST
+from quintet.findings.engine import Again
+from quintet.findings.record import Finding
+from quintet.observe.metrics import by_policy
+from quintet.observe.run_summary import RunSummary, text
+from quintet.protocols import Part
+from quintet.system.files import is_number
+
+_OF_POLICY = re.compile(r"policy_\d+/")  # beginnings of names of metrics
 _CLEARLY = 3.0  # times the noise
 _LEFT = 0.5  # share of the highest rise
 _WINS = 0.9  # share of the episodes
@@ -39,6 +48,8 @@ class Level:
 class RunSeen:
     """A policy's reports and the run's options.
 
+    A number that no report has is NaN, with which every comparison is false.
+
     policy: its index; -1: it is the only one.
     reports: its metrics and those of the run, under plain names, each with its env_steps.
     usual: the options of a run without the user's own.
@@ -47,10 +58,11 @@ class RunSeen:
     continuous: whether some actions are real numbers, whose entropy has no least value.
     threshold: return at which the environment's registration calls it solved; None: there is none.
     parts: of the learner, with their evidence.
-    train: the beginning of a command that trains again with the same options.
+    again: beginnings of commands, of which one trains again with the same options.
     roles: the learner's options that have an effect, by their usual names, as "learning_rate":
         ("actor_lr",).
     others: final levels of other seeds of the same options.
+    symptoms: findings about the reports, for those about options; None: not known yet.
     """
 
     run: RunSummary
@@ -59,12 +71,18 @@ class RunSeen:
     usual: Mapping[str, Any]
     given: frozenset[str]
     parts: tuple[Part, ...]
-    train: str
+    again: Again
     roles: Mapping[str, tuple[str, ...]]
     others: Sequence[Level] = ()
     tuned: frozenset[str] = frozenset()
     continuous: bool = False
     threshold: float | None = None
+    symptoms: Sequence[Finding] | None = None
+
+    @property
+    def rows(self) -> int:
+        """Number of reports."""
+        return len(self.reports)
 
     @property
     def _steps(self) -> float:
@@ -81,30 +99,42 @@ class RunSeen:
         """Values of a metric in the reports of a part of the run so far."""
         return [each[name] for each in self.part(begin, end) if name in each]
 
-    def late(self, name: str) -> float | None:
-        """The median in the second half of the run so far; None without any."""
-        found = self.values(name, 0.5)
-        return median(found) if found else None
+    def late(self, *names: str) -> float:
+        """The median of the first metric that there is in the second half of the run so far."""
+        found = next(filter(None, (self.values(name, 0.5) for name in names)), [math.nan])
+        return median(found)
 
-    def share(self, name: str) -> float | None:
-        """The mean of a metric over the whole time of the run; None without any."""
+    def share(self, name: str) -> float:
+        """The mean of a metric over the whole time of the run; 0 without any."""
         whole = total = before = 0.0
         for report in self.reports:
             passed = max(report.get("wall_s", before + 1.0) - before, 0.0)
             before += passed
             if name in report:
                 whole, total = whole + passed, total + passed * report[name]
-        return total / whole if whole else None
+        return total / whole if whole else 0.0
 
-    def last(self, name: str) -> float | None:
-        found = self.values(name)
-        return found[-1] if found else None
+    def last(self, name: str) -> float:
+        return (self.values(name) or [math.nan])[-1]
+
+    def option(self, name: str) -> float | None:
+        """The number that an option of the run has."""
+        return number(self.run.options.get(name))
+
+    def scaled(self, role: str, factor: float) -> str:
+        """The words that multiply the options of a role; "" without any."""
+        values = dict[str, Any]()
+        for name in self.roles.get(role, ()):
+            if (x := self.option(name)) is not None and x > 0:
+                whole = isinstance(self.run.options[name], int)
+                values[name] = max(1, round(x * factor)) if whole else float(f"{x * factor:.2g}")
+        return words(values)
 
     def level(self, begin: float, end: float, of: str = "episode") -> Level | None:
         """The level of returns in a part of the run so far."""
         return level(self.part(begin, end), of)
 
-    @property
+    @cached_property
     def first_level(self) -> Level | None:
         """The level of the first episodes: of the first reports that have enough of them, or of the
         first quarter of the run so far, or of the first report with episodes.  Of a few the spread
@@ -120,22 +150,27 @@ class RunSeen:
             return found
         return whole and Level(found.mean, max(found.std, whole.std), found.count)
 
-    @property
+    @cached_property
+    def last_level(self) -> Level | None:
+        """The level of the last quarter."""
+        return self.level(0.75, 1.0)
+
+    @cached_property
     def rise(self) -> float | None:
         """Difference of the last quarter from the first level, in units of its noise: standard
         errors, and at least half a standard deviation of the first returns; None: not known."""
-        begin, end = self.first_level, self.level(0.75, 1.0)
+        begin, end = self.first_level, self.last_level
         if begin is None or end is None or len(self.reports) < 3:
             return None
         noise = math.hypot(begin.error, end.error)
         least = max(3.0 * noise, 0.5 * begin.std, 1e-3 * abs(begin.mean), 1e-12)
         return (end.mean - begin.mean) / least
 
-    @property
+    @cached_property
     def learns(self) -> bool:
         """Whether the returns rose beyond their noise, and at least half of the highest rise is
         left."""
-        rise, first, end = self.rise, self.first_level, self.level(0.75, 1.0)
+        rise, first, end = self.rise, self.first_level, self.last_level
         if rise is None or rise <= 1.0 or first is None or end is None:
             return False
         levels = (self.level(k / 8, (k + 2) / 8) for k in range(7))
@@ -151,7 +186,7 @@ class RunSeen:
             if found:
                 share = sum(found) / len(found)
                 return f"{share:.1%} of its last {whose} succeeded" if share >= _WINS else ""
-        end = self.level(0.75, 1.0)
+        end = self.last_level
         if self.threshold is None or end is None or end.mean < self.threshold:
             return ""
         return (
@@ -162,7 +197,7 @@ class RunSeen:
     @property
     def better(self) -> str:
         """A sentence that shows how far the returns rose, if they did clearly; else ""."""
-        first, end = self.first_level, self.level(0.75, 1.0)
+        first, end = self.first_level, self.last_level
         if not self.learns or (self.rise or 0.0) <= _CLEARLY or first is None or end is None:
             return ""
         return f"its returns rose from {first.mean:.4g} to {end.mean:.4g}"
@@ -195,10 +230,36 @@ def of_policies(reports: Sequence[Report]) -> dict[int, list[dict[str, float]]]:
     found: dict[int, list[dict[str, float]]] = {}
     for report in reports:
         own = by_policy(report)
-        shared = {name: x for name, x in report.items() if not name.startswith("policy_")
-                  or "/" not in name or not name.split("/")[0][7:].isdigit()}  # fmt: skip
+        shared = {name: x for name, x in report.items() if not _OF_POLICY.match(name)}
         for policy, mine in own.items():
             found.setdefault(policy, []).append({**shared, **mine})
         if not own:
             found.setdefault(-1, []).append(dict(shared))
     return found
+
+
+def number(value: Any) -> float | None:
+    """An option's value as a finite number; None: it is not a finite number."""
+    return float(value) if is_number(value) and abs(value) <= LARGEST else None
+
+
+def words(values: Mapping[str, Any]) -> str:
+    """The words of the command line that give options these values."""
+    return " ".join(f"--{name.replace('_', '-')} {as_word(x)}" for name, x in values.items())
+
+
+def as_word(value: Any) -> str:
+    """A value as on the command line; it may come from another person's file."""
+    if value is None or (isinstance(value, list | tuple) and not value):
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return text(" ".join(as_word(x) for x in value[:20]))
+    return f"{value:g}" if isinstance(value, float) else text(value)
+
+
+def threshold_of(spec: EnvSpec | None) -> float | None:
+    """The return at which an environment's registration calls it solved."""
+    threshold = None if spec is None else spec.reward_threshold
+    return None if threshold is None else float(threshold)

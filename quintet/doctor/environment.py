@@ -7,17 +7,12 @@ from dataclasses import replace
 from time import perf_counter
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec
 
 from quintet.algorithms import registry
-from quintet.config import choices
-from quintet.config.choices import Learning
 from quintet.config.command import parse
 from quintet.config.resolve import Loaded
-from quintet.config.run import is_known
 from quintet.config.saved import load_config, name_in_folder
-from quintet.doctor import env_actions, env_episodes, env_observations, env_rewards
-from quintet.doctor.finding import Finding, env_words, proven, ranked
+from quintet.doctor.curves import threshold_of
 from quintet.doctor.fits import LEAST_ROWS, fit
 from quintet.doctor.pairs import AFTER, AGAIN, LEAST_RESETS, compare, has_one_mask, remembers
 from quintet.doctor.play import play
@@ -29,6 +24,9 @@ from quintet.envs.make import make_group_env
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.settled import settled
 from quintet.envs.vector import VectorEnv, allocate_obs
+from quintet.findings.choices import Chosen, Learning
+from quintet.findings.engine import Again, env_words, evaluate, is_known, ranked
+from quintet.findings.record import Finding
 from quintet.models.config import resolve_model
 from quintet.spaces import observation_leaves
 from quintet.system.user_code import no_exit
@@ -69,24 +67,13 @@ def examine(
 
 def findings(seen: Seen) -> list[Finding]:
     """All findings about what was seen that the user does not know, the likeliest first."""
-    found: list[Finding | None] = list(env_episodes.doubts(seen))
-    for subject in (env_actions, env_rewards, env_observations, env_episodes):
-        found += [each(seen) for each in subject.FINDINGS]
+    found = ranked([*seen.choices, *evaluate("environment", seen)])
+    options = seen.options
     return [
-        _with_folder(each, seen.options)
-        for each in ranked(found)
-        if not is_known(seen.options.known, each.name, each.subject)
+        replace(each, command=options.again.command(each))
+        for each in found
+        if not is_known(options.known, each.name, each.subject)
     ]
-
-
-def _with_folder(found: Finding, options: Options) -> Finding:
-    """The finding, with its command if that helped in the record; if it trains, with a run folder
-    of its own."""
-    found = replace(found, command=proven(found.name, found.command))
-    if not found.command.startswith(options.train) or "--run-dir" in options.train:
-        return found
-    place = shlex.quote(f"{options.folder}-{found.name}")
-    return replace(found, command=f"{found.command} --run-dir {place}")
 
 
 def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[Stage]:
@@ -94,29 +81,30 @@ def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[St
 
     def check() -> None:
         seen.check = check_env(env, _CHECK_STEPS, seed, 0.2 * most_s)
-        seen.doubts = _doubts(loaded, seen.check.spaces, seen.check.evidence)
-        seen.threshold = _threshold(gymnasium.registry.get(env.config.id.rpartition(":")[2]))
+        seen.choices = _choices(loaded, seen.check.spaces, seen.check.evidence)
+        seen.threshold = threshold_of(gymnasium.registry.get(env.config.id.rpartition(":")[2]))
 
     def played() -> None:
         assert seen.check is not None
         with closing(_made(env)) as made:
             singles = env.singles(made)
             if singles and seen.threshold is None:
-                seen.threshold = _threshold(singles[0].unwrapped.spec)
+                seen.threshold = threshold_of(singles[0].unwrapped.spec)
                 seen.wrapped = seen.threshold is not None
             limited = seen.check.env.max_steps is not None
             further = 0 if limited else _FURTHER_STEPS
             seen.played = play(made, _PLAY_STEPS, seed, 0.25 * most_s, further)
         evidence = seen.played.evidence
         if evidence is not None and evidence.rows > seen.check.evidence.rows:
-            seen.doubts = _doubts(loaded, seen.check.spaces, evidence)
+            seen.choices = _choices(loaded, seen.check.spaces, evidence)
 
     def pairs() -> None:
         if env.num_agents > 1:
             seen.unmade["pairs"] = "its agents step together"
             return
         # Each comparison begins with a reset of all streams, which may make them anew.
-        if _STREAMS * (_step_s(seen) * 2 * AFTER + LEAST_RESETS * _reset_s(seen)) > 0.2 * most_s:
+        reset_s = 0.0 if seen.check is None else seen.check.reset_s
+        if _STREAMS * (seen.step_s * 2 * AFTER + LEAST_RESETS * reset_s) > 0.2 * most_s:
             seen.unmade["pairs"] = _SLOW
             return
         with closing(_made(env)) as made:
@@ -126,7 +114,7 @@ def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[St
             seen.pairs = compare(made, seed, 0.2 * most_s)
 
     def again() -> None:
-        if env.num_agents > 1 or _step_s(seen) * 3 * AGAIN > 0.1 * most_s:
+        if env.num_agents > 1 or seen.step_s * 3 * AGAIN > 0.1 * most_s:
             seen.unmade["remembers"] = _SLOW if env.num_agents == 1 else "its agents step together"
             return
         with closing(make_group_env(env, env.streams_of(1))) as made:
@@ -159,14 +147,6 @@ def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[St
     yield "predict", fitted
 
 
-def _step_s(seen: Seen) -> float:
-    return 0.0 if seen.check is None else seen.check.step_s
-
-
-def _reset_s(seen: Seen) -> float:
-    return 0.0 if seen.check is None else seen.check.reset_s
-
-
 def _made(env: ResolvedEnv) -> VectorEnv:
     streams = env.streams_of(_STREAMS)
     with closing(make_group_env(env, env.streams_of(1))) as first:
@@ -174,19 +154,12 @@ def _made(env: ResolvedEnv) -> VectorEnv:
     return make_group_env(env, streams)
 
 
-def _doubts(loaded: Loaded, spaces: Spaces, evidence: Evidence) -> list[choices.Doubt]:
+def _choices(loaded: Loaded, spaces: Spaces, evidence: Evidence) -> list[Finding]:
     config = loaded.config
     learning = Learning.of(config.algo, config.learner)
-    share = config.total_env_steps // config.population.size
-    found = choices.before(config.model, spaces, share)
+    budget = config.total_env_steps // config.population.size
     model = resolve_model(config.model, spaces)
-    return found + choices.during(model, spaces, learning, evidence)
-
-
-def _threshold(spec: EnvSpec | None) -> float | None:
-    """The return at which its registration calls it solved."""
-    threshold = None if spec is None else spec.reward_threshold
-    return None if threshold is None else float(threshold)
+    return evaluate("choices", Chosen(config.model, model, spaces, learning, budget, evidence))
 
 
 def load(algo: str, words: list[str], source: EnvSource | None = None) -> Loaded:
@@ -207,16 +180,18 @@ def options_of(loaded: Loaded, words: str) -> Options:
     config = loaded.config
     name, learning = shlex.quote(config.env.id), Learning.of(config.algo, config.learner)
     recurrent = "model.core" not in registry.find(config.algo).needs
+    again = Again(
+        f"quintet train {config.algo} --env {name}{words}",
+        f"runs/{config.algo}-{name_in_folder(config.env.id)}-",
+        f"quintet check-env {name}{env_words(config.env.model_dump())}",
+    )
     return Options(
-        config.algo,
+        again,
         learning.gamma,
         config.model.core != "none" or config.env.frame_stack > 1,
         "--model.core lstm" if recurrent else "--env.frame-stack 4",
         learning.normalizes,
         config.env.observe_last,
         config.total_env_steps,
-        f"quintet train {config.algo} --env {name}{words}",
-        f"runs/{config.algo}-{name_in_folder(config.env.id)}",
-        f"quintet check-env {name}{env_words(config.env.model_dump())}",
         config.doctor.known,
     )

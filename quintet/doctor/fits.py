@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quintet.doctor.clock import Clock, hidden_clock
-from quintet.doctor.network import network_folds
+from quintet.doctor.network import by_network
 from quintet.doctor.play import Play
 from quintet.doctor.predict import (
     Floats,
     Score,
+    folds,
     nearest_score,
     residuals,
     scores,
@@ -129,11 +130,9 @@ def fit(played: Play) -> Fits:
         value = scores(table.input(), table.after[:, varying], table.group)
         now, value = _better(table, varying, (now, memory, value))
         delay = _delays(table, change, now, memory)
-        own, others = _own_losses(table, varying, value)
-        used = _used(table, varying, value)
-        names = [played.numbers[i] for i in varying]
-        parts = zip(names, now, memory, value, delay, own, others, used, strict=True)
-        found = [Next(*each) for each in parts]
+        names, alone = [played.numbers[i] for i in varying], _alone(table, varying, value)
+        parts = zip(names, now, memory, value, delay, alone, strict=True)
+        found = [Next(name, a, b, c, d, *own) for name, a, b, c, d, own in parts]
         action_share = _action_share(table, change)
         hidden = [i for i, each in enumerate(now) if each.mean < _TOLD]
         clock = hidden_clock(table.steps, table.input(), change[:, hidden], table.group)
@@ -174,6 +173,10 @@ class _Table:
             if memory or actions:
                 parts.append(self.played.action[self.t - back, self.b])
         return np.concatenate(parts, -1)
+
+    def without(self, place: int) -> Floats:
+        """The inputs without a number of the observation."""
+        return np.delete(self.input(), place, 1)
 
     def change(self, places: NDArray[np.int64]) -> Floats:
         """Changes of numbers to the next observation; what rounding alone tells apart is none."""
@@ -228,22 +231,6 @@ def _delays(
     return list(scores(table.input(actions=True), change, table.group))
 
 
-def _own_losses(
-    table: _Table, varying: NDArray[np.int64], value: list[Score]
-) -> tuple[list[float], list[float]]:
-    """Losses of the score of each number's next value without the number itself, and its scores
-    from the other numbers of the next observation."""
-    losses, others = ([float("nan")] * len(varying) for _ in range(2))
-    for i, each in enumerate(value):
-        if each.high < HALF_TOLD:
-            without = np.delete(table.input(), varying[i], 1)
-            after = table.after[:, varying[i], None]
-            losses[i] = each.mean - scores(without, after, table.group)[0].mean
-            rest = np.delete(table.after, varying[i], 1)
-            others[i] = scores(rest, after, table.group)[0].mean
-    return losses, others
-
-
 def _better(
     table: _Table,
     varying: NDArray[np.int64],
@@ -261,29 +248,37 @@ def _better(
         places = varying[doubtful]
         after = table.after[:, places]
         y = np.concatenate([table.change(places), after], 1)
-        by_network = network_folds(table.input(), y, table.group)[1]
+        better = scores(table.input(), y, table.group, by_network)
         for place, i in enumerate(doubtful):
-            now[i] = max(now[i], by_network[place])
-            value[i] = max(value[i], by_network[len(doubtful) + place])
+            now[i] = max(now[i], better[place])
+            value[i] = max(value[i], better[len(doubtful) + place])
     return now, value
 
 
-def _used(table: _Table, varying: NDArray[np.int64], value: list[Score]) -> list[bool]:
-    """Whether each number that earlier steps don't predict tells anything of the reward or of how
-    other numbers change."""
-    found = [False] * len(varying)
-    paid = table.paid()
-    for i, each in enumerate(value):
+def _alone(
+    table: _Table, varying: NDArray[np.int64], value: list[Score]
+) -> list[tuple[float, float, bool]]:
+    """Facts about each number whose next value is predicted badly: the loss of that score without
+    the number itself, its score from the other numbers of the next observation, and whether it
+    tells anything of the reward or of how other numbers change."""
+    found, paid = list[tuple[float, float, bool]](), table.paid()
+    pays = _varies(paid.reward) >= _LEAST_PAID
+    for i, each in zip(varying, value, strict=True):
         if each.high >= HALF_TOLD:
+            found.append((float("nan"), float("nan"), False))
             continue
-        rest = [j for j in varying if j != varying[i]]
-        subjects = [(table, table.change(np.array(rest)))] if rest else []
-        if _varies(paid.reward) >= _LEAST_PAID:
-            subjects.append((paid, paid.reward))
-        for of, y in subjects:
-            without = np.delete(of.input(), varying[i], 1)
-            own = of.obs[:, varying[i]], of.after[:, varying[i]]
-            found[i] = found[i] or any(tells(x, without, y, of.group) for x in own)
+        after, rest = table.after[:, i, None], np.delete(table.after, i, 1)
+        loss = each.mean - scores(table.without(i), after, table.group)[0].mean
+        others = scores(rest, after, table.group)[0].mean
+        moving = varying[varying != i]
+        subjects = [(table, table.change(moving))] if moving.size else []
+        subjects += [(paid, paid.reward)] if pays else []
+        used = any(
+            tells(x, of.without(i), y, of.group)
+            for of, y in subjects
+            for x in (of.obs[:, i], of.after[:, i])
+        )
+        found.append((loss, others, used))
     return found
 
 
@@ -297,7 +292,7 @@ def _of_rewards(played: Play, table: _Table) -> tuple[dict[str, Any], Clock | No
     rest, left = table, None
     if now.high < 0.9:  # a network takes as long for more rows
         more = _table(played, _MOST_BY_NETWORK).paid()
-        left, (score,) = network_folds(more.input(after=True), more.reward, more.group)
+        left, (score,) = folds(more.input(after=True), more.reward, more.group, by_network)
         now, rest, left = (score, more, left) if score > now else (now, table, None)
     memory = scores(table.input(memory=True, after=True), table.reward, table.group)[0]
     steps, lags, nearest = 2, dict[int, Score](), None

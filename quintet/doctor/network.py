@@ -6,44 +6,16 @@ any other: before its observation is said to lack something, a stronger predicto
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quintet.doctor.predict import Floats, Score, fold_of, score_of
+from quintet.doctor.predict import Floats, Groups
 
 _WIDTH, _STEPS, _BATCH, _RATE = 128, 800, 256, 3e-3
 _LOOK, _PATIENCE = 50, 3  # steps between looks at rows that end it; looks without progress
 _SPARE = 6  # one row in so many is for these looks
 
 
-def network_folds(
-    x: Floats, y: Floats, group: NDArray[np.int64]
-) -> tuple[Floats, tuple[Score, ...]]:
-    """Residuals ``[N, k]`` on held-out rows, and the score of each column of `y` ``[N, k]``."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # several would wait for each other at every step on a busy machine
-    try:
-        return _folds(x, y, group)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _folds(x: Floats, y: Floats, group: NDArray[np.int64]) -> tuple[Floats, tuple[Score, ...]]:
-    fold = fold_of(group)
-    left, shares = np.array(y, np.float64), list[Floats]()
-    for number in np.unique(fold):
-        out = fold == number
-        if out.all():
-            continue
-        left[out] = y[out] - _fitted(x[~out], y[~out], group[~out], x[out])
-        whole = np.square(y[out] - y[~out].mean(0)).mean(0)
-        missed = np.square(left[out]).mean(0)
-        shares.append(np.where(whole > 1e-18, 1.0 - missed / np.maximum(whole, 1e-18), 0.0))
-    table = np.array(shares) if shares else np.zeros((1, y.shape[1]))
-    return left, tuple(score_of(each) for each in table.T)
-
-
-def _fitted(x: Floats, y: Floats, group: NDArray[np.int64], asked: Floats) -> Floats:
+def by_network(x: Floats, y: Floats, group: Groups, asked: Floats) -> Floats:
     """Predictions for `asked` of a network that was fitted to the other rows."""
     mean, std = x.mean(0), np.maximum(x.std(0), 1e-9)
     middle, spread = y.mean(0), np.maximum(y.std(0), 1e-12)
@@ -55,9 +27,14 @@ def _fitted(x: Floats, y: Floats, group: NDArray[np.int64], asked: Floats) -> Fl
     spare = torch.as_tensor(group % _SPARE == 0)
     if not spare.any() or spare.all():
         spare = torch.arange(len(z)) % _SPARE == 0
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.manual_seed(0)
-        best = _trained(z[~spare], target[~spare], (z[spare], target[spare]), there)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several would wait for each other at every step on a busy machine
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.manual_seed(0)
+            best = _trained(z[~spare], target[~spare], (z[spare], target[spare]), there)
+    finally:
+        torch.set_num_threads(threads)
     return np.asarray(best.numpy().astype(np.float64) * spread + middle)
 
 

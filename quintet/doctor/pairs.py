@@ -22,6 +22,7 @@ from quintet.uniform import Chooser, chosen_rows, uniform_chooser
 
 AFTER = 12  # steps after the other action that are compared
 AGAIN = 30  # steps of an episode that is repeated
+LEAST_COMPARED = 20
 LEAST_RESETS = 4  # resets of all streams that a comparison makes at least
 _PREFIXES = (0, 1, 3, 6, 10, 20)
 _LATER = (60, 150, 400)  # tried if nothing has changed so far: some games begin with a scene
@@ -59,6 +60,16 @@ class Pairs:
     starts: int = 0
     looked: int = 0
     cut: bool = False
+
+    @property
+    def alike(self) -> bool:
+        """Whether streams with the same seed and actions stayed alike in enough comparisons."""
+        return not self.unlike and self.compared >= LEAST_COMPARED
+
+    @property
+    def pays(self) -> bool:
+        """Whether other actions gave other rewards or another ending."""
+        return bool(self.rewarded or self.returns_differ)
 
 
 def compare(env: VectorEnv, seed: int, most_s: float) -> Pairs:

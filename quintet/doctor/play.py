@@ -79,6 +79,11 @@ class Play:
         return int(self.valid.sum())
 
     @property
+    def rewards(self) -> Floats:
+        """The rewards of the rows ``[rows]``."""
+        return self.reward[self.valid]
+
+    @property
     def episode(self) -> NDArray[np.int64]:
         """Number of the episode of each row ``[T, B]``, over all streams."""
         begins = np.zeros(self.valid.shape, np.int64)

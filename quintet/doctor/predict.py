@@ -12,7 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Groups = NDArray[np.int64]
 Features = Callable[[Floats], Floats]
+Fitted = Callable[[Floats, Floats, Groups, Floats], Floats]
+"""A predictor that is fitted to inputs and numbers of rows in groups: its numbers for others."""
 
 _FOLDS = 4
 _T = 3.18  # Student's distribution with 3 degrees of freedom, for 95%
@@ -41,44 +44,35 @@ class Score(NamedTuple):
         return self.mean + self.half
 
 
-def scores(x: Floats, y: Floats, group: NDArray[np.int64]) -> list[Score]:
+def scores(x: Floats, y: Floats, group: Groups, fitted: Fitted | None = None) -> list[Score]:
     """Scores of each column of `y` ``[N, k]``, predicted from `x` ``[N, d]``.
 
     group: of each row; rows of one group are held out together.
     """
-    return [score_of(each) for each in _folds(x, y, group)[1].T]
+    return folds(x, y, group, fitted)[1]
 
 
-def residuals(x: Floats, y: Floats, group: NDArray[np.int64]) -> Floats:
+def residuals(x: Floats, y: Floats, group: Groups, fitted: Fitted | None = None) -> Floats:
     """The unpredicted rest of `y` ``[N, k]`` on held-out rows."""
-    return _folds(x, y, group)[0]
+    return folds(x, y, group, fitted)[0]
 
 
-def nearest_score(x: Floats, y: Floats, group: NDArray[np.int64]) -> Score:
+def nearest_score(x: Floats, y: Floats, group: Groups) -> Score:
     """The score of `y` ``[N]``, predicted as the mean of the rows with the nearest inputs."""
-    fold = fold_of(group)
     z = x[:, x.std(0) > 0.0]
-    z = (z - z.mean(0)) / z.std(0)
-    shares = []
-    for number in range(_FOLDS):
-        out, known = z[fold == number], z[fold != number]
-        if len(out) == 0 or len(known) < _NEAREST:
-            continue
-        size = np.square(known).sum(1)
-        found = np.concatenate(
-            [
-                np.argpartition(size - 2.0 * some @ known.T, _NEAREST - 1, 1)[:, :_NEAREST]
-                for some in np.array_split(out, -(-len(out) // _AT_ONCE))
-            ]
-        )
-        told, there = y[fold != number], y[fold == number]
-        missed = np.square(there - told[found].mean(1)).mean()
-        whole = np.square(there - told.mean()).mean()
-        shares.append(1.0 - missed / whole if whole > 1e-18 else 0.0)
-    return score_of(np.array(shares) if shares else np.zeros(1))
+    return scores((z - z.mean(0)) / z.std(0), y[:, None], group, _nearest)[0]
 
 
-def fold_of(group: NDArray[np.int64]) -> NDArray[np.int64]:
+def _nearest(x: Floats, y: Floats, _: Groups, asked: Floats) -> Floats:
+    size = np.square(x).sum(1)
+    found = [
+        np.argpartition(size - 2.0 * some @ x.T, _NEAREST - 1, 1)[:, :_NEAREST]
+        for some in np.array_split(asked, -(-len(asked) // _AT_ONCE))
+    ]
+    return np.asarray(y[np.concatenate(found)].mean(1), np.float64)
+
+
+def fold_of(group: Groups) -> NDArray[np.int64]:
     """The fold ``[N]`` in which each row is held out."""
     place = np.unique(group, return_inverse=True)[1]
     if place.max(initial=0) + 1 < 2 * _FOLDS:  # blocks of time in place of groups
@@ -92,25 +86,33 @@ def score_of(folds: Floats) -> Score:
     return Score(float(folds.mean()), _T * spread / len(folds) ** 0.5)
 
 
-def _folds(x: Floats, y: Floats, group: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Residuals ``[N, k]``, and the explained share of each column in each fold ``[folds, k]``."""
+def folds(
+    x: Floats, y: Floats, group: Groups, fitted: Fitted | None = None
+) -> tuple[Floats, list[Score]]:
+    """Residuals ``[N, k]`` on held-out rows, and the score of each column of `y` ``[N, k]``.
+
+    fitted: the predictor; None: the regression.
+    """
     fold = fold_of(group)
-    left = np.zeros_like(y)
-    shares = []
+    left, shares = np.zeros_like(y), list[Floats]()
     for number in range(_FOLDS):
         out = fold == number
         if not out.any() or out.all():
             continue
-        features = _features(x[~out])
-        mean = y[~out].mean(0)
-        learned = _ridge(features(x[~out]), y[~out] - mean)
-        # Errors beyond what was ever seen say more about the predictor than about the data.
-        low, high = y[~out].min(0), y[~out].max(0)
-        left[out] = y[out] - np.clip(features(x[out]) @ learned + mean, low, high)
-        whole = np.square(y[out] - mean).mean(0)
+        left[out] = y[out] - (fitted or _regression)(x[~out], y[~out], group[~out], x[out])
+        whole = np.square(y[out] - y[~out].mean(0)).mean(0)
         missed = np.square(left[out]).mean(0)
         shares.append(np.where(whole > 1e-18, 1.0 - missed / np.maximum(whole, 1e-18), 0.0))
-    return left, np.array(shares) if shares else np.zeros((1, y.shape[1]))
+    table = np.array(shares) if shares else np.zeros((1, y.shape[1]))
+    return left, [score_of(each) for each in table.T]
+
+
+def _regression(x: Floats, y: Floats, _: Groups, asked: Floats) -> Floats:
+    features, mean = _features(x), y.mean(0)
+    learned = _ridge(features(x), y - mean)
+    # Errors beyond what was ever seen say more about the predictor than about the data.
+    told = np.clip(features(asked) @ learned + mean, y.min(0), y.max(0))
+    return np.asarray(told, np.float64)
 
 
 def _features(x: Floats) -> Features:
@@ -141,7 +143,7 @@ def _ridge(x: Floats, y: Floats) -> Floats:
     return np.asarray(np.linalg.solve(square, x.T @ y), np.float64)
 
 
-def tells(x: Floats, others: Floats, y: Floats, group: NDArray[np.int64]) -> bool:
+def tells(x: Floats, others: Floats, y: Floats, group: Groups) -> bool:
     """Whether a number `x` ``[N]`` tells anything of `y` ``[N, k]`` that `others` ``[N, d]`` don't:
     it, its square or its products with them go with what they leave, more than in any random order.
     """
@@ -162,7 +164,7 @@ def tells(x: Floats, others: Floats, y: Floats, group: NDArray[np.int64]) -> boo
     return bool((together(z) / scale).max(initial=0.0) > _CLEARLY * (by_chance / scale).max())
 
 
-def share_of_groups(x: Floats, group: NDArray[np.int64]) -> float:
+def share_of_groups(x: Floats, group: Groups) -> float:
     """Share of the variance of `x` ``[N]`` that lies between groups, beyond what chance gives."""
     names, place, count = np.unique(group, return_inverse=True, return_counts=True)
     rows = len(x)

@@ -4,7 +4,6 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -14,11 +13,11 @@ from pydantic import ValidationError
 from quintet.algorithms import registry
 from quintet.config import layers
 from quintet.config.facts import kind_by_spaces
-from quintet.config.run import is_known
-from quintet.doctor import run_learning, run_options, run_scores
-from quintet.doctor.curves import Level, RunSeen, of_policies
-from quintet.doctor.finding import MOST_WEIGHT, Finding, by_cause, proven, ranked
+from quintet.doctor.curves import Level, RunSeen, of_policies, threshold_of
 from quintet.errors import ConfigError, QuintetError
+from quintet.findings.engine import Again, by_cause, evaluate, is_known, ranked
+from quintet.findings.record import MOST_WEIGHT, Finding
+from quintet.findings.scores import failed
 from quintet.models.config import ModelConfig, facts_of, resolve_model
 from quintet.observe.run_summary import RunSummary, group_key
 from quintet.options import Facts, about, idle
@@ -51,20 +50,14 @@ def examine_runs(runs: Sequence[RunSummary], *, policies: bool = False) -> dict[
         group = groups[group_key(run.options, run.sources)]
         others = [x for folder in group if folder != own for x in seen[folder]]
         each = [replace(x, others=_as_far(x, others)) for x in seen[own]]
-        found[own] = ranked([*_merged(each), run_scores.failed(run), *_of_folder(run)])
-    if policies:
-        from quintet.doctor.units import dead_units
+        found[own] = ranked([*_merged(each), *failed(run), *_of_folder(run)])
+        if policies and not does_well(run):
+            from quintet.doctor.units import dead_units
 
-        well = {str(run.folder) for run in runs if does_well(run)}
-        found = {
-            own: those if own in well else ranked([*those, dead_units(Path(own))])
-            for own, those in found.items()
-        }
-    known = {str(run.folder): run.options.get("doctor.known") for run in runs}
-    return {
-        own: [each for each in those if not is_known(known[own], each.name, each.subject)]
-        for own, those in found.items()
-    }
+            found[own] = ranked([*found[own], *dead_units(run.folder)])
+        known = run.options.get("doctor.known")
+        found[own] = [x for x in found[own] if not is_known(known, x.name, x.subject)]
+    return found
 
 
 def does_well(run: RunSummary) -> str:
@@ -78,10 +71,9 @@ def does_well(run: RunSummary) -> str:
 
 def _as_far(seen: RunSeen, others: Iterable[RunSeen]) -> list[Level]:
     """The last levels of the same policy of other runs that have trained about as long."""
-    steps, found = seen.last("env_steps") or 0.0, list[Level]()
+    steps, found = seen.last("env_steps"), list[Level]()
     for each in others:
-        end = each.level(0.75, 1.0)
-        gap = abs((each.last("env_steps") or 0.0) - steps)
+        end, gap = each.last_level, abs(each.last("env_steps") - steps)
         if end is not None and each.policy == seen.policy and gap <= _AS_FAR * steps:
             found.append(end)
     return found
@@ -89,35 +81,17 @@ def _as_far(seen: RunSeen, others: Iterable[RunSeen]) -> list[Level]:
 
 def findings(seen: RunSeen) -> list[Finding]:
     """All findings about a policy of a run, the likeliest first."""
-    symptoms = ranked(
-        [
-            *run_learning.health(seen),
-            *(each(seen) for each in run_learning.FINDINGS),
-            *(each(seen) for each in run_scores.FINDINGS),
-            *run_scores.choices(seen),
-        ]
-    )
-    found = by_cause(ranked([*run_options.options(seen, symptoms), *symptoms]))
+    symptoms = ranked(evaluate("run", seen))
+    options = evaluate("options", replace(seen, symptoms=symptoms))
     most = NOTE if seen.well else LEARNS if seen.learns else MOST_WEIGHT
     return ranked(
         replace(
             each,
             weight=min(each.weight, MOST_WEIGHT if each.name in _ANYHOW else most),
-            command=_with_folder(each, seen),
+            command=seen.again.command(each),
         )
-        for each in found
+        for each in by_cause(ranked([*options, *symptoms]))
     )
-
-
-def _with_folder(found: Finding, seen: RunSeen) -> str:
-    """The finding's command if it helped in the record; if it trains, with a run folder of its
-    own."""
-    if not proven(found.name, found.command).startswith(seen.train):
-        return proven(found.name, found.command)
-    name = f"{found.name}-{found.subject}".removesuffix("-")
-    folder = seen.run.folder.absolute()  # the path may be "."
-    place = str(shown(folder.with_name(f"{folder.name}-{name}")))
-    return f"{found.command} --run-dir {shlex.quote(place)}"
 
 
 def _merged(policies: Sequence[RunSeen]) -> list[Finding]:
@@ -140,11 +114,11 @@ def _of_folder(run: RunSummary) -> Iterable[Finding]:
     if run.state == "damaged" or not run.reports:
         why = run.faults[0] if run.faults else "it has no reports"
         yield Finding(
-            "run-unreadable",
-            0.1 if run.reports else 0.3,
             f"not all of {shown(run.folder)} can be read: {why}",
             {"reports": float(len(run.reports))},
             "let it train and report, or look at its log.txt",
+            weight=0.1 if run.reports else 0.3,
+            name="run-unreadable",
         )
 
 
@@ -175,6 +149,8 @@ def seen_of(run: RunSummary) -> list[RunSeen]:
         roles["learning_rate"] = roles["lr"]
     given = frozenset(x for x in run.options if _is_given(run, x) and x not in still)
     train = shlex.join(["quintet", "train", algo, "--config", f"{shown(run.folder)}/config.yaml"])
+    folder = run.folder.absolute()  # the path may be "."
+    again = Again(train, str(shown(folder.with_name(f"{folder.name}-"))))
     actions = [] if spaces is None else action_leaves(spaces.action)
     boxes = any(isinstance(leaf, Box) for leaf in actions)
     return [
@@ -185,11 +161,11 @@ def seen_of(run: RunSummary) -> list[RunSeen]:
             usual,
             given,
             _parts(algo, config, spaces),
-            train,
+            again,
             {role: tuple(names) for role, names in roles.items()},
             tuned=tuned,
             continuous=boxes or any("policy/std_mean" in each for each in reports),
-            threshold=_threshold(run.environment),
+            threshold=threshold_of(gymnasium.registry.get(run.environment)),
         )
         for policy, reports in of_policies(dated).items()
     ]
@@ -205,19 +181,11 @@ def _is_given(run: RunSummary, name: str) -> bool:
     return not (free or searched)
 
 
-def _threshold(env: str) -> float | None:
-    """The return at which its registration calls it solved, without importing anything for it."""
-    spec = gymnasium.registry.get(env)
-    threshold = None if spec is None else spec.reward_threshold
-    return None if threshold is None else float(threshold)
-
-
 def _idle(run: RunSummary, config: Any, spaces: Spaces | None) -> set[str]:
     """Options of learner and network that have no effect under the run's others."""
-    own = {k.removeprefix(_MODEL): x for k, x in run.options.items() if k.startswith(_MODEL)}
     known, found = Facts(), set[str]()
     with suppress(ValidationError, QuintetError, KeyError, TypeError):
-        model = ModelConfig.model_validate(own)
+        model = _model(run.options)
         known = Facts(**facts_of(model, spaces))
         found |= {f"{_MODEL}{name}" for name in idle(model, known, _MODEL)}
     return found if config is None else found | {*idle(config, known)}
@@ -252,11 +220,16 @@ def _usual(
         values |= layers.merged(algo, chosen)[0]
         tuned = frozenset(name for layer in chosen for name in layer.values)
     if spaces is not None:  # a run's own are resolved for its spaces too
-        of_model = {k.removeprefix(_MODEL): x for k, x in values.items() if k.startswith(_MODEL)}
         with suppress(ValidationError, QuintetError):
-            model = resolve_model(ModelConfig.model_validate(of_model), spaces)
-            values |= {f"{_MODEL}{name}": getattr(model, name) for name in of_model}
+            model = resolve_model(_model(values), spaces)
+            own = [name for name in values if name.startswith(_MODEL)]
+            values |= {name: getattr(model, name.removeprefix(_MODEL)) for name in own}
     return {name: list(x) if isinstance(x, tuple) else x for name, x in values.items()}, tuned
+
+
+def _model(values: Mapping[str, Any]) -> ModelConfig:
+    own = {k.removeprefix(_MODEL): x for k, x in values.items() if k.startswith(_MODEL)}
+    return ModelConfig.model_validate(own)
 
 
 def _config(run: RunSummary, algo: str) -> Any:

@@ -5,11 +5,14 @@ from dataclasses import dataclass, field
 from typing import final
 
 from quintet.algorithms.registry import DEFAULT
-from quintet.config.choices import Doubt
 from quintet.doctor.fits import Fits
 from quintet.doctor.pairs import Pairs
 from quintet.doctor.play import Play
 from quintet.envs.check import EnvCheck
+from quintet.findings.engine import Again
+from quintet.findings.record import Finding
+
+AGAIN = Again(f"quintet train {DEFAULT} --env ID", f"runs/{DEFAULT}-ID-", "quintet check-env ID")
 
 
 @final
@@ -17,8 +20,7 @@ from quintet.envs.check import EnvCheck
 class Options:
     """The options that findings about an environment depend on.
 
-    train: the beginning of a command that trains in this environment; folder: the beginning of the
-        name of its run folder, so that it meets no run that is there.
+    again: beginnings of the commands of findings.
     memory: whether the network has a memory, or sees several observations.
     remember: the words that give it one, in the learners that have no such network several
         observations.
@@ -27,17 +29,19 @@ class Options:
     known: findings that the user knows.
     """
 
-    algo: str = DEFAULT
+    again: Again = AGAIN
     gamma: float | None = 0.99
     memory: bool = False
     remember: str = "--model.core lstm"
     normalizes: bool = True
     shows_last: bool = False
     total_env_steps: int = 1_000_000
-    train: str = f"quintet train {DEFAULT} --env ID"
-    folder: str = f"runs/{DEFAULT}-ID"
-    check: str = "quintet check-env ID"
     known: tuple[str, ...] = ()
+
+    @property
+    def by_memory(self) -> str:
+        """The words that give the network a memory; "": it has one."""
+        return "" if self.memory else self.remember
 
 
 @final
@@ -45,7 +49,7 @@ class Options:
 class Seen:
     """Measurements; None: not made.
 
-    doubts: doubtful choices by the evidence of the check, or of random play where it has more rows.
+    choices: doubtful ones by the evidence of the check, or of random play where it has more rows.
     threshold: return at which the environment's registration calls it solved; wrapped: that of an
         environment inside, whose rewards wrappers may change.
     remembers: what a second episode with the same seed had differently, in one environment.
@@ -54,7 +58,7 @@ class Seen:
 
     options: Options = field(default_factory=Options)
     check: EnvCheck | None = None
-    doubts: Sequence[Doubt] = ()
+    choices: Sequence[Finding] = ()
     played: Play | None = None
     pairs: Pairs | None = None
     fits: Fits | None = None
@@ -62,3 +66,11 @@ class Seen:
     threshold: float | None = None
     wrapped: bool = False
     unmade: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        return 0 if self.played is None else self.played.rows
+
+    @property
+    def step_s(self) -> float:
+        return 0.0 if self.check is None else self.check.step_s

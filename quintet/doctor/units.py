@@ -9,7 +9,8 @@ from gymnasium import spaces as gym
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quintet.doctor.finding import Finding
+from quintet.findings.engine import Found
+from quintet.findings.record import Finding
 from quintet.models.normalize import ObservationNormalizer
 from quintet.policy import Policy, load
 from quintet.system.user_code import no_exit
@@ -17,29 +18,26 @@ from quintet.system.user_code import no_exit
 _ROWS = 512
 _SATURATED = 0.99  # size of tanh's output
 _MOSTLY = 0.95  # share of the rows
-
-
 _LEAST, _MANY = 0.5, 0.9  # shares of dead units
 
 
-def dead_units(folder: Path) -> Finding | None:
-    """A finding about the newest policy of a run; also None where it can't be loaded, or fails on
+def dead_units(folder: Path) -> Found:
+    """A finding about the newest policy of a run; none where it can't be loaded, or fails on
     invented observations, as an encoder of the user's own may."""
     try:
         with no_exit():
             found = units(load(folder))
     except Exception:
-        return None
-    if found is None or found.dead < _LEAST * found.hidden:
-        return None
-    return Finding(
-        "dead-units",
-        0.65 if found.dead > _MANY * found.hidden else 0.45,
-        f"{found.dead} of {found.hidden} hidden units are off or at a bound for nearly all "
-        "observations, so they hardly learn any more",
-        {"units": float(found.hidden), "dead": float(found.dead)},
-        "a lower learning rate, observations of a smaller scale, or --model.layer-norm true",
-    )
+        return
+    if found is not None and found.dead >= _LEAST * found.hidden:
+        yield Finding(
+            f"{found.dead} of {found.hidden} hidden units are off or at a bound for nearly all "
+            "observations, so they hardly learn any more",
+            {"units": float(found.hidden), "dead": float(found.dead)},
+            "a lower learning rate, observations of a smaller scale, or --model.layer-norm true",
+            weight=0.65 if found.dead > _MANY * found.hidden else 0.45,
+            name="dead-units",
+        )
 
 
 @final

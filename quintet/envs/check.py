@@ -26,6 +26,7 @@ from quintet.envs.settled import settled
 from quintet.envs.vector import Array, EnvDescription, StepRow, VectorEnv, check_finite, coarse
 from quintet.envs.wrappers import declared_by
 from quintet.errors import EnvironmentFault
+from quintet.findings.record import LIKELY, Finding
 from quintet.spaces import observation_leaves
 from quintet.system.user_code import no_exit
 from quintet.types import Spaces
@@ -43,7 +44,7 @@ class EnvCheck:
 
     reward_shaping: the values that the environment declares as tunable.
     steps: of both environments together, without resets.
-    faults: problems that stop a run or make it learn wrongly; remarks: other useful facts.
+    findings: faults, which have a weight and stop a run or make it learn wrongly, and remarks.
     evidence: sums over all rows, for doubts about choices.
     same_seeds: first difference of two copies with the same seeds and actions; "" if they are
         equal.
@@ -68,8 +69,21 @@ class EnvCheck:
     same_seeds: str = ""
     same_again: str = ""
     keeps: str = ""
-    faults: list[str] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    def fault(self, name: str, said: str) -> None:
+        self.findings.append(Finding(said, weight=LIKELY, name=name))
+
+    def remark(self, said: str) -> None:
+        self.findings.append(Finding(said))
+
+    @property
+    def faults(self) -> list[str]:
+        return [each.said for each in self.findings if each.weight]
+
+    @property
+    def remarks(self) -> list[str]:
+        return [each.said for each in self.findings if not each.weight]
 
     @property
     def lengths(self) -> list[int]:
@@ -109,13 +123,13 @@ def check_env(
     ):
         remarks = [*env.backend.warnings(env), *one.description.remarks, *one.description.notes]
         seen = RowsSeen(one.spaces.observation, streams)
-        found = EnvCheck(
-            one.description, one.spaces, seen.evidence, returns=seen.returns, remarks=remarks
-        )
+        found = EnvCheck(one.description, one.spaces, seen.evidence, returns=seen.returns)
+        for each in remarks:
+            found.remark(each)
         declared = [declared_by(single) for single in env.singles(one)]
         found.reward_shaping = dict(declared[0]) if declared else {}
         if any(each is declared[0] for each in declared[1:]) and declared[0]:
-            found.remarks.append(
+            found.remark(
                 "its environments share one dict of reward_shaping, so env.reward_shaping can't "
                 "set it (make it in __init__)"
             )
@@ -127,7 +141,7 @@ def check_env(
             found.same_seeds = found.same_seeds or difference(hashes[-1], b.hashes(), a.number)
             statistics.add(a)
             if a.number and perf_counter() - begin > most_s:
-                found.remarks.append(
+                found.remark(
                     f"it is slow: only {a.number:,} of {steps:,} steps were taken (--most-s)"
                 )
                 break
@@ -142,7 +156,8 @@ def check_env(
         if found.keeps:
             with closing(make()) as three:
                 found.same_again = first_difference(three, first_rows, seed)
-    found.faults += env.remarks
+    for each in env.remarks:
+        found.fault("check-fault", each)
     _judge(found)
     return found
 
@@ -199,20 +214,19 @@ class _Statistics:
             )  # fmt: skip
         except EnvironmentFault as fault:
             if not found.faults:
-                found.faults.append(str(fault))
+                found.fault("not-finite", str(fault))
         if not given.number:
             found.reset_s = given.seconds * self.agents / self.count
             half = self.count // _COPIES
             if all(x[:half].tobytes() == x[half:].tobytes() for x in row.obs.values()):
-                found.remarks.append("the first observation is the same with two different seeds")
+                found.remark("the first observation is the same with two different seeds")
             self.first = {name: x.tobytes() for name, x in row.obs.items()}
             return
         # Agents of a game may be absent, so their rows are not judged.
         rule = "" if found.faults or self.agents > 1 else _misplaced(row, self.ended, self.clipped)
         if rule:
-            found.faults.append(
-                f"{rule}, step {given.number}: mend the recv of backend {found.env.backend!r}"
-            )
+            said = f"{rule}, step {given.number}: mend the recv of backend {found.env.backend!r}"
+            found.fault("check-fault", said)
         self.ended = row.terminated | row.truncated
         for name, x in row.obs.items():
             self.changed[name] = self.changed[name] or x.tobytes() != self.first[name]
@@ -238,16 +252,16 @@ class _Statistics:
         for name, leaf in self.leaves.items():
             if isinstance(leaf, spaces.Box) and self._leaves_bounds(name, leaf):
                 low, high = self.span[name]
-                found.remarks.append(
+                found.remark(
                     f"observation {name!r} leaves its declared bounds {leaf}: it was between "
                     f"{float(low.min()):.6g} and {float(high.max()):.6g}"
                 )
         for name, changed in self.changed.items():
             lost = coarse(name, *self.span[name], found.spaces, normalized=False)
             if lost is not None:
-                found.remarks.append(lost)
+                found.remark(lost)
             elif not changed:
-                found.remarks.append(f"observation {name!r} never changed")
+                found.remark(f"observation {name!r} never changed")
 
     def _leaves_bounds(self, name: str, leaf: spaces.Box) -> bool:
         low, high = (x.astype(np.float64) for x in self.span[name])
@@ -258,21 +272,23 @@ class _Statistics:
 
 def _judge(found: EnvCheck) -> None:
     if found.same_seeds:
-        found.faults.append(
+        found.fault(
+            "not-repeatable",
             f"two copies with the same seeds and actions differ: {found.same_seeds}; no run can be "
-            "repeated (does it draw from self.np_random only, which reset(seed=seed) makes?)"
+            "repeated (does it draw from self.np_random only, which reset(seed=seed) makes?)",
         )
     elif found.keeps and not found.same_again:
-        found.remarks.append(f"{KEEPS} ({found.keeps}): resumes of a run are not exact; {WAYS_ON}")
+        found.remark(f"{KEEPS} ({found.keeps}): resumes of a run are not exact; {WAYS_ON}")
     elif found.same_again:
-        found.faults.append(
+        found.fault(
+            "not-repeatable",
             f"new copies, made after others were used, differ with the same seeds: "
             f"{found.same_again}; something outlives an environment (in its class, its module or "
-            "a file)"
+            "a file)",
         )
     if not found.lengths:
-        found.remarks.append(
+        found.remark(
             f"no episode ended in {found.steps:,} steps of random actions, of all streams together"
         )
     if found.reward_min == found.reward_max:
-        found.remarks.append(f"every reward was {found.reward_min:g} under random actions")
+        found.remark(f"every reward was {found.reward_min:g} under random actions")

@@ -13,8 +13,8 @@ from rich.segment import SegmentLines
 from rich.table import Table
 from rich.text import Text
 
-from quintet.observe import health
-from quintet.observe.limits import limit
+from quintet.findings import health
+from quintet.findings.speed import limit
 from quintet.observe.metrics import by_node, by_policy
 from quintet.observe.pace import NO_SCORE, Score, clock, percent
 from quintet.observe.text_curve import label
@@ -362,7 +362,7 @@ def _legend(shares: Shares, order: Shares) -> _Items:
 
 
 def _health(view: View) -> Iterator[_Block]:
-    lines = [Text(said, style=_STYLES[state]) for state, said in health.sentences(view.findings)]
+    lines = [Text(said, style=_STYLES[state]) for state, said in health.sentences(view.states)]
     lines += [Text(f"choice: {said}", style=_STYLES["doubtful"]) for said in view.choices]
     lines += [Text(f"doctor: {said}", style=_STYLES["doubtful"]) for said in view.marks]
     if lines:

@@ -8,9 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import Protocol, TextIO, final
 
-from quintet.observe.advice import Cause, RunFacts
-from quintet.observe.health import Herald, sentences
-from quintet.observe.limits import cause, limit
+from quintet.findings.health import Herald, sentences
+from quintet.findings.speed import Cause, RunFacts, cause, limit
 from quintet.observe.pace import NO_SCORE, Score, clock, count, percent
 from quintet.observe.timing import Phase
 from quintet.observe.view import View
@@ -104,7 +103,7 @@ class LineProgress:
             begun = self._shown_at > float("-inf")
             self._shown_at = now
             self._flush()
-            for line in self._herald.news(self._view.findings, now):
+            for line in self._herald.news(self._view.states, now):
                 self.say(line)
             if self._told is None:
                 self._tell(only_others=not begun)
@@ -130,7 +129,7 @@ class LineProgress:
         self._flush()
         if self._view.report and not self._closed:
             self._closed = True
-            for _, sentence in sentences(self._view.findings):
+            for _, sentence in sentences(self._view.states):
                 self.say(f"health: {sentence}")
         if self._told is not None:
             self._tell()

@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quintet.findings.health import NUMBERS, State
 from quintet.observe.figures import figure_classes, style_axes
-from quintet.observe.health import NUMBERS, State
 from quintet.observe.plot_groups import plain
 from quintet.observe.plots import (
     EVALUATED,

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from quintet.errors import FileFault, QuintetError
-from quintet.observe.health import NUMBERS
+from quintet.findings.health import NUMBERS
+from quintet.findings.record import Finding, in_words
 from quintet.observe.lineage import EVENTS, lineage_figure, read_events
 from quintet.observe.pace import clock
 from quintet.observe.report_figures import WIDTH_IN, curves_of, health_over_time, svg
 from quintet.observe.run_summary import SCORES, RunSummary, names_apart, number, text
 from quintet.system import files
 
+_MOST_COMMAND = 4_000  # characters
 _FILM_BYTES, _MOST_FILMS = 16 * 2**20, 3
 _CURVES = {
     "policy/entropy": "Entropy of the policy",
@@ -45,21 +47,8 @@ class Section:
     pictures: Sequence[Picture]
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A possible cause of a run that learns too little: a finding of the doctor in words."""
-
-    name: str
-    degree: str
-    said: str
-    advice: str
-    evidence: str = ""
-    command: str = ""
-    link: str = ""
-
-
-Marks = Mapping[str, Sequence[Mark]]
-"""The marks of runs, by their folders."""
+Marks = Mapping[str, Sequence[Finding]]
+"""Possible causes of runs that learn too little, by their folders."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +67,7 @@ class Entry:
     given: Sequence[tuple[str, str, str]]
     others: Sequence[tuple[str, str, str]]
     doubtful: Sequence[str]
-    marks: Sequence[Mark] | None
+    marks: Sequence[Mapping[str, str]] | None
 
 
 @dataclass(frozen=True)
@@ -177,7 +166,7 @@ def _pictures(runs: Sequence[RunSummary]) -> list[Picture]:
     return [Picture(title, address(data)) for title, data in found if data is not None]
 
 
-def _entry(run: RunSummary, marks: Sequence[Mark] | None, name: str) -> Entry:
+def _entry(run: RunSummary, marks: Sequence[Finding] | None, name: str) -> Entry:
     health = health_over_time(run.reports)
     rows = [(name, text(value), run.sources.get(name, "")) for name, value in run.options.items()]
     given = [row for row in rows if row[2] and not row[2].startswith("default")]
@@ -205,8 +194,21 @@ def _entry(run: RunSummary, marks: Sequence[Mark] | None, name: str) -> Entry:
         given=given,
         others=[row for row in rows if row not in given],
         doubtful=doubtful,
-        marks=marks,
+        marks=None if marks is None else [*map(_in_words, marks)],
     )
+
+
+def _in_words(found: Finding) -> dict[str, str]:
+    """A finding as printable texts."""
+    return {
+        "name": found.name,
+        "degree": found.degree,
+        "said": text(found.said),
+        "advice": text(found.advice),
+        "evidence": text(in_words(found.evidence)),
+        "command": text(found.command, _MOST_COMMAND),
+        "link": found.link,
+    }
 
 
 def _lineage(folder: Path) -> Picture | None:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from quintet.observe.advice import RunFacts
-from quintet.observe.health import Finding, findings
+from quintet.findings.health import Judged, judged
+from quintet.findings.speed import RunFacts
 from quintet.observe.metrics import NODE
 from quintet.observe.pace import NO_SCORE, Pace, Score
 from quintet.observe.text_curve import TextCurve
@@ -58,9 +58,9 @@ class View:
         return f"evaluation in {self.evaluated}" if self.evaluated else "evaluation"
 
     @property
-    def findings(self) -> list[Finding]:
+    def states(self) -> list[Judged]:
         """The states of the learner's parts, by their last evidence."""
-        return findings(self.parts, self.report)
+        return judged(self.parts, self.report)
 
     def add(self, report: Mapping[str, float], recent: Score) -> None:
         """Adds a report; metrics that it lacks keep their last value."""

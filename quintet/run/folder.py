@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from quintet import checkpoint
-from quintet.config.choices import Doubt
 from quintet.errors import CheckpointError, FileFault, QuintetError
+from quintet.findings.choices import as_choice
+from quintet.findings.record import Finding
 from quintet.system import files, manifest, run_record, saved_options
 from quintet.system.inside import OpenFolder, is_ours, run_lock
 from quintet.system.printing import LogFile, message, short
@@ -198,10 +199,10 @@ class RunFolder:
         with self._writing(run_record.FILE):
             self._write_record("running", None, None)
 
-    def add_choices(self, doubts: Sequence[Doubt], env_steps: int) -> None:
+    def add_choices(self, doubts: Sequence[Finding], env_steps: int) -> None:
         """Adds doubtful choices to ``run.json``."""
         if doubts and self._record:
-            told = [{**each._asdict(), "env_steps": env_steps} for each in doubts]
+            told = [as_choice(each) | {"env_steps": env_steps} for each in doubts]
             self._record["choices"] += told
             with suppress(OSError):  # a full disk, as the next checkpoint tells
                 self._write_record("running", None, None)

@@ -8,21 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
 from quintet import checkpoint
-from quintet.algorithms import registry
-from quintet.algorithms.parts.schedule import schedule_warnings
-from quintet.config.machine import on_gpu_note, require_networks, uncompiled_note
+from quintet.config.machine import require_networks
 from quintet.config.resolve import (
-    FOR_CLUSTER,
     Loaded,
-    many_streams_note,
     require_evaluated,
     resolve,
     sources_of,
     with_observation_dtype,
 )
 from quintet.config.run import RunConfig
-from quintet.envs.backends import BACKENDS
 from quintet.errors import ConfigError, LearnerFault, WorkerFault
+from quintet.findings.engine import evaluate
+from quintet.findings.start import Start
 from quintet.observe.metrics import policy_prefix
 from quintet.policy import Policy
 from quintet.run.callbacks import Callbacks, OnReport, UserCode
@@ -37,7 +34,7 @@ from quintet.run.sampling import (
     require_rows,
     row_specs,
 )
-from quintet.run.tensors import host_note, in_this_process, on_their_device
+from quintet.run.tensors import in_this_process, on_their_device, through_host
 from quintet.run.trainer import BudgetChanged, Trainer
 from quintet.runtime.loop import Sampling
 from quintet.runtime.sampler import SerialSampling
@@ -171,7 +168,9 @@ def _run(
         trainer = Trainer(config, folder, policies, env, user, loaded, population)
         trainer.saving.unrepeatable, trainer.budget = unrepeatable, budget
         trainer.saving.notes += doubts + ([] if budget is None else budget.notes)
-        _doubtful(trainer, loaded, source)
+        for remark in evaluate("start", _start(trainer, loaded, source)):
+            told = trainer.saving.warnings if remark.weight else trainer.saving.notes
+            told.append(remark.said)
         trainer.warm_start(anew=loaded.overwrite)
         rows = row_specs(config, source.spaces)
         require_rows(config, rows, policies[0].plan)
@@ -248,57 +247,19 @@ def _make_policies(
     return policies, population
 
 
-def _doubtful(trainer: Trainer, loaded: Loaded, source: Source) -> None:
-    """Adds what the user should know of a run before it begins to its warnings and notes."""
-    saving, config = trainer.saving, trainer.config
-    runtime = config.runtime
-    saving.warnings += [*source.env.warnings, *source.envs[0].description.remarks]
-    saving.notes += source.envs[0].description.notes
-    if loaded.eval_env is not None:
-        saving.warnings += loaded.eval_env.warnings
-    saving.warnings += registry.find(config.algo).warnings(config.learner, config.model)
-    saving.warnings += schedule_warnings(config.learner)
-    if saving.population is not None:
-        saving.warnings += saving.population.warnings(trainer.policies)
-    saving.warnings += [*registry.LEARNERS.faults(), *BACKENDS.faults()]
-    if runtime.actor_precision != runtime.precision:
-        saving.notes.append(
-            f"the learner computes in {runtime.precision} on {runtime.device}, actors in "
-            f"{runtime.actor_precision} (runtime.actor_precision)"
-        )
-    if loaded.sources["runtime.kind"] == FOR_CLUSTER:
-        saving.notes.append(
-            f"runtime.kind={runtime.kind} was chosen, since workers on a cluster need it; "
-            "--runtime.kind async chooses otherwise"
-        )
-    if (note := host_note(config, source.envs[0], trainer.policies[0].plan)) is not None:
-        saving.notes.append(note)
-    if (note := uncompiled_note(loaded.config, config, source.spaces)) is not None:
-        saving.notes.append(note)
-    if (note := many_streams_note(loaded)) is not None:
-        saving.notes.append(note)
-    if (note := on_gpu_note(loaded.config, config)) is not None:
-        saving.notes.append(note)
-    if config.eval.episodes > 0 and not loaded.plays_elsewhere:
-        saving.warnings += _statistics_told(config, source)
-
-
-def _statistics_told(config: RunConfig, source: Source) -> list[str]:
-    """Sentences about wrappers whose statistics begin anew in evaluations."""
-    observations = "the run normalises observations itself"
-    if not getattr(config.learner, "normalize_observations", False):
-        observations = "use --normalize-observations true"
-    rewards = registry.find(config.algo).reward_scaling(config.learner)
-    in_place = {
-        "NormalizeObservation": observations,
-        "NormalizeReward": rewards.replace("them", "rewards") or "the run scales rewards itself",
-    }
-    return [
-        f"{name}: this wrapper's statistics begin anew in evaluations, so their scores are not "
-        f"those of training; leave it out: {instead}"
-        for name, instead in in_place.items()
-        if name in source.envs[0].description.statistics
-    ]
+def _start(trainer: Trainer, loaded: Loaded, source: Source) -> Start:
+    """The facts about a run before it begins."""
+    population, first = trainer.saving.population, source.envs[0]
+    warnings = [] if population is None else population.warnings(trainer.policies)
+    return Start(
+        loaded,
+        trainer.config,
+        source.env,
+        first.description,
+        source.spaces,
+        tuple(warnings),
+        through_host(trainer.config, first, trainer.policies[0].plan),
+    )
 
 
 def _result(trainer: Trainer, status: Literal["finished", "stopped"]) -> Result:

@@ -15,9 +15,9 @@ from quintet.config.run import RunConfig
 from quintet.envs.ids import faster_backend
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import EnvDescription
+from quintet.findings import health
+from quintet.findings.speed import RunFacts
 from quintet.models.config import uses_pictures
-from quintet.observe import health
-from quintet.observe.advice import RunFacts
 from quintet.observe.growth import Growth
 from quintet.observe.log import RunLog
 from quintet.observe.machine import MachineUse

@@ -68,13 +68,11 @@ def staying(config: RunConfig, env: VectorEnv, plan: DataPlan) -> TensorVectorEn
     return tensors_of(env)
 
 
-def host_note(config: RunConfig, env: VectorEnv, plan: DataPlan) -> str | None:
-    """A notice if tensors pass through the host at every step."""
-    tensors = tensors_of(env)
-    if tensors is None or staying(config, env, plan) is not None:
-        return None
-    why = host_needed(config) or f"{config.algo}, which keeps a replay"
-    return f"the environment's tensors pass through the host at every step, because of {why}"
+def through_host(config: RunConfig, env: VectorEnv, plan: DataPlan) -> str:
+    """The reason why tensors pass through the host at every step; "": they don't."""
+    if tensors_of(env) is None or staying(config, env, plan) is not None:
+        return ""
+    return host_needed(config) or f"{config.algo}, which keeps a replay"
 
 
 def make_device_sampling(

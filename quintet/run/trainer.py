@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Literal, TextIO, final
 from quintet import checkpoint
 from quintet.algorithms import registry
 from quintet.algorithms.parts.acting import as_trained
-from quintet.config.choices import Doubt
 from quintet.config.resolve import Loaded
 from quintet.config.run import RunConfig
 from quintet.envs.vector import EnvDescription
@@ -24,8 +23,8 @@ from quintet.observe.report_files import MARK
 from quintet.observe.timing import Phase, PhaseTimer
 from quintet.observe.view import View
 from quintet.run.callbacks import LiveRun, UserCalls, UserCode
-from quintet.run.doubts import Doubts, Marks
 from quintet.run.evaluations import Evaluations
+from quintet.run.findings import Findings
 from quintet.run.folder import RunFolder
 from quintet.run.policy_run import PolicyRun, holds_policies, write_policies
 from quintet.run.reports import Reports, facts_of
@@ -95,8 +94,7 @@ class Trainer:
         self.reports = Reports(config, policies, env, self.timer, population)
         plan, spaces = policies[0].learner.plan, policies[0].spaces
         self.facts = facts_of(config, plan, spaces, env, loaded.env, user != UserCode())
-        self.choices = Doubts(config, loaded.config.model, spaces)
-        self.marks = Marks(config, spaces, folder)
+        self.findings = Findings(config, loaded.config.model, spaces, folder, self.log)
         self.live = LiveRun(folder.path, policies, lambda: self.counters.env_steps)
         self.max_cut_frac: float | None = None
         self.finished = self._save_requested = self._time_is_over = False
@@ -107,7 +105,6 @@ class Trainer:
         self.watch: Watch | None = None
         self._calls = UserCalls(self.stop)
         self._saved_for_stop = False
-        self._seen = False  # whether a batch was looked at
 
     def warm_start(self, anew: bool = False) -> None:
         """Gives the learners the weights of `init_from`, unless the run has begun already.
@@ -149,7 +146,7 @@ class Trainer:
         for note in saving.notes:
             self.log.say(note)
         if not self.finished:
-            self._say_choices(self.choices.begin())
+            self.findings.spaces_known(trained)
         if self.population is not None:
             self.population.write()
         if self.finished:
@@ -166,8 +163,7 @@ class Trainer:
                 self.saving.notes.append(
                     f"the run can't be signed as this user's: {reason}; {trust.UNSIGNED}"
                 )
-        for choice in self.folder.choices:
-            self.choices.knows(choice.choice, f"{choice.said}: {choice.option}")
+        self.findings.resumes()
         if self.finished:
             self.folder.check_record(self.saving.warnings.append)
         else:
@@ -184,10 +180,10 @@ class Trainer:
                 str(shown(self.folder.path)),
                 self.facts,
                 max(scores, default=None),
-                self.marks.judged(self.reports.parts),
+                self.findings.judged(self.reports.parts),
                 evaluated=self.evaluations.elsewhere,
-                choices=self.choices.said,
-                marks=self.marks.said,
+                choices=self.findings.choices,
+                marks=self.findings.marks,
             )
             return make_progress(view, stream)
 
@@ -300,11 +296,7 @@ class Trainer:
     def learned(self, batch: Batch) -> bool:
         """Counts a batch and considers its policy; returns whether that now has another policy's
         weights."""
-        if not self._seen:
-            self._seen = True
-            for warning in self.choices.lost_precision(batch.rollout.obs):
-                self.log.warn(warning)
-        self._say_choices(self.choices.look(batch))
+        self.findings.rows(batch, self.counters.env_steps)
         self.policies[batch.policy].add(batch)
         for index, episodes in batch.others.items():
             self.policies[index].add_episodes(episodes)
@@ -323,11 +315,6 @@ class Trainer:
             return False
         due = self.saving.due(counters, wall_s) or self.evaluations.due(counters.env_steps, wall_s)
         return not due and (self.population is None or self.population.rests(batch, own))
-
-    def _say_choices(self, doubts: Sequence[Doubt]) -> None:
-        for doubt in doubts:
-            self.log.say(f"choice: {doubt}")
-        self.folder.add_choices(doubts, self.counters.env_steps)
 
     def diverged(self, policy: int, error: NonFiniteError) -> None:
         """Replaces a policy whose update became NaN, if the population can."""
@@ -370,8 +357,7 @@ class Trainer:
         if finished or evaluated or self.stop.made or self.reports.due:
             self.folder.check()
             self.reports.write(self.counters, self.log)
-            for line in self.marks.look(steps):
-                self.log.say(line)
+            self.findings.report(steps)
             self._calls.ask(self.on_report, self.reports.last)
         else:
             self.reports.show(self.counters, self.log)

@@ -15,8 +15,8 @@ from quintet.algorithms import registry
 from quintet.algorithms.registry import DEFAULT
 from quintet.config.command import parse
 from quintet.config.layers import flatten, options
-from quintet.doctor.finding import LIKELY
 from quintet.errors import ConfigError
+from quintet.findings.record import LIKELY
 from quintet.search.race_journal import Runner
 from quintet.system.manifest import Checked, content_fault
 

@@ -63,10 +63,14 @@ class Catalog(Generic[T]):
             self.loaded[name] = self._load(name)
         return self.loaded[name]
 
-    def usable(self) -> Iterator[tuple[str, T]]:
-        """Names and records, without those of broken packages; each is imported when it is
-        reached."""
+    def usable(self, *, own: bool = True) -> Iterator[tuple[str, T]]:
+        """Names and records, without those of broken packages; each is imported when it is reached.
+
+        own: also quintet's.
+        """
         for name in self.names():
+            if name in self.own and not own:
+                continue
             try:
                 record = self.find_safely(name)
             except ConfigError:  # told where that name is asked for

@@ -17,7 +17,7 @@ Source = Annotated[str, Field(max_length=10_000)]  # origin of an option, with t
 
 
 class Choice(Checked):
-    """A doubtful choice, see `quintet.config.choices.Doubt`; env_steps: when it was said."""
+    """A doubtful choice, a finding of `quintet.findings.choices`; env_steps: when it was said."""
 
     choice: Word
     said: Sentence

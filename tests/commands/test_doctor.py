@@ -12,13 +12,17 @@ import pytest
 import quintet
 from quintet.cli import main
 from quintet.commands import doctor
-from quintet.doctor import apart, finding, units
+from quintet.doctor import apart, units
 from quintet.doctor.apart import Examined
-from quintet.doctor.finding import Finding
 from quintet.errors import ConfigError
+from quintet.findings import engine
+from quintet.findings.record import Finding
 from quintet.observe.run_summary import read_summary
 
-FOUND = Finding("gamma", 0.8, "gamma is short", {"worth": 0.001}, "raise it", "quintet train ppo")
+FOUND = Finding(
+    "gamma is short", {"worth": 0.001}, "raise it", command="quintet train ppo", weight=0.8,
+    name="gamma",
+)  # fmt: skip
 
 
 def _written(folder: Path, **options: Any) -> Path:
@@ -106,7 +110,7 @@ def test_foreign_options_are_read_as_text(tmp_path: Path, capsys: pytest.Capture
 def test_a_command_with_foreign_words_can_be_pasted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(finding, "helps", lambda name: True)
+    monkeypatch.setattr(engine, "helps", lambda name: True)
     run = _written(tmp_path / "a b", env={"id": "x; rm -rf ~"}, learning_rate=10**400, gamma=1e999)
     choice = {"choice": "gamma", "said": "s", "option": "--gamma $(reboot)", "env_steps": 1}
     record = {"state": "finished", "choices": [choice]}
@@ -181,9 +185,9 @@ def test_the_policy_is_looked_at(
 ):
     looked: list[Path] = []
 
-    def dead(folder: Path) -> Finding:
+    def dead(folder: Path) -> list[Finding]:
         looked.append(folder)
-        return Finding("dead-units", 0.65, "all are off")
+        return [Finding("all are off", weight=0.65, name="dead-units")]
 
     monkeypatch.setattr(units, "dead_units", dead)
     run = _written(tmp_path / "run")

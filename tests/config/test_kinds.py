@@ -15,11 +15,12 @@ from small_run_helpers import save_options
 from quintet.cli import main
 from quintet.config.facts import KindProbe
 from quintet.config.layers import Layer, options, preset_layers
-from quintet.config.resolve import Loaded, compose, many_streams_note
+from quintet.config.resolve import Loaded, compose
 from quintet.config.saved import load_config, load_seeds
 from quintet.envs.config import EnvConfig
 from quintet.envs.resolved import resolve_env
 from quintet.errors import ConfigError
+from quintet.findings.start import many_streams
 
 KINDS = ("vector_discrete", "vector_continuous", "pixels", "atari")
 made: list["Camera"] = []
@@ -265,10 +266,10 @@ def test_thousands_of_streams_get_a_short_unroll_and_large_minibatches(
     assert (learner.unroll_steps, learner.minibatch_steps) == (unroll, minibatch)
     chosen = minibatch in (32_768, 8_192)
     assert (loaded.sources["minibatch_steps"] == "resolved (for many streams)") is chosen
-    told = many_streams_note(loaded)
-    assert (told is not None) is chosen
+    told = [each.said for each in many_streams(loaded)]
+    assert bool(told) is chosen
     if told:
-        assert f"unroll_steps=32 and minibatch_steps={minibatch} were chosen for" in told
+        assert f"unroll_steps=32 and minibatch_steps={minibatch} were chosen for" in told[0]
 
 
 @pytest.mark.parametrize(

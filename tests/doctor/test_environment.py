@@ -13,16 +13,17 @@ import pytest
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from quintet.doctor import apart, env_actions, env_episodes, env_observations, environment, pairs
+from quintet.doctor import apart, environment, pairs
 from quintet.doctor.apart import examine_apart
-from quintet.doctor.finding import Finding
 from quintet.doctor.play import Reader, play
-from quintet.doctor.seen import Options, Seen
+from quintet.doctor.seen import Seen
 from quintet.envs.config import EnvConfig
 from quintet.envs.env_source import settle
 from quintet.envs.make import make_group_env
 from quintet.envs.resolved import resolve_env
 from quintet.errors import ConfigError
+from quintet.findings.engine import Again, evaluate
+from quintet.findings.record import Finding
 from quintet.jobs.job import Outcome
 from quintet.search.candidates import what_only_this_process_has
 from quintet.types import ACTION_MASK, Spaces
@@ -226,12 +227,11 @@ def test_actions_that_matter_late_are_not_ignored():
     assert found.changed
     assert found.looked == 60 + 1 + pairs.AFTER
     assert (hasty.changed, hasty.cut) == (0, True)
-    unsure, sure = (
-        env_actions.action_ignored(Seen(pairs=replace(hasty, compared=50, cut=cut)))
+    (unsure,), (sure,) = (
+        evaluate("environment", Seen(pairs=replace(hasty, compared=50, cut=cut)))
         for cut in (True, False)
     )
-    assert unsure is not None
-    assert sure is not None
+    assert unsure.name == sure.name == "action-ignored"
     assert unsure.weight < sure.weight
 
 
@@ -299,7 +299,7 @@ def test_choices_are_read_as_networks_read_them():
 def test_commands_repeat_the_environment():
     words = ["--env", "test_environment:Point", "--env.kwargs", '{"fault": "keeps"}']
     found = environment.options_of(environment.load("ddpg", words), "")
-    assert found.check.endswith("""Point --env.kwargs '{"fault": "keeps"}'""")
+    assert found.again.look.endswith("""Point --env.kwargs '{"fault": "keeps"}'""")
     assert found.remember == "--env.frame-stack 4"
     assert environment.options_of(environment.load("ppo", words), "").remember.endswith(" lstm")
 
@@ -321,10 +321,10 @@ def test_a_limit_of_many_steps_is_seen():
     seen = Seen()
     stages = dict(environment._stages(loaded, seen, 0, 30.0))
     stages["check"]()
-    assert not seen.doubts
+    assert not seen.choices
     stages["play"]()
-    assert [each.choice for each in seen.doubts] == ["gamma", "time_limit"]
-    assert "48 of 48 episodes were terminated after exactly 500 steps" in str(seen.doubts[-1])
+    assert [each.name for each in seen.choices] == ["gamma", "time-limit"]
+    assert "48 of 48 episodes were terminated after exactly 500 steps" in str(seen.choices[-1])
 
 
 class Reseeds(Point):
@@ -339,7 +339,8 @@ class Reseeds(Point):
 def test_a_reset_that_seeds_again(name: str, found: bool):
     env = make_group_env(resolve_env(EnvConfig(id=f"test_environment:{name}")), 3)
     with closing(env):
-        assert (env_episodes.same_start(Seen(played=play(env, 400, 0, 10.0))) is not None) == found
+        seen = evaluate("environment", Seen(played=play(env, 400, 0, 10.0)))
+    assert ("same-start" in [each.name for each in seen]) == found
 
 
 class Wide(Point):
@@ -370,25 +371,15 @@ def test_numbers_of_large_leaves_are_looked_at():
     env = make_group_env(resolve_env(EnvConfig(id="test_environment:Wide")), 3)
     with closing(env):
         seen = Seen(played=play(env, 300, 0, 10.0))
-    scale, dead, duplicate = (
-        find(seen)
-        for find in (
-            env_observations.observation_scale,
-            env_observations.observation_dead,
-            env_observations.observation_duplicate,
-        )
-    )
-    assert scale is not None
-    assert "observation numbers[7] is of size" in scale.said
-    assert dead is not None
-    assert dead.said == "observation 'still' never changed"
-    assert duplicate is not None
-    assert "numbers[9] and numbers[10]" in duplicate.said
+    said = {each.name: each.said for each in evaluate("environment", seen)}
+    assert "observation numbers[7] is of size" in said["observation-scale"]
+    assert said["observation-dead"] == "observation 'still' never changed"
+    assert "numbers[9] and numbers[10]" in said["observation-duplicate"]
     assert seen.played is not None
     rest = {"numbers": seen.played.large["numbers"], "frame": seen.played.large["frame"]}
-    dead = env_observations.observation_dead(Seen(played=replace(seen.played, large=rest)))
-    assert dead is not None
-    assert "1 of 100 numbers of the observation never changed, the first is numbers[8]" in dead.said
+    found = evaluate("environment", Seen(played=replace(seen.played, large=rest)))
+    (dead,) = (each.said for each in found if each.name == "observation-dead")
+    assert "1 of 100 numbers of the observation never changed, the first is numbers[8]" in dead
 
 
 class Masked(Point):
@@ -483,15 +474,16 @@ def test_other_actions_show_in_the_next_observation(fault: str):
 
 
 def test_a_command_trains_in_a_folder_of_its_own():
-    seen = Seen(Options(train="quintet train ppo --env A/B-v0", folder="runs/ppo-A_B-v0"))
-    found = Finding("option-far", 0.5, "", command=f"{seen.options.train} --gamma 0.9")
-    told = environment._with_folder(found, seen.options).command
-    assert told == f"{found.command} --run-dir runs/ppo-A_B-v0-option-far"
-    check = replace(found, command="quintet check-env A/B-v0")
-    assert environment._with_folder(check, seen.options) == check
-    given = replace(seen.options, train=f"{seen.options.train} --run-dir here")
-    typed = replace(found, command=f"{given.train} --gamma 0.9")
-    assert environment._with_folder(typed, given) == typed
+    again = Again("quintet train ppo --env A/B-v0", "runs/ppo-A_B-v0-", "quintet check-env A/B-v0")
+    found = Finding("", option="--gamma 0.9", name="option-far")
+    told = "quintet train ppo --env A/B-v0 --gamma 0.9 --run-dir runs/ppo-A_B-v0-option-far"
+    assert again.command(found) == told
+    assert again.command(replace(found, subject="gamma")) == f"{told}-gamma"
+    assert again.command(replace(found, option=None)) == again.look
+    assert again.command(replace(found, option="")) == ""
+    assert again.command(replace(found, option=None, command="other")) == "other"
+    typed = again._replace(train=f"{again.train} --run-dir here")
+    assert typed.command(found) == f"{typed.train} --gamma 0.9"
 
 
 def test_a_slow_fit_is_no_fault_of_the_environment():

@@ -7,8 +7,8 @@ from seen_environments_helpers import played
 from quintet.doctor import fits
 from quintet.doctor.clock import hidden_clock
 from quintet.doctor.fits import fit
-from quintet.doctor.network import network_folds
-from quintet.doctor.predict import nearest_score, scores, share_of_groups, tells
+from quintet.doctor.network import by_network
+from quintet.doctor.predict import folds, nearest_score, scores, share_of_groups, tells
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.standard_normal((2_000, 3))
@@ -168,7 +168,7 @@ def test_a_reward_that_is_missed_is_looked_for_in_the_nearest_rows():
 
 def test_a_network_predicts_what_features_miss_and_no_noise():
     y = np.stack([np.sign(X[:, 0] * X[:, 1]), RANDOM.standard_normal(2_000)], 1)
-    left, (sharp, noise) = network_folds(X, y, GROUP)
+    left, (sharp, noise) = folds(X, y, GROUP, by_network)
     assert sharp.low > scores(X, y, GROUP)[0].high + 0.1
     assert abs(noise.mean) < 0.1
     assert left[:, 0].var() < 0.3 * y[:, 0].var()

@@ -32,21 +32,20 @@ def test_a_new_network_has_no_dead_units(policy: Policy):
 
 def test_units_at_their_bounds_are_found(policy: Policy, tmp_path: Path):
     policy.save(tmp_path / "sound")
-    assert units.dead_units(tmp_path / "sound") is None
+    assert not [*units.dead_units(tmp_path / "sound")]
     tensors = {
         name: torch.full_like(x, 50.0) if name.endswith("0.bias") else x
         for name, x in policy.publication.tensors.items()
     }
     spoiled = Policy(policy.description, replace(policy.publication, tensors=tensors))
     spoiled.save(tmp_path / "spoiled")
-    found = units.dead_units(tmp_path / "spoiled")
-    assert found is not None
+    (found,) = units.dead_units(tmp_path / "spoiled")
     assert found.name == "dead-units"
     assert found.evidence["dead"] >= 64
 
 
 def test_a_folder_without_a_policy_is_no_error(tmp_path: Path):
-    assert units.dead_units(tmp_path) is None
+    assert not [*units.dead_units(tmp_path)]
 
 
 @pytest.mark.parametrize("error", [IndexError("of its own"), SystemExit(3)])
@@ -58,4 +57,4 @@ def test_an_encoder_that_fails_on_invented_observations_is_no_error(
 
     policy.save(tmp_path / "sound")
     monkeypatch.setattr(units, "units", fails)
-    assert units.dead_units(tmp_path / "sound") is None
+    assert not [*units.dead_units(tmp_path / "sound")]

@@ -25,9 +25,9 @@ from quintet.envs.env_source import EnvLike, settle
 from quintet.envs.envpool import EnvPoolVectorEnv
 from quintet.envs.make import make_group_env
 from quintet.errors import ConfigError, QuintetError
+from quintet.findings.speed import RunFacts
 from quintet.models import compiled
 from quintet.models.config import resolve_model
-from quintet.observe.advice import RunFacts
 from quintet.protocols import DataPlan
 from quintet.run import reports
 from quintet.system import compiler

@@ -21,6 +21,7 @@ from quintet.config.runtime import RuntimeConfig
 from quintet.config.saved import load_config
 from quintet.envs.toy import Contextual
 from quintet.errors import ConfigError
+from quintet.findings.start import on_gpu
 from quintet.observe.timing import PhaseTimer
 from quintet.run import launch, learners, sampling
 from quintet.run.launch import Result
@@ -150,8 +151,9 @@ def _inference(where: Where) -> None:
     chosen, given = (
         SimpleNamespace(runtime=RuntimeConfig(inference=x)) for x in ("auto", "device")
     )
-    assert "--runtime.inference local" in machine.on_gpu_note(chosen, given)
-    assert machine.on_gpu_note(given, given) is None
+    (told,) = on_gpu(SimpleNamespace(config=chosen), given)
+    assert "--runtime.inference local" in told.said
+    assert not [*on_gpu(SimpleNamespace(config=given), given)]
     with pytest.raises(ConfigError, match=r"inference=device must have a CUDA GPU, got .*auto"):
         resolved(runtime__device="auto", runtime__inference="device")
 

@@ -12,9 +12,9 @@ from quintet.config import machine
 from quintet.config.layers import Layer
 from quintet.doctor import apart
 from quintet.doctor.apart import Examined
-from quintet.doctor.finding import Finding
 from quintet.envs.env_source import settle
 from quintet.errors import ConfigError
+from quintet.findings.record import Finding
 from quintet.run import launch
 from quintet.search import candidates
 from quintet.search.portfolio import Entry
@@ -28,7 +28,8 @@ def test_a_change_that_does_not_fit_an_entry_is_left_out(
     says, source = settle(lambda: gymnasium.make("CartPole-v1"))
     values: dict[str, Any] = {**SMALL, "env.id": says["id"], "run_dir": str(tmp_path / "a")}
     asked = Asked(10.0, (Layer("command line", {**values, "gamma": 0.9}),), source=source)
-    memory = Finding("memory", 0.9, "it is hidden", {}, "do", "quintet train ppo --model.core lstm")
+    lstm = "quintet train ppo --model.core lstm"
+    memory = Finding("it is hidden", {}, "do", command=lstm, weight=0.9, name="memory")
 
     def examine(*given: Any) -> Examined:
         words = given[1]

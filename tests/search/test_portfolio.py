@@ -10,8 +10,8 @@ from installed_helpers import install
 from quintet.algorithms import registry
 from quintet.config.facts import EnvKind
 from quintet.config.layers import options
-from quintet.doctor.finding import Finding
 from quintet.errors import ConfigError
+from quintet.findings.record import Finding
 from quintet.search import portfolio
 from quintet.search.portfolio import Change, Entry
 from quintet.search.race_journal import Runner
@@ -63,7 +63,8 @@ def test_an_installed_learner_brings_its_own(
 
 def finding(name: str, weight: float, words: str) -> dict[str, object]:
     command = f"quintet train ppo --env X {words}" if words else "quintet check-env X"
-    return Finding(name, weight, f"{name} is seen", {"x": math.pi}, "do", command).as_json()
+    said, numbers = f"{name} is seen", {"x": math.pi}
+    return Finding(said, numbers, "do", command=command, weight=weight, name=name).as_json()
 
 
 def test_likely_findings_with_an_option_change_entries() -> None:

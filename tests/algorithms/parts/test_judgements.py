@@ -12,14 +12,14 @@ from ppo_helpers import CONTINUOUS
 
 import quintet
 from quintet.algorithms import registry
-from quintet.observe.health import findings
+from quintet.findings.health import judged as states
 
 NORMALIZED = {"normalize_observations": True, "reward_normalizer": "return_std"}
 
 
 def judged(algo: str, report: dict[str, float], **options: Any) -> dict[str, str]:
     one = registry.find(algo)
-    found = findings(one.judged(one.config(**options), CONTINUOUS), report)
+    found = states(one.judged(one.config(**options), CONTINUOUS), report)
     return {each.part: each.state for each in found}
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 import quintet
-from quintet.doctor.finding import Finding, in_words
-from quintet.observe.report_page import Mark, page
+from quintet.findings.record import Finding
+from quintet.observe.report_page import page
 from quintet.observe.run_summary import read_summary
-from quintet.run import doubts
+from quintet.run import findings
 
 
 def _lines(folder: Path) -> list[str]:
@@ -45,7 +45,7 @@ def test_a_resumed_run_is_judged_by_all_of_its_reports(tmp_path, monkeypatch):
         seen.append([report["env_steps"] for report in runs[0].reports])
         return {str(runs[0].folder): []}
 
-    monkeypatch.setattr(doubts, "examine_runs", examined)
+    monkeypatch.setattr(findings, "examine_runs", examined)
     options = {"unroll_steps": 25, "minibatch_steps": 25, "env.num_streams": 1}
     options |= {"report.interval_s": 0.0, "eval.episodes": 0}
 
@@ -73,14 +73,15 @@ def test_marks_are_on_the_page(tmp_path: Path):
     pytest.importorskip("jinja2")
     (tmp_path / "run.json").write_text("{}")
     run = read_summary(tmp_path)
-    own = Finding("gamma", 0.7, "", {"gamma": 0.5, "unknown": float("nan")})
-    numbers, command = in_words(own.evidence), "quintet train ppo --env '<b>' --gamma 0.9"
-    mark = Mark("gamma", "likely", "gamma is <b>short</b>", "raise it", numbers, command, own.link)
+    numbers, command = {"gamma": 0.5, "unknown": float("nan")}, "quintet train ppo --env '<b>'"
+    mark = Finding(
+        "gamma is <b>short</b>", numbers, "raise it", command=command, weight=0.7, name="gamma"
+    )
     content = page([run], "Runs", {str(run.folder): [mark]})
     assert (
         "likely, gamma: gamma is &lt;b&gt;short&lt;/b&gt; (gamma 0.5). To do: raise it." in content
     )
-    assert "<code>quintet train ppo --env &#39;&lt;b&gt;&#39; --gamma 0.9</code>" in content
+    assert "<code>quintet train ppo --env &#39;&lt;b&gt;&#39;</code>" in content
     assert "docs/not-learning.md#gamma" in content
     assert "no proof" in page([run], "Runs", {str(run.folder): []})
     assert "Findings of the doctor" not in page([run], "Runs")

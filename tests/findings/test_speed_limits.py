@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from facts_helpers import ABSENT, FACTS, PICTURES, POOL
 
-from quintet.observe.limits import limit
+from quintet.findings.speed import limit
 from quintet.observe.timing import PHASES, Cores, Load
 from quintet.protocols import UpdateAdvice
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from quintet.observe.advice import RunFacts
+from quintet.findings.speed import RunFacts
 from quintet.protocols import UpdateAdvice
 
 FACTS = RunFacts(

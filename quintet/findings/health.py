@@ -14,7 +14,7 @@ NUMBERS: Mapping[State, float] = {"reliable": 1.0, "not known yet": 0.0, "doubtf
 
 
 @final
-class Finding(NamedTuple):
+class Judged(NamedTuple):
     """The state of a part of a policy's learner, and its reason.
 
     policy: its index in a run of several; -1: it is the only policy.
@@ -31,11 +31,9 @@ class Finding(NamedTuple):
         return part if self.policy < 0 else f"{part} of policy {self.policy}"
 
 
-def findings(parts: Sequence[Part], report: Mapping[str, float]) -> list[Finding]:
-    """A finding for every part of every policy in the report."""
-    policies = by_policy(report)
-    if not policies:
-        return [_judged(part, report) for part in parts]
+def judged(parts: Sequence[Part], report: Mapping[str, float]) -> list[Judged]:
+    """The state of every part of every policy in the report."""
+    policies = by_policy(report) or {-1: dict(report)}
     return [
         _judged(part, own)._replace(policy=policy)
         for policy, own in policies.items()
@@ -48,36 +46,40 @@ def metrics(parts: Sequence[Part], report: Mapping[str, float]) -> dict[str, flo
     return {f"health/{part.name}": NUMBERS[_judged(part, report).state] for part in parts}
 
 
-def _judged(part: Part, report: Mapping[str, float]) -> Finding:
+def _judged(part: Part, report: Mapping[str, float]) -> Judged:
     """The state of a part by all of its evidence: one doubt decides; without evidence it is not
     known.
     """
-    found = [each for each in part.evidence if _counts(each, report)]
-    ripe = [each for each in found if report.get("updates", 0.0) >= each.after_updates]
+    found = [each for each in part.evidence if counts(each, report)]
+    ripe = [each for each in found if is_ripe(each, report)]
     against = [each for each in ripe if not each.possible.holds(report[each.metric])]
     if against:
-        return Finding(part.name, "doubtful", _told(against, report, doubtful=True))
+        return Judged(part.name, "doubtful", _told(against, report, doubtful=True))
     open_ = [each for each in ripe if not each.sound.holds(report[each.metric])]
-    if open_:
-        return Finding(part.name, "not known yet", _told(open_, report))
-    if len(ripe) < len(found):
-        updates = int(report.get("updates", 0.0))
-        least = max(each.after_updates for each in found)
-        return Finding(part.name, "not known yet", f"{updates} of {least} updates that it takes")
     missing = [each.name for each in part.evidence if each.needed and each.metric not in report]
-    if missing or not ripe:
-        of = missing[0] if missing else "it"
-        return Finding(part.name, "not known yet", f"no report has {of}")
-    return Finding(part.name, "reliable", _told(ripe, report))
+    if open_:
+        why = _told(open_, report)
+    elif len(ripe) < len(found):
+        least = max(each.after_updates for each in found)
+        why = f"{int(report.get('updates', 0.0))} of {least} updates that it takes"
+    elif missing or not ripe:
+        why = f"no report has {missing[0] if missing else 'it'}"
+    else:
+        return Judged(part.name, "reliable", _told(ripe, report))
+    return Judged(part.name, "not known yet", why)
 
 
-def _counts(each: Evidence, report: Mapping[str, float]) -> bool:
-    if each.metric not in report:
-        return False
+def counts(each: Evidence, report: Mapping[str, float]) -> bool:
+    """Whether a report has a metric that is evidence, and the other one that it takes."""
     if each.given is None:
-        return True
+        return each.metric in report
     name, range_ = each.given
-    return name in report and range_.holds(report[name])
+    return each.metric in report and name in report and range_.holds(report[name])
+
+
+def is_ripe(each: Evidence, report: Mapping[str, float]) -> bool:
+    """Whether there were enough updates for a metric to decide anything."""
+    return report.get("updates", 0.0) >= each.after_updates
 
 
 def _told(evidence: Sequence[Evidence], report: Mapping[str, float], doubtful: bool = False) -> str:
@@ -100,7 +102,7 @@ def _told(evidence: Sequence[Evidence], report: Mapping[str, float], doubtful: b
 _ORDER: tuple[State, ...] = ("reliable", "not known yet", "doubtful")
 
 
-def sentences(found: Sequence[Finding]) -> list[tuple[State, str]]:
+def sentences(found: Sequence[Judged]) -> list[tuple[State, str]]:
     """A sentence for each part; with several policies one for each part and state, with the reason
     of the first such policy.
     """
@@ -136,7 +138,7 @@ class Herald:
         self._silent_until: dict[tuple[str, int], float] = {}
         self._silence_s: dict[tuple[str, int], float] = {}
 
-    def news(self, found: Sequence[Finding], now: float) -> list[str]:
+    def news(self, found: Sequence[Judged], now: float) -> list[str]:
         """Lines about changes up to `now`, in seconds."""
         told = []
         for each in found:

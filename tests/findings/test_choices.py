@@ -9,14 +9,15 @@ import pytest
 from gymnasium import spaces
 
 from quintet.algorithms import registry
-from quintet.config import choices
-from quintet.config.choices import Learning
 from quintet.config.layers import Layer
 from quintet.config.saved import load_config
 from quintet.envs.evidence import Evidence
 from quintet.envs.ids import list_envs
 from quintet.envs.make import make_group_env
 from quintet.errors import QuintetError
+from quintet.findings.choices import Chosen, Learning, as_choice
+from quintet.findings.engine import evaluate
+from quintet.findings.record import Finding
 from quintet.models.config import ModelConfig, resolve_model
 from quintet.types import ACTION_MASK, Spaces
 from quintet.uniform import random_rows
@@ -28,7 +29,8 @@ SCALED = Learning()
 
 
 def before(space: spaces.Space, actions: spaces.Space = TWO, steps: int = 10**6, **model):
-    return choices.before(ModelConfig(**model), Spaces(space, actions), steps)
+    of, asked = Spaces(space, actions), ModelConfig(**model)
+    return evaluate("choices", Chosen(asked, resolve_model(asked, of), of, SCALED, steps))
 
 
 def seen(
@@ -58,12 +60,14 @@ def seen(
 
 def during(evidence: Evidence, learning: Learning = SCALED, **model):
     of = Spaces(evidence.observation, TWO)
-    return choices.during(resolve_model(ModelConfig(**model), of), of, learning, evidence)
+    asked = ModelConfig(**model)
+    chosen = Chosen(asked, resolve_model(asked, of), of, learning, evidence=evidence)
+    return evaluate("choices", chosen)
 
 
-def one(doubts: list[choices.Doubt], choice: str) -> str:
+def one(doubts: list[Finding], choice: str) -> str:
     """The text of the only doubt, which is of this choice."""
-    assert [each.choice for each in doubts] == [choice]
+    assert [as_choice(each)["choice"] for each in doubts] == [choice]
     return str(doubts[0])
 
 
@@ -270,7 +274,7 @@ def test_a_limit_that_an_observation_shows_is_none(clock: str):
             last = np.array([left == 26 - over])
             evidence.ends.add({"obs": row.astype(np.float32)}, last)
         evidence.ended(over, 1.0, terminated=True, last_reward=1.0)
-    told = [each.choice for each in during(evidence)]
+    told = [as_choice(each)["choice"] for each in during(evidence)]
     assert told == (["time_limit"] if clock in ("nothing", "a wave") else [])
 
 
@@ -391,6 +395,6 @@ def test_no_choice_for_an_environment_with_a_preset_is_doubtful(
             registry.find(algo).reward_scaling(learner),
             registry.find(algo).reward_divisor(learner),
         )
-        assert choices.before(config.model, of, config.total_env_steps) == []
-        model = resolve_model(config.model, of)
-        assert choices.during(model, of, learning, evidence) == []
+        model, budget = resolve_model(config.model, of), config.total_env_steps
+        chosen = Chosen(config.model, model, of, learning, budget, evidence)
+        assert evaluate("choices", chosen) == []

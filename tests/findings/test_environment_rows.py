@@ -9,19 +9,25 @@ import numpy as np
 import pytest
 from seen_environments_helpers import fits, near, number, pairs, played, seen
 
-from quintet.config.choices import Doubt
-from quintet.doctor import env_actions, env_episodes, env_observations, env_rewards
 from quintet.doctor.clock import Clock
-from quintet.doctor.finding import option_in
 from quintet.doctor.fits import Next
 from quintet.doctor.play import Play
 from quintet.doctor.predict import Score
 from quintet.doctor.seen import Options, Seen
+from quintet.findings import environment, rewards
+from quintet.findings.engine import evaluate, option_in
+from quintet.findings.record import Finding
+
+
+def one(name: str, facts: Seen) -> Finding | None:
+    """The finding of a name; further words after a space say how it is planted."""
+    found = evaluate("environment", facts)
+    return next((each for each in found if each.name == name.partition(" ")[0]), None)
 
 
 def _check(**own: Any) -> Any:
     usual = {
-        "faults": [],
+        "findings": [],
         "same_seeds": "",
         "same_again": "",
         "keeps": "",
@@ -50,130 +56,60 @@ _RARE = np.zeros((1_000, 4))
 _RARE[500, 0] = 1.0
 _ENDS = played().terminated * -1.0
 
-PLANTED: dict[str, tuple[Callable[[Seen], Any], Callable[[], Seen]]] = {
-    "action-ignored": (
-        env_actions.action_ignored,
-        lambda: seen(pairs=pairs(changed=0, rewarded=0, returns_differ=0)),
+PLANTED: dict[str, Callable[[], Seen]] = {
+    "action-ignored": lambda: seen(pairs=pairs(changed=0, rewarded=0, returns_differ=0)),
+    "reward-ignores-action": lambda: seen(
+        pairs=pairs(rewarded=0, returns_differ=0),
+        played=played(reward=_OBS[:1_000, :, 0], terminated=False),
     ),
-    "reward-ignores-action": (
-        env_actions.reward_ignores_action,
-        lambda: seen(
-            pairs=pairs(rewarded=0, returns_differ=0),
-            played=played(reward=_OBS[:1_000, :, 0], terminated=False),
-        ),
+    "action-inconsistent": lambda: seen(fits=fits(action_by_episode=0.6)),
+    "action-saturated": lambda: seen(pairs=pairs(reached=0.1)),
+    "observation-late": lambda: seen(pairs=pairs(first=[2] * 98 + [1] * 2)),
+    "reward-never-seen": lambda: seen(played=played(reward=0.0)),
+    "reward-rare": lambda: seen(played=played(reward=_RARE)),
+    "reward-constant": lambda: seen(played=played(reward=-1.0, terminated=False)),
+    "reward-sign": lambda: seen(played=played(reward=-1.0)),
+    "reward-sign at the end": lambda: seen(
+        played=played(reward=np.where(played().terminated, -1.0, -1e-9))
     ),
-    "action-inconsistent": (
-        env_actions.action_inconsistent,
-        lambda: seen(fits=fits(action_by_episode=0.6)),
+    "reward-sign by the threshold": lambda: seen(
+        played=played(reward=-1.0, terminated=False), threshold=100.0
     ),
-    "action-saturated": (env_actions.action_saturated, lambda: seen(pairs=pairs(reached=0.1))),
-    "observation-late": (
-        env_actions.observation_late,
-        lambda: seen(pairs=pairs(first=[2] * 98 + [1] * 2)),
+    "reward-sign of a distance": lambda: seen(
+        played=played(obs=_OBS, reward=np.abs(_OBS[1:, :, 0]))
     ),
-    "reward-never-seen": (
-        env_rewards.reward_never_seen,
-        lambda: seen(played=played(reward=0.0)),
+    "reward-late": lambda: seen(
+        fits=fits(reward=near(0.1), reward_lags={4: near(0.2), 32: near(0.9)})
     ),
-    "reward-rare": (env_rewards.reward_rare, lambda: seen(played=played(reward=_RARE))),
-    "reward-constant": (
-        env_rewards.reward_constant,
-        lambda: seen(played=played(reward=-1.0, terminated=False)),
+    "reward-hidden": lambda: seen(fits=fits(reward=near(0.2), reward_by_episode=0.7)),
+    "reward-memory": lambda: seen(fits=fits(reward=near(0.2), reward_memory=near(0.9))),
+    "reward-noise": lambda: seen(fits=fits(reward=near(0.1), reward_memory=near(0.1))),
+    "hidden-clock": lambda: seen(fits=fits(reward=near(0.5), clock=Clock(8, 0.4, of_reward=True))),
+    "action-pays": lambda: seen(played=_pays(1.0)),
+    "observation-constant": lambda: seen(played=played(obs=np.ones((1_001, 4, 2)))),
+    "observation-scale": lambda: seen(played=played(obs=_OBS * [1.0, 1e6])),
+    "observation-duplicate": lambda: seen(played=played(obs=_OBS[..., [0, 0]])),
+    "observation-dead": lambda: seen(played=played(obs=_OBS * [1.0, 0.0])),
+    "observation-noise": lambda: seen(
+        fits=fits(next=(number(), number(now=0.5, value=0.0, loss=0.0)))
     ),
-    "reward-sign": (env_rewards.reward_sign, lambda: seen(played=played(reward=-1.0))),
-    "reward-sign at the end": (
-        env_rewards.reward_sign,
-        lambda: seen(played=played(reward=np.where(played().terminated, -1.0, -1e-9))),
-    ),
-    "reward-sign by the threshold": (
-        env_rewards.reward_sign,
-        lambda: seen(played=played(reward=-1.0, terminated=False), threshold=100.0),
-    ),
-    "reward-sign of a distance": (
-        env_rewards.reward_pays_far,
-        lambda: seen(played=played(obs=_OBS, reward=np.abs(_OBS[1:, :, 0]))),
-    ),
-    "reward-late": (
-        env_rewards.reward_late,
-        lambda: seen(fits=fits(reward=near(0.1), reward_lags={4: near(0.2), 32: near(0.9)})),
-    ),
-    "reward-hidden": (
-        env_rewards.reward_hidden,
-        lambda: seen(fits=fits(reward=near(0.2), reward_by_episode=0.7)),
-    ),
-    "reward-memory": (
-        env_rewards.reward_memory,
-        lambda: seen(fits=fits(reward=near(0.2), reward_memory=near(0.9))),
-    ),
-    "reward-noise": (
-        env_rewards.reward_noise,
-        lambda: seen(fits=fits(reward=near(0.1), reward_memory=near(0.1))),
-    ),
-    "hidden-clock": (
-        env_rewards.hidden_clock,
-        lambda: seen(fits=fits(reward=near(0.5), clock=Clock(8, 0.4, of_reward=True))),
-    ),
-    "action-pays": (
-        env_rewards.action_pays,
-        lambda: seen(played=_pays(1.0)),
-    ),
-    "observation-constant": (
-        env_observations.observation_constant,
-        lambda: seen(played=played(obs=np.ones((1_001, 4, 2)))),
-    ),
-    "observation-scale": (
-        env_observations.observation_scale,
-        lambda: seen(played=played(obs=_OBS * [1.0, 1e6])),
-    ),
-    "observation-duplicate": (
-        env_observations.observation_duplicate,
-        lambda: seen(played=played(obs=_OBS[..., [0, 0]])),
-    ),
-    "observation-dead": (
-        env_observations.observation_dead,
-        lambda: seen(played=played(obs=_OBS * [1.0, 0.0])),
-    ),
-    "observation-noise": (
-        env_observations.observation_noise,
-        lambda: seen(fits=fits(next=(number(), number(now=0.5, value=0.0, loss=0.0)))),
-    ),
-    "observation-memory": (
-        env_observations.observation_memory,
-        lambda: seen(fits=fits(next=(number(now=0.3, memory=0.95), number()))),
-    ),
-    "not-finite": (
-        env_episodes.not_finite,
-        lambda: seen(played=played(bad="observation 'obs' is nan at step 7")),
-    ),
-    "check-fault": (env_episodes.faults, lambda: seen(check=_check(faults=["reward is odd"]))),
-    "not-repeatable": (
-        env_episodes.not_repeatable,
-        lambda: seen(check=_check(same_seeds="reward at step 3")),
-    ),
-    "remembers": (env_episodes.remembers, lambda: seen(remembers="a reward at step 2")),
-    "same-start": (
-        env_episodes.same_start,
-        lambda: seen(pairs=pairs(starts=1), played=played(obs=np.ones((1_001, 4, 2)))),
-    ),
-    "never-ends": (
-        env_episodes.never_ends,
-        lambda: seen(check=_check(lengths=[]), played=played(every=0)),
-    ),
-    "ends-at-once": (env_episodes.ends_at_once, lambda: seen(played=played(every=1, vary=False))),
-    "gamma-one": (
-        env_episodes.gamma_one,
-        lambda: seen(played=played(terminated=False), options=Options(gamma=1.0)),
-    ),
-    "slow-step": (env_episodes.slow_step, lambda: seen(check=_check(step_s=0.2))),
+    "observation-memory": lambda: seen(fits=fits(next=(number(now=0.3, memory=0.95), number()))),
+    "not-finite": lambda: seen(played=played(bad="observation 'obs' is nan at step 7")),
+    "check-fault": lambda: seen(check=_check(findings=[Finding("it is odd", name="check-fault")])),
+    "not-repeatable": lambda: seen(check=_check(same_seeds="reward at step 3")),
+    "remembers": lambda: seen(remembers="a reward at step 2"),
+    "same-start": lambda: seen(pairs=pairs(starts=1), played=played(obs=np.ones((1_001, 4, 2)))),
+    "never-ends": lambda: seen(check=_check(lengths=[]), played=played(every=0)),
+    "ends-at-once": lambda: seen(played=played(every=1, vary=False)),
+    "gamma-one": lambda: seen(played=played(terminated=False), options=Options(gamma=1.0)),
+    "slow-step": lambda: seen(check=_check(step_s=0.2)),
 }
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_it_is_found_where_it_is_planted(name: str):
-    find, planted = PLANTED[name]
-    found = find(planted())
+    found = one(name, PLANTED[name]())
     assert found is not None
-    assert found.name == name.partition(" ")[0]
     assert 0.0 < found.weight < 1.0
     assert found.said
     assert found.advice
@@ -182,20 +118,18 @@ def test_it_is_found_where_it_is_planted(name: str):
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_it_is_not_found_where_it_is_absent(name: str):
-    find, _ = PLANTED[name]
-    assert find(_sound()) is None
+    assert one(name, _sound()) is None
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_nothing_is_found_where_nothing_was_measured(name: str):
-    find, _ = PLANTED[name]
-    assert find(seen()) is None
+    assert one(name, seen()) is None
 
 
 def test_a_number_is_large_beside_the_others():
     def found(scale: list[float], **options: Any) -> Any:
         own = seen(played=played(obs=_OBS * scale), options=Options(**options))
-        return env_observations.observation_scale(own)
+        return one("observation-scale", own)
 
     assert found([1e-3, 1e3]) is not None
     assert found([1e5, 1e5]) is None  # alike
@@ -206,51 +140,50 @@ def test_a_number_is_large_beside_the_others():
 
 def test_a_start_that_each_environment_repeats():
     own = np.arange(4.0)[None, :, None] * np.ones((1_001, 4, 2))
-    found = env_episodes.same_start(seen(played=played(obs=own)))
+    found = one("same-start", seen(played=played(obs=own)))
     assert found is not None
     assert found.degree == "likely"
     assert found.said.startswith("each of 4 environments begins all of its episodes")
     game = _check(env=SimpleNamespace(max_steps=None, agents=("a", "b")))
-    assert env_episodes.same_start(seen(played=played(obs=own), check=game)) is None
+    assert one("same-start", seen(played=played(obs=own), check=game)) is None
     few = played(obs=own, every=300)  # up to four episodes of each
-    assert env_episodes.same_start(seen(played=few)) is None
+    assert one("same-start", seen(played=few)) is None
 
 
 def test_what_the_last_actions_tell_needs_no_memory():
     told, hidden = (number(now=0.3, memory=0.95, delay=x) for x in (0.93, 0.5))
-    commands = []
+    words = []
     for each in (told, hidden):
-        found = env_observations.observation_memory(seen(fits=fits(next=(each, number()))))
+        found = one("observation-memory", seen(fits=fits(next=(each, number()))))
         assert found is not None
-        commands.append(found.command)
-    assert commands[0].endswith(" --env.observe-last true")
-    assert commands[1].endswith(" --model.core lstm")
+        words.append(found.option)
+    assert words == ["--env.observe-last true", "--model.core lstm"]
     shown = seen(fits=fits(next=(told, number())), options=Options(shows_last=True))
-    found = env_observations.observation_memory(shown)
+    found = one("observation-memory", shown)
     assert found is not None
     assert found.degree == "note"
     late = seen(pairs=pairs(first=[2] * 100), options=Options(shows_last=True))
-    found = env_actions.observation_late(late)
+    found = one("observation-late", late)
     assert found is not None
     assert found.degree == "possible"
     # Scores that are as uncertain do not say that actions tell it.
     unsure = Next("x", Score(0.1, 0.15), Score(0.62, 0.15), near(0.99), Score(0.15, 0.25))
-    found = env_observations.observation_memory(seen(fits=fits(next=(unsure, number()))))
+    found = one("observation-memory", seen(fits=fits(next=(unsure, number()))))
     assert found is not None
     assert "the two steps before" in found.said
-    assert found.command.endswith(" --model.core lstm")
+    assert found.option == "--model.core lstm"
 
 
 def test_flags_that_are_set_once_agree_by_chance():
     once = np.zeros((1_001, 4, 2))
     once[500, 0] = 1.0
-    assert env_observations.observation_duplicate(seen(played=played(obs=once))) is None
+    assert one("observation-duplicate", seen(played=played(obs=once))) is None
     opposite = np.concatenate([_OBS[..., :1], -_OBS[..., :1]], -1)
-    assert env_observations.observation_duplicate(seen(played=played(obs=opposite))) is None
+    assert one("observation-duplicate", seen(played=played(obs=opposite))) is None
 
 
 def test_a_goal_that_is_rarely_met_beside_the_cost_of_a_step():
-    found = env_rewards.reward_rare(seen(played=played(reward=_RARE - 0.01)))
+    found = one("reward-rare", seen(played=played(reward=_RARE - 0.01)))
     assert found is not None
     assert "another reward than -0.01 in 1 of" in found.said
     assert found.degree == "possible"
@@ -274,22 +207,13 @@ def test_words_of_a_choice(option: str, words: str):
     assert option_in(option) == words
 
 
-def test_every_finding_has_a_row():
-    of = (env_actions, env_rewards, env_observations, env_episodes)
-    functions = {find for module in of for find in module.FINDINGS}
-    assert functions == {find for find, _ in PLANTED.values()}
-
-
-def test_a_doubtful_choice_is_a_finding_with_its_option():
-    doubt = Doubt("gamma", "gamma is short", "--gamma 0.999")
-    (found,) = env_episodes.doubts(seen(doubts=[doubt]))
-    assert found.name == "gamma"
-    assert found.command.endswith(" --gamma 0.999")
-    assert not env_episodes.doubts(seen())
+def test_every_row_is_planted():
+    rows = [*rewards.finding.rows, *environment.finding.rows]
+    assert {name for row in rows for name in row.names} == {x.partition(" ")[0] for x in PLANTED}
 
 
 def test_a_step_that_costs_until_the_goal_is_only_asked_about():
-    found = env_rewards.reward_sign(seen(played=played(reward=-1.0)))
+    found = one("reward-sign", seen(played=played(reward=-1.0)))
     assert found is not None
     assert found.degree == "possible"
 
@@ -297,20 +221,20 @@ def test_a_step_that_costs_until_the_goal_is_only_asked_about():
 def test_a_number_of_two_values_is_no_distance():
     turn = np.where(np.arange(1_001) % 2, 1.0, -1.0)[:, None, None] * np.ones((1, 4, 2))
     rewards = np.abs(np.random.default_rng(1).standard_normal((1_000, 4)))
-    assert env_rewards.reward_pays_far(seen(played=played(obs=turn, reward=rewards))) is None
+    assert one("reward-sign", seen(played=played(obs=turn, reward=rewards))) is None
 
 
 @pytest.mark.parametrize(("rows", "degree"), [(1_000, "possible"), (2_500, "likely")])
 def test_that_nothing_ends_is_likely_only_after_many_steps(rows: int, degree: str):
-    found = env_episodes.never_ends(seen(check=_check(lengths=[]), played=played(rows, every=0)))
+    found = one("never-ends", seen(check=_check(lengths=[]), played=played(rows, every=0)))
     assert found is not None
     assert found.degree == degree
 
 
 def test_a_memory_makes_findings_about_memory_notes():
-    planted = PLANTED["observation-memory"][1]().fits
+    planted = PLANTED["observation-memory"]().fits
     with_memory = seen(fits=planted, options=Options(memory=True))
-    found = env_observations.observation_memory(with_memory)
+    found = one("observation-memory", with_memory)
     assert found is not None
     assert found.degree == "note"
 
@@ -321,64 +245,64 @@ def test_positions_without_velocities_lack_a_memory_first():
     told, hidden = (number(now=0.3, memory=0.99, delay=x) for x in (0.98, 0.7))
     for each, first in ((told, "observation-late"), (hidden, "observation-memory")):
         both = seen(pairs=late, fits=fits(next=(each, number())))
-        found = [env_actions.observation_late(both), env_observations.observation_memory(both)]
+        found = [one("observation-late", both), one("observation-memory", both)]
         assert max(found, key=lambda x: x.weight if x else 0.0).name == first  # type: ignore[union-attr]
 
 
-ABSENT: dict[str, tuple[Callable[[Seen], Any], Callable[[], Seen]]] = {
+ABSENT: dict[str, tuple[str, Callable[[], Seen]]] = {
     "noise that is a hidden clock": (
-        env_rewards.reward_noise,
+        "reward-noise",
         lambda: seen(fits=fits(reward=near(0.1), clock=Clock(8, 0.4, of_reward=True))),
     ),
     "memory that is a hidden clock": (
-        env_observations.observation_memory,
+        "observation-memory",
         lambda: seen(
             fits=fits(next=(number(now=0.3, memory=0.95),), clock=Clock(8, 0.4, of_reward=False))
         ),
     ),
     "an action that pays often": (
-        env_rewards.action_pays,
+        "action-pays",
         lambda: seen(played=_pays(0.9)),
     ),
     "every action pays": (
-        env_rewards.action_pays,
+        "action-pays",
         lambda: seen(played=replace(_pays(1.0), reward=np.ones((1_000, 4)))),
     ),
     "a number that is redrawn and used": (
-        env_observations.observation_noise,
+        "observation-noise",
         lambda: seen(
             fits=fits(next=(number(), replace(number(now=0.5, value=0.0, loss=0.0), used=True)))
         ),
     ),
     "rewards that were alike while actions were compared": (
-        env_actions.reward_ignores_action,
+        "reward-ignores-action",
         lambda: seen(
             pairs=pairs(rewarded=0, returns_differ=0, varied=0),
             played=played(reward=_OBS[:1_000, :, 0], terminated=False),
         ),
     ),
     "a predictor that fails": (
-        env_rewards.reward_noise,
+        "reward-noise",
         lambda: seen(fits=fits(reward=Score(0.1, 0.3), reward_memory=near(0.1))),
     ),
     "a reward that the nearest observations tell": (
-        env_rewards.reward_noise,
+        "reward-noise",
         lambda: seen(
             fits=fits(reward=near(0.1), reward_memory=near(0.1), reward_nearest=near(0.6))
         ),
     ),
     "a reward that is late and not remembered": (
-        env_rewards.reward_memory,
+        "reward-memory",
         lambda: seen(
             fits=fits(reward=near(0.2), reward_memory=near(0.92), reward_lags={8: near(0.9)})
         ),
     ),
     "a good score of episodes that end at once": (
-        env_rewards.reward_sign,
+        "reward-sign",
         lambda: seen(played=played(reward=0.5, every=1, vary=False), threshold=-100.0),
     ),
     "an end after the rows": (
-        env_episodes.never_ends,
+        "never-ends",
         lambda: seen(
             check=_check(lengths=[]),
             played=replace(played(2_500, every=0), ended=True, steps=2_600),
@@ -389,14 +313,14 @@ ABSENT: dict[str, tuple[Callable[[Seen], Any], Callable[[], Seen]]] = {
 
 @pytest.mark.parametrize("what", ABSENT)
 def test_what_is_sound_raises_no_alarm(what: str):
-    find, sound = ABSENT[what]
-    assert find(sound()) is None
+    name, sound = ABSENT[what]
+    assert one(name, sound()) is None
 
 
 def test_what_is_hidden_is_likely_only_where_it_matters():
     def weight(score: float, shown: int = 0) -> float:
         hidden = fits(reward=near(score), reward_by_episode=0.25, shown_by_episode=shown)
-        found = env_rewards.reward_hidden(seen(fits=hidden))
+        found = one("reward-hidden", seen(fits=hidden))
         assert found is not None
         return found.weight
 
@@ -406,17 +330,17 @@ def test_what_is_hidden_is_likely_only_where_it_matters():
 
 def test_random_play_that_counts_as_solved_is_told() -> None:
     above = seen(played=played(reward=1.0), threshold=-100.0)
-    found = env_rewards.reward_sign(above)
+    found = one("reward-sign", above)
     assert found is not None
     assert "random play is above it" in found.said
     assert found.evidence["mean return of random play"] > 0
-    assert env_rewards.reward_sign(seen(played=played(reward=1.0), threshold=1e6)) is None
+    assert one("reward-sign", seen(played=played(reward=1.0), threshold=1e6)) is None
 
 
 def test_what_counts_as_solved_inside_a_wrapper_says_less():
     rewards = played(reward=-1.0)
     inside, own = (
-        env_rewards.reward_sign(seen(played=rewards, threshold=475.0, wrapped=wrapped))
+        one("reward-sign", seen(played=rewards, threshold=475.0, wrapped=wrapped))
         for wrapped in (True, False)
     )
     assert inside is not None
@@ -425,8 +349,8 @@ def test_what_counts_as_solved_inside_a_wrapper_says_less():
 
 
 def test_the_step_that_is_to_be_remembered_is_named():
-    found = env_rewards.reward_memory(
-        seen(fits=fits(reward=near(0.0), reward_memory=near(0.9), memory_steps=4))
+    found = one(
+        "reward-memory", seen(fits=fits(reward=near(0.0), reward_memory=near(0.9), memory_steps=4))
     )
     assert found is not None
     assert "what was 4 steps before" in found.said
@@ -436,7 +360,7 @@ def test_numbers_that_a_task_draws_anew_are_no_likely_noise():
     noise, drawn = number(now=0.5, value=0.0, loss=0.0), number(now=0.5, value=0.0, loss=0.0)
     for used, degree in ((False, "likely"), (True, "possible")):
         own = (number(), number(), noise, replace(drawn, used=used))
-        found = env_observations.observation_noise(seen(fits=fits(next=own)))
+        found = one("observation-noise", seen(fits=fits(next=own)))
         assert found is not None
         assert found.degree == degree
 
@@ -444,6 +368,6 @@ def test_numbers_that_a_task_draws_anew_are_no_likely_noise():
 @pytest.mark.parametrize(("rewarded", "degree"), [(0, "likely"), (50, "possible")])
 def test_a_task_of_one_decision_is_no_likely_fault(rewarded: int, degree: str):
     once = played(every=1, vary=False)
-    found = env_episodes.ends_at_once(seen(played=once, pairs=pairs(rewarded=rewarded)))
+    found = one("ends-at-once", seen(played=once, pairs=pairs(rewarded=rewarded)))
     assert found is not None
     assert found.degree == degree

@@ -5,8 +5,9 @@ import io
 import pytest
 from facts_helpers import FACTS
 
-from quintet.observe import health, progress
-from quintet.observe.health import Herald, findings, sentences
+from quintet.findings import health
+from quintet.findings.health import Herald, judged, sentences
+from quintet.observe import progress
 from quintet.observe.pace import Pace, Score
 from quintet.observe.progress import make_progress
 from quintet.observe.view import View
@@ -40,12 +41,12 @@ GOOD = {
 
 
 def states(report: dict[str, float]) -> list[str]:
-    return [each.state for each in findings(PARTS, report)]
+    return [each.state for each in judged(PARTS, report)]
 
 
 def test_sound_by_all_of_the_evidence() -> None:
     assert states(GOOD) == ["reliable"] * 3
-    assert findings(PARTS, GOOD)[0].reason == "KL 0.01, clipped share 0.1"
+    assert judged(PARTS, GOOD)[0].reason == "KL 0.01, clipped share 0.1"
     assert health.metrics(PARTS, GOOD) == {
         "health/policy": 1.0, "health/value_function": 1.0, "health/normalizers": 1.0,
     }  # fmt: skip
@@ -53,7 +54,7 @@ def test_sound_by_all_of_the_evidence() -> None:
 
 def test_nothing_is_known_without_evidence() -> None:
     assert states({}) == states({"updates": 500.0, "loss/total": 5.0}) == ["not known yet"] * 3
-    assert findings(PARTS, {})[2].reason == "no report has unlike share"
+    assert judged(PARTS, {})[2].reason == "no report has unlike share"
     assert set(health.metrics(PARTS, {}).values()) == {0.0}
 
 
@@ -80,7 +81,7 @@ def test_nothing_is_known_without_evidence() -> None:
 def test_the_reason_is_in_numbers(
     part: int, change: dict[str, float], state: str, reason: str
 ) -> None:
-    found = findings(PARTS, GOOD | change)
+    found = judged(PARTS, GOOD | change)
     assert found[part].state == state
     assert found[part].reason.startswith(reason)
     assert all(each.state == "reliable" for each in found if each != found[part])
@@ -89,7 +90,7 @@ def test_the_reason_is_in_numbers(
 def test_policies_are_judged_one_by_one() -> None:
     report = {f"policy_{k}/{name}": x for k in range(3) for name, x in GOOD.items()}
     report |= {"env_steps": 5.0, "policy_1/policy/kl": 0.09}
-    found = findings(PARTS[:1], report)
+    found = judged(PARTS[:1], report)
     assert [(each.policy, each.state) for each in found] == [
         (0, "reliable"), (1, "doubtful"), (2, "reliable"),
     ]  # fmt: skip
@@ -103,12 +104,12 @@ def test_doubts_are_told_when_they_come_and_go_and_ever_more_rarely() -> None:
     herald, told = Herald(), []
     for second in range(2000):
         wrong = {"policy/kl": 0.09} if second % 2 else {}
-        told += [(second, line) for line in herald.news(findings(PARTS, GOOD | wrong), second)]
+        told += [(second, line) for line in herald.news(judged(PARTS, GOOD | wrong), second)]
     assert told[0] == (1, "health: policy is doubtful: KL 0.09 above 0.06: it is too fast")
     assert told[1][1].startswith("health: policy is reliable: KL 0.01")
     assert 3 <= len(told) <= 6
-    assert Herald().news(findings(PARTS, GOOD), 0.0) == []
-    assert Herald().news(findings(PARTS, {}), 0.0) == []
+    assert Herald().news(judged(PARTS, GOOD), 0.0) == []
+    assert Herald().news(judged(PARTS, {}), 0.0) == []
 
 
 def test_plain_lines_tell_doubts_and_all_states_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,17 @@ import pytest
 from gymnasium import spaces
 
 from quintet.algorithms import registry
-from quintet.config.layers import Layer, options
+from quintet.config.layers import Layer
+from quintet.config.layers import options as fields
 from quintet.config.resolve import resolved
 from quintet.config.saved import load_config
-from quintet.doctor import finding, run_learning, run_options, run_scores, units
 from quintet.doctor import run as run_doctor
-from quintet.doctor.curves import Level, RunSeen
-from quintet.doctor.finding import Finding
+from quintet.doctor import units
+from quintet.doctor.curves import Level, RunSeen, as_word
 from quintet.doctor.run import examine_runs
+from quintet.findings import engine, learning, scores
+from quintet.findings.engine import Again, evaluate
+from quintet.findings.record import Finding
 from quintet.observe.run_summary import RunSummary
 from quintet.options import Facts, about, idle
 from quintet.protocols import Evidence, Part, Range
@@ -96,8 +99,22 @@ def seen(
     summary = RunSummary(Path("runs/a"), **({"state": "finished"} | run))
     summary = replace(summary, options=values, reports=rows)
     names = frozenset(given) | frozenset(options or {})
-    train, tuned = "quintet train ppo", frozenset(USUAL)
-    return RunSeen(summary, -1, rows, USUAL, names, parts, train, ROLES, others, tuned)
+    again, tuned = Again("quintet train ppo", "runs/a-"), frozenset(USUAL)
+    return RunSeen(summary, -1, rows, USUAL, names, parts, again, ROLES, others, tuned)
+
+
+def one(name: str, run: RunSeen) -> Finding | None:
+    """The finding of a name; further words after a space say how it is planted."""
+    found = [*evaluate("run", run), *options_of(run)]
+    return next((each for each in found if each.name == name.partition(" ")[0]), None)
+
+
+def options_of(run: RunSeen, symptoms: Sequence[Finding] = ()) -> list[Finding]:
+    return evaluate("options", replace(run, symptoms=symptoms))
+
+
+def health(run: RunSeen) -> list[Finding]:
+    return [each for each in evaluate("run", run) if each.name.startswith("health-")]
 
 
 FLAT = {"episode__return_mean": 10.0}
@@ -105,128 +122,61 @@ FALLS = {"episode__return_mean": [*np.linspace(10, 100, 8), *np.linspace(100, 20
 NO_EPISODES = {f"episode__{name}": float("nan") for name in ("return_mean", "return_std", "count")}
 
 
-def _first(find: Callable[[RunSeen], list[Finding]]) -> Callable[[RunSeen], Finding | None]:
-    return lambda run: next(iter(find(run)), None)
-
-
-PLANTED: dict[str, tuple[Callable[[RunSeen], Finding | None], Callable[[], RunSeen]]] = {
-    "health-policy": (
-        _first(run_learning.health),
-        lambda: seen({"policy__kl": 0.5}, parts=(PART,)),
+PLANTED: dict[str, Callable[[], RunSeen]] = {
+    "health-policy": lambda: seen({"policy__kl": 0.5}, parts=(PART,)),
+    "entropy-gone": lambda: seen({**FLAT, "policy__entropy": [0.69, 0.1, *[1e-3] * 18]}),
+    "entropy-gone of real numbers": lambda: replace(
+        seen({**FLAT, "policy__std_mean": [1.0, 0.5, *[1e-2] * 18]}), continuous=True
     ),
-    "entropy-gone": (
-        run_learning.entropy_gone,
-        lambda: seen({**FLAT, "policy__entropy": [0.69, 0.1, *[1e-3] * 18]}),
+    "entropy-stuck": lambda: seen({**FLAT, "policy__entropy": 0.693}),
+    "entropy-stuck by its bonus": lambda: seen(
+        {**FLAT, "policy__entropy": 0.693}, {"entropy_coef": 0.05}
     ),
-    "entropy-gone of real numbers": (
-        run_learning.entropy_gone,
-        lambda: replace(
-            seen({**FLAT, "policy__std_mean": [1.0, 0.5, *[1e-2] * 18]}), continuous=True
-        ),
+    "policy-still": lambda: seen({**FLAT, "policy__kl": 1e-8}),
+    "actions-saturated": lambda: seen({**FLAT, "policy__mode_saturation_frac": 0.95}),
+    "gradient-clipped": lambda: seen({"optim__grad_norm": 500.0, "optim__grad_clip_frac": 1.0}),
+    "gradient-spikes": lambda: seen({"optim__grad_norm": [*[1.0] * 10, 400.0, *[1.0] * 9]}),
+    "gradient-spikes of a part": lambda: seen(
+        {"optim__critic_grad_norm": [*[1.0] * 10, 400.0, *[1.0] * 9]}
     ),
-    "entropy-stuck": (
-        run_learning.entropy_stuck,
-        lambda: seen({**FLAT, "policy__entropy": 0.693}),
+    "few-updates": lambda: seen({"updates": [1.0, 30.0]}),
+    "replay-small": lambda: seen({"replay__size": 300.0}, {"replay_capacity_steps": 300}),
+    "replay-use": lambda: seen({"replay__draws_per_env_step": 0.01}),
+    "data-discarded": lambda: seen(
+        {"data__executed_env_steps": 1e5, "data__discarded_env_steps": 6e4}
     ),
-    "entropy-stuck by its bonus": (
-        run_learning.entropy_stuck,
-        lambda: seen({**FLAT, "policy__entropy": 0.693}, {"entropy_coef": 0.05}),
+    "lag-high": lambda: seen({"policy_lag__mean": 40.0, "policy__kl": 0.2}),
+    "values-scale": lambda: seen({"value__prediction_mean": 0.01, "value__target_mean": 50.0}),
+    "gamma": lambda: seen(
+        choices=[Choice(choice="gamma", said="it is short", option="--gamma 0.999")]
     ),
-    "policy-still": (run_learning.policy_still, lambda: seen({**FLAT, "policy__kl": 1e-8})),
-    "actions-saturated": (
-        run_learning.actions_saturated,
-        lambda: seen({**FLAT, "policy__mode_saturation_frac": 0.95}),
+    "run-failed": lambda: seen(state="failed", error="loss is NaN"),
+    "no-episode": lambda: seen(NO_EPISODES),
+    "returns-equal": lambda: seen({**FLAT, "episode__return_min": 0.1, "episode__return_max": 0.1}),
+    "evaluation-differs": lambda: seen(
+        {"eval__return_mean": 10.0, "eval__return_std": 3.0, "eval__episodes": 10.0}
     ),
-    "gradient-clipped": (
-        run_learning.gradient_clipped,
-        lambda: seen({"optim__grad_norm": 500.0, "optim__grad_clip_frac": 1.0}),
+    "best-long-ago": lambda: seen(FALLS),
+    "budget-short": lambda: seen({"episode__return_mean": [10.0, 100.0]}),
+    "budget-short by the preset": lambda: seen(FLAT, {"total_env_steps": 2_000}),
+    "seeds-differ": lambda: seen(others=[Level(10.0, 5.0, 100.0)]),
+    "not-learning": lambda: seen(FLAT),
+    "plateau": lambda: seen(
+        {"episode__return_mean": np.minimum(np.linspace(10.0, 500.0, 20), 100.0)}
     ),
-    "gradient-spikes": (
-        run_learning.gradient_spikes,
-        lambda: seen({"optim__grad_norm": [*[1.0] * 10, 400.0, *[1.0] * 9]}),
+    "slow": lambda: seen({"time__stepping_frac": 0.9, "time__learning_frac": 0.1}),
+    "slow by its evaluations": lambda: seen(
+        {"time__evaluation_frac": 0.9}, {"eval.interval": 1_000_000}
     ),
-    "gradient-spikes of a part": (
-        run_learning.gradient_spikes,
-        lambda: seen({"optim__critic_grad_norm": [*[1.0] * 10, 400.0, *[1.0] * 9]}),
-    ),
-    "few-updates": (run_learning.few_updates, lambda: seen({"updates": [1.0, 30.0]})),
-    "replay-small": (
-        run_learning.replay_small,
-        lambda: seen({"replay__size": 300.0}, {"replay_capacity_steps": 300}),
-    ),
-    "replay-use": (
-        run_learning.replay_overused,
-        lambda: seen({"replay__draws_per_env_step": 0.01}),
-    ),
-    "data-discarded": (
-        run_learning.data_discarded,
-        lambda: seen({"data__executed_env_steps": 1e5, "data__discarded_env_steps": 6e4}),
-    ),
-    "lag-high": (
-        run_learning.lag_high,
-        lambda: seen({"policy_lag__mean": 40.0, "policy__kl": 0.2}),
-    ),
-    "values-scale": (
-        run_learning.values_scale,
-        lambda: seen({"value__prediction_mean": 0.01, "value__target_mean": 50.0}),
-    ),
-    "gamma": (
-        _first(run_scores.choices),
-        lambda: seen(choices=[Choice(choice="gamma", said="it is short", option="--gamma 0.999")]),
-    ),
-    "run-failed": (
-        run_scores.run_failed,
-        lambda: seen(state="failed", error="loss is NaN"),
-    ),
-    "no-episode": (run_scores.no_episode, lambda: seen(NO_EPISODES)),
-    "returns-equal": (
-        run_scores.returns_equal,
-        lambda: seen({**FLAT, "episode__return_min": 0.1, "episode__return_max": 0.1}),
-    ),
-    "evaluation-differs": (
-        run_scores.evaluation_differs,
-        lambda: seen({"eval__return_mean": 10.0, "eval__return_std": 3.0, "eval__episodes": 10.0}),
-    ),
-    "best-long-ago": (run_scores.best_long_ago, lambda: seen(FALLS)),
-    "budget-short": (
-        run_scores.budget_short,
-        lambda: seen({"episode__return_mean": [10.0, 100.0]}),
-    ),
-    "budget-short by the preset": (
-        run_scores.budget_short,
-        lambda: seen(FLAT, {"total_env_steps": 2_000}),
-    ),
-    "seeds-differ": (run_scores.seeds_differ, lambda: seen(others=[Level(10.0, 5.0, 100.0)])),
-    "not-learning": (run_scores.not_learning, lambda: seen(FLAT)),
-    "plateau": (
-        run_scores.plateau,
-        lambda: seen({"episode__return_mean": np.minimum(np.linspace(10.0, 500.0, 20), 100.0)}),
-    ),
-    "slow": (
-        run_scores.slow,
-        lambda: seen({"time__stepping_frac": 0.9, "time__learning_frac": 0.1}),
-    ),
-    "slow by its evaluations": (
-        run_scores.slow,
-        lambda: seen({"time__evaluation_frac": 0.9}, {"eval.interval": 1_000_000}),
-    ),
-    "option-far": (
-        lambda run: next(iter(run_options.options(run, [])), None),
-        lambda: seen(FLAT, {"learning_rate": 0.3}),
-    ),
-    "option-other": (
-        lambda run: next(iter(run_options.options(run, [])), None),
-        lambda: seen(FLAT, {"update_normalizers": False}),
-    ),
+    "option-far": lambda: seen(FLAT, {"learning_rate": 0.3}),
+    "option-other": lambda: seen(FLAT, {"update_normalizers": False}),
 }
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_it_is_found_where_it_is_planted(name: str):
-    find, planted = PLANTED[name]
-    found = find(planted())
+    found = one(name, PLANTED[name]())
     assert found is not None
-    assert found.name == name.partition(" ")[0]
     assert 0.0 < found.weight < 1.0
     assert found.said
     assert found.advice
@@ -248,17 +198,16 @@ COMMANDS = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_command_changes_the_option_in_the_right_direction(name: str) -> None:
-    find, planted = PLANTED[name]
-    found = find(planted())
+    found = one(name, PLANTED[name]())
     assert found is not None
-    assert found.command == f"quintet train ppo {COMMANDS[name]}"
+    assert found.option == COMMANDS[name]
 
 
 def test_the_usual_names_of_options_are_those_of_learners() -> None:
     known = {
         role: name
         for algo in ("ppo", "ddpg")
-        for name, info in options(algo).items()
+        for name, info in fields(algo).items()
         for role in {name, *about(info).also}
     }
     assert ROLES.keys() <= known.keys()
@@ -266,7 +215,6 @@ def test_the_usual_names_of_options_are_those_of_learners() -> None:
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_it_is_not_found_where_it_is_absent(name: str):
-    find, _ = PLANTED[name]
     series = {
         "episode__return_mean": np.minimum(np.linspace(10.0, 190.0, 20), 100.0),
         "eval__return_mean": [10.0, 100.0],
@@ -282,7 +230,7 @@ def test_it_is_not_found_where_it_is_absent(name: str):
         "data__discarded_env_steps": 0.0,
     }
     sound = seen(series, parts=(PART,), others=[Level(100.0, 5.0, 100.0)])
-    assert find(sound) is None
+    assert one(name, sound) is None
 
 
 def test_parameter_noise_off_its_distance_is_found():
@@ -291,8 +239,8 @@ def test_parameter_noise_off_its_distance_is_found():
     parts = record.symptoms(record.config(), Spaces(space, space))  # a distance of 0.2
     for distance, wanted in ((0.2, None), (5.0, "health-part"), (0.001, "health-part")):
         run = seen({"exploration__param_noise_distance": distance}, parts=parts)
-        found = _first(run_learning.health)(run)
-        assert (found and found.name) == wanted
+        found = health(run)
+        assert [each.name for each in found] == ([wanted] if wanted else [])
     without = record.config(exploration="normal_0.1")
     assert not record.symptoms(without, Spaces(space, space))
 
@@ -353,21 +301,19 @@ def test_errors_about_numbers_are_told_from_words_that_hold_their_letters(
     error: str, numbers: bool
 ):
     run = RunSummary(Path("runs/a"), "failed", error=error)
-    found = run_scores.failed(run, "slower")
-    assert found is not None
-    assert (found.command == "slower") is numbers
+    (found,) = scores.failed(run, "slower")
+    assert (found.option == "slower") is numbers
 
 
 def test_after_nan_from_the_environment_the_environment_is_examined():
     error = "EnvironmentFault: observations and rewards must be finite, got nan"
-    found = run_scores.failed(RunSummary(Path("runs/a"), "failed", error=error), "slower")
-    assert found is not None
+    (found,) = scores.failed(RunSummary(Path("runs/a"), "failed", error=error), "slower")
     assert found.command.startswith("quintet doctor ")
     assert found.advice == "mend the environment"
 
 
 def test_an_empty_list_is_a_word_of_a_command():
-    assert run_options._text([]) == "none"
+    assert as_word([]) == "none"
 
 
 def test_first_episodes_of_many_streams_may_be_long():
@@ -375,7 +321,7 @@ def test_first_episodes_of_many_streams_may_be_long():
         own = seen(NO_EPISODES)
         options = own.run.options | {"env.num_streams": streams}
         own = replace(own, run=replace(own.run, state=state, options=options))
-        each = run_scores.no_episode(own)
+        each = one("no-episode", own)
         return None if each is None else each.degree
 
     assert found("running", 8) == "likely"
@@ -387,19 +333,20 @@ def test_the_size_of_a_replay_is_that_of_all_streams():
     name = "replay_capacity_steps_per_stream"
     own = seen({"replay__size": 1_000.0}, {name: 1_000, "env.num_streams": 16})
     own = replace(own, roles={"buffer_size": (name,)})
-    assert run_learning.replay_small(own) is None
+    assert one("replay-small", own) is None
     few = replace(own, run=replace(own.run, options=own.run.options | {"env.num_streams": 1}))
-    assert run_learning.replay_small(few) is not None
+    assert one("replay-small", few) is not None
 
 
-def test_every_finding_has_a_row():
-    functions = {find for module in (run_learning, run_scores) for find in module.FINDINGS}
-    assert functions <= {find for find, _ in PLANTED.values()}
+def test_every_row_is_planted():
+    rows = [*learning.finding.rows, *scores.finding.rows, *learning.option.rows]
+    planted = {name.partition(" ")[0] for name in PLANTED}
+    assert {name for row in rows for name in row.names[:1]} <= planted
 
 
 def test_a_run_that_learns_is_doubted_less():
     far = {"learning_rate": 0.3}
-    (learns,), (stays,) = (run_options.options(seen(x, far), []) for x in ({}, FLAT))
+    (learns,), (stays,) = (options_of(seen(x, far), []) for x in ({}, FLAT))
     assert learns.weight < stays.weight
     assert learns.degree != "likely"
 
@@ -412,7 +359,7 @@ def test_a_run_that_lost_what_it_learned_is_doubted_as_much():
     assert (lost.doubt, kept.doubt) == (1.0, 0.5)
     random_again = [*np.linspace(0.69, 0.2, 10), *np.linspace(0.2, 0.69, 10)]
     both = {"episode__return_mean": rises, "policy__entropy": random_again}
-    assert run_learning.entropy_stuck(seen(both)) is None
+    assert one("entropy-stuck", seen(both)) is None
 
 
 @pytest.mark.parametrize(
@@ -424,24 +371,24 @@ def test_a_run_that_lost_what_it_learned_is_doubted_as_much():
 )
 def test_what_still_moves_is_no_plateau(means: list[float]):
     noisy = seen({"episode__return_mean": means, "episode__return_std": 50.0, "episode__count": 3})
-    assert run_scores.plateau(noisy) is None
-    assert run_scores.plateau(seen({"episode__return_mean": means})) is None
+    assert one("plateau", noisy) is None
+    assert one("plateau", seen({"episode__return_mean": means})) is None
 
 
 def test_a_short_interval_is_made_longer():
     short = {"time__checkpoint_frac": 0.9}
-    found = run_scores.slow(seen(short, {"checkpoint.interval_s": 0.15}))
+    found = one("slow", seen(short, {"checkpoint.interval_s": 0.15}))
     assert found is not None
-    assert found.command.endswith("--checkpoint.interval-s 0.75")
+    assert found.option == "--checkpoint.interval-s 0.75"
 
 
 @pytest.mark.parametrize(("part", "name"), [("normalizers", "normalizers"), ("noise", "part")])
 def test_every_part_of_a_learner_has_a_finding(part: str, name: str):
     evidence = Evidence("own/x", "x", Range(high=1.0), Range(high=2.0), above="y")
     far, near = (seen({"own__x": x}, parts=(Part(part, (evidence,)),)) for x in (5.0, 0.5))
-    (found,) = run_learning.health(far)
+    (found,) = health(far)
     assert found.name == f"health-{name}"
-    assert not run_learning.health(near)
+    assert not health(near)
 
 
 @pytest.mark.parametrize(("state", "rows"), [("damaged", True), ("finished", False)])
@@ -457,22 +404,22 @@ def test_a_folder_that_can_not_be_read_is_told(state: Any, rows: bool):
 
 def test_the_evidence_of_a_part_is_the_share_beyond_the_bound_that_is_named():
     part = Part("value_function", (Evidence("value/x", "x", Range(0.1), Range(-0.01), below="y"),))
-    (found,) = run_learning.health(seen({"value__x": 0.05}, parts=(part,)))
+    (found,) = health(seen({"value__x": 0.05}, parts=(part,)))
     assert found.name == "health-value-function"
     assert found.evidence == {"x": 0.05, "bound": 0.1, "share of the reports": 1.0}
 
 
 def test_a_symptom_makes_an_option_likelier():
     run = seen(FLAT, {"learning_rate": 0.03})
-    symptom = Finding("health-policy", 0.6, "KL was high")
-    (alone,), (together,) = run_options.options(run, []), run_options.options(run, [symptom])
+    symptom = Finding("KL was high", weight=0.6, name="health-policy")
+    (alone,), (together,) = options_of(run, []), options_of(run, [symptom])
     assert together.weight > alone.weight
     assert "health-policy" in together.said
 
 
 def test_the_command_of_an_option_has_the_presets_value():
-    (found,) = run_options.options(seen(FLAT, {"learning_rate": 0.03}), [])
-    assert found.command == "quintet train ppo --learning-rate 0.0003"
+    (found,) = options_of(seen(FLAT, {"learning_rate": 0.03}), [])
+    assert found.option == "--learning-rate 0.0003"
 
 
 @pytest.mark.parametrize(
@@ -487,7 +434,7 @@ def test_the_command_of_an_option_has_the_presets_value():
     ],
 )
 def test_distances(name: str, value: Any, usual: Any, near_1: bool, wanted: float | None):
-    found = run_options.decades(name, value, usual, near_1)
+    found = learning.decades(name, value, usual, near_1)
     assert found == (None if wanted is None else pytest.approx(wanted))
 
 
@@ -505,11 +452,11 @@ def test_what_happens_late_is_found_where_reports_crowd_at_the_beginning():
     falls = seen(
         {"env_steps": LONG, "episode__return_mean": [*np.linspace(10, 100, 16), 100, *[20] * 3]}
     )
-    assert run_scores.best_long_ago(falls) is not None
+    assert one("best-long-ago", falls) is not None
     settled = seen({**FLAT, "env_steps": LONG, "policy__entropy": [*[0.69] * 15, *[1e-3] * 5]})
-    assert run_learning.entropy_gone(settled) is not None
+    assert one("entropy-gone", settled) is not None
     rose_early = seen({"env_steps": LONG, "episode__return_mean": [*[10] * 12, *[100] * 8]})
-    assert run_scores.budget_short(rose_early) is None
+    assert one("budget-short", rose_early) is None
 
 
 def test_first_episodes_are_pooled_where_a_report_has_few():
@@ -518,7 +465,7 @@ def test_first_episodes_are_pooled_where_a_report_has_few():
     few = {"episode__return_mean": returns, "episode__return_std": 0.0, "episode__count": 1.0}
     run = seen(few)
     assert run.first_level == Level(-2.0, pytest.approx(17.2, abs=0.1), 5)
-    assert run_scores.best_long_ago(run) is None
+    assert one("best-long-ago", run) is None
     assert not run.learns
     assert seen().first_level.count == 20
 
@@ -533,10 +480,10 @@ def test_too_few_episodes_say_nothing():
 def test_entropies_of_real_actions_have_no_least_value(continuous: bool):
     gone = {**FLAT, "policy__entropy": [2.0, 0.1, *[1e-3] * 18]}
     stuck = {**FLAT, "policy__entropy": 2.0}
-    for find, series in ((run_learning.entropy_gone, gone), (run_learning.entropy_stuck, stuck)):
-        assert (find(replace(seen(series), continuous=continuous)) is None) is continuous
+    for name, series in (("entropy-gone", gone), ("entropy-stuck", stuck)):
+        assert (one(name, replace(seen(series), continuous=continuous)) is None) is continuous
     still = replace(seen({**stuck, "policy__std_mean": 1.0}), continuous=True)
-    assert run_learning.entropy_stuck(still) is not None
+    assert one("entropy-stuck", still) is not None
 
 
 def _run(algo: str, env_id: str, series: Mapping[str, Any], **options: Any) -> RunSummary:
@@ -634,9 +581,9 @@ def test_commands_are_printed_where_their_kind_has_helped(monkeypatch: pytest.Mo
     assert commands["option-far"].startswith("quintet train")
     assert commands["not-learning"].startswith("quintet doctor")
     assert commands["entropy-stuck"] == ""
-    monkeypatch.setitem(finding.TRIED, "entropy-stuck", finding.Tried(8, 7, 0))
-    for tried, told in ((finding.Tried(8, 7, 0), True), (finding.Tried(8, 7, 1), False)):
-        monkeypatch.setitem(finding.TRIED, "entropy-stuck", tried)
+    monkeypatch.setitem(engine.TRIED, "entropy-stuck", engine.Tried(8, 7, 0))
+    for tried, told in ((engine.Tried(8, 7, 0), True), (engine.Tried(8, 7, 1), False)):
+        monkeypatch.setitem(engine.TRIED, "entropy-stuck", tried)
         (found,) = examine_runs([_run("ppo", "CartPole-v1", stuck, gamma=0.5)]).values()
         assert any(each.name == "entropy-stuck" and each.command for each in found) is told
 
@@ -663,15 +610,15 @@ def test_shares_of_time_are_those_of_the_whole_run():
     rows = [{**row, "wall_s": 100.0 + 10.0 * i} for i, row in enumerate(rows)]
     rows[-1]["wall_s"] = rows[-2]["wall_s"] + 3.0
     run = seen()
-    assert run_scores.slow(replace(run, reports=rows)) is None
+    assert one("slow", replace(run, reports=rows)) is None
     rows[-1]["wall_s"] = rows[-2]["wall_s"] + 1e4
-    found = run_scores.slow(replace(run, reports=rows))
+    found = one("slow", replace(run, reports=rows))
     assert found is not None
     assert "of the run's time went into evaluation" in found.said
 
 
 def test_the_command_that_examines_the_environment_has_the_runs_options():
-    command = run_scores.doctor_of_env(seen().run)
+    command = scores.doctor_of_env(seen().run)
     assert command == "quintet doctor CartPole-v1 --algo ppo --config runs/a/config.yaml"
 
 
@@ -689,7 +636,7 @@ def test_options_without_effect_are_in_no_command():
 @pytest.mark.parametrize(("last", "falls"), [(0.0, True), (3e-4, False)])
 def test_a_new_run_is_advised_where_rates_fell(last: float, falls: bool):
     rising = {"episode__return_mean": [10.0, 100.0], "optim__learning_rate": [3e-4, last]}
-    found = run_scores.budget_short(seen(rising))
+    found = one("budget-short", seen(rising))
     assert found is not None
     assert ("new run" in found.advice) is falls
 
@@ -697,18 +644,18 @@ def test_a_new_run_is_advised_where_rates_fell(last: float, falls: bool):
 @pytest.mark.parametrize("cut", [0.0, 4.0])
 def test_cut_evaluations_are_told(cut: float):
     low = {"eval__return_mean": 10.0, "eval__return_std": 3.0, "eval__episodes": 10.0}
-    found = run_scores.evaluation_differs(seen({**low, "eval__cut_episodes": cut}))
+    found = one("evaluation-differs", seen({**low, "eval__cut_episodes": cut}))
     assert found is not None
     assert ("eval.max_steps" in found.said) is bool(cut)
 
 
 def test_a_replay_that_is_not_drawn_from_is_not_judged():
-    assert run_learning.replay_overused(seen({"replay__draws_per_env_step": 0.0})) is None
+    assert one("replay-use", seen({"replay__draws_per_env_step": 0.0})) is None
 
 
 def test_dead_units_are_looked_at_where_policies_are_asked_for(monkeypatch):
-    dead = Finding("dead-units", 0.65, "all are off")
-    monkeypatch.setattr(units, "dead_units", lambda folder: dead)
+    dead = Finding("all are off", weight=0.65, name="dead-units")
+    monkeypatch.setattr(units, "dead_units", lambda folder: [dead])
     (learns,) = examine_runs([_run("ppo", "CartPole-v1", {})], policies=True).values()
     assert dead not in learns
     run = _run("ppo", "CartPole-v1", FLAT)
@@ -732,8 +679,8 @@ def test_reports_that_go_back_hide_no_others():
     rows.append({"env_steps": 10.0})
     run = seen()
     run = replace(run, reports=rows)
-    assert run_scores.best_long_ago(run) is not None
-    assert run_scores.budget_short(run) is None
+    assert one("best-long-ago", run) is not None
+    assert one("budget-short", run) is None
 
 
 def test_few_first_episodes_have_the_spread_of_all():
@@ -751,9 +698,9 @@ def test_few_first_episodes_have_the_spread_of_all():
     assert run.learns
     silent = seen({**series, "episode__count": 0.0})
     assert silent.rise is None
-    for find in (run_learning.entropy_gone, run_learning.entropy_stuck, run_learning.policy_still):
-        assert find(run) is None
-        assert find(silent) is None
+    for name in ("entropy-gone", "entropy-stuck", "policy-still"):
+        assert one(name, run) is None
+        assert one(name, silent) is None
 
 
 @pytest.mark.parametrize("known", [False, True])
