@@ -300,17 +300,26 @@ def _later(module: str, arguments: list[str]) -> int:
     return int(import_module(f"quintet.commands.{module}").main(arguments))
 
 
+def _record(name: str, arguments: list[str]) -> int:
+    """Runs a command that is a record of its arguments; its module is imported only then."""
+    import tyro
+
+    record = getattr(import_module(f"quintet.commands.{name}"), name.capitalize())
+    tyro.cli(record, prog=f"quintet {name}", args=arguments).execute()
+    return 0
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "sweep": partial(_later, "sweep"),
     "eval": partial(_later, "evaluate"),
-    "save": partial(_later, "save"),
-    "export": partial(_later, "export"),
-    "verify": partial(_later, "verify"),
-    "plot": partial(_later, "plot"),
-    "runs": partial(_later, "runs"),
-    "diff": partial(_later, "diff"),
-    "report": partial(_later, "report"),
+    "save": partial(_record, "save"),
+    "export": partial(_record, "export"),
+    "verify": partial(_record, "verify"),
+    "plot": partial(_record, "plot"),
+    "runs": partial(_record, "runs"),
+    "diff": partial(_record, "diff"),
+    "report": partial(_record, "report"),
     "envs": _envs,
     "check-env": partial(_later, "check_env"),
     "doctor": partial(_later, "doctor"),

@@ -146,7 +146,7 @@ META: dict[str, Any] = {
     "counters.env_steps": lambda meta: meta["counters"].update(env_steps=-1),
     "env_steps must equal": lambda meta: meta["counters"].update(env_steps=1),
     "wall_s": lambda meta: meta.pop("wall_s"),
-    "reports": lambda meta: meta.update(reports=["x", "y"]),
+    "report_bytes": lambda meta: meta.update(report_bytes=["x", "y"]),
     "system": lambda meta: meta.update(system=[]),
     "learner.updates": lambda meta: meta["learner"].update(updates=0.5),
     "learner.has_reference": lambda meta: meta["learner"].update(has_reference=1),

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, final
 
-import tyro
 from tyro.conf import Positional, arg
 
 from quintet.errors import ConfigError, QuintetError
@@ -18,24 +18,25 @@ _MOST_METRICS = 8
 _OF_TIME = ("wall_s", "throughput/", "time/", "machine/", "worker", "server/", "process/", "node/")
 
 
-def main(arguments: list[str]) -> int:
-    """Prints the differences; returns 0."""
+@final
+@dataclass(frozen=True)
+class Diff:
+    """Compares two runs: options and their sources, versions, environment, curves."""
 
-    def show(
-        runs: Annotated[Positional[tuple[str, ...]], arg(help="two runs", metavar="A B")] = (),
-        as_json: Annotated[bool, arg(name="json", help="print one JSON object")] = False,
-    ) -> None:
-        if len(runs) != 2:
+    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="A B")] = ()
+    """two runs"""
+    as_json: Annotated[bool, arg(name="json")] = False
+    """print one JSON object"""
+
+    def execute(self) -> None:
+        """Prints the differences."""
+        if len(self.runs) != 2:
             raise ConfigError(
-                f"quintet diff must get two runs, got {len(runs)}: quintet diff runs/A runs/B"
+                f"quintet diff must get two runs, got {len(self.runs)}: quintet diff runs/A runs/B"
             )
-        a, b = (_readable(read_summary(given_path(run))) for run in runs)
+        a, b = (_readable(read_summary(given_path(run))) for run in self.runs)
         found = differences(a, b)
-        say(json.dumps(found, default=str) if as_json else in_words(found, a, b))
-
-    description = "Compares two runs: options and their sources, versions, environment, curves."
-    tyro.cli(show, prog="quintet diff", description=description, args=arguments)
-    return 0
+        say(json.dumps(found, default=str) if self.as_json else in_words(found, a, b))
 
 
 def _readable(run: RunSummary) -> RunSummary:

@@ -2,7 +2,8 @@
 
 import json
 import warnings
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
 import tyro
 from tyro.conf import Positional, arg
@@ -27,21 +28,25 @@ def main(arguments: list[str]) -> int:
             raise ConfigError(
                 f"options of quintet eval must be its own, got --{name}; {OF_EVALUATIONS[name]}"
             )
-    description = "Plays episodes with a trained policy."
-    tyro.cli(_evaluate, prog="quintet eval", description=description, args=arguments)
+    tyro.cli(Evaluate, prog="quintet eval", args=arguments).execute()
     return 0
 
 
-def _evaluate(
-    run: Annotated[
-        Positional[str | None], arg(help="run folder, checkpoint, or saved policy", metavar="RUN")
-    ] = None,
-    env: Annotated[
-        str | None, arg(help="environment to play in, if not the one of training")
-    ] = None,
-    episodes: Annotated[int, arg(help="number of whole episodes to play")] = 100,
-    seed: Annotated[int, arg(help="first environment seed")] = 10_000,
-    checkpoint: Annotated[str, arg(help="best, latest, or a checkpoint's name or path")] = "latest",
+@final
+@dataclass(frozen=True)
+class Evaluate:
+    """Plays episodes with a trained policy."""
+
+    run: Annotated[Positional[str | None], arg(metavar="RUN")] = None
+    """run folder, checkpoint, or saved policy"""
+    env: str | None = None
+    """environment to play in, if not the one of training"""
+    episodes: int = 100
+    """number of whole episodes to play"""
+    seed: int = 10_000
+    """first environment seed"""
+    checkpoint: str = "latest"
+    """best, latest, or a checkpoint's name or path"""
     max_steps: Annotated[
         str,
         arg(
@@ -49,79 +54,87 @@ def _evaluate(
             "bound; auto: 1,000 or more, by the length of training episodes, or the time limit",
             metavar="N|auto|none",
         ),
-    ] = "auto",
-    stochastic: Annotated[bool, arg(help="sample actions instead of taking the likeliest")] = False,
-    random: Annotated[
-        bool, arg(help="play uniformly random actions instead of the policy's: the score to beat")
-    ] = False,
-    against: Annotated[
-        str | None,
-        arg(
-            help="run or policy that plays the other agents in an environment of several, or "
-            "random; episodes are then games",
-            metavar="RUN",
-        ),
-    ] = None,
-    video: Annotated[
-        str | None, arg(help=".mp4 file for a video of one more episode, with the first seed")
-    ] = None,
-    as_json: Annotated[bool, arg(name="json", help="print one JSON object")] = False,
-    encoder: Annotated[
-        str | None,
-        arg(name="model.encoder", help="import string of the policy's encoder, if it is your own"),
-    ] = None,
-    kwargs: Annotated[
-        str | None,
-        arg(
-            name="env.kwargs",
-            help="arguments of the environment, if not those of training",
-            metavar="JSON",
-        ),
-    ] = None,
-    max_episode_steps: Annotated[
-        int | None,
-        arg(
-            name="env.max-episode-steps",
-            help="steps after which episodes are truncated, if not as in training",
-        ),
-    ] = None,
-    backend: Annotated[
-        BackendName | None, arg(name="env.backend", help="backend, if not the one of training")
-    ] = None,
-    success: Annotated[
-        str | None,
-        arg(name="env.success", help="rule by which episodes are won, if not training's"),
-    ] = None,
-    num_processes: Annotated[
-        int | None,
-        arg(name="env.num-processes", help="number of processes that step Python environments"),
-    ] = None,
-    device: Annotated[
-        str,
-        arg(help="device that computes the actions, in float32: cpu, cuda or cuda:N", metavar="D"),
-    ] = "cpu",
-    trust: Annotated[bool, arg(help=TRUST_HELP)] = False,
-) -> None:
-    idle = "--stochastic" if stochastic else "--device" if device != "cpu" else ""
-    if random and idle:
-        raise ConfigError(f"{idle} has no effect with --random: leave one of them out")
-    policy, other = _loaded(run, checkpoint, encoder, against, trust)
-    own = {"backend": backend, "success": success, "num_processes": num_processes}
-    own |= {"max_episode_steps": max_episode_steps}
-    more: dict[str, Any] = {"video": video, "random": random, "env_options": _given(own, kwargs)}
-    more |= {"against": other, "max_steps": _steps(max_steps), "device": device}
-    scores = _played(policy, env, episodes, seed, {"deterministic": not stochastic, **more})
-    _print(scores, {"deterministic": not stochastic and not random, "random": random}, as_json)
+    ] = "auto"
+    stochastic: bool = False
+    """sample actions instead of taking the likeliest"""
+    random: bool = False
+    """play uniformly random actions instead of the policy's: the score to beat"""
+    against: Annotated[str | None, arg(metavar="RUN")] = None
+    """run or policy that plays the other agents, or random; episodes are then games"""
+    video: str | None = None
+    """.mp4 file for a video of one more episode, with the first seed"""
+    as_json: Annotated[bool, arg(name="json")] = False
+    """print one JSON object"""
+    encoder: Annotated[str | None, arg(name="model.encoder")] = None
+    """import string of the policy's encoder, if it is your own"""
+    kwargs: Annotated[str | None, arg(name="env.kwargs", metavar="JSON")] = None
+    """arguments of the environment, if not those of training"""
+    max_episode_steps: Annotated[int | None, arg(name="env.max-episode-steps")] = None
+    """steps after which episodes are truncated, if not as in training"""
+    backend: Annotated[BackendName | None, arg(name="env.backend")] = None
+    """backend, if not the one of training"""
+    success: Annotated[str | None, arg(name="env.success")] = None
+    """rule by which episodes are won, if not training's"""
+    num_processes: Annotated[int | None, arg(name="env.num-processes")] = None
+    """number of processes that step Python environments"""
+    device: Annotated[str, arg(metavar="D")] = "cpu"
+    """device that computes the actions, in float32: cpu, cuda or cuda:N"""
+    trust: Annotated[bool, arg(help=TRUST_HELP)] = False
 
+    def execute(self) -> None:
+        """Plays, and prints the scores."""
+        idle = "--stochastic" if self.stochastic else "--device" if self.device != "cpu" else ""
+        if self.random and idle:
+            raise ConfigError(f"{idle} has no effect with --random: leave one of them out")
+        policy, other = self._loaded()
+        from quintet.evaluation import evaluate
 
-def _played(
-    policy: "Policy", env: str | None, episodes: int, seed: int, more: dict[str, Any]
-) -> "Scores":
-    from quintet.evaluation import evaluate
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "there is no video", RuntimeWarning)  # told below
+            scores = evaluate(
+                policy,
+                self.env,
+                self.episodes,
+                self.seed,
+                deterministic=not self.stochastic,
+                random=self.random,
+                against=other,
+                env_options=self._env_options,
+                max_steps=_steps(self.max_steps),
+                device=self.device,
+                video=self.video,
+            )
+        how = {"deterministic": not self.stochastic and not self.random, "random": self.random}
+        _print(scores, how, self.as_json)
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "there is no video", RuntimeWarning)  # told with scores
-        return evaluate(policy, env, episodes, seed, **more)
+    def _loaded(self) -> "tuple[Policy, Policy | Literal['random'] | None]":
+        """The policy, and its opponent; raises ConfigError without a run."""
+        if self.run is None:
+            raise ConfigError(
+                "quintet eval must get a run, got none: quintet eval RUN [--episodes N] ..."
+            )
+        from quintet.checkpoint import none_at
+
+        if not given_path(self.run).exists():
+            raise none_at(given_path(self.run))
+        from quintet.policy import load
+
+        policy = load(self.run, self.checkpoint, trust=self.trust, encoder=self.encoder)
+        if self.against is None or self.against == "random":
+            return policy, "random" if self.against else None
+        return policy, load(self.against, trust=self.trust)
+
+    @property
+    def _env_options(self) -> dict[str, Any]:
+        """The environment options that were typed."""
+        typed = {
+            "backend": self.backend,
+            "success": self.success,
+            "num_processes": self.num_processes,
+            "max_episode_steps": self.max_episode_steps,
+            "kwargs": None if self.kwargs is None else mapping("--env.kwargs", self.kwargs),
+        }
+        return {name: value for name, value in typed.items() if value is not None}
 
 
 def _print(scores: "Scores", how: dict[str, bool], as_json: bool) -> None:
@@ -131,13 +144,7 @@ def _print(scores: "Scores", how: dict[str, bool], as_json: bool) -> None:
         raise QuintetError(f"there is no video, but the scores are valid: {scores.film_fault}")
 
 
-def _given(own: dict[str, Any], kwargs: str | None) -> dict[str, Any]:
-    """The environment options that were typed, with its arguments read as JSON."""
-    typed = own | {"kwargs": None if kwargs is None else mapping("--env.kwargs", kwargs)}
-    return {name: value for name, value in typed.items() if value is not None}
-
-
-def _steps(text: str) -> int | str | None:
+def _steps(text: str) -> Any:
     """The step limit of episodes, as typed."""
     if text.lower() == "none":
         return None
@@ -145,29 +152,7 @@ def _steps(text: str) -> int | str | None:
     return int(text) if short and text.isdecimal() else text
 
 
-def _loaded(
-    run: str | None, checkpoint: str, encoder: str | None, against: str | None, trust: bool
-) -> "tuple[Policy, Policy | Literal['random'] | None]":
-    """The policy, and its opponent; raises ConfigError without a run."""
-    if run is None:
-        raise ConfigError(
-            "quintet eval must get a run, got none: quintet eval RUN [--episodes N] ..."
-        )
-    from quintet.checkpoint import none_at
-
-    if not given_path(run).exists():
-        raise none_at(given_path(run))
-    from quintet.policy import load
-
-    policy = load(run, checkpoint, trust=trust, encoder=encoder)
-    if against is None or against == "random":
-        return policy, "random" if against else None
-    return policy, load(against, trust=trust)
-
-
 def _scores_as_json(scores: "Scores") -> dict[str, Any]:
-    from dataclasses import asdict
-
     record = {
         "env": scores.env.id,
         "backend": scores.env.backend,

@@ -1,9 +1,9 @@
 """``quintet report``: one page about runs."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, final
 
-import tyro
 from tyro.conf import Positional, arg
 
 from quintet.errors import ConfigError, QuintetError
@@ -12,26 +12,31 @@ from quintet.system.files import given_path, shown
 from quintet.system.printing import say
 
 
-def main(arguments: list[str]) -> int:
-    def write(
-        runs: Annotated[
-            Positional[tuple[str, ...]],
-            arg(help="run folders, or folders that hold run folders", metavar="RUN..."),
-        ] = (),
-        out: Annotated[str | None, arg(help="file of the page: .html")] = None,
-        title: Annotated[str, arg(help="title of the page")] = "Runs",
-    ) -> None:
-        if not runs or out is None:
+@final
+@dataclass(frozen=True)
+class Report:
+    """Writes one HTML file about runs, without scripts and outside resources."""
+
+    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN...")] = ()
+    """run folders, or folders that hold run folders"""
+    out: str | None = None
+    """file of the page: .html"""
+    title: str = "Runs"
+    """title of the page"""
+
+    def execute(self) -> None:
+        """Writes the page, and prints its name."""
+        if not self.runs or self.out is None:
             raise ConfigError(
                 "quintet report must get at least one run and a file: quintet report RUN... --out "
                 "FILE.html"
             )
-        page = given_path(out)
+        page = given_path(self.out)
         if page.suffix.lower() not in (".html", ".htm"):
-            raise ConfigError(f"--out must end in .html, got {out}: give such a name")
+            raise ConfigError(f"--out must end in .html, got {self.out}: give such a name")
         # One run under two names is listed once.
         places: dict[Path, Path] = {}
-        for run in runs:
+        for run in self.runs:
             found = find_runs(given_path(run))
             if not found:
                 raise QuintetError(
@@ -46,8 +51,4 @@ def main(arguments: list[str]) -> int:
         summaries = [read_summary(each) for each in places.values()]
         registry.declare_of(each.learner for each in summaries)  # gives the metrics their units
         marks = examine_runs(summaries, policies=True)
-        say(shown(write_page(summaries, title, page, marks)))
-
-    description = "Writes one HTML file about runs, without scripts and outside resources."
-    tyro.cli(write, prog="quintet report", description=description, args=arguments)
-    return 0
+        say(shown(write_page(summaries, self.title, page, marks)))

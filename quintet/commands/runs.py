@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, final
 
-import tyro
 from tyro.conf import Positional, arg
 
 from quintet.errors import QuintetError
@@ -17,31 +17,30 @@ from quintet.system.printing import say
 _COLUMNS = ("run", "learner", "environment", "seed", "state", "env_steps", "score", "time", "when")
 
 
-def main(arguments: list[str]) -> int:
-    """Prints a table; returns 0."""
+@final
+@dataclass(frozen=True)
+class Runs:
+    """Lists runs: their learner, environment, seed, state, score and time."""
 
-    def show(
-        folder: Annotated[
-            Positional[str], arg(help="folder of runs, or of one run", metavar="DIR")
-        ] = "runs",
-        as_json: Annotated[bool, arg(name="json", help="print one JSON array")] = False,
-    ) -> None:
-        place = given_path(folder)
+    folder: Annotated[Positional[str], arg(metavar="DIR")] = "runs"
+    """folder of runs, or of one run"""
+    as_json: Annotated[bool, arg(name="json")] = False
+    """print one JSON array"""
+
+    def execute(self) -> None:
+        """Prints the list."""
+        place = given_path(self.folder)
         if not place.is_dir():
             raise QuintetError(
-                f"DIR must be a folder, got {folder}: give the folder that holds your runs"
+                f"DIR must be a folder, got {self.folder}: give the folder that holds your runs"
             )
         runs = (read_summary(each, newest=True) for each in find_runs(place))
-        if as_json:
+        if self.as_json:
             say(json.dumps([as_entry(each) for each in runs]))
         elif found := [(cells(each, place), fault_of(each)) for each in runs]:
             say(in_words(found))
         else:
             say(f"no runs in {shown(place)}")
-
-    description = "Lists runs: their learner, environment, seed, state, score and time."
-    tyro.cli(show, prog="quintet runs", description=description, args=arguments)
-    return 0
 
 
 def as_entry(run: RunSummary) -> dict[str, Any]:

@@ -5,10 +5,10 @@ import signal
 import socket
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, final
 
-import tyro
 from tyro.conf import Positional, arg
 
 from quintet.errors import CheckpointError, ConfigError
@@ -21,25 +21,25 @@ from quintet.system.printing import say
 _POLL_S = 0.1
 
 
-def main(arguments: list[str]) -> int:
-    def ask(
-        run: Annotated[
-            Positional[str | None], arg(help="folder of a running run", metavar="RUN")
-        ] = None,
-        wait_s: Annotated[float, arg(help="seconds to wait for the checkpoint")] = 600.0,
-    ) -> None:
-        if run is None:
-            raise ConfigError("quintet save must get a run, got none: quintet save RUN")
-        if not wait_s > 0:
-            raise ConfigError(f"--wait-s must be above 0, got {wait_s}")
-        say(save(given_path(run), wait_s))
+@final
+@dataclass(frozen=True)
+class Save:
+    """Makes the process that trains in a run folder write a checkpoint at the end of its iteration,
+    and waits for it.  The results of an exact run stay the same.
+    """
 
-    description = (
-        "Makes the process that trains in a run folder write a checkpoint at the end of its "
-        "iteration, and waits for it.  The results of an exact run stay the same."
-    )
-    tyro.cli(ask, prog="quintet save", description=description, args=arguments)
-    return 0
+    run: Annotated[Positional[str | None], arg(metavar="RUN")] = None
+    """folder of a running run"""
+    wait_s: float = 600.0
+    """seconds to wait for the checkpoint"""
+
+    def execute(self) -> None:
+        """Saves, and prints what was saved."""
+        if self.run is None:
+            raise ConfigError("quintet save must get a run, got none: quintet save RUN")
+        if not self.wait_s > 0:
+            raise ConfigError(f"--wait-s must be above 0, got {self.wait_s}")
+        say(save(given_path(self.run), self.wait_s))
 
 
 def save(run_dir: Path, wait_s: float) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Literal, final
 from quintet.bounds import LARGEST, MOST_STEPS
 from quintet.errors import CheckpointError, FileFault, QuintetError
 from quintet.observe.metrics import newest
-from quintet.observe.report_files import CSV_FILE, JSONL_FILE, read_metrics
+from quintet.observe.report_files import JSONL_FILE, read_metrics
 from quintet.system import files, manifest, run_record, saved_options
 from quintet.system.inside import holder_of, require_own
 
@@ -32,7 +32,7 @@ NOT_PART_OF_GROUP = ("seed", "run_dir", "resume", "report", "checkpoint", "docto
 _NOT_IN_GROUP = ("eval.episodes", "eval.interval")
 
 _NONE: Mapping[str, str] = {}
-_RUN_FILES = (run_record.FILE, JSONL_FILE, CSV_FILE)
+_RUN_FILES = (run_record.FILE, JSONL_FILE)
 _BESIDE = (".lock", "log.txt")  # beside config.yaml: others have files of this name
 _MOST_BYTES = 2**30  # largest file that is read whole
 _DEPTH = 4  # depth of folders in which runs are looked for, such as a sweep's: NAME/fresh/0007/s1
@@ -249,7 +249,7 @@ def read_summary(folder: Path, *, newest: bool = False) -> RunSummary:
         broken = broken or not options
     reports: list[dict[str, float]] = []
     notices: list[str] = []
-    with suppress(QuintetError):  # the run may report to neither file
+    with suppress(QuintetError):  # the run may report to other sinks
         reports = [bounded(each) for each in read_metrics(folder, notices.append, newest=newest)]
     faults += map(text, notices)
     broken = broken or any("damaged" in each for each in notices)

@@ -1,9 +1,9 @@
-"""Sinks of reports: ``metrics.jsonl``, ``progress.csv`` and TensorBoard event files in the run's
-folder, and Weights & Biases.
+"""Sinks of reports: ``metrics.jsonl``, its table ``progress.csv`` and TensorBoard event files in a
+run's folder, and Weights & Biases.
 
 A resumed run first drops reports after the checkpoint and then appends to the same files, so every
-env_step is reported once.  Writes are not buffered: the whole line is in the file when `write`
-returns.
+env_step is reported once.  Writes are not buffered: the whole line is in ``metrics.jsonl`` when
+`write` returns.
 """
 
 import io
@@ -29,18 +29,14 @@ from quintet.observe.pace import count
 from quintet.observe.report_files import (
     CSV_FILE,
     JSONL_FILE,
+    Gathered,
     Kept,
     Mark,
     Notice,
     Report,
     columns_of,
-    csv_line,
-    files_of,
     gather,
-    mark_in,
-    mark_of,
-    new_columns,
-    set_damaged_aside,
+    table,
 )
 from quintet.options import Options, option
 from quintet.system import files
@@ -73,8 +69,9 @@ class ReportConfig(Options):
     sinks: tuple[SinkName, ...] = option(
         ("jsonl", "csv", "tensorboard"), also="track wandb use_wandb with_wandb logger"
     )
-    """destinations of reports; tensorboard is left out if it is not installed; wandb: Weights &
-    Biases, with its own settings (WANDB_PROJECT, WANDB_MODE=offline, ...)
+    """destinations of reports; csv: jsonl, and a table of it, made at checkpoints and at the end;
+    tensorboard is left out if it is not installed; wandb: Weights & Biases, with its own settings
+    (WANDB_PROJECT, WANDB_MODE=offline, ...)
     """
 
 
@@ -86,13 +83,9 @@ class Reporter:
         self,
         sinks: Sequence["Sink"],
         notice: Callable[[str], None] = files.warn_on_stderr,
-        mark: Mark | None = None,
     ) -> None:
-        """notice: receives one message if there are histograms that no sink shows.
-
-        mark: mark of the reports in the sinks; None if no sink keeps reports.
-        """
-        self._sinks, self._mark = tuple(sinks), mark
+        """notice: receives one message if there are histograms that no sink shows."""
+        self._sinks = tuple(sinks)
         self._notice: Callable[[str], None] | None = notice
 
     def write(
@@ -106,8 +99,6 @@ class Reporter:
         finite = clean(report)
         for sink in self._sinks:
             sink.write(finite)
-        if self._mark is not None:
-            self._mark = self._mark.after(finite)
         if histograms:
             self._write_histograms(int(report.get("env_steps", 0)), histograms)
         return finite
@@ -130,10 +121,10 @@ class Reporter:
             self._notice = None
 
     def sync(self) -> Mark | None:
-        """Syncs all reports so far to the disk; returns their mark."""
+        """Syncs all reports so far to the disk; returns the mark of ``metrics.jsonl``."""
         for sink in self._sinks:
             sink.sync()
-        return self._mark
+        return next((sink.mark for sink in self._sinks if isinstance(sink, JsonlSink)), None)
 
     def close(self) -> None:
         for sink in self._sinks:
@@ -163,20 +154,23 @@ def open_sinks(
         QuintetError: the files can't be written.
     """
     upto = -1 if resume_env_steps is None else resume_env_steps
-    meta = meta or {}
-    gathered = gather(run_dir, mark_in(meta), warn, files_of(meta))
+    gathered = gather(run_dir, meta or {}, warn)
     kept = [report for report in gathered.reports if report.get("env_steps", 0) <= upto]
     dropped = len(gathered.reports) - len(kept)
     if dropped:
         where = f"beyond {upto:,} env_steps" if upto >= 0 else "of an earlier start"
         notice(f"dropped {count(dropped, 'report')} {where}, which training writes again")
-    set_damaged_aside(gathered.held, warn)
+    alone = run_dir / CSV_FILE
+    if not os.path.lexists(run_dir / JSONL_FILE) and os.path.lexists(alone):
+        warn(f"{alone} is kept as {files.set_aside(alone, 'old')}: only {JSONL_FILE} is read")
+    _set_damaged_aside(gathered, run_dir, warn)
+    also = ("jsonl",) * ("csv" in config.sinks)  # the table is made from the lines
     sinks: list[Sink] = []
-    for name in dict.fromkeys(config.sinks):
+    for name in dict.fromkeys((*also, *config.sinks)):
         if name == "jsonl":
-            sinks.append(JsonlSink(run_dir / JSONL_FILE))
+            sinks.append(JsonlSink(run_dir))
         elif name == "csv":
-            sinks.append(CsvSink(run_dir / CSV_FILE))
+            sinks.append(CsvSink(run_dir))
         elif name == "wandb":
             from quintet.observe.wandb_sink import WandbSink
 
@@ -191,72 +185,79 @@ def open_sinks(
                 )
     for sink in sinks:
         sink.begin(Kept(kept, upto))
-    keeps = any(isinstance(sink, JsonlSink | CsvSink) for sink in sinks)
-    return Reporter(sinks, notice, mark_of(kept) if keeps else None)
+    return Reporter(sinks, notice)
 
 
 def mend_reports(run_dir: Path, meta: Mapping[str, Any], warn: Notice) -> list[Report]:
-    """The reports of a finished run, with the meta of its last checkpoint; damaged files are
-    written again.  Raises QuintetError if they can't be written.
+    """The reports of a finished run, with the meta of its last checkpoint; a damaged file is
+    written again.  Raises QuintetError if it can't be written.
     """
-    gathered = gather(run_dir, mark_in(meta), warn, files_of(meta))
-    set_damaged_aside(gathered.held, warn)
-    for held in gathered.held:
-        if held.faults:
-            sink = (JsonlSink if held.path.name == JSONL_FILE else CsvSink)(held.path)
-            sink.begin(Kept(gathered.reports, 0))
-            sink.close()
+    gathered = gather(run_dir, meta, warn)
+    if _set_damaged_aside(gathered, run_dir, warn):
+        JsonlSink(run_dir).begin(Kept(gathered.reports, 0))
     return gathered.reports
+
+
+def _set_damaged_aside(gathered: Gathered, run_dir: Path, warn: Notice) -> bool:
+    """Renames damaged reports, and returns whether they were."""
+    if gathered.damaged:
+        path = run_dir / JSONL_FILE
+        warn(f"the damaged {path} is kept as {files.set_aside(path)}")
+    return gathered.damaged
 
 
 @final
 class JsonlSink:
     """A line with a JSON object for each report."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = _AppendFile(path)
+    def __init__(self, run_dir: Path) -> None:
+        self._file = _AppendFile(run_dir / JSONL_FILE)
         self.sync, self.close = self._file.sync, self._file.close
+        self.mark = Mark()
 
     def begin(self, kept: Kept) -> None:
-        self._file.replace(b"".join(_json_line(report) for report in kept.reports))
+        content = b"".join(map(_json_line, kept.reports))
+        self._file.replace(content)
+        self.mark = Mark().after(content)
 
     def write(self, report: Mapping[str, float]) -> None:
-        self._file.append(_json_line(report))
+        line = _json_line(report)
+        self._file.append(line)
+        self.mark = self.mark.after(line)
 
 
 @final
 class CsvSink:
-    """A row for each report; an absent metric is an empty cell.
+    """A table of the reports in ``metrics.jsonl``, as of the last sync, and of the end.
 
-    A report with a new name makes the file be rewritten with one more column.
+    It is written again if there are new columns.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file = _AppendFile(path)
-        self.sync, self.close = self._file.sync, self._file.close
-        self._columns: list[str] = []
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir, self._file = run_dir, _AppendFile(run_dir / CSV_FILE)
+        self._columns: dict[str, None] = {}
+        self._new: list[Mapping[str, float]] = []
 
     def begin(self, kept: Kept) -> None:
         self._columns = columns_of(kept.reports)
-        lines = [csv_line(self._columns)] if self._columns else []
-        self._file.replace(b"".join([*lines, *(self._line(report) for report in kept.reports)]))
+        header = ",".join(self._columns) + "\n" if self._columns else ""
+        self._file.replace(header.encode() + table(self._columns, kept.reports))
 
     def write(self, report: Mapping[str, float]) -> None:
-        new = new_columns(self._columns, report)
-        if new:
-            self._widen(new)
-        self._file.append(self._line(report))
+        self._new.append(report)
 
-    def _line(self, report: Mapping[str, float]) -> bytes:
-        return csv_line([report.get(name, "") for name in self._columns])
+    def sync(self) -> None:
+        if columns_of(self._new, self._columns) != self._columns:
+            self.begin(Kept(gather(self._run_dir, {}, lambda _: None).reports, 0))
+        elif self._new:
+            self._file.append(table(self._columns, self._new))
+            self._file.sync()
+        self._new = []
 
-    def _widen(self, new: Sequence[str]) -> None:
-        """Adds columns, with empty cells in all earlier rows."""
-        _, *rows = self._file.read().split(b"\n")
-        empty = b"," * len(new) + b"\n"
-        lines = [csv_line([*self._columns, *new]), *(row + empty for row in rows if row)]
-        self._file.replace(b"".join(lines))
-        self._columns += new
+    def close(self) -> None:
+        with suppress(QuintetError):  # the error that ends the run is said; checkpoints say theirs
+            self.sync()
+        self._file.close()
 
 
 @final
@@ -392,9 +393,6 @@ class _AppendFile:
             return
         with _writing(self._path):
             files.write_whole(self._path, content)
-
-    def read(self) -> bytes:
-        return files.read_bytes(self._path) if self._path.exists() else b""
 
     def sync(self) -> None:
         if self._handle is not None:

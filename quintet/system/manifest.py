@@ -288,7 +288,7 @@ class Meta(_Policy):
     config: dict[str, Any] = {}
     system: dict[str, str] = {}
     wall_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    reports: Annotated[list[Count], Field(min_length=2, max_length=2)] | None = None
+    report_bytes: Annotated[list[Count], Field(min_length=2, max_length=2)] | None = None
     population: _Population | None = None
     self_play: _SelfPlay | None = None
     policies: Annotated[list[_Policy], Field(min_length=2)] | None = None

@@ -55,8 +55,6 @@ def test_the_reports_of_listed_runs_are_not_all_held(
     rows = [[row + k / 7 for k in range(61)] for row in range(2001)]
     lines = [json.dumps(dict(zip(names, row, strict=True))) for row in rows]
     (run / "metrics.jsonl").write_text("\n".join([*lines, ""]))
-    lines = [",".join(map(str, row)) for row in rows]
-    (run / "progress.csv").write_text("\n".join([",".join(names), *lines, ""]))
     size = sum(each.stat().st_size for each in run.iterdir())
     tracemalloc.start()
     assert cli.main(["runs", str(tmp_path), "--json"]) == 0

@@ -1,11 +1,12 @@
 """``quintet plot`` as a command; tests/observe/test_plots.py has the pictures."""
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
-from quintet.commands import plot
+from quintet import cli
 from quintet.observe import metrics, plots
 
 
@@ -20,7 +21,7 @@ def test_options_reach_what_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     runs, out = [tmp_path / "a", tmp_path / "b"], tmp_path / "a.png"
     words = [*map(str, runs), "--out", str(out)]
     for more in ([], ["--x", "wall_s", "--metric", "eval/return_mean"], ["--kind", "bars"]):
-        assert plot.main([*words, *more]) == 0
+        assert cli.main(["plot", *words, *more]) == 0
     assert asked == [
         (runs, out, "curve", "env_steps", None),
         (runs, out, "curve", "wall_s", "eval/return_mean"),
@@ -39,9 +40,8 @@ def test_metrics_of_one_learner_are_no_damage(
     config = {"algo": "ppo", "seed": 1, "run_dir": "run", "env": {"id": "CartPole-v1"}}
     Path("run/config.yaml").write_text(yaml.safe_dump(config))
     names = ("env_steps", "wall_s", "episode/return_mean", "policy/ratio_max_error")
-    rows = [",".join(names)] + [f"{n * 100},{n}.5,{n}.5,0.1" for n in range(1, 4)]
-    Path("run/progress.csv").write_text("".join(f"{row}\n" for row in rows))
-    assert plot.main(["run", "--out", "curve.svg"]) == 0
-    # metrics.jsonl is lost, so the table alone is read.
+    rows = [dict(zip(names, (n * 100, n + 0.5, n + 0.5, 0.1), strict=True)) for n in range(1, 4)]
+    Path("run/metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert cli.main(["plot", "run", "--out", "curve.svg"]) == 0
     assert "damaged" not in capsys.readouterr().err
     assert Path("curve.svg").stat().st_size > 1000

@@ -19,12 +19,11 @@ from quintet.commands.runs import cells
 from quintet.errors import CheckpointError
 from quintet.observe import report_figures
 from quintet.observe.report_figures import health_over_time
-from quintet.observe.report_files import read_metrics
 from quintet.observe.run_summary import RunSummary, find_runs, read_summary
 from quintet.system import manifest
 from quintet.system.inside import run_lock
 
-OPTIONS = {**SMALL, "report.interval_s": 0.0, "report.sinks": ("jsonl", "csv")}
+OPTIONS = {**SMALL, "report.interval_s": 0.0, "report.sinks": ("jsonl",)}
 EVIL = "<script>alert(1)</script>"
 
 
@@ -139,9 +138,8 @@ def pipe(run: Path) -> None:
 
 
 def reports(run: Path) -> None:
-    for name in ("metrics.jsonl", "progress.csv"):
-        lines = (run / name).read_text().splitlines()
-        (run / name).write_text("\n".join([*lines[:1], "}{", *lines[2:], ""]))
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join([*lines[:1], "}{", *lines[2:], ""]))
 
 
 def checkpoints(run: Path) -> None:
@@ -189,26 +187,14 @@ def test_a_file_that_would_fill_the_memory(
 
 def test_reports_that_end_before_the_run_are_told(runs: Path, capsys: pytest.CaptureFixture[str]):
     run = runs / "other"
-    for name in ("metrics.jsonl", "progress.csv"):
-        lines = (run / name).read_text().splitlines(keepends=True)
-        (run / name).write_text("".join(lines[:-1]))
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:-1]))
     shutil.rmtree(run / "checkpoints")
     found = listed(capsys, runs)["other"]
     assert found["env_steps"] == 512
     assert any(
         re.fullmatch(r"its reports end at 4\d\d of 512 env_steps", x) for x in found["faults"]
     )
-
-
-def test_of_two_files_that_agree_the_longer_is_read(runs: Path, capsys: pytest.CaptureFixture[str]):
-    """As of a run that reports while it is read, or of a file that was cut."""
-    run = runs / "other"
-    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (run / "metrics.jsonl").write_text("".join(lines[:2]))
-    shutil.rmtree(run / "checkpoints")
-    notices: list[str] = []
-    assert len(read_metrics(run, notices.append)) == len(lines) > 3
-    assert notices == []
 
 
 def test_values_that_json_can_not_hold_end_no_listing(
@@ -323,7 +309,6 @@ def test_means_over_other_steps_are_not_compared(runs: Path, capsys: pytest.Capt
     last = {**json.loads(lines[-1]), "loss/policy": 9.0}
     for name, kept in (("group/s1", lines[:-1]), ("twin", lines[:-2])):
         shutil.rmtree(runs / name / "checkpoints")  # which hold a mark of the reports
-        (runs / name / "progress.csv").unlink()
         text = "\n".join([*kept, lines[-1] if name == "group/s1" else json.dumps(last), ""])
         (runs / name / "metrics.jsonl").write_text(text)
     found = json.loads(said(capsys, "diff", run, runs / "twin", "--json"))["reports"]
@@ -337,7 +322,6 @@ def test_runs_without_a_report_of_the_same_steps_are_not_called_equal(
     shutil.copytree(run, runs / "twin")
     for name, odd in (("group/s1", 0), ("twin", 1)):
         shutil.rmtree(runs / name / "checkpoints")
-        (runs / name / "progress.csv").unlink()
         path = runs / name / "metrics.jsonl"
         reports = [json.loads(line) for line in path.read_text().splitlines()]
         moved = [json.dumps({**each, "env_steps": each["env_steps"] + odd}) for each in reports]
@@ -354,8 +338,7 @@ def test_a_link_in_a_circle_hides_no_run(runs: Path, capsys: pytest.CaptureFixtu
 def test_a_run_of_a_learner_that_is_not_here_is_sound(runs: Path):
     run = runs / "other"
     shutil.rmtree(run / "checkpoints")
-    (run / "metrics.jsonl").unlink()
-    path = run / "progress.csv"
+    path = run / "metrics.jsonl"
     path.write_text(path.read_text().replace("loss/policy", "loss/of_a_plugin", 1))
     found = read_summary(run)
     assert found.state == "finished"
@@ -488,7 +471,6 @@ def test_a_strangers_folder_does_nothing(runs: Path, tmp_path: Path):
     line |= {"episode/return_mean": 1e300, "policy_" + "9" * 5_000 + "/x": 1.0}
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
-    (run / "progress.csv").unlink()
     (run / f"{EVIL.replace('/', '')}.mp4").write_bytes(b"\x00\x00\x00\x18ftyp" + bytes(9))
     found = page(tmp_path / "page.html", runs)
     require_harmless(found)

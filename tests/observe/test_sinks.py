@@ -21,7 +21,6 @@ from quintet.errors import ConfigError, QuintetError
 from quintet.observe.report_files import read_metrics
 from quintet.observe.run_summary import read_summary
 from quintet.observe.sinks import (
-    CsvSink,
     JsonlSink,
     Kept,
     ReportConfig,
@@ -52,8 +51,10 @@ def test_all_sinks_get_the_same_finite_values(tmp_path: Path) -> None:
     sent = reporter.write({"env_steps": 10, "loss/policy": 1 / 3, "loss/value": float("nan")})
     assert sent == {"env_steps": 10, "loss/policy": 1 / 3}
     reporter.write({"env_steps": 20, "loss/policy": -2.0})
-    # at once in the files: nothing waits for close
+    # at once in the files: only the table waits for a checkpoint
     assert read_metrics(tmp_path) == [sent, {"env_steps": 20, "loss/policy": -2.0}]
+    assert not (tmp_path / "progress.csv").exists()
+    reporter.sync()
     assert [row["loss/policy"] for row in rows_of(tmp_path / "progress.csv")] == [
         repr(1 / 3),
         "-2.0",
@@ -131,15 +132,12 @@ def test_resume_drops_what_lies_beyond_the_checkpoint(tmp_path: Path) -> None:
     reporter.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"env_steps": 15, "loss')
-    with (tmp_path / "progress.csv").open("a") as file:
-        file.write("15,7.")
     notices: list[str] = []
     reporter = open_sinks(
         ReportConfig(), tmp_path, resume_env_steps=20, notice=notices.append, warn=notices.append
     )
     assert notices == [
         f"the last line of {tmp_path / 'metrics.jsonl'} is torn and left out",
-        f"the last line of {tmp_path / 'progress.csv'} is torn and left out",
         "dropped 2 reports beyond 20 env_steps, which training writes again",
     ]
     reporter.write({"env_steps": 25, "loss/policy": 99.0})
@@ -187,14 +185,6 @@ def test_reader_leaves_out_a_torn_last_line_and_tells_of_others(tmp_path: Path) 
     file.write_text('{"env_steps": null}\n{"env_steps": 2}\n')
     assert read_metrics(tmp_path, notices.append) == [{"env_steps": 2}]
     assert "not all values are finite numbers" in notices[1]
-    file.unlink()
-    table = tmp_path / "progress.csv"
-    table.write_text("env_steps,updates\n1,2\nx,3\n3,\n")
-    assert read_metrics(tmp_path, notices.append) == [
-        {"env_steps": 1, "updates": 2},
-        {"env_steps": 3},
-    ]
-    assert any(each.startswith(f"line 3 of {table} is damaged (") for each in notices)
 
 
 def test_a_file_of_sinks_that_a_run_has_no_more_is_not_read(tmp_path: Path) -> None:
@@ -237,32 +227,65 @@ def test_a_damaged_line_within_stops_no_resume(tmp_path: Path) -> None:
 
 def test_integers_and_floats_survive_exactly(tmp_path: Path) -> None:
     report = {"env_steps": 2**53 + 1, "loss/policy": 0.1 + 0.2}
-    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    sink = JsonlSink(tmp_path)
     sink.write(report)
     sink.begin(Kept(read_metrics(tmp_path), 2**60))
     sink.close()
     assert read_metrics(tmp_path) == [report]
 
 
-def test_csv_grows_columns(tmp_path: Path) -> None:
-    path = tmp_path / "progress.csv"
-    sink = CsvSink(path)
-    sink.write({"loss/policy": 1.0, "env_steps": 1})
-    sink.write({"env_steps": 2, "eval/return_mean": 5.0})
-    sink.write({"env_steps": 3, "loss/policy": 3.0})
-    sink.close()
-    lines = path.read_text().splitlines()
-    assert lines == ["env_steps,loss/policy,eval/return_mean", "1,1.0,", "2,,5.0", "3,3.0,"]
-    sink = CsvSink(path)
-    sink.begin(Kept(read_metrics(tmp_path)[:2], 2))
-    sink.write({"env_steps": 3, "loss/value": 7.0})
-    sink.close()
-    assert path.read_text().splitlines() == [
+@pytest.mark.parametrize("syncs", [(), (0,), (1, 2), (0, 1, 2)])
+def test_a_table_grows_columns(tmp_path: Path, syncs: tuple[int, ...]) -> None:
+    """The same table, whenever its rows are written."""
+    reports = [
+        {"loss/policy": 1.0, "env_steps": 1},
+        {"env_steps": 2, "loss/value": 0.5, "eval/return_mean": 5.0},
+        {"env_steps": 3, "loss/policy": 3.0},
+    ]
+    config = ReportConfig(sinks=("csv",))
+    reporter = open_sinks(config, tmp_path, resume_env_steps=None, notice=no_notice)
+    for place, report in enumerate(reports):
+        reporter.write(report)
+        if place in syncs:
+            reporter.sync()
+    reporter.close()
+    assert (tmp_path / "progress.csv").read_text().splitlines() == [
         "env_steps,loss/policy,eval/return_mean,loss/value",
         "1,1.0,,",
-        "2,,5.0,",
-        "3,,,7.0",
+        "2,,5.0,0.5",
+        "3,3.0,,",
     ]
+
+
+def test_the_table_alone_is_made_from_lines_too(tmp_path: Path) -> None:
+    config = ReportConfig(sinks=("csv",))
+    reporter = open_sinks(config, tmp_path, resume_env_steps=None, notice=no_notice)
+    for steps in (1, 2):
+        reporter.write({"env_steps": steps})
+        reporter.sync()
+    reporter.write({"env_steps": 3})
+    assert [row["env_steps"] for row in rows_of(tmp_path / "progress.csv")] == ["1", "2"]
+    reporter.close()
+    assert [row["env_steps"] for row in rows_of(tmp_path / "progress.csv")] == ["1", "2", "3"]
+    assert read_metrics(tmp_path) == [{"env_steps": steps} for steps in (1, 2, 3)]
+
+
+def test_a_table_without_lines_is_kept(tmp_path: Path) -> None:
+    """As of runs that reported to the table only."""
+    path, kept = tmp_path / "progress.csv", tmp_path / "progress.csv.old-1"
+    path.write_text("env_steps\n1\n")
+    with pytest.raises(QuintetError, match=r"no metrics\.jsonl"):
+        read_metrics(tmp_path)
+    notices: list[str] = []
+    for steps in (1, 2):
+        reporter = open_sinks(
+            ReportConfig(), tmp_path, resume_env_steps=steps, notice=no_notice, warn=notices.append
+        )
+        reporter.write({"env_steps": steps + 1})
+        reporter.close()
+    assert notices == [f"{path} is kept as {kept}: only metrics.jsonl is read"]
+    assert kept.read_text() == "env_steps\n1\n"
+    assert [row["env_steps"] for row in rows_of(path)] == ["2", "3"]
 
 
 def test_missing_tensorboard_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,18 +302,17 @@ def test_missing_tensorboard_is_told_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "tensorboard").exists()
 
 
-MAKERS: list[Callable[[Path], JsonlSink | CsvSink | TensorBoardSink]] = [
-    lambda folder: JsonlSink(folder / "metrics.jsonl"),
-    lambda folder: CsvSink(folder / "progress.csv"),
+MAKERS: list[Callable[[Path], JsonlSink | TensorBoardSink]] = [
+    JsonlSink,
     lambda folder: TensorBoardSink(folder / "tensorboard"),
 ]
 
 
-@pytest.mark.parametrize("make", MAKERS, ids=["jsonl", "csv", "tensorboard"])
+@pytest.mark.parametrize("make", MAKERS, ids=["jsonl", "tensorboard"])
 def test_full_disk_is_explained_and_leaves_whole_lines(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    make: Callable[[Path], JsonlSink | CsvSink | TensorBoardSink],
+    make: Callable[[Path], JsonlSink | TensorBoardSink],
 ) -> None:
     sink = make(tmp_path)
     sink.write({"env_steps": 1, "loss/policy": 1.0})
@@ -311,18 +333,34 @@ def test_full_disk_is_explained_and_leaves_whole_lines(
         sink.write({"env_steps": 2, "loss/policy": 2.0})
     after = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     assert after == before
-    with pytest.raises(QuintetError, match="No space left"):  # a rewrite for a new column
-        sink.write({"env_steps": 3, "loss/policy": 2.0, "loss/value": 1.0})
-    after = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    assert after == before
     monkeypatch.undo()
     sink.write({"env_steps": 4, "loss/policy": 4.0})
     sink.close()
 
 
+def test_a_table_for_which_there_is_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ReportConfig(sinks=("csv",))
+    reporter = open_sinks(config, tmp_path, resume_env_steps=None, notice=no_notice)
+    reporter.write({"env_steps": 1})
+    reporter.sync()
+    before = (tmp_path / "progress.csv").read_bytes()
+    reporter.write({"env_steps": 2})
+
+    def full(handle: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(QuintetError, match=r"progress\.csv \(No space left on device"):
+        reporter.sync()
+    reporter.close()  # does not hide the error that ends the run
+    assert (tmp_path / "progress.csv").read_bytes() == before
+
+
 def test_really_full_disk(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 16) as disk:
-        sink = JsonlSink(disk / "metrics.jsonl")
+        sink = JsonlSink(disk)
         written = 0
         with pytest.raises(QuintetError, match="No space left on device"):  # noqa: PT012
             for written in range(10_000):

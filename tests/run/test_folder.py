@@ -14,8 +14,7 @@ from small_run_helpers import hashes
 
 import quintet
 from quintet import checkpoint
-from quintet.errors import CheckpointError, ConfigError, FileFault
-from quintet.observe.plots import plot_runs
+from quintet.errors import CheckpointError, ConfigError, FileFault, QuintetError
 from quintet.observe.report_files import read_metrics
 from quintet.run.folder import RunFolder
 from quintet.run.launch import Result
@@ -141,7 +140,7 @@ def test_everything_that_a_resume_needs_is_synced_before_the_first_checkpoint(
     before = synced[:first]
     assert before[:3] == [str(tmp_path), "deep", "deep/runs"]
     assert before.index("deep/runs/r/.tmp-config.yaml") < len(before) - 1
-    assert {"deep/runs/r/metrics.jsonl", "deep/runs/r/progress.csv"} <= set(before)
+    assert {"deep/runs/r/metrics.jsonl", "deep/runs/r/.tmp-progress.csv"} <= set(before)
     assert before[-2:] == ["deep/runs/r"] * 2  # after progress.csv, and after checkpoints/ is made
 
 
@@ -375,48 +374,42 @@ def test_a_resume_on_another_machine_says_what_differs(half, copy, monkeypatch, 
 # Reports
 
 
-@pytest.mark.parametrize("file", ["metrics.jsonl", "progress.csv"])
 @pytest.mark.parametrize("damage", ["foreign", "number", "truncated", "folder", "missing"])
-def test_damaged_reports_are_taken_from_the_other_file(half, copy, file, damage, capsys):
-    folder = copy(half)
-    path, wanted = folder / file, read_metrics(half)
+def test_damaged_reports_are_never_passed_over(half, copy, damage, capsys):
+    folder, whole = copy(half), read_metrics(half)
+    path = folder / "metrics.jsonl"
     data = path.read_bytes()
+    lines = data.splitlines(keepends=True)
+    contents = {
+        "foreign": b"".join([lines[0], b"\xff\x00" + lines[1], *lines[2:]]),
+        "number": data.replace(b"64.0", b"65.0", 1),
+        "truncated": b"".join(lines[:4]),
+    }
     path.unlink()
     if damage == "folder":
         path.mkdir()
     elif damage != "missing":
-        lines = data.splitlines(keepends=True)
-        contents = {
-            "foreign": data[:200] + b"\xff\x00\n,," + data[200:],
-            "number": data.replace(b"64.0", b"65.0", 1),
-            "truncated": b"".join(lines[:4]),
-        }
         assert contents[damage] != data
         path.write_bytes(contents[damage])
-    assert read_metrics(folder) == wanted
-    said = capsys.readouterr().err
-    assert damage == "missing" or str(path) in said
+    kept = {"foreign": [whole[0], *whole[2:]], "truncated": whole[:4]}.get(damage, [])
+    if damage == "missing":
+        with pytest.raises(QuintetError, match=r"has no metrics\.jsonl"):
+            read_metrics(folder)
+    else:
+        found = read_metrics(folder)
+        assert found == kept or (damage == "number" and len(found) == len(whole))
+        said = capsys.readouterr().err
+        first = f"its first {len(data):,} bytes are not those of the checkpoint"
+        assert (first if damage in ("number", "truncated") else str(path)) in said
     assert run(folder).status == "finished"
-    assert read_metrics(folder)[: len(wanted)] == wanted
-    assert not [line for line in capsys.readouterr().err.splitlines() if "are left" in line]
-    assert (folder / f"{file}.damaged-1").exists() == (damage != "missing")
-    other = "progress.csv" if file == "metrics.jsonl" else "metrics.jsonl"
-    (folder / other).unlink()
-    assert read_metrics(folder)[: len(wanted)] == wanted
-
-
-def test_fewer_reports_are_never_passed_over(whole, copy, capsys):
-    """Where nothing can be made good, it says how many are left."""
-    folder, number = copy(whole), len(read_metrics(whole))
-    for name in ("metrics.jsonl", "progress.csv"):
-        lines = (folder / name).read_bytes().splitlines(keepends=True)
-        (folder / name).write_bytes(b"".join(lines[:8]))
-    plot_runs([folder], folder / "bars.svg", kind="bars", metric="loss/total")
     said = capsys.readouterr().err
-    assert f"8 reports in place of the {number} of the checkpoint" in said
-    assert f"8 of {number} reports are left in metrics.jsonl and progress.csv" in said
-    assert run(folder).metrics["iterations"] == 8
-    assert f"8 of {number} reports are left" in log(folder)
+    assert str(path) in said
+    assert (folder / "metrics.jsonl.damaged-1").exists() == (damage in ("foreign", "folder"))
+    assert (folder / "progress.csv.old-1").exists() == (damage == "missing")
+    found = read_metrics(folder)
+    assert found[: len(kept)] == kept
+    assert capsys.readouterr().err == ""
+    assert len((folder / "progress.csv").read_text().splitlines()) == len(found) + 1
 
 
 def test_reports_after_the_checkpoint_are_dropped_aloud(tmp_path, half):
