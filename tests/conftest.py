@@ -4,6 +4,7 @@ import gc
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,14 +84,27 @@ def workers_import_once():
 @pytest.fixture(scope="session", autouse=True)
 def few_steps_show_whether_episodes_repeat():
     """The check at the start of an exact run makes dozens of steps, not hundreds, which take longer
-    than a small run.  Tests of the check have the real number.
+    than a small run; where workers step none, as it has a process of its own.  Tests of the check
+    have the real number, or the next fixture.
     """
     from quintet.envs import repeating
+    from quintet.run import repeat_check
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(repeating, "_ROWS", 8)
         patched.setattr(repeating, "_USED", 24)
-        yield
+        real = repeat_check.unrepeatable_apart
+        patched.setattr(repeat_check, "unrepeatable_apart", lambda *_: "")
+        yield real
+
+
+@pytest.fixture
+def checked_apart(
+    few_steps_show_whether_episodes_repeat: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where workers step, a process of its own checks whether episodes repeat, as in use."""
+    name = "quintet.run.repeat_check.unrepeatable_apart"
+    monkeypatch.setattr(name, few_steps_show_whether_episodes_repeat)
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,18 @@
-"""Packages as pip would install them, written by hand."""
+"""Packages as pip would install them, written by hand, and those that a test file needs."""
 
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
+
+
+def need(reason: str, *packages: str) -> None:
+    """Skips the test file that is being imported where a package is missing.  It is not imported,
+    as by `pytest.importorskip`: every test process collects every file, and some packages take
+    seconds.
+    """
+    if any(find_spec(name) is None for name in packages):
+        pytest.skip(reason, allow_module_level=True)
 
 
 def install(

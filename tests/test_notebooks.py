@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from installed_helpers import need
 
-nbformat = pytest.importorskip("nbformat", reason="notebooks are run by nbclient")
-nbclient = pytest.importorskip("nbclient", reason="notebooks are run by nbclient")
-pytest.importorskip("ipykernel", reason="notebooks are run by ipykernel")
+need("notebooks are run by nbclient and ipykernel", "nbformat", "nbclient", "ipykernel")
 
 FOLDER = Path(__file__).parent.parent / "examples" / "notebooks"
 
@@ -18,6 +17,8 @@ def outputs(notebook: Any) -> list[Any]:
 
 
 def test_there_are_three_without_outputs():
+    import nbformat
+
     found = {path.stem: nbformat.read(path, as_version=4) for path in FOLDER.glob("*.ipynb")}
     assert set(found) == {"first_policy", "own_environment", "compare_learners"}
     for notebook in found.values():
@@ -28,6 +29,9 @@ def test_there_are_three_without_outputs():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["first_policy", "own_environment", "compare_learners"])
 def test_a_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import nbclient
+    import nbformat
+
     monkeypatch.chdir(tmp_path)
     notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
     nbclient.NotebookClient(

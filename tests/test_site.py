@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from installed_helpers import need
 
-pytest.importorskip("mkdocs", reason="the site is built by the extra docs")
-pytest.importorskip("material", reason="the site is built by the extra docs")
+need("the site is built by the extra docs", "mkdocs", "material")
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ and `TOGETHER` names options that only matter together.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import gymnasium
 import numpy as np
+import pytest
 import torch
 from a2c_helpers import A2C, A2CConfig
 from folders_helpers import new_folder
@@ -52,6 +53,16 @@ LEARNERS: dict[str, registry.Algorithm] = {
     "a2c": A2C,
     "a2c with replay": replace(A2C, config=WithReplay),
 }
+
+PLUGINS = ("sac",)
+"""Learners whose conformance is a slow test; their own tests are not."""
+
+
+def gated(values: Iterable[Any], algo_of: Callable[[Any], str] = str) -> list[Any]:
+    """The values as parameters of a test, slow for learners of `PLUGINS`."""
+    slow = pytest.mark.slow
+    return [pytest.param(x, marks=slow) if algo_of(x) in PLUGINS else x for x in values]
+
 
 SIZES: dict[str, Any] = {
     "unroll_steps": STEPS,

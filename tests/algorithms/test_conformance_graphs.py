@@ -3,7 +3,17 @@
 import pytest
 import torch
 from compiled_helpers import CONTINUOUS, HYBRID, Twins, acts, awkward
-from conformance_helpers import LEARNERS, MASKED, STREAMS, TOGETHER, Case, everything, go_on, learn
+from conformance_helpers import (
+    LEARNERS,
+    MASKED,
+    STREAMS,
+    TOGETHER,
+    Case,
+    everything,
+    gated,
+    go_on,
+    learn,
+)
 from gymnasium import spaces as gym
 from taped_helpers import use_tapes
 
@@ -38,13 +48,13 @@ def same_updates(case: Case, ranks: Ranks = ALONE) -> None:
     assert everything(learners[0]) == everything(learners[1])
 
 
-@pytest.mark.parametrize("algo", UPDATED)
+@pytest.mark.parametrize("algo", gated(UPDATED))
 def test_updates(algo: str) -> None:
     _, masked, core = tasks(algo)
     same_updates(Case(algo, masked, core=core))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("algo", UPDATED)
+@pytest.mark.parametrize("algo", gated(UPDATED))
 def test_updates_of_several_learners(algo: str) -> None:
     if not LEARNERS[algo].shared:
         pytest.skip(f"only one {algo} learner can learn from a batch")
@@ -52,7 +62,7 @@ def test_updates_of_several_learners(algo: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algo", UPDATED)
+@pytest.mark.parametrize("algo", gated(UPDATED))
 def test_updates_with_other_options(algo: str) -> None:
     plain, masked, core = tasks(algo)
     for options in TOGETHER.get(algo, ()):
@@ -60,7 +70,7 @@ def test_updates_with_other_options(algo: str) -> None:
         same_updates(Case(algo, masked, options, core=core))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("algo", LEARNERS)
+@pytest.mark.parametrize("algo", gated(LEARNERS))
 def test_acts(algo: str) -> None:
     plain, _, core = tasks(algo)
     case = Case(algo, plain, core=core)  # type: ignore[arg-type]

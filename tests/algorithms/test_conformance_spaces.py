@@ -12,6 +12,7 @@ import torch
 from conformance_helpers import (
     LEARNERS,
     MASKED,
+    PLUGINS,
     Case,
     Noise,
     Run,
@@ -19,6 +20,7 @@ from conformance_helpers import (
     choices,
     everything,
     floats,
+    gated,
     learn,
     whole_batch,
 )
@@ -180,7 +182,11 @@ def test_every_kind_is_among_them() -> None:
 
 EACH = [
     pytest.param(
-        algo, kind, marks=() if algo in ("ppo", "ddpg") or i % 3 == 0 else pytest.mark.slow
+        algo,
+        kind,
+        marks=()
+        if algo in ("ppo", "ddpg") or (i % 3 == 0 and algo not in PLUGINS)
+        else pytest.mark.slow,
     )
     for algo in KINDS
     for i, kind in enumerate(IN_TURN)
@@ -240,7 +246,7 @@ def cases(draw: st.DrawFn) -> tuple[Task, str, dict[str, Any]]:
     return task, draw(st.sampled_from(CORES)), network
 
 
-@pytest.mark.parametrize("algo", KINDS)
+@pytest.mark.parametrize("algo", gated(KINDS))
 @pytest.mark.parametrize(
     "examples", [3, pytest.param(60, marks=pytest.mark.slow, id="many")], ids=str
 )

@@ -17,10 +17,12 @@ import torch
 from conformance_helpers import (
     LEARNERS,
     MASKED,
+    PLUGINS,
     STREAMS,
     Case,
     Run,
     everything,
+    gated,
     go_on,
     learn,
     switches,
@@ -37,7 +39,7 @@ from quintet.types import LearnerState
 
 CASES = {name: case for algo in LEARNERS for name, case in switches(algo).items()}
 GATED = [
-    pytest.param(case, marks=pytest.mark.slow if "=" in name else ())
+    pytest.param(case, marks=pytest.mark.slow if "=" in name or case.algo in PLUGINS else ())
     for name, case in CASES.items()
 ]
 """The same; switches one by one are slow, as most of them are in the combinations too."""
@@ -53,6 +55,10 @@ WITH_STATISTICS = [
 TOGETHER = [case for name, case in CASES.items() if " together " in name]
 
 
+def by_case(cases: list[Case]) -> Any:
+    return pytest.mark.parametrize("case", gated(cases, lambda case: case.algo), ids=of)
+
+
 def of(case: Case) -> str:
     return f"{case.algo}-{case.core}"
 
@@ -63,7 +69,7 @@ def saved(learner: Any) -> LearnerState:
     return LearnerState(copy.deepcopy(state.tensors), json.loads(json.dumps(state.scalars)))
 
 
-@pytest.mark.parametrize("case", DEFAULTS, ids=of)
+@by_case(DEFAULTS)
 def test_an_update_that_spoils_the_weights_is_told_at_once(case: Case) -> None:
     """So that they never act, and the batch that is kept is the one."""
     learner = case.learner()
@@ -104,7 +110,7 @@ def test_a_loaded_learner_goes_on_with_the_same_bytes(case: Case) -> None:
     assert (other.updates, other.version) == (learner.updates, learner.version)
 
 
-@pytest.mark.parametrize("case", WITH_STATISTICS, ids=of)
+@by_case(WITH_STATISTICS)
 def test_every_part_of_the_state_is_taken(case: Case) -> None:
     learner = case.learner()
     go_on(learner, case.batches(1))
@@ -123,7 +129,7 @@ def test_every_part_of_the_state_is_taken(case: Case) -> None:
         assert changed == {name}
 
 
-@pytest.mark.parametrize("case", WITH_STATISTICS, ids=of)
+@by_case(WITH_STATISTICS)
 def test_a_warm_start_takes_the_weights_and_nothing_else(case: Case) -> None:
     batches = case.batches(3)
     donor, learner, fresh = case.learner(seeds=(7, 8)), case.learner(), case.learner()
@@ -157,7 +163,7 @@ def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(x, other[k]) for k, x in one.items())
 
 
-@pytest.mark.parametrize("case", WITH_STATISTICS, ids=of)
+@by_case(WITH_STATISTICS)
 def test_an_actor_copies_what_is_published(case: Case) -> None:
     learner, batches = case.learner(), case.batches(3)
     actor, other = case.actor(), case.actor()
@@ -188,7 +194,7 @@ class Evaluated(Run):
         return found, batches
 
 
-@pytest.mark.parametrize("case", WITH_STATISTICS, ids=of)
+@by_case(WITH_STATISTICS)
 def test_evaluation_changes_nothing(case: Case) -> None:
     runs = [kind(case, case.learner()) for kind in (Run, Evaluated)]
     for _ in range(2):
@@ -201,7 +207,7 @@ def test_evaluation_changes_nothing(case: Case) -> None:
 # Reports
 
 
-@pytest.mark.parametrize("case", [*WITH_STATISTICS, *TOGETHER], ids=of)
+@by_case([*WITH_STATISTICS, *TOGETHER])
 def test_metrics_are_declared_and_finite_and_of_what_came_since(case: Case) -> None:
     first, second = case.batches(2)
     learner, other = case.learner(), case.learner()
@@ -223,7 +229,7 @@ LOOKS = {*looks.DISTRIBUTION, *looks.CHANGES}
 """Metrics of one batch between two reports."""
 
 
-@pytest.mark.parametrize("case", DEFAULTS, ids=of)
+@by_case(DEFAULTS)
 def test_losses_are_means_and_extremes_such_over_all_steps_since_they_were_asked_for(
     case: Case,
 ) -> None:
@@ -268,7 +274,10 @@ SHARING = [name for name, entry in LEARNERS.items() if entry.shared]
     "case",
     [
         *(param for param, case in zip(GATED, CASES.values(), strict=True) if case.algo in SHARING),
-        *(case for case in WITH_STATISTICS if case.algo in SHARING and case.core != "none"),
+        *gated(
+            (case for case in WITH_STATISTICS if case.algo in SHARING and case.core != "none"),
+            lambda case: case.algo,
+        ),
     ],
     ids=lambda case: f"{case.algo} {case.core} {case.options}",
 )
@@ -304,7 +313,7 @@ def last_state(run: Path) -> str:
 
 
 @pytest.mark.parametrize("core", ["none", pytest.param("gru", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("algo", LEARNERS)
+@pytest.mark.parametrize("algo", gated(LEARNERS))
 def test_a_resumed_run_has_the_bytes_of_one_that_was_not_interrupted(
     algo: str, core: str, registered: None, tmp_path: Path
 ) -> None:

@@ -1,12 +1,12 @@
 """Every option that changes a graph has a case, which is compiled; tests/gpu captures them."""
 
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import quick_helpers
 from conformance_helpers import LEARNERS
 from graph_options_helpers import ALGOS, Missing, packed, rows
 from pydantic import Field
@@ -42,15 +42,11 @@ def test_a_new_option_without_a_case_fails(monkeypatch: pytest.MonkeyPatch) -> N
 
 def run(how: str, *cases: str) -> None:
     """In a process without the shape checks of these tests, which are no part of a graph."""
-    done = subprocess.run(
-        [sys.executable, "graph_options_helpers.py", how, *cases],
-        cwd=Path(__file__).parent,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        timeout=3600,
-    )
-    assert done.stdout.strip() == "same", done.stdout + done.stderr[-3000:]
+    words = [Path(__file__).with_name("graph_options_helpers.py"), how, *cases]
+    path = os.pathsep.join(filter(None, sys.path))
+    with quick_helpers.begin(words, {"PYTHONPATH": path}) as process:
+        said, _ = process.communicate(timeout=3600)
+    assert said.strip().splitlines()[-1:] == ["same"], said[-3000:]
 
 
 def test_some_cases_are_traced_and_give_what_is_eager() -> None:

@@ -13,11 +13,10 @@ import impala_helpers
 import ppo_helpers
 import pytest
 import torch
-from conformance_helpers import CONTINUOUS, NUMBERS, Case, Task
+from conformance_helpers import CONTINUOUS, NUMBERS, PLUGINS, Case, Task
 from gymnasium import spaces as gym
 from pydantic import BaseModel
 from torch import Tensor
-from torch._dynamo.utils import counters
 
 from quintet.algorithms.acer.config import ACERConfig
 from quintet.algorithms.appo.config import APPOConfig
@@ -190,7 +189,9 @@ IDS = ["ppo", "impala-rmsprop", "impala-adam", *OF_CASES]
 @pytest.mark.parametrize(
     ("algo", "config", "make", "batches"),
     [
-        pytest.param(*case, id=name, marks=[pytest.mark.slow] * (name == "appo-gae"))
+        pytest.param(
+            *case, id=name, marks=[pytest.mark.slow] * (name == "appo-gae" or case[0] in PLUGINS)
+        )
         for name, case in zip(IDS, CASES, strict=True)
     ],
 )
@@ -204,8 +205,18 @@ def test_each_takes_effect_at_the_next_update(
         assert (found - plain).abs().max() > 1e-6, name
 
 
+@pytest.mark.parametrize("algo", ["ppo", "impala"])
+def test_every_option_that_may_change_is_tried(algo: str) -> None:
+    """For these learners no other test shows the effects of all of them."""
+    configs = [config for name, config, *_ in CASES if name == algo]
+    tried = {name for config in configs for name in names_of(config)}
+    assert tried == tunable(type(configs[0])).keys()
+
+
 def follow(case: int) -> None:
     """Compares a compiled learner with eager ones, each option changed in turn."""
+    from torch._dynamo.utils import counters  # takes seconds, in every test process
+
     _, config, make, batches = CASES[case]
     compiled = make(config, True)
     given, state = batches(compiled), compiled.save()

@@ -5,11 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
+from installed_helpers import need
 from small_run_helpers import TOY
 
 from quintet.cli import main
 
-pytest.importorskip("onnxscript", reason="exports must have the extra export")
+need("exports must have the extra export", "onnxscript")
 
 SMALL = (
     *("--env.num-streams", "4", "--unroll-steps", "16", "--minibatch-steps", "32"),

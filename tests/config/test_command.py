@@ -135,11 +135,3 @@ def test_files_come_in_their_order(tmp_path):
     loaded = compose("ppo", [*files, layer])
     assert loaded.config.learner.gamma == 0.8
     assert loaded.sources["gamma"] == f"file {two}"
-
-
-@pytest.mark.parametrize("arguments", [[], ["--env", "CartPole-v1"]])
-def test_the_algorithm_comes_first(arguments):
-    with pytest.raises(
-        ConfigError, match="quintet train must have an algorithm first, got none; give one of ppo"
-    ):
-        parse("train", arguments)

@@ -114,11 +114,6 @@ def test_a_run_that_began_with_it_goes_on_with_it(tmp_path: Path):
     assert sources["normalize_observations"] == "saved run"
 
 
-def test_threads_of_environments_that_have_none_are_refused():
-    with pytest.raises(ConfigError, match=r"env\.num_threads=2 has no effect without env\.backend"):
-        resolved(env__num_threads=2)
-
-
 def test_a_run_keeps_what_was_in_force(tmp_path: Path):
     """And a policy of it has no statistics of what is not normalised."""
     small = {

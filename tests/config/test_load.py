@@ -108,16 +108,6 @@ def test_a_preset_is_chosen_by_the_environment_by_name_or_not_at_all():
         preset_layers("ppo", None, "klpenalty")
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", "HalfCheetah-v5"])
-@pytest.mark.parametrize(
-    "name", ["auto", "clip", "kl_penalty", "tf_agents_base", "tf_agents_base_discrete"]
-)
-def test_every_preset_is_a_valid_configuration(env, name):
-    layers = preset_layers("ppo", env, name)
-    loaded = compose("ppo", [*layers, Layer("command line", {"env.id": env})])
-    assert set().union(*(layer.values for layer in layers)) <= set(loaded.config.flat())
-
-
 # Names
 
 
@@ -213,34 +203,6 @@ def test_combinations_that_can_not_be():
     # a budget of exactly one rollout is enough, one step less is not
     compose("ppo", [Layer("x", {**CARTPOLE, "total_env_steps": 2048})])
     assert "got 2047" in faults_of({"total_env_steps": 2047})
-
-
-@pytest.mark.parametrize(
-    ("values", "says"),
-    [
-        ({"gae_lambda": 0.5, "advantage_estimator": "monte_carlo",
-          "value_target": "monte_carlo"}, "gae_lambda=0.5"),
-        ({"clip_schedule": "linear", "clip_epsilon": None}, "clip_schedule=linear"),
-        ({"kl_target": 0.5}, "kl_target=0.5"),
-        ({"kl_tolerance": 0.5}, "kl_tolerance=0.5"),
-        ({"kl_cutoff_factor": 3.0}, "kl_cutoff_factor=3.0"),
-        ({"observation_clip": 3.0, "normalize_observations": False}, "observation_clip=3.0"),
-        ({"reward_norm_clip": 3.0, "reward_normalizer": "none"}, "reward_norm_clip=3.0"),
-        ({"update_normalizers": False, "reward_normalizer": "none",
-          "normalize_observations": False}, "update_normalizers=False"),
-        ({"normalizer_variance_epsilon": 0.1, "reward_normalizer": "none",
-          "normalize_observations": False}, "normalizer_variance_epsilon=0.1"),
-        ({"drop_last": True, "minibatch_steps": None}, "drop_last=True"),
-        ({"refresh_advantages": "per_epoch", "num_epochs": 1}, "refresh_advantages=per_epoch"),
-        ({"value_source": "recomputed", "refresh_advantages": "per_epoch"},
-         "value_source=recomputed"),
-        ({"target_kl": 0.1, "num_epochs": 1}, "target_kl=0.1"),
-    ],
-)  # fmt: skip
-def test_an_option_without_effect_is_a_fault(values, says):
-    said = faults_of(values)
-    assert f"{says} has no effect without" in said
-    assert "faults" not in said  # this one alone
 
 
 def test_the_environment_is_required_and_looked_up():

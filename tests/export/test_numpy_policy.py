@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
+from installed_helpers import need
 
 from quintet.errors import ExportError
 from quintet.export import numpy_policy, programs
 
-pytest.importorskip("onnxscript", reason="exports must have the extra export")
+need("exports must have the extra export", "onnxscript")
 
 
 def test_it_is_short() -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from installed_helpers import need
 
 import quintet
 
-pytest.importorskip("onnxscript", reason="exports must have the extra export")
+need("exports must have the extra export", "onnxscript")
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 LARGEST = (

@@ -19,6 +19,7 @@ import pytest
 from cells_helpers import Cell, once
 from damage_helpers import MUTATIONS
 from forge_helpers import HOSTILE, place_in, replaced
+from installed_helpers import need
 
 from quintet.cli import main
 from quintet.errors import ExportError, QuintetError
@@ -27,7 +28,7 @@ from quintet.export.certificate import CERTIFICATE, as_bytes
 from quintet.export.make import export
 from quintet.export.verify import verify
 
-pytest.importorskip("onnxscript", reason="exports must have the extra export")
+need("exports must have the extra export", "onnxscript")
 
 CELL = Cell(
     "ppo",

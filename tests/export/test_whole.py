@@ -9,6 +9,7 @@ import pytest
 import torch
 from cells_helpers import ACTIONS, OBSERVATIONS, Cell
 from gymnasium import spaces as gym_spaces
+from installed_helpers import need
 from kinds_helpers import CORES, DAILY, LEARNERS, PICTURES, matrix
 
 from quintet import spaces
@@ -22,7 +23,7 @@ from quintet.export.verify import Verified
 from quintet.export.whole import WholePolicy, env_form
 from quintet.models.config import TRAITS
 
-pytest.importorskip("onnxscript", reason="exports must have the extra export")
+need("exports must have the extra export", "onnxscript")
 
 MATRIX = matrix()
 

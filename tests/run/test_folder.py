@@ -162,10 +162,12 @@ def test_a_damaged_old_checkpoint_harms_no_healthy_run(half, copy, capsys):
     assert hashes(folder)
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over_by_name(half, copy, capsys):
+def test_a_damaged_newest_checkpoint_is_passed_over_by_name(whole, half, copy, capsys):
+    """And the run comes to the same end."""
     folder = copy(half)
     flip(folder / "checkpoints/000000013/learner.safetensors")
     assert run(folder).status == "finished"
+    assert hashes(folder) == hashes(whole)
     said = capsys.readouterr().err
     assert "skipped a damaged checkpoint: " in said
     assert "000000013/learner.safetensors is corrupted" in said

@@ -188,16 +188,6 @@ def test_a_run_in_another_thread(tmp_path):
     assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
 
 
-def test_what_on_report_raises_ends_the_run_and_frees_the_folder(tmp_path):
-    def fail(report):
-        if report["env_steps"] > 200:
-            raise RuntimeError("enough")
-
-    with pytest.raises(RuntimeError, match="enough"):
-        run(tmp_path, 400, on_report=fail, checkpoint__interval_iterations=1)
-    assert run(tmp_path, 400).status == "finished"
-
-
 def test_a_run_may_be_moved(tmp_path):
     run(tmp_path / "here")
     (tmp_path / "here").rename(tmp_path / "there")
@@ -386,21 +376,6 @@ def damage(folder: Path) -> None:
     data = bytearray(file.read_bytes())
     data[-1] ^= 255
     file.write_bytes(bytes(data))
-
-
-def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path):
-    run(tmp_path / "a", 400, checkpoint__interval_iterations=1)
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    newest, before, _ = sorted(names(tmp_path / "a"), reverse=True)
-    damage(tmp_path / "a/checkpoints" / newest)
-    result = run(tmp_path / "a", 400, checkpoint__interval_iterations=1)
-    assert result.metrics["env_steps"] == 400
-    said = log(tmp_path / "a")
-    assert f"skipped a damaged checkpoint: {tmp_path / 'a/checkpoints' / newest}" in said
-    assert f"env_steps, from {tmp_path / 'a/checkpoints' / before}" in said
-    assert hashes(tmp_path / "a") == hashes(tmp_path / "b")  # and comes to the same end
-    steps = [report["env_steps"] for report in read_metrics(tmp_path / "a")]
-    assert steps == sorted(set(steps))
 
 
 def test_when_all_checkpoints_are_damaged_nothing_begins_anew(tmp_path):

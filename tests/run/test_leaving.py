@@ -44,6 +44,7 @@ def train(folder, env, kind="serial", **more):
     return quintet.train("ppo", env, 256, 3, folder, config, **more)
 
 
+@pytest.mark.usefixtures("checked_apart")
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_environment_that_calls_sys_exit_has_failed_in_every_kind(tmp_path, kind):
     env = partial(Leaver, "exit")
@@ -153,7 +154,6 @@ def test_a_child_of_a_fork_ends_and_its_parent_trains_on(tmp_path, kind, how):
 
 def test_a_process_that_closes_its_channel_is_named_by_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr("quintet.runtime.processes.process.STOP_GRACE_S", 0.2)
-    monkeypatch.setattr("quintet.envs.repeating.unrepeatable", lambda *_: "")  # in this process
     with pytest.raises(WorkerFault, match=r"closed its channel, did not end .* and was killed"):
         train(tmp_path, partial(Leaver, "close all files"), "lockstep")
 

@@ -94,6 +94,8 @@ def noisy() -> gymnasium.Env:
     return OwnNoise(Saving())
 
 
+pytestmark = pytest.mark.usefixtures("checked_apart")
+
 KINDS: dict[str, dict[str, Any]] = {
     "serial": {"env.num_processes": 1},
     "steppers": {"env.num_processes": 4},

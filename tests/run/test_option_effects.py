@@ -1,19 +1,15 @@
 """Every option of a run, its environments, checkpoints, evaluations and reports does something."""
 
-import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import pytest
 from gymnasium import spaces
 from pydantic import BaseModel
 from run_helpers import (
     SMALL,
     TOY,
-    Trouble,
     Where,
     iterations,
     make_contextual,
@@ -28,19 +24,9 @@ from quintet.config.layers import Layer
 from quintet.config.run import PARTS, TOP, prefix_of
 from quintet.config.saved import load_config
 from quintet.envs.toy import Contextual, FinitePay
-from quintet.errors import ConfigError
 from quintet.evaluation import Scores
 from quintet.observe.report_files import read_metrics
 from quintet.run import sampling, saving
-
-
-def _algo(where: Where) -> None:
-    with pytest.raises(ConfigError, match="one of ppo"):
-        quintet.train("dqn", TOY, run_dir=where.folder)
-
-
-def _total_env_steps(where: Where) -> None:
-    assert run(where.folder, 77).metrics["env_steps"] == 77
 
 
 def _seed(where: Where) -> None:
@@ -55,34 +41,6 @@ def _seed(where: Where) -> None:
 def _preset(where: Where) -> None:
     assert run(where.folder / "a", 64).metrics["policy/kl_coef"] == 0
     assert run(where.folder / "b", 64, preset="kl_penalty").metrics["policy/kl_coef"] > 0
-
-
-def _run_dir(where: Where) -> None:
-    where.monkeypatch.chdir(where.folder)
-    result = quintet.train("ppo", TOY, 64, seed=5, config=SMALL)
-    assert result.run_dir == where.folder / "runs/ppo-quintet.envs.toy_Contextual-s5"
-    assert (where.folder / result.run_dir / "policy").is_dir()
-
-
-def _resume(where: Where) -> None:
-    run(where.folder)
-    with pytest.raises(ConfigError, match="--resume never must"):
-        run(where.folder, resume="never")
-
-
-def _init_from(where: Where) -> None:
-    """More in test_warm_start."""
-    run(where.folder / "donor")
-    given = {"init_from": str(where.folder / "donor")}
-    assert weights(run(where.folder / "a", **given)) != weights(run(where.folder / "b"))
-
-
-def _init_from_keys(where: Where) -> None:
-    run(where.folder / "donor")
-    given = {"init_from": str(where.folder / "donor")}
-    whole = run(where.folder / "a", **given)
-    part = run(where.folder / "b", **given, init_from_keys=["network/encoder.*"])
-    assert weights(whole) != weights(part)
 
 
 def _interval_iterations(where: Where) -> None:
@@ -115,18 +73,6 @@ def _max_cut_frac(where: Where) -> None:
         if most == 1.0:
             assert all(meta["exact"] for meta in found)
     assert exact[0.0] <= exact[0.05] < exact[1.0]
-
-
-def _fresh_at_checkpoints(where: Where) -> None:
-    """More in test_living_environments."""
-    made: dict[bool, int] = {}
-    for fresh in (False, True):
-        before = Trouble.made
-        run(where.folder / str(fresh), 256, Trouble, env__fresh_at_checkpoints=fresh,
-            checkpoint__interval_iterations=1, checkpoint__max_cut_frac=1.0,
-            env__num_processes=1)  # fmt: skip
-        made[fresh] = Trouble.made - before
-    assert made[True] - made[False] >= 4 * 3, "four streams, at three checkpoints or more"
 
 
 def _checkpoint_interval_s(where: Where) -> None:
@@ -181,14 +127,6 @@ def _interval(where: Where) -> None:
         found = [r["env_steps"] for r in read_metrics(folder) if "eval/return_mean" in r]
         assert len(found) == len(wanted)
         assert all(0 <= step - at < 64 for step, at in zip(found, wanted, strict=True))
-
-
-def _greedy(where: Where) -> None:
-    """Target: sampled actions pay much less than their mean."""
-    target = {"env": "quintet.envs.toy:Target", "eval__episodes": 5}
-    greedy = run(where.folder / "a", **target).metrics["eval/return_mean"]
-    sampled = run(where.folder / "b", **target, eval__greedy=False).metrics["eval/return_mean"]
-    assert greedy > sampled + 1
 
 
 def _eval_max_steps(where: Where) -> None:
@@ -256,17 +194,6 @@ def _kwargs(where: Where) -> None:
     assert made.policy.spaces.observation.shape == (7,)
 
 
-def _max_episode_steps(where: Where) -> None:
-    env = {"env": "quintet.envs.toy:Contextual", "env__max_episode_steps": 1}
-    assert run(where.folder, **env).metrics["episode/length_mean"] == 1
-
-
-def _eval_max_episode_steps(where: Where) -> None:
-    env = {"env": "CartPole-v1", "env__backend": "gymnasium", "eval__episodes": 2}
-    result = run(where.folder, **env, eval__env__max_episode_steps=3)
-    assert result.metrics["eval/length_mean"] == 3
-
-
 def _num_streams(where: Where) -> None:
     made = []
     run(where.folder, env=lambda: made.append(Contextual()) or made[-1], env__num_streams=6)
@@ -298,13 +225,6 @@ def _reward_clip(where: Where) -> None:
     assert clipped["episode/return_mean"] == plain["episode/return_mean"] == 63
 
 
-def _reward_shaping(where: Where) -> None:
-    found = run(
-        where.folder, env="shaped_tasks_helpers:make", env__reward_shaping={"each": 3.0}
-    ).metrics
-    assert found["reward/mean"] == pytest.approx(3)
-
-
 def _success(where: Where) -> None:
     """Ten steps of 7 that end with 7."""
     env = {"env": "run_helpers:Trouble", "env__kwargs": {"kind": "seven", "after": 0}}
@@ -321,65 +241,10 @@ def _success(where: Where) -> None:
     assert not any("success" in name for name in run(where.folder / "n", **env).metrics)
 
 
-def _observe_last(where: Where) -> None:
-    space = run(where.folder, env__observe_last=True).policy.spaces.observation
-    assert list(space.spaces) == ["obs", "last_action", "last_reward"]
-
-
-class OfProcess(Contextual):
-    """Leaves the number of its process in a folder."""
-
-    def __init__(self, folder: str) -> None:
-        super().__init__()
-        (Path(folder) / str(os.getpid())).touch()
-
-
 def _num_threads(where: Where) -> None:
     pytest.importorskip("envpool")
     envs = groups_of(env="CartPole-v1", env__backend="envpool", env__num_threads=3)
     assert [env.num_threads for env in envs] == [3]
-
-
-def _num_processes(where: Where) -> None:
-    """Who makes environments: one process, or two that step them; the policy is the same."""
-    bytes_ = []
-    for count in (1, 2):
-        folder = where.folder / str(count)
-        (pids := where.folder / f"pids-{count}").mkdir()
-        run(folder, env=partial(OfProcess, str(pids)), env__num_processes=count)
-        others = {path.name for path in pids.iterdir()} - {str(os.getpid())}
-        assert len(others) == (count if count > 1 else 0)
-        bytes_.append((folder / "policy" / "policy.safetensors").read_bytes())
-    assert bytes_[0] == bytes_[1]
-
-
-def _mask_from_info(where: Where) -> None:
-    newest = max(name for name in gymnasium.registry if name.startswith("Taxi-"))
-    taxi = {"env": newest, "env__backend": "gymnasium"}
-    for name, given in (("a", {"env__mask_from_info": True}), ("b", {})):
-        masked = run(where.folder / name, 64, **taxi, **given).policy.spaces.observation
-        assert "action_mask" in masked.spaces
-    plain = run(where.folder / "c", 64, **taxi, env__mask_from_info=False)
-    assert plain.policy.spaces.observation == spaces.Discrete(500)
-
-
-class LargeRewards(Contextual):
-    """Its rewards have a size of 20,000."""
-
-    def step(self, action: Any) -> Any:
-        obs, reward, *rest = super().step(action)
-        return (obs, 20_000.0 * (1.0 + reward), *rest)
-
-
-def _known(where: Where) -> None:
-    said = {}
-    for name, known in (("a", []), ("b", ["reward-size"])):
-        config = {"env": LargeRewards, "reward_normalizer": "none", "doctor__known": known}
-        run(where.folder / name, 768, **config)
-        log = (where.folder / name / "log.txt").read_text()
-        said[name] = [line for line in log.splitlines() if "choice: rewards have a size" in line]
-    assert said["a"]
-    assert not said["b"]
 
 
 def _evaluated(where: Where, name: str, value: Any, **more: Any) -> Scores:
@@ -391,15 +256,6 @@ def _evaluated(where: Where, name: str, value: Any, **more: Any) -> Scores:
     return found[-1]
 
 
-def _eval_env_id(where: Where) -> None:
-    scores = _evaluated(where, "id", "run_helpers:make_contextual")
-    assert scores.env.id == "run_helpers:make_contextual"
-
-
-def _eval_env_kwargs(where: Where) -> None:
-    assert _evaluated(where, "kwargs", {"length": 4}).lengths.tolist() == [4, 4]
-
-
 def _eval_env_backend(where: Where) -> None:
     cart = {"eval.env.id": "CartPole-v1"}
     for backend in ("gymnasium", "envpool"):
@@ -407,10 +263,6 @@ def _eval_env_backend(where: Where) -> None:
             "ppo", [], Layer("x", {"env.id": TOY, **cart, "eval.env.backend": backend})
         )
         assert loaded.evaluated.config.backend == backend
-
-
-def _eval_env_success(where: Where) -> None:
-    assert _evaluated(where, "success", "reward>-1").success is not None
 
 
 def _eval_env_num_threads(where: Where) -> None:
@@ -433,64 +285,60 @@ def _eval_env_num_processes(where: Where) -> None:
     assert set(asked) == {1}
 
 
-def _observation_dtype(where: Where) -> None:
-    """Of HalfCheetah, which gives float64 that float32 holds well."""
-    options = {"env": "HalfCheetah-v5", "env__backend": "gymnasium", "preset": "none"}
-    for given, stored in (("auto", "float32"), ("float64", "float64")):
-        options["env__observation_dtype"] = given
-        assert run(where.folder / given, **options).policy.spaces.observation.dtype == stored
-
-
 EFFECTS: dict[str, Callable[[Where], None]] = {
-    "algo": _algo,
-    "total_env_steps": _total_env_steps,
     "seed": _seed,
     "preset": _preset,
-    "run_dir": _run_dir,
-    "resume": _resume,
-    "init_from": _init_from,
-    "init_from_keys": _init_from_keys,
     "checkpoint.interval_iterations": _interval_iterations,
     "checkpoint.max_cut_frac": _max_cut_frac,
-    "env.fresh_at_checkpoints": _fresh_at_checkpoints,
     "checkpoint.interval_s": _checkpoint_interval_s,
     "checkpoint.keep": _keep,
     "checkpoint.milestones": _milestones,
     "checkpoint.save_best": _save_best,
-    "doctor.known": _known,
     "eval.episodes": _episodes,
     "eval.interval": _interval,
-    "eval.greedy": _greedy,
     "eval.max_steps": _eval_max_steps,
     "report.interval_s": _interval_s,
     "report.progress": _progress,
     "report.sinks": _sinks,
-    "eval.env.id": _eval_env_id,
     "eval.env.backend": _eval_env_backend,
-    "eval.env.kwargs": _eval_env_kwargs,
-    "eval.env.success": _eval_env_success,
     "eval.env.num_threads": _eval_env_num_threads,
     "eval.env.num_processes": _eval_env_num_processes,
     "env.id": _id,
     "env.backend": _backend,
     "env.kwargs": _kwargs,
-    "env.max_episode_steps": _max_episode_steps,
-    "eval.env.max_episode_steps": _eval_max_episode_steps,
     "env.num_streams": _num_streams,
     "env.streams_per_group": _streams_per_group,
     "env.frame_stack": _frame_stack,
     "env.reward_clip": _reward_clip,
-    "env.reward_shaping": _reward_shaping,
     "env.success": _success,
-    "env.observe_last": _observe_last,
     "env.num_threads": _num_threads,
-    "env.num_processes": _num_processes,
-    "env.mask_from_info": _mask_from_info,
-    "env.observation_dtype": _observation_dtype,
 }
 """A check of each option's effect; the runtime's are in test_runtime_options, those of the learner,
 the network and a population beside them, those of a cluster in tests/cluster.
 """
+
+ELSEWHERE: dict[str, str] = {
+    "algo": "test_cli.py: test_mistakes_are_told_before_anything_is_written",
+    "total_env_steps": "run/test_launch.py: test_the_budget_is_exact",
+    "run_dir": "run/test_working_folder.py: test_the_folder_of_a_run_stays_where_it_was",
+    "resume": "run/test_folder.py: test_a_resume_that_must_be_exact_names_the_whole_checkpoint",
+    "init_from": "run/test_warm_start.py: test_it_differs_from_a_run_that_begins_anew",
+    "init_from_keys": "run/test_warm_start.py: test_a_part_by_the_names_of_its_tensors",
+    "doctor.known": "run/test_findings.py: test_what_the_user_knows_is_not_said",
+    "eval.greedy": "run/test_evaluations.py: test_a_greedy_policy_that_is_far_worse_is_told",
+    "eval.env.id": "run/test_eval_env.py: test_only_evaluations_are_played_in_it",
+    "eval.env.kwargs": "run/test_eval_env.py: test_only_evaluations_are_played_in_it",
+    "eval.env.success": "run/test_eval_env.py: test_other_arguments_of_another_environment",
+    "eval.env.max_episode_steps": "envs/test_episode_limits.py: test_evaluations_have_the_limit",
+    "env.max_episode_steps": "envs/test_episode_limits.py: test_evaluations_have_the_limit",
+    "env.fresh_at_checkpoints": "run/test_living_environments.py: test_fresh_environments_make",
+    "env.reward_shaping": "run/test_reward_shaping.py: test_each_policy_is_paid_by_its_own_values",
+    "env.observe_last": "envs/test_observe_last.py: test_policy_acts_on_these_leaves",
+    "env.num_processes": "runtime/test_spread.py: test_a_run_has_the_same_bytes_by_whomever",
+    "env.mask_from_info": "envs/test_masks.py: test_numbers_other_than_0_and_1_are_refused",
+    "env.observation_dtype": "run/test_large_offsets.py: test_networks_see_differences_of_three",
+}
+"""Options whose effect on a run another test shows, and how that begins."""
 
 
 def test_no_option_is_without_a_check():
@@ -499,7 +347,14 @@ def test_no_option_is_without_a_check():
     fields = {
         prefix_of(part) + name for part, model in parts.items() for name in model.model_fields
     }
-    assert set(EFFECTS) == fields | set(TOP)
+    assert EFFECTS.keys() | ELSEWHERE.keys() == fields | set(TOP)
+    assert not EFFECTS.keys() & ELSEWHERE.keys()
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_another_test_shows_the_effect(name):
+    file, _, test = ELSEWHERE[name].partition(": ")
+    assert f"\ndef {test}" in (Path(__file__).parents[1] / file).read_text()
 
 
 @pytest.mark.parametrize("name", EFFECTS)

@@ -21,7 +21,6 @@ from quintet.envs import repeating
 from quintet.errors import ConfigError
 from quintet.observe.report_files import read_metrics
 from quintet.observe.timing import PhaseTimer
-from quintet.run import repeat_check
 from quintet.run.callbacks import OnReport
 from quintet.runtime import loop
 from quintet.runtime.delivery import Batch, Delivery, Steps, within_budget
@@ -42,7 +41,6 @@ STREAMS = 8
 def untried(monkeypatch: pytest.MonkeyPatch) -> None:
     """No step is made by the check whether episodes repeat: steps are counted here."""
     monkeypatch.setattr(repeating, "unrepeatable", lambda *_: "")
-    monkeypatch.setattr(repeat_check, "unrepeatable_apart", lambda *_: "")
 
 
 class Counted(gymnasium.Env):
