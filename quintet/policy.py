@@ -39,12 +39,14 @@ from quintet.types import ACTION_MASK, Obs, Publication, Spaces, State
 
 if TYPE_CHECKING:
     from quintet.export.interface import Format
-    from quintet.export.make import Observations
+    from quintet.export.steps import Observations
     from quintet.export.verify import Verified
     from quintet.models.custom import Maker
 
 LEAST_BOUND = 1_000
 """Least step limit of evaluated episodes without a known time limit."""
+
+_EXPORT = registry.Late("quintet.export.make:export")  # makes exports, in a room above policies
 
 _UNFIT = (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError, AssertionError)
 """Errors of an invalid description, including those of Gymnasium's checks."""
@@ -402,9 +404,7 @@ class Policy:
         observations: "Observations" = "environment", env: Any = None, tolerance: float = 1e-5,
     ) -> "Verified":  # fmt: skip
         """Writes the policy for use without quintet; see `quintet.export.make.export`."""
-        from quintet.export import make  # export stands above this module
-
-        return make.export(
+        made: Verified = _EXPORT.get()(
             self,
             folder,
             format,
@@ -413,6 +413,7 @@ class Policy:
             env=env,
             tolerance=tolerance,
         )
+        return made
 
     def contents(self) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
         """Tensors and meta of the policy's folder."""

@@ -1,6 +1,7 @@
 """Names of other libraries that are no option here, and options that count differently there.
 
-An option's own names elsewhere stand in its declaration (`also` of `quintet.options.option`).
+An option's own names elsewhere stand in its declaration: `also` of
+`quintet.options.option`.
 """
 
 _SWEEP = "`quintet sweep` searches for options (docs/sweep.md)"

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Late:
-    """An object in a learner's module, named by an import string.  The module and PyTorch are
-    imported at the first use: wrong options are refused before.
+    """An object in a module, named by an import string.  The module and PyTorch are imported at
+    the first use: wrong options are refused before.
     """
 
     name: str

@@ -48,9 +48,9 @@ def make_vector_env(
             - a callable with a parameter ``num_envs`` that makes a vector environment of that size:
               ``functools.partial(gymnasium.make_vec, "CartPole-v1")``;
             - a Gymnasium or ALE vector environment with any autoreset mode (for what SAME_STEP and
-              DISABLED lose see `quintet.envs.adapted`). It belongs to the caller: it isn't closed.
-              Of a plain SyncVectorEnv only the ``env_fns`` are used, to make its environments
-              again, unless they give objects that exist already;
+              DISABLED lose see `quintet.envs.adapted`). It belongs to the caller: it isn't
+              closed.  Of a plain SyncVectorEnv only the ``env_fns`` are used, to make its
+              environments again, unless they give objects that exist already;
             - a pool of EnvPool with ``env_type="gymnasium"``, of which equal pools are made;
             - an environment of `gymnasium.make`, of which equal ones are made by its specification:
               what was changed in it afterwards is not in them.

@@ -9,7 +9,7 @@ import math
 import zipfile
 import zlib
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Literal, final
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from quintet.export.interface import INPUTS, Interface, Port
 from quintet.system import memory
 
 STEPS = "steps.npz"
+
+Observations = Literal["environment", "space"]
 
 STATE_EVERY = 16
 """Rows between two stored states, since states may be larger than all else; every row is compared

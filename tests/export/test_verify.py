@@ -559,7 +559,8 @@ def run(code: str, *without: str, cwd: Path | None = None) -> str:
 
 @pytest.mark.parametrize("format", ["onnx", "numpy"])
 def test_without_pytorch(format: str, exports) -> None:
-    code = f"from quintet.cli import main; sys.exit(main(['verify', {str(exports[format])!r}]))"
+    code = "from quintet.cli import main; "
+    code += f"sys.exit(main(['verify', {str(exports[format])!r}]))"
     without = ("torch", "gymnasium", "onnx") + (("onnxruntime",) if format == "numpy" else ())
     assert "400 of 400 greedy" in run(code, *without)
 

@@ -186,9 +186,10 @@ def test_a_command_that_ctrl_c_breaks_off_is_ended_without_pythons_own_tidying_u
     left: list[int] = []
     assert cli.main(["envs"], left.append) == 130
     assert left == [130]
-    code = "import atexit, quintet.cli as cli, quintet.start; atexit.register(print, 'tidied up')\n"
+    code = "import atexit, quintet.cli as cli, quintet.start as start\n"
+    code += "atexit.register(print, 'tidied up')\n"
     code += "cli.COMMANDS['envs'] = lambda _: (print('begun'), (_ for _ in ()).throw("
-    code += "KeyboardInterrupt))\nraise SystemExit(quintet.start.main())"
+    code += "KeyboardInterrupt))\nraise SystemExit(start.main())"
     ended = subprocess.run([sys.executable, "-c", code, "envs"], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "begun\n", "interrupted\n")
 

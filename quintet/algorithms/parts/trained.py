@@ -13,13 +13,12 @@ from quintet.algorithms.parts.diagnostics import not_finite, require_finite, req
 from quintet.algorithms.parts.minibatches import Rows
 from quintet.algorithms.parts.optimizer import ADAM, Optimizer, initial_memory
 from quintet.algorithms.parts.options import Knob
-from quintet.algorithms.parts.segments import Segment, joined, segments_of
 from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Interval, Names, Statistics
 from quintet.errors import ConfigError
 from quintet.models.captured import Captured
 from quintet.models.compiled import Graph
-from quintet.models.flat import ModuleTensors, flatten_in_place, load_into
+from quintet.models.flat import ModuleTensors, Segment, flatten_in_place, join, load_into, split
 from quintet.ops import adam, rmsprop
 from quintet.ops.adam import AdamRates
 from quintet.ops.rmsprop import RMSPropRates
@@ -145,7 +144,7 @@ class Trained(Generic[B, K]):
         self.optimizer = optimizer
         self.memory = initial_memory(optimizer, self.theta)
         self.average = self.theta.clone() if averages else None
-        self.segments = segments_of(groups, self.theta, self.memory, self.average)
+        self.segments = split(groups, self.theta, self.memory, self.average)
         self.modules = {"network": network, **modules}
         self._tensors, self._only_learning = ModuleTensors(self.modules), only_learning
         self.loss: Loss[B, K, Any] = loss
@@ -265,7 +264,7 @@ class Trained(Generic[B, K]):
     def views(self) -> Parameters:
         """New views of the parameters; a graph gets whole segments as inputs, since each input
         costs time."""
-        return joined((each.theta, each.shapes) for each in self.segments)
+        return join((each.theta, each.shapes) for each in self.segments)
 
     # The graphs
 
@@ -449,7 +448,7 @@ class Trained(Generic[B, K]):
     def averaged(self) -> Parameters:
         """The average as views by the parameters' names; {} without an average."""
         parts = [(each.average, each.shapes) for each in self.segments]
-        return joined((x, shapes) for x, shapes in parts if x is not None)
+        return join((x, shapes) for x, shapes in parts if x is not None)
 
     def current(self) -> dict[str, Tensor]:
         """The part of `weights` that actors need, as views."""
