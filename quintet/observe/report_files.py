@@ -137,7 +137,7 @@ def read_metrics(
     require_own(run_dir)
     if not os.path.lexists(run_dir / JSONL_FILE):
         raise QuintetError(
-            f"{run_dir} has no {JSONL_FILE}: give the folder of a run that reported to jsonl or csv"
+            f"{run_dir} has no {JSONL_FILE}: give the folder of a run that reported to jsonl"
         )
     last = manifest.newest(run_dir / "checkpoints")
     return gather(run_dir, last.meta if last else {}, notice, newest=newest).reports
