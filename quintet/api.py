@@ -271,7 +271,8 @@ def _trained_policy(run_dir: Path, values: Mapping[str, Any]) -> "Policy":
     """The policy of a run in another process.  The caller's options are trusted in place of a
     signature, for which there may be no key.
     """
-    from quintet.policy import find_policy, load
+    from quintet.policy import load
+    from quintet.policy_place import find_policy
 
     description, *_ = find_policy(run_dir)
     trusted = is_trusted_by_options(description, values)

@@ -25,7 +25,7 @@ from quintet.envs.policy_input import flat_observation, leaf_array, with_mask
 from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.models.build import weights_bytes
 from quintet.models.config import ModelConfig, critic_leaves, uses_pictures
-from quintet.policy_place import LEADER, LEARNER, POLICIES, POLICY, find_policy_folder
+from quintet.policy_place import POLICY, find_policy_folder, no_policy, policy_parts
 from quintet.protocols import Actor
 from quintet.runtime.staged import Shared, StagedActor
 from quintet.runtime.torch_settings import OwnTorch
@@ -468,7 +468,7 @@ def load(
         raise CheckpointError(f"path must be that of a run or a policy, got {path!r}")
     found = find_policy_folder(files.given_path(path), which)
     try:
-        description, publication, _ = _parts(found)
+        description, publication, _ = policy_parts(found)
         from quintet.models.custom import encoder_name
 
         named = description["model"]["encoder"]
@@ -492,35 +492,4 @@ def load(
         _ = policy.actor  # fails if the weights don't fit
         return policy
     except _UNFIT as error:
-        raise _no_policy(found, error) from error
-
-
-def find_policy(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tensor]]:
-    """The description and the publication that `load` would load, without a network, and a
-    checkpoint's tensors that are only for learning; raises CheckpointError if there is none.
-    """
-    found = find_policy_folder(path, "latest")
-    try:
-        description, publication, number = _parts(found)
-        return description, publication, found.tensors.get(f"{LEARNER}{number}", {})
-    except (KeyError, TypeError, ValueError) as error:
-        raise _no_policy(found, error) from error
-
-
-def _parts(found: checkpoint.Checkpoint) -> tuple[dict[str, Any], Publication, str]:
-    """The parts of a checkpoint; the third is the suffix of its tensors' names, with several
-    policies the leading one's."""
-    part, number = found.meta, ""
-    if POLICIES in found.meta:
-        index = int(found.meta[LEADER])
-        part, number = found.meta[POLICIES][index], f"_{index}"
-    publication = Publication(int(part["version"]), found.tensors[f"{POLICY}{number}"])
-    checkpoint.require_finite(found.path, publication.tensors, part["policy"]["model"]["encoder"])
-    return dict(part["policy"]), publication, number
-
-
-def _no_policy(found: checkpoint.Checkpoint, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"{found.path} must hold a policy of this version of quintet, got none ({error}); "
-        "give a run folder, a checkpoint or a saved policy"
-    )
+        raise no_policy(found, error) from error

@@ -1,11 +1,16 @@
-"""Finds the checkpoint or folder that holds a policy."""
+"""Finds the checkpoint or folder that holds a policy, and reads its parts."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from quintet import checkpoint
 from quintet.errors import CheckpointError
 from quintet.system import files, run_record
 from quintet.system.inside import require_own
+from quintet.types import Publication
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 POLICY, LEARNER = "policy", "learner"
 """Keys of a checkpoint's tensors: the publication's, and the tensors only for learning."""
@@ -67,3 +72,35 @@ def find_policy_folder(path: Path, which: str) -> checkpoint.Checkpoint:
     if steps is not None and (lost := run_record.lost(path, steps)) is not None:
         files.warn_on_stderr(lost)
     return found
+
+
+def find_policy(path: Path) -> tuple[dict[str, Any], Publication, dict[str, "Tensor"]]:
+    """The description and the publication that `load` would load, without a network, and a
+    checkpoint's tensors that are only for learning; raises CheckpointError if there is none.
+    """
+    found = find_policy_folder(path, "latest")
+    try:
+        description, publication, number = policy_parts(found)
+        return description, publication, found.tensors.get(f"{LEARNER}{number}", {})
+    except (KeyError, TypeError, ValueError) as error:
+        raise no_policy(found, error) from error
+
+
+def policy_parts(found: checkpoint.Checkpoint) -> tuple[dict[str, Any], Publication, str]:
+    """The parts of a checkpoint; the third is the suffix of its tensors' names, with several
+    policies the leading one's."""
+    part, number = found.meta, ""
+    if POLICIES in found.meta:
+        index = int(found.meta[LEADER])
+        part, number = found.meta[POLICIES][index], f"_{index}"
+    publication = Publication(int(part["version"]), found.tensors[f"{POLICY}{number}"])
+    checkpoint.require_finite(found.path, publication.tensors, part["policy"]["model"]["encoder"])
+    return dict(part["policy"]), publication, number
+
+
+def no_policy(found: checkpoint.Checkpoint, error: Exception) -> CheckpointError:
+    """The error for a checkpoint whose parts are of no policy."""
+    return CheckpointError(
+        f"{found.path} must hold a policy of this version of quintet, got none ({error}); "
+        "give a run folder, a checkpoint or a saved policy"
+    )

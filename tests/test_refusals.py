@@ -97,7 +97,10 @@ REFUSED: list[tuple[str, int, str]] = [
 
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
-    return answers([command for command, *_ in REFUSED], tmp_path_factory.mktemp("refused"))
+    """The answers to all commands below, of one process."""
+    commands = [command for command, *_ in REFUSED]
+    commands += [each.values[0] for each in OF_SPACES]
+    return answers(commands, tmp_path_factory.mktemp("refused"))
 
 
 @pytest.mark.parametrize(("command", "status", "says"), REFUSED)
@@ -155,17 +158,11 @@ OF_SPACES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def refused_by_spaces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
-    commands = [each.values[0] for each in OF_SPACES]
-    return answers(commands, tmp_path_factory.mktemp("spaces"))
-
-
 @pytest.mark.parametrize(("command", "imported", "says"), OF_SPACES)
 def test_ids_and_spaces(
-    command: str, imported: list[str], says: tuple[str, ...], refused_by_spaces: dict[str, Answer]
+    command: str, imported: list[str], says: tuple[str, ...], refused: dict[str, Answer]
 ):
-    answer = refused_by_spaces[command]
+    answer = refused[command]
     for each in says:
         assert each in answer.err
     assert answer.out.split() == ["2", *imported]

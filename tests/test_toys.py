@@ -25,11 +25,9 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="module")
-def doors(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("toys") / "doors"
+def train_doors(folder, steps):
     env = "quintet.envs.toy:MaskedDoors"
-    return quintet.train("ppo", env, 8192, seed=1, run_dir=folder, config=SETTINGS)
+    return quintet.train("ppo", env, steps, seed=1, run_dir=folder, config=SETTINGS)
 
 
 def test_a_locked_door_is_an_error():
@@ -40,8 +38,10 @@ def test_a_locked_door_is_an_error():
         env.step(locked[0])
 
 
-def test_masked_doors_reach_the_optimum_and_no_locked_door_is_tried(doors):
+@pytest.mark.slow
+def test_masked_doors_reach_the_optimum_and_no_locked_door_is_tried(tmp_path):
     """Any locked door, while learning or after, would have ended the run with an error."""
+    doors = train_doors(tmp_path, 8192)
     assert doors.status == "finished"
     greedy = quintet.evaluate(doors.policy, episodes=50)
     assert greedy.returns.min() == 10.0
@@ -49,8 +49,9 @@ def test_masked_doors_reach_the_optimum_and_no_locked_door_is_tried(doors):
     assert 9.0 < sampled.mean <= 10.0
 
 
-def test_a_policy_tries_no_locked_door_whatever_it_sees(doors):
+def test_a_policy_tries_no_locked_door_whatever_it_sees(tmp_path):
     """Every mask there is, beside observations that speak for every door."""
+    doors = train_doors(tmp_path, 2048)
     masks = np.array([[m >> i & 1 for i in range(5)] for m in range(1, 32)], np.int8)
     for door, side, x in [(0, 0, 0.5), (1, 0, -0.5), (2, 0, 0.5), (0, 1, -0.5), (0, 1, 0.5)]:
         obs = {

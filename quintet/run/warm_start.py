@@ -13,7 +13,7 @@ from quintet.checkpoint import require_finite
 from quintet.errors import CheckpointError, ConfigError
 from quintet.models.config import ModelConfig
 from quintet.options import about
-from quintet.policy import find_policy
+from quintet.policy_place import find_policy
 from quintet.protocols import Learner
 from quintet.spaces_as_json import other_spaces
 from quintet.system.importing import same_code

@@ -189,6 +189,7 @@ def test_the_whole_command_measures_on_the_cpu(tmp_path: Path) -> None:
     assert "ddpg mlp                         equal" in told.stdout
 
 
+@pytest.mark.slow
 def test_two_runs_have_the_same_bytes() -> None:
     asked = gpu_measures.Asked("cpu", 1.0, None)
     run = gpu_measures.Learned("appo", "CartPole-v1", 1500, {})
@@ -242,6 +243,7 @@ for step in bar:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["bar", "writer"])
 def test_a_peers_file_runs_unchanged(way: str, tmp_path: Path) -> None:
     pytest.importorskip("envpool", reason="peers' files use EnvPool")

@@ -617,6 +617,7 @@ def test_noise_may_be_left_out(exports) -> None:
 @pytest.mark.slow
 def test_the_example_of_pytorch_runs(tmp_path) -> None:
     export(CELL.policy(), tmp_path / "torch", "torch", steps=400, observations="space")
+    assert main(["verify", str(tmp_path / "torch"), "--trust"]) == 0
     plays_its_steps(tmp_path / "torch")
 
 

@@ -207,7 +207,8 @@ ADVICE: list[tuple[Load, dict[str, Any], tuple[str, ...]]] = [
     (LEARNER, {"update": LARGER}, (" Larger batches (--batch-unrolls 48) would help.",)),
     (LEARNER, NET, (" A GPU or more threads (--runtime.threads 12) would help.",)),
     # Each of the two may have 4 of the 8 idle cores, and half of all 16.
-    (LEARNER, NET | {"num_learners": 2}, ("(--runtime.threads 8)",)),
+    (LEARNER, NET | {"threads": 2, "num_learners": 2}, ("(--runtime.threads 6)",)),
+    (LEARNER, NET | {"threads": 6, "num_learners": 2}, ("(--runtime.threads 8)",)),
     (LEARNER, NET | {"threads": 8, "num_learners": 2}, (" A GPU would help.",)),
     (LEARNER, NET | {"gpu": True}, ("The GPU (--runtime.device cuda)",)),
     (LEARNER, NET | {"used": BUSY}, (" A GPU would help.",)),  # no core is idle

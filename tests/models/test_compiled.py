@@ -25,14 +25,8 @@ class Affine:
         return x @ self.weight, {"sum": x.sum(-1)}
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [4, 4],
-        pytest.param([4, 2, 4], marks=pytest.mark.slow),
-        pytest.param([1, 5, 1], marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [[4, 4], [4, 2, 4], [1, 5, 1]])
 @torch.inference_mode()
 def test_rows_graph_serves_any_number_of_rows_and_new_weights(rows: list[int]):
     model = Affine()

@@ -1,11 +1,12 @@
 """The barrier between processes, and weights that another process writes while they are read."""
 
 import json
+import os
 import platform
-import subprocess
+import socket
 import sys
 import time
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -21,50 +22,41 @@ from quintet.types import Publication
 NUMBER = _MEMBARRIER.get(platform.machine(), -1)
 linux = pytest.mark.skipif(sys.platform != "linux" or NUMBER < 0, reason="membarrier is Linux's")
 
-READER = """
-import json, sys, time
-import torch
-sys.path.insert(0, {here!r})
-from quintet.runtime.processes.params import Board
-from test_fence import publication, shared, use
-use({kind!r})
-arena = shared(int(sys.argv[1]))
-board = Board(arena, 0)
-found = dict(reads=0, overtaken=0, torn=0, backwards=0)
-last, end = -1, time.monotonic() + 30
-print("ready", flush=True)
-while (found["overtaken"] < 5 or found["reads"] < 50) and time.monotonic() < end:
-    if found["torn"]:
-        break
-    calls = []
-    def load(given):
-        first, second = given.tensors["w"].chunk(2)
-        copied = first.clone()
-        if not calls and found["reads"] % 4 == 0:
-            time.sleep(0.003)  # long enough for three publications
-        calls.append((given.version, torch.cat([copied, second])))
-    version = board.read(load)
-    found["reads"] += 1
-    found["overtaken"] += len(calls) - 1
-    found["torn"] += not bool((calls[-1][1] == version).all())
-    found["backwards"] += version < last
-    last = version
-print(json.dumps(found), flush=True)
-"""
-
 
 def publication(version: int) -> Publication:
     return Publication(version, {"w": torch.full((100_000,), float(version))})
-
-
-def shared(file: int) -> Arena:
-    return Arena(board_specs(0, publication(0)), file)
 
 
 def use(kind: str) -> None:
     """Has boards use one of the fences."""
     if kind == "membarrier":
         params.fence = lambda: membarrier(NUMBER)  # type: ignore[assignment]
+
+
+def read(arena: Arena, ready: Callable[[], object]) -> dict[str, int]:
+    """Reads until a few publications were overtaken; what was found."""
+    board, found = Board(arena, 0), {"reads": 0, "overtaken": 0, "torn": 0, "backwards": 0}
+    last, end = -1, time.monotonic() + 30
+    ready()
+    while (found["overtaken"] < 5 or found["reads"] < 50) and time.monotonic() < end:
+        calls: list[tuple[int, torch.Tensor]] = []
+
+        def load(given: Publication, calls: list[tuple[int, torch.Tensor]] = calls) -> None:
+            first, second = given.tensors["w"].chunk(2)
+            copied = first.clone()
+            if not calls and found["reads"] % 4 == 0:
+                time.sleep(0.003)  # long enough for three publications
+            calls.append((given.version, torch.cat([copied, second])))
+
+        version = board.read(load)
+        found["reads"] += 1
+        found["overtaken"] += len(calls) - 1
+        found["torn"] += not bool((calls[-1][1] == version).all())
+        found["backwards"] += version < last
+        last = version
+        if found["torn"]:
+            break
+    return found
 
 
 @linux
@@ -78,21 +70,22 @@ def test_a_reader_never_takes_a_torn_publication(
     arena = Arena.create(board_specs(0, publication(0)))
     board = Board(arena, 0)
     board.write(publication(0))
-    reader = subprocess.Popen(
-        [sys.executable, "-c", READER.format(here=str(Path(__file__).parent), kind=kind),
-         str(arena.file)],
-        pass_fds=[arena.file], stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert reader.stdout is not None
-    assert reader.stdout.readline() == "ready\n"
+    here, there = socket.socketpair()
+    if not (reader := os.fork()):
+        try:
+            there.send(json.dumps(read(arena, lambda: there.send(b"ready\n"))).encode())
+        finally:
+            os._exit(0)
+    assert here.recv(6) == b"ready\n"
+    there.close()
     version = 0
-    while reader.poll() is None:
+    while not os.waitpid(reader, os.WNOHANG)[0]:
         version += 1
         board.write(publication(version))
         time.sleep(0)
-    found = json.loads(reader.stdout.read())
+    found = json.loads(here.recv(1_000))
+    here.close()
     arena.close()
-    assert reader.returncode == 0
     assert found["torn"] == found["backwards"] == 0
     assert found["overtaken"] > 0  # else there was nothing to see
 
