@@ -69,7 +69,7 @@ test-slow: $(STAMP)
 # Every kind of policy as an export in every format.
 test-exports: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow tests/export/test_whole.py \
-		tests/export/test_verify.py
+		tests/export/test_verification.py
 
 # The documents as pages with search and an API reference, in build/site.
 site: $(STAMP)

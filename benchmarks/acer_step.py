@@ -23,11 +23,11 @@ from fixed_work import workloads
 from fixed_work.acer import ACERWork
 
 from quintet.algorithms.acer.learner import ACERLearner
-from quintet.config.layers import Layer
-from quintet.config.machine import has_compiler
-from quintet.config.resolve import compose, resolve
-from quintet.config.run import RunConfig
 from quintet.envs.public import make_vector_env
+from quintet.options.layers import Layer
+from quintet.options.machine import has_compiler
+from quintet.options.resolve import compose, resolve
+from quintet.options.run import RunConfig
 from quintet.run.learners import make_learner
 from quintet.system.provenance import revision
 from quintet.types import Rollout, Spaces

@@ -24,12 +24,12 @@ OPS = re.findall(
 PAGES = {
     "quintet": {
         "quintet.api.train": "quintet.train",
-        "quintet.policy.load": "quintet.load",
-        "quintet.evaluation.evaluate": "quintet.evaluate",
+        "quintet.policies.policy.load": "quintet.load",
+        "quintet.policies.evaluation.evaluate": "quintet.evaluate",
         "quintet.envs.public.make_vector_env": "quintet.make_vector_env",
-        "quintet.policy.Policy": "quintet.Policy act value predict save export",
+        "quintet.policies.policy.Policy": "quintet.Policy act value predict save export",
         "quintet.run.launch.Result": "",
-        "quintet.evaluation.Scores": "",
+        "quintet.policies.evaluation.Scores": "",
         "quintet.run.callbacks.Callbacks": "quintet.Callbacks",
         "quintet.run.callbacks.LiveRun": "quintet.run.callbacks.LiveRun env_steps policy log",
     },
@@ -51,8 +51,8 @@ PAGES = {
     "learners": {
         "quintet.algorithms.registry.Algorithm": "",
         "quintet.algorithms.registry.Late": "",
-        "quintet.options.option": "",
-        "quintet.options.Options": "",
+        "quintet.options.declaration.option": "",
+        "quintet.options.declaration.Options": "",
     },
     "errors": {"quintet.errors": ""},
 }

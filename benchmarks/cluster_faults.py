@@ -29,7 +29,7 @@ import psutil
 from children import WITH_PARENT
 
 import quintet
-from quintet import checkpoint
+from quintet.checkpoints import checkpoint
 
 STEPS = 6_400
 FAULTS = ("actor", "stopped actor", "raylet", "worker", "learner", "head")

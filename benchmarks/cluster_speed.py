@@ -26,9 +26,9 @@ import gymnasium
 import numpy as np
 
 import quintet
-from quintet.config.layers import Layer
-from quintet.config.resolve import compose, resolve
 from quintet.observe.timing import PhaseTimer
+from quintet.options.layers import Layer
+from quintet.options.resolve import compose, resolve
 from quintet.run.learners import make_learner
 from quintet.run.sampling import make_sampling, open_source
 from quintet.runtime.processes.grants import Died, Filled

@@ -33,7 +33,7 @@ from doctor_faults import FAULTS, TASKS
 from doctor_sound import PACKAGED, RULES
 from records import write_whole
 
-from quintet.cli import main as quintet
+from quintet.commands.cli import main as quintet
 from quintet.doctor import environment
 from quintet.doctor.apart import failure
 from quintet.errors import QuintetError

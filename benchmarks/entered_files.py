@@ -42,7 +42,7 @@ def entered(arguments: list[str]) -> Counter[tuple[str, str]]:
     threading.setprofile(trace)
     sys.setprofile(trace)
     try:
-        from quintet.cli import main as command
+        from quintet.commands.cli import main as command
 
         command(arguments)
     finally:

@@ -31,7 +31,7 @@ PHASES = {
     "report": "report",
     "publish": "publication",
     "publication": "publication",
-    "to_device": "batch",
+    "rollout_to_device": "batch",
     "update": "update",
     "act": "act",
 }

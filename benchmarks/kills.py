@@ -29,7 +29,7 @@ from typing import Any
 import psutil
 from children import WITH_PARENT
 
-from quintet import checkpoint
+from quintet.checkpoints import checkpoint
 
 MARK = "QUINTET_KILLS"
 """In the environment of processes that this one has begun, with its number and that of the trial.

@@ -162,7 +162,7 @@ def joined(row: Row, parts: dict[int, dict[str, Any]]) -> dict[str, Any]:
 def random_score(config: dict[str, Any]) -> dict[str, float]:
     """What uniformly random actions score on the episodes of the evaluation."""
     from quintet.envs.config import EnvConfig
-    from quintet.evaluation import evaluate_random
+    from quintet.policies.evaluation import evaluate_random
 
     known = EnvConfig.model_fields
     values = {name: config[f"env.{name}"] for name in known if f"env.{name}" in config}

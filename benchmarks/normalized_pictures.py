@@ -22,10 +22,10 @@ from acer_step import Update, in_turns
 from gymnasium import spaces as gym_spaces
 
 from quintet.algorithms import registry
-from quintet.config.layers import Layer
-from quintet.config.machine import has_compiler
-from quintet.config.resolve import compose, resolve
-from quintet.config.run import RunConfig
+from quintet.options.layers import Layer
+from quintet.options.machine import has_compiler
+from quintet.options.resolve import compose, resolve
+from quintet.options.run import RunConfig
 from quintet.run.learners import make_learner
 from quintet.system.provenance import revision
 from quintet.types import Rollout, Spaces

@@ -83,8 +83,8 @@ def _git(*words: str) -> str:
 
 def prepare(task: Task) -> list[str]:
     """Takes out what can't be gone on with; returns the commits that trained what remains."""
-    from quintet.config.saved import read_saved
     from quintet.errors import ConfigError
+    from quintet.options.saved import read_saved
 
     _wait_until_free(task.run_dir)
     commits = json.loads(task.begun.read_text()) if task.begun.exists() else []
@@ -105,8 +105,8 @@ def prepare(task: Task) -> list[str]:
 
 def _wait_until_free(run_dir: Path) -> None:
     """A process whose parent was killed may still be writing its last checkpoint."""
+    from quintet.checkpoints.lock import run_lock
     from quintet.errors import CheckpointError
-    from quintet.system.inside import run_lock
 
     until = time.monotonic() + GRACE_S + 10.0
     while run_dir.exists():
@@ -156,7 +156,7 @@ def _reports(run_dir: Path) -> list[dict[str, float]]:
 def part_of(task: Task, policy: "Policy", commits: Sequence[str], train_s: float) -> dict[str, Any]:
     """What the record holds of the seed."""
     import quintet
-    from quintet.config.saved import read_saved
+    from quintet.options.saved import read_saved
     from quintet.system.cpus import usable_cores
 
     scores = quintet.evaluate(policy, episodes=100, seed=10_000)

@@ -8,11 +8,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from quintet.algorithms import registry
-from quintet.config.run import PARTS, TOP, RunConfig, prefix_of
 from quintet.envs.atari import AtariConfig
 from quintet.models.config import GridOptions, PictureOptions
 from quintet.observe.metrics import OF_LEARNERS, OF_RUNS, PREFIXES, Metric
-from quintet.options import Tune, about, default_of, tunable
+from quintet.options.declaration import Tune, about, default_of, tunable
+from quintet.options.run import PARTS, TOP, RunConfig, prefix_of
 
 SEVERAL = "Several learners"
 METRICS = "| metric | unit | meaning |\n|---|---|---|\n"

@@ -101,9 +101,9 @@ def counts(option: str, row: Row) -> bool:
 @cache
 def today(row: Row, num_workers: int | None) -> dict[str, Any]:
     """What the row's command resolves to, with so many worker processes where there are any."""
-    from quintet.config.layers import Layer
-    from quintet.config.resolve import resolved
-    from quintet.config.saved import load_config
+    from quintet.options.layers import Layer
+    from quintet.options.resolve import resolved
+    from quintet.options.saved import load_config
 
     values = {"env.id": row.env, "run_dir": NOWHERE, **given(row)}
     loaded = load_config(row.algo, [], Layer("call", values))
@@ -119,8 +119,8 @@ def differences(row: Row, config: dict[str, Any]) -> tuple[Difference, ...]:
     An option that there was not yet has the value of older runs, or its default, in the older
     one.  With one policy no option of populations counts.
     """
-    from quintet.config.layers import options
-    from quintet.config.run import OF_OLDER_RUNS
+    from quintet.options.layers import options
+    from quintet.options.run import OF_OLDER_RUNS
 
     config = OF_OLDER_RUNS | config
     now, known = today(row, config.get("runtime.num_workers")), options(row.algo)

@@ -86,7 +86,7 @@ def is_aside(file: str) -> bool:
     """Whether a file does not count: networks, their maths, records of tensors and spaces, and
     copies between devices.
     """
-    aside = ("models/", "ops/", "types.py", "spaces.py", "bounds.py", "system/transfer.py")
+    aside = ("models/", "ops/", "types.py", "spaces.py", "options/bounds.py", "system/transfer.py")
     return file.startswith(aside) or file.endswith("/network.py")
 
 

@@ -23,7 +23,7 @@ import psutil
 from fixed_work import measure, workloads
 from fixed_work.work import Work
 
-from quintet.config.layers import Layer
+from quintet.options.layers import Layer
 
 WARM_UP_MINUTES = 5
 LEAST_OF_BENCH = 0.9

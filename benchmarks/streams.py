@@ -17,7 +17,7 @@ from fixed_work.work import Work
 from fixed_work.workloads import read
 from matplotlib.figure import Figure
 
-from quintet.config.layers import Layer
+from quintet.options.layers import Layer
 
 ROOT = Path(__file__).parent.parent
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)

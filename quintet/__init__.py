@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from quintet.api import train
     from quintet.envs.public import make_vector_env
-    from quintet.evaluation import evaluate
-    from quintet.policy import Policy, load
+    from quintet.policies.evaluation import evaluate
+    from quintet.policies.policy import Policy, load
     from quintet.run.callbacks import Callbacks
 
 __version__ = "0.3.0"
@@ -30,9 +30,9 @@ __all__ = ["Callbacks", "Policy", "__version__", "evaluate", "load", "make_vecto
 
 _HOME = {
     "Callbacks": "quintet.run.callbacks",
-    "Policy": "quintet.policy",
-    "evaluate": "quintet.evaluation",
-    "load": "quintet.policy",
+    "Policy": "quintet.policies.policy",
+    "evaluate": "quintet.policies.evaluation",
+    "load": "quintet.policies.policy",
     "make_vector_env": "quintet.envs.public",
     "train": "quintet.api",
 }

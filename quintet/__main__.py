@@ -2,6 +2,6 @@
 
 import sys
 
-from quintet.start import main
+from quintet.commands.start import main
 
 sys.exit(main())

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from quintet.algorithms import registry
-from quintet.config.command import require_minutes
-from quintet.config.layers import Layer, canonical, flatten, hint, listed, named_here, options
-from quintet.config.resolve import Loaded
-from quintet.config.saved import Unusable, load_config, load_seeds
 from quintet.envs.env_source import GIVEN, EnvLike, EnvSource, can_be_made_again, settle
 from quintet.errors import ConfigError, GroupFault
+from quintet.options.command import require_minutes
+from quintet.options.layers import Layer, canonical, flatten, hint, listed, named_here, options
+from quintet.options.resolve import Loaded
+from quintet.options.saved import Unusable, load_config, load_seeds
 from quintet.system.importing import Given, named, require_no_import
 from quintet.system.trust import is_trusted_by_options
 
 if TYPE_CHECKING:
     from quintet.models.custom import Maker
-    from quintet.policy import Policy
+    from quintet.policies.policy import Policy
     from quintet.run.callbacks import Callbacks, OnReport
     from quintet.run.launch import Result
     from quintet.search.race_asked import Asked
@@ -176,7 +176,7 @@ def train(
         if jobs is not None:
             raise ConfigError(f"jobs={jobs} has no effect without seeds; leave it out")
         loaded = load_config(algo, [], command, source, trust=trust, overwrite=overwrite)
-        from quintet.config.resolve import check_spaces
+        from quintet.options.resolve import check_spaces
 
         check_spaces(loaded)
         if minutes is None:
@@ -271,8 +271,8 @@ def _trained_policy(run_dir: Path, values: Mapping[str, Any]) -> "Policy":
     """The policy of a run in another process.  The caller's options are trusted in place of a
     signature, for which there may be no key.
     """
-    from quintet.policy import load
-    from quintet.policy_place import find_policy
+    from quintet.policies.folders import find_policy
+    from quintet.policies.policy import load
 
     description, *_ = find_policy(run_dir)
     trusted = is_trusted_by_options(description, values)

@@ -232,7 +232,7 @@ class Learner(Protocol):
 
     def configure(self, options: Any) -> None:
         """Uses these options of the learner from the next update on, without compiling again.  Only
-        those with `Tune` may differ (`quintet.options.require_tunable`).
+        those with `Tune` may differ (`quintet.options.declaration.require_tunable`).
         """
         ...
 

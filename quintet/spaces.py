@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from quintet.bounds import MOST_UNITS
 from quintet.errors import ConfigError
+from quintet.options.bounds import MOST_UNITS
 from quintet.types import ACTION_MASK, Spaces, TensorSpec
 
 Space = spaces.Space[Any]

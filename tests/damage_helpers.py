@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 
 import quintet
-from quintet import checkpoint, cli
-from quintet.checkpoint import tensor_hashes
+from quintet.checkpoints import checkpoint
+from quintet.checkpoints.checkpoint import tensor_hashes
+from quintet.commands import cli
 from quintet.errors import QuintetError
 from quintet.observe.plots import plot_runs
 from quintet.observe.report_files import read_metrics

@@ -12,12 +12,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quintet.jobs import child
+from quintet.jobs import child_process
 
 PRELOAD = (
     "quintet.run.launch",
     "quintet.search.trial",
-    "quintet.cli",
+    "quintet.commands.cli",
     "quintet.algorithms.ppo.learner",
 )
 
@@ -25,8 +25,8 @@ PRELOAD = (
 def forks(preload: Sequence[str]) -> Any:
     """`Child` of jobs that name no modules to import, with these."""
 
-    def made(*given: Any, **others: Any) -> child.Child:
-        return child.Child(*given, preload=others.get("preload") or preload)
+    def made(*given: Any, **others: Any) -> child_process.Child:
+        return child_process.Child(*given, preload=others.get("preload") or preload)
 
     return made
 
@@ -43,7 +43,7 @@ class Quick:
         environ = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
         # Another PYTHONPATH would have another server.
         path = environ.pop("PYTHONPATH", "")
-        self._fork = child.Forked(PRELOAD, ["quick", __name__, asked, path], (), environ)
+        self._fork = child_process.Forked(PRELOAD, ["quick", __name__, asked, path], (), environ)
         self.stdin, self.stdout = self._fork.stdin, io.TextIOWrapper(self._fork.stdout)
         self.wait, self.poll, self.terminate = (
             self._fork.wait, self._fork.poll, self._fork.terminate,
@@ -80,7 +80,7 @@ class Quick:
 
 def begin(words: Sequence[object], env: Mapping[str, str] | None = None) -> Any:
     """The command as a `Quick`, or as a process of its own where there is no fork server."""
-    if child.AVAILABLE:
+    if child_process.AVAILABLE:
         return Quick(words, env)
     return subprocess.Popen(
         [sys.executable, *map(str, words)],

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quintet import checkpoint
+from quintet.checkpoints import checkpoint
 
 TOY = "quintet.envs.toy:Contextual"
 SMALL: dict[str, Any] = {

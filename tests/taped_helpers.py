@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from quintet.models import captured
+from quintet.models import cuda_graphs
 
 aten = torch.ops.aten
 
@@ -58,8 +58,8 @@ def _tensors(x: Any) -> list[Tensor]:
 
 
 def record(run: Callable[[], Any], _: Any) -> tuple[Callable[[], None], Any]:
-    """Stands for `quintet.models.captured.record`."""
-    for _ in range(captured.WARM_UPS):
+    """Stands for `quintet.models.cuda_graphs.record`."""
+    for _ in range(cuda_graphs.WARM_UPS):
         run()
     tape = Tape()
     with tape:
@@ -76,5 +76,5 @@ def one_hot(x: Tensor, num_classes: int) -> Tensor:
 def use_tapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tapes in place of CUDA graphs, on any device."""
     monkeypatch.setattr(nn.functional, "one_hot", one_hot)
-    monkeypatch.setattr(captured, "record", record)
-    monkeypatch.setattr(captured, "stream_of", lambda _: 0)
+    monkeypatch.setattr(cuda_graphs, "record", record)
+    monkeypatch.setattr(cuda_graphs, "stream_of", lambda _: 0)

@@ -16,7 +16,7 @@ import pytest
 import quick_helpers
 from disks_helpers import mounted, small_disk
 
-from quintet.system import manifest
+from quintet.checkpoints import manifest
 
 EXT4_SHUTDOWN = 0x8004587D
 NO_FLUSH = 2  # what is not on the disk yet never gets there, as when its power goes
@@ -133,7 +133,7 @@ def write(handle, data):
     return real(handle, data)
 
 os.write = write
-from quintet.start import main
+from quintet.commands.start import main
 sys.exit(main())
 """
 """The command where no byte can be written under a folder, as on a full disk; for any user."""
@@ -157,7 +157,7 @@ def test_a_full_disk_at_the_start_asks_for_room(full, tmp_path):
 
 EVERY = """
 import contextlib, io, json, sys
-from quintet.cli import main
+from quintet.commands.cli import main
 for words in json.loads(sys.argv[1]):
     with contextlib.redirect_stderr(io.StringIO()) as said:
         status = main(words)

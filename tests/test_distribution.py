@@ -161,7 +161,7 @@ def test_the_wheel_holds_the_package_and_no_more(built: Path) -> None:
         about = wheel.read(f"{NAME}.dist-info/METADATA").decode()
     own = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt", "licenses/LICENSE"}
     assert names == of_package() | {f"{NAME}.dist-info/{each}" for each in own}
-    assert commands.split() == ["[console_scripts]", "quintet", "=", "quintet.start:main"]
+    assert commands.split() == ["[console_scripts]", "quintet", "=", "quintet.commands.start:main"]
     assert "\nName: quintet-rl\n" in about
     assert f"\nVersion: {quintet.__version__}\n" in about
 

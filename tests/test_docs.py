@@ -25,16 +25,16 @@ from quintet.algorithms.impala import config as impala_config
 from quintet.algorithms.impala import learner as impala
 from quintet.algorithms.ppo import config as ppo_config
 from quintet.algorithms.ppo import learner as ppo
-from quintet.cli import COMMANDS, main
 from quintet.commands import doctor, race, sweep
-from quintet.config.command import parse
-from quintet.config.layers import named_here, options, preset_layers
-from quintet.config.resolve import compose
-from quintet.config.run import ALIASES
+from quintet.commands.cli import COMMANDS, main
 from quintet.envs.atari import AtariConfig
 from quintet.envs.backends import BACKENDS
 from quintet.envs.ids import resolve_backend
 from quintet.envs.toy import Contextual
+from quintet.options.command import parse
+from quintet.options.layers import named_here, options, preset_layers
+from quintet.options.resolve import compose
+from quintet.options.run import ALIASES
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

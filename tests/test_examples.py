@@ -80,7 +80,7 @@ def test_text_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_custom_backend_has_the_layout_of_backends(monkeypatch: pytest.MonkeyPatch):
-    from quintet.cli import main
+    from quintet.commands.cli import main
     from quintet.envs.backends import BACKENDS
 
     monkeypatch.syspath_prepend(EXAMPLES)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import quintet
-from quintet import checkpoint, cli
+from quintet.checkpoints import checkpoint
+from quintet.commands import cli
 from quintet.errors import CheckpointError
 
 ENV = "Pendulum-v1"

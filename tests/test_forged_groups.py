@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from small_run_helpers import SMALL
 
-from quintet import cli
+from quintet.commands import cli
 from quintet.errors import QuintetError
 from quintet.jobs import group
 from quintet.jobs.job import Job, Outcome

@@ -12,8 +12,8 @@ import quintet
 from quintet import errors, ops, protocols
 from quintet.algorithms.ppo.config import PPOConfig
 from quintet.algorithms.registry import LEARNERS
-from quintet.config.layers import options
 from quintet.observe.metrics import OF_LEARNERS, OF_RUNS
+from quintet.options.layers import options
 
 ROOT = Path(__file__).parent.parent
 

@@ -11,7 +11,7 @@ import pytest
     ("module", "given", "first", "after"),
     [
         ("quintet", {}, "", "4000"),
-        ("quintet.cli", {}, "", "4000"),
+        ("quintet.commands.cli", {}, "", "4000"),
         ("quintet", {"GOMP_SPINCOUNT": "7"}, "", "7"),  # what the user says
         ("quintet", {"OMP_WAIT_POLICY": "ACTIVE"}, "", "None"),
         ("quintet", {}, "sys.modules['torch'] = sys; ", "None"),  # too late

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import quintet
-from quintet.evaluation import Scores
+from quintet.policies.evaluation import Scores
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from test_docs import FENCE, QUOTED, ROOT
 
 import quintet
 from quintet.algorithms import registry
-from quintet.cli import main
+from quintet.commands.cli import main
 from quintet.errors import ConfigError
 from quintet.observe import metrics
 from quintet.observe.report_files import read_metrics
@@ -93,7 +93,7 @@ BACKEND = Backend(
 
 COMMANDS = f"""
 import sys
-from quintet.cli import main
+from quintet.commands.cli import main
 
 def quintet(*words):
     assert main([*words]) == 0, words

@@ -13,7 +13,7 @@ import pytest
 
 import quintet
 from quintet.algorithms import registry
-from quintet.config.layers import options
+from quintet.options.layers import options
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "quintet"

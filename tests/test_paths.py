@@ -9,7 +9,7 @@ import small_run_helpers
 from small_run_helpers import TOY
 
 import quintet
-from quintet import cli
+from quintet.commands import cli
 from quintet.envs.toy import Contextual
 
 SMALL = small_run_helpers.SMALL | {"eval.episodes": 1}

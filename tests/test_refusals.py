@@ -17,8 +17,8 @@ from quintet.envs.envpool_library import RECORDED
 
 PROGRAM = """
 import json, os, sys
-import quintet.config.command, quintet.config.saved
-from quintet.cli import main
+import quintet.options.command, quintet.options.saved
+from quintet.commands.cli import main
 for folder, words in json.load(sys.stdin):
     if os.fork():
         os.wait()

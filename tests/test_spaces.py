@@ -11,6 +11,7 @@ import torch
 from gymnasium import spaces
 from packing_helpers import pack_action
 
+from quintet.checkpoints.spaces_as_json import from_json, other_spaces, to_json
 from quintet.errors import ConfigError, QuintetError
 from quintet.models.heads import action_family
 from quintet.spaces import (
@@ -25,7 +26,6 @@ from quintet.spaces import (
     stored_space,
     unpack_action,
 )
-from quintet.spaces_as_json import from_json, other_spaces, to_json
 
 INF = np.inf
 SPACES: dict[str, spaces.Space] = {

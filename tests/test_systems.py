@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import quintet
-from quintet.cli import main
-from quintet.config.machine import _resolve_device
-from quintet.config.runtime import RuntimeConfig
+from quintet.commands.cli import main
 from quintet.errors import ConfigError
+from quintet.options.machine import _resolve_device
+from quintet.options.runtime import RuntimeConfig
 from quintet.system import files
 
 HERE = Path(__file__).parent
@@ -94,7 +94,7 @@ WORKERS = "--runtime.num-workers 2 --env.streams-per-group 2"
 def on_macos(folder: Path, *lines: str) -> None:
     """Runs commands one after the other in one process, and in what it starts."""
     paths = [str(HERE / "systems"), os.environ.get("PYTHONPATH", "")]
-    code = "import sys; from quintet.cli import main; assert sys.platform == 'darwin'\n"
+    code = "import sys; from quintet.commands.cli import main; assert sys.platform == 'darwin'\n"
     code += "".join(f"assert main({line.split()}) == 0\n" for line in lines)
     done = subprocess.run(
         [sys.executable, "-c", code],

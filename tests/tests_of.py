@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 TESTS = ROOT / "tests"
-ALWAYS = ("tests/ops", "tests/models", "tests/config")
+ALWAYS = ("tests/ops", "tests/models", "tests/options")
 """What is tested where nothing has changed, or only what no test names."""
 
 MOST = 6
@@ -38,7 +38,7 @@ def files_for(source: str) -> list[str]:
     if path.parts[:1] != ("quintet",):
         return []
     if path.suffix == ".yaml":
-        return ["tests/config"]
+        return ["tests/options"]
     folder, stem = TESTS.joinpath(*path.parts[1:-1]), path.stem
     if path.parts[1:2] == ("algorithms",) and path.parts[2:3] != ("parts",) and len(path.parts) > 3:
         found = _named(TESTS / "algorithms", path.parts[2])

@@ -14,17 +14,17 @@ from fixed_work import limits, workloads
 from fixed_work.work import Work
 from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import PLAIN
-from quintet.config.layers import Layer
-from quintet.config.machine import has_compiler
-from quintet.config.resolve import compose, resolve
-from quintet.config.run import RunConfig
 from quintet.observe.timing import Phase, PhaseTimer
+from quintet.options.layers import Layer
+from quintet.options.machine import has_compiler
+from quintet.options.resolve import compose, resolve
+from quintet.options.run import RunConfig
 from quintet.protocols import Learner
 from quintet.run.learners import make_learner
 from quintet.run.sampling import Source, make_sampling, open_source
 from quintet.runtime import loop
 from quintet.runtime.replay.replay import Replay
-from quintet.runtime.seeds import Role, generator_seed
+from quintet.runtime.seed_tree import Role, generator_seed
 from quintet.runtime.slots import RowSpecs
 from quintet.runtime.torch_settings import configure_torch
 from quintet.system import printing

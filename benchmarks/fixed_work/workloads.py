@@ -14,9 +14,9 @@ from fixed_work.on_policy import APPOWork, PPOWork
 from fixed_work.sac import SACWork
 from fixed_work.work import Work
 from quintet.algorithms.registry import LEARNERS
-from quintet.config.command import parse
-from quintet.config.layers import Layer
 from quintet.errors import ConfigError
+from quintet.options.command import parse
+from quintet.options.layers import Layer
 
 ENVIRONMENT_VARIABLE = "QUINTET_BENCH_WORKLOADS"
 """Environment variable that names another file of workloads, for comparisons between programs that

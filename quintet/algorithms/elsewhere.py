@@ -1,7 +1,7 @@
 """Names of other libraries that are no option here, and options that count differently there.
 
 An option's own names elsewhere stand in its declaration: `also` of
-`quintet.options.option`.
+`quintet.options.declaration.option`.
 """
 
 _SWEEP = "`quintet sweep` searches for options (docs/sweep.md)"

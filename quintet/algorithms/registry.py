@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, final
 from quintet.errors import ConfigError, FileFault
 from quintet.observe.metrics import declare
 from quintet.protocols import UpdateAdvice
-from quintet.system.catalog import Catalog
 from quintet.system.files import read_yaml
+from quintet.system.plugins import Catalog
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from quintet.algorithms.parts.setup import Compute, Setup
     from quintet.models.config import ModelConfig
     from quintet.observe.metrics import Metric
-    from quintet.options import Needs
+    from quintet.options.declaration import Needs
     from quintet.protocols import Actor, Learner, Part
     from quintet.types import Spaces
 
@@ -119,7 +119,7 @@ class Algorithm:
 
     def advice(self, options: BaseModel, batch_steps: int) -> UpdateAdvice:
         """Advice on the speed of updates with batches of this many env_steps."""
-        from quintet.options import Facts, about, bounds, idle
+        from quintet.options.declaration import Facts, about, bounds, idle
 
         work, less, larger = list[str](), list[str](), list[str]()
         still = idle(options, Facts())

@@ -2,9 +2,9 @@
 
 from typing import final
 
-from quintet.bounds import LongWait, Tasks
 from quintet.errors import ConfigError
-from quintet.options import Options, option
+from quintet.options.bounds import LongWait, Tasks
+from quintet.options.declaration import Options, option
 
 
 def no_ray(address: str | None, error: ImportError) -> ConfigError:

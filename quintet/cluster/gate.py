@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, final
 
 from quintet.cluster.config import ClusterConfig
-from quintet.cluster.messages import TOKEN_BYTES
+from quintet.cluster.node_messages import TOKEN_BYTES
 from quintet.errors import WorkerFault
 from quintet.jobs import on_ray
 from quintet.jobs.link import Link, filling

@@ -15,7 +15,7 @@ from typing import Any, final
 
 import torch
 
-from quintet.cluster.messages import Beat, Ended, Of, Published, Said, Start
+from quintet.cluster.node_messages import Beat, Ended, Of, Published, Said, Start
 from quintet.errors import ConfigError, QuintetError
 from quintet.jobs import user_state
 from quintet.jobs.link import Link, Views

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, final
 
 from quintet.cluster.config import ClusterConfig
 from quintet.cluster.gate import Entry, Gate, Visitor
-from quintet.cluster.messages import Beat, Ended, Of, Published, Said, Start
 from quintet.cluster.node import Weights, Work
+from quintet.cluster.node_messages import Beat, Ended, Of, Published, Said, Start
 from quintet.cluster.peer import Peer
 from quintet.errors import ConfigError, WorkerFault
 from quintet.jobs import on_ray, user_state
@@ -29,7 +29,7 @@ from quintet.runtime.processes.process import WaitNotice, error_of
 from quintet.runtime.processes.workers import sendable, shares, whereabouts
 from quintet.runtime.slots import RowSpecs
 from quintet.system import printing
-from quintet.system.transfer import fetched
+from quintet.system.transfer import to_host
 from quintet.types import Publication, TensorSpec
 
 _LOOK_EVERY_S = 0.5
@@ -204,7 +204,7 @@ class Nodes:
 
     def publish(self, publication: Publication) -> None:
         """Publishes weights to all nodes."""
-        policy, tensors = publication.policy, fetched(publication.tensors)
+        policy, tensors = publication.policy, to_host(publication.tensors)
         weights = self._weights[policy]
         with self._lock:
             for name, x in weights.publication.tensors.items():

@@ -10,10 +10,10 @@ import tyro
 from pydantic import ValidationError
 from tyro.conf import Positional, arg
 
-from quintet.config.command import mapping
 from quintet.envs.config import BackendName
 from quintet.errors import ConfigError
-from quintet.options import faults
+from quintet.options.command import mapping
+from quintet.options.declaration import faults
 from quintet.system.printing import say
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ def _doubts(found: "EnvCheck") -> "list[Finding]":
 
 
 def _as_json(found: "EnvCheck", doubts: "list[Finding]") -> dict[str, Any]:
+    from quintet.checkpoints.spaces_as_json import to_json
     from quintet.findings.choices import as_choice
-    from quintet.spaces_as_json import to_json
 
     names = (
         "reward_shaping steps step_s slowest_step_s reset_s terminated truncated lengths "

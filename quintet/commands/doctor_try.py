@@ -7,13 +7,13 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from quintet.config.command import parse
-from quintet.config.layers import Layer
-from quintet.config.resolve import Loaded, check_spaces
-from quintet.config.saved import load_config
 from quintet.doctor.curves import Level
 from quintet.errors import ConfigError
 from quintet.observe.run_summary import read_summary
+from quintet.options.command import parse
+from quintet.options.layers import Layer
+from quintet.options.resolve import Loaded, check_spaces
+from quintet.options.saved import load_config
 from quintet.system.files import shown
 
 _OF_BUDGET = ("budget-short", "few-updates")  # trials have fixed time: more steps change nothing

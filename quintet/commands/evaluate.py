@@ -9,16 +9,16 @@ import tyro
 from tyro.conf import Positional, arg
 
 from quintet.algorithms.elsewhere import OF_EVALUATIONS
-from quintet.config.command import mapping
 from quintet.envs.config import BackendName
 from quintet.errors import ConfigError, QuintetError
+from quintet.options.command import mapping
 from quintet.system.files import given_path, shown
 from quintet.system.printing import say
 from quintet.system.trust import TRUST_HELP
 
 if TYPE_CHECKING:
-    from quintet.evaluation import Scores
-    from quintet.policy import Policy
+    from quintet.policies.evaluation import Scores
+    from quintet.policies.policy import Policy
 
 
 def main(arguments: list[str]) -> int:
@@ -87,7 +87,7 @@ class Evaluate:
         if self.random and idle:
             raise ConfigError(f"{idle} has no effect with --random: leave one of them out")
         policy, other = self._loaded()
-        from quintet.evaluation import evaluate
+        from quintet.policies.evaluation import evaluate
 
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "there is no video", RuntimeWarning)  # told below
@@ -113,11 +113,11 @@ class Evaluate:
             raise ConfigError(
                 "quintet eval must get a run, got none: quintet eval RUN [--episodes N] ..."
             )
-        from quintet.checkpoint import none_at
+        from quintet.checkpoints.checkpoint import none_at
 
         if not given_path(self.run).exists():
             raise none_at(given_path(self.run))
-        from quintet.policy import load
+        from quintet.policies.policy import load
 
         policy = load(self.run, self.checkpoint, trust=self.trust, encoder=self.encoder)
         if self.against is None or self.against == "random":

@@ -45,11 +45,11 @@ class Export:
             raise ConfigError(
                 "quintet export must get a run and a folder: quintet export RUN --out DIR"
             )
-        from quintet.checkpoint import none_at
+        from quintet.checkpoints.checkpoint import none_at
 
         if not given_path(self.run).exists():
             raise none_at(given_path(self.run))
-        from quintet.policy import load
+        from quintet.policies.policy import load
 
         policy = load(self.run, self.checkpoint, trust=self.trust, encoder=self.encoder)
         made = policy.export(

@@ -1,8 +1,8 @@
 """``quintet train auto``: a race over learners and settings."""
 
 from quintet.algorithms.registry import DEFAULT
-from quintet.config.command import parse
 from quintet.errors import ConfigError
+from quintet.options.command import parse
 from quintet.search.race_asked import Asked
 from quintet.system.files import shown
 from quintet.system.printing import say

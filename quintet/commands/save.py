@@ -11,11 +11,12 @@ from typing import Annotated, final
 
 from tyro.conf import Positional, arg
 
+from quintet.checkpoints import manifest
+from quintet.checkpoints.links import require_own
+from quintet.checkpoints.lock import Holder, holder_of
 from quintet.errors import CheckpointError, ConfigError
 from quintet.observe.run_summary import find_runs
-from quintet.system import manifest
 from quintet.system.files import given_path, shown
-from quintet.system.inside import Holder, holder_of, require_own
 from quintet.system.printing import say
 
 _POLL_S = 0.1

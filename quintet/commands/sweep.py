@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import UseAppendAction, arg
 
-from quintet.config.command import parse
 from quintet.errors import ConfigError, QuintetError
+from quintet.options.command import parse
 from quintet.search.sweep_asked import Asked
 from quintet.system.files import shown
 from quintet.system.printing import say

@@ -7,7 +7,7 @@ from typing import Any, final
 
 from quintet.errors import ConfigError
 from quintet.findings.record import Finding
-from quintet.jobs.child import how_ended
+from quintet.jobs.child_process import how_ended
 from quintet.jobs.group import run_one
 from quintet.jobs.job import Job, Limits, Outcome
 from quintet.jobs.work import ONE_THREAD

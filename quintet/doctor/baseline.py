@@ -7,13 +7,13 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quintet.config.layers import Layer
-from quintet.config.saved import load_config
 from quintet.doctor.run import seen_of
 from quintet.envs.make import make_group_env
 from quintet.errors import ConfigError
 from quintet.findings.record import Finding
 from quintet.observe.run_summary import RunSummary
+from quintet.options.layers import Layer
+from quintet.options.saved import load_config
 from quintet.system.importing import code_of
 from quintet.system.user_code import no_exit
 

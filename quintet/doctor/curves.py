@@ -10,11 +10,11 @@ from typing import Any, final
 
 from gymnasium.envs.registration import EnvSpec
 
-from quintet.bounds import LARGEST
 from quintet.findings.engine import Again
 from quintet.findings.record import Finding
 from quintet.observe.metrics import by_policy
 from quintet.observe.run_summary import RunSummary, text
+from quintet.options.bounds import LARGEST
 from quintet.protocols import Part
 from quintet.system.files import is_number
 

@@ -9,9 +9,6 @@ from time import perf_counter
 import gymnasium
 
 from quintet.algorithms import registry
-from quintet.config.command import parse
-from quintet.config.resolve import Loaded
-from quintet.config.saved import load_config, name_in_folder
 from quintet.doctor.curves import threshold_of
 from quintet.doctor.fits import LEAST_ROWS, fit
 from quintet.doctor.pairs import AFTER, AGAIN, LEAST_RESETS, compare, has_one_mask, remembers
@@ -28,6 +25,9 @@ from quintet.findings.choices import Chosen, Learning
 from quintet.findings.engine import Again, env_words, evaluate, is_known, ranked
 from quintet.findings.record import Finding
 from quintet.models.config import resolve_model
+from quintet.options.command import parse
+from quintet.options.resolve import Loaded
+from quintet.options.saved import load_config, name_in_folder
 from quintet.spaces import observation_leaves
 from quintet.system.user_code import no_exit
 from quintet.types import ACTION_MASK, Spaces

@@ -15,10 +15,10 @@ import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
+from quintet.envs.random_play import Chooser, chosen_rows, uniform_chooser
 from quintet.envs.vector import VectorEnv
 from quintet.spaces import action_leaves, mask_sizes, observation_leaves
 from quintet.types import ACTION_MASK, LAST_ACTION, Obs
-from quintet.uniform import Chooser, chosen_rows, uniform_chooser
 
 AFTER = 12  # steps after the other action that are compared
 AGAIN = 30  # steps of an episode that is repeated

@@ -11,10 +11,10 @@ from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
 from quintet.envs.evidence import Evidence, RowsSeen
+from quintet.envs.random_play import Chooser, chosen_rows, uniform_chooser
 from quintet.envs.vector import VectorEnv
 from quintet.spaces import action_leaves, action_shape, mask_sizes, observation_leaves
 from quintet.types import ACTION_MASK, LAST_ACTION, Obs
-from quintet.uniform import Chooser, chosen_rows, uniform_chooser
 
 _MOST_NUMBERS = 48  # numbers of a leaf; larger leaves have as many random projections
 _MOST_CHOICES = 32  # values of a discrete leaf that is shown one-hot

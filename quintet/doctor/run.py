@@ -11,19 +11,19 @@ from gymnasium.spaces import Box
 from pydantic import ValidationError
 
 from quintet.algorithms import registry
-from quintet.config import layers
-from quintet.config.facts import kind_by_spaces
+from quintet.checkpoints.spaces_as_json import from_json
 from quintet.doctor.curves import Level, RunSeen, of_policies, threshold_of
 from quintet.errors import ConfigError, QuintetError
 from quintet.findings.engine import Again, by_cause, evaluate, is_known, ranked
 from quintet.findings.record import MOST_WEIGHT, Finding
 from quintet.findings.scores import failed
-from quintet.models.config import ModelConfig, facts_of, resolve_model
+from quintet.models.config import ModelConfig, network_facts, resolve_model
 from quintet.observe.run_summary import RunSummary, group_key
-from quintet.options import Facts, about, idle
+from quintet.options import layers
+from quintet.options.declaration import Facts, about, idle
+from quintet.options.facts import kind_by_spaces
 from quintet.protocols import Part
 from quintet.spaces import action_leaves
-from quintet.spaces_as_json import from_json
 from quintet.system.files import shown
 from quintet.types import Spaces
 
@@ -186,7 +186,7 @@ def _idle(run: RunSummary, config: Any, spaces: Spaces | None) -> set[str]:
     known, found = Facts(), set[str]()
     with suppress(ValidationError, QuintetError, KeyError, TypeError):
         model = _model(run.options)
-        known = Facts(**facts_of(model, spaces))
+        known = Facts(**network_facts(model, spaces))
         found |= {f"{_MODEL}{name}" for name in idle(model, known, _MODEL)}
     return found if config is None else found | {*idle(config, known)}
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from quintet.findings.engine import Found
 from quintet.findings.record import Finding
 from quintet.models.normalize import ObservationNormalizer
-from quintet.policy import Policy, load
+from quintet.policies.policy import Policy, load
 from quintet.system.user_code import no_exit
 
 _ROWS = 512

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
-from quintet.system.catalog import Catalog
 from quintet.system.cpus import usable_cores
+from quintet.system.plugins import Catalog
 
 if TYPE_CHECKING:
     import gymnasium
@@ -119,7 +119,7 @@ BACKENDS = Catalog(
         "ale": "quintet.envs.ale:BACKEND",
         "pytorch": "quintet.envs.torch_backend:BACKEND",
         "pettingzoo": "quintet.envs.pettingzoo_backend:BACKEND",
-        "gymnasium": "quintet.envs.singles:BACKEND",
+        "gymnasium": "quintet.envs.python_backend:BACKEND",
     },
     "quintet.jobs.imports:import_apart",
 )

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from quintet.envs.evidence import Evidence, RowsSeen
 from quintet.envs.make import make_group_env
 from quintet.envs.owners import made_for
+from quintet.envs.random_play import Row, random_rows
 from quintet.envs.repeating import (
     KEEPS,
     WAYS_ON,
@@ -30,7 +31,6 @@ from quintet.findings.record import LIKELY, Finding
 from quintet.spaces import observation_leaves
 from quintet.system.user_code import no_exit
 from quintet.types import Spaces
-from quintet.uniform import Row, random_rows
 
 _COPIES = 2
 _AGAIN = 200  # steps after a second restart

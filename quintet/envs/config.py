@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, model_validator
 
-from quintet.bounds import Bounded, EpisodeSteps, Layers, Streams, Tasks, Threads
 from quintet.envs.backends import BACKENDS
 from quintet.envs.success import read_rule
-from quintet.options import Kwargs, Needs, Options, option
+from quintet.options.bounds import Bounded, EpisodeSteps, Layers, Streams, Tasks, Threads
+from quintet.options.declaration import Kwargs, Needs, Options, option
 
 if TYPE_CHECKING:
     BackendName = str

@@ -23,7 +23,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from quintet.envs.adapted import stated_autoreset
+from quintet.envs.given_vector import stated_autoreset
 from quintet.envs.masks import Choice, leaf_note, mask_leaves
 from quintet.envs.other_apis import Unfit, require_spaces, step_parts
 from quintet.envs.success import key_of
@@ -38,7 +38,7 @@ from quintet.envs.tensor import (
 from quintet.envs.vector import EnvDescription
 from quintet.errors import ConfigError
 from quintet.spaces import Keys, Space, as_choices, leaf_keys, start_of, stored_spaces
-from quintet.system.transfer import sent
+from quintet.system.transfer import to_device
 from quintet.types import Obs
 
 _FINAL = ("final_obs", "final_observation")
@@ -232,7 +232,7 @@ def _leaf(obs: Any, keys: Keys, start: Tensor | None) -> Tensor:
     for key in keys:
         obs = obs[key]
     x = as_tensor(obs)
-    return x if start is None else x - sent(start, x.device)
+    return x if start is None else x - to_device(start, x.device)
 
 
 def _start(leaf: Space) -> Tensor | None:
@@ -253,7 +253,7 @@ def _packer(space: Space, env_id: str, library: Any) -> Callable[[Tensor], Any]:
     def packed(action: Tensor) -> Any:
         action = action.view(-1, *shape)
         if start is not None:
-            action = action + sent(start, action.device)
+            action = action + to_device(start, action.device)
         return action if library is None else library.from_dlpack(action)
 
     return packed

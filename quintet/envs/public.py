@@ -13,7 +13,7 @@ from quintet.envs.resolved import resolve_env
 from quintet.envs.settled import with_observation_dtype
 from quintet.envs.vector import VectorEnv
 from quintet.errors import ConfigError
-from quintet.options import about, faults
+from quintet.options.declaration import about, faults
 from quintet.system.user_code import known_arguments
 
 _ELSEWHERE = {
@@ -48,7 +48,7 @@ def make_vector_env(
             - a callable with a parameter ``num_envs`` that makes a vector environment of that size:
               ``functools.partial(gymnasium.make_vec, "CartPole-v1")``;
             - a Gymnasium or ALE vector environment with any autoreset mode (for what SAME_STEP and
-              DISABLED lose see `quintet.envs.adapted`). It belongs to the caller: it isn't
+              DISABLED lose see `quintet.envs.given_vector`). It belongs to the caller: it isn't
               closed.  Of a plain SyncVectorEnv only the ``env_fns`` are used, to make its
               environments again, unless they give objects that exist already;
             - a pool of EnvPool with ``env_type="gymnasium"``, of which equal pools are made;

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from time import perf_counter, thread_time
 
-from quintet.envs.hosted import tensors_of
 from quintet.envs.make import make_group_env
 from quintet.envs.own_state import own_state
 from quintet.envs.owners import made_for
+from quintet.envs.random_play import Row, random_rows
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.settled import untouched
+from quintet.envs.tensors_as_arrays import tensors_of
 from quintet.envs.vector import VectorEnv
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.system import forks
-from quintet.uniform import Row, random_rows
 
 Hashes = dict[str, int]
 """Hashes of the parts of a row, by name."""

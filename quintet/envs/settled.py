@@ -126,7 +126,7 @@ def with_observation_dtype(env: ResolvedEnv, of: Spaces) -> ResolvedEnv:
 
 def _loses(env: ResolvedEnv) -> bool:
     """Whether float32 loses the differences of a leaf in the first steps of one environment."""
-    from quintet.uniform import random_rows  # PyTorch
+    from quintet.envs.random_play import random_rows  # PyTorch
 
     wide = env.with_options({"observation_dtype": "float64", "frame_stack": 1})
     try:

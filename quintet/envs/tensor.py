@@ -3,7 +3,7 @@
 A `TensorVectorEnv` steps all its streams together and gives PyTorch tensors.  Training then
 collects whole unrolls on that device, see `quintet.runtime.device_sampling`; everything else
 (evaluation, videos, the doctor) uses the environment as any other, see
-`quintet.envs.hosted`.
+`quintet.envs.tensors_as_arrays`.
 """
 
 from __future__ import annotations  # annotations need no PyTorch at run time

@@ -7,8 +7,8 @@ from quintet.envs.backends import Backend, Group
 from quintet.envs.env_source import call_maker
 
 if TYPE_CHECKING:
-    from quintet.envs.hosted import HostedEnv
     from quintet.envs.resolved import ResolvedEnv
+    from quintet.envs.tensors_as_arrays import HostedEnv
 
 _MAKERS = {
     "torch/CartPole-v1": "CartPole",
@@ -19,7 +19,7 @@ _MAKERS = {
 
 def _make(env: "ResolvedEnv", group: Group) -> "HostedEnv":
     from quintet.envs import torch_toys
-    from quintet.envs.hosted import HostedEnv
+    from quintet.envs.tensors_as_arrays import HostedEnv
 
     maker = partial(getattr(torch_toys, _MAKERS[env.config.id]), group.num_streams, group.device)
     return HostedEnv(call_maker(maker, env.config.id, env.config.arguments))

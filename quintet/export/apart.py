@@ -7,9 +7,9 @@ from typing import Any, final
 
 from quintet import errors
 from quintet.errors import ConfigError, ExportError, QuintetError
-from quintet.export.verify import verify
+from quintet.export.verification import verify
 from quintet.jobs import work
-from quintet.jobs.child import how_ended
+from quintet.jobs.child_process import how_ended
 from quintet.jobs.group import run_one
 from quintet.jobs.job import Job, Limits
 

@@ -9,11 +9,12 @@ from typing import Annotated, Any, Literal, TypeVar, final
 
 from pydantic import Field
 
+from quintet.checkpoints import signature
+from quintet.checkpoints.manifest import content_fault
 from quintet.errors import ExportError, FileFault
 from quintet.export.compare import MOST_TOLERANCE, TIE, Comparison
 from quintet.export.interface import Interface, Size, Strict, Text
-from quintet.system import files, memory, signature
-from quintet.system.manifest import content_fault
+from quintet.system import files, memory
 
 CERTIFICATE, DESCRIPTION = "certificate.json", "policy.json"
 PURPOSE = "quintet export 1"
@@ -47,7 +48,7 @@ class Certificate(Strict):
     tolerance, tie: see `quintet.export.compare`.
     versions: versions of the packages that computed both.
     signature: signature of all entries before it, if there was a key; see
-        `quintet.system.signature`.
+        `quintet.checkpoints.signature`.
     sha256: hash of everything else in the file.
     """
 

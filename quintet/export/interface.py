@@ -56,7 +56,7 @@ class Port(Strict):
     """An input or output of the program, an array ``[batch, *shape]``.
 
     space: of an observation or action, the environment's own space, as
-        `quintet.spaces_as_json.to_json` describes it.
+        `quintet.checkpoints.spaces_as_json.to_json` describes it.
     """
 
     name: Text

@@ -7,17 +7,17 @@ from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any, get_args
 
+from quintet.checkpoints.spaces_as_json import to_json
 from quintet.errors import ConfigError, ExportError
 from quintet.export import compare, programs, recording
 from quintet.export.certificate import CERTIFICATE, DESCRIPTION, Entry, as_bytes, sealed
 from quintet.export.interface import FORMAT_VERSION, PROGRAMS, Format, Interface, Played
 from quintet.export.players import player_of
 from quintet.export.steps import STEPS, Observations, Steps
-from quintet.export.verify import Verified, verify
+from quintet.export.verification import Verified, verify
 from quintet.export.whole import WholePolicy
-from quintet.policy import Policy
+from quintet.policies.policy import Policy
 from quintet.runtime.torch_settings import OwnTorch
-from quintet.spaces_as_json import to_json
 from quintet.system import files, memory, provenance
 
 LEAST_STEPS, MOST_STEPS = 100, 10**6

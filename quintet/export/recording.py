@@ -14,11 +14,11 @@ from quintet.envs.gymnasium import Leaf
 from quintet.envs.policy_input import leaf_array
 from quintet.envs.vector import VectorEnv, allocate_obs, allocate_row
 from quintet.errors import ExportError
-from quintet.evaluation import environment_of
 from quintet.export.interface import Port
 from quintet.export.steps import Arrays, Steps
 from quintet.export.whole import WholePolicy, recorded_fields
-from quintet.policy import Policy
+from quintet.policies.evaluation import environment_of
+from quintet.policies.policy import Policy
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.runtime.turns import Begun, where_acted
 from quintet.types import ACTION_MASK

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from quintet import spaces
 from quintet.algorithms.parts.setup import Recorded
+from quintet.checkpoints.spaces_as_json import to_json
 from quintet.envs.gymnasium import Leaf
 from quintet.export.interface import Choice, DType, Port, Role
-from quintet.policy import Policy
-from quintet.spaces_as_json import to_json
+from quintet.policies.policy import Policy
 from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, ActOutput
 
 Tensors = tuple[Tensor, ...]

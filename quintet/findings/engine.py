@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, final
 
 from quintet.errors import ConfigError
 from quintet.findings.record import Finding
-from quintet.system.catalog import Catalog
+from quintet.system.plugins import Catalog
 
 Found = Iterator[Finding]
 Subject = Literal["choices", "environment", "run", "options", "start"]

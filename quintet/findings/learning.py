@@ -8,12 +8,12 @@ from statistics import median
 from typing import Any
 
 from quintet.algorithms.parts.suspects import HARMLESS, HARMLESS_WAYS, SYMPTOMS, WORDS
-from quintet.config.layers import options as fields
 from quintet.doctor.curves import Report, RunSeen, as_word, number, words
 from quintet.findings.engine import Found, Rows
 from quintet.findings.health import counts, is_ripe
 from quintet.findings.record import Finding
-from quintet.options import about
+from quintet.options.declaration import about
+from quintet.options.layers import options as fields
 from quintet.protocols import Evidence, Part
 
 _LEAST_REPORTS = 4

@@ -5,14 +5,14 @@ from typing import final
 
 from quintet.algorithms import registry
 from quintet.algorithms.parts.schedule import schedule_warnings
-from quintet.config.machine import has_compiler, worth_compiling
-from quintet.config.resolve import FOR_CLUSTER, FOR_MANY, Loaded
-from quintet.config.run import RunConfig
 from quintet.envs.backends import BACKENDS
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import EnvDescription
 from quintet.findings.engine import Found, Rows
 from quintet.findings.record import POSSIBLE, Finding
+from quintet.options.machine import has_compiler, worth_compiling
+from quintet.options.resolve import FOR_CLUSTER, FOR_MANY, Loaded
+from quintet.options.run import RunConfig
 from quintet.system.compiler import compiler_fault
 from quintet.types import Spaces
 

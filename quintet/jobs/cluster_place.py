@@ -10,16 +10,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, final
 
+from quintet.checkpoints.lock import ORPHAN_GRACE_S, holder_of
 from quintet.errors import ConfigError, QuintetError, WorkerFault
 from quintet.jobs import on_ray
-from quintet.jobs.child import how_ended
+from quintet.jobs.child_process import how_ended
 from quintet.jobs.host import Host
 from quintet.jobs.job import BLAMELESS, Job, Outcome
 from quintet.jobs.on_ray import Hosted, Machine
 from quintet.jobs.shared import SharedFolder
 from quintet.jobs.silence import Silence
 from quintet.system import provenance
-from quintet.system.inside import ORPHAN_GRACE_S, holder_of
 
 _POLL_S = 0.1
 

@@ -4,7 +4,7 @@ import pickle
 from contextlib import suppress
 
 from quintet.jobs import work
-from quintet.jobs.child import how_ended
+from quintet.jobs.child_process import how_ended
 from quintet.jobs.group import run_one
 from quintet.jobs.job import Job, Limits
 

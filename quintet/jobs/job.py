@@ -28,7 +28,7 @@ class Job(NamedTuple):
         `quintet.jobs.work.receive`; payload: what that returns.
     folder: folder of the run that it trains.
     state: of users' code in this process, see `quintet.jobs.user_state`, which the other one gets.
-    preload, environ: see `quintet.jobs.child.Child`.
+    preload, environ: see `quintet.jobs.child_process.Child`.
     """
 
     name: str

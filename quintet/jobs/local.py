@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tempfile import TemporaryFile
 from typing import IO, Any, final
 
-from quintet.jobs.child import Child
+from quintet.jobs.child_process import Child
 from quintet.jobs.job import BLAMELESS, Job, Outcome
 from quintet.system.files import advice, reason
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from quintet.checkpoints.lock import ORPHAN_GRACE_S
 from quintet.jobs import entry
-from quintet.system.inside import ORPHAN_GRACE_S
 from quintet.system.signals import Ended
 
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}

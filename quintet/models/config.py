@@ -8,7 +8,6 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.spaces import Dict as DictSpace
 from pydantic import ValidationError, model_validator
 
-from quintet.bounds import MOST_LAYERS, Count, Layers, Positive, Width
 from quintet.errors import ConfigError
 from quintet.models.leaves import (
     SMALLEST,
@@ -25,7 +24,8 @@ from quintet.models.leaves import (
     small_pictures,
 )
 from quintet.models.words import is_word, word_hash
-from quintet.options import Facts, Kwargs, Needs, Options, faults, idle, option
+from quintet.options.bounds import MOST_LAYERS, Count, Layers, Positive, Width
+from quintet.options.declaration import Facts, Kwargs, Needs, Options, faults, idle, option
 from quintet.spaces import action_leaves, observation_leaves
 from quintet.system.importing import CodeName, words_or_code
 from quintet.types import ACTION_MASK, Spaces
@@ -438,7 +438,7 @@ def _with_encoder(config: ModelConfig, spaces: Spaces) -> ModelConfig:
     return config.model_copy(update={"encoder": encoder})
 
 
-def facts_of(config: ModelConfig, spaces: Spaces | None) -> dict[str, Any]:
+def network_facts(config: ModelConfig, spaces: Spaces | None) -> dict[str, Any]:
     """Facts of a network on which conditions of options depend, and of the spaces if known."""
     model = config if spaces is None else _with_encoder(config, spaces)
     facts: dict[str, Any] = {"model": model}

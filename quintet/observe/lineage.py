@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quintet.bounds import LARGEST, MOST_STEPS
+from quintet.checkpoints.links import require_own
 from quintet.errors import QuintetError
 from quintet.observe.figures import LINES, figure_classes, line_colour, save, style_axes
 from quintet.observe.plot_groups import plain
+from quintet.options.bounds import LARGEST, MOST_STEPS
 from quintet.system import files
-from quintet.system.inside import require_own
 
 EVENTS = "population.jsonl"
 """The file of decisions in a run's folder, one JSON object per line."""

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quintet.checkpoints import saved_options
 from quintet.errors import FileFault
 from quintet.observe.run_summary import actions_evaluated, is_of_group
 from quintet.observe.run_summary import text as printable
-from quintet.system import files, saved_options
+from quintet.system import files
 
 _MAX_LABEL_PARTS = 8
 _MOST_SHOWN = 240  # characters of a text in a picture

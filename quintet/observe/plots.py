@@ -10,6 +10,7 @@ from typing import Any, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
+from quintet.checkpoints import run_record
 from quintet.errors import QuintetError
 from quintet.observe.figures import (
     LINES,
@@ -25,7 +26,7 @@ from quintet.observe.metrics import METRICS_ELSEWHERE, by_policy, describe
 from quintet.observe.plot_groups import env_name, group_labels, options_of, plain
 from quintet.observe.report_files import read_metrics
 from quintet.observe.run_summary import actions_evaluated, bounded, group_key, names_apart, text
-from quintet.system import files, run_record
+from quintet.system import files
 from quintet.system.printing import note
 
 Axis = Literal["env_steps", "wall_s"]

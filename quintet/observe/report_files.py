@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from quintet.checkpoints import manifest
+from quintet.checkpoints.links import require_own
 from quintet.errors import FileFault, QuintetError
-from quintet.system import files, manifest
-from quintet.system.inside import require_own
+from quintet.system import files
 
 JSONL_FILE = "metrics.jsonl"
 CSV_FILE = "progress.csv"

@@ -15,12 +15,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, final
 
-from quintet.bounds import LARGEST, MOST_STEPS
+from quintet.checkpoints import manifest, run_record, saved_options
+from quintet.checkpoints.links import require_own
+from quintet.checkpoints.lock import holder_of
 from quintet.errors import CheckpointError, FileFault, QuintetError
 from quintet.observe.metrics import newest
 from quintet.observe.report_files import JSONL_FILE, read_metrics
-from quintet.system import files, manifest, run_record, saved_options
-from quintet.system.inside import holder_of, require_own
+from quintet.options.bounds import LARGEST, MOST_STEPS
+from quintet.system import files
 
 State = Literal["running", "finished", "interrupted", "failed", "damaged"]
 

@@ -22,7 +22,6 @@ import numpy as np
 from annotated_types import Ge, Le
 from numpy.typing import ArrayLike
 
-from quintet.bounds import MOST_SECONDS
 from quintet.errors import QuintetError
 from quintet.observe.metrics import check, clean
 from quintet.observe.pace import count
@@ -38,7 +37,8 @@ from quintet.observe.report_files import (
     gather,
     table,
 )
-from quintet.options import Options, option
+from quintet.options.bounds import MOST_SECONDS
+from quintet.options.declaration import Options, option
 from quintet.system import files
 
 if TYPE_CHECKING:

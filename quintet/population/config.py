@@ -5,7 +5,7 @@ from typing import Annotated, Literal, final
 
 from pydantic import Field, model_validator
 
-from quintet.bounds import (
+from quintet.options.bounds import (
     MOST_TASKS,
     Bounded,
     Count,
@@ -17,7 +17,7 @@ from quintet.bounds import (
     StepsFrom0,
     Tasks,
 )
-from quintet.options import Needs, Options, option
+from quintet.options.declaration import Needs, Options, option
 from quintet.population.scores import OF_EPISODES
 
 _SEVERAL = "population.size > 1"

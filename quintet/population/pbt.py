@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quintet.options import Tune
+from quintet.options.declaration import Tune
 from quintet.population.config import PopulationConfig
 
 Values = Mapping[str, float]

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from quintet.population.config import SelfPlayConfig
-from quintet.runtime.seeds import Role, generator_seed
+from quintet.runtime.seed_tree import Role, generator_seed
 from quintet.types import Publication
 
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, final
 import numpy as np
 
 from quintet.errors import ConfigError
-from quintet.policy import Policy
+from quintet.policies.policy import Policy
 from quintet.run.policy_run import PolicyRun
 from quintet.system import forks
 from quintet.system.signals import StopRequest
 from quintet.system.user_code import argv_advice, no_exit
 
 if TYPE_CHECKING:
-    from quintet.evaluation import Scores
+    from quintet.policies.evaluation import Scores
 
 OnReport = Callable[[dict[str, float]], object]
 """A function called with every report, at intervals of `report.interval_s`; returns True to stop

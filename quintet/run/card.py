@@ -5,7 +5,7 @@ a header of YAML that model hubs read.
 from collections.abc import Mapping
 from typing import Any
 
-from quintet.config.run import RunConfig
+from quintet.options.run import RunConfig
 from quintet.run.evaluations import EVALUATION_SEED
 from quintet.system import files, provenance
 

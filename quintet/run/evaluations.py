@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from quintet.config.resolve import Loaded
-from quintet.config.run import RunConfig
-from quintet.policy import Policy
+from quintet.options.resolve import Loaded
+from quintet.options.run import RunConfig
+from quintet.policies.policy import Policy
 from quintet.system import printing
 
 if TYPE_CHECKING:
-    from quintet.evaluation import Scores
+    from quintet.policies.evaluation import Scores
 
 EVALUATION_SEED = 20_000
 """First environment seed of evaluations during training; published results use other seeds."""
@@ -95,8 +95,8 @@ class Evaluations:
         """The scores of a policy after `env_steps`, of its own agent if each agent has a policy;
         None if `stop` ended the evaluation, or none of the policy's agents joined a game.
         """
-        from quintet.evaluation import evaluate_in
-        from quintet.play import How
+        from quintet.policies.episodes import How
+        from quintet.policies.evaluation import evaluate_in
 
         begin = time.perf_counter()
         config = self.config.eval

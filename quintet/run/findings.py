@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import final
 
-from quintet.config.run import RunConfig
+from quintet.checkpoints.spaces_as_json import as_json
 from quintet.doctor.run import examine_runs
 from quintet.envs.evidence import Evidence
 from quintet.envs.vector import coarse
@@ -18,10 +18,10 @@ from quintet.models.leaves import normalized_leaves
 from quintet.observe.log import RunLog
 from quintet.observe.report_files import read_metrics
 from quintet.observe.run_summary import RunSummary
+from quintet.options.run import RunConfig
 from quintet.protocols import Part
 from quintet.run.folder import RunFolder
 from quintet.runtime.delivery import Batch
-from quintet.spaces_as_json import as_json
 from quintet.system.files import shown
 from quintet.system.user_code import described
 from quintet.types import Spaces

@@ -19,12 +19,13 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from quintet import checkpoint
+from quintet.checkpoints import checkpoint, manifest, run_record, saved_options
+from quintet.checkpoints.links import is_ours
+from quintet.checkpoints.lock import OpenFolder, run_lock
 from quintet.errors import CheckpointError, FileFault, QuintetError
 from quintet.findings.choices import as_choice
 from quintet.findings.record import Finding
-from quintet.system import files, manifest, run_record, saved_options
-from quintet.system.inside import OpenFolder, is_ours, run_lock
+from quintet.system import files
 from quintet.system.printing import LogFile, message, short
 from quintet.types import Rollout
 

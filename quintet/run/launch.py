@@ -7,22 +7,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
-from quintet import checkpoint
-from quintet.config.machine import require_networks
-from quintet.config.resolve import (
+from quintet.checkpoints import checkpoint
+from quintet.checkpoints.lock import require_free, run_lock
+from quintet.errors import ConfigError, LearnerFault, WorkerFault
+from quintet.findings.engine import evaluate
+from quintet.findings.start import Start
+from quintet.observe.metrics import policy_prefix
+from quintet.options.machine import require_networks
+from quintet.options.resolve import (
     Loaded,
     require_evaluated,
     resolve,
     sources_of,
     with_observation_dtype,
 )
-from quintet.config.run import RunConfig
-from quintet.errors import ConfigError, LearnerFault, WorkerFault
-from quintet.findings.engine import evaluate
-from quintet.findings.start import Start
-from quintet.observe.metrics import policy_prefix
-from quintet.policy import Policy
+from quintet.options.run import RunConfig
+from quintet.policies.policy import Policy
 from quintet.run.callbacks import Callbacks, OnReport, UserCode
+from quintet.run.device_envs import in_this_process, on_their_device, through_host
 from quintet.run.folder import RunFolder, move_aside
 from quintet.run.learners import make_policies, several
 from quintet.run.policy_run import PolicyRun, leader
@@ -34,7 +36,6 @@ from quintet.run.sampling import (
     require_rows,
     row_specs,
 )
-from quintet.run.tensors import in_this_process, on_their_device, through_host
 from quintet.run.trainer import BudgetChanged, Trainer
 from quintet.runtime.loop import Sampling
 from quintet.runtime.sampler import SerialSampling
@@ -42,7 +43,6 @@ from quintet.runtime.slots import RowSpecs
 from quintet.runtime.spread import spread_envs
 from quintet.runtime.torch_settings import OwnTorch, inexact_told, torch_settings
 from quintet.system import provenance, trust
-from quintet.system.inside import require_free, run_lock
 from quintet.system.memory import memory_fault
 from quintet.system.signals import interrupts_for_us_alone, save_on_signal, stop_on_signals
 from quintet.system.user_code import no_exit, slow_notice, traced
@@ -160,7 +160,7 @@ def _run(
             prepare()  # imports go on while learners are made, with the variables of these settings
         unrepeatable, doubts = _unrepeatable(config, source)
         # The caller gave, or vouched for, all code that the configuration names.
-        folder = RunFolder(config.run_dir, signed=not trust.all_harmless(config.flat()))
+        folder = RunFolder(config.run_dir, signed=not trust.names_no_code(config.flat()))
         folder.sources, folder.revision = sources_of(loaded, found), provenance.revision(here)
         policies, population = _make_policies(config, source.spaces, folder)
         for each in several(policies):
@@ -278,7 +278,7 @@ def _make_replays(trainer: Trainer, source: Source, rows: RowSpecs) -> None:
     plan = trainer.policies[0].plan
     if plan.replay is None:
         return
-    from quintet.run.replay import RunReplay
+    from quintet.run.policy_replay import RunReplay
 
     assignment = assignment_of(trainer.config, source.env, plan, len(trainer.policies))
     for each in trainer.policies:

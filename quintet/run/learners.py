@@ -9,14 +9,14 @@ from pydantic import BaseModel
 
 from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import ALONE, Setup
-from quintet.config.run import RunConfig
-from quintet.config.runtime import RuntimeConfig
+from quintet.options.run import RunConfig
+from quintet.options.runtime import RuntimeConfig
 from quintet.protocols import Learner, Ranks
 from quintet.run.folder import RunFolder
 from quintet.run.policy_folder import PolicyFolder
 from quintet.run.policy_run import PolicyRun
 from quintet.run.sampling import row_specs
-from quintet.runtime.seeds import Role, generator_seed
+from quintet.runtime.seed_tree import Role, generator_seed
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.types import Spaces
 

@@ -38,8 +38,8 @@ def main() -> int:
 
 def _answer(check: Check) -> dict[str, Any]:
     from quintet.cluster.node import refusal
-    from quintet.config.facts import spaces_of
     from quintet.jobs import user_state
+    from quintet.options.facts import spaces_of
     from quintet.system import provenance
 
     try:

@@ -12,13 +12,13 @@ from typing import Any, final
 
 from torch import Tensor
 
-from quintet import checkpoint
+from quintet.checkpoints import checkpoint, manifest
 from quintet.errors import CheckpointError, FileFault
 from quintet.observe.metrics import policy_prefix
-from quintet.policy import Policy
-from quintet.policy_place import LEARNER, POLICIES, POLICY
+from quintet.policies.folders import LEARNER, POLICIES, POLICY
+from quintet.policies.policy import Policy
 from quintet.run.folder import RunFolder
-from quintet.system import files, manifest
+from quintet.system import files
 
 BEST = "best"
 

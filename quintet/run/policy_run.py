@@ -14,14 +14,16 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from quintet.checkpoint import Checkpoint, not_finite, require_finite
-from quintet.config.run import RunConfig
+from quintet.checkpoints import saved_options
+from quintet.checkpoints.checkpoint import Checkpoint, not_finite, require_finite
+from quintet.checkpoints.spaces_as_json import other_spaces
 from quintet.errors import CheckpointError, NonFiniteError
 from quintet.models.config import uses_pictures
 from quintet.observe.metrics import EpisodeStats, policy_prefix
-from quintet.options import require_tunable
-from quintet.policy import LEAST_BOUND, Policy, describe, misfit
-from quintet.policy_place import LEARNER, POLICY
+from quintet.options.declaration import require_tunable
+from quintet.options.run import RunConfig
+from quintet.policies.folders import LEARNER, POLICY
+from quintet.policies.policy import LEAST_BOUND, Policy, describe, misfit
 from quintet.population.scores import MEANS, MOST_WINDOWS, Record, compared
 from quintet.protocols import DataPlan, Learner
 from quintet.run.card import card
@@ -31,13 +33,12 @@ from quintet.runtime.batch import Episode
 from quintet.runtime.delivery import Batch
 from quintet.runtime.loop import Counters
 from quintet.runtime.torch_settings import OwnTorch
-from quintet.spaces_as_json import other_spaces
-from quintet.system import saved_options, trust
+from quintet.system import trust
 from quintet.types import REWARD_SHAPING, LearnerState, Publication, Spaces
 
 if TYPE_CHECKING:
-    from quintet.evaluation import Scores
-    from quintet.run.replay import RunReplay
+    from quintet.policies.evaluation import Scores
+    from quintet.run.policy_replay import RunReplay
 
 
 @dataclass

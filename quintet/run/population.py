@@ -5,17 +5,17 @@ import math
 from collections.abc import Callable, Sequence
 from typing import final
 
-from quintet.config.population import SHAPING, first_values, rules, shaping_of, with_values
-from quintet.config.run import RunConfig
 from quintet.errors import NonFiniteError
 from quintet.observe.lineage import EVENTS
+from quintet.options.population import SHAPING, first_values, rules, shaping_of, with_values
+from quintet.options.run import RunConfig
 from quintet.population.controller import Controller, finite
 from quintet.population.pbt import Decision
 from quintet.population.scores import MEANS
 from quintet.run.folder import RunFolder
 from quintet.run.policy_run import PolicyRun, leader, objectives
 from quintet.runtime.delivery import Batch
-from quintet.runtime.seeds import Role, generator_seed
+from quintet.runtime.seed_tree import Role, generator_seed
 from quintet.system import files
 
 

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from quintet.algorithms import registry
-from quintet.checkpoint import Checkpoint
-from quintet.config.machine import has_compiler, worth_compiling
-from quintet.config.run import RunConfig
+from quintet.checkpoints.checkpoint import Checkpoint
 from quintet.envs.ids import faster_backend
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import EnvDescription
@@ -20,11 +18,13 @@ from quintet.findings.speed import RunFacts
 from quintet.models.config import uses_pictures
 from quintet.observe.growth import Growth
 from quintet.observe.log import RunLog
-from quintet.observe.machine import MachineUse
+from quintet.observe.machine_use import MachineUse
 from quintet.observe.metrics import clean, policy_prefix
 from quintet.observe.pace import SHOWN_EVERY_S, Score, report_interval_s
 from quintet.observe.sinks import Reporter, mend_reports, open_sinks
 from quintet.observe.timing import PhaseTimer
+from quintet.options.machine import has_compiler, worth_compiling
+from quintet.options.run import RunConfig
 from quintet.protocols import DataPlan
 from quintet.run.policy_run import PolicyRun
 from quintet.runtime.loop import Counters

@@ -10,11 +10,6 @@ from typing import TYPE_CHECKING, Protocol, final
 from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import PLAIN
 from quintet.cluster.config import no_ray
-from quintet.config.machine import streams_per_group, tensors_device
-from quintet.config.population import tuned_shaping
-from quintet.config.run import RunConfig
-from quintet.config.runtime import RuntimeConfig
-from quintet.config.tensors import host_needed
 from quintet.envs.env_source import can_be_made_again
 from quintet.envs.make import make_group_env
 from quintet.envs.owners import made_for
@@ -23,8 +18,12 @@ from quintet.envs.settled import made_otherwise, settled
 from quintet.envs.vector import VectorEnv
 from quintet.errors import ConfigError
 from quintet.observe.timing import PhaseTimer
+from quintet.options.machine import host_needed, streams_per_group, tensors_device
+from quintet.options.population import tuned_shaping
+from quintet.options.run import RunConfig
+from quintet.options.runtime import RuntimeConfig
 from quintet.protocols import Actor, DataPlan
-from quintet.run.tensors import make_device_sampling, staying
+from quintet.run.device_envs import make_device_sampling, staying
 from quintet.runtime import loop
 from quintet.runtime.policies import Assignment
 from quintet.runtime.sampler import SerialOptions, SerialSampling

@@ -10,23 +10,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet import checkpoint
-from quintet.bounds import MOST_STREAMS
-from quintet.checkpoint import Checkpoint
-from quintet.config.run import CHANGE_ROUNDING, RunConfig
-from quintet.config.saved import require_same
+from quintet.checkpoints import checkpoint, run_record, saved_options
+from quintet.checkpoints.checkpoint import Checkpoint
 from quintet.envs.own_state import States, decoded
 from quintet.errors import CheckpointError, ConfigError, QuintetError
-from quintet.policy_place import LEADER, POLICIES
+from quintet.options.bounds import MOST_STREAMS
+from quintet.options.run import CHANGE_ROUNDING, RunConfig
+from quintet.options.saved import require_same
+from quintet.policies.folders import LEADER, POLICIES
 from quintet.run.folder import RunFolder
 from quintet.run.policy_run import PolicyRun, leader
 from quintet.runtime import loop
-from quintet.system import provenance, run_record, saved_options
+from quintet.system import provenance
 
 if TYPE_CHECKING:
     from quintet.population.self_play import PastWeights
+    from quintet.run.policy_replay import RunReplay
     from quintet.run.population import Population
-    from quintet.run.replay import RunReplay
 
 _WITHOUT_END = 10
 """Divisor of the budget: after this fraction a notice says that no episode has ended."""

@@ -9,9 +9,9 @@ import time
 from dataclasses import dataclass, field
 from typing import final
 
-from quintet.bounds import MOST_STEPS
 from quintet.errors import TimeIsOver
 from quintet.observe.pace import Meter
+from quintet.options.bounds import MOST_STEPS
 
 LEAST_S = 3.0
 """Least seconds of a measurement of the speed, where the time allows them."""

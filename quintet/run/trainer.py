@@ -9,11 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TextIO, final
 
-from quintet import checkpoint
 from quintet.algorithms import registry
 from quintet.algorithms.parts.acting import as_trained
-from quintet.config.resolve import Loaded
-from quintet.config.run import RunConfig
+from quintet.checkpoints import checkpoint, saved_options, signature
 from quintet.envs.vector import EnvDescription
 from quintet.errors import EnvironmentFault, NonFiniteError, QuintetError, TimeIsOver
 from quintet.observe.log import RunLog
@@ -22,6 +20,8 @@ from quintet.observe.progress import Progress, first_stage, make_progress, stage
 from quintet.observe.report_files import MARK
 from quintet.observe.timing import Phase, PhaseTimer
 from quintet.observe.view import View
+from quintet.options.resolve import Loaded
+from quintet.options.run import RunConfig
 from quintet.run.callbacks import LiveRun, UserCalls, UserCode
 from quintet.run.evaluations import Evaluations
 from quintet.run.findings import Findings
@@ -31,8 +31,8 @@ from quintet.run.reports import Reports, facts_of
 from quintet.run.saving import LongEpisodes, Saving
 from quintet.runtime import loop
 from quintet.runtime.delivery import Batch
-from quintet.runtime.processes.watch import Watch
-from quintet.system import provenance, saved_options, signature, trust
+from quintet.runtime.processes.hang_notice import Watch
+from quintet.system import provenance, trust
 from quintet.system.files import shown
 from quintet.system.signals import StopRequest
 from quintet.types import Publication, Rollout

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from quintet.algorithms import registry
 from quintet.algorithms.parts.trained import AVERAGE
-from quintet.checkpoint import require_finite
+from quintet.checkpoints.checkpoint import require_finite
+from quintet.checkpoints.spaces_as_json import other_spaces
 from quintet.errors import CheckpointError, ConfigError
 from quintet.models.config import ModelConfig
-from quintet.options import about
-from quintet.policy_place import find_policy
+from quintet.options.declaration import about
+from quintet.policies.folders import find_policy
 from quintet.protocols import Learner
-from quintet.spaces_as_json import other_spaces
 from quintet.system.importing import same_code
 from quintet.types import Publication
 

@@ -10,7 +10,7 @@ import optree
 import torch
 from torch import Tensor
 
-from quintet.system.transfer import page_locked, sent_all
+from quintet.system.transfer import all_to_device, page_locked
 from quintet.types import Rollout
 
 _WITHOUT_TIME = ("stream_id", "group_id", "episode_id", "last_action", "last_reward")
@@ -68,14 +68,14 @@ def column_dim(path: tuple[Any, ...]) -> int:
     return 0 if path[0] in _WITHOUT_TIME else 1
 
 
-def to_device(rollout: Rollout, device: torch.device) -> Rollout:
+def rollout_to_device(rollout: Rollout, device: torch.device) -> Rollout:
     """The rollout on `device`, with the CPU's as its `source`; on the CPU nothing is copied.
 
     The host does not wait.  What only the runtime reads stays on the CPU.
     """
     if device.type == "cpu" or rollout.reward.device.type != "cpu":
         return rollout
-    moved = _map_together(lambda tensors: sent_all(tensors, device), rollout)
+    moved = _map_together(lambda tensors: all_to_device(tensors, device), rollout)
     return replace(moved, source=rollout)
 
 

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quintet.envs.hosted import NextStep
 from quintet.envs.masks import allows_none, require_plain
 from quintet.envs.tensor import TensorVectorEnv
+from quintet.envs.tensors_as_arrays import NextStep
 from quintet.envs.vector import check_finite
 from quintet.errors import QuintetError
 from quintet.observe.timing import PhaseTimer
@@ -23,7 +23,7 @@ from quintet.runtime.slots import RowSpecs, rollout_of, slot_specs
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.spaces import mask_sizes
 from quintet.system.memory import memory_fault
-from quintet.system.transfer import fetched
+from quintet.system.transfer import to_host
 from quintet.system.user_code import first_line
 from quintet.types import ACTION_MASK, State
 
@@ -253,7 +253,7 @@ class DeviceRows:
         found = self._ended(numbers, fields, 0, self._most)
         figures = torch.cat([x.double() for x in (*head, self._choices(), found)])
         flags = rollout.valid.byte() + 2 * rollout.terminated + 4 * rollout.truncated
-        told, bits = (x.numpy() for x in fetched({0: figures, 1: flags}).values())
+        told, bits = (x.numpy() for x in to_host({0: figures, 1: flags}).values())
         (count, running, finite, allowed), columns = told[:4], told[4:]
         if not (finite and allowed):
             self._refuse()

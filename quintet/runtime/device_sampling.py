@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quintet.envs.hosted import NextStep
 from quintet.envs.own_state import States
+from quintet.envs.tensors_as_arrays import NextStep
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
 from quintet.runtime.batch import Episode, join, narrow, select
 from quintet.runtime.delivery import Batch, Delivery, RestartsAfter, never, rows_for
 from quintet.runtime.device_rows import DeviceRows
-from quintet.runtime.seeds import group_seeds
+from quintet.runtime.seed_tree import group_seeds
 from quintet.runtime.torch_settings import OwnTorch, torch_threads
-from quintet.system.transfer import sent, sent_all
+from quintet.system.transfer import all_to_device, to_device
 from quintet.types import Publication, Rollout
 
 Whole = NDArray[np.int64]
@@ -113,7 +113,9 @@ class Columns:
         return joined([self, Columns(none, known, [], lacks=True)])
 
     def _select(self, indices: Whole) -> Rollout:
-        return select(self.rollout, sent(torch.from_numpy(indices), self.rollout.reward.device))
+        return select(
+            self.rollout, to_device(torch.from_numpy(indices), self.rollout.reward.device)
+        )
 
 
 def joined(parts: list[Columns]) -> Columns:
@@ -326,7 +328,7 @@ def _with_known(rollout: Rollout, known: Known, cut: bool) -> Rollout:
         torch.from_numpy(x) for x in (known.valid, known.terminated, known.truncated)
     )
     if cut:
-        mask, cuts = sent_all([valid, torch.from_numpy(known.cuts)], device)
+        mask, cuts = all_to_device([valid, torch.from_numpy(known.cuts)], device)
         # A single row has no earlier row to cut.
         trace_cut = cuts if known.cuts.any() else rollout.trace_cut
         rollout = replace(rollout, valid=mask, trace_cut=trace_cut)

@@ -11,7 +11,7 @@ from quintet.envs.own_state import States
 from quintet.errors import NonFiniteError, QuintetError
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import LOOK_EVERY_UPDATES, Learner
-from quintet.runtime.batch import to_device
+from quintet.runtime.batch import rollout_to_device
 from quintet.runtime.delivery import Batch, Delivery, RestartsAfter
 from quintet.runtime.torch_settings import OwnTorch
 from quintet.types import Publication, Rollout
@@ -296,7 +296,7 @@ class TrainingLoop:
             with OwnTorch():
                 for rollout, before in _rollouts(batch, replay, self.counters, self.timer):
                     newest.append((learner.updates, rollout))
-                    learner.update(to_device(rollout, device), before)
+                    learner.update(rollout_to_device(rollout, device), before)
         except NonFiniteError as error:
             step.error = error
         return step

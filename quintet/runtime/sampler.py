@@ -16,14 +16,14 @@ from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
 from quintet.runtime.batch import Lease
 from quintet.runtime.delivery import Batch, Delivery, RestartsAfter, never, rows_for
+from quintet.runtime.gpu_actor import actors_of
 from quintet.runtime.policies import ONE_POLICY, Assignment
-from quintet.runtime.seeds import group_seeds
+from quintet.runtime.seed_tree import group_seeds
 from quintet.runtime.slots import PLAYER, UNDEFINED, VERSION, RowSpecs, Slot, slot_specs, zeros
-from quintet.runtime.staged import actors_of
 from quintet.runtime.torch_settings import OwnTorch, torch_threads
 from quintet.runtime.turns import Turns
 from quintet.system import forks
-from quintet.system.transfer import fetched
+from quintet.system.transfer import to_host
 from quintet.types import ACTION_MASK, REWARD_SHAPING, ActOutput, Publication
 
 
@@ -366,7 +366,7 @@ class SerialSampling:
         """Loads the weights with which a policy acts from each group's next unroll on."""
         self.delivery.publish(publication)
         if self.act_on == "cpu":
-            publication = replace(publication, tensors=fetched(publication.tensors))  # one for all
+            publication = replace(publication, tensors=to_host(publication.tensors))  # one for all
         for group in self.groups:
             group.publish(publication)
 

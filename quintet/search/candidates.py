@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quintet.algorithms import registry
-from quintet.config.layers import Layer
-from quintet.config.resolve import Loaded, batch_steps, resolved
-from quintet.config.saved import load_config
 from quintet.envs.env_source import EnvSource
 from quintet.errors import ConfigError
 from quintet.jobs import user_state
+from quintet.options.layers import Layer
+from quintet.options.resolve import Loaded, batch_steps, resolved
+from quintet.options.saved import load_config
 from quintet.run.time_budget import rounded
 from quintet.runtime.processes.process import pickled
 from quintet.search import portfolio

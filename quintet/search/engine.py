@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import final
 
+from quintet.checkpoints.lock import OpenFolder
 from quintet.errors import QuintetError
 from quintet.jobs import group
-from quintet.jobs.child import how_ended
+from quintet.jobs.child_process import how_ended
 from quintet.jobs.job import BLAMELESS, Job, Outcome, Place
-from quintet.system.inside import OpenFolder
 
 
 class Stopped(Exception):

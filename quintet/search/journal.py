@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal, TypeVar, final
 
 from pydantic import Field
 
+from quintet.checkpoints.links import require_own
+from quintet.checkpoints.manifest import Checked, content_fault
 from quintet.errors import FileFault
 from quintet.system import files
-from quintet.system.inside import require_own
-from quintet.system.manifest import Checked, content_fault
 
 _MOST_BYTES = 2**26
 

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, final
 
-from quintet.config.resolve import Loaded, batch_steps
-from quintet.evaluation import evaluate_in
+from quintet.checkpoints import manifest
 from quintet.observe.pace import Meter
-from quintet.play import How
-from quintet.policy import Policy
+from quintet.options.resolve import Loaded, batch_steps
+from quintet.policies.episodes import How
+from quintet.policies.evaluation import evaluate_in
+from quintet.policies.policy import Policy
 from quintet.run import launch
 from quintet.run.launch import Result
 from quintet.search import minutes
-from quintet.system import manifest
 
 _BLOCK, _MOST_EPISODES = 5, 100
 _MOST_BATCH_SHARE = 0.25  # share of the time by which training stops earlier at most

@@ -15,11 +15,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, final
 
-from quintet.config.resolve import Loaded, batch_steps, resolved, size_faults
+from quintet.checkpoints import manifest, run_record, saved_options
+from quintet.checkpoints.links import is_ours
+from quintet.checkpoints.lock import require_free
 from quintet.envs.env_source import can_be_made_again
 from quintet.envs.make import make_group_env
 from quintet.errors import CheckpointError, ConfigError, TimeIsOver
 from quintet.observe.pace import Meter
+from quintet.options.resolve import Loaded, batch_steps, resolved, size_faults
 from quintet.run import launch
 from quintet.run.callbacks import Callbacks, OnReport
 from quintet.run.folder import clear
@@ -32,8 +35,6 @@ from quintet.run.time_budget import (
     rounded,
 )
 from quintet.run.trainer import BudgetChanged
-from quintet.system import manifest, run_record, saved_options
-from quintet.system.inside import is_ours, require_free
 from quintet.system.printing import note, say
 from quintet.system.user_code import no_exit
 
@@ -44,7 +45,7 @@ _FULL = 0.9  # share of the time above which the least run is told to be too lon
 _MAKING_SHARE = 0.25  # share of the time above which environments are not made to measure a speed
 _REPORTS_S = 0.25
 _LOOK_ROWS = 1_000
-_EVALUATION_STREAMS = 25  # at most, as in `quintet.evaluation`
+_EVALUATION_STREAMS = 25  # at most, as in `quintet.policies.evaluation`
 
 
 @no_exit()
@@ -281,7 +282,7 @@ def look(loaded: Loaded, budget: TimeBudget) -> bool:
     """Makes one of the environments, which plays for a moment, and stores in `budget` what the
     run's environments take by it; False if a single one can't be made.
     """
-    from quintet.uniform import random_rows
+    from quintet.envs.random_play import random_rows
 
     env, config = loaded.env, loaded.config
     if not env.can_be_spread:

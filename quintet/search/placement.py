@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quintet.cluster.config import no_ray
-from quintet.config.group import Placing
-from quintet.config.resolve import Loaded
-from quintet.config.run import AUTOMATIC
 from quintet.errors import ConfigError
 from quintet.jobs import user_state
 from quintet.jobs.job import Job
+from quintet.options.placing import Placing
+from quintet.options.resolve import Loaded
+from quintet.options.run import AUTOMATIC
 from quintet.runtime.processes.process import pickled
 from quintet.system import files, provenance
 from quintet.system.cpus import usable_cores

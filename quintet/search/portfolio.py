@@ -13,12 +13,12 @@ from pydantic import Field
 
 from quintet.algorithms import registry
 from quintet.algorithms.registry import DEFAULT
-from quintet.config.command import parse
-from quintet.config.layers import flatten, options
+from quintet.checkpoints.manifest import Checked, content_fault
 from quintet.errors import ConfigError
 from quintet.findings.record import LIKELY
+from quintet.options.command import parse
+from quintet.options.layers import flatten, options
 from quintet.search.race_journal import Runner
-from quintet.system.manifest import Checked, content_fault
 
 _LEFT = ("total_env_steps", "run_dir", "runtime.", "env.", "report.", "eval.", "checkpoint.")
 """Options that a finding may not change: the race's own, and what the task is."""

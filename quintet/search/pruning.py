@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
-from quintet import checkpoint
-from quintet.config.resolve import Loaded
+from quintet.checkpoints import checkpoint
 from quintet.errors import CheckpointError, QuintetError
 from quintet.observe.metrics import highest, newest
 from quintet.observe.report_files import read_metrics
-from quintet.policy_place import POLICIES
+from quintet.options.resolve import Loaded
+from quintet.policies.folders import POLICIES
 from quintet.run import launch
 from quintet.search import study
 from quintet.system.files import is_number

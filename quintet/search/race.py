@@ -7,14 +7,16 @@ from typing import final
 from pydantic import ValidationError
 
 from quintet.algorithms import registry
-from quintet.config.facts import KindProbe, looks_kept
-from quintet.config.saved import (
+from quintet.checkpoints import manifest
+from quintet.checkpoints.lock import await_left, run_lock
+from quintet.errors import CheckpointError, ConfigError, FileFault, QuintetError
+from quintet.options.facts import KindProbe, looks_kept
+from quintet.options.saved import (
     held_in,
     require_as_begun,
     require_elsewhere,
     require_movable,
 )
-from quintet.errors import CheckpointError, ConfigError, FileFault, QuintetError
 from quintet.run.folder import move_aside
 from quintet.run.time_budget import TimeBudget
 from quintet.search import candidates, placement, portfolio
@@ -38,10 +40,9 @@ from quintet.search.standing import (
     ranked,
     standing,
 )
-from quintet.system import files, manifest
+from quintet.system import files
 from quintet.system.cpus import usable_cores
 from quintet.system.files import shown
-from quintet.system.inside import await_left, run_lock
 
 _CATCH_UP_SHARE = 0.15  # share of the time left in which the default may catch up in env_steps
 _MORE_THAN_WANTED = 1.3  # factor: the process starts, and speeds vary

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, final
 
 from quintet.algorithms.registry import DEFAULT
-from quintet.config.command import require_jobs, require_minutes
-from quintet.config.layers import Layer, hint, options
-from quintet.config.saved import asked_for, find_run_dir
 from quintet.envs.env_source import EnvSource, can_be_made_again
 from quintet.errors import ConfigError
+from quintet.options.command import require_jobs, require_minutes
+from quintet.options.layers import Layer, hint, options
+from quintet.options.saved import asked_for, find_run_dir
 
 NAME = "auto"
 """The word in the place of a learner."""

@@ -5,12 +5,12 @@ from typing import Annotated, Any, Literal, Self, final
 
 from pydantic import AfterValidator, Field, model_validator
 
+from quintet.checkpoints.manifest import Checked, Count, Word
 from quintet.errors import FileFault
 from quintet.search import journal
 from quintet.search.journal import Finite, Seconds, Sentence
 from quintet.search.rungs import batches, halved
 from quintet.system.files import is_number
-from quintet.system.manifest import Checked, Count, Word
 
 FOLDER, FILE = "race", "race.json"
 

@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from quintet.config.resolve import Loaded, resolved
+from quintet.checkpoints import manifest
+from quintet.checkpoints.lock import await_left
 from quintet.errors import CheckpointError, ConfigError, FileFault
-from quintet.jobs.child import prepare
+from quintet.jobs.child_process import prepare
 from quintet.jobs.job import Job, Limits, Outcome
+from quintet.options.resolve import Loaded, resolved
 from quintet.run.time_budget import rounded
 from quintet.search import placement
 from quintet.search import rungs as plans
@@ -19,8 +21,6 @@ from quintet.search.race_asked import Asked
 from quintet.search.race_journal import FOLDER, Look, Runner
 from quintet.search.race_state import State
 from quintet.search.score import score
-from quintet.system import manifest
-from quintet.system.inside import await_left
 
 SEED = 30_000
 """First environment seed of the evaluations of a race; those of a rung begin 1,000 later."""
@@ -44,7 +44,7 @@ class Legs:
     """
 
     def __init__(self, asked: Asked, state: State, engine: Engine, kind: str) -> None:
-        """kind: that of the environment, see `quintet.config.facts`."""
+        """kind: that of the environment, see `quintet.options.facts`."""
         self.asked, self.state, self.engine, self.kind = asked, state, engine, kind
         self.late: set[str] = set()
 

@@ -8,14 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, final
 
-from quintet.config.command import require_jobs
-from quintet.config.resolve import Loaded, resolved
-from quintet.config.run import RunConfig
-from quintet.config.saved import Unusable
 from quintet.errors import QuintetError
 from quintet.jobs import group
 from quintet.jobs.job import Job, Outcome, Place
 from quintet.observe.report_files import read_metrics
+from quintet.options.command import require_jobs
+from quintet.options.resolve import Loaded, resolved
+from quintet.options.run import RunConfig
+from quintet.options.saved import Unusable
 from quintet.search import minutes as times
 from quintet.search import placement
 from quintet.search.engine import fault_of

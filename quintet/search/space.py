@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 from pydantic.fields import FieldInfo
 
-from quintet.config.layers import flatten, hint, options
-from quintet.config.population import tuned_options
-from quintet.config.resolve import valid_values
-from quintet.config.run import RunConfig
 from quintet.errors import ConfigError, FileFault
-from quintet.options import AROUND, Facts, about, bounds, idle, kinds
+from quintet.options.declaration import AROUND, Facts, about, bounds, idle, kinds
+from quintet.options.layers import flatten, hint, options
+from quintet.options.population import tuned_options
+from quintet.options.resolve import valid_values
+from quintet.options.run import RunConfig
 from quintet.system import files
 
 _SPANS = {"factor": 10.0, "distance_to_1": 10.0, "cap": 2.0}

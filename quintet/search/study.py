@@ -12,8 +12,8 @@ from typing import Any, final
 
 import numpy as np
 
-from quintet.config.saved import require_as_begun
 from quintet.errors import ConfigError
+from quintet.options.saved import require_as_begun
 from quintet.search import sweep_journal as journal
 from quintet.search.journal import as_read
 from quintet.search.space import Dimension

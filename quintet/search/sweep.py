@@ -11,13 +11,15 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Literal, final
 
-from quintet.config.group import Placing, placing_of
-from quintet.config.layers import Layer
-from quintet.config.resolve import Loaded, resolved
-from quintet.config.saved import held_in, load_config, name_in_folder
+from quintet.checkpoints import run_record, saved_options
+from quintet.checkpoints.lock import await_left, run_lock
 from quintet.errors import CheckpointError, ConfigError, FileFault
 from quintet.jobs.job import Job, Outcome
 from quintet.observe.metrics import describe
+from quintet.options.layers import Layer
+from quintet.options.placing import Placing, placing_of
+from quintet.options.resolve import Loaded, resolved
+from quintet.options.saved import held_in, load_config, name_in_folder
 from quintet.search import placement, space
 from quintet.search import sweep_journal as journal
 from quintet.search.engine import Engine, Stopped, fault_of, is_blameless, was_killed
@@ -27,9 +29,8 @@ from quintet.search.space import Dimension
 from quintet.search.study import OF_OPTUNA, STEPS, Study
 from quintet.search.sweep_asked import Asked
 from quintet.search.sweep_journal import Trial
-from quintet.system import files, run_record, saved_options
+from quintet.system import files
 from quintet.system.files import shown
-from quintet.system.inside import await_left, run_lock
 from quintet.system.printing import QuietStream
 
 TRIALS, FRESH = "trials", "fresh"

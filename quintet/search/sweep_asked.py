@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, final
 
-from quintet.config.command import require_minutes
-from quintet.config.layers import Layer
-from quintet.config.saved import asked_for
 from quintet.errors import ConfigError
+from quintet.options.command import require_minutes
+from quintet.options.layers import Layer
+from quintet.options.saved import asked_for
 
 
 @final

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal, Self, final
 
 from pydantic import Field, model_validator
 
+from quintet.checkpoints.manifest import Checked, Count, Word
 from quintet.search import journal
 from quintet.search.journal import Finite, Seconds, Sentence
 from quintet.search.space import Dimension
-from quintet.system.manifest import Checked, Count, Word
 
 FILE = "sweep.json"
 

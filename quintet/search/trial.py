@@ -11,7 +11,7 @@ from quintet.jobs.job import BLAMELESS
 from quintet.system.printing import note
 
 if TYPE_CHECKING:
-    from quintet.config.resolve import Loaded
+    from quintet.options.resolve import Loaded
 
 _MAX_ERROR_CHARACTERS = 2_000
 

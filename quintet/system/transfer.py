@@ -25,7 +25,7 @@ _LARGE_BYTES = 2**20
 copies smaller ones."""
 
 
-def sent(x: Tensor, device: torch.device) -> Tensor:
+def to_device(x: Tensor, device: torch.device) -> Tensor:
     """A tensor of the CPU on `device`, without a wait; one that is page-locked already must not
     change before it has arrived.
     """
@@ -38,7 +38,7 @@ def places_of(mask: Tensor, device: torch.device) -> Tensor:
     """The places ``[N]`` in a flat mask where it is set, on `device`; without a wait if the mask is
     on the CPU.
     """
-    return sent(mask.flatten().nonzero().squeeze(1), device)
+    return to_device(mask.flatten().nonzero().squeeze(1), device)
 
 
 def rows_at(x: Tensor, places: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class Use:
     @classmethod
     def of(cls, on_cpu: Tensor, device: torch.device) -> "Use":
         """The rows where a mask on the CPU is set."""
-        return cls(sent(on_cpu, device), places_of(on_cpu, device))
+        return cls(to_device(on_cpu, device), places_of(on_cpu, device))
 
     def take(self, x: Tensor) -> Tensor:
         """The rows ``[N, ...]`` of a tensor ``[T, B, ...]``, copied."""
@@ -75,7 +75,7 @@ def page_locked(tensors: Sequence[Tensor]) -> list[Tensor]:
     return layout.cut(layout.page_locked(tensors))
 
 
-def sent_all(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+def all_to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Tensors of the CPU on `device`, without a wait, by one copy, or by two if some of them are
     views that `page_locked` made; the memory of views must not change before it has arrived.
     """
@@ -97,7 +97,7 @@ def sent_all(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     return found
 
 
-def fetched(tensors: Mapping[K, Tensor]) -> Mapping[K, Tensor]:
+def to_host(tensors: Mapping[K, Tensor]) -> Mapping[K, Tensor]:
     """The tensors on the CPU, by name; tensors of a GPU are copied together, with one wait."""
     names = [name for name, x in tensors.items() if x.is_cuda]
     if not names:
@@ -158,7 +158,7 @@ def views_in(views: Sequence[Tensor], block: Tensor) -> list[Tensor]:
     return found
 
 
-def packed(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+def pack(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """A block of bytes with copies of tensors of a device, and these copies."""
     layout = _layout(_forms(tensors), _ALIGNMENT)
     block = torch.empty(layout.size, dtype=torch.uint8, device=tensors[0].device)

@@ -6,7 +6,7 @@ argument with more than numbers and plain words may be code to run too: some env
 an argument (highway-env does), others open it as a file.  A name or argument of that kind, in a
 file that quintet reads, is used only if
 
-- the file has a signature of this user on this machine (`quintet.system.signature`), or
+- the file has a signature of this user on this machine (`quintet.checkpoints.signature`), or
 - the caller gives the same name, or the same arguments, or
 - the caller trusts the file (``--trust``, ``trust=True``).
 
@@ -177,6 +177,6 @@ def is_trusted_by_options(description: Mapping[str, Any], options: Mapping[str, 
     return all(call.harmless or call in calls_of(options) for call in calls_of(own))
 
 
-def all_harmless(options: Mapping[str, Any]) -> bool:
+def names_no_code(options: Mapping[str, Any]) -> bool:
     """Whether all calls of a whole configuration are harmless."""
     return all(call.harmless for call in calls_of(options))

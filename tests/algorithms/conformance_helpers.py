@@ -26,9 +26,9 @@ from torch import Tensor
 from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import ALONE, PLAIN, Compute, Setup
 from quintet.envs.public import make_vector_env
-from quintet.models.config import ModelConfig, facts_of, resolve_model
+from quintet.models.config import ModelConfig, network_facts, resolve_model
 from quintet.observe.timing import PhaseTimer
-from quintet.options import Facts, Idle, bounds_of, idle
+from quintet.options.declaration import Facts, Idle, bounds_of, idle
 from quintet.protocols import Actor, Learner, Ranks
 from quintet.runtime.batch import select
 from quintet.runtime.replay.replay import Replay
@@ -437,7 +437,7 @@ def options_without_effect(
     options: BaseModel, model: ModelConfig, spaces: Spaces
 ) -> dict[str, Idle]:
     """Of a learner, with this network in these spaces."""
-    return idle(options, Facts(**facts_of(model, spaces)))
+    return idle(options, Facts(**network_facts(model, spaces)))
 
 
 def switches(algo: str) -> dict[str, Case]:

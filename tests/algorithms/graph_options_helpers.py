@@ -36,8 +36,8 @@ from gymnasium import spaces as gym
 from pydantic import BaseModel
 
 from quintet.errors import ConfigError
-from quintet.models.config import ModelConfig, facts_of
-from quintet.options import Facts, idle, kinds
+from quintet.models.config import ModelConfig, network_facts
+from quintet.options.declaration import Facts, idle, kinds
 
 SMALL = gym.Box(0, 255, (2, 12, 12), np.uint8)
 TREE = gym.Dict(
@@ -204,7 +204,7 @@ def _spoiled(case: Case, given: Given) -> str:
     entry, spaces = case.algorithm, case.spaces
     if not entry.acts_in(spaces.action):
         return "acts"
-    facts = Facts(**facts_of(case.model, spaces), learner=case.config)
+    facts = Facts(**network_facts(case.model, spaces), learner=case.config)
     for name, need in entry.needs.items():
         field = name.removeprefix("model.")
         default = ModelConfig.model_fields[field].get_default()

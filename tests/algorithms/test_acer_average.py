@@ -12,9 +12,9 @@ from torch.testing import assert_close
 
 import quintet
 from quintet.algorithms.parts.acting import masked
-from quintet.config.layers import Layer
-from quintet.config.resolve import compose
 from quintet.errors import ConfigError
+from quintet.options.layers import Layer
+from quintet.options.resolve import compose
 
 CHOICE = Task(NUMBERS, gym.Discrete(3))
 
@@ -81,7 +81,7 @@ def test_an_average_begins_with_the_policy_of_a_donor_that_has_none(tmp_path: Pa
     train(tmp_path / "run", init_from=str(tmp_path / "donor"))
     told = (tmp_path / "run" / "log.txt").read_text()
     assert "begins with" in told
-    found = quintet.checkpoint.latest(tmp_path / "run" / "checkpoints", warn=print)
+    found = quintet.checkpoints.checkpoint.latest(tmp_path / "run" / "checkpoints", warn=print)
     assert found is not None
     tensors = {name: x for part in found.tensors.values() for name, x in part.items()}
     averages = [name for name in tensors if name.startswith("average/")]

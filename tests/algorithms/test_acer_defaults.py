@@ -30,10 +30,10 @@ from quintet.algorithms.acer.network import StochasticDueling, encoded
 from quintet.algorithms.parts.setup import Compute, Setup
 from quintet.algorithms.parts.trained import FOLD_EVERY
 from quintet.algorithms.registry import find
-from quintet.bounds import LARGEST
 from quintet.errors import NonFiniteError
 from quintet.models.config import ModelConfig, resolve_model
-from quintet.options import Facts, bounds_of, idle
+from quintet.options.bounds import LARGEST
+from quintet.options.declaration import Facts, bounds_of, idle
 from quintet.types import Spaces
 
 DEEP = ModelConfig(policy_hidden=(8,), shared_torso=False)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quintet import cli
+from quintet.commands import cli
 
 CODE = """
 def quarter(done):

@@ -39,10 +39,10 @@ from quintet.algorithms.appo.config import (
 from quintet.algorithms.appo.learner import APPOLearner, make_actor
 from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.trained import knobs_of
-from quintet.config.layers import Layer
-from quintet.config.resolve import compose
 from quintet.errors import ConfigError
 from quintet.models.config import resolve_model
+from quintet.options.layers import Layer
+from quintet.options.resolve import compose
 from quintet.types import Rollout
 
 # Chunks

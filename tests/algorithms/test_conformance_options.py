@@ -13,10 +13,10 @@ from pydantic import BaseModel, Field, ValidationError
 
 from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import Compute
-from quintet.config.layers import Layer
-from quintet.config.resolve import compose
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
+from quintet.options.layers import Layer
+from quintet.options.resolve import compose
 
 TOY = "quintet.envs.toy:Contextual"
 RULES = {

@@ -12,7 +12,7 @@ from test_conformance_spaces import IN_TURN
 import quintet
 from quintet.algorithms import registry
 from quintet.envs.config import EnvConfig
-from quintet.policy import describe
+from quintet.policies.policy import describe
 from quintet.types import Publication
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")

@@ -32,7 +32,7 @@ from rank_threads_helpers import RankThreads
 
 import quintet
 from quintet.algorithms import registry
-from quintet.algorithms.parts import looks
+from quintet.algorithms.parts import policy_probe
 from quintet.errors import ConfigError, NonFiniteError
 from quintet.observe.metrics import describe
 from quintet.types import LearnerState
@@ -225,7 +225,7 @@ def test_metrics_are_declared_and_finite_and_of_what_came_since(case: Case) -> N
     assert not [name for name in learner.metrics() if name.startswith("loss/")]
 
 
-LOOKS = {*looks.DISTRIBUTION, *looks.CHANGES}
+LOOKS = {*policy_probe.DISTRIBUTION, *policy_probe.CHANGES}
 """Metrics of one batch between two reports."""
 
 

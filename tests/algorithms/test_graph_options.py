@@ -12,7 +12,7 @@ from graph_options_helpers import ALGOS, Missing, packed, rows
 from pydantic import Field
 
 from quintet.algorithms.ppo.config import PPOConfig
-from quintet.options import Options
+from quintet.options.declaration import Options
 
 
 @pytest.mark.parametrize("algo", ALGOS)

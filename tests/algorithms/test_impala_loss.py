@@ -21,7 +21,7 @@ from ppo_helpers import CONTINUOUS, DISCRETE, HYBRID, MASKED, columns, learn, ma
 from torch import Tensor, nn
 
 from quintet.algorithms.impala.config import ImpalaConfig, Knobs
-from quintet.algorithms.parts import looks
+from quintet.algorithms.parts import policy_probe
 from quintet.models.config import ModelConfig
 from quintet.types import Rollout
 
@@ -287,7 +287,7 @@ def test_metrics_by_loop():
     assert min(rho) < 0.9 < 1.1 < max(rho)
     for name, value in expected.items():
         assert metrics[name] == pytest.approx(value, rel=1e-6, abs=1e-7), name
-    assert set(metrics) - set(expected) - set(looks.DISTRIBUTION) == {
+    assert set(metrics) - set(expected) - set(policy_probe.DISTRIBUTION) == {
         "loss/policy",
         "loss/value",
         "loss/entropy",

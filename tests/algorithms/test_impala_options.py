@@ -13,11 +13,11 @@ from pydantic import ValidationError
 from test_impala_aux import OWN
 
 from quintet.algorithms.impala.config import ImpalaConfig, planned_updates
-from quintet.config.layers import Layer, preset_layers
-from quintet.config.resolve import compose
 from quintet.errors import ConfigError, NonFiniteError
 from quintet.models.config import ModelConfig
-from quintet.options import about, tunable
+from quintet.options.declaration import about, tunable
+from quintet.options.layers import Layer, preset_layers
+from quintet.options.resolve import compose
 from quintet.types import Spaces
 
 BASE: dict[str, Any] = {"entropy_coef": 0.01}

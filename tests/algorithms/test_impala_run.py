@@ -8,10 +8,10 @@ import pytest
 from test_impala_aux import Own
 
 import quintet
-from quintet.config.command import parse
-from quintet.config.resolve import compose
 from quintet.envs.toy import Target
 from quintet.errors import ConfigError
+from quintet.options.command import parse
+from quintet.options.resolve import compose
 
 SMALL: dict[str, Any] = {
     "preset": "none",

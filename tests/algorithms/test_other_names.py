@@ -6,11 +6,11 @@ import pytest
 
 import quintet
 from quintet.algorithms.registry import LEARNERS, canonical
-from quintet.cli import main
-from quintet.config.layers import Layer, hint, named_here, options
-from quintet.config.resolve import compose
+from quintet.commands.cli import main
 from quintet.errors import ConfigError
-from quintet.options import about
+from quintet.options.declaration import about
+from quintet.options.layers import Layer, hint, named_here, options
+from quintet.options.resolve import compose
 
 
 def ours(algo: str, name: str) -> str:

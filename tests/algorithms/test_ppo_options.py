@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from quintet.algorithms.ppo.config import PPOConfig
 from quintet.errors import NonFiniteError
 from quintet.models.config import GridOptions, ModelConfig
-from quintet.options import tunable
+from quintet.options.declaration import tunable
 from quintet.types import Spaces
 
 BASE: dict[str, Any] = {"unroll_steps": 16, "minibatch_steps": 16, "num_epochs": 2}

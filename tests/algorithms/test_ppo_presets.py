@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from ppo_helpers import train
 
-from quintet.config.layers import Layer, preset_layers
-from quintet.config.resolve import compose
-from quintet.config.run import RunConfig
+from quintet.options.layers import Layer, preset_layers
+from quintet.options.resolve import compose
+from quintet.options.run import RunConfig
 
 # What the table of options names as the values of TF-Agents' base agent.
 BASE_AGENT: dict[str, Any] = {

@@ -8,11 +8,11 @@ import pytest
 from test_conformance_options import RULES
 
 from quintet.algorithms.ppo.config import PPOConfig, check, planned_updates
-from quintet.config.layers import Layer
-from quintet.config.resolve import compose
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
-from quintet.options import about
+from quintet.options.declaration import about
+from quintet.options.layers import Layer
+from quintet.options.resolve import compose
 
 
 def test_bounds_themselves_are_accepted_where_they_belong():

@@ -17,12 +17,12 @@ from gymnasium import spaces as gym
 import quintet
 from quintet.algorithms import registry
 from quintet.algorithms.ppo.config import PPOConfig
-from quintet.cli import main
-from quintet.config.layers import Layer, learner_defaults
-from quintet.config.resolve import Loaded, compose
-from quintet.config.saved import load_config, load_seeds
+from quintet.commands.cli import main
 from quintet.errors import ConfigError
 from quintet.observe.metrics import METRICS
+from quintet.options.layers import Layer, learner_defaults
+from quintet.options.resolve import Loaded, compose
+from quintet.options.saved import load_config, load_seeds
 from quintet.protocols import DataPlan
 
 CARTPOLE = {"env.id": "CartPole-v1"}

@@ -25,7 +25,7 @@ from quintet.algorithms.parts.setup import Compute
 from quintet.algorithms.ppo.config import PPOConfig
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
-from quintet.options import Facts, idle, require_tunable, tunable
+from quintet.options.declaration import Facts, idle, require_tunable, tunable
 from quintet.types import Rollout
 
 SHARED = ModelConfig(policy_hidden=(8,), value_hidden=(6,), shared_torso=True)

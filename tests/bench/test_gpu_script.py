@@ -91,7 +91,7 @@ def test_a_part_that_can_not_begin_is_recorded_case_by_case(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("function", "phase"),
-    [("update", "update"), ("_act", "act"), ("to_device", "batch"), ("helper", "other")],
+    [("update", "update"), ("_act", "act"), ("rollout_to_device", "batch"), ("helper", "other")],
 )
 def test_a_wait_belongs_to_quintets_line_and_phase(function: str, phase: str) -> None:
     waits = gpu_session.Waits()

@@ -13,10 +13,10 @@ from fixed_work.workloads import ENVIRONMENT_VARIABLE
 
 from quintet.algorithms.acer.learner import ACERLearner
 from quintet.algorithms.registry import LEARNERS, find
-from quintet.cli import main as command
-from quintet.config.layers import Layer
-from quintet.config.resolve import compose
+from quintet.commands.cli import main as command
 from quintet.errors import ConfigError
+from quintet.options.layers import Layer
+from quintet.options.resolve import compose
 from quintet.protocols import DataPlan
 
 SHIPPED = (

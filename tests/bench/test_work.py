@@ -24,8 +24,8 @@ from quintet.algorithms.ddpg.transitions import Transitions
 from quintet.algorithms.parts.minibatches import Minibatch, Rows
 from quintet.algorithms.parts.trained import StepOptions, knobs_of
 from quintet.algorithms.parts.windows import Windows
-from quintet.config.resolve import compose, resolve
 from quintet.ops import adam, reduce
+from quintet.options.resolve import compose, resolve
 from quintet.run.learners import make_learner
 from quintet.types import Spaces
 

@@ -9,10 +9,10 @@ pytest.importorskip("ray", reason="Ray, the extra `cluster`, is not installed")
 from quintet.cluster import gate as gates
 from quintet.cluster.config import ClusterConfig
 from quintet.cluster.gate import Entry, Gate
-from quintet.config.layers import Layer
-from quintet.config.resolve import compose, resolved
 from quintet.jobs import on_ray
 from quintet.jobs.on_ray import Machine
+from quintet.options.layers import Layer
+from quintet.options.resolve import compose, resolved
 
 HERE = {"quintet": "0.3", "python": "3.11.2", "torch": "2.13", "numpy": "2.1", "processor": "A"}
 
@@ -108,7 +108,7 @@ def test_a_node_without_an_answer_is_tried_again_unless_quintet_is_missing(
 def test_the_number_of_workers_follows_from_options(
     options: dict[str, Any], workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quintet.config.machine.usable_cores", lambda: 1)
+    monkeypatch.setattr("quintet.options.machine.usable_cores", lambda: 1)
     given = {"env.id": "CartPole-v1", "env.num_streams": 20, "runtime.kind": "async"} | options
     values, _ = resolved(compose("appo", [Layer("test", given)]))
     assert values["runtime.num_workers"] == workers

@@ -21,7 +21,7 @@ from clusters_helpers import actors, cluster_of, nothing_is_left, stop, without_
 from exact_run_helpers import COMMON, SMALL, Drifting
 
 import quintet
-from quintet import cli
+from quintet.commands import cli
 from quintet.errors import ConfigError
 from quintet.observe.report_files import read_metrics
 

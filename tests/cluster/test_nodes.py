@@ -13,8 +13,8 @@ from clusters_helpers import actors, nothing_is_left, without_ray, workers_of  #
 from exact_run_helpers import COMMON, SMALL, Drifting  # noqa: E402
 
 import quintet  # noqa: E402
+from quintet.checkpoints.lock import run_lock  # noqa: E402
 from quintet.errors import CheckpointError, ConfigError  # noqa: E402
-from quintet.system.inside import run_lock  # noqa: E402
 
 STEPS = 3_200
 CONFIG: dict[str, Any] = COMMON | SMALL | {

@@ -13,7 +13,7 @@ from clusters_helpers import cluster_of
 from exact_run_helpers import ACER, COMMON, DDPG, SMALL, Drifting, Pushed
 
 import quintet
-from quintet import checkpoint
+from quintet.checkpoints import checkpoint
 
 pytestmark = pytest.mark.slow
 

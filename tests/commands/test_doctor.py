@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import quintet
-from quintet.cli import main
 from quintet.commands import doctor
+from quintet.commands.cli import main
 from quintet.doctor import apart, units
 from quintet.doctor.apart import Examined
 from quintet.errors import ConfigError

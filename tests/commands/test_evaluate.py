@@ -12,12 +12,12 @@ from quick_helpers import begin
 from small_run_helpers import SMALL
 
 import quintet
-from quintet.cli import main
+from quintet.commands.cli import main
 from quintet.envs.config import EnvConfig
-from quintet.envs.evaluated import of_another
+from quintet.envs.eval_env import of_another
 from quintet.errors import ConfigError, UntrustedError
 from quintet.observe.report_files import read_metrics
-from quintet.play import Games
+from quintet.policies.episodes import Games
 from quintet.system.trust import Call, Origin
 
 COINS = "quintet.envs.games:parallel_env"

@@ -8,7 +8,7 @@ import pytest
 from installed_helpers import need
 from small_run_helpers import TOY
 
-from quintet.cli import main
+from quintet.commands.cli import main
 
 need("exports must have the extra export", "onnxscript")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from forged_runs_helpers import forged
 
-from quintet import cli
+from quintet.commands import cli
 
 
 @pytest.mark.parametrize("command", ["runs", "plot", "report", "doctor"])

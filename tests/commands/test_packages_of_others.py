@@ -8,8 +8,8 @@ import pytest
 from forged_runs_helpers import forged
 from installed_helpers import install
 
-from quintet import cli
 from quintet.algorithms import registry
+from quintet.commands import cli
 from quintet.jobs import imports
 
 HANGS = "import time\ntime.sleep(600)\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from quintet import cli
+from quintet.commands import cli
 from quintet.observe import metrics, plots
 
 

@@ -14,14 +14,14 @@ import pytest
 from small_run_helpers import SMALL, TOY
 
 import quintet
-from quintet import cli
+from quintet.checkpoints import manifest
+from quintet.checkpoints.lock import run_lock
+from quintet.commands import cli
 from quintet.commands.runs import cells
 from quintet.errors import CheckpointError
 from quintet.observe import report_figures
 from quintet.observe.report_figures import health_over_time
 from quintet.observe.run_summary import RunSummary, find_runs, read_summary
-from quintet.system import manifest
-from quintet.system.inside import run_lock
 
 OPTIONS = {**SMALL, "report.interval_s": 0.0, "report.sinks": ("jsonl",)}
 EVIL = "<script>alert(1)</script>"

@@ -12,9 +12,9 @@ import quick_helpers
 from small_run_helpers import hashes
 
 import quintet
-from quintet import checkpoint, cli
-from quintet.commands import save
-from quintet.system.inside import Holder, holder_of, run_lock
+from quintet.checkpoints import checkpoint
+from quintet.checkpoints.lock import Holder, holder_of, run_lock
+from quintet.commands import cli, save
 
 SMALL: dict[str, Any] = {
     "env.num_streams": 4, "unroll_steps": 16, "minibatch_steps": 32, "num_epochs": 1,

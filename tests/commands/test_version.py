@@ -7,7 +7,7 @@ import pytest
 from installed_helpers import install
 
 import quintet
-from quintet.cli import main
+from quintet.commands.cli import main
 from quintet.envs import ale, envpool_library
 from quintet.envs.backends import BACKENDS
 
@@ -45,7 +45,7 @@ def test_it_names_the_package_of_a_backend(capsys, monkeypatch, tmp_path) -> Non
 
 def test_it_imports_no_pytorch() -> None:
     code = (
-        "import sys; from quintet.cli import main; main(['--version']); "
+        "import sys; from quintet.commands.cli import main; main(['--version']); "
         "sys.exit(bool({'torch', 'envpool', 'mujoco', 'pettingzoo'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from quintet.cli import main
+from quintet.commands.cli import main
 
 PERIOD, DAYS, SIZE = 6, 30, 7
 

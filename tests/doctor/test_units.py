@@ -8,7 +8,7 @@ import torch
 
 import quintet
 from quintet.doctor import units
-from quintet.policy import Policy
+from quintet.policies.policy import Policy
 
 
 @pytest.fixture(scope="module")

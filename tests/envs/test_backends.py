@@ -8,12 +8,12 @@ from installed_helpers import install
 
 import quintet
 from quintet import make_vector_env
-from quintet.config.layers import Layer
-from quintet.config.resolve import resolved
-from quintet.config.saved import load_config
 from quintet.envs.backends import BACKENDS
 from quintet.envs.ids import faster_backend, list_envs, resolve_backend
 from quintet.errors import ConfigError
+from quintet.options.layers import Layer
+from quintet.options.resolve import resolved
+from quintet.options.saved import load_config
 
 ROOT = Path(quintet.__file__).parent
 

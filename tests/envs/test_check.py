@@ -14,7 +14,7 @@ from gymnasium import spaces
 from scripted_helpers import Scripted
 
 import quintet
-from quintet import cli
+from quintet.commands import cli
 from quintet.commands.check_env import _in_words
 from quintet.envs import check
 from quintet.envs.check import EnvCheck, check_env

@@ -15,7 +15,7 @@ from gymnasium.wrappers import TransformReward
 from scripted_helpers import Scripted
 
 import quintet
-from quintet import checkpoint
+from quintet.checkpoints import checkpoint
 from quintet.envs.public import make_vector_env
 from quintet.envs.toy import Target
 from quintet.errors import ConfigError, EnvironmentFault

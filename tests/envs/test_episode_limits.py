@@ -13,11 +13,11 @@ from small_run_helpers import SMALL
 from toys_helpers import EndlessPay
 
 import quintet
-from quintet.cli import main
+from quintet.commands.cli import main
 from quintet.envs.public import make_vector_env
+from quintet.envs.random_play import random_rows
 from quintet.envs.torch_toys import Pendulum
 from quintet.errors import ConfigError
-from quintet.uniform import random_rows
 
 
 class Chat:

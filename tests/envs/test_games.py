@@ -15,21 +15,21 @@ from safetensors.numpy import load_file
 from turns_helpers import game_env
 
 import quintet
-from quintet.config.layers import Layer
-from quintet.config.resolve import compose
 from quintet.envs.config import EnvConfig
 from quintet.envs.games import SIZE, CoinRace
 from quintet.envs.make import make_group_env
+from quintet.envs.random_play import UniformActor
 from quintet.envs.resolved import resolve_env
 from quintet.errors import ConfigError, QuintetError
 from quintet.observe.timing import PhaseTimer
-from quintet.play import How
-from quintet.play import play as play_games
+from quintet.options.layers import Layer
+from quintet.options.resolve import compose
+from quintet.policies.episodes import How
+from quintet.policies.episodes import play as play_games
 from quintet.protocols import DataPlan
 from quintet.runtime.policies import Assignment, PolicyMix
 from quintet.runtime.sampler import SerialOptions, SerialSampling
 from quintet.types import ActOutput, Publication, TensorSpec
-from quintet.uniform import UniformActor
 
 
 class Matching:

@@ -15,7 +15,7 @@ from small_run_helpers import SMALL
 from tensor_helpers import Counting
 
 import quintet
-from quintet.cli import main
+from quintet.commands.cli import main
 from quintet.envs.given_tensors import adapted, observed
 from quintet.envs.public import make_vector_env
 from quintet.envs.tensor import gives_tensors

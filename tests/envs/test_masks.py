@@ -12,12 +12,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 from small_run_helpers import SMALL
 
 import quintet
-from quintet.cli import main
+from quintet.commands.cli import main
 from quintet.envs.public import make_vector_env
+from quintet.envs.random_play import random_rows
 from quintet.errors import EnvironmentFault
 from quintet.spaces import observation_leaves
 from quintet.types import ACTION_MASK
-from quintet.uniform import random_rows
 
 BOX = spaces.Box(0.0, 1.0, (2,), np.float32)
 BITS = spaces.MultiBinary(4)

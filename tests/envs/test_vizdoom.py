@@ -4,10 +4,10 @@ import gymnasium
 import numpy as np
 import pytest
 
-from quintet.config.layers import Layer
-from quintet.config.saved import load_config
 from quintet.envs.make import make_group_env
 from quintet.envs.vector import allocate_obs, allocate_row
+from quintet.options.layers import Layer
+from quintet.options.saved import load_config
 
 MODULE = "vizdoom.gymnasium_wrapper"
 

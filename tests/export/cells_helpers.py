@@ -21,7 +21,7 @@ from quintet.envs.config import EnvConfig
 from quintet.envs.fixed_shape import FixedShape
 from quintet.envs.public import make_vector_env
 from quintet.models.config import ModelConfig, resolve_model
-from quintet.policy import Policy, describe
+from quintet.policies.policy import Policy, describe
 from quintet.spaces import is_fixed
 from quintet.system import trust
 from quintet.types import ACTION_MASK, Publication

@@ -11,15 +11,15 @@ import torch
 from cells_helpers import Cell
 
 import quintet
-from quintet import cli
+from quintet.commands import cli
 from quintet.commands import verify as command
 from quintet.errors import ConfigError, ExportError, UntrustedError
 from quintet.export import make, programs, recording
 from quintet.export.apart import Proof
 from quintet.export.make import export
-from quintet.export.verify import Verified, verify
+from quintet.export.verification import Verified, verify
 from quintet.export.whole import WholePolicy
-from quintet.policy import Policy
+from quintet.policies.policy import Policy
 from quintet.system import memory
 
 

@@ -19,7 +19,7 @@ from quintet.export.interface import PROGRAMS
 from quintet.export.make import export
 from quintet.export.players import player_of
 from quintet.export.steps import unpacked
-from quintet.export.verify import Verified
+from quintet.export.verification import Verified
 from quintet.export.whole import WholePolicy, env_form
 from quintet.models.config import TRAITS
 
@@ -67,7 +67,7 @@ def test_the_matrix_holds_every_kind() -> None:
 
 
 FAST = {"impala", "appo", "ddpg"}
-"""The quickest, and the one with masks; test_verify has a policy of PPO in every format."""
+"""The quickest, and the one with masks; test_verification has a policy of PPO in every format."""
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,18 @@ import pytest
 from gymnasium import spaces
 
 from quintet.algorithms import registry
-from quintet.config.layers import Layer
-from quintet.config.saved import load_config
 from quintet.envs.evidence import Evidence
 from quintet.envs.ids import list_envs
 from quintet.envs.make import make_group_env
+from quintet.envs.random_play import random_rows
 from quintet.errors import QuintetError
 from quintet.findings.choices import Chosen, Learning, as_choice
 from quintet.findings.engine import evaluate
 from quintet.findings.record import Finding
 from quintet.models.config import ModelConfig, resolve_model
+from quintet.options.layers import Layer
+from quintet.options.saved import load_config
 from quintet.types import ACTION_MASK, Spaces
-from quintet.uniform import random_rows
 
 TWO = spaces.Discrete(2)
 FLOATS = spaces.Box(-np.inf, np.inf, (3,), np.float32)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from quintet.config.layers import Layer
-from quintet.config.saved import load_config
 from quintet.errors import ConfigError
 from quintet.findings import engine
 from quintet.findings.engine import Rows, evaluate, names, ranked
 from quintet.findings.record import PAGE, Finding
+from quintet.options.layers import Layer
+from quintet.options.saved import load_config
 
 ROOT = Path(__file__).parents[2]
 

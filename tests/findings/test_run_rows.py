@@ -10,10 +10,8 @@ import pytest
 from gymnasium import spaces
 
 from quintet.algorithms import registry
-from quintet.config.layers import Layer
-from quintet.config.layers import options as fields
-from quintet.config.resolve import resolved
-from quintet.config.saved import load_config
+from quintet.checkpoints.run_record import Choice
+from quintet.checkpoints.spaces_as_json import as_json
 from quintet.doctor import run as run_doctor
 from quintet.doctor import units
 from quintet.doctor.curves import Level, RunSeen, as_word
@@ -22,10 +20,12 @@ from quintet.findings import engine, learning, scores
 from quintet.findings.engine import Again, evaluate
 from quintet.findings.record import Finding
 from quintet.observe.run_summary import RunSummary
-from quintet.options import Facts, about, idle
+from quintet.options.declaration import Facts, about, idle
+from quintet.options.layers import Layer
+from quintet.options.layers import options as fields
+from quintet.options.resolve import resolved
+from quintet.options.saved import load_config
 from quintet.protocols import Evidence, Part, Range
-from quintet.spaces_as_json import as_json
-from quintet.system.run_record import Choice
 from quintet.types import Spaces
 
 USUAL = {

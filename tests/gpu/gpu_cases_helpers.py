@@ -13,8 +13,8 @@ from torch import Tensor
 
 from quintet.algorithms.parts.setup import ALONE, PLAIN, Compute, Setup
 from quintet.protocols import Ranks
-from quintet.runtime.batch import to_device
-from quintet.system.transfer import fetched
+from quintet.runtime.batch import rollout_to_device
+from quintet.system.transfer import to_host
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -112,13 +112,13 @@ def learned(
     for number, batches in enumerate(case.batches(iterations)):
         for batch in batches:
             with found.count("batch"):
-                moved = to_device(batch, device)
+                moved = rollout_to_device(batch, device)
             with found.count("update (replayed)" if batch.replayed else "update"):
                 found.learner.update(moved, 500 * number)
         with found.count("publication"):
             publication = found.learner.publication()
         with found.count("load"):  # as `SerialSampling.publish` does
-            actor.load(replace(publication, tensors=fetched(publication.tensors)))
+            actor.load(replace(publication, tensors=to_host(publication.tensors)))
         with found.count("metrics"):
             found.metrics.append(dict(found.learner.metrics()))
     return found

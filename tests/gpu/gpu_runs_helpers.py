@@ -123,7 +123,7 @@ def phases(calls: list[tuple[str, int]]) -> Iterator[dict[str, Phase]]:
     def updated(batch: Any, *_: object) -> str:
         return "update (replayed)" if batch.replayed else "update"
 
-    make, move = learners.make_learner, loop.to_device
+    make, move = learners.make_learner, loop.rollout_to_device
     publish, act = sampler.SerialSampling.publish, sampler.GroupSampler.act
     on_device = device_sampling.DeviceSampling
     publish_there, collect = on_device.publish, on_device.collect
@@ -136,7 +136,7 @@ def phases(calls: list[tuple[str, int]]) -> Iterator[dict[str, Phase]]:
 
     try:
         learners.make_learner = make_learner
-        loop.to_device = counted(move, "batch")
+        loop.rollout_to_device = counted(move, "batch")
         sampler.SerialSampling.publish = counted(publish, "publication to actors")  # type: ignore[method-assign]
         sampler.GroupSampler.act = counted(act, "act")  # type: ignore[method-assign]
         on_device.publish = counted(publish_there, "publication to actors")  # type: ignore[method-assign]
@@ -145,7 +145,7 @@ def phases(calls: list[tuple[str, int]]) -> Iterator[dict[str, Phase]]:
             yield found
         found["run"] = Phase(1, whole)
     finally:
-        learners.make_learner, loop.to_device = make, move
+        learners.make_learner, loop.rollout_to_device = make, move
         sampler.SerialSampling.publish = publish  # type: ignore[method-assign]
         sampler.GroupSampler.act = act  # type: ignore[method-assign]
         on_device.publish = publish_there  # type: ignore[method-assign]

@@ -11,11 +11,11 @@ from conformance_helpers import STREAMS
 from gpu_cases_helpers import CUDA, case_of, learner_on
 
 import quintet
-from quintet import evaluation
 from quintet.algorithms.parts.setup import Compute
 from quintet.errors import ConfigError
 from quintet.models.film_grid import _over_grid
 from quintet.models.normalize import _moments_of_bytes
+from quintet.policies import evaluation
 from quintet.runtime.policies import Assignment
 
 

@@ -9,11 +9,11 @@ import standin_helpers
 import torch
 
 import quintet
-from quintet import checkpoint
-from quintet.config.runtime import RuntimeConfig
+from quintet.checkpoints import checkpoint
 from quintet.envs import repeating
-from quintet.envs.hosted import same_device
+from quintet.envs.tensors_as_arrays import same_device
 from quintet.errors import NonFiniteError
+from quintet.options.runtime import RuntimeConfig
 from quintet.run import learners
 
 PPO: dict[str, Any] = {

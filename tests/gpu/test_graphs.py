@@ -13,10 +13,10 @@ from gpu_runs_helpers import run
 from quintet.algorithms.parts.acting import WARMING_UP
 from quintet.algorithms.parts.setup import Compute
 from quintet.protocols import Actor
-from quintet.runtime import staged as staging
-from quintet.runtime.batch import to_device
+from quintet.runtime import gpu_actor as staging
+from quintet.runtime.batch import rollout_to_device
+from quintet.runtime.gpu_actor import GpuActor, SharedGpuActor, actors_of
 from quintet.runtime.policies import Assignment, PolicyMix
-from quintet.runtime.staged import Shared, StagedActor, actors_of
 from quintet.types import Publication
 
 GRAPH = Compute(graph=True)
@@ -48,7 +48,7 @@ def test_a_step_is_one_launch_and_copies_of_its_inputs(algo: str, spaces: str) -
     learner.trained.step = counted
     for batches in case.batches(3):
         for batch in batches:
-            learner.update(to_device(batch, CUDA), 0)
+            learner.update(rollout_to_device(batch, CUDA), 0)
     for counts in found[1:]:
         assert counts.waits == 0, counts.lines()
         assert counts.kinds["graph"] == 1
@@ -98,7 +98,7 @@ def test_groups_act_together_with_one_wait(
     on_gpu = case.algorithm.make_actor(
         case.config, case.model, case.spaces, Compute(graph=True, act_on="cuda")
     )
-    staged = StagedActor(Shared(on_gpu, CUDA))
+    staged = GpuActor(SharedGpuActor(on_gpu, CUDA))
     whole = plain.initial_state(1).keys() == plain.state_specs.keys()  # nothing private
     theirs = [plain.initial_state(STREAMS) for _ in range(groups)]
     ours = [staged.initial_state(STREAMS) for _ in range(groups)]
@@ -151,7 +151,7 @@ def test_actions_are_random_as_long_as_a_publication_says_so() -> None:
     on_gpu = case.algorithm.make_actor(
         case.config, case.model, case.spaces, Compute(graph=True, act_on="cuda")
     )
-    staged = StagedActor(Shared(on_gpu, CUDA))
+    staged = GpuActor(SharedGpuActor(on_gpu, CUDA))
     state, mine = plain.initial_state(STREAMS), staged.initial_state(STREAMS)
     policys = None
     for random in (False, True, False):
@@ -208,7 +208,7 @@ def test_a_mix_of_policies_acts_on_the_gpu() -> None:
         ]
         return PolicyMix(actors, Assignment(2, mixed=True))
 
-    plain, staged = mix("cpu"), StagedActor(Shared(mix("cuda"), CUDA))
+    plain, staged = mix("cpu"), GpuActor(SharedGpuActor(mix("cuda"), CUDA))
     for policy in range(2):
         learner = case.learner(seeds=(policy, 1))
         tensors = dict(learner.publication().tensors)

@@ -12,7 +12,7 @@ from gpu_runs_helpers import PLAIN
 from gymnasium import spaces
 
 import quintet
-from quintet import checkpoint
+from quintet.checkpoints import checkpoint
 from quintet.errors import NonFiniteError
 
 HUGE_AT = 150

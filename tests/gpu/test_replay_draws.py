@@ -15,7 +15,7 @@ from gymnasium import spaces
 from replay_streams_helpers import Chances, Run, make, plan
 
 from quintet.errors import ConfigError
-from quintet.runtime.batch import to_device
+from quintet.runtime.batch import rollout_to_device
 from quintet.runtime.replay import layout
 from quintet.types import Rollout
 
@@ -88,7 +88,7 @@ def test_draws_have_the_same_bytes(
             for one, other in zip(mine, theirs, strict=True):
                 assert other.obs["image"].is_cuda
                 assert other.obs["vector"].is_cuda == (packed_bytes == 0)
-                moved = to_device(other, CUDA)
+                moved = rollout_to_device(other, CUDA)
                 assert all(x.is_cuda for x in moved.obs.values())
                 assert same(one, moved)
                 drawn += 1

@@ -6,7 +6,7 @@ import torch
 from gpu_cases_helpers import case_of
 
 from quintet.runtime.batch import pinned
-from quintet.system.transfer import fetched, page_locked, places_of, sent, sent_all
+from quintet.system.transfer import all_to_device, page_locked, places_of, to_device, to_host
 
 CUDA = torch.device("cuda")
 DTYPES = (torch.bool, torch.float32, torch.int64, torch.uint8, torch.float64, torch.bfloat16)
@@ -33,12 +33,12 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 def test_a_block_goes_there_and_back() -> None:
     tensors = given()
     with standin_helpers.counting() as counts:
-        there = sent_all(tensors, CUDA)
+        there = all_to_device(tensors, CUDA)
     assert (counts.waits, counts.kinds["h2d_async"]) == (0, 1)
     assert all(x.device == torch.device("cuda:0") for x in there)
     assert all(x.data_ptr() % 16 == 0 for x in there if x.numel())
     with standin_helpers.counting() as counts:
-        back = fetched({**dict(enumerate(there)), "here": tensors[0]})
+        back = to_host({**dict(enumerate(there)), "here": tensors[0]})
     assert (counts.waits, counts.kinds["d2h"]) == (1, 1)
     assert same(list(back.values()), [*tensors, tensors[0]])
 
@@ -47,18 +47,18 @@ def test_what_is_page_locked_already_is_not_copied_again() -> None:
     tensors = given()
     locked = page_locked(tensors)
     with standin_helpers.counting() as counts:
-        assert same([x.cpu() for x in sent_all(locked, CUDA)], tensors)
+        assert same([x.cpu() for x in all_to_device(locked, CUDA)], tensors)
     assert counts.kinds["h2d_async"] == 1
     assert counts.bytes["h2d_async"] == locked[0].untyped_storage().nbytes()
     # Some were replaced, as flags are.
     mixed = [*locked[:3], torch.tensor([True, False]), *locked[3:]]
     with standin_helpers.counting() as counts:
-        there = sent_all(mixed, CUDA)
+        there = all_to_device(mixed, CUDA)
     assert (counts.waits, counts.kinds["h2d_async"]) == (0, 2)
     assert same([x.cpu() for x in there], mixed)
     # A part of a block, and memory that is page-locked in another way, travel as any other.
     for others in (locked[:5], [torch.ones(3).pin_memory(), torch.ones(2)]):
-        assert same([x.cpu() for x in sent_all(others, CUDA)], others)
+        assert same([x.cpu() for x in all_to_device(others, CUDA)], others)
 
 
 def test_a_page_locked_batch_holds_nothing_of_its_slot() -> None:
@@ -76,7 +76,7 @@ def test_a_page_locked_batch_holds_nothing_of_its_slot() -> None:
 def test_a_mask_on_the_cpu_is_not_waited_for() -> None:
     mask = torch.tensor([[True, False], [False, True]])
     with standin_helpers.counting() as counts:
-        places, x = places_of(mask, CUDA), sent(mask, CUDA)
+        places, x = places_of(mask, CUDA), to_device(mask, CUDA)
     assert counts.waits == 0
     assert places.tolist() == [0, 3]
     assert x.is_cuda

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("ray", reason="Ray, the extra `cluster`, is not installed")
 
 import quintet
-from quintet.config import machine
+from quintet.checkpoints.lock import run_lock
 from quintet.errors import ConfigError, WorkerFault
 from quintet.jobs import cluster_place, group, local, on_ray, shared, user_state
 from quintet.jobs.cluster_place import ClusterPlace, Demand, Terms
@@ -22,7 +22,7 @@ from quintet.jobs.group import run_all
 from quintet.jobs.host import Heard, Host
 from quintet.jobs.job import Job, Outcome
 from quintet.jobs.on_ray import Machine
-from quintet.system.inside import run_lock
+from quintet.options import machine
 
 FACTS = {"quintet": "1", "python": "3", "torch": "2", "processor": "x"}
 DONE = Outcome(0, {"status": "finished", "metrics": {}})

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from quintet.jobs import entry, local
-from quintet.jobs.child import Child
+from quintet.jobs.child_process import Child
 from quintet.jobs.group import run_all, run_one
 from quintet.jobs.job import Job, Limits
 

@@ -17,7 +17,7 @@ from quintet.errors import ConfigError
 from quintet.models.build import ActorCritic
 from quintet.models.config import (
     ModelConfig,
-    facts_of,
+    network_facts,
     picture_leaves,
     resolve_model,
     uses_pictures,
@@ -27,7 +27,7 @@ from quintet.models.heads import PolicyHead, action_family
 from quintet.ops.discrete import Bernoulli, Categorical
 from quintet.ops.distributions import multi_categorical
 from quintet.ops.gaussian import DiagGaussian
-from quintet.options import Facts, idle
+from quintet.options.declaration import Facts, idle
 from quintet.types import ACTION_MASK, Spaces
 
 VECTOR = spaces.Box(-1.0, 1.0, (3,), np.float32)
@@ -361,7 +361,7 @@ def test_the_mask_is_no_input_of_the_network():
 )
 def test_options_without_effect_are_refused(given: dict, of: Spaces, says: str):
     config = ModelConfig(**given)
-    found = idle(config, Facts(**facts_of(config, of)), "model.")
+    found = idle(config, Facts(**network_facts(config, of)), "model.")
     name = next(name for name in reversed(given) if name in found)
     assert re.search(says, f"{name}={given[name]} has no effect without {found[name].needs}")
 

@@ -11,13 +11,19 @@ from torch.nn import functional
 
 from quintet.errors import ConfigError, EnvironmentFault
 from quintet.models.build import ActorCritic
-from quintet.models.config import GridOptions, ModelConfig, facts_of, resolve_model, uses_pictures
+from quintet.models.config import (
+    GridOptions,
+    ModelConfig,
+    network_facts,
+    resolve_model,
+    uses_pictures,
+)
 from quintet.models.film_grid import FilmBlock, FilmGrid
 from quintet.models.heads import action_family
 from quintet.models.leaves import is_grid_with_mission, normalized_leaves, small_picture
 from quintet.models.precision import Precision
 from quintet.models.text import TextEncoder
-from quintet.options import Facts, idle
+from quintet.options.declaration import Facts, idle
 from quintet.types import ACTION_MASK, LAST_ACTION, LAST_REWARD, Obs, Spaces
 
 LENGTH = 20
@@ -388,7 +394,7 @@ def test_ids_and_bytes_are_never_normalised():
 
 def test_an_activation_that_it_has_not_is_refused():
     config = ModelConfig(activation="tanh")
-    found = idle(config, Facts(**facts_of(config, GRID)), "model.")
+    found = idle(config, Facts(**network_facts(config, GRID)), "model.")
     assert found["activation"].needs.startswith(
         "an mlp or an encoder of your own, film_grid has relu"
     )
@@ -441,7 +447,7 @@ def test_wrong_arguments_are_refused(given: dict[str, Any], says: str):
 def test_right_arguments_are_taken():
     for given in ({"tokenizer": "bytes"}, {"vocabulary": ["a"]}, {"tokenizer": "none"}):
         config = ModelConfig(encoder_kwargs=given)
-        assert "encoder_kwargs" not in idle(config, Facts(**facts_of(config, GRID)), "model.")
+        assert "encoder_kwargs" not in idle(config, Facts(**network_facts(config, GRID)), "model.")
         resolve_model(config, GRID)
 
 

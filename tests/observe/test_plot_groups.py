@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from forged_runs_helpers import forged
 
-from quintet import cli
+from quintet.commands import cli
 from quintet.observe import figures, plots
 from quintet.observe.plot_groups import group_labels, plain
 from quintet.observe.run_summary import group_key

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quintet.config.layers import Layer
-from quintet.config.resolve import compose
 from quintet.errors import ConfigError
-from quintet.options import CAP, NEAR_1, Tune
+from quintet.options.declaration import CAP, NEAR_1, Tune
+from quintet.options.layers import Layer
+from quintet.options.resolve import compose
 from quintet.population.config import PopulationConfig
 from quintet.population.controller import Controller
 from quintet.population.pbt import Bounds, Rules, begin, decide, leads, mutated, replace

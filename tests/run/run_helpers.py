@@ -14,12 +14,12 @@ from gymnasium import spaces
 from small_run_helpers import TOY
 
 import quintet
-from quintet import checkpoint
-from quintet.checkpoint import tensor_hashes
-from quintet.config import resolve as resolution
-from quintet.config.layers import Layer
-from quintet.config.saved import load_config
+from quintet.checkpoints import checkpoint
+from quintet.checkpoints.checkpoint import tensor_hashes
 from quintet.envs.toy import Contextual
+from quintet.options import resolve as resolution
+from quintet.options.layers import Layer
+from quintet.options.saved import load_config
 
 SMALL = small_run_helpers.SMALL | {"report.interval_s": 0.0, "report.sinks": ("jsonl",)}
 

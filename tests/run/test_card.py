@@ -11,7 +11,7 @@ from small_run_helpers import TOY
 
 import quintet
 from quintet.algorithms.ppo.config import PPOConfig
-from quintet.config.run import RunConfig
+from quintet.options.run import RunConfig
 from quintet.run.card import card
 from quintet.system import files
 

@@ -7,7 +7,7 @@ import pytest
 from small_run_helpers import newest
 
 import quintet
-from quintet import checkpoint
+from quintet.checkpoints import checkpoint
 from quintet.observe.report_files import read_metrics
 
 SMALL: dict[str, Any] = {

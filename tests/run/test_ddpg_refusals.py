@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from quintet import cli
+from quintet.commands import cli
 from quintet.system import memory
 
 Refused = Callable[..., str]

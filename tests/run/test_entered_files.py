@@ -17,5 +17,10 @@ def test_a_minimal_run_enters_and_loads_few_files() -> None:
     assert counts is not None, done.stdout
     assert int(counts[1]) <= MOST["entered"], done.stdout
     assert int(counts[2]) <= MOST["loaded"], done.stdout
-    for part in ("cluster/nodes", "runtime/replay/replay", "runtime/processes/worker", "play"):
+    for part in (
+        "cluster/nodes",
+        "runtime/replay/replay",
+        "runtime/processes/worker",
+        "policies/episodes",
+    ):
         assert f"{part}.py" not in done.stdout  # parts that such a run does not have

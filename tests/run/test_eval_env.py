@@ -10,13 +10,13 @@ import pytest
 from run_helpers import SMALL, TOY, run, weights
 
 import quintet
-from quintet.cli import main
-from quintet.config.layers import Layer
-from quintet.config.resolve import compose
+from quintet.commands.cli import main
 from quintet.envs.games import CoinRace
 from quintet.envs.toy import Contextual, FinitePay
 from quintet.errors import ConfigError
 from quintet.observe.report_files import read_metrics
+from quintet.options.layers import Layer
+from quintet.options.resolve import compose
 
 EVALUATED = {"eval__episodes": 2, "eval__interval": 64}
 SHORT = {"eval.env.kwargs": {"length": 4}}

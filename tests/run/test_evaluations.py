@@ -16,12 +16,12 @@ import quick_helpers
 from gymnasium import spaces
 
 import quintet
-from quintet import evaluation
 from quintet.envs import repeating
 from quintet.envs.vector import EnvDescription
 from quintet.errors import EnvironmentFault
-from quintet.evaluation import Scores
 from quintet.observe.run_summary import read_summary
+from quintet.policies import evaluation
+from quintet.policies.evaluation import Scores
 from quintet.run.evaluations import far_apart
 
 SMALL = {
@@ -90,7 +90,7 @@ def test_a_fault_in_an_evaluation_costs_no_training(
 
     config = {**SMALL, "eval.episodes": 5, "eval.interval": 10**6}
     with monkeypatch.context() as patched:
-        patched.setattr("quintet.evaluation.evaluate_in", breaks)
+        patched.setattr("quintet.policies.evaluation.evaluate_in", breaks)
         with pytest.raises(EnvironmentFault, match="the other environment is broken"):
             quintet.train("ppo", Variety, 256, 1, tmp_path / "run", config)
     assert read_summary(tmp_path / "run").env_steps == 256
@@ -117,7 +117,7 @@ def test_a_kill_before_the_next_checkpoint_loses_no_best_policy(
         found = whole(*given)
         return replace(found, returns=np.full(len(found.returns), means.pop(0)))
 
-    monkeypatch.setattr("quintet.evaluation.evaluate_in", scored)
+    monkeypatch.setattr("quintet.policies.evaluation.evaluate_in", scored)
     config = {
         **SMALL, "eval.episodes": 5, "eval.interval": 64, "checkpoint.keep": 100,
         "checkpoint.interval_iterations": 1,
@@ -148,7 +148,7 @@ def test_an_evaluation_that_was_stopped_has_no_scores(
     def stopped(*given: Any) -> Scores:
         return replace(whole(*given), complete=False)
 
-    monkeypatch.setattr("quintet.evaluation.evaluate_in", stopped)
+    monkeypatch.setattr("quintet.policies.evaluation.evaluate_in", stopped)
     result = quintet.train("ppo", Variety, 256, 1, tmp_path / "run", SMALL | {"eval.episodes": 5})
     assert "eval/return_mean" not in result.metrics
     assert not (result.run_dir / "best").exists()
@@ -167,7 +167,7 @@ def test_a_stop_waits_for_the_last_evaluation(tmp_path: Any) -> None:
         return found
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("quintet.evaluation.evaluate_in", asks)
+        patched.setattr("quintet.policies.evaluation.evaluate_in", asks)
         run = quintet.train("ppo", Variety, 256, 1, tmp_path / "b", config)
     assert run.status == "finished"
     assert run.metrics["eval/episodes"] == 5
@@ -272,7 +272,7 @@ def test_a_stop_between_the_evaluations_of_several_policies_leaves_out_none(tmp_
         "population.pbt": False,
     }  # fmt: skip
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("quintet.evaluation.evaluate_in", asks)
+        patched.setattr("quintet.policies.evaluation.evaluate_in", asks)
         run = quintet.train("ppo", Variety, 512, 1, tmp_path / "run", config)
         assert (run.status, played) == ("stopped", [0, 1])
         stopped = read_summary(tmp_path / "run").env_steps

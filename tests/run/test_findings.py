@@ -12,11 +12,11 @@ from run_helpers import run
 from test_trainer import SMALL
 
 import quintet
-from quintet import cli
+from quintet.checkpoints import run_record
+from quintet.commands import cli
 from quintet.observe.dashboard import layout
 from quintet.observe.pace import Pace
 from quintet.observe.view import View
-from quintet.system import run_record
 
 
 class Inventory(gymnasium.Env):

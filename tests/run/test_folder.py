@@ -13,7 +13,7 @@ import pytest
 from small_run_helpers import hashes
 
 import quintet
-from quintet import checkpoint
+from quintet.checkpoints import checkpoint
 from quintet.errors import CheckpointError, ConfigError, FileFault, QuintetError
 from quintet.observe.report_files import read_metrics
 from quintet.run.folder import RunFolder
@@ -434,7 +434,7 @@ def test_a_plot_groups_by_what_was_trained_though_the_file_is_damaged(whole, cop
 
 
 def test_warnings_are_no_part_of_a_command_s_result(whole, copy, capsys):
-    from quintet import cli
+    from quintet.commands import cli
 
     folder = copy(whole)
     flip(max((folder / "checkpoints").iterdir()) / "policy.safetensors")

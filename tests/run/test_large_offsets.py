@@ -13,7 +13,7 @@ from gymnasium import spaces
 from run_helpers import SMALL, hashes, log, weights
 
 import quintet
-from quintet import checkpoint
+from quintet.checkpoints import checkpoint
 from quintet.errors import ConfigError
 
 OPTIONS = {

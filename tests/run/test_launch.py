@@ -31,12 +31,13 @@ from run_helpers import (
 from torch import nn
 
 import quintet
-from quintet import checkpoint, cli
+from quintet.checkpoints import checkpoint
+from quintet.checkpoints.lock import run_lock
+from quintet.commands import cli
 from quintet.envs import resolved as resolved_envs
 from quintet.envs.toy import Contextual
 from quintet.errors import CheckpointError, ConfigError, EnvironmentFault, NonFiniteError
 from quintet.observe.report_files import read_metrics
-from quintet.system.inside import run_lock
 
 HERE = Path(__file__).parent
 

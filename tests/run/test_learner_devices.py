@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quintet.config.runtime import RuntimeConfig
+from quintet.options.runtime import RuntimeConfig
 from quintet.run.learners import batch_device
 
 

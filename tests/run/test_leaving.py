@@ -13,7 +13,7 @@ import quick_helpers
 from leaver_helpers import Leaver, LeavingEncoder
 
 import quintet
-from quintet import cli
+from quintet.commands import cli
 from quintet.envs.check import check_env
 from quintet.envs.config import EnvConfig
 from quintet.envs.resolved import resolve_env

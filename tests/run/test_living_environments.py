@@ -16,8 +16,8 @@ from gymnasium import spaces
 from run_helpers import SMALL, log, names, weights
 
 import quintet
-from quintet import checkpoint
-from quintet.cli import main
+from quintet.checkpoints import checkpoint
+from quintet.commands.cli import main
 from quintet.errors import ConfigError, QuintetError
 
 OFTEN = {

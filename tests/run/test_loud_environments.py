@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from quintet import cli
+from quintet.commands import cli
 
 KINDS = {"serial": [], "lockstep": ["--runtime.num-workers", "1"]}
 

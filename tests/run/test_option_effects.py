@@ -19,13 +19,14 @@ from run_helpers import (
 )
 
 import quintet
-from quintet import checkpoint, evaluation
-from quintet.config.layers import Layer
-from quintet.config.run import PARTS, TOP, prefix_of
-from quintet.config.saved import load_config
+from quintet.checkpoints import checkpoint
 from quintet.envs.toy import Contextual, FinitePay
-from quintet.evaluation import Scores
 from quintet.observe.report_files import read_metrics
+from quintet.options.layers import Layer
+from quintet.options.run import PARTS, TOP, prefix_of
+from quintet.options.saved import load_config
+from quintet.policies import evaluation
+from quintet.policies.evaluation import Scores
 from quintet.run import sampling, saving
 
 
@@ -318,7 +319,7 @@ the network and a population beside them, those of a cluster in tests/cluster.
 """
 
 ELSEWHERE: dict[str, str] = {
-    "algo": "test_cli.py: test_mistakes_are_told_before_anything_is_written",
+    "algo": "commands/test_cli.py: test_mistakes_are_told_before_anything_is_written",
     "total_env_steps": "run/test_launch.py: test_the_budget_is_exact",
     "run_dir": "run/test_working_folder.py: test_the_folder_of_a_run_stays_where_it_was",
     "resume": "run/test_folder.py: test_a_resume_that_must_be_exact_names_the_whole_checkpoint",

@@ -8,15 +8,15 @@ import pytest
 from small_run_helpers import SMALL, TOY
 
 import quintet
-from quintet import cli
-from quintet.config.layers import Layer
-from quintet.config.saved import load_config
+from quintet.checkpoints.lock import run_lock
+from quintet.commands import cli
 from quintet.envs.toy import Contextual
 from quintet.errors import CheckpointError, ConfigError, EnvironmentFault, WorkerFault
 from quintet.observe.report_files import read_metrics
 from quintet.observe.run_summary import find_runs
+from quintet.options.layers import Layer
+from quintet.options.saved import load_config
 from quintet.run import launch
-from quintet.system.inside import run_lock
 
 
 @pytest.fixture(autouse=True)

@@ -11,13 +11,14 @@ import torch
 from small_run_helpers import newest
 
 import quintet
-from quintet import checkpoint, cli
 from quintet.algorithms.parts.acting import SamplingActor
 from quintet.algorithms.ppo.learner import PPOLearner
-from quintet.config.layers import Layer
-from quintet.config.saved import load_config
+from quintet.checkpoints import checkpoint
+from quintet.commands import cli
 from quintet.errors import ConfigError, NonFiniteError
 from quintet.observe.report_files import read_metrics
+from quintet.options.layers import Layer
+from quintet.options.saved import load_config
 from quintet.run import launch
 from quintet.run.launch import Result
 from quintet.run.trainer import Trainer

@@ -10,8 +10,8 @@ import torch
 from small_run_helpers import newest
 
 import quintet
-from quintet import cli
 from quintet.algorithms.appo.learner import APPOLearner
+from quintet.commands import cli
 from quintet.errors import ConfigError, QuintetError
 from quintet.observe.lineage import EVENTS, lineage_figure, plot_lineage, read_events
 from quintet.observe.plots import plot_runs

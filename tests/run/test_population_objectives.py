@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces as gym
 
-from quintet.checkpoint import Checkpoint
-from quintet.config.layers import Layer
-from quintet.config.resolve import resolve
-from quintet.config.run import RunConfig
-from quintet.config.saved import load_config
+from quintet.checkpoints.checkpoint import Checkpoint
 from quintet.errors import ConfigError
+from quintet.options.layers import Layer
+from quintet.options.resolve import resolve
+from quintet.options.run import RunConfig
+from quintet.options.saved import load_config
 from quintet.run import population as population_of_run
 from quintet.run.folder import RunFolder
 from quintet.run.learners import make_policies

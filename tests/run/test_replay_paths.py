@@ -15,13 +15,13 @@ import torch
 from small_run_helpers import hashes
 
 import quintet
-from quintet import checkpoint
 from quintet.algorithms import registry
 from quintet.algorithms.impala.learner import ImpalaLearner
 from quintet.algorithms.parts.setup import ALONE
-from quintet.config.layers import Layer
-from quintet.config.saved import load_config
+from quintet.checkpoints import checkpoint
 from quintet.errors import ConfigError
+from quintet.options.layers import Layer
+from quintet.options.saved import load_config
 from quintet.protocols import DataPlan, Learner, ReplayPlan
 from quintet.run import launch, learners
 from quintet.types import Rollout

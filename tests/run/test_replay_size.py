@@ -8,13 +8,13 @@ from gymnasium import spaces as gym
 
 from quintet.algorithms import registry
 from quintet.algorithms.parts.setup import PLAIN
-from quintet.config import resolve as resolution
-from quintet.config.layers import Layer
-from quintet.config.saved import load_config
+from quintet.options import resolve as resolution
+from quintet.options.layers import Layer
+from quintet.options.saved import load_config
 from quintet.run.folder import RunFolder
 from quintet.run.learners import make_learner
 from quintet.run.policy_folder import PolicyFolder
-from quintet.run.replay import RunReplay
+from quintet.run.policy_replay import RunReplay
 from quintet.runtime.policies import ONE_POLICY
 from quintet.runtime.slots import RowSpecs
 from quintet.types import Spaces

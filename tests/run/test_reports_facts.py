@@ -16,10 +16,6 @@ from torch import Tensor
 from toys_helpers import EndlessPay
 
 import quintet
-from quintet.config import machine
-from quintet.config.layers import Layer
-from quintet.config.resolve import compose, resolve
-from quintet.config.runtime import RuntimeConfig
 from quintet.envs import backends, envpool_library
 from quintet.envs.env_source import EnvLike, settle
 from quintet.envs.envpool import EnvPoolVectorEnv
@@ -28,6 +24,10 @@ from quintet.errors import ConfigError, QuintetError
 from quintet.findings.speed import RunFacts
 from quintet.models import compiled
 from quintet.models.config import resolve_model
+from quintet.options import machine
+from quintet.options.layers import Layer
+from quintet.options.resolve import compose, resolve
+from quintet.options.runtime import RuntimeConfig
 from quintet.protocols import DataPlan
 from quintet.run import reports
 from quintet.system import compiler

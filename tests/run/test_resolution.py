@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from toys_helpers import EndlessPay
 
-from quintet.config.layers import Layer
-from quintet.config.resolve import check_spaces
-from quintet.config.saved import load_config
 from quintet.errors import ConfigError
+from quintet.options.layers import Layer
+from quintet.options.resolve import check_spaces
+from quintet.options.saved import load_config
 
 
 def test_an_environment_made_for_its_kind_is_not_made_again(tmp_path: Path) -> None:

@@ -14,15 +14,15 @@ from torch import nn
 
 import quintet
 from quintet.algorithms.parts.setup import PLAIN
-from quintet.config import machine
-from quintet.config import resolve as resolution
-from quintet.config.layers import Layer
-from quintet.config.runtime import RuntimeConfig
-from quintet.config.saved import load_config
 from quintet.envs.toy import Contextual
 from quintet.errors import ConfigError
 from quintet.findings.start import on_gpu
 from quintet.observe.timing import PhaseTimer
+from quintet.options import machine
+from quintet.options import resolve as resolution
+from quintet.options.layers import Layer
+from quintet.options.runtime import RuntimeConfig
+from quintet.options.saved import load_config
 from quintet.run import launch, learners, sampling
 from quintet.run.launch import Result
 from quintet.runtime.asynchronous import AsyncSampling

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import quintet
-from quintet import checkpoint
+from quintet.checkpoints import checkpoint
 from quintet.observe.report_files import read_metrics
 from quintet.run.saving import LongEpisodes
 from quintet.runtime.loop import Counters

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file
 
 import quintet
-from quintet import checkpoint
 from quintet.algorithms.parts.acting import WARMING_UP
-from quintet.cli import main
+from quintet.checkpoints import checkpoint
+from quintet.commands.cli import main
 from quintet.errors import ConfigError
-from quintet.play import How, _seated
+from quintet.policies.episodes import How, _seated
 from quintet.population.config import SelfPlayConfig
 from quintet.population.self_play import PastWeights
 from quintet.protocols import DataPlan, ReplayPlan
@@ -270,7 +270,7 @@ def test_each_agent_is_played_by_its_own_policy_in_evaluations(monkeypatch: pyte
         found.append(how)
         return SimpleNamespace(complete=False)
 
-    monkeypatch.setattr("quintet.evaluation.evaluate_in", evaluate_in)
+    monkeypatch.setattr("quintet.policies.evaluation.evaluate_in", evaluate_in)
     loaded: Any = SimpleNamespace(evaluated=None, plays_elsewhere=False)
     plays = evaluations.Evaluations(config, loaded)
     for index in range(3):

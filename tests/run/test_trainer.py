@@ -17,9 +17,8 @@ from gymnasium import spaces
 from small_run_helpers import newest
 
 import quintet
-from quintet import checkpoint
 from quintet.algorithms.ppo.learner import PPOLearner
-from quintet.config.run import CHANGE_ROUNDING
+from quintet.checkpoints import checkpoint
 from quintet.errors import (
     CheckpointError,
     ConfigError,
@@ -27,10 +26,11 @@ from quintet.errors import (
     NonFiniteError,
     QuintetError,
 )
-from quintet.evaluation import Scores
 from quintet.observe.plots import plot_runs
 from quintet.observe.report_files import read_metrics
 from quintet.observe.timing import PHASES
+from quintet.options.run import CHANGE_ROUNDING
+from quintet.policies.evaluation import Scores
 from quintet.run import trainer
 from quintet.run.launch import Result
 from quintet.types import Rollout
@@ -372,7 +372,7 @@ def test_best_is_the_highest_score_also_over_a_resume(tmp_path, monkeypatch):
         returns = np.full(how.episodes, next(scores))
         return Scores(returns, np.ones(how.episodes, np.int64), None)
 
-    monkeypatch.setattr("quintet.evaluation.evaluate_in", evaluate_in)
+    monkeypatch.setattr("quintet.policies.evaluation.evaluate_in", evaluate_in)
     given = {"eval__episodes": 2, "eval__interval": 64 * 5}
     versions = []
     for total in (TOTAL, TOTAL + 64 * 15):
@@ -427,7 +427,7 @@ def test_stages_say_when_it_compiles(tmp_path, monkeypatch, compiles):
 def test_a_resumed_run_shows_its_best_from_the_start(tmp_path, monkeypatch):
     made = recorders(monkeypatch)
     monkeypatch.setattr(
-        "quintet.evaluation.evaluate_in",
+        "quintet.policies.evaluation.evaluate_in",
         lambda policy, env, how, max_steps: Scores(
             np.full(how.episodes, -7.0), np.ones(how.episodes, np.int64), None
         ),

@@ -11,7 +11,7 @@ import yaml
 from small_run_helpers import TOY, newest
 
 import quintet
-from quintet import checkpoint
+from quintet.checkpoints import checkpoint
 from quintet.errors import ConfigError
 from quintet.observe.report_files import read_metrics
 from quintet.run import warm_start

@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 import quintet
-from quintet import cli
+from quintet.commands import cli
 from quintet.system import provenance
 
 SMALL = {"preset": "none", "unroll_steps": 16, "minibatch_steps": None, "env.num_streams": 2}

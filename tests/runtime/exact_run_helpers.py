@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 
 import quintet
-from quintet import checkpoint
+from quintet.checkpoints import checkpoint
 
 COMMON = {"eval.episodes": 0, "report.interval_s": 0.0, "report.sinks": ["jsonl"]}
 SMALL = {"env.num_streams": 4, "unroll_steps": 16, "minibatch_steps": 32, "num_epochs": 2}

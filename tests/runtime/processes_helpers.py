@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import psutil
 
-from quintet.jobs.child import _servers
+from quintet.jobs.child_process import _servers
 
 
 def processes_of(pid: int | None = None) -> list[psutil.Process]:

@@ -31,7 +31,7 @@ from quintet.runtime.processes.messages import Place, ServerOptions, WorkerSpec
 from quintet.runtime.processes.workers import Workers
 from quintet.runtime.replay.replay import Replay
 from quintet.runtime.sampler import SerialOptions, SerialSampling
-from quintet.runtime.seeds import group_seeds
+from quintet.runtime.seed_tree import group_seeds
 from quintet.runtime.slots import RowSpecs
 from quintet.types import (
     ACTION_MASK,

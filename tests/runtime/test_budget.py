@@ -16,7 +16,7 @@ from adders_helpers import PLAN, ROWS
 from processes_helpers import processes_of
 
 import quintet
-from quintet import checkpoint
+from quintet.checkpoints import checkpoint
 from quintet.envs import repeating
 from quintet.errors import ConfigError
 from quintet.observe.report_files import read_metrics

@@ -12,9 +12,9 @@ from quintet.envs.vector import EnvDescription
 from quintet.jobs.silence import Silence, delays_of
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.processes.arena import Arena
+from quintet.runtime.processes.hang_notice import Watch
 from quintet.runtime.processes.messages import progress_specs
 from quintet.runtime.processes.process import COMPILING, IMPORTING, MAKING, Process, ProcessKind
-from quintet.runtime.processes.watch import Watch
 from quintet.system import user_code
 
 HERE = Path(__file__).parent

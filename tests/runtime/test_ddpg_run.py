@@ -17,10 +17,10 @@ from small_run_helpers import newest
 from torch import Tensor
 
 import quintet
-from quintet import checkpoint
 from quintet.algorithms.ddpg.actor import DDPGActor
 from quintet.algorithms.ddpg.exploration import perturbation
 from quintet.algorithms.ddpg.learner import DDPGLearner
+from quintet.checkpoints import checkpoint
 from quintet.run.launch import Result
 from quintet.types import ActOutput, Rollout
 

@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode
 from tensor_helpers import Counting
 from torch import Tensor
 
-from quintet.envs.hosted import HostedEnv, NextStep
+from quintet.envs.tensors_as_arrays import HostedEnv, NextStep
 from quintet.envs.torch_toys import CartPole, Grid
 from quintet.envs.wrappers import FromRewards
 from quintet.errors import EnvironmentFault

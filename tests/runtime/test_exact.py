@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from processes_helpers import processes_of
 
-from quintet import checkpoint
+from quintet.checkpoints import checkpoint
 from quintet.errors import CheckpointError
 
 SCRIPT = Path(__file__).with_name("exact_run_helpers.py")

@@ -18,7 +18,7 @@ import pytest
 import quick_helpers
 from processes_helpers import runs
 
-from quintet import cli
+from quintet.commands import cli
 from quintet.system import signals
 from quintet.system.signals import StopRequest, stop_on_signals
 
@@ -186,7 +186,7 @@ def test_a_command_that_ctrl_c_breaks_off_is_ended_without_pythons_own_tidying_u
     left: list[int] = []
     assert cli.main(["envs"], left.append) == 130
     assert left == [130]
-    code = "import atexit, quintet.cli as cli, quintet.start as start\n"
+    code = "import atexit, quintet.commands.cli as cli, quintet.commands.start as start\n"
     code += "atexit.register(print, 'tidied up')\n"
     code += "cli.COMMANDS['envs'] = lambda _: (print('begun'), (_ for _ in ()).throw("
     code += "KeyboardInterrupt))\nraise SystemExit(start.main())"

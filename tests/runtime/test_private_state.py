@@ -25,8 +25,8 @@ from small_run_helpers import newest
 from torch import Tensor
 
 import quintet
-from quintet import checkpoint
 from quintet.algorithms import registry
+from quintet.checkpoints import checkpoint
 from quintet.envs.public import make_vector_env
 from quintet.runtime.policies import ONE_POLICY, Assignment
 from quintet.runtime.processes.arena import Arena

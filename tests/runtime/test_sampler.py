@@ -11,7 +11,7 @@ from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
 from quintet.runtime.delivery import Batch, within_budget
 from quintet.runtime.sampler import SerialSampling
-from quintet.runtime.seeds import Role, generator_seed, group_seeds
+from quintet.runtime.seed_tree import Role, generator_seed, group_seeds
 from quintet.types import ActOutput, Publication, TensorSpec
 
 SEED, STEPS, GROUPS, SIZE = 11, 7, 2, 3

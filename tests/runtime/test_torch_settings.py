@@ -19,9 +19,9 @@ from torch.utils import deterministic
 from troubles_helpers import SMALL, Drifting
 
 import quintet
-from quintet.config.runtime import RuntimeConfig
 from quintet.errors import ConfigError
 from quintet.models.precision import autocast
+from quintet.options.runtime import RuntimeConfig
 from quintet.run import learners
 from quintet.runtime.torch_settings import GpuMath, OwnTorch, inexact_told, torch_settings
 

@@ -9,11 +9,11 @@ from turns_helpers import AGENTS, Alone, Decision, Scripted, action_of, decision
 import quintet
 from quintet.errors import ConfigError
 from quintet.observe.timing import PhaseTimer
-from quintet.play import How, play
+from quintet.policies.episodes import How, play
 from quintet.protocols import DataPlan
 from quintet.runtime.batch import select
 from quintet.runtime.sampler import SerialSampling, unroll
-from quintet.runtime.seeds import group_seeds
+from quintet.runtime.seed_tree import group_seeds
 from quintet.types import ActOutput, Publication, Rollout, TensorSpec
 
 GAMMA = 0.5

@@ -24,12 +24,12 @@ from small_run_helpers import hashes
 from troubles_helpers import SMALL, Drifting
 
 import quintet
-from quintet.config import resolve as resolution
-from quintet.config.layers import Layer
-from quintet.config.resolve import compose
-from quintet.config.runtime import RuntimeConfig
 from quintet.errors import ConfigError, EnvironmentFault, QuintetError, WorkerFault
 from quintet.observe.timing import PhaseTimer
+from quintet.options import resolve as resolution
+from quintet.options.layers import Layer
+from quintet.options.resolve import compose
+from quintet.options.runtime import RuntimeConfig
 from quintet.protocols import DataPlan
 from quintet.run import learners
 from quintet.run.sampling import make_sampling, open_source
@@ -398,7 +398,7 @@ def only_here() -> Drifting:
 
 STARTER = """
 import sys
-from quintet.jobs.child import Child
+from quintet.jobs.child_process import Child
 
 tied = Child("slow", "slow_to_import", print, preload=[sys.argv[1]])
 print("pid", tied.pid, flush=True)

@@ -8,13 +8,13 @@ import gymnasium
 import pytest
 from small_run_helpers import SMALL
 
-from quintet.config import machine
-from quintet.config.layers import Layer
 from quintet.doctor import apart
 from quintet.doctor.apart import Examined
 from quintet.envs.env_source import settle
 from quintet.errors import ConfigError
 from quintet.findings.record import Finding
+from quintet.options import machine
+from quintet.options.layers import Layer
 from quintet.run import launch
 from quintet.search import candidates
 from quintet.search.portfolio import Entry

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from small_run_helpers import SMALL, TOY
 
-from quintet.config.layers import Layer
-from quintet.config.resolve import Loaded
-from quintet.config.saved import load_config
+from quintet.options.layers import Layer
+from quintet.options.resolve import Loaded
+from quintet.options.saved import load_config
 from quintet.run import launch
 from quintet.search import leg
 

@@ -17,19 +17,19 @@ from small_run_helpers import SMALL as SMALLEST
 from small_run_helpers import TOY
 
 import quintet
-from quintet import cli
-from quintet.config.layers import Layer
-from quintet.config.resolve import batch_steps
-from quintet.config.run import RunConfig
-from quintet.config.saved import load_config
+from quintet.checkpoints import run_record
+from quintet.checkpoints.lock import run_lock
+from quintet.commands import cli
 from quintet.errors import CheckpointError, ConfigError, TimeIsOver
 from quintet.jobs import group, user_state
 from quintet.jobs.job import Outcome
+from quintet.options.layers import Layer
+from quintet.options.resolve import batch_steps
+from quintet.options.run import RunConfig
+from quintet.options.saved import load_config
 from quintet.run import launch
 from quintet.run.time_budget import TimeBudget, rounded
 from quintet.search import minutes as times
-from quintet.system import run_record
-from quintet.system.inside import run_lock
 
 SMALL = SMALLEST | {"report.interval_s": 0.0, "report.sinks": ("jsonl",)}
 QUIET = {**SMALL, "report.progress": False}

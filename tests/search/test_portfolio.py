@@ -8,14 +8,14 @@ import pytest
 from installed_helpers import install
 
 from quintet.algorithms import registry
-from quintet.config.facts import EnvKind
-from quintet.config.layers import options
+from quintet.checkpoints.manifest import content_fault
 from quintet.errors import ConfigError
 from quintet.findings.record import Finding
+from quintet.options.facts import EnvKind
+from quintet.options.layers import options
 from quintet.search import portfolio
 from quintet.search.portfolio import Change, Entry
 from quintet.search.race_journal import Runner
-from quintet.system.manifest import content_fault
 
 
 @pytest.mark.parametrize("kind", EnvKind.__args__)

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 from small_run_helpers import SMALL, TOY
 
-from quintet import checkpoint
-from quintet.config.layers import Layer
-from quintet.config.saved import load_config
+from quintet.checkpoints import checkpoint, run_record
+from quintet.options.layers import Layer
+from quintet.options.saved import load_config
 from quintet.search import pruning
-from quintet.system import run_record
 
 
 def write(folder: Path, *metas: dict[str, Any]) -> Path:

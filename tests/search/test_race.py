@@ -13,13 +13,15 @@ from quick_helpers import PRELOAD, begin
 from small_run_helpers import SMALL, TOY
 
 import quintet
-from quintet import checkpoint, cli
-from quintet.config import facts
-from quintet.config.layers import Layer
+from quintet.checkpoints import checkpoint
+from quintet.checkpoints.lock import run_lock
+from quintet.commands import cli
 from quintet.errors import ConfigError, QuintetError
 from quintet.jobs import group
 from quintet.jobs.job import Job, Outcome
 from quintet.observe.run_summary import find_runs, read_summary
+from quintet.options import facts
+from quintet.options.layers import Layer
 from quintet.search import (
     candidates,
     placement,
@@ -32,7 +34,6 @@ from quintet.search import (
 )
 from quintet.search.portfolio import Entry
 from quintet.search.race_asked import Asked
-from quintet.system.inside import run_lock
 
 NAMES = ("slow", "good", "bad", "breaks")
 SCORES = {"slow": 3.0, "good": 9.0, "bad": 1.0}

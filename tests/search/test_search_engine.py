@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from quintet.checkpoints.lock import run_lock
 from quintet.errors import CheckpointError, QuintetError
 from quintet.jobs import group
 from quintet.jobs.job import Job, Outcome
 from quintet.search.engine import Engine, Stopped, fault_of, is_blameless, was_killed
-from quintet.system.inside import run_lock
 
 JOBS = [Job(name, "module", b"") for name in ("0001", "0002")]
 DONE = Outcome(0, {"status": "finished"})

@@ -22,18 +22,18 @@ from small_run_helpers import newest
 
 import quintet
 from quintet.algorithms.ppo.config import PPOConfig
-from quintet.checkpoint import tensor_hashes
-from quintet.config import machine
-from quintet.config.layers import Layer
-from quintet.config.run import RunConfig
-from quintet.config.saved import load_seeds
+from quintet.checkpoints.checkpoint import tensor_hashes
+from quintet.checkpoints.lock import run_lock
 from quintet.errors import ConfigError, GroupFault, QuintetError
 from quintet.jobs import group
 from quintet.jobs.job import Job, Outcome
 from quintet.observe.report_files import read_metrics
+from quintet.options import machine
+from quintet.options.layers import Layer
+from quintet.options.run import RunConfig
+from quintet.options.saved import load_seeds
 from quintet.search import placement, seed_group, trial
 from quintet.search.trial import overwriting_once
-from quintet.system.inside import run_lock
 from quintet.system.memory import limit_told
 
 TESTS = Path(__file__).parent

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from quintet.config.layers import Layer
-from quintet.config.run import RunConfig
-from quintet.config.saved import load_config
 from quintet.errors import ConfigError
+from quintet.options.layers import Layer
+from quintet.options.run import RunConfig
+from quintet.options.saved import load_config
 from quintet.search.space import Dimension, around, parse, usual
 
 

@@ -14,13 +14,13 @@ import pytest
 from quick_helpers import PRELOAD, begin, forks
 from small_run_helpers import SMALL, TOY
 
-from quintet import cli
+from quintet.checkpoints.lock import run_lock
+from quintet.commands import cli
 from quintet.jobs import group, local
 from quintet.jobs.job import Job, Outcome
 from quintet.jobs.local import LocalPlace
 from quintet.observe.run_summary import find_runs
 from quintet.search import placement
-from quintet.system.inside import run_lock
 from quintet.system.signals import StopRequest
 
 OPTIONS = [

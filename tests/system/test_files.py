@@ -128,7 +128,7 @@ def test_setting_aside_overwrites_nothing(tmp_path):
 
 
 def test_brackets_without_end_on_the_command_line():
-    from quintet.config.command import parse
+    from quintet.options.command import parse
 
     with pytest.raises(ConfigError, match="nested more than 100 deep"):
         parse("train", ["ppo", "--env", "CartPole-v1", "--env.kwargs", "[" * 20_000])

@@ -5,7 +5,7 @@ import math
 import pytest
 import yaml
 
-from quintet.config.layers import canonical, options
+from quintet.options.layers import canonical, options
 from quintet.system import files
 
 

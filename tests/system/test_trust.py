@@ -22,7 +22,8 @@ from attacks_helpers import (
 from small_run_helpers import save_options
 
 import quintet
-from quintet import checkpoint, cli
+from quintet.checkpoints import checkpoint
+from quintet.commands import cli
 from quintet.errors import QuintetError, UntrustedError
 from quintet.system import trust
 

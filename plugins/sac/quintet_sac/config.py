@@ -4,9 +4,9 @@ from typing import Any, NamedTuple, final
 
 from quintet.algorithms.parts import options as parts
 from quintet.algorithms.parts.options import Knob
-from quintet.bounds import MOST_COUNT, Below1, Bounded, Count, Positive, Unroll
 from quintet.models.config import ModelConfig
-from quintet.options import USUAL, Needs, Options, option
+from quintet.options.bounds import MOST_COUNT, Below1, Bounded, Count, Positive, Unroll
+from quintet.options.declaration import USUAL, Needs, Options, option
 from quintet.system.importing import CodeName
 
 DEFAULTS: dict[str, Any] = {

@@ -8,7 +8,9 @@ from typing import Any, Literal, NamedTuple, final
 
 from quintet.algorithms.parts import options as parts
 from quintet.algorithms.parts.options import Knob
-from quintet.bounds import (
+from quintet.models.config import ModelConfig
+from quintet.ops.schedules import OF_FRACTION
+from quintet.options.bounds import (
     MOST_COUNT,
     Below1,
     Count,
@@ -20,9 +22,7 @@ from quintet.bounds import (
     StepsFrom0,
     Unroll,
 )
-from quintet.models.config import ModelConfig
-from quintet.ops.schedules import OF_FRACTION
-from quintet.options import CAP, FACTOR, NEAR_1, USUAL, Needs, Options, option
+from quintet.options.declaration import CAP, FACTOR, NEAR_1, USUAL, Needs, Options, option
 from quintet.system.importing import CodeName
 
 DEFAULTS: dict[str, Any] = {

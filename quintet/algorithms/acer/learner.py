@@ -51,11 +51,11 @@ from quintet.algorithms.acer.estimates import Estimates, Rows, sampled, summed
 from quintet.algorithms.acer.metrics import Outputs, Region
 from quintet.algorithms.acer.network import PolicyAndCritic
 from quintet.algorithms.parts.acting import SamplingActor, make_normalizer, masked
-from quintet.algorithms.parts.looks import Looks
 from quintet.algorithms.parts.noise import with_noise
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.optimizer import Optimizer
 from quintet.algorithms.parts.options import refuse_aux_losses
+from quintet.algorithms.parts.policy_probe import PolicyProbe
 from quintet.algorithms.parts.schedule import find_schedule
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.trained import AVERAGE, Parameters, Trained, knobs_of
@@ -112,7 +112,7 @@ class ACERLearner:
         self.fresh_updates, self.replayed_updates = 0, 0  # counted from the last report
         policy = partial(network, critic=False)
         normalize, interval = self.normalizers.observations, self.trained.interval
-        self.looks = Looks(self.family, policy, normalize, interval)
+        self.probe = PolicyProbe(self.family, policy, normalize, interval)
 
     # The loss
 
@@ -265,8 +265,8 @@ class ACERLearner:
             self.replayed_updates += 1
         else:
             self.fresh_updates += 1
-            if self.looks.at_work:
-                self.looks.after(self.ranks.whole(batch), self.version, self.trained.current)
+            if self.probe.at_work:
+                self.probe.after(self.ranks.whole(batch), self.version, self.trained.current)
         self.version += 1
         self.trained.fold_when_due()
 
@@ -292,7 +292,7 @@ class ACERLearner:
     # Reports and state
 
     def metrics(self) -> dict[str, float]:
-        self.looks.begin()
+        self.probe.begin()
         self.trained.fold()
         values = self.trained.interval.read()
         values = metrics.finished(values, self.fresh_updates, self.replayed_updates)
@@ -307,7 +307,7 @@ class ACERLearner:
         return Publication(self.version, self.trained.published())
 
     def save(self) -> LearnerState:
-        self.looks.forget()
+        self.probe.forget()
         self.trained.fold()
         tensors = {**self.trained.save(), "generator": self.generator.get_state()}
         scalars = {"updates": self.updates, "version": self.version}
@@ -315,7 +315,7 @@ class ACERLearner:
 
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
         scalars: Any = state.scalars
-        self.looks.forget()
+        self.probe.forget()
         self.trained.load(state.tensors, scalars["updates"] if counters else self.updates)
         self.version = scalars["version"] if counters else self.version + 1
         self.learning_rate = scalars["learning_rate"]

@@ -10,8 +10,17 @@ from pydantic import model_validator
 
 from quintet.algorithms.parts import options as parts
 from quintet.algorithms.parts.options import Knob
-from quintet.bounds import Below1, Bounded, Count, Fraction, NotNegative, Positive, Rows, Unroll
-from quintet.options import AROUND, CAP, FACTOR, NEAR_1, USUAL, Needs, Options, option
+from quintet.options.bounds import (
+    Below1,
+    Bounded,
+    Count,
+    Fraction,
+    NotNegative,
+    Positive,
+    Rows,
+    Unroll,
+)
+from quintet.options.declaration import AROUND, CAP, FACTOR, NEAR_1, USUAL, Needs, Options, option
 from quintet.system.importing import CodeName
 
 DEFAULTS = {"runtime.kind": "async"}

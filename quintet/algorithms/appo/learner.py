@@ -40,7 +40,7 @@ from quintet.algorithms.appo.metrics import (
     Forward,
     Outputs,
 )
-from quintet.algorithms.parts import acting, looks
+from quintet.algorithms.parts import acting, policy_probe
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.options import refuse_aux_losses
 from quintet.algorithms.parts.schedule import find_decay
@@ -53,7 +53,7 @@ from quintet.ops import policy_losses, reduce, returns, schedules, value_losses
 from quintet.ops.vtrace import advantage as vtrace_advantage
 from quintet.ops.vtrace import vtrace
 from quintet.protocols import Actor, DataPlan
-from quintet.system.transfer import sent, sent_all
+from quintet.system.transfer import all_to_device, to_device
 from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces, State
 
 LEAST_STD = 1e-3
@@ -108,11 +108,13 @@ class APPOLearner:
         self.shuffle = torch.Generator().manual_seed(setup.seeds[1])
         self.learning_rate, self.decay = config.learning_rate, find_decay(config.lr_schedule)
         self.used_rate = self.learning_rate  # rate of the last update
-        recorded = {looks.KL} if config.records_distribution else set()
-        recorded |= {*looks.VALUE_CHANGES} if config.records_value else set()
+        recorded = {policy_probe.KL} if config.records_distribution else set()
+        recorded |= {*policy_probe.VALUE_CHANGES} if config.records_value else set()
         past = partial(acting.past_actor, config, model, spaces, setup)
         normalize, interval = self.normalizers.observations, self.trained.interval
-        self.looks = looks.Looks(self.family, self.network, normalize, interval, recorded, past)
+        self.probe = policy_probe.PolicyProbe(
+            self.family, self.network, normalize, interval, recorded, past
+        )
         self.skipped = 0  # minibatches of the last iteration without a valid row
 
     # The loss
@@ -282,7 +284,7 @@ class APPOLearner:
         if config.lr_schedule == "kl_adaptive":
             kl = self._mean_kl(chunks)
             if config.kl_coef == 0:  # else the KL of the loss is told
-                trained.interval.add_numbers({looks.KL: kl})
+                trained.interval.add_numbers({policy_probe.KL: kl})
             self.learning_rate = schedules.kl_adaptive_rate(
                 self.learning_rate, kl, config.kl_target
             )
@@ -290,7 +292,7 @@ class APPOLearner:
         trained.interval.add_numbers(passes)
         trained.end_update()
         self.normalizers.merge(batch)
-        self.looks.after(batch, self.version, trained.current)
+        self.probe.after(batch, self.version, trained.current)
 
     # Minibatches of a batch
 
@@ -320,7 +322,7 @@ class APPOLearner:
                 state={name: x[-1].contiguous() for name, x in batch.state.items()},
                 is_first=batch.is_first[-1].contiguous(),
             )
-            discounts = sent(torch.tensor([config.gamma, config.gae_lambda]), reward.device)
+            discounts = to_device(torch.tensor([config.gamma, config.gae_lambda]), reward.device)
             estimates = self._gae(rows, discounts)
         # Statistics of the whole batch, the same on all ranks.
         self.trained.interval.add(Statistics(self.normalizers.of_rewards(batch, reward)))
@@ -357,7 +359,7 @@ class APPOLearner:
             return
         parts, skipped = minibatch_indices(valid, size, None if alone else self.shuffle)
         self.skipped += skipped
-        for index in sent_all(parts, chunks.valid.device) if parts else ():
+        for index in all_to_device(parts, chunks.valid.device) if parts else ():
             of_part = chunks.valid[:, index]
             count, rows = of_part.sum().clamp_min(1).to(self.setup.device), of_part.numel()
             own = chunks.take(share(index, ranks.index, ranks.size))
@@ -387,7 +389,7 @@ class APPOLearner:
     # Reports and state
 
     def metrics(self) -> dict[str, float]:
-        self.looks.begin()
+        self.probe.begin()
         self.trained.fold()
         values = metrics.finished(self.trained)
         values["optim/learning_rate"] = self.used_rate
@@ -400,13 +402,13 @@ class APPOLearner:
         return Publication(self.version, self.trained.published())
 
     def save(self) -> LearnerState:
-        self.looks.forget()
+        self.probe.forget()
         tensors = self.trained.save() | {"shuffle": self.shuffle.get_state()}
         return LearnerState(tensors, {"updates": self.updates, "learning_rate": self.learning_rate})
 
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
         scalars: Any = state.scalars
-        self.looks.forget()
+        self.probe.forget()
         self.trained.load(state.tensors, scalars["updates"] if counters else self.updates)
         if counters:
             self.shuffle.set_state(state.tensors["shuffle"])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quintet.algorithms.appo.chunks import Minibatch
 from quintet.algorithms.appo.config import APPOConfig, Knobs
-from quintet.algorithms.parts import diagnostics, judgements, looks
+from quintet.algorithms.parts import diagnostics, judgements, policy_probe
 from quintet.algorithms.parts import off_policy_statistics as off_policy
 from quintet.algorithms.parts.normalizers import Normalizers
 from quintet.algorithms.parts.statistics import Statistics
@@ -30,7 +30,7 @@ ACTOR_LOSSES = "loss/policy", "loss/entropy", "loss/uniform_kl"
 METRICS = (
     *diagnostics.METRICS,
     *off_policy.METRICS,
-    *looks.VALUE_CHANGES,
+    *policy_probe.VALUE_CHANGES,
     "loss/kl",
     "loss/total_abs",
     "policy/clip_frac",
@@ -137,7 +137,7 @@ def statistics(
     least["advantage/normalized_min"] = -greatest_of(-outputs.normalized)
     greatest["advantage/normalized_max"] = greatest_of(outputs.normalized)
     if not any(isinstance(leaf, DiagGaussian) for leaf in leaf_families(family)):
-        allowed = torch.where(forward.params > looks.MASKED, forward.params.abs(), 0.0)
+        allowed = torch.where(forward.params > policy_probe.MASKED, forward.params.abs(), 0.0)
         greatest["policy/logit_abs_max"] = greatest_of(allowed.amax(-1))
     if "value" in record:
         change = (forward.v_tm1 - record["value"]).abs()

@@ -11,14 +11,14 @@ from quintet.algorithms.ddpg.exploration import ou_step, perturbation
 from quintet.algorithms.ddpg.network import Policy, perturbable
 from quintet.algorithms.parts.acting import WARMING_UP, make_normalizer
 from quintet.algorithms.parts.setup import PLAIN, Compute
-from quintet.models.captured import Captured
 from quintet.models.compiled import Graph
 from quintet.models.config import ModelConfig
+from quintet.models.cuda_graphs import GraphedMethod
 from quintet.models.encoders import Mlp
 from quintet.models.flat import ModuleTensors, flatten_in_place, views_of
 from quintet.models.own_weights import linear, sequential
 from quintet.models.precision import autocast
-from quintet.system.transfer import fetched, sent
+from quintet.system.transfer import to_device, to_host
 from quintet.types import ActOutput, Obs, Publication, Spaces, State, TensorSpec
 
 PARAM_SCALE = "param_noise_std"
@@ -53,7 +53,7 @@ class DDPGActor:
         # A compiled graph's inputs are converted one by one, so its weights are one vector.
         self._shared = Graph(self._act_by_theta) if compute.compile else self._act_alike
         self._own = Graph(self._act_each) if compute.compile else self._act_each
-        self._chosen = Captured(self._choose) if compute.graph else self._choose
+        self._chosen = GraphedMethod(self._choose) if compute.graph else self._choose
 
     @property
     def record_specs(self) -> dict[str, TensorSpec]:
@@ -131,14 +131,14 @@ class DDPGActor:
     def _perturbed(self, weights: Tensor, is_first: Tensor, seeds: Tensor) -> Tensor:
         """The weights of each stream; streams that begin an episode get new ones."""
         if is_first.is_cuda:  # one wait
-            is_first, seeds = fetched({0: is_first, 1: seeds}).values()
+            is_first, seeds = to_host({0: is_first, 1: seeds}).values()
         rows = is_first.nonzero().flatten().tolist()
         if not rows:
             return weights
         weights, at_start = weights.clone(), seeds.long().tolist()
         spread = self.scale * self.moved
         for row in rows:
-            z = sent(perturbation(self.theta.numel(), at_start[row]), weights.device)
+            z = to_device(perturbation(self.theta.numel(), at_start[row]), weights.device)
             torch.addcmul(self.theta, spread, z, out=weights[row])
         return weights
 

@@ -12,7 +12,8 @@ from pydantic import field_validator, model_validator
 from quintet.algorithms.ddpg import exploration as noises
 from quintet.algorithms.parts import options as parts
 from quintet.algorithms.parts.options import Knob
-from quintet.bounds import (
+from quintet.models.config import ModelConfig
+from quintet.options.bounds import (
     LARGEST,
     MOST_COUNT,
     Bounded,
@@ -24,8 +25,7 @@ from quintet.bounds import (
     Steps,
     Unroll,
 )
-from quintet.models.config import ModelConfig
-from quintet.options import FACTOR, USUAL, Needs, Options, option
+from quintet.options.declaration import FACTOR, USUAL, Needs, Options, option
 from quintet.system.importing import CodeName
 
 DEFAULTS: dict[str, Any] = {

@@ -5,7 +5,7 @@ from __future__ import annotations  # annotations need no PyTorch at run time
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from quintet.bounds import LARGEST
+from quintet.options.bounds import LARGEST
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -59,7 +59,7 @@ from quintet.models.flat import strip_prefix, views_of
 from quintet.ops import schedules, value_losses
 from quintet.protocols import DataPlan, ReplayPlan
 from quintet.spaces import leaf_spec, observation_leaves
-from quintet.system.transfer import Use, sent
+from quintet.system.transfer import Use, to_device
 from quintet.types import LearnerState, Obs, Publication, Rollout, Spaces, TensorSpec
 
 _ACTOR, _CRITIC = "actor.", "critic."
@@ -267,7 +267,7 @@ class DDPGLearner:
         """Targets ``[B]`` by the old statistics, into which the targets of all ranks are then
         merged."""
         config = self.config
-        numbers = sent(torch.tensor([config.gamma, config.reward_scale]), self.setup.device)
+        numbers = to_device(torch.tensor([config.gamma, config.reward_scale]), self.setup.device)
         target = self._target(own, numbers)
         if config.update_normalizers:
             self.targets.merge(self.ranks.gather(target).flatten())
@@ -304,7 +304,7 @@ class DDPGLearner:
         """The weights with noise; those that are never perturbed stay as they are."""
         count = sum(x.numel() for x in actor.values())
         z = views_of(
-            sent(perturbation(count, seed), self.setup.device),
+            to_device(perturbation(count, seed), self.setup.device),
             {name: x.shape for name, x in actor.items()},
         )
         return {

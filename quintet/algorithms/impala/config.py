@@ -8,10 +8,10 @@ from typing import Literal, NamedTuple, final
 
 from quintet.algorithms.parts import options as parts
 from quintet.algorithms.parts.options import Knob
-from quintet.bounds import Below1, Count, Fraction, NotNegative, Positive, Unroll
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
-from quintet.options import CAP, FACTOR, NEAR_1, USUAL, Needs, Options, option
+from quintet.options.bounds import Below1, Count, Fraction, NotNegative, Positive, Unroll
+from quintet.options.declaration import CAP, FACTOR, NEAR_1, USUAL, Needs, Options, option
 from quintet.system.importing import CodeName
 
 

@@ -29,10 +29,10 @@ from quintet.algorithms.impala import metrics
 from quintet.algorithms.impala.config import ImpalaConfig, Knobs, aux_weights
 from quintet.algorithms.impala.metrics import AUX, LOSSES, Outputs
 from quintet.algorithms.parts.acting import make_family, make_sampler, masked, past_actor
-from quintet.algorithms.parts.looks import Looks
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
 from quintet.algorithms.parts.off_policy_statistics import Terms
 from quintet.algorithms.parts.optimizer import Optimizer
+from quintet.algorithms.parts.policy_probe import PolicyProbe
 from quintet.algorithms.parts.schedule import find_decay
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.trained import Parameters, Trained, knobs_of
@@ -74,7 +74,7 @@ class ImpalaLearner:
         self.version = 0
         past = partial(past_actor, config, model, spaces, setup)
         normalize, interval = self.normalizers.observations, self.trained.interval
-        self.looks = Looks(self.family, self.network, normalize, interval, make_past=past)
+        self.probe = PolicyProbe(self.family, self.network, normalize, interval, make_past=past)
         self.learning_rate, self.decay = config.learning_rate, find_decay(config.lr_schedule)
 
     # The loss
@@ -182,8 +182,8 @@ class ImpalaLearner:
         self.trained.end_update()
         self.normalizers.merge(whole)
         self.version += 1
-        if self.looks.at_work:
-            self.looks.after(self.ranks.whole(batch), self.version, self.trained.current)
+        if self.probe.at_work:
+            self.probe.after(self.ranks.whole(batch), self.version, self.trained.current)
 
     def knobs(self, entropy_coef: float) -> Knobs:
         """The loss's knobs; the weight of the entropy follows a schedule."""
@@ -199,7 +199,7 @@ class ImpalaLearner:
     # Reports and state
 
     def metrics(self) -> dict[str, float]:
-        self.looks.begin()
+        self.probe.begin()
         self.trained.fold()
         values = metrics.finished(self.trained.interval.read())
         values["optim/learning_rate"] = self.learning_rate
@@ -212,13 +212,13 @@ class ImpalaLearner:
         return Publication(self.version, self.trained.published())
 
     def save(self) -> LearnerState:
-        self.looks.forget()
+        self.probe.forget()
         scalars = {"updates": self.updates, "version": self.version}
         return LearnerState(self.trained.save(), scalars | {"learning_rate": self.learning_rate})
 
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
         scalars: Any = state.scalars
-        self.looks.forget()
+        self.probe.forget()
         self.trained.load(state.tensors, scalars["updates"] if counters else self.updates)
         self.version = scalars["version"] if counters else self.version + 1
         self.learning_rate = scalars["learning_rate"]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quintet.algorithms.impala.config import ImpalaConfig, Knobs
-from quintet.algorithms.parts import diagnostics, judgements, looks
+from quintet.algorithms.parts import diagnostics, judgements, policy_probe
 from quintet.algorithms.parts import off_policy_statistics as off_policy
 from quintet.algorithms.parts.normalizers import Normalizers
 from quintet.algorithms.parts.statistics import Statistics
@@ -20,7 +20,7 @@ LOSSES = ("loss/policy", "loss/value", "loss/entropy")
 
 AUX = "loss/aux/"
 
-METRICS = (*diagnostics.METRICS, *off_policy.METRICS, *looks.VALUE_CHANGES, "loss/total_abs")
+METRICS = (*diagnostics.METRICS, *off_policy.METRICS, *policy_probe.VALUE_CHANGES, "loss/total_abs")
 """All metrics but the learner's own."""
 
 

@@ -12,8 +12,8 @@ from torch.func import functional_call
 from quintet.algorithms.parts.setup import PLAIN, Compute, Recorded, Setup
 from quintet.errors import ConfigError
 from quintet.models.build import ActorCritic
-from quintet.models.captured import Captured
 from quintet.models.config import ModelConfig, encoded_leaves, picture_leaves
+from quintet.models.cuda_graphs import GraphedMethod
 from quintet.models.flat import ModuleTensors, flatten_in_place, views_of
 from quintet.models.heads import action_family
 from quintet.models.leaves import normalized_leaves, white_of
@@ -234,14 +234,14 @@ class SamplingActor:
 
     @property
     def one_graph(self) -> bool:
-        captured = isinstance(self.sample, Captured) and not self.correlation
+        captured = isinstance(self.sample, GraphedMethod) and not self.correlation
         return captured and not self.warming_up
 
     def from_host(
         self, block: Tensor, obs: Obs, state: State, is_first: Tensor, noise: Tensor
     ) -> Callable[..., ActOutput]:
         """`act` as one graph with its copies, see `HostActor`."""
-        assert isinstance(self.sample, Captured)
+        assert isinstance(self.sample, GraphedMethod)
         device = next(self.network.parameters()).device
         call = self.sample.from_host(device, block, obs, state, is_first, noise)
         return lambda *alone: ActOutput(*call(*alone))

@@ -6,13 +6,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from quintet.algorithms.parts import looks
+from quintet.algorithms.parts import policy_probe
 from quintet.errors import NonFiniteError
 from quintet.models.normalize import ObservationNormalizer
 
 METRICS = (
-    *looks.DISTRIBUTION,
-    *looks.CHANGES,
+    *policy_probe.DISTRIBUTION,
+    *policy_probe.CHANGES,
     *(f"loss/{x}" for x in ("policy", "value", "entropy", "total")),
     *(f"policy/{x}" for x in ("entropy", "approx_kl", "ratio_mean")),
     *(f"value/{x}" for x in ("prediction_mean", "target_mean", "explained_variance", "error_frac")),

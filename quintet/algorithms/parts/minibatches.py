@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quintet.models.build import ActorCritic
-from quintet.system.transfer import sent, sent_all
+from quintet.system.transfer import all_to_device, to_device
 from quintet.types import Obs, Rollout, State
 
 
@@ -122,7 +122,7 @@ class Chunks:
         steps, streams = shape
         grid = torch.arange(steps * streams).view(steps // chunk_steps, chunk_steps, streams)
         self.on_cpu = grid.transpose(0, 1).flatten(1)
-        self.rows = sent(self.on_cpu, device)
+        self.rows = to_device(self.on_cpu, device)
         self.chunk_steps = chunk_steps
 
     @property
@@ -169,12 +169,12 @@ class Chunks:
         units = size // self.chunk_steps
         chunks, weights = even_minibatches(wanted, units, drop_last, generator)
         if single:
-            rows, weights = sent_all((chunks, weights), self.rows.device)
+            rows, weights = all_to_device((chunks, weights), self.rows.device)
             return Pass(rows, rows, weights)
         rows = self.on_cpu[:, chunks].transpose(0, 1).flatten(1)
         present = use[rows] * (weights > 0).repeat(1, self.chunk_steps)
         parts = rows, chunks, present / present.sum(1, keepdim=True)
-        return Pass(*sent_all(parts, self.rows.device))
+        return Pass(*all_to_device(parts, self.rows.device))
 
 
 def even_minibatches(

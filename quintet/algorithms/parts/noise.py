@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from quintet.ops.distributions import Family
-from quintet.system.transfer import sent
+from quintet.system.transfer import to_device
 from quintet.types import Rollout
 
 
@@ -16,5 +16,5 @@ def with_noise(batch: Rollout, family: Family, samples: int, generator: torch.Ge
     All of several learners draw the same noise, for the whole batch, and take their columns of it.
     """
     noise = family.draw_noise((*batch.valid.shape, samples), generator)
-    noise = sent(noise, batch.valid.device)
+    noise = to_device(noise, batch.valid.device)
     return replace(batch, record={**batch.record, "noise": noise})

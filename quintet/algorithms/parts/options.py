@@ -4,7 +4,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from pydantic import BeforeValidator
 
-from quintet.bounds import (
+from quintet.errors import ConfigError
+from quintet.models.config import ModelConfig
+from quintet.options.bounds import (
     Bounded,
     Count,
     Fraction,
@@ -16,9 +18,7 @@ from quintet.bounds import (
     StepsFrom0,
     Unroll,
 )
-from quintet.errors import ConfigError
-from quintet.models.config import ModelConfig
-from quintet.options import AROUND, FACTOR, NEAR_1, USUAL, Needs, option
+from quintet.options.declaration import AROUND, FACTOR, NEAR_1, USUAL, Needs, option
 from quintet.system.importing import words_or_code
 
 if TYPE_CHECKING:

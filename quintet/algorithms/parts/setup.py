@@ -7,8 +7,8 @@ from typing import Literal, ParamSpec, TypeVar, final
 import torch
 from torch import Tensor
 
-from quintet.models.captured import Captured
 from quintet.models.compiled import Graph
+from quintet.models.cuda_graphs import GraphedMethod
 from quintet.models.precision import Precision
 from quintet.protocols import Ranks
 from quintet.types import Rollout
@@ -43,7 +43,7 @@ class Compute:
         """A bound method that changes nothing, as it is or as a compiled or CUDA graph."""
         if self.compile:
             return Graph(method)
-        return Captured(method) if self.graph else method
+        return GraphedMethod(method) if self.graph else method
 
 
 PLAIN = Compute()

@@ -7,7 +7,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from quintet.system.transfer import fetched
+from quintet.system.transfer import to_host
 
 SUM_EVERY = 64
 """Number of vectors that an interval sums at once, with as many operations as for one."""
@@ -112,7 +112,7 @@ class Interval:
             self._fold(names)
         sums: dict[str, tuple[float, int]] = {}
         values: dict[str, float] = {}
-        found = fetched({(n, k): x for n, each in self._sums.items() for k, x in enumerate(each)})
+        found = to_host({(n, k): x for n, each in self._sums.items() for k, x in enumerate(each)})
         for names in self._sums:
             total, count, extremes = (found[names, k].tolist() for k in range(3))
             for name, x, n in zip(names.means, total, count, strict=True):

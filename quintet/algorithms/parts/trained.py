@@ -16,14 +16,14 @@ from quintet.algorithms.parts.options import Knob
 from quintet.algorithms.parts.setup import Setup
 from quintet.algorithms.parts.statistics import Interval, Names, Statistics
 from quintet.errors import ConfigError
-from quintet.models.captured import Captured
 from quintet.models.compiled import Graph
+from quintet.models.cuda_graphs import GraphedMethod
 from quintet.models.flat import ModuleTensors, Segment, flatten_in_place, join, load_into, split
 from quintet.ops import adam, rmsprop
 from quintet.ops.adam import AdamRates
 from quintet.ops.rmsprop import RMSPropRates
 from quintet.protocols import LOOK_EVERY_UPDATES
-from quintet.system.transfer import fetched, sent
+from quintet.system.transfer import to_device, to_host
 
 Parameters = dict[str, Tensor]
 
@@ -179,10 +179,10 @@ class Trained(Generic[B, K]):
         elif compiles:
             self._parts = Graph(self._compiled_gradient), Graph(self._compiled_apply)
         elif captures and self.ranks.size == 1:
-            self._whole = Captured(self._eager_step, self._changed, ("_names",), (Rows,))
+            self._whole = GraphedMethod(self._eager_step, self._changed, ("_names",), (Rows,))
         elif captures:
-            gradient = Captured(self._gradient, sets=("_names",), kept=(Rows,))
-            self._parts = gradient, Captured(self._apply, self._changed)
+            gradient = GraphedMethod(self._gradient, sets=("_names",), kept=(Rows,))
+            self._parts = gradient, GraphedMethod(self._apply, self._changed)
 
     def keep_gradient(self) -> None:
         """Keeps the gradient of the last step, before clipping, in `gradient`."""
@@ -236,7 +236,7 @@ class Trained(Generic[B, K]):
         numbers.append(polyak)
         # NumPy is three times as fast on a list of numbers.
         packed = np.array(numbers, self._numpy_dtype)
-        return sent(torch.from_numpy(packed), self.theta.device)
+        return to_device(torch.from_numpy(packed), self.theta.device)
 
     def step_options(
         self,
@@ -401,7 +401,7 @@ class Trained(Generic[B, K]):
         every = [torch.stack([pending[i][1] for i in each]) for each in rows.values()]
         total, here = math.nan, also
         if self.theta.is_cuda:
-            found = fetched({**also, **dict(enumerate([*every, self.theta.sum()]))})
+            found = to_host({**also, **dict(enumerate([*every, self.theta.sum()]))})
             *every, last = (found[k] for k in range(len(every) + 1))
             total, here = last.item(), {name: found[name] for name in also}
         for (kind, each), vectors in zip(rows.items(), every, strict=True):

@@ -31,9 +31,9 @@ from torch import Tensor
 from torch.func import functional_call
 
 from quintet.algorithms.parts import acting, minibatches
-from quintet.algorithms.parts.looks import KL, Looks
 from quintet.algorithms.parts.minibatches import Chunks, Minibatch, Rows
 from quintet.algorithms.parts.normalizers import ONLY_LEARNING, Normalizers
+from quintet.algorithms.parts.policy_probe import KL, PolicyProbe
 from quintet.algorithms.parts.schedule import find_decay
 from quintet.algorithms.parts.setup import PLAIN, Compute, Setup
 from quintet.algorithms.parts.trained import Parameters, Trained, knobs_of
@@ -41,8 +41,8 @@ from quintet.algorithms.ppo import metrics
 from quintet.algorithms.ppo.config import Knobs, PPOConfig, require_learnable
 from quintet.algorithms.ppo.metrics import Estimates, Outputs
 from quintet.models.build import ActorCritic
-from quintet.models.captured import Captured
 from quintet.models.config import ModelConfig
+from quintet.models.cuda_graphs import GraphedMethod
 from quintet.ops import policy_losses, reduce, returns, schedules, value_losses
 from quintet.protocols import DataPlan
 from quintet.system.transfer import Use
@@ -90,14 +90,14 @@ class PPOLearner:
         if config.log_gradients:
             self.trained.keep_gradient()
         captures = setup.compute.graph
-        self._estimates = Captured(self._estimates_of) if captures else self._estimates_of
+        self._estimates = GraphedMethod(self._estimates_of) if captures else self._estimates_of
         self.shuffle = torch.Generator().manual_seed(setup.seeds[1])
         self.chunk_steps = 1 if model.core == "none" else config.bptt_steps
         self.version = 0
         self.schedule = Schedule(config, setup.total_env_steps)
         self.reports = metrics.Reports(self.trained, self.normalizers)
         normalize, interval = self.normalizers.observations, self.trained.interval
-        self.looks = Looks(self.family, self.network, normalize, interval, (KL,))
+        self.probe = PolicyProbe(self.family, self.network, normalize, interval, (KL,))
         self.histograms = self.reports.histograms
 
     # The loss
@@ -244,7 +244,7 @@ class PPOLearner:
         if config.log_histograms:
             data = metrics.batch_values(batch, use, estimates, self.family)
             self.reports.distributions |= data
-        self.looks.after(batch, self.version, trained.current)
+        self.probe.after(batch, self.version, trained.current)
         self.normalizers.merge(batch)
 
     @torch.no_grad()
@@ -338,21 +338,21 @@ class PPOLearner:
         self.reports.distributions |= {f"{when}/{name}": x for name, x in values.items()}
 
     def metrics(self) -> dict[str, float]:
-        self.looks.begin()
+        self.probe.begin()
         return self.reports.read() | self.schedule.metrics
 
     def publication(self) -> Publication:
         return Publication(self.version, self.trained.published())
 
     def save(self) -> LearnerState:
-        self.looks.forget()
+        self.probe.forget()
         tensors = self.trained.save() | {"shuffle": self.shuffle.get_state()}
         scalars = {"updates": self.updates, "version": self.version, **self.schedule.save()}
         return LearnerState(tensors, scalars)
 
     def load(self, state: LearnerState, *, counters: bool = True) -> None:
         scalars: Any = state.scalars
-        self.looks.forget()
+        self.probe.forget()
         self.trained.load(state.tensors, scalars["updates"] if counters else self.updates)
         self.version = scalars["version"] if counters else self.version + 1
         if counters:

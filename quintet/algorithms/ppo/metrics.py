@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from quintet.algorithms.parts import diagnostics, judgements, looks
+from quintet.algorithms.parts import diagnostics, judgements, policy_probe
 from quintet.algorithms.parts.minibatches import Minibatch, Rows
 from quintet.algorithms.parts.normalizers import Normalizers
 from quintet.algorithms.parts.statistics import Statistics
@@ -29,7 +29,7 @@ MIN_KL = 1e-5
 
 METRICS = (
     *diagnostics.METRICS,
-    *looks.VALUE_CHANGES,
+    *policy_probe.VALUE_CHANGES,
     "loss/l2",
     "loss/kl",
     "loss/total_abs",

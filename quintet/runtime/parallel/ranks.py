@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from quintet.runtime.batch import narrow, to_device
+from quintet.runtime.batch import narrow, rollout_to_device
 from quintet.types import Rollout
 
 LOOK_EVERY_S = 0.5
@@ -78,12 +78,12 @@ class RankGroup:
             raise PeerGone(str(error)) from error
 
     def whole(self, batch: Rollout) -> Rollout:
-        return to_device(batch, self.device)
+        return rollout_to_device(batch, self.device)
 
     def shard(self, batch: Rollout) -> Rollout:
         columns, rest = divmod(batch.stream_id.numel(), self.size)
         assert not rest, "a run checks that its learners share batches evenly"
-        return to_device(narrow(batch, self.index * columns, columns), self.device)
+        return rollout_to_device(narrow(batch, self.index * columns, columns), self.device)
 
     def sum(self, x: Tensor) -> Tensor:
         self._exchange(lambda group: group.allreduce([x]))

@@ -8,7 +8,7 @@ import torch
 
 from quintet.runtime.processes.arena import Arena, prefixed
 from quintet.runtime.processes.fence import fence
-from quintet.system.transfer import fetched
+from quintet.system.transfer import to_host
 from quintet.types import Publication, TensorSpec
 
 _BUFFERS = 3
@@ -51,7 +51,7 @@ class Board:
 
     def write(self, publication: Publication) -> None:
         """Writes a publication; the newest one stays readable meanwhile."""
-        tensors = fetched(publication.tensors)
+        tensors = to_host(publication.tensors)
         buffer = (int(self.newest[0]) + 1) % _BUFFERS
         self.whole[buffer] = 0
         self.begun[buffer] = publication.version + 1

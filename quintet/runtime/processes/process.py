@@ -16,8 +16,8 @@ import cloudpickle
 
 from quintet import errors
 from quintet.errors import ConfigError, QuintetError, WorkerFault
-from quintet.jobs import child, user_state
-from quintet.jobs.child import Child
+from quintet.jobs import child_process, user_state
+from quintet.jobs.child_process import Child
 from quintet.jobs.silence import Silence
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.messages import Failed, Ready, Stop
@@ -49,7 +49,7 @@ ENVIRON = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
 
 def prepare() -> None:
     """Starts the fork server early, so that its imports overlap with other work."""
-    child.prepare(PRELOAD, ENVIRON)
+    child_process.prepare(PRELOAD, ENVIRON)
 
 
 IMPORTING, MAKING, COMPILING = -3, -2, -1
@@ -271,7 +271,7 @@ class Process:
             self.child.kill()
             status = self.child.wait()
             closed = f"closed its channel, did not end within {STOP_GRACE_S:g} s, and "
-        how = f"{closed}was killed" if closed else child.how_ended(status)
+        how = f"{closed}was killed" if closed else child_process.how_ended(status)
         row = int(self.row[1])
         place = f"while {self.doing}" if row < 0 else self.kind.place.format(row)
         place = place if self.ready else f"before it was ready, {place}"

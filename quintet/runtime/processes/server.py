@@ -18,13 +18,13 @@ import torch
 from quintet.jobs import user_state
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor
+from quintet.runtime.gpu_actor import GpuActor, SharedGpuActor
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.messages import Ready, ServerWork, Stop
 from quintet.runtime.processes.params import Board
 from quintet.runtime.processes.process import COMPILING
 from quintet.runtime.processes.remote import BEGINS, Mailbox, Request
 from quintet.runtime.processes.worker import begin, report_failure
-from quintet.runtime.staged import Shared, StagedActor
 from quintet.runtime.torch_settings import OwnTorch, configure_torch, inexact_told
 from quintet.system import printing
 from quintet.types import ActOutput, State
@@ -52,10 +52,11 @@ class Server:
         # Private state of actors, by group and by ticket of the act that left it.
         self.private: dict[int, dict[int, State]] = {}
         self.device = torch.device(self.options.device)
-        self.staged: dict[tuple[int, ...], StagedActor] = {}  # actors on a GPU
+        self.staged: dict[tuple[int, ...], GpuActor] = {}  # actors on a GPU
         if self.device.type == "cuda":
             self.staged = {
-                each: StagedActor(Shared(actor, self.device)) for each, actor in self.actors.items()
+                each: GpuActor(SharedGpuActor(actor, self.device))
+                for each, actor in self.actors.items()
             }
         self.loaded = [-1] * assignment.num_policies
         self.verified: dict[Connection, bool] = {}  # connections; whether one has sent the token

@@ -12,6 +12,7 @@ from quintet.envs.vector import StepRow, allocate_row
 from quintet.jobs import user_state
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.processes.arena import Arena
+from quintet.runtime.processes.hang_notice import Watch
 from quintet.runtime.processes.messages import (
     LoadStates,
     Ready,
@@ -22,7 +23,6 @@ from quintet.runtime.processes.messages import (
     Stop,
 )
 from quintet.runtime.processes.process import MAKING
-from quintet.runtime.processes.watch import Watch
 from quintet.runtime.processes.worker import begin, report_failure
 from quintet.runtime.slots import OF_STEP
 from quintet.runtime.torch_settings import configure_torch

@@ -20,7 +20,7 @@ from typing import Any, final
 from quintet.envs.own_state import keeper
 from quintet.errors import QuintetError, WorkerFault
 from quintet.jobs import entry, user_state
-from quintet.jobs.child import FOR_PARENT
+from quintet.jobs.child_process import FOR_PARENT
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.processes import messages
 from quintet.runtime.processes.arena import Arena
@@ -29,7 +29,7 @@ from quintet.runtime.processes.params import Board
 from quintet.runtime.processes.process import COMPILING, MAKING
 from quintet.runtime.processes.remote import Mailbox, RemoteActor, ServerGone, ServerLine
 from quintet.runtime.sampler import GroupSampler, unroll
-from quintet.runtime.seeds import group_seeds
+from quintet.runtime.seed_tree import group_seeds
 from quintet.runtime.slots import RowSpecs, Slot
 from quintet.runtime.torch_settings import configure_torch
 from quintet.system.memory import memory_fault

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.runtime.replay.batch import as_tensor
-from quintet.runtime.replay.memory import Numbers
+from quintet.runtime.replay.ring_files import Numbers
 from quintet.runtime.replay.store import RowStore
-from quintet.system.transfer import sent
+from quintet.runtime.replay.stored_batch import as_tensor
+from quintet.system.transfer import to_device
 from quintet.types import TensorSpec
 
 _AT_ONCE_BYTES = 2**26
@@ -64,9 +64,9 @@ class OnDevice:
         place = store.rows.at(stream, number)
         of_row = sum(spec.nbytes for spec in large_leaves(store).values())
         for part in np.split(place, range(0, len(place), max(1, _AT_ONCE_BYTES // of_row))[1:]):
-            there = sent(torch.from_numpy(part), self._device)
+            there = to_device(torch.from_numpy(part), self._device)
             for name, field in self._fields.items():
-                values = sent(store.rows.read(name, part), self._device)
+                values = to_device(store.rows.read(name, part), self._device)
                 field.index_copy_(0, there, values)
         self._newest[:] = store.head
 
@@ -80,9 +80,9 @@ class OnDevice:
         if len(origins.zero):
             frames.index_fill_(0, self._sent(origins.zero), 0)
         if len(origins.whole):
-            kept = sent(as_tensor(origins.frames, field.dtype), self._device)
+            kept = to_device(as_tensor(origins.frames, field.dtype), self._device)
             frames.index_copy_(0, self._sent(origins.whole), kept)
         return frames.view(*place.shape, *self._store.layout.leaves[name].shape)
 
     def _sent(self, numbers: Numbers) -> Tensor:
-        return sent(torch.from_numpy(np.ascontiguousarray(numbers.reshape(-1))), self._device)
+        return to_device(torch.from_numpy(np.ascontiguousarray(numbers.reshape(-1))), self._device)

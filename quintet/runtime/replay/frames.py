@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.runtime.replay.memory import Array, Numbers, allocate
+from quintet.runtime.replay.ring_files import Array, Numbers, allocate
 from quintet.types import TensorSpec
 
 MOST_FRAMES = 16

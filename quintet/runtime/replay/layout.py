@@ -10,7 +10,7 @@ import torch
 from quintet.errors import ConfigError
 from quintet.protocols import DataPlan
 from quintet.runtime.replay.frames import may_stack, pool_bytes, possible_slices, stack_fields
-from quintet.runtime.replay.memory import Numbers, array_dtype, require_room, rings_bytes
+from quintet.runtime.replay.ring_files import Numbers, array_dtype, require_room, rings_bytes
 from quintet.runtime.slots import RowSpecs
 from quintet.spaces import leaf_spec, observation_leaves
 from quintet.system import memory

@@ -11,9 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quintet.checkpoints.manifest import Checked, Count, content_fault
 from quintet.errors import CheckpointError, ConfigError
 from quintet.protocols import DataPlan
-from quintet.runtime.replay.batch import (
+from quintet.runtime.replay.device import OnDevice, bytes_there
+from quintet.runtime.replay.frames import frame_slices
+from quintet.runtime.replay.layout import Layout
+from quintet.runtime.replay.resume import load_rows, save_rows
+from quintet.runtime.replay.ring_files import Array, Numbers, files_in
+from quintet.runtime.replay.store import RowStore
+from quintet.runtime.replay.stored_batch import (
     CUT,
     FIRST,
     GAP,
@@ -24,15 +31,8 @@ from quintet.runtime.replay.batch import (
     as_tensor,
     split,
 )
-from quintet.runtime.replay.device import OnDevice, bytes_there
-from quintet.runtime.replay.frames import frame_slices
-from quintet.runtime.replay.layout import Layout
-from quintet.runtime.replay.memory import Array, Numbers, files_in
-from quintet.runtime.replay.resume import load_rows, save_rows
-from quintet.runtime.replay.store import RowStore
 from quintet.runtime.slots import RowSpecs
 from quintet.system import files
-from quintet.system.manifest import Checked, Count, content_fault
 from quintet.system.memory import free_bytes
 from quintet.types import Rollout
 

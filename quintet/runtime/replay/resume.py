@@ -7,12 +7,12 @@ from zlib import crc32
 import numpy as np
 from pydantic import Field
 
+from quintet.checkpoints.manifest import Checked, Count, content_fault
 from quintet.errors import CheckpointError
-from quintet.runtime.replay.batch import START, VALID
 from quintet.runtime.replay.layout import Layout
-from quintet.runtime.replay.memory import Numbers, bytes_of, damaged, require_file
+from quintet.runtime.replay.ring_files import Numbers, bytes_of, damaged, require_file
 from quintet.runtime.replay.store import RowStore
-from quintet.system.manifest import Checked, Count, content_fault
+from quintet.runtime.replay.stored_batch import START, VALID
 
 _COUNTERS = ("head", "group", "going_on", "first", "last")
 

@@ -13,8 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quintet.runtime.replay import memory
-from quintet.runtime.replay.batch import (
+from quintet.runtime.replay import ring_files
+from quintet.runtime.replay.frames import FrameStacks
+from quintet.runtime.replay.layout import Layout
+from quintet.runtime.replay.ring_files import Array, Numbers
+from quintet.runtime.replay.stored_batch import (
     FIRST,
     GAP,
     START,
@@ -25,9 +28,6 @@ from quintet.runtime.replay.batch import (
     as_array,
     as_tensor,
 )
-from quintet.runtime.replay.frames import FrameStacks
-from quintet.runtime.replay.layout import Layout
-from quintet.runtime.replay.memory import Array, Numbers
 from quintet.types import Rollout, TensorSpec
 
 More = Callable[[slice], Sequence[Array]]
@@ -62,9 +62,9 @@ class Rings:
         self.specs, self.num_streams, self.length = {**packed, **apart}, num_streams, length
         self.place, rows = place, num_streams * length
         self._begins = np.arange(num_streams) * length
-        self.nbytes = memory.rings_bytes(packed, apart, rows)
-        self._memory = memory.allocate(place, self.nbytes)
-        self.record = memory.record_dtype(packed)
+        self.nbytes = ring_files.rings_bytes(packed, apart, rows)
+        self._memory = ring_files.allocate(place, self.nbytes)
+        self.record = ring_files.record_dtype(packed)
         nbytes = self.record.itemsize * rows
         words = self.record.itemsize // _WORD
         self._records = np.frombuffer(self._memory, np.int64, words * rows).reshape(rows, words)
@@ -73,15 +73,15 @@ class Rings:
             records = self._records.view(self.record)[:, 0]
             self.fields = {name: records[name] for name in packed}
         self._blocks = [self._records]
-        offset = memory.aligned(nbytes)
+        offset = ring_files.aligned(nbytes)
         for name, spec in apart.items():
             nbytes = spec.nbytes * rows
             block = np.frombuffer(self._memory, np.uint8, nbytes, offset)
-            self.fields[name] = block.view(memory.array_dtype(spec.dtype)).reshape(
+            self.fields[name] = block.view(ring_files.array_dtype(spec.dtype)).reshape(
                 rows, *spec.shape
             )
             self._blocks.append(self.fields[name])
-            offset += memory.aligned(nbytes)
+            offset += ring_files.aligned(nbytes)
         self._segment = segment
         self._checksums = np.zeros((num_streams, length // segment), np.int64)
         self._sealed = np.zeros(num_streams, np.int64)
@@ -161,10 +161,10 @@ class Rings:
         for stream, (first, head) in enumerate(_pairs(oldest, heads)):
             segments = self._segments(first, head)
             if len(checksums[stream]) != len(segments):
-                raise memory.damaged(self.place, stream)
+                raise ring_files.damaged(self.place, stream)
             for segment, stored in zip(segments, checksums[stream], strict=True):
                 if self._checksum(stream, segment, head, more) != stored:
-                    raise memory.damaged(self.place, stream)
+                    raise ring_files.damaged(self.place, stream)
                 self._checksums[stream, segment % self._checksums.shape[1]] = stored
         self._sealed[:] = heads
 
@@ -179,9 +179,9 @@ class Rings:
         rows = slice(place, place + count)
         total = 0
         for block in self._blocks:
-            total = zlib.crc32(memory.bytes_of(block[rows]), total)
+            total = zlib.crc32(ring_files.bytes_of(block[rows]), total)
         for values in more(rows) if more is not None else ():
-            total = zlib.crc32(memory.bytes_of(values), total)
+            total = zlib.crc32(ring_files.bytes_of(values), total)
         return total
 
 
@@ -209,7 +209,7 @@ class RowStore:
         """Allocates the memory; `fresh`: whether existing files belong to an old run."""
         self.layout = layout
         if fresh:
-            memory.empty_folder(layout.folder)
+            ring_files.empty_folder(layout.folder)
         layout.require_room()
         count, length, entries = layout.num_streams, layout.length(), layout.entries()
         packed, apart = layout.packed(), layout.apart()

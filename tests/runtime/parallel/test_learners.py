@@ -19,11 +19,11 @@ from processes_helpers import open_files, processes_of
 from small_run_helpers import hashes, newest
 
 import quintet
-from quintet.config import machine
-from quintet.config import resolve as resolution
-from quintet.config.layers import Layer
-from quintet.config.resolve import compose
 from quintet.errors import ConfigError, LearnerFault, NonFiniteError, QuintetError
+from quintet.options import machine
+from quintet.options import resolve as resolution
+from quintet.options.layers import Layer
+from quintet.options.resolve import compose
 from quintet.runtime.parallel.learners import Learners
 from quintet.runtime.parallel.ranks import host_store
 from quintet.system import forks

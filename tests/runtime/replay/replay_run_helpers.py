@@ -14,8 +14,8 @@ from pathlib import Path
 
 from replay_streams_helpers import Run, make, plan
 
-from quintet.runtime.replay.batch import as_array
 from quintet.runtime.replay.replay import Replay
+from quintet.runtime.replay.stored_batch import as_array
 from quintet.types import Rollout
 
 STREAMS, UNROLL, INTERVAL, ITERATIONS = 3, 4, 5, 60

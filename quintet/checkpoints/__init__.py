@@ -1,0 +1,1 @@
+"""The folder of a run on disk: checkpoints, records, locks and signatures."""

@@ -1,1 +1,0 @@
-"""Run configurations: their fields, layers, sources and presets."""

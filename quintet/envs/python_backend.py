@@ -1,0 +1,228 @@
+"""The backend ``gymnasium``: environments made in Python, from Gymnasium's ids, import strings and
+objects that a user passes.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import gymnasium
+from gymnasium.vector import VectorEnv as GymVectorEnv
+
+from quintet.envs import atari, masks, other_apis
+from quintet.envs.backends import BACKENDS, Backend, Group, Identity
+from quintet.envs.config import EnvConfig
+from quintet.envs.env_source import (
+    GIVEN,
+    GivenTensors,
+    MakeEnv,
+    call_maker,
+    is_plain_sync,
+    limits_itself,
+    makes_groups,
+)
+from quintet.envs.gymnasium import GymnasiumVectorEnv, time_limit
+from quintet.envs.ids import versions_of
+from quintet.envs.resolved import ResolvedEnv
+from quintet.envs.tensor import gives_tensors, size_of
+from quintet.envs.vector import VectorEnv
+from quintet.envs.wrappers import FrameStack, make_shaped
+from quintet.errors import ConfigError
+from quintet.spaces import is_fixed
+
+
+def _ids() -> list[str]:
+    roms = atari.list_roms()  # first, since ale-py adds its games to the registry
+    return [*roms, *(known for known in gymnasium.registry if not atari.is_ales(known))]
+
+
+def _knows(env_id: str) -> bool:
+    """Whether Gymnasium or ale-py knows the id."""
+    theirs = env_id in gymnasium.registry and not atari.is_ales(env_id)
+    return theirs or atari.rom_of(env_id) is not None
+
+
+def _hint(env_id: str) -> str:
+    newer = versions_of(env_id, gymnasium.registry)
+    version = f"which versions there are depends on Gymnasium's, {gymnasium.__version__} here"
+    return "; ".join(filter(None, [version if newer else "", atari.hint(env_id)]))
+
+
+def _identify(config: EnvConfig) -> Identity:
+    """A game of ale-py, unless a user has registered an id like ``Pong-v5``."""
+    theirs = config.id in gymnasium.registry and not config.id.startswith("ALE/")
+    rom = None if theirs else atari.rom_of(config.id)
+    if rom is None:
+        return Identity()
+    return Identity(rom, atari=atari.read_config(config.id, config.arguments))
+
+
+def _make(env: ResolvedEnv, group: Group) -> VectorEnv:
+    config, source = env.config, env.source
+    if isinstance(source, GIVEN):
+        if source.num_envs != group.num_streams:
+            raise ConfigError(
+                f"a vector environment is one group of streams; got {source.num_envs} environments "
+                f"for {group.num_streams} streams; leave num_streams and streams_per_group out"
+            )
+        if isinstance(source, GivenTensors):
+            return _hosted(env, source.env, closes=False)
+        return _adapt(env, source, None, group)
+    if env.atari is not None:
+        return _make_atari(env, env.atari, group)
+    maker = env.maker
+    if limits_itself(maker):
+        kwargs = config.arguments
+        config = config.model_copy(update={"max_episode_steps": None})
+        env = replace(env, config=config)
+    else:
+        kwargs = config.kwargs
+    if makes_groups(maker):
+        make = partial(_make_several, maker, config.id, kwargs, group.num_streams)
+        made = make()
+        if gives_tensors(made):
+            return _hosted(env, made, closes=True)
+        return _adapt(env, made, make, group)
+    return _step_singles(env, partial(call_maker, maker, config.id, kwargs), group)
+
+
+def _make_atari(env: ResolvedEnv, game: atari.AtariConfig, group: Group) -> FrameStack:
+    atari.require_one_stack(env.config, game.stack_num)
+    render_mode = "rgb_array" if group.drawn else None
+    options = {"rom": env.name, "config": game, "render_mode": render_mode}
+    make_one = partial(call_maker, atari.make_single, env.config.id, options)
+    return FrameStack(_step_singles(env, make_one, group), game.stack_num)
+
+
+def _step_singles(
+    env: ResolvedEnv, make_one: Callable[[], Any], group: Group
+) -> GymnasiumVectorEnv:
+    config = env.config
+    if env.atari is None:
+        make_one = partial(_fitted, make_one, config)
+    if config.reward_shaping:
+        make_one = partial(make_shaped, make_one, config.reward_shaping, config.id)
+    return GymnasiumVectorEnv(env, group, make_one)
+
+
+def _fitted(make_one: Callable[[], Any], config: EnvConfig) -> Any:
+    """An environment without texts and sequences, with its action mask in the leaf
+    ``action_mask``, and with the limit of ``env.max_episode_steps``; other objects
+    unchanged.
+    """
+    env = make_one()
+    if not isinstance(env, gymnasium.Env) or isinstance(env, GymVectorEnv):
+        return env
+    other_apis.require_spaces(env, config.id)
+    if config.max_episode_steps is not None:
+        env = _limited(env, config.max_episode_steps, config.id)
+    if not is_fixed(env.observation_space):
+        from quintet.envs.fixed_shape import FixedShape
+
+        env = FixedShape(env)
+    return masks.masked(env, config.id, config.mask_from_info)
+
+
+def _limited(
+    env: gymnasium.Env[Any, Any], limit: int, env_id: str
+) -> gymnasium.wrappers.TimeLimit[Any, Any]:
+    """The environment with a limit of steps; raises ConfigError if it has a shorter one."""
+    own = time_limit(env)
+    if own is not None and own < limit:
+        env.close()
+        raise ConfigError(
+            f"env.max_episode_steps must be at most the limit that {env_id} has itself, {own} "
+            f"(Gymnasium's wrapper TimeLimit), got {limit}: raise that one"
+        )
+    return gymnasium.wrappers.TimeLimit(env, limit)
+
+
+def _require_no_limit(env: ResolvedEnv, made: Any, *, closes: bool) -> None:
+    """Refuses ``env.max_episode_steps`` for what resets its streams itself."""
+    if env.config.max_episode_steps is None:
+        return
+    if closes:
+        made.close()
+    raise ConfigError(
+        f"env.max_episode_steps={env.config.max_episode_steps} can't be met from outside by "
+        f"{env.config.id}, a vector environment that resets its streams itself: set the limit in "
+        "it, or give a function that makes it a parameter max_episode_steps"
+    )
+
+
+def _adapt(
+    env: ResolvedEnv,
+    made: GymVectorEnv[Any, Any, Any],
+    make: Callable[[], GymVectorEnv[Any, Any, Any]] | None,
+    group: Group,
+) -> VectorEnv:
+    """Adapts a vector environment; `make` makes another environment like it."""
+    config = env.config
+    for name, backend in BACKENDS.usable():
+        if backend.settle(made.unwrapped) is not None:
+            made.close()
+            raise ConfigError(
+                f"{config.id} must make vector environments that can be given seeds; "
+                f"{backend.title}'s can't; give the pool itself, or its id with backend {name!r}"
+            )
+    # Gymnasium 1.1 keeps an iterator of makers as it was given, used up.
+    if is_plain_sync(made) and (given := [*made.env_fns]):  # type: ignore[attr-defined]
+        makers = itertools.cycle(given)
+        if make is not None:
+            made.close()  # only its makers are used
+        return _step_singles(env, lambda: next(makers)(), group._replace(num_streams=made.num_envs))
+    _require_no_limit(env, made, closes=make is not None)
+    from quintet.envs.given_vector import AdaptedVectorEnv
+
+    return AdaptedVectorEnv(env, group, made, make)
+
+
+def _hosted(env: ResolvedEnv, made: Any, *, closes: bool) -> VectorEnv:
+    """Environments of tensors."""
+    from quintet.envs.given_tensors import adapted  # imports PyTorch
+    from quintet.envs.tensors_as_arrays import HostedEnv
+
+    _require_no_limit(env, made, closes=closes)
+    config = env.config
+    tensors = adapted(made, config.id, config.success, config.mask_from_info)
+    assert tensors is not None
+    described = replace(tensors.description, id=config.id, backend=config.backend)
+    return HostedEnv(tensors, described, closes=closes, made=made if closes else None)
+
+
+def _make_several(maker: MakeEnv, env_id: str, kwargs: Mapping[str, Any], num_streams: int) -> Any:
+    env: Any = call_maker(maker, env_id, {**kwargs, "num_envs": num_streams})
+    if gives_tensors(env) and size_of(env) == num_streams:
+        return env
+    if not isinstance(env, GymVectorEnv) or env.num_envs != num_streams:
+        raise ConfigError(
+            f"{env_id} has a parameter num_envs, so it must make a vector environment of that "
+            f"size; asked for {num_streams}, got {env!r}; return one, or rename the parameter of a "
+            "function that makes single environments"
+        )
+    return env
+
+
+def _gives_mask(made: VectorEnv) -> bool:
+    if not isinstance(made, GymnasiumVectorEnv):
+        return False
+    first = made.envs[0]
+    return masks.is_in(first.reset(seed=0)[1], first.action_space)
+
+
+BACKEND = Backend(
+    title="Gymnasium",
+    limits_steps=True,
+    make=_make,
+    ids=_ids,
+    knows=_knows,
+    claims=lambda _: True,
+    identify=_identify,
+    hint=_hint,
+    in_python=True,
+    singles=lambda made: made.envs if isinstance(made, GymnasiumVectorEnv) else (),
+    gives_mask=_gives_mask,
+    packages={"ale_py": "ale-py", "cv2": "opencv-python", "mujoco": "mujoco"},
+)

@@ -1,0 +1,1 @@
+"""Trained policies: their folders, the episodes that they play, and their scores."""

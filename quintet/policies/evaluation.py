@@ -1,0 +1,493 @@
+"""Evaluates policies on whole episodes."""
+
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from quintet import spaces
+from quintet.checkpoints import spaces_as_json
+from quintet.envs.config import EnvConfig
+from quintet.envs.env_source import EnvLike, settle
+from quintet.envs.eval_env import OWN_OPTIONS, EvalEnvConfig, of_another
+from quintet.envs.film import make_filmed_env
+from quintet.envs.owners import made_for
+from quintet.envs.random_play import UniformActor
+from quintet.envs.resolved import ResolvedEnv, resolve_env
+from quintet.envs.vector import EnvDescription, ObsArrays, VectorEnv
+from quintet.errors import ConfigError, QuintetError
+from quintet.observe.video import VideoWriter, check_video
+from quintet.options.bounds import MOST_COUNT
+from quintet.options.declaration import Facts, idle
+from quintet.options.machine import lacking
+from quintet.policies.episodes import Found, Games, How, play
+from quintet.policies.policy import LEAST_BOUND, Policy
+from quintet.runtime.spread import Spreading, make_streams, spread_envs
+from quintet.system.files import given_path
+from quintet.system.importing import settle_search_path, way_to_script
+from quintet.system.trust import Call, calls_of
+from quintet.system.user_code import known_arguments, no_exit
+
+MaxSteps = int | Literal["auto"] | None
+
+MAX_STREAMS = 25
+"""Most environments that an evaluation steps at the same time."""
+
+MAX_FPS = 60.0
+"""Most pictures per second of a video; a faster environment is shown at the right speed by leaving
+out steps.
+"""
+
+
+@final
+@dataclass(frozen=True)
+class Film:
+    """The episode of a video: its return in raw reward units, its length in env_steps.
+
+    env: the filmed environment; `remark` says why if it is not the evaluated one.
+    """
+
+    path: Path
+    env: EnvDescription
+    seed: int
+    episode_return: float
+    length: int
+    remark: str
+
+
+@final
+@dataclass(frozen=True)
+class Scores:
+    """Episodes in the order (stream, time): returns in raw reward units, lengths in env_steps.
+
+    env: the environment, its backend, and the rule by which episodes are won.
+    success: whether each episode was won; None where ``env.success`` was not set.
+    film: the extra episode of the video; None without a video.
+    entropy: mean entropy of the policy's distribution over all steps, in nats (of a density for
+        continuous actions); None for policies without a distribution.
+    games: results against other players, whose episodes are not counted here; None if the policy
+        played alone.
+    complete: whether all requested episodes, or games, were played.
+    cut_episodes: number of episodes cut after `max_steps`, with their return so far.
+    max_steps: the step limit; None: no limit.
+    film_fault: why a requested video is missing; None without a fault.
+    """
+
+    returns: NDArray[np.float64]
+    lengths: NDArray[np.int64]
+    env: EnvDescription
+    film: Film | None = None
+    success: NDArray[np.bool_] | None = None
+    entropy: float | None = None
+    games: Games | None = None
+    complete: bool = True
+    cut_episodes: int = 0
+    max_steps: int | None = None
+    film_fault: str | None = None
+
+    @property
+    def cut_told(self) -> str:
+        """A sentence about the episodes that were cut; empty if none was."""
+        if not self.cut_episodes:
+            return ""
+        return (
+            f"{self.cut_episodes} of {len(self.returns)} episodes had no end within "
+            f"{self.max_steps:,} steps and were cut, with their return so far"
+        )
+
+    @property
+    def statistics_told(self) -> str:
+        """A sentence about wrappers whose statistics began anew; empty without one."""
+        if not self.env.statistics:
+            return ""
+        return (
+            f"{' and '.join(self.env.statistics)} began anew, without training's statistics, so "
+            "these scores are not the policy's; train without wrappers that keep statistics"
+        )
+
+    @property
+    def success_rate(self) -> float | None:
+        """Fraction of episodes won; None if success isn't defined."""
+        if self.success is None or not len(self.success):
+            return None
+        return float(self.success.mean())
+
+    @property
+    def mean(self) -> float:
+        return float(self.returns.mean())
+
+    @property
+    def std(self) -> float:
+        """Population standard deviation of the returns."""
+        return float(self.returns.std())
+
+    def metrics(self) -> dict[str, float]:
+        """``eval/*`` by declared name."""
+        found = {
+            "eval/return_mean": self.mean,
+            "eval/return_std": self.std,
+            "eval/return_min": float(self.returns.min()),
+            "eval/return_max": float(self.returns.max()),
+            "eval/length_mean": float(self.lengths.mean()),
+            "eval/episodes": float(len(self.returns)),
+            "eval/cut_episodes": None if self.max_steps is None else float(self.cut_episodes),
+            "eval/success_rate": self.success_rate,
+            "eval/entropy": self.entropy,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+_ELSEWHERE = {
+    **dict.fromkeys(("n_eval_episodes", "n_episodes", "num_episodes"), "episodes"),
+    **dict.fromkeys(("render", "render_mode", "record_video"), "video, a file"),
+    **dict.fromkeys(("kwargs", "env_kwargs"), "env_options={'kwargs': ...}"),
+    "callback": "stop",
+    "greedy": "deterministic",
+    "max_episode_steps": "max_steps",
+    "return_episode_rewards": "none; the scores have returns and lengths",
+}
+
+
+@no_exit()
+@known_arguments(_ELSEWHERE)
+def evaluate(
+    policy: Policy,
+    env: EnvLike | None = None,
+    episodes: int = 100,
+    seed: int = 10_000,
+    *,
+    deterministic: bool = True,
+    stop: Callable[[], bool] | None = None,
+    video: str | Path | None = None,
+    random: bool = False,
+    against: Policy | Literal["random"] | None = None,
+    env_options: Mapping[str, Any] | None = None,
+    max_steps: MaxSteps = "auto",
+    device: str = "cpu",
+) -> Scores:
+    """Plays `episodes` whole episodes; rewards are raw, neither clipped nor normalised.  In an
+    environment of several agents these are games, in which each agent has its own episodes.
+
+    Every stream plays a fixed share of the episodes, so short episodes do not count more often than
+    long ones.  Stream i begins with environment seed ``seed + i``.
+
+    Args:
+        env: an environment other than training's: an id, a callable that makes environments, or a
+            vector environment, as for `quintet.make_vector_env`; a vector environment determines
+            how many are stepped at the same time.  Unless it has the same name as training's, it
+            gets no ``env.kwargs`` (give a callable that knows its arguments) and no
+            ``env.reward_shaping``; a rule of ``env.success`` about rewards is kept, one about info
+            is not.  None: training's environment, whose code is used only under the rules of
+            `quintet.system.trust`.
+        deterministic: whether to take the mode of the policy; False samples.
+        stop: called at every step; True ends the evaluation with the episodes so far.
+        video: an .mp4 file of one episode of at most `max_steps`, with its step and return so far
+            in the corner; see `quintet.envs.film`.  The episode is played before the others, in a
+            separate environment with the seed `seed`, and isn't counted: scores are the same with
+            and without a video.  If `stop` ends it, there is no file.  If its environment or the
+            file fails during the episode, a warning and the scores say so.
+        random: whether to play uniformly random actions, for a baseline score.
+        against: player of the other agents in an environment of several: another policy, or
+            uniformly random actions.  The policy plays every second agent of a game, and in every
+            second game the other half.
+        env_options: other values of ``env.*`` than in training, by name: ``kwargs`` (as a held-out
+            split), ``backend``, ``success``, ``num_processes``, ``num_threads``.
+        max_steps: steps after which an episode is cut and counts with its return so far; None: no
+            limit; auto: no limit if the environment has a known time limit, else 1,000, or the
+            greatest power of ten up to ten times the longest training episode.
+        device: cpu, or a GPU that computes the actions, in float32: ``cuda``, ``cuda:1``. A policy
+            with private state, as of correlated noise, computes on the CPU.
+
+    Raises:
+        ConfigError: the environment's spaces are not the policy's, a number is wrong, the device is
+            not there, or the environment can't be filmed.
+        UntrustedError: another user made the policy, and it names code for its environment.
+        QuintetError: no package to write videos is installed, or none of the policy's agents joined
+            a game.
+    """
+    for given in (policy, *([] if against in (None, "random") else [against])):
+        if not isinstance(given, Policy):
+            raise ConfigError(
+                f"a policy must be a quintet.Policy, got {given!r}; give quintet.load(path)"
+            )
+    episodes, seed = _checked(episodes, seed)
+    _check_device(device)
+    if max_steps not in (None, "auto") and (
+        isinstance(max_steps, bool) or not isinstance(max_steps, int | np.integer) or max_steps < 1
+    ):
+        raise ConfigError(
+            f"max_steps must be a whole number from 1 on, auto or none, got {max_steps!r}"
+        )
+    settle_search_path()
+    path = None if video is None else given_path(video)
+    if path is not None:
+        check_video(path)
+    chosen, num_streams = _choose_env(policy, env, episodes, _options(env_options or {}))
+    uniform = partial(UniformActor, policy.spaces.action, seed)
+    actor = uniform(0) if random else policy.player_on(device)
+    how = How(actor, episodes, seed, deterministic, stop, threads=policy.threads)
+    if against is not None:
+        if chosen.num_agents == 1:
+            raise ConfigError(
+                f"against must have an environment of several agents, got {chosen.config.id} "
+                "with one: leave it out"
+            )
+        other = against.player_on(device) if isinstance(against, Policy) else uniform(1)
+        how = replace(how, others=(other,))
+        both = min(how.episodes, 2) * chosen.num_agents  # equally many games of each seating
+        num_streams = -(-num_streams // both) * both
+    with closing(_streams_for(policy, chosen, num_streams, how)) as vector:
+        _check_spaces(policy, vector)
+        how = replace(how, max_steps=_bound(max_steps, policy, vector.description))
+        if isinstance(against, Policy):
+            _check_spaces(against, vector, "the opponent")
+        film, film_fault = None, None
+        try:
+            film = None if path is None else _film(policy, chosen, _own_draws(how, uniform), path)
+        except ConfigError:
+            raise
+        except QuintetError as fault:  # a fault of the video costs no scores
+            film_fault = str(fault)
+            warnings.warn(f"there is no video: {fault}", RuntimeWarning, stacklevel=3)
+        found = play(vector, how, chosen.num_agents)
+    if found.complete and not found.played:  # the policy's agents were in none of the games
+        raise QuintetError(
+            "an evaluation must have an episode of one of the policy's agents, "
+            f"{chosen.config.id} had none in {episodes} games; raise episodes"
+        )
+    scores = _scores(found, vector.description, how.max_steps)
+    return replace(scores, film=film, film_fault=film_fault)
+
+
+def _own_draws(how: How, uniform: Callable[[int], UniformActor]) -> How:
+    """The same with random players of its own, so that those of `how` draw what they would."""
+    actor, *others = (
+        uniform(k) if isinstance(x, UniformActor) else x
+        for k, x in enumerate((how.actor, *how.others))
+    )
+    return replace(how, actor=actor, others=tuple(others))
+
+
+def _check_device(device: str) -> None:
+    """Raises ConfigError if no actions can be computed there."""
+    if device == "cpu":
+        return
+    if not re.fullmatch(r"cuda(:\d+)?", device):
+        raise ConfigError(f"device must be cpu, cuda or cuda:N, got {device!r}: leave it out")
+    fault = lacking(f"device={device}", device, torch.cuda, 1, "CUDA GPU")
+    if fault is not None:
+        raise ConfigError(f"{fault}: leave it out")
+
+
+def _bound(given: MaxSteps, policy: Policy, env: EnvDescription) -> int | None:
+    """The step limit of an episode; None: no limit."""
+    if given == "auto" and env.max_steps is None:
+        return int(policy.description.get("eval_max_steps", LEAST_BOUND))
+    return None if given == "auto" else given
+
+
+def evaluate_in(policy: Policy, env: ResolvedEnv, how: How, max_steps: MaxSteps = "auto") -> Scores:
+    """Evaluates a policy of a run in that run's environment; `max_steps` as for `evaluate`."""
+    raw = env.with_options({"reward_clip": "none"})
+    num_streams = env.streams_of(min(how.episodes, MAX_STREAMS))
+    with closing(_streams(raw, num_streams, how)) as vector:
+        _check_spaces(policy, vector)
+        how = replace(how, max_steps=_bound(max_steps, policy, vector.description))
+        found = play(vector, how, env.num_agents)
+        return _scores(found, vector.description, how.max_steps)
+
+
+@no_exit()
+def evaluate_random(config: EnvConfig, episodes: int = 100, seed: int = 10_000) -> Scores:
+    """The scores of uniformly random actions in a run's environment, without a policy."""
+    episodes, seed = _checked(episodes, seed)
+    raw = resolve_env(config).with_options({"reward_clip": "none"})
+    num_streams = raw.streams_of(min(episodes, MAX_STREAMS))
+    with closing(make_streams(raw, num_streams, Spreading())) as vector:
+        how = How(UniformActor(vector.spaces.action, seed), episodes, seed, True, None)
+        return _scores(play(vector, how, raw.num_agents), vector.description)
+
+
+def _checked(episodes: int, seed: int) -> tuple[int, int]:
+    whole = all(isinstance(number, (int, np.integer)) for number in (episodes, seed))
+    if not whole or not 1 <= episodes <= MOST_COUNT or not 0 <= seed < 2**31 - MAX_STREAMS:
+        raise ConfigError(
+            f"episodes must be in 1 .. {MOST_COUNT} and seed in 0 .. "
+            f"{2**31 - MAX_STREAMS - 1}, got episodes={episodes!r}, seed={seed!r}"
+        )
+    return int(episodes), int(seed)
+
+
+def _scores(found: Found, env: EnvDescription, max_steps: int | None = None) -> Scores:
+    played = found.played
+    steps = sum(each.length for each in played)
+    entropies = [each.entropy for each in played if each.entropy is not None]
+    won = np.array([each.success for each in played], np.bool_)
+    return Scores(
+        returns=np.array([each.return_ for each in played]),
+        lengths=np.array([each.length for each in played], np.int64),
+        env=env,
+        success=None if env.success is None else won,
+        entropy=sum(entropies) / steps if entropies and steps else None,
+        games=found.games,
+        complete=found.complete,
+        cut_episodes=sum(each.cut for each in played),
+        max_steps=max_steps,
+    )
+
+
+def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of the environment that an evaluation may change, validated."""
+    unknown = sorted(set(given) - set(OWN_OPTIONS))
+    if unknown:
+        raise ConfigError(
+            f"env_options must be some of {', '.join(OWN_OPTIONS)}, got {', '.join(unknown)}"
+        )
+    try:
+        config = EnvConfig(id="", **given)
+    except ValidationError as error:
+        faults = "; ".join(f"env.{e['loc'][0]}: {e['msg']}" for e in error.errors())
+        raise ConfigError(f"env_options must be valid options of a run: {faults}") from error
+    return {name: getattr(config, name) for name in given}
+
+
+def _choose_env(
+    policy: Policy, env: EnvLike | None, episodes: int, own: Mapping[str, Any]
+) -> tuple[ResolvedEnv, int]:
+    """The environment with the evaluation's `own` options, and the number of them that step at the
+    same time; raises UntrustedError if the policy's folder names code for it that may not run.
+    """
+    config = policy.env.model_copy(update={"reward_clip": "none"})
+    num_streams, source = min(episodes, MAX_STREAMS), None
+    says: dict[str, Any] = {} if env is None else {"id": env}
+    if env is not None and env != config.id:
+        says, source = settle(env)
+        config = of_another(config, says)
+        num_streams = says.get("num_streams", num_streams)
+    config = config.model_copy(update=dict(own))
+    # The caller vouches for the arguments, and for a name only where it is given or no code.
+    vouched = {**says, **own}
+    if "id" not in says and ":" not in config.id:
+        vouched["id"] = config.id
+    given = calls_of({f"env.{name}": value for name, value in vouched.items()})
+    origin = replace(policy.origin, given=(*policy.origin.given, *given))
+    origin.check(Call("env", config.id, config.kwargs))
+    resolved = resolve_env(config, source)
+    _require_effect(resolved, own, says)
+    return resolved, resolved.streams_of(num_streams)
+
+
+def _require_effect(env: ResolvedEnv, own: Mapping[str, Any], says: Mapping[str, Any]) -> None:
+    """Refuses options of the evaluation that have no effect."""
+    if not own:  # the environment's maker, which effects depend on, is found later
+        return
+    still = idle(EvalEnvConfig.model_construct(**own), Facts(evaluated=env))
+    for name in [*(own.keys() & still), *(own.keys() & says.keys() - {"id"})]:
+        raise ConfigError(
+            f"env.{name}={own[name]!r} has no effect on {env.config.id} ({env.config.backend}); "
+            "leave it out"
+        )
+
+
+def environment_of(policy: Policy, env: EnvLike | None, num_streams: int) -> VectorEnv:
+    """The policy's environment, or `env`, see `evaluate`: at least this many streams of it, to be
+    closed by the caller.
+
+    Raises:
+        ConfigError: the environment's spaces are not the policy's.
+        UntrustedError: the policy's folder names code for it that may not run.
+    """
+    settle_search_path()
+    chosen, count = _choose_env(policy, env, num_streams, {})
+    vector = _streams_for(policy, chosen, count, How(policy.actor, 1, 0, True, None))
+    try:
+        _check_spaces(policy, vector)
+    except BaseException:
+        vector.close()
+        raise
+    return vector
+
+
+def _streams_for(policy: Policy, env: ResolvedEnv, num_streams: int, how: How) -> VectorEnv:
+    """The streams of a loaded policy's environment; the error for a name that can't be imported
+    says where the environment was defined.
+    """
+    name, script = env.config.id, policy.description.get("script")
+    try:
+        return _streams(env, num_streams, how)
+    except ConfigError as error:
+        if env.source is not None:
+            raise
+        way = ""
+        if ":<" in name:
+            way = "give the function of the training as env=, or an import string of one as --env"
+        else:
+            way = way_to_script({"env": name}, script, Path(policy.origin.place))
+        if not way:
+            raise
+        raise ConfigError(way if script else f"{error}; {way}") from error
+
+
+def _streams(env: ResolvedEnv, num_streams: int, how: How) -> VectorEnv:
+    with made_for("an evaluation"):
+        made = make_streams(env, num_streams, Spreading(timeout_s=how.timeout_s))
+    for each in spread_envs([made]):
+        each.tell(how.say, how.notice)
+    return made
+
+
+def _check_spaces(policy: Policy, vector: VectorEnv, who: str = "the policy") -> None:
+    way_out = "give one that was trained on such spaces, or another environment"
+    own, theirs = policy.description, vector.spaces
+    if policy.critic_leaves:  # acting does not need these
+        own = spaces_as_json.as_json(policy.acting_spaces)
+        theirs = spaces.without_leaves(theirs, policy.critic_leaves)
+    spaces_as_json.require_same(own, theirs, who, vector.description.id, way_out)
+
+
+def _film(policy: Policy, env: ResolvedEnv, how: How, path: Path) -> Film | None:
+    """Films one episode; None if it was stopped before its end."""
+    check = partial(_check_spaces, policy)
+    # A twin may have another info, and the episode isn't counted.
+    filmed = make_filmed_env(env.with_options({"success": None}), how.seed, check)
+    shown: Film | None = None
+    every = ceil(filmed.steps_per_s / MAX_FPS)
+    try:
+        with VideoWriter(path, filmed.steps_per_s / every) as writer:
+
+            def watch(obs: ObsArrays, so_far: float, step: int, over: bool) -> None:
+                nonlocal shown
+                if shown is not None:
+                    return
+                if step % every == 0 or over:
+                    number = f"{so_far:.0f}" if so_far == round(so_far) else f"{so_far:.2f}"
+                    writer.add(filmed.picture(obs), f"return {number}\nstep {step}")
+                if over:
+                    about = filmed.env.description
+                    shown = Film(path, about, how.seed, so_far, step, filmed.remark)
+
+            def ends() -> bool:
+                return shown is not None or (how.stop is not None and how.stop())
+
+            of_film = replace(how, episodes=filmed.env.num_streams // env.num_agents, stop=ends)
+            played = play(filmed.env, of_film, env.num_agents, watch)
+            if shown is None:
+                writer.discard()
+                if played.complete:  # the game ended, but not for its first agent
+                    raise ConfigError(
+                        f"a video must show an episode of the first agent, got none in the game of "
+                        f"{env.config.id} with seed {how.seed}; choose another seed"
+                    )
+        return shown
+    finally:
+        filmed.env.close()
