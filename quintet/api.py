@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from quintet.policies.policy import Policy
     from quintet.run.callbacks import Callbacks, OnReport
     from quintet.run.launch import Result
-    from quintet.search.race_asked import Asked
 
 
 @overload
@@ -167,11 +166,7 @@ def train(
     command = Layer("call", values)
     if racing:
         unfit = {"on_report": on_report, "callbacks": callbacks, "seeds": seeds}
-        for name in (name for name, x in unfit.items() if x is not None):
-            raise ConfigError(f"{name} does not belong to a race: leave it out")
-        from quintet.search.race_asked import Asked
-
-        return _race(Asked(minutes, (command,), jobs, source, trust, overwrite))
+        return _race(unfit, minutes, (command,), jobs, source, trust, overwrite)
     if seeds is None:
         if jobs is not None:
             raise ConfigError(f"jobs={jobs} has no effect without seeds; leave it out")
@@ -228,12 +223,19 @@ def _flat(loaded: Loaded | Unusable) -> dict[str, Any]:
     return {**loaded.config.flat(), "model.encoder": loaded.config.model.encoder}
 
 
-def _race(asked: "Asked") -> "Result":
-    """The winner's run of a race."""
+def _race(unfit: Mapping[str, object], *given: Any) -> "Result":
+    """The winner's run of a race.
+
+    unfit: arguments that a race has not; given: fields of `Asked`.
+    """
+    for name in (name for name, x in unfit.items() if x is not None):
+        raise ConfigError(f"{name} does not belong to a race: leave it out")
     from quintet.observe.run_summary import read_summary
     from quintet.run.launch import Result
     from quintet.search.race import race
+    from quintet.search.race_asked import Asked
 
+    asked = Asked(*given)
     if race(asked).state != "finished":
         raise KeyboardInterrupt(f"the race in {asked.folder} was stopped; the same call goes on")
     run_dir = asked.folder

@@ -168,9 +168,7 @@ def _run(
         trainer = Trainer(config, folder, policies, env, user, loaded, population)
         trainer.saving.unrepeatable, trainer.budget = unrepeatable, budget
         trainer.saving.notes += doubts + ([] if budget is None else budget.notes)
-        for remark in evaluate("start", _start(trainer, loaded, source)):
-            told = trainer.saving.warnings if remark.weight else trainer.saving.notes
-            told.append(remark.said)
+        _remark(trainer, loaded, source)
         trainer.warm_start(anew=loaded.overwrite)
         rows = row_specs(config, source.spaces)
         require_rows(config, rows, policies[0].plan)
@@ -247,11 +245,11 @@ def _make_policies(
     return policies, population
 
 
-def _start(trainer: Trainer, loaded: Loaded, source: Source) -> Start:
-    """The facts about a run before it begins."""
+def _remark(trainer: Trainer, loaded: Loaded, source: Source) -> None:
+    """Adds what the user should know of a run before it begins to its warnings and notes."""
     population, first = trainer.saving.population, source.envs[0]
     warnings = [] if population is None else population.warnings(trainer.policies)
-    return Start(
+    facts = Start(
         loaded,
         trainer.config,
         source.env,
@@ -260,6 +258,9 @@ def _start(trainer: Trainer, loaded: Loaded, source: Source) -> Start:
         tuple(warnings),
         through_host(trainer.config, first, trainer.policies[0].plan),
     )
+    for remark in evaluate("start", facts):
+        told = trainer.saving.warnings if remark.weight else trainer.saving.notes
+        told.append(remark.said)
 
 
 def _result(trainer: Trainer, status: Literal["finished", "stopped"]) -> Result:

@@ -215,10 +215,16 @@ class Trainer:
         if self._calls.raised is not None:
             raise self._calls.raised
         self.log.stage(first_stage(self.facts))
-        spent = self.counters.env_steps == self.config.total_env_steps
-        status = self._evaluate_late() if spent else self._loop(sampling).run()
-        if self._time_is_over:
-            status = "finished"
+        status: Literal["finished", "stopped"] = "finished"
+        if self.counters.env_steps == self.config.total_env_steps:
+            # A stop, a kill or an error left out the last evaluation.
+            self.log.say(
+                "the run is trained, but its last evaluation was left out: it is played now"
+            )
+            self.after_iteration(None)
+            self.save(True)
+        elif self._loop(sampling).run() == "stopped" and not self._time_is_over:
+            status = "stopped"
         with self._telling:  # messages from here on come after the stop
             self._ended = True
         if status == "finished":
@@ -259,13 +265,6 @@ class Trainer:
             hooks,
             self.timer,
         )
-
-    def _evaluate_late(self) -> Literal["finished"]:
-        """Makes up for the last evaluation, which a stop, a kill or an error left out."""
-        self.log.say("the run is trained, but its last evaluation was left out: it is played now")
-        self.after_iteration(None)
-        self.save(True)
-        return "finished"
 
     def _phase_begins(self, phase: Phase) -> None:
         if (stage := stage_of(phase, self.facts)) is not None:

@@ -101,8 +101,6 @@ class _Race:
         if found is None and not able:
             able = self._able()  # a refused race leaves no folder
         with run_lock(folder) as own:
-            engine = Engine(own, 1, self.state.say, _quiet)
-            self.legs = Legs(self.asked, self.state, engine, self._kind)
             if not self.asked.overwrite and (found := journals.read(folder)) is not None:
                 # Another process may have begun it meanwhile.
                 self._require_same(found)
@@ -113,6 +111,8 @@ class _Race:
             if self.state.journal.state == "finished":
                 self._require_won()
                 return self.state.journal
+            engine = Engine(own, 1, self.state.say, _quiet)
+            self.legs = Legs(self.asked, self.state, engine, self._kind)
             self.legs.prepare()
             with suppress(Stopped):
                 if self.state.journal.runners:

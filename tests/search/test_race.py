@@ -207,8 +207,10 @@ def test_the_worst_fall_out_and_the_best_one_s_run_is_that_of_the_folder(
     # By 100 env_steps per second, as many as fit its time after 5,000.
     assert fake.totals["good"] == pytest.approx(5000 + 100 * 105, rel=0.1)
 
-    # The same command again says so; others are refused.
-    assert cli.main(command(folder, "--jobs", "1")) == 0
+    # The same command again says so, without an environment; others are refused.
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(facts, "_look", lambda _: pytest.fail("an environment was made"))
+        assert cli.main(command(folder, "--jobs", "1")) == 0
     assert "this race is finished" in capsys.readouterr().out
     assert len(fake.legs) == 7
     assert cli.main(command(folder, "--jobs", "1", "--gamma", "0.9")) == 2
