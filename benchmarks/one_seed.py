@@ -1,6 +1,6 @@
 """One seed of a row in a process of its own: trains, evaluates, writes its part of the record.
 
-`learning.py` begins it, with a `Task` as JSON on the command line.  It goes on with what a killed
+`suite.py` begins it, with a `Task` as JSON on the command line.  It goes on with what a killed
 one left, unless that was trained by another configuration; it ends with its parent.
 """
 
@@ -53,15 +53,19 @@ class Task(NamedTuple):
         return self.folder / f"{self.row.name}-s{self.seed}.json"
 
     @property
+    def failed(self) -> Path:
+        """How the seed ended, if its last process failed."""
+        return self.folder / f"{self.row.name}-s{self.seed}.failed.json"
+
+    @property
     def log(self) -> Path:
         return self.folder / f"{self.row.name}-s{self.seed}.log"
 
     @staticmethod
     def of(text: str) -> "Task":
         values = json.loads(text)
-        lists = ("options", "seeds", "seen")
-        row = {k: tuple(v) if k in lists else v for k, v in values["row"].items()}
-        return Task(Row(**row), values["seed"], Path(values["folder"]), values["jobs"])
+        row = Row.of(values["row"])
+        return Task(row, values["seed"], Path(values["folder"]), values["jobs"])
 
     def text(self) -> str:
         return json.dumps({**self._asdict(), "row": self.row._asdict(), "folder": str(self.folder)})

@@ -119,6 +119,11 @@ def differences(row: Row, config: dict[str, Any]) -> tuple[Difference, ...]:
     An option that there was not yet has the value of older runs, or its default, in the older
     one.  With one policy no option of populations counts.
     """
+    if row.is_peers:
+        asked = {"env.id": row.env, **given(row)}
+        return tuple(
+            Difference(k, config.get(k), x) for k, x in asked.items() if config.get(k) != x
+        )
     from quintet.options.layers import options
     from quintet.options.run import OF_OLDER_RUNS
 
@@ -156,9 +161,11 @@ def standing(row: Row) -> Standing:
 
 
 def seconds_per_seed(row: Row) -> float | None:
-    """As recorded, of the slowest seed; None: not yet."""
+    """As recorded, of the slowest seed, else as estimated; None: neither is there."""
     record = record_of(row)
-    return None if record is None else max(run["train_s"] for run in record["runs"])
+    if record is not None and record["runs"]:
+        return max(float(run["train_s"]) for run in record["runs"])
+    return None if row.minutes is None else 60.0 * row.minutes
 
 
 def notes(row: Row) -> tuple[str, ...]:

@@ -1,11 +1,16 @@
-"""The rows of the learning tables: what is trained, on which seeds it counts, what it is held
-against.
+"""The suite's tasks and the rows of its tables, from suite.toml: what is trained, on which seeds it
+counts, what it is held against.
 """
 
-from typing import Literal, NamedTuple
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 SEEDS = (11, 12, 13)
 """What results are reported on; presets are tuned on seeds from 100 on."""
+
+PEER = "sb3-"
+"""Beginning of the name of a learner that is Stable-Baselines3's, with the settings of its zoo."""
 
 
 class Row(NamedTuple):
@@ -20,6 +25,7 @@ class Row(NamedTuple):
         those had been seen.
     seen: seeds whose scores had been seen when the preset was changed for the last time.
     busy: processes that keep cores busy beside the training.
+    minutes: estimate for a seed, as long as none is recorded.
     """
 
     algo: str
@@ -36,165 +42,68 @@ class Row(NamedTuple):
     seeds: tuple[int, ...] = SEEDS
     seen: tuple[int, ...] = ()
     busy: int = 0
+    minutes: float | None = None
 
     @property
     def name(self) -> str:
         """Of the record: benchmarks/results/NAME.json."""
-        return "-".join(filter(None, [self.algo, self.env.replace(":", "."), self.label]))
+        env = self.env.replace(":", ".").replace("/", ".")
+        return "-".join(filter(None, [self.algo, env, self.label]))
 
     @property
     def told(self) -> str:
         """As tables and pictures call it."""
         return self.title or self.env
 
+    @property
+    def is_peers(self) -> bool:
+        return self.algo.startswith(PEER)
 
-TOY = "quintet.envs.toy:cartpole_without_velocities"
-RED_BALL, LOCAL = "BabyAI-GoToRedBall-v0", "BabyAI-GoToLocal-v0"
-CAR, FIVE, OTHERS = "MountainCarContinuous-v0", (11, 12, 13, 14, 15), (16, 17, 18, 19, 20)
-NEXT = (14, 15, 16)
-DOOM = "vizdoom.gymnasium_wrapper:Vizdoom{}-v1"
-CHEETAH = "Tianshou 5784 ± 1244 (best within the run), CleanRL 1443"
+    @staticmethod
+    def of(values: dict[str, Any]) -> "Row":
+        """From JSON or TOML, which have lists in place of tuples."""
+        return Row(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
-ROWS = (
-    Row("ppo", "CartPole-v1", 495, 500, "SB3 zoo 500"),
-    Row("ppo", "Acrobot-v1", -86, -82, "CleanRL -86.4"),
-    Row("ppo", "MountainCar-v0", -120, -112),
-    Row("ppo", "LunarLander-v3", 225, 245, "SB3 zoo 242 (v2)"),
-    Row("ppo", TOY, 475, 500, "SB3 contrib 500", "CartPole-v1 without velocities, LSTM"),
-    Row(
-        "ppo", TOY, title="the same without a memory",
-        label="feed-forward", options=("model.core=none",),
-    ),
-    Row("ppo", "HalfCheetah-v4", 4000, 5000, CHEETAH, seen=(1, 2, 3)),
-    Row("ppo", "Hopper-v4", 2200, 2600, "Tianshou 2609, CleanRL 2383"),
-    Row("ppo", "Walker2d-v4", 2800, 3500, "Tianshou 3589, CleanRL 2288"),
-    Row("ppo", "InvertedPendulum-v4", 950),
-    Row("ppo", "BipedalWalker-v3", 250),
-    Row("ppo", "Pong-v5", 17, 19, seen=(1,)),
-    Row(
-        "ppo", "Pong-v5", title="the same in float32, ended early", label="fp32", until=1_000_000,
-        options=("runtime.precision=fp32", "runtime.threads=1"), beside="ppo-Pong-v5", seen=(1,),
-    ),
-    Row("ppo", "Breakout-v5"),
-    Row("impala", "CartPole-v1", 475, 495, seeds=NEXT, seen=SEEDS),
-    Row(
-        "impala", TOY, 450, 490, title="CartPole-v1 without velocities, LSTM",
-        seeds=(23, 24, 25), seen=(1, 2, 3, *range(11, 23)),
-    ),
-    Row("impala", "Pong-v5", 18, 19.5, seen=(1,)),
-    Row(
-        "impala", "HalfCheetah-v4", 4500, 6000, seeds=NEXT, seen=SEEDS,
-    ),
-    Row("impala", "InvertedPendulum-v4", 950),
-    Row(
-        "impala", RED_BALL, 0.85, title=f"{RED_BALL}, success", score="success_rate",
-        label="2M", options=("total_env_steps=2000000",), seeds=(11,), seen=(1,),
-    ),
-    Row(
-        "impala", RED_BALL, 0.95, title=f"{RED_BALL}, success", score="success_rate",
-        label="6M", options=("total_env_steps=6000000",), seen=(1,),
-    ),
-    Row(
-        "impala", LOCAL, 0.7, title=f"{LOCAL}, success", score="success_rate",
-        label="10M", options=("total_env_steps=10000000",), seen=(1,),
-    ),
-    Row(
-        "impala", LOCAL, title="the same, blind to the mission", score="success_rate",
-        label="10M-blind", beside=f"impala-{LOCAL}-10M", seen=(1,),
-        options=("total_env_steps=10000000", 'model.encoder_kwargs={"tokenizer": "none"}'),
-    ),
-    Row("appo", "CartPole-v1", 495, 500),
-    Row("appo", TOY, 475, 495, title="CartPole-v1 without velocities, GRU"),
-    Row(
-        "appo", TOY, 450, title="the same beside four busy processes", label="busy", busy=4,
-        beside=f"appo-{TOY.replace(':', '.')}",
-    ),
-    Row(
-        "appo", "HalfCheetah-v4", 5500, 7000, "Sample Factory's best model 6263", seeds=(11, 12),
-        options=("total_env_steps=10000000",), label="10M",
-    ),
-    Row(
-        "appo", "Hopper-v4", 2800, 3400, "Sample Factory 2793", seeds=(11,),
-        options=("total_env_steps=10000000",), label="10M",
-    ),
-    Row(
-        "appo", "Walker2d-v4", 4000, 5500, "Sample Factory 5488", seeds=(11,),
-        options=("total_env_steps=10000000",), label="10M",
-    ),
-    Row(
-        "appo", "Pong-v5", 18, 20, seeds=(11,),
-        options=("total_env_steps=10000000",), label="10M",
-    ),
-    Row(
-        "appo", DOOM.format("Basic"), 75, None, seeds=(11,),
-        title="ViZDoom Basic",
-    ),
-    Row(
-        "appo", DOOM.format("HealthGathering"), None, None,
-        seeds=(11,), title="ViZDoom HealthGathering",
-    ),
-    Row("ddpg", "Pendulum-v1", -175, -160, "SB3 zoo -152 (1 run)", seeds=FIVE),
-    Row(
-        "ddpg", "Pendulum-v1", -179, title="the same, rewards times 1,000, PopArt",
-        label="x1000-popart",
-        options=("reward_scale=1000", "normalize_returns=true", "popart=true"),
-        beside="ddpg-Pendulum-v1",
-    ),
-    Row(
-        "ddpg", "Pendulum-v1", title="the same, rewards times 1,000", label="x1000",
-        options=("reward_scale=1000",), beside="ddpg-Pendulum-v1",
-    ),
-    Row("ddpg", CAR, 90, None, "SB3 zoo 93.5", seeds=OTHERS, seen=FIVE[:2]),
-    Row(
-        "ddpg", CAR, title="the same, Gaussian noise", label="gaussian",
-        options=("exploration=normal_0.2",), beside=f"ddpg-{CAR}", seeds=OTHERS,
-    ),
-    Row(
-        "ddpg", CAR, title="the same, OU noise", label="ou",
-        options=("exploration=ou_0.2",), beside=f"ddpg-{CAR}", seeds=OTHERS,
-    ),
-    Row(
-        "ddpg", CAR, title="the same without noise", label="none",
-        options=("exploration=none",), beside=f"ddpg-{CAR}", seeds=OTHERS,
-    ),
-    Row("ddpg", "LunarLanderContinuous-v3", 180, 230, "SB3 zoo 230"),
-    Row("ddpg", "InvertedPendulum-v4", 950, 1000, "Tianshou 1000 at 1M"),
-    Row(
-        "ddpg", "HalfCheetah-v4", 9500, 10500, "CleanRL 10374 ± 157 (v4, training)", seeds=(11, 12)
-    ),
-    Row(
-        "ddpg", "HalfCheetah-v4", title="the same in bf16, ended early", label="bf16",
-        until=400_000, options=("runtime.precision=bf16",), beside="ddpg-HalfCheetah-v4",
-        seeds=(11,),
-    ),
-    Row(
-        "ddpg", "HalfCheetah-v4", 3300, 5000, "baselines in the TD3 paper 3306",
-        "HalfCheetah-v4, the original's settings", "original", ("preset=original",), seeds=(11,),
-    ),
-    Row(
-        "ddpg", "Hopper-v4", 1577, 2200,
-        "CleanRL 1577 ± 819, Tianshou 2197; it falls after 319 of 1,000 steps",
-        seeds=(16,), seen=(11, 14, 15),
-    ),
-    Row(
-        "ddpg", "Walker2d-v4", 1240, 2000, "CleanRL 1240 ± 390, Tianshou 1401",
-        seeds=(15,), seen=(11, 14),
-    ),
-    Row(
-        "ddpg", "quintet.envs.toy:DotToTarget", title="DotToTarget, pictures",
-        reference="optimum -0.85", seeds=(17, 18, 19), seen=(11, 12, *NEXT),
-    ),
-    Row("acer", "CartPole-v1", 475, 495, "SB2 zoo 498.6 at 500k", seeds=NEXT, seen=SEEDS),
-    Row("acer", "Acrobot-v1", -95, -85, "SB2 zoo -90.9", seeds=NEXT, seen=SEEDS),
-    Row("acer", "LunarLander-v3", 165, 230, "SB2 zoo 185 (v2)", seeds=NEXT, seen=SEEDS),
-    Row("acer", "MountainCar-v0", -145, -120, "SB2 zoo -131"),
-    Row("acer", "Pong-v5", 17, 19.5, "baselines 19.5 to 20 at 10M", seeds=(11,)),
-    Row("acer", "Breakout-v5", reference="baselines 439 at 10M", seeds=(11,)),
-    Row(
-        "acer", TOY, 450, 490, title="CartPole-v1 without velocities, LSTM",
-        seeds=NEXT, seen=SEEDS,
-    ),
-    Row("acer", "Pendulum-v1", -250, -170, seeds=NEXT, seen=SEEDS),
-    Row("acer", "HalfCheetah-v4", None, 3000, seeds=(11,)),
-    Row("acer", "Hopper-v4", None, 1500, seeds=(11,)),
-)  # fmt: skip
+
+class Anchor(NamedTuple):
+    """A score that others publish; `env_steps` is None where the budget is not known."""
+
+    learner: str
+    score: float
+    source: str
+    seeds: int
+    env_steps: int | None = None
+
+
+class Task(NamedTuple):
+    """An environment with a budget, and what scores within it are held against.
+
+    bar: mean score to reach; None: only what peers score in the same suite.
+    number: of the thirty; None: further rows of the tables.
+    """
+
+    name: str
+    env: str
+    rows: tuple[Row, ...]
+    number: int | None = None
+    bar: float | None = None
+    env_steps: int | None = None
+    anchors: tuple[Anchor, ...] = ()
+
+
+def read_suite(path: Path) -> tuple[Task, ...]:
+    """The tasks of a file like suite.toml.  An unknown key or source is an error."""
+    content = tomllib.loads(path.read_text())
+    tasks = []
+    for values in content["task"]:
+        env, cells = values["env"], values.pop("cells")
+        anchors = tuple(Anchor(**each) for each in values.pop("anchors", []))
+        if unknown := {each.source for each in anchors} - content["sources"].keys():
+            raise ValueError(f"anchors of {env} must name one of [sources], got {unknown}")
+        rows = tuple(Row.of({"env": env, **cell}) for cell in cells)
+        tasks.append(Task(**{"name": env, **values, "rows": rows, "anchors": anchors}))
+    return tuple(tasks)
+
+
+TASKS = read_suite(Path(__file__).with_name("suite.toml"))
+ROWS = tuple(row for task in TASKS for row in task.rows)

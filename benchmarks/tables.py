@@ -36,6 +36,8 @@ HEADLINES = (
 )
 """Environments of the README's table."""
 
+HEADLINE_LEARNERS = ("ppo", "impala", "appo", "ddpg", "acer")
+
 
 class Ratio(NamedTuple):
     """Goals of a speed ratio and of the fraction of the limit."""
@@ -107,13 +109,17 @@ def learning_table(algo: str) -> str:
         "| environment | env_steps | seeds | of each seed | mean | random | reference |",
         "|---|---|---|---|---|---|---|",
     ]
-    rows, short = [row for row in ROWS if row.algo == algo], []
+    rows, short, unrecorded = [row for row in ROWS if row.algo == algo], [], []
     for row in rows:
         record = record_of(row)
         if record is None:
-            lines.append(f"| {row.told} | | | not yet recorded | | | {row.reference} |")
+            unrecorded.append(row.name.removeprefix(f"{algo}-"))
             continue
         runs = record["runs"]
+        if not runs:
+            each = [f"seed {x['seed']} failed: {x['said']}" for x in record["failed"]]
+            lines.append(f"| {row.told} | | | {'; '.join(each)} | | | {row.reference} |")
+            continue
         score, backend = mean(run[row.score] for run in runs), record["config"]["env.backend"]
         chance = rounded(record["random"][row.score], row.score) if "random" in record else ""
         cells = (
@@ -128,19 +134,22 @@ def learning_table(algo: str) -> str:
         lines.append(f"| {' | '.join(cells)} |")
         if row.must is not None and score < row.must:
             short.append(f"{row.told} ({row.must})")
-    return "\n".join([*lines, "", *footnotes(rows, short)])
+    below = [f"Not recorded yet: {', '.join(unrecorded)}.", ""] if unrecorded else []
+    return "\n".join([*lines, "", *below, *footnotes(rows, short)])
 
 
 def headline_table() -> str:
     """One line for each environment: every learner's mean score and its budget."""
-    learners = tuple(dict.fromkeys(row.algo for row in ROWS))
+    learners = HEADLINE_LEARNERS
     lines = [f"| | {' | '.join(algo.upper() for algo in learners)} | random |"]
     lines.append("|---|" + "---|" * (len(learners) + 1))
     for env in HEADLINES:
         cells, chance = {}, ""
         for row in ROWS:
             record = record_of(row)
-            if row.env != env or row.title or record is None:
+            if row.env != env or row.title or row.algo in cells or row.algo not in learners:
+                continue
+            if record is None or not record["runs"]:
                 continue
             score = mean(run[row.score] for run in record["runs"])
             budget = record["config"]["total_env_steps"] / 1e6

@@ -8,8 +8,8 @@ imports and compilation count.  Reached is a return when the mean of the last 10
 of --give-up-s, did not reach it.  Each side has its own environments: quintet EnvPool's, in C++,
 the peer Gymnasium's in one process.
 
-The peer's Python needs stable-baselines3 and gymnasium with box2d, mujoco and
-atari (benchmarks/peer_sb3_zoo.py).  Results go to benchmarks/results/time-to-threshold.json.
+The peer's Python needs rl_zoo3 and what its environments need (benchmarks/peer_sb3_zoo.py).
+Results go to benchmarks/results/time-to-threshold.json.
 """
 
 import argparse
@@ -131,8 +131,9 @@ def main() -> None:
         for seed in range(1, args.repeats + 1):
             mine = [sys.executable, __file__, name, "--one", str(seed)]
             peer = HERE / "peer_sb3_zoo.py"
-            count = str(TASKS[name].episodes)
-            theirs = [args.peer_python, peer, name, str(threshold), count, str(seed)]
+            task = TASKS[name]
+            values = (task.algo, task.env, threshold, task.episodes, seed)
+            theirs = [args.peer_python, peer, "threshold", *map(str, values)]
             for side, command in (("quintet", mine), ("sb3", theirs)):
                 sides[side].append(measure(command, args.give_up_s))
                 print(name, side, seed, sides[side][-1], flush=True)

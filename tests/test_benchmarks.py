@@ -26,9 +26,7 @@ SCRIPTS = {path.name: "argparse" in path.read_text() for path in sorted(FOLDER.g
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_can_be_imported(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "peer_sb3_zoo.py":
-        pytest.importorskip(
-            "stable_baselines3", reason="the peer that it measures is not installed"
-        )
+        pytest.importorskip("rl_zoo3", reason="the peer that it measures is not installed")
     monkeypatch.syspath_prepend(str(FOLDER))
     runpy.run_path(str(FOLDER / name), run_name="imported")
 

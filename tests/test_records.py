@@ -21,16 +21,16 @@ pytest.importorskip("envpool")
 def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     """The scripts as modules, with a folder of records of its own."""
     monkeypatch.syspath_prepend(BENCHMARKS)
-    import learning
     import one_seed
     import records
     import rows
+    import suite
     import tables
 
     monkeypatch.setattr(records, "RESULTS", tmp_path / "results")
     (tmp_path / "results").mkdir()
     return SimpleNamespace(
-        learning=learning, one_seed=one_seed, records=records, rows=rows, tables=tables
+        suite=suite, one_seed=one_seed, records=records, rows=rows, tables=tables
     )
 
 
@@ -47,7 +47,7 @@ def recorded(bench: SimpleNamespace, row: Any, seeds: tuple[int, ...], **changed
     config = {k: v for k, v in config.items() if not k.startswith(("eval.", "report.", "seed"))}
     before = {"random": {"return_mean": 0.25, "return_std": 0.0}}
     bench.records.path_of(row).write_text(json.dumps(before))
-    record = bench.learning.joined(row, {seed: part(seed, config) for seed in seeds})
+    record = bench.suite.joined(row, {seed: part(seed, config) for seed in seeds})
     bench.records.path_of(row).write_text(json.dumps(record))
     return record
 
@@ -102,13 +102,13 @@ def test_seeds_that_are_missing_or_others_are_to_be_run(bench: SimpleNamespace):
     assert bench.records.standing(row).missing == (11, 12, 13)
     recorded(bench, row, (11,))
     assert bench.records.standing(row) == ((), (), (12, 13))
-    assert set(bench.learning.fresh_parts(row)) == {11}
+    assert set(bench.suite.fresh_parts(row)) == {11}
     recorded(bench, row, (1, 2, 3))
     assert bench.records.standing(row) == ((), (1, 2, 3), (11, 12, 13))
-    assert bench.learning.fresh_parts(row) == {}
+    assert bench.suite.fresh_parts(row) == {}
     recorded(bench, row, (11,), gamma=0.5)
     assert bench.records.standing(row).missing == (11, 12, 13)
-    assert bench.learning.fresh_parts(row) == {}  # no row of two configurations
+    assert bench.suite.fresh_parts(row) == {}  # no row of two configurations
 
 
 def test_tables_mark_what_does_not_count(bench: SimpleNamespace, monkeypatch: pytest.MonkeyPatch):
@@ -140,21 +140,60 @@ def test_tables_mark_what_does_not_count(bench: SimpleNamespace, monkeypatch: py
     assert [line[0] for line in bench.tables.learning_table("ppo").splitlines()[8:]] == ["⁴"]
 
 
-def test_stale_rows_come_cheapest_first(bench: SimpleNamespace, monkeypatch: pytest.MonkeyPatch):
+def test_stale_cells_come_shortest_first_and_those_that_fit_run(
+    bench: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     new = bench.rows.Row
     rows = [new("ppo", env) for env in ("CartPole-v1", "Acrobot-v1", "LunarLander-v3")]
-    monkeypatch.setattr(bench.learning, "ROWS", (*rows, new("ppo", "MountainCar-v0")))
+    estimated = new("acer", "CartPole-v1", minutes=0.2, seeds=(11,))
+    monkeypatch.setattr(bench.suite, "ROWS", (*rows, estimated, new("ppo", "MountainCar-v0")))
     for row, seconds in zip(rows, (30.0, 10.0, 20.0), strict=True):
-        record = recorded(bench, row, (11, 12, 13) if seconds == 20 else (1, 2, 3))
+        record = recorded(bench, row, (11, 12, 13) if seconds == 20 else (1, 12, 13))
         for run in record["runs"]:
             run["train_s"] = seconds
         bench.records.path_of(row).write_text(json.dumps(record))
-    found = [(row.env, seconds) for row, _, seconds in bench.learning.stale_rows()]
-    assert found == [("Acrobot-v1", 10.0), ("CartPole-v1", 30.0), ("MountainCar-v0", None)]
-    ran: list[str] = []
-    monkeypatch.setattr(bench.learning, "run_row", lambda row, *_: ran.append(row.env))
-    bench.learning.run_stale(15.0, Path("runs"), 1)
-    assert ran == ["Acrobot-v1"]
+    cells = bench.suite.stale_cells()
+    costs = [("Acrobot-v1", 10.0)] * 3 + [("CartPole-v1", 12.0)] + [("CartPole-v1", 30.0)] * 3
+    assert [(row.env, cost) for row, _, cost in cells] == costs + [("MountainCar-v0", None)] * 3
+    assert {row.algo for row, *_ in bench.suite.stale_cells("acer-*")} == {"acer"}
+    ran: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        bench.suite, "run_seed", lambda task, _: ran.append((task.row.env, task.seed)) or True
+    )
+    session = bench.suite.Session(tmp_path, ends=time.monotonic() + 15.0)
+    assert not bench.suite.run_cells(cells, session)
+    assert ran == [("Acrobot-v1", 11), ("Acrobot-v1", 12), ("Acrobot-v1", 13), ("CartPole-v1", 11)]
+
+
+def test_a_seed_that_fails_stands_in_the_record_until_it_is_run(
+    bench: SimpleNamespace, tmp_path: Path
+):
+    row = bench.rows.Row("ppo", "No-Such-Env", label="x", options=("gamma=0.9",), seeds=(11,))
+    assert not bench.suite.run_row(row, row.seeds, bench.suite.Session(tmp_path))
+    record = json.loads(bench.records.path_of(row).read_text())
+    assert record["runs"] == []
+    (failed,) = record["failed"]
+    assert (failed["seed"], failed["status"]) == (11, 1)
+    assert "No-Such-Env" in failed["said"]
+    assert bench.records.standing(row._replace(env="CartPole-v1")).missing == (11,)
+
+
+def test_the_suite_names_bars_anchors_and_cells(bench: SimpleNamespace, tmp_path: Path):
+    tasks = bench.rows.TASKS
+    assert {task.number for task in tasks if task.number} == {*range(1, 31)}
+    names = [row.name for row in bench.rows.ROWS]
+    assert len(names) == len({*names})
+    for task in tasks:
+        assert all(row.env == task.env for row in task.rows)
+        assert task.bar is None or task.env_steps is not None
+    wrong = tmp_path / "suite.toml"
+    task = '[sources]\n[[task]]\nenv = "CartPole-v1"\ncells = []\n'
+    wrong.write_text(task + 'anchors = [{learner = "ppo", score = 1, seeds = 1, source = "me"}]\n')
+    with pytest.raises(ValueError, match="me"):
+        bench.rows.read_suite(wrong)
+    wrong.write_text(task + "bars = 3\n")
+    with pytest.raises(TypeError, match="bars"):
+        bench.rows.read_suite(wrong)
 
 
 SMALL = (
@@ -165,11 +204,11 @@ DRIVER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {benchmarks!r})
-import learning, records
+import records, suite
 from one_seed import Task
 records.RESULTS = Path({results!r})
 row = Task.of({task!r}).row
-sys.exit(not learning.run_row(row, row.seeds, Path({folder!r}), 1))
+sys.exit(not suite.run_row(row, row.seeds, suite.Session(Path({folder!r}))))
 """
 
 
@@ -196,7 +235,7 @@ def test_a_killed_session_goes_on_where_it_was(bench: SimpleNamespace, tmp_path:
     assert bench.records.path_of(row).read_text() == old  # half a row is none
     kept = json.loads(first.part.read_text())
 
-    assert bench.learning.run_row(row, row.seeds, folder, 1)
+    assert bench.suite.run_row(row, row.seeds, bench.suite.Session(folder))
     record = json.loads(bench.records.path_of(row).read_text())
     assert [run["seed"] for run in record["runs"]] == [11, 12]
     assert record["runs"][0] == {k: v for k, v in kept.items() if k != "config"}
@@ -233,6 +272,6 @@ def test_what_another_configuration_left_is_not_gone_on_with(
     assert len(prepared(None)) == 1  # nobody knows whose it is
     assert not config.exists()
     task.part.write_text(json.dumps(part(11, {**bench.records.today(row, None), "gamma": 0.5})))
-    assert bench.learning.kept(task) is None
+    assert bench.suite.kept(task) is None
     task.part.write_text(json.dumps(part(11, bench.records.today(row, None))))
-    assert bench.learning.kept(task) is not None
+    assert bench.suite.kept(task) is not None
