@@ -146,7 +146,7 @@ class Watch(BaseCallback):
         super().__init__()
         self.peer, self.started, self.copying_s = peer, started, 0.0
         self.episodes: list[tuple[int, float, float]] = []
-        self.policies: list[tuple[int, float, tuple[dict[str, Any], Any]]] = []
+        self.policies: list[tuple[int, tuple[dict[str, Any], Any]]] = []
 
     def now_s(self) -> float:
         return time.monotonic() - self.started - self.copying_s
@@ -156,8 +156,8 @@ class Watch(BaseCallback):
             if "episode" in info:
                 self.episodes.append((self.num_timesteps, self.now_s(), info["episode"]["r"]))
         if self.num_timesteps >= (len(self.policies) + 1) * self.peer.env_steps / SNAPSHOTS:
-            at, begin = self.now_s(), time.monotonic()
-            self.policies.append((self.num_timesteps, at, self.peer.state()))
+            begin = time.monotonic()
+            self.policies.append((self.num_timesteps, self.peer.state()))
             self.copying_s += time.monotonic() - begin
         return True
 
@@ -206,8 +206,8 @@ def part_of(task: Task) -> dict[str, Any]:
     train_s = watch.now_s()
     returns, lengths = peer.play(peer.state(), 100)
     evaluations = [
-        [steps, round(float(np.mean(peer.play(state, 10)[0])), 3), round(wall_s, 2)]
-        for steps, wall_s, state in watch.policies
+        [steps, round(float(np.mean(peer.play(state, 10)[0])), 3)]
+        for steps, state in watch.policies
     ]
     versions = {
         name: importlib.metadata.version(name)

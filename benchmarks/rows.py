@@ -80,6 +80,7 @@ class Task(NamedTuple):
 
     bar: mean score to reach; None: only what peers score in the same suite.
     number: of the thirty; None: further rows of the tables.
+    note: why scores are below the bar, as far as known.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Task(NamedTuple):
     bar: float | None = None
     env_steps: int | None = None
     anchors: tuple[Anchor, ...] = ()
+    note: str = ""
 
 
 def read_suite(path: Path) -> tuple[Task, ...]:

@@ -153,7 +153,8 @@ def headline_table() -> str:
                 continue
             score = mean(run[row.score] for run in record["runs"])
             budget = record["config"]["total_env_steps"] / 1e6
-            few = "" if len(record["runs"]) >= 3 and not {"¹", "²", "³"} & {*notes(row)} else "*"
+            few = "*" if len(record["runs"]) < 3 else ""
+            few += "†" if {"¹", "²", "³"} & {*notes(row)} else ""
             cells[row.algo] = f"{score:,.0f}{few} ({budget:g}M)"
             if "random" in record:
                 chance = f"{record['random'][row.score]:,.0f}"

@@ -253,7 +253,7 @@ def test_names_of_other_libraries_are_those_that_commands_answer():
 
 PRESETS = {
     "ppo": (
-        9,
+        10,
         (
             "clip",
             "kl_penalty",

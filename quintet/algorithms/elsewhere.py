@@ -26,8 +26,8 @@ _INSTEAD = {
     "wrapped environment (docs/environments.md)",
     "gym_packages": "give --env MODULE:FUNCTION, a function that makes the environment",
     "callback": "give callbacks, or on_report, a function of reports, to quintet.train",
-    "use_sde sde_sample_freq use_sde_at_warmup": "quintet has no state-dependent exploration; SAC "
-    "has noise_correlation (docs/sac.md)",
+    "use_sde sde_sample_freq use_sde_at_warmup": "quintet has no state-dependent exploration; PPO "
+    "and SAC have noise_correlation (docs/ppo.md)",
     "exploration_fraction exploration_final_eps exploration_initial_eps start_e end_e": _Q_LEARNING,
     "replay_buffer_class replay_buffer_kwargs goal_selection_strategy n_sampled_goal": "quintet "
     "has one kind of replay, without hindsight (docs/coming-from.md)",

@@ -260,7 +260,7 @@ zoo      --pruner median               quintet sweep
 zoo      --vec-env subproc             env.num_processes
 zoo      --env-wrapper x               docs/environments.md
 zoo      --log-folder x                run_dir
-zoo      --use-sde true                docs/sac.md
+zoo      --use-sde true                docs/ppo.md
 zoo      --learning-rate lin_3e-4      lr_schedule=linear
 zoo      --exploration-fraction 0.1    docs/coming-from.md
 cleanrl  --exp-name x                  run_dir

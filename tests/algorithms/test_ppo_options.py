@@ -26,8 +26,9 @@ from ppo_helpers import (
 from torch import Tensor, nn
 
 from quintet.algorithms.ppo.config import PPOConfig
+from quintet.algorithms.ppo.learner import make_actor
 from quintet.errors import NonFiniteError
-from quintet.models.config import GridOptions, ModelConfig
+from quintet.models.config import GridOptions, ModelConfig, resolve_model
 from quintet.options.declaration import tunable
 from quintet.types import Spaces
 
@@ -62,6 +63,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "check_numerics": (True, {}),
     "log_histograms": (True, {}),
     "log_gradients": (True, {}),
+    "noise_correlation": (0.7, {}),
 }
 NETWORK: dict[str, dict[str, Any]] = {"bptt_steps": RECURRENT}
 SPACES = {"normalize_pictures": PICTURE}
@@ -184,11 +186,33 @@ def norms_appear(before: PPOConfig, after: PPOConfig) -> None:
     assert not on.differ(off)
 
 
-# Options that must not change what is learned; what they do change.
+def noise_follows_the_last(before: PPOConfig, after: PPOConfig) -> None:
+    model, streams = resolve_model(ModelConfig(**FEED_FORWARD), CONTINUOUS), 2000
+    found = []
+    for config in (before, after):
+        actor = make_actor(config, model, CONTINUOUS)
+        actor.load(make_learner(config, CONTINUOUS, model).publication())
+        state, g = actor.initial_state(streams), torch.Generator().manual_seed(5)
+        obs, actions = {"obs": torch.zeros(streams, 3)}, []
+        for noise in actor.draw_noise(2, streams, g):
+            first = torch.full((streams,), not actions)
+            out = actor.act(obs, state, first, noise)
+            actions.append(out.action)
+            state = out.state
+            logp = actor.family.log_prob(out.record["params_mu"], out.action)
+            assert torch.equal(logp, out.record["logp_mu"])  # of the policy alone
+        both = torch.stack([each[:, 0] for each in actions])
+        assert both.std(1).tolist() == pytest.approx([1.0, 1.0], abs=0.05)
+        found.append(torch.corrcoef(both)[0, 1].item())
+    assert found == pytest.approx([0.0, 0.7], abs=0.05)
+
+
+# Options that must not change what is learned from given data; what they do change.
 REPORTS: dict[str, Callable[[PPOConfig, PPOConfig], None]] = {
     "check_numerics": numerics_are_checked,
     "log_histograms": histograms_appear,
     "log_gradients": norms_appear,
+    "noise_correlation": noise_follows_the_last,
 }
 
 

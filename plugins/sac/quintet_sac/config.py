@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, final
 from quintet.algorithms.parts import options as parts
 from quintet.algorithms.parts.options import Knob
 from quintet.models.config import ModelConfig
-from quintet.options.bounds import MOST_COUNT, Below1, Bounded, Count, Positive, Unroll
+from quintet.options.bounds import MOST_COUNT, Bounded, Count, Positive, Unroll
 from quintet.options.declaration import USUAL, Needs, Options, option
 from quintet.system.importing import CodeName
 
@@ -49,10 +49,7 @@ class SACConfig(Options):
     """updates per env_step of all streams together"""
     replay_capacity_steps: parts.ReplayCapacitySteps = 1_000_000
     replay_start_steps: parts.ReplayStartSteps = 1_000  # actions are uniform until then
-    noise_correlation: Below1 = 0.0
-    """correlation of an action's noise with the noise of the action before, also while actions are
-    uniform; near 1 a policy tries one thing for longer
-    """
+    noise_correlation: parts.NoiseCorrelation = 0.0
     batch_size: parts.BatchSize = 256
     gamma: parts.Gamma = 0.99
     n_step: parts.NStep = 1

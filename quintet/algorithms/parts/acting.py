@@ -296,10 +296,14 @@ def make_sampler(
     spaces: Spaces,
     records: tuple[Recorded, ...],
     compute: Compute,
+    correlation: float = 0.0,
 ) -> SamplingActor:
     """An actor with a network of one policy and one value."""
-    normalizer = make_normalizer(config, model, spaces)
-    return SamplingActor(make_network(model, spaces, compute), normalizer, records, compute)
+    network, normalizer = (
+        make_network(model, spaces, compute),
+        make_normalizer(config, model, spaces),
+    )
+    return SamplingActor(network, normalizer, records, compute, correlation)
 
 
 def past_actor(

@@ -7,6 +7,7 @@ from pydantic import BeforeValidator
 from quintet.errors import ConfigError
 from quintet.models.config import ModelConfig
 from quintet.options.bounds import (
+    Below1,
     Bounded,
     Count,
     Fraction,
@@ -104,6 +105,17 @@ ValueClip = Annotated[
         needs="value_coef > 0",
         tune=USUAL,
         also="clip_range_vf clip_vloss ppo_clip_value use_clipped_value_loss",
+    ),
+]
+NoiseCorrelation = Annotated[
+    Below1,
+    option(
+        doc="correlation of an action's noise with the noise of the action before; near 1 a policy "
+        "tries one thing for longer",
+        needs=Needs(
+            "Box actions alone, the action space is {f.spaces.action}",
+            lambda _, f: f.continuous and not f.discrete,
+        ),
     ),
 ]
 NumEpochs = Annotated[

@@ -87,6 +87,7 @@ class PPOConfig(Options):
         256, also=f"n_steps train_batch_size train_batch_size_per_learner {parts.UNROLL_STEPS}"
     )
     """steps of each stream per batch"""
+    noise_correlation: parts.NoiseCorrelation = 0.0
     num_epochs: parts.NumEpochs = 10
     minibatch_steps: Rows | None = option(64, faster="higher", also=parts.MINIBATCH_STEPS)
     """rows per optimizer step; none: the whole batch"""

@@ -20,6 +20,9 @@ Departures from the papers, each with the switch that turns it off:
  9. The first batch is added to empty statistics before it is learned from, later ones afterwards.
     The policy acted in it on unnormalised observations, so its first ratios are not 1
     (``normalize_observations=false``, ``reward_normalizer=none``).
+10. The noise of successive actions may be correlated (``noise_correlation=0``, the default): each
+    action alone has the policy's density, by which ratios are computed.  Hollenstein et al., arXiv
+    2312.11091, draw coloured noise; here it is a first-order autoregression.
 """
 
 from collections.abc import Iterator, Mapping
@@ -365,7 +368,7 @@ def make_actor(
 ) -> acting.SamplingActor:
     """The actor that collects PPO's batches."""
     records: tuple[acting.Recorded, ...] = ("logp_mu", "params_mu", "value")
-    return acting.make_sampler(config, model, spaces, records, compute)
+    return acting.make_sampler(config, model, spaces, records, compute, config.noise_correlation)
 
 
 @final
