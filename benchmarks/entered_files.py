@@ -36,7 +36,8 @@ def entered(arguments: list[str]) -> Counter[tuple[str, str]]:
     def trace(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
         own = code.co_filename.startswith(HOME) and code.co_flags & inspect.CO_OPTIMIZED
-        if event == "call" and own:
+        # Comprehensions of a module's body are no functions, and no frames from Python 3.12 on.
+        if event == "call" and own and not code.co_qualname.startswith("<"):
             calls[code.co_filename.removeprefix(HOME), code.co_qualname] += 1
 
     threading.setprofile(trace)
