@@ -20,7 +20,7 @@ from quintet.observe.pace import NO_SCORE, Score, clock, percent
 from quintet.observe.text_curve import label
 from quintet.observe.timing import SERVER, Load, Phase, Shares, mean
 from quintet.observe.view import View
-from quintet.system.printing import QuietStream, is_terminal
+from quintet.system.printing import QuietStream, is_terminal, plain
 
 _MOST_OF_TIME = 0.02  # share of the time that drawing may take
 _SHORTEST_S = 0.1  # between two drawings: the eye sees no more
@@ -363,8 +363,9 @@ def _legend(shares: Shares, order: Shares) -> _Items:
 
 def _health(view: View) -> Iterator[_Block]:
     lines = [Text(said, style=_STYLES[state]) for state, said in health.sentences(view.states)]
-    lines += [Text(f"choice: {said}", style=_STYLES["doubtful"]) for said in view.choices]
-    lines += [Text(f"doctor: {said}", style=_STYLES["doubtful"]) for said in view.marks]
+    doubts = [f"choice: {said}" for said in view.choices]
+    doubts += [f"doctor: {said}" for said in view.marks]
+    lines += [Text(plain(said), style=_STYLES["doubtful"]) for said in doubts]
     if lines:
         yield 3, _row("health", Group(*lines))
 

@@ -25,8 +25,8 @@ class View:
     parts: parts of the learner, with their evidence.
     stage: the current activity until the next report, or "".
     evaluated: the environment of evaluations, if it differs from training's.
-    choices: sentences about choices that are doubtful.
-    marks: sentences about likely causes of a failure.
+    choices, marks: sentences about choices that are doubtful, and about likely causes of a failure;
+        lists to which the run adds.
     """
 
     title: str
@@ -46,10 +46,9 @@ class View:
     marks: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        """Names of others and sentences with them do not command the terminal."""
+        """Names of others do not command the terminal."""
         self.title, self.folder = plain(self.title), plain(self.folder)
         self.evaluated = plain(self.evaluated)
-        self.choices, self.marks = [*map(plain, self.choices)], [*map(plain, self.marks)]
 
     @property
     def evaluation_name(self) -> str:

@@ -86,6 +86,18 @@ def test_everything_is_there() -> None:
     assert sum("\u2800" <= letter <= "\u28ff" for letter in text) > 200, "there is a curve"
 
 
+def test_doubts_are_shown_as_soon_as_they_are_said() -> None:
+    """The run adds to the lists that it gave; what others named commands no terminal."""
+    choices, marks = ["the first"], list[str]()
+    view = replace(a_view(), choices=choices, marks=marks)
+    choices.append("one of \x1b[2Jothers")
+    marks.append("entropy is gone")
+    text = "\n".join(lines_of(view))
+    for said in ("choice: the first", "choice: one of", "doctor: entropy is gone"):
+        assert said in text
+    assert "\x1b" not in text
+
+
 def test_success_rates_have_a_line_where_there_are_any() -> None:
     view = a_view()
     assert not any(line.startswith("success") for line in lines_of(view))
