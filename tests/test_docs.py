@@ -48,7 +48,17 @@ QUOTED = DOCS / "adding-a-learner.md"
 """Its code is a package's, which tests/test_outside_learner.py runs."""
 
 NO_OPTIONS = {"config", "seeds", "jobs", "env", "total_steps", "x", "metric", "kind", "video"}
-NO_OPTIONS |= {"trust", "overwrite", "minutes", "n_envs", "ent_coef", "json", "most_s", "help"}
+NO_OPTIONS |= {
+    "trust",
+    "overwrite",
+    "minutes",
+    "n_envs",
+    "ent_coef",
+    "json",
+    "most_s",
+    "help",
+    "equal",
+}
 """Flags of commands that are no options of a run."""
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)

@@ -34,6 +34,8 @@ commands:
   plot RUN... --out F   draw learning curves, or bars of final scores
   runs [DIR]            list runs with their state and score
   diff A B              show what differs between two runs
+  compare A... --with B...
+                        decide between runs: intervals, probability of improvement
   report RUN... --out F write a page about runs
   envs [PATTERN]        list the environments that can be trained on
   check-env ID          check an environment: its spaces, its speed, its faults
@@ -319,6 +321,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "plot": partial(_record, "plot"),
     "runs": partial(_record, "runs"),
     "diff": partial(_record, "diff"),
+    "compare": partial(_record, "compare"),
     "report": partial(_record, "report"),
     "envs": _envs,
     "check-env": partial(_later, "check_env"),

@@ -1,11 +1,17 @@
 """Means over runs and their bootstrap intervals; intervals of fractions and of mean returns."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quintet.errors import QuintetError
+
 _RESAMPLES = 2000
+_BATCH = 250  # resamples at a time, for the memory
+_ROUNDING = 1e-9
 _BAND = (2.5, 97.5)
 _Z = 1.959964
 _LEAST_OF_TWO = 10  # numbers from which two values are no chance
@@ -23,23 +29,56 @@ def bootstrap_band(curves: NDArray[np.float64]) -> tuple[NDArray[np.float64], ND
     return low, high
 
 
-def iqm(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Interquartile mean over the last axis, of ``[..., N]`` scores: the mean without the lowest
-    and the highest quarter, rounded down; for fewer than 4 scores simply the mean.
+def iqm(*tasks: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Interquartile mean of the scores of tasks, ``[..., N]`` each: the mean without the lowest and
+    the highest quarter of all, rounded down; for fewer than 4 scores simply the mean.  Every task
+    has the same weight, however many runs it has.
 
-    Source: Agarwal et al. 2021 (arXiv 2108.13264).  Runs of one task are drawn with replacement, as
-        in their stratified bootstrap with a single task.
+    Source: Agarwal et al. 2021 (arXiv 2108.13264), who have as many runs of every task.
     """
-    cut = scores.shape[-1] // 4
-    kept = np.sort(scores, axis=-1)[..., cut : scores.shape[-1] - cut]
-    return np.asarray(kept.mean(axis=-1))
+    share = np.concatenate([np.full(x.shape[-1], 1 / x.shape[-1] / len(tasks)) for x in tasks])
+    scores = np.concatenate(tasks, axis=-1)
+    order = np.argsort(scores, axis=-1)
+    count = scores.shape[-1]
+    cut = count // 4 / count
+    inside = np.clip(np.cumsum(share[order], axis=-1), cut, 1 - cut)
+    kept = np.diff(inside, axis=-1, prepend=cut)
+    kept[kept < _ROUNDING] = 0.0
+    mean = (kept * np.take_along_axis(scores, order, axis=-1)).sum(axis=-1) / kept.sum(axis=-1)
+    return np.asarray(mean)
 
 
-def iqm_interval(scores: NDArray[np.float64]) -> tuple[float, float]:
-    """The 95% bootstrap interval of the interquartile mean of scores ``[N]``."""
-    drawn = np.random.default_rng(0).integers(len(scores), size=(_RESAMPLES, len(scores)))
-    low, high = np.percentile(iqm(scores[drawn]), _BAND)
-    return float(low), float(high)
+def resampled(
+    statistic: Callable[..., NDArray[np.float64]], *strata: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Lower and upper end of the 95% bootstrap interval of a statistic of strata ``[..., N]``, from
+    percentiles.  Runs are drawn with replacement within each stratum, the same in every call.  None
+    where a stratum has one run, which says nothing of others.
+
+    Source: Agarwal et al. 2021, whose strata are tasks.
+    """
+    if min(map(len, strata)) < 2:
+        return None
+    found = of_scipy().bootstrap(
+        strata,
+        lambda *drawn, axis: statistic(*drawn),  # noqa: ARG005  axis: the last
+        n_resamples=_RESAMPLES,
+        batch=_BATCH,
+        method="percentile",
+        random_state=np.random.default_rng(0),
+    )
+    return found.confidence_interval.low, found.confidence_interval.high
+
+
+def of_scipy() -> Any:
+    """The module ``scipy.stats``; raises QuintetError without it."""
+    try:
+        from scipy import stats
+    except ImportError as fault:
+        raise QuintetError(
+            'intervals need scipy, which is not installed: pip install "quintet-rl[plot]"'
+        ) from fault
+    return stats
 
 
 def fraction_interval(fraction: float, count: float) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from quintet.observe.figures import (
     save,
     style_axes,
 )
-from quintet.observe.intervals import bootstrap_band, iqm, iqm_interval
+from quintet.observe.intervals import bootstrap_band, iqm, resampled
 from quintet.observe.metrics import METRICS_ELSEWHERE, by_policy, describe
 from quintet.observe.plot_groups import env_name, group_labels, options_of, plain
 from quintet.observe.report_files import read_metrics
@@ -327,7 +327,7 @@ def _draw_bars(
         number = numbers.setdefault(label, len(numbers))
         scores = np.array([_final(run, metric) for run in members])
         mean = float(iqm(scores))
-        low, high = iqm_interval(scores)
+        interval = resampled(iqm, scores)
         axes.barh(
             place,
             mean,
@@ -337,8 +337,8 @@ def _draw_bars(
             hatch=_HATCHES[number % len(_HATCHES)],
             edgecolor="white",
         )
-        if len(scores) > 1:
-            axes.plot([low, high], [place, place], color="0.1", lw=2, solid_capstyle="butt")
+        if interval is not None:
+            axes.plot(interval, [place, place], color="0.1", lw=2, solid_capstyle="butt")
         spread = np.linspace(-0.2, 0.2, len(scores)) if len(scores) > 1 else np.zeros(1)
         axes.plot(scores, place + spread, "o", ms=4, mfc="white", mec="0.1", ls="none")
         count = in_seeds(members)

@@ -16,14 +16,19 @@ from typing import Any
 from quintet.errors import FileFault, QuintetError
 from quintet.findings.health import NUMBERS
 from quintet.findings.record import Finding, in_words
+from quintet.observe import comparison_page
+from quintet.observe.comparison import compare
 from quintet.observe.lineage import EVENTS, lineage_figure, read_events
 from quintet.observe.pace import clock
+from quintet.observe.plot_groups import group_labels
 from quintet.observe.report_figures import WIDTH_IN, curves_of, health_over_time, svg
-from quintet.observe.run_summary import SCORES, RunSummary, names_apart, number, text
+from quintet.observe.run_summary import SCORES, RunSummary, group_key, names_apart, number, text
+from quintet.observe.sides import member_of, scales, scores
 from quintet.system import files
 
 _MOST_COMMAND = 4_000  # characters
 _FILM_BYTES, _MOST_FILMS = 16 * 2**20, 3
+_MOST_SIDES = 7
 _CURVES = {
     "policy/entropy": "Entropy of the policy",
     "value/explained_variance": "Explained variance of values",
@@ -41,10 +46,11 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """The runs of one environment, and their curves."""
+    """The runs of one environment: their curves, and the comparison of groups."""
 
     environment: str
     pictures: Sequence[Picture]
+    compared: "Opening | None"
 
 
 Marks = Mapping[str, Sequence[Finding]]
@@ -108,7 +114,7 @@ def page(
     for run in runs:
         by_env.setdefault(run.environment, []).append(run)
     sections = [
-        Section(env or "no environment", _pictures(own))
+        Section(env or "no environment", _pictures(own), _compared(own))
         for env, own in by_env.items()
         if opening is None
     ]
@@ -164,6 +170,31 @@ def _pictures(runs: Sequence[RunSummary]) -> list[Picture]:
     wanted += [(title, "env_steps", name) for name, title in _CURVES.items() if name in there]
     found = ((title, curves_of(runs, x, name)) for title, x, name in wanted)
     return [Picture(title, address(data)) for title, data in found if data is not None]
+
+
+def _compared(runs: Sequence[RunSummary]) -> Opening | None:
+    """The comparison of the first group of finished runs, which differ only in their seed, with the
+    others; None without two groups, one of several runs."""
+    groups: dict[str, list[RunSummary]] = {}
+    for run in runs:
+        if run.state == "finished" and run.score is not None:
+            groups.setdefault(group_key(run.options, run.sources), []).append(run)
+    held = list(groups.values())
+    if not 1 < len(held) <= _MOST_SIDES or max(map(len, held)) == 1:
+        return None
+    labels = group_labels([own[0].options for own in held], [own[0].sources for own in held])
+    try:
+        sides = {
+            text(label): [*map(member_of, own)] for label, own in zip(labels, held, strict=True)
+        }
+        found = scores(sides, None)
+        parts = compare(found.of, scales(sides, found, {})[0])
+    except QuintetError as fault:
+        return Opening([text(fault)], (), (), (), {})
+    said = [*found.said, *comparison_page.sentences(parts)]
+    drawn = svg(comparison_page.figure(parts, WIDTH_IN))
+    pictures = [Picture("Fractions of runs, means and comparisons", address(drawn))]
+    return Opening(said, comparison_page.HEADER, comparison_page.rows(parts), pictures, {})
 
 
 def _entry(run: RunSummary, marks: Sequence[Finding] | None, name: str) -> Entry:

@@ -1,0 +1,321 @@
+"""Sides of a comparison: runs of folders and of records of benchmarks, and their scores."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, RootModel
+
+from quintet.checkpoints.manifest import Checked, Word, content_fault
+from quintet.errors import FileFault, QuintetError
+from quintet.observe.comparison import pooled_scale
+from quintet.observe.metrics import highest
+from quintet.observe.run_summary import RunSummary, actions_evaluated, find_runs, read_summary, text
+from quintet.options.bounds import LARGEST
+from quintet.system import files
+
+Array = NDArray[np.float64]
+Kind = Literal["final evaluation", "last evaluation", "training"]
+
+_TRAINING = "episode/return_mean"
+_METRICS: dict[Kind, str] = {"last evaluation": "eval/return_mean", "training": _TRAINING}
+_KINDS: tuple[Kind, ...] = ("final evaluation", *_METRICS)  # the best first
+_UNITS = {"steps": "env_steps", "seconds": "s of wall time"}
+_FACTS = ("env.backend", "env.kwargs", "env.max_episode_steps")  # may differ under one name
+_MOST_BYTES = 2**28
+_REACHED = 0.99  # fraction of a place that a run must reach: its last report may be before its end
+
+
+@final
+@dataclass(frozen=True)
+class Member:
+    """A run of a side.
+
+    task: the environment in which it was scored.
+    series: returns by kind, ``[N, 3]``: env_steps, wall_s, return; nan: an unknown time.
+    end: env_steps and wall_s at its end; state: other than finished: it has no final score.
+    known: returns of uniformly random actions and of a good policy, ``random`` and ``bar``.
+    """
+
+    name: str
+    task: str
+    options: Mapping[str, Any]
+    series: Mapping[Kind, Array]
+    end: tuple[float, float]
+    state: str = "finished"
+    known: Mapping[str, float | None] = field(default_factory=dict)
+
+
+Sides = Mapping[str, Sequence[Member]]
+
+
+class At(NamedTuple):
+    """The place on curves at which runs are scored; None: the first end of a task's runs."""
+
+    axis: Literal["steps", "seconds"]
+    value: float | None = None
+
+
+class Scores(NamedTuple):
+    """The scores of each side by task, and sentences about them."""
+
+    of: dict[str, dict[str, Array]]
+    said: list[str]
+
+
+Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
+
+
+class _Run(Checked):
+    return_mean: Finite
+    curve: list[dict[str, Finite]] = Field(default=[])
+    evaluations: list[Annotated[list[Finite], Field(min_length=2, max_length=2)]] = Field(
+        default=[]
+    )
+
+
+class _Record(Checked):
+    env: Word
+    runs: Annotated[list[_Run], Field(min_length=1)]
+    random: dict[str, Finite] = Field(default={})
+    bar: Finite | None = None
+    config: dict[str, Any] = Field(default={})
+
+
+class _Bars(RootModel[dict[str, dict[Literal["random", "bar"], Finite]]]):
+    model_config = ConfigDict(strict=True)
+
+
+def read_sides(places: Mapping[str, Iterable[Path]]) -> Sides:
+    """The runs of each side, of folders and of records; raises QuintetError for a place without
+    scores, and for a run on two sides."""
+    sides: dict[str, dict[str, Member]] = {}
+    for side, own in places.items():
+        members = {key: each for place in own for key, each in _read(place).items()}
+        for other, held in sides.items():
+            for key in members.keys() & held.keys():
+                raise QuintetError(
+                    f"a run must be on one side, got {held[key].name} on {other} and {side}: leave "
+                    "it out of one"
+                )
+        sides[side] = members
+    return {side: [*own.values()] for side, own in sides.items()}
+
+
+def _read(place: Path) -> dict[str, Member]:
+    """The runs of a place, each by a name that no other has."""
+    if place.is_file():
+        record: _Record = _checked(_Record, place, "a record of benchmarks/learning.py")
+        found = enumerate(record.runs, start=1)
+        name = text(files.shown(place))
+        return {
+            f"{place.resolve()}:{n}": _of_record(record, run, f"run {n} of {name}")
+            for n, run in found
+        }
+    if runs := find_runs(place):
+        return {str(run.resolve()): member_of(read_summary(run)) for run in runs}
+    raise QuintetError(
+        "a side must have run folders, folders with runs, or records (.json), got "
+        f"{text(files.shown(place))}: correct its name, or leave it out"
+    )
+
+
+def member_of(run: RunSummary) -> Member:
+    """The run of a folder; raises QuintetError if it has no scores."""
+    series: dict[Kind, Array] = {}
+    for kind, metric in _METRICS.items():
+        points = [
+            (each["env_steps"], each.get("wall_s", math.nan), value)
+            for each in run.reports
+            if "env_steps" in each and (value := highest(each, metric)) is not None
+        ]
+        series |= {kind: np.array(points)} if points else {}
+    name, task = text(files.shown(run.folder)), run.options.get("eval.env.id") or run.environment
+    if not series or not task:
+        why = next(iter(run.faults), f"{run.state}, without {'scores' if task else 'options'}")
+        raise QuintetError(f"a run must have options and returns, got {name} ({why}): leave it out")
+    end = run.env_steps, run.wall_s or 0.0
+    return Member(name, text(task), run.options, series, end, run.state)
+
+
+def _checked(model: type[BaseModel], path: Path, form: str) -> Any:
+    """The content of a JSON file."""
+    try:
+        held = files.parse_json(files.read_bytes(path, most=_MOST_BYTES))
+        fault = content_fault(model, held)
+    except (FileFault, ValueError) as error:
+        fault = str(error)
+    if fault is not None:
+        where = text(files.shown(path))
+        raise QuintetError(
+            f"{where} must be {form}, got {text(fault)}: correct it, or leave it out"
+        )
+    return model.model_validate(held)
+
+
+def _of_record(record: _Record, run: _Run, name: str) -> Member:
+    """A run of a record; its evaluations have the times of their env_steps on the curve."""
+    columns = ("env_steps", "wall_s", _TRAINING)
+    rows = [[each.get(x, math.nan) for x in columns] for each in run.curve if "env_steps" in each]
+    curve = np.array(sorted(rows)).reshape(-1, 3)
+    evaluations = np.array([[x, math.nan, y] for x, y in sorted(run.evaluations)]).reshape(-1, 3)
+    if len(curve):
+        evaluations[:, 1] = np.interp(evaluations[:, 0], curve[:, 0], curve[:, 1])
+    steps, wall_s = np.concatenate([curve, evaluations])[:, :2].max(axis=0, initial=0.0)
+    series: dict[Kind, Array] = {
+        "final evaluation": np.array([[steps, wall_s, run.return_mean]]),
+        "last evaluation": evaluations,
+        "training": curve[~np.isnan(curve[:, 2])],
+    }
+    return Member(
+        name,
+        text(record.env),
+        record.config,
+        {kind: points for kind, points in series.items() if len(points)},
+        (float(steps), float(wall_s)),
+        known={"random": record.random.get("return_mean"), "bar": record.bar},
+    )
+
+
+def scores(sides: Sides, at: At | None) -> Scores:
+    """The scores of the tasks that all sides have.
+
+    at: None: final scores. Else scores from curves, up to a place.
+
+    Raises:
+        QuintetError: the sides share no task, or a run has no such score.
+    """
+    tasks = {side: list(dict.fromkeys(each.task for each in own)) for side, own in sides.items()}
+    every = dict.fromkeys(task for own in tasks.values() for task in own)
+    common = [task for task in every if all(task in own for own in tasks.values())]
+    if not common:
+        which = "; ".join(f"{side} of {', '.join(own)}" for side, own in tasks.items())
+        raise QuintetError(
+            f"sides must share an environment, got {which}: compare runs of the same environment"
+        )
+    held = {side: [x for x in own if x.task in common] for side, own in sides.items()}
+    kinds = {side: _kind(side, own, at) for side, own in held.items()}
+    said = [f"{side}: {_in_words(held[side], kind, at)}" for side, kind in kinds.items()]
+    if len({*kinds.values()}) > 1:
+        said.append(
+            "warning: the sides have scores of different kinds, which differ even for one policy"
+        )
+    if left := [task for task in every if task not in common]:
+        said.append(f"left out, since not all sides have them: {', '.join(left)}")
+    of: dict[str, dict[str, Array]] = {side: {} for side in sides}
+    for task in common:
+        runs = {side: [x for x in own if x.task == task] for side, own in held.items()}
+        together = [x for own in runs.values() for x in own]
+        said += _differences(task, together)
+        place = math.inf if at is None else _place(together, at)
+        said += [] if at is None else [f"{task}: scored at {place:,.0f} {_UNITS[at.axis]}"]
+        for side, own in runs.items():
+            of[side][task] = np.array([_score(each, kinds[side], at, place) for each in own])
+    return Scores(of, said)
+
+
+def _kind(side: str, members: Sequence[Member], at: At | None) -> Kind:
+    """The best kind that all runs of a side have."""
+    for kind in _KINDS if at is None else _METRICS:
+        if all(kind in each.series for each in members):
+            return kind
+    raise QuintetError(
+        f"the runs of a side must have scores of one kind, got {side} with several: evaluate all "
+        "of its runs, or split it"
+    )
+
+
+def _in_words(members: Sequence[Member], kind: Kind, at: At | None) -> str:
+    """The number of a side's runs, and the kind of their scores."""
+    ways = sorted({actions_evaluated(each.options) for each in members} - {""})
+    which: str = "returns of training" if kind == "training" else kind
+    if kind == "last evaluation":
+        which = "evaluations during training" if at else which
+        which += f", {' and '.join(ways)} actions" if ways else ""
+    return f"{len(members)} run{'' if len(members) == 1 else 's'}, scored by {which}"
+
+
+def _differences(task: str, members: Sequence[Member]) -> list[str]:
+    """Warnings where runs of one environment differ in what it is."""
+    values = {
+        name: {text(json.dumps(each.options[name], default=str)) for each in members}
+        for name in _FACTS
+        if all(name in each.options for each in members)
+    }
+    return [
+        f"warning: {task} is not the same in all runs, {name}: {' and '.join(sorted(found))}"
+        for name, found in values.items()
+        if len(found) > 1
+    ]
+
+
+def _place(members: Sequence[Member], at: At) -> float:
+    """The place of a task's runs, which all of them have reached."""
+    ends = {each.name: each.end[at.axis == "seconds"] for each in members}
+    first = min(ends, key=lambda name: ends[name])
+    value = ends[first] if at.value is None else at.value
+    if not ends[first] >= _REACHED * value:
+        raise QuintetError(
+            f"the place must be at most the end of every run, got {value:,.0f} {_UNITS[at.axis]} "
+            f"and {first} with {ends[first]:,.0f}: compare with --equal {at.axis}"
+        )
+    return value
+
+
+def _score(member: Member, kind: Kind, at: At | None, place: float) -> float:
+    """The last return of a run, or the last one up to a place."""
+    series = member.series[kind]
+    if at is None and member.state == "finished":
+        return float(series[-1, 2])
+    if at is None:
+        raise QuintetError(
+            f"a run must have finished to have a final score, got {member.name} "
+            f"({member.state}): leave it out, or compare with --equal steps"
+        )
+    reached = series[series[:, int(at.axis == "seconds")] <= place]
+    if len(reached):
+        return float(reached[-1, 2])
+    raise QuintetError(
+        f"the place must be after the first score of every run, got {place:,.0f} "
+        f"{_UNITS[at.axis]} and {member.name} without a score until then: give a later one"
+    )
+
+
+def read_bars(path: Path | None) -> dict[str, dict[str, float]]:
+    """Known returns by task, as of `Member`; none without a file."""
+    form = 'an object such as {"Hopper-v4": {"random": 18, "bar": 3000}}'
+    return {} if path is None else _checked(_Bars, path, form).root
+
+
+def scales(
+    sides: Sides, found: Scores, bars: Mapping[str, Mapping[str, float]]
+) -> tuple[dict[str, tuple[float, float]], str]:
+    """The scores that are 0 and 1 over tasks, and a sentence about them.
+
+    bars: known returns by task, which take the place of those of records.
+    """
+    known, pooled = {}, {}
+    for task in next(iter(found.of.values())):
+        pooled[task] = pooled_scale([own[task] for own in found.of.values()])
+        of = [each.known for own in sides.values() for each in own if each.task == task]
+        every = {
+            name: x for own in (*of, bars.get(task, {})) for name, x in own.items() if x is not None
+        }
+        if len(every) == 2:
+            known[task] = every["random"], every["bar"]
+            if not every["bar"] > every["random"]:
+                raise QuintetError(
+                    f"the bar of {task} must be above random actions, got {every['bar']:,.4g} and "
+                    f"{every['random']:,.4g}: correct --bars"
+                )
+    if lacking := [task for task in pooled if task not in known]:
+        return pooled, (
+            "over tasks 0 is the lowest and 1 the highest score of all sides, since the returns of "
+            f"random actions and of a bar are not known in {lacking[0]} (--bars)"
+        )
+    return known, "over tasks 0 is the return of random actions and 1 that of the bar"
