@@ -35,7 +35,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from torch import nn
 
 SNAPSHOTS = 20
-"""Policies of a run that are kept, at equal distances, and played when it has ended."""
+"""Policies of a run that are kept beside its first, at equal distances, and played at its end."""
 
 IDS = {"Pong-v5": "PongNoFrameskip-v4"}
 """Names of environments that the zoo knows by another one."""
@@ -151,14 +151,20 @@ class Watch(BaseCallback):
     def now_s(self) -> float:
         return time.monotonic() - self.started - self.copying_s
 
+    def _on_training_start(self) -> None:
+        self._keep()
+
+    def _keep(self) -> None:
+        begin = time.monotonic()
+        self.policies.append((self.num_timesteps, self.peer.state()))
+        self.copying_s += time.monotonic() - begin
+
     def _on_step(self) -> bool:
         for info in self.locals["infos"]:
             if "episode" in info:
                 self.episodes.append((self.num_timesteps, self.now_s(), info["episode"]["r"]))
-        if self.num_timesteps >= (len(self.policies) + 1) * self.peer.env_steps / SNAPSHOTS:
-            begin = time.monotonic()
-            self.policies.append((self.num_timesteps, self.peer.state()))
-            self.copying_s += time.monotonic() - begin
+        if self.num_timesteps >= len(self.policies) * self.peer.env_steps / SNAPSHOTS:
+            self._keep()
         return True
 
 

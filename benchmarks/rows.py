@@ -93,8 +93,10 @@ class Task(NamedTuple):
     note: str = ""
 
 
-def read_suite(path: Path) -> tuple[Task, ...]:
-    """The tasks of a file like suite.toml.  An unknown key or source is an error."""
+def read_suite(path: Path) -> tuple[tuple[Task, ...], dict[str, str]]:
+    """The tasks of a file like suite.toml, and the sources of anchors by their short names.  An
+    unknown key or source is an error.
+    """
     content = tomllib.loads(path.read_text())
     tasks = []
     for values in content["task"]:
@@ -104,8 +106,8 @@ def read_suite(path: Path) -> tuple[Task, ...]:
             raise ValueError(f"anchors of {env} must name one of [sources], got {unknown}")
         rows = tuple(Row.of({"env": env, **cell}) for cell in cells)
         tasks.append(Task(**{"name": env, **values, "rows": rows, "anchors": anchors}))
-    return tuple(tasks)
+    return tuple(tasks), content["sources"]
 
 
-TASKS = read_suite(Path(__file__).with_name("suite.toml"))
+TASKS, SOURCES = read_suite(Path(__file__).with_name("suite.toml"))
 ROWS = tuple(row for task in TASKS for row in task.rows)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import gpu_tables
 import race
+import suite_tables
 from efficiency import median_of
 from records import ROOT, Difference, notes, record_of, standing, write_whole
 from rows import ROWS, Row
@@ -551,6 +552,8 @@ def stepping_table() -> str:
 
 TABLES = {
     "headline": headline_table,
+    "suite-bars": suite_tables.bars_table,
+    "suite-peer": suite_tables.peer_table,
     "ppo-learning": lambda: learning_table("ppo"),
     "minatar": minatar_table,
     "ppo-cost": lambda: cost_table("ppo"),

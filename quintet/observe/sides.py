@@ -110,7 +110,7 @@ def read_sides(places: Mapping[str, Iterable[Path]]) -> Sides:
 def _read(place: Path) -> dict[str, Member]:
     """The runs of a place, each by a name that no other has."""
     if place.is_file():
-        record: _Record = _checked(_Record, place, "a record of benchmarks/learning.py")
+        record: _Record = _checked(_Record, place, "a record of benchmarks/suite.py")
         found = enumerate(record.runs, start=1)
         name = text(files.shown(place))
         return {
