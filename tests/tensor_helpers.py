@@ -21,21 +21,23 @@ class Counting:
     restarts, generators = True, None
 
     def __init__(
-        self, num_streams=3, mode=AutoresetMode.SAME_STEP, final=True, success=None, least=2
-    ):
+        self, num_streams=3, mode=AutoresetMode.SAME_STEP, final=True, success=None, least=2,
+        device="cpu",
+    ):  # fmt: skip
         self.num_streams, self.autoreset, self.final = num_streams, mode, final
         self.least = least
-        self.device = torch.device("cpu")
+        self.device = torch.device(device)
         box = spaces.Box(-np.inf, np.inf, (3,), np.float32)
         self.spaces = stored_spaces(box, spaces.Discrete(2), "counting")
         self.description = EnvDescription("counting", "test", success=success)
         self.actions: list[Tensor] = []
 
     def restart(self, seed: int):
-        self.stream = torch.arange(self.num_streams)
-        self.episode = torch.full((self.num_streams,), seed % 1000)
-        self.step_number = torch.zeros(self.num_streams, dtype=torch.int64)
-        self.over = torch.zeros(self.num_streams, dtype=torch.bool)
+        with self.device:
+            self.stream = torch.arange(self.num_streams)
+            self.episode = torch.full((self.num_streams,), seed % 1000)
+            self.step_number = torch.zeros(self.num_streams, dtype=torch.int64)
+            self.over = torch.zeros(self.num_streams, dtype=torch.bool)
         return self.obs()
 
     def obs(self):

@@ -1,7 +1,7 @@
 """The interface of vector environments whose tensors stay on their device.
 
 A `TensorVectorEnv` steps all its streams together and gives PyTorch tensors.  Training then
-collects whole unrolls on that device, see `quintet.runtime.device_sampling`; everything else
+collects whole unrolls on that device, see `quintet.runtime.device_rows`; everything else
 (evaluation, videos, the doctor) uses the environment as any other, see
 `quintet.envs.tensors_as_arrays`.
 """

@@ -1,9 +1,8 @@
-"""Vector environments of tensors: in next-step layout on their device, and as a `VectorEnv` of
-NumPy.
+"""Vector environments of tensors as a `VectorEnv`, in next-step layout.
 
-Training collects rows from `NextStep`, which never waits.  `HostedEnv` gives the same environments
-to everything that steps NumPy arrays, with a wait in every step: evaluations, videos, the doctor,
-and learners that keep a replay.
+Rows may be arrays or tensors of the environments' device.  Training gives it tensors where it can,
+so that no step waits; everything else (evaluations, videos, the doctor, learners that keep a
+replay) steps NumPy arrays, with a wait in every step.
 
 SAME_STEP environments have begun the next episode within the step that ended the last one.  The row
 after an ending then shows the final observation, its step is discarded while the other streams take
@@ -12,17 +11,15 @@ before the last step is shown.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar, final
+from typing import Any, TypeVar, final
 
-import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from quintet.envs.config import RewardClip
 from quintet.envs.other_apis import Unfit, fault_of
 from quintet.envs.owners import claim, release
-from quintet.envs.success import key_of, read_rule
+from quintet.envs.success import key_of
 from quintet.envs.tensor import TensorStep, TensorVectorEnv
 from quintet.envs.vector import (
     Array,
@@ -40,46 +37,42 @@ from quintet.spaces import action_spec, in_float64, leaf_spec, observation_leave
 from quintet.system import forks
 from quintet.system.signals import STOPS
 from quintet.system.user_code import raised
-from quintet.types import Obs, Spaces
+from quintet.types import Obs
 
 T = TypeVar("T")
 
 
-class TensorRow(NamedTuple):
-    """The results of a step in next-step layout, all ``[B]`` on the device; the fields of a
-    `StepRow`, whose observation is `NextStep.obs`.
-    """
-
-    reward: Tensor
-    raw_reward: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    valid: Tensor
-    success: Tensor
-
-
 @final
-class NextStep:
-    """B streams of a `TensorVectorEnv` in next-step layout, with clipped rewards and success.
+class HostedEnv:
+    """B streams of a `TensorVectorEnv`, whose rows are arrays or tensors of its device.
 
-    Its own memory is written in place, so a step of an environment that allows it can be captured
-    as a CUDA graph.
+    Its own memory is written in place, so a step with tensors of an environment that allows it can
+    be captured as a CUDA graph.
 
-    spaces: of one stream, in the stored dtypes.
-    obs: the observations that the next action is for, leaves ``[B, ...]`` in their stored dtypes.
+    env: the environments themselves, for code that steps tensors.
     """
 
     def __init__(
-        self, env: TensorVectorEnv, clip: RewardClip, success: str | None, spaces: Spaces
+        self,
+        env: TensorVectorEnv,
+        description: EnvDescription | None = None,
+        *,
+        closes: bool = True,
+        made: Any = None,
     ) -> None:
-        """clip, success: as ``env.reward_clip`` and ``env.success``."""
-        self.env, self.success, self.spaces, self._clip = env, success, spaces, clip
-        self._above = None if success is None else read_rule(success).above
-        self._key = key_of(success)
-        leaves = observation_leaves(spaces.observation)
+        """description: its description in reports; None: its own.
+        closes: whether `close` closes `env`; False: it belongs to the caller.
+        made: what a maker gave, which others may not step; raises ConfigError if they do.
+        """
+        self.env, self._closes, self._made = env, closes, made
+        self.num_streams, self.spaces = env.num_streams, env.spaces
+        self.description = env.description if description is None else description
+        self._key = key_of(env.description.success)
+        # Arrays of float32 round what float64 leaves give.
+        leaves = observation_leaves(in_float64(env.spaces).observation)
         self._specs = {name: leaf_spec(leaf) for name, leaf in leaves.items()}
         count, device = env.num_streams, env.device
-        self.obs: Obs = {
+        self._obs: Obs = {
             name: torch.zeros((count, *spec.shape), dtype=spec.dtype, device=device)
             for name, spec in self._specs.items()
         }
@@ -87,20 +80,31 @@ class NextStep:
         self._never = torch.zeros_like(self._resets)
         self._checked = False
         self._held: Any = None
+        self._row: dict[str, Tensor] | None = None
+        self._dtype = action_spec(env.spaces.action).dtype
+        if made is not None:
+            claim(made, self, self.description.id)
 
-    def restart(self, seed: int) -> None:
-        """Begins new episodes."""
+    @torch.no_grad()
+    def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
+        """Restarts all streams by the first seed."""
+        seed = check_seeds(seeds, self.num_streams)[0]
         obs = self._call("restart", lambda: self.env.restart(seed))
         self._check_obs(obs)
         self._resets.zero_()
         self._checked = False
-        for name, x in self.obs.items():
+        for name, x in self._obs.items():
             x.copy_(obs[name])
+            _write(out[name], x)
         self._held = obs
 
-    def step(self, action: Tensor) -> TensorRow:
+    @torch.no_grad()
+    def send(self, action: Array | Tensor) -> None:
         """Steps all streams; streams that ended in the last step are reset in this one."""
-        out = self._call("step", lambda: self.env.step(action))
+        # A copy, which the environment's own code may change.
+        given = action.clone() if isinstance(action, Tensor) else torch.from_numpy(action.copy())
+        packed = given.to(self._dtype).to(self.env.device)
+        out = self._call("step", lambda: self.env.step(packed))
         if not self._checked:  # the first tells what the others are like
             self._check(out)
             self._checked = True
@@ -110,7 +114,7 @@ class NextStep:
         ended = terminated | truncated
         raw = torch.where(valid, out.reward.float(), 0.0)
         same_step = self.env.autoreset == AutoresetMode.SAME_STEP
-        for name, x in self.obs.items():
+        for name, x in self._obs.items():
             new = out.obs[name].to(x.dtype)
             if same_step:
                 # Without a final observation, the one that is still there.
@@ -121,20 +125,27 @@ class NextStep:
         # Another library may reuse the memory of its arrays once they are gone, while the copies
         # still wait on the GPU; it waits for them with the next action.
         self._held = out
-        won = self._success(out, raw, ended)
-        return TensorRow(self._clipped(raw), raw, terminated, truncated, valid, won)
+        flags = {"terminated": terminated, "truncated": truncated, "valid": valid}
+        success = self._success(out, ended)
+        self._row = {"reward": raw, "raw_reward": raw, "success": success, **flags}
 
-    def _clipped(self, reward: Tensor) -> Tensor:
-        if self._clip == "abs_one":
-            return reward.clamp(-1.0, 1.0)
-        if self._clip == "soft_asymmetric":
-            soft = 5.0 * (reward / 5.0).tanh()
-            return torch.where(reward < 0.0, 0.3 * soft, soft)
-        return reward
+    def recv(self, out: StepRow) -> None:
+        row, self._row = self._row, None
+        assert row is not None, "send before recv"
+        for name, x in self._obs.items():
+            _write(out.obs[name], x)
+        for name, x in row.items():
+            _write(getattr(out, name), x)
 
-    def _success(self, out: TensorStep, raw: Tensor, ended: Tensor) -> Tensor:
-        if self._above is not None:
-            return raw > self._above
+    def render(self, stream: int) -> Rendered:  # noqa: ARG002
+        raise CannotRender("environments of tensors draw nothing")
+
+    def close(self) -> None:
+        if self._closes:
+            release(self._made, self)
+            self.env.close()
+
+    def _success(self, out: TensorStep, ended: Tensor) -> Tensor:
         if self._key is None:
             return self._never
         if out.success is not None:
@@ -212,63 +223,12 @@ def same_device(one: torch.device, other: torch.device) -> bool:
     return one.type == other.type and index(one) == index(other)
 
 
-@final
-class HostedEnv:
-    """A `TensorVectorEnv` as a `VectorEnv`: every step waits for its tensors.
-
-    env: the environments themselves, for code that steps tensors.
-    """
-
-    def __init__(
-        self,
-        env: TensorVectorEnv,
-        description: EnvDescription | None = None,
-        *,
-        closes: bool = True,
-        made: Any = None,
-    ) -> None:
-        """description: its description in reports; None: its own.
-        closes: whether `close` closes `env`; False: it belongs to the caller.
-        made: what a maker gave, which others may not step; raises ConfigError if they do.
-        """
-        self.env, self._closes, self._made = env, closes, made
-        # Arrays of float32 round what float64 leaves give.
-        self._rows = NextStep(env, "none", env.description.success, in_float64(env.spaces))
-        self.num_streams, self.spaces = env.num_streams, env.spaces
-        self.description = env.description if description is None else description
-        self._spec = action_spec(env.spaces.action)
-        self._row: TensorRow | None = None
-        if made is not None:
-            claim(made, self, self.description.id)
-
-    def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
-        """Restarts all streams by the first seed."""
-        self._rows.restart(check_seeds(seeds, self.num_streams)[0])
-        self._write_obs(out)
-
-    def send(self, action: Array) -> None:
-        packed = torch.from_numpy(np.array(action)).to(self._spec.dtype)
-        with torch.no_grad():
-            self._row = self._rows.step(packed.to(self.env.device))
-
-    def recv(self, out: StepRow) -> None:
-        row, self._row = self._row, None
-        assert row is not None, "send before recv"
-        self._write_obs(out.obs)
-        for name, x in row._asdict().items():
-            getattr(out, name)[:] = x.numpy(force=True)
-
-    def _write_obs(self, out: ObsArrays) -> None:
-        for name, x in self._rows.obs.items():
-            out[name][:] = x.numpy(force=True)
-
-    def render(self, stream: int) -> Rendered:  # noqa: ARG002
-        raise CannotRender("environments of tensors draw nothing")
-
-    def close(self) -> None:
-        if self._closes:
-            release(self._made, self)
-            self.env.close()
+def _write(into: Any, x: Tensor) -> None:
+    """Copies a tensor into an array, or into a tensor of its device."""
+    if isinstance(into, Tensor):
+        into.copy_(x)
+    else:
+        into[...] = x.numpy(force=True)
 
 
 def tensors_of(env: VectorEnv) -> TensorVectorEnv | None:

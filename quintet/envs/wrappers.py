@@ -14,7 +14,6 @@ from typing import Any, final
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from quintet.envs.config import RewardClip
 from quintet.envs.vector import Array, ObsArrays, StepRow, VectorEnv, allocate_obs
@@ -103,7 +102,7 @@ class FrameStack:
 @final
 class FromRewards:
     """Clips `reward` in place; `raw_reward` stays unchanged.  With `above`, from the rule
-    `success`, an episode is won if its last raw reward is greater.
+    `success`, an episode is won if its last raw reward is greater.  Rows may be tensors.
 
     env: the environments whose rewards are clipped.
     """
@@ -113,7 +112,7 @@ class FromRewards:
     ) -> None:
         self.env, self._clip = env, clip
         # The rewards' own precision: a reward of 0.8 is not greater than 0.8.
-        self._above = None if above is None else np.float32(above)
+        self._above = None if above is None else float(np.float32(above))
         self.num_streams, self.spaces = env.num_streams, env.spaces
         self.description = replace(env.description, success=success)
         self.restart, self.send = env.restart, env.send
@@ -122,7 +121,7 @@ class FromRewards:
     def recv(self, out: StepRow) -> None:
         self.env.recv(out)
         if self._above is not None:
-            np.greater(out.raw_reward, self._above, out=out.success)
+            out.success[...] = out.raw_reward > self._above
         clip_reward(out.reward, self._clip)
 
 
@@ -322,14 +321,20 @@ def innermost(env: VectorEnv) -> VectorEnv:
     return env
 
 
-def clip_reward(reward: NDArray[np.floating], kind: RewardClip) -> None:
-    """Clips `reward` in place.
+def clip_reward(reward: Any, kind: RewardClip) -> None:
+    """Clips `reward`, an array or a tensor of a GPU, in place.
 
     ``abs_one``: ``clamp(r, -1, 1)``. ``soft_asymmetric``: ``5 tanh(r / 5)``, times 0.3 where r < 0.
     """
-    if kind == "abs_one":
+    if kind == "none":
+        return
+    if not isinstance(reward, np.ndarray):
+        soft = 5.0 * (reward / 5.0).tanh()
+        soft = soft.where(reward >= 0.0, 0.3 * soft)
+        reward.copy_(reward.clamp(-1.0, 1.0) if kind == "abs_one" else soft)
+    elif kind == "abs_one":
         np.clip(reward, -1.0, 1.0, out=reward)
-    elif kind == "soft_asymmetric":
+    else:
         negative = reward < 0
         np.divide(reward, 5.0, out=reward)
         np.tanh(reward, out=reward)

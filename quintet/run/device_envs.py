@@ -3,23 +3,21 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
-from quintet.algorithms import registry
+from quintet.algorithms.parts.setup import Compute
 from quintet.envs.tensor import TensorVectorEnv
-from quintet.envs.tensors_as_arrays import NextStep, same_device, tensors_of
+from quintet.envs.tensors_as_arrays import same_device, tensors_of
 from quintet.envs.vector import VectorEnv
 from quintet.errors import ConfigError
 from quintet.observe.timing import PhaseTimer
 from quintet.options.machine import FOR_TENSORS, host_needed, in_one_process
 from quintet.options.resolve import Loaded
 from quintet.options.run import RunConfig
-from quintet.protocols import Actor, DataPlan
-
-if TYPE_CHECKING:
-    from quintet.runtime.device_sampling import DeviceSampling
+from quintet.protocols import DataPlan
+from quintet.runtime.sampler import GroupSampler, RowsOnGpu
+from quintet.runtime.slots import Slot
 
 
 def in_this_process(loaded: Loaded, env: VectorEnv) -> Loaded:
@@ -75,27 +73,12 @@ def through_host(config: RunConfig, env: VectorEnv, plan: DataPlan) -> str:
     return host_needed(config) or f"{config.algo}, which keeps a replay"
 
 
-def make_device_sampling(
-    config: RunConfig, env: VectorEnv, plan: DataPlan, timer: PhaseTimer
-) -> "DeviceSampling":
-    """Sampling of a resolved configuration that never leaves the device of the environment's
-    tensors."""
-    from quintet.runtime.device_rows import may_record
-    from quintet.runtime.device_sampling import DeviceOptions, DeviceSampling
+def on_gpu(
+    env: TensorVectorEnv, plan: DataPlan, compute: Compute
+) -> tuple[Compute, Callable[[GroupSampler, Slot, PhaseTimer], RowsOnGpu]]:
+    """Precision and graphs of actors where rows stay on a GPU, and what makes these rows."""
+    from quintet.runtime.device_rows import DeviceRows, may_record
 
-    runtime, tensors = config.runtime, tensors_of(env)
-    assert tensors is not None
-    graph = runtime.compute.graph
-    whole = graph and may_record(tensors, plan)  # then the unroll's graph contains the act
-    compute = replace(runtime.actor_compute, act_on=str(tensors.device), graph=graph and not whole)
-    make_actor: Callable[[], Actor] = partial(
-        registry.find(config.algo).make_actor, config.learner, config.model, env.spaces, compute
-    )
-    return DeviceSampling(
-        NextStep(tensors, config.env.reward_clip, config.env.success, env.spaces),
-        make_actor,
-        plan,
-        config.seed,
-        timer,
-        DeviceOptions(runtime.actor_threads, runtime.publish_interval_iterations > 1, whole),
-    )
+    whole = compute.graph and may_record(env, plan)  # then the unroll's graph contains the act
+    compute = replace(compute, act_on=str(env.device), graph=compute.graph and not whole)
+    return compute, partial(DeviceRows, env=env, graph=whole)

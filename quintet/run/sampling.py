@@ -23,7 +23,7 @@ from quintet.options.population import tuned_shaping
 from quintet.options.run import RunConfig
 from quintet.options.runtime import RuntimeConfig
 from quintet.protocols import Actor, DataPlan
-from quintet.run.device_envs import make_device_sampling, staying
+from quintet.run.device_envs import on_gpu, staying
 from quintet.runtime import loop
 from quintet.runtime.policies import Assignment
 from quintet.runtime.sampler import SerialOptions, SerialSampling
@@ -185,17 +185,18 @@ def make_sampling(
     Raises ConfigError if workers can't be sent their work, or there is too little memory.
     """
     runtime, algorithm = config.runtime, registry.find(config.algo)
-    make_actor: Callable[[], Actor] = partial(
-        algorithm.make_actor, config.learner, config.model, source.spaces, runtime.actor_compute
-    )
     assert runtime.actor_threads is not None
     plan = learners[0].plan
     if runtime.max_policy_lag is not None:
         plan = replace(plan, max_policy_lag=runtime.max_policy_lag)
+    tensors, compute, make_rows = staying(config, source.envs[0], plan), runtime.actor_compute, None
+    if tensors is not None and tensors.device.type != "cpu":
+        compute, make_rows = on_gpu(tensors, plan, compute)
+    make_actor: Callable[[], Actor] = partial(
+        algorithm.make_actor, config.learner, config.model, source.spaces, compute
+    )
     _require_fresh_rows(runtime, plan)
     assignment = assignment_of(config, source.env, plan, len(learners))
-    if staying(config, source.envs[0], plan) is not None:
-        return make_device_sampling(config, source.envs[0], plan, timer)
     if source.envs[0].description.turns and runtime.inference != "local":
         raise ConfigError(
             f"runtime.inference={runtime.inference} must have agents that act at the same time; "
@@ -214,7 +215,8 @@ def make_sampling(
                 threads=runtime.actor_threads,
                 may_lag=runtime.publish_interval_iterations > 1,
                 steppers=steppers,
-                act_on=runtime.actor_compute.act_on,
+                act_on=compute.act_on,
+                on_gpu=make_rows,
             ),
         )
     spec = _worker_spec(config, source, make_actor, plan, assignment)

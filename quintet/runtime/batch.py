@@ -10,13 +10,16 @@ import optree
 import torch
 from torch import Tensor
 
-from quintet.system.transfer import all_to_device, page_locked
+from quintet.system.transfer import all_to_device, page_locked, to_device
 from quintet.types import Rollout
 
 _WITHOUT_TIME = ("stream_id", "group_id", "episode_id", "last_action", "last_reward")
 
 _STAYS = ("policy_id", *_WITHOUT_TIME)
 """Fields of a rollout that stay on the CPU, since no learner reads them."""
+
+_FLAGS = ("valid", "terminated", "truncated", "version", "stream_id")
+"""Fields that decide about columns; of rows on a GPU, `Rollout.source` has them on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,11 @@ class Episode:
     version: int = 0
 
 
+def known(rollout: Rollout) -> Rollout:
+    """The rollout with its flags on the CPU, so that no decision waits for a GPU."""
+    return rollout.source or rollout
+
+
 def join(parts: Sequence[Rollout]) -> Rollout:
     """All columns of all parts, in order; a single part is returned without a copy."""
     if len(parts) == 1:
@@ -45,7 +53,8 @@ def join(parts: Sequence[Rollout]) -> Rollout:
 
 def select(rollout: Rollout, columns: Tensor) -> Rollout:
     """The columns at the indices `columns` ``[N]``, copied."""
-    return _map(lambda dim, x: x.index_select(dim, columns), rollout)
+    there = to_device(columns, rollout.reward.device)
+    return _map(lambda dim, x: x.index_select(dim, columns if x.is_cpu else there), rollout)
 
 
 def narrow(rollout: Rollout, start: int, count: int) -> Rollout:
@@ -60,7 +69,14 @@ def _map(function: Callable[..., Tensor], *parts: Rollout) -> Rollout:
         return function(column_dim(path), *leaves) if isinstance(leaves[0], Tensor) else leaves[0]
 
     trees: list[Any] = [vars(part) for part in parts]
-    return Rollout(**optree.tree_map_with_path(of, *trees))
+    mapped = Rollout(**optree.tree_map_with_path(of, *trees))
+    if mapped.source is None:
+        return mapped
+    flags: Any = {
+        name: function(column_dim((name,)), *(getattr(part.source, name) for part in parts))
+        for name in _FLAGS
+    }
+    return replace(mapped, source=replace(mapped, source=None, **flags))
 
 
 def column_dim(path: tuple[Any, ...]) -> int:
@@ -204,6 +220,7 @@ def joined(blocks: list[ColumnBlock]) -> ColumnBlock:
 
 def _apart(blocks: list[ColumnBlock]) -> list[ColumnBlock]:
     """The blocks ordered by stream if no stream is in two of them, which saves a second copy."""
-    ordered = sorted(blocks, key=lambda block: int(block.rollout.stream_id[0]))
-    ends = [(int(b.rollout.stream_id[0]), int(b.rollout.stream_id[-1])) for b in ordered]
+    ordered = sorted(blocks, key=lambda block: int(known(block.rollout).stream_id[0]))
+    streams = [known(block.rollout).stream_id for block in ordered]
+    ends = [(int(x[0]), int(x[-1])) for x in streams]
     return ordered if all(a[1] < b[0] for a, b in pairwise(ends)) else blocks

@@ -13,8 +13,18 @@ from torch import Tensor
 
 from quintet.observe.metrics import policy_prefix
 from quintet.protocols import DataPlan
-from quintet.runtime.batch import ColumnBlock, Episode, Lease, Unroll, joined, pinned, select
+from quintet.runtime.batch import (
+    ColumnBlock,
+    Episode,
+    Lease,
+    Unroll,
+    joined,
+    known,
+    pinned,
+    select,
+)
 from quintet.runtime.policies import ONE_POLICY, Assignment
+from quintet.system.transfer import all_to_device
 from quintet.types import Publication, Rollout
 
 
@@ -125,13 +135,13 @@ class PolicyQueue:
         """The block with only the rows ``kept`` ``[T, B]``; counts the other valid rows, and moves
         the episodes that ended in them to `ended`.
         """
-        lost = block.rollout.valid & ~kept
+        lost = known(block.rollout).valid & ~kept
         self.dropped_columns += int((lost.any(0) & ~kept.any(0)).sum())
         self.dropped_steps += int(lost.sum())
         gone = [episode for episode in block.episodes if lost[episode.row, episode.column]]
         self.ended += [replace(episode, row=-1, column=-1) for episode in gone]
         rest = [episode for episode in block.episodes if not lost[episode.row, episode.column]]
-        return replace(block, rollout=replace(block.rollout, valid=kept), episodes=rest)
+        return replace(block, rollout=changed(block.rollout, valid=kept), episodes=rest)
 
     def pop_ended(self) -> list[Episode]:
         ended, self.ended = self.ended, []
@@ -188,7 +198,7 @@ class Delivery:
         """Drops waiting columns."""
         for queue in self.queues:
             for block in queue.waiting:
-                queue.drop(block, torch.zeros_like(block.rollout.valid)).release()
+                queue.drop(block, torch.zeros_like(known(block.rollout).valid)).release()
             queue.waiting = []
 
     def publish(self, publication: Publication) -> None:
@@ -219,7 +229,7 @@ class Delivery:
     def waiting(self) -> int:
         """env_steps in columns that wait for a batch."""
         blocks = (block for queue in self.queues for block in queue.waiting)
-        return sum(int(block.rollout.valid.sum()) for block in blocks)
+        return sum(int(known(block.rollout).valid.sum()) for block in blocks)
 
     @property
     def batches(self) -> int:
@@ -294,7 +304,8 @@ class Delivery:
             ):
                 queue = self.queues[policy]
                 if queue.columns >= self.plan.columns_per_batch:
-                    least, blocks = self._least_version(queue), [x.rollout for x in queue.waiting]
+                    least = self._least_version(queue)
+                    blocks = [known(x.rollout) for x in queue.waiting]
                     old = any(bool((x.valid & (x.version < least)).any()) for x in blocks)
                     return None if old or self.samples_ahead else policy
         return None
@@ -349,11 +360,11 @@ class Delivery:
         whole = taken[0] if len(taken) == 1 else joined(taken)
         if missing:
             none = select(whole.rollout, torch.zeros(missing, dtype=torch.long))
-            none.valid.zero_()
+            none = changed(none, valid=torch.zeros_like(known(none).valid))
             whole = joined([whole, ColumnBlock(none, [], None)])
-        streams = whole.rollout.stream_id.numpy()
+        streams = known(whole.rollout).stream_id.numpy()
         if (streams[1:] < streams[:-1]).any():
-            whole = whole.take(whole.rollout.stream_id.argsort(stable=True))
+            whole = whole.take(known(whole.rollout).stream_id.argsort(stable=True))
         if self.pin and not whole.rollout.reward.is_pinned():
             copied = ColumnBlock(pinned(whole.rollout), whole.episodes, None)
             whole.release()
@@ -367,8 +378,9 @@ class Delivery:
             return
         kept: list[ColumnBlock] = []
         for block in queue.waiting:
-            fresh = block.rollout.valid & (block.rollout.version >= least)
-            if not torch.equal(fresh, block.rollout.valid):
+            flags = known(block.rollout)
+            fresh = flags.valid & (flags.version >= least)
+            if not torch.equal(fresh, flags.valid):
                 block = queue.drop(block, fresh).take(fresh.any(0).nonzero().squeeze(1))
             if block.columns:
                 kept.append(block)
@@ -389,14 +401,15 @@ class Delivery:
         """
         queue, rollout = self.queues[policy], block.rollout
         rollout, env_steps = within_budget(rollout, env_steps_left)
-        if rollout.valid is not block.rollout.valid:
-            self.past_budget += int(block.rollout.valid.sum()) - env_steps
+        valid = known(rollout).valid
+        if valid is not known(block.rollout).valid:
+            self.past_budget += int(known(block.rollout).valid.sum()) - env_steps
         self.counted += env_steps
         episodes = sorted(block.episodes, key=lambda episode: (episode.row, episode.column))
-        kept = [episode for episode in episodes if rollout.valid[episode.row, episode.column]]
+        kept = [episode for episode in episodes if valid[episode.row, episode.column]]
         kept = queue.pop_ended() + kept
         if self.may_lag:
-            queue.lag.add((queue.learned - rollout.version)[rollout.valid])
+            queue.lag.add((queue.learned - known(rollout).version)[valid])
         batch = Batch(rollout, policy, env_steps, kept, self.steps())
         self._lease = block.lease
         if env_steps < env_steps_left and not restarts_after(batch):
@@ -437,12 +450,13 @@ def within_budget(batch: Rollout, env_steps_left: int) -> tuple[Rollout, int]:
 
     Steps are counted in the order (row, column), so timing does not affect which are masked.
     """
-    count = int(np.count_nonzero(batch.valid.numpy()))
-    if count == batch.valid.numel() <= env_steps_left:
+    valid = known(batch).valid
+    count = int(np.count_nonzero(valid.numpy()))
+    if count == valid.numel() <= env_steps_left:
         return batch, count
     if count > env_steps_left:
-        order = batch.valid.flatten().cumsum(0).view_as(batch.valid)
-        batch = replace(batch, valid=batch.valid & (order <= env_steps_left))
+        order = valid.flatten().cumsum(0).view_as(valid)
+        batch = changed(batch, valid=valid & (order <= env_steps_left))
     return with_cuts(batch), min(count, env_steps_left)
 
 
@@ -451,12 +465,22 @@ def with_cuts(batch: Rollout) -> Rollout:
     (beyond the budget, of old weights, of another policy).  So every invalid row follows a cut, and
     no estimate for a valid row uses its reward.
     """
+    flags = known(batch)
     valid, terminated, truncated = (
-        x.numpy() for x in (batch.valid, batch.terminated, batch.truncated)
+        x.numpy() for x in (flags.valid, flags.terminated, flags.truncated)
     )
     broken = ~(valid[1:] | terminated[:-1] | truncated[:-1])
     if not broken.any():
         return batch
-    cut = torch.zeros_like(batch.valid)
+    cut = torch.zeros_like(flags.valid)
     cut.numpy()[:-1] = broken
-    return replace(batch, trace_cut=cut)
+    return changed(batch, trace_cut=cut)
+
+
+def changed(rollout: Rollout, **fields: Any) -> Rollout:
+    """The rollout with other flags, given on the CPU."""
+    if rollout.source is None:
+        return replace(rollout, **fields)
+    there = all_to_device([*fields.values()], rollout.reward.device)
+    on_device: Any = dict(zip(fields, there, strict=True))
+    return replace(rollout, **on_device, source=replace(rollout.source, **fields))

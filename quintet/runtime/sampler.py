@@ -10,11 +10,11 @@ import torch
 
 from quintet.envs.masks import allows_none, possible, require_plain
 from quintet.envs.own_state import States, keeper
-from quintet.envs.vector import VectorEnv, check_finite
+from quintet.envs.vector import Array, ObsArrays, VectorEnv, check_finite
 from quintet.envs.wrappers import ShapedRewards
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
-from quintet.runtime.batch import Lease
+from quintet.runtime.batch import Lease, Unroll
 from quintet.runtime.delivery import Batch, Delivery, RestartsAfter, never, rows_for
 from quintet.runtime.gpu_actor import actors_of
 from quintet.runtime.policies import ONE_POLICY, Assignment
@@ -55,24 +55,26 @@ class GroupSampler:
         self.num_streams = env.num_streams
         self.turns = Turns(self.num_streams) if env.description.turns else None
         self.says_version = VERSION in actor.record_specs
-        self.generator = torch.Generator()
+        self.carry = torch.zeros(self.num_streams, dtype=torch.float64)
         # Reward weights by policy, if publications carry them.
         self.shaping: dict[int, np.ndarray[Any, Any]] = {}
         self.version = -1
         self.fresh = True
-        self.rows = 0  # rows of the last unroll
+        self.rows = self.steps_before = 0  # rows of the last unroll, and since the restart
 
     def restart(self, env_seeds: list[int], noise_seed: int, slot: Slot) -> None:
         """Begins new episodes, whose first rows go to `slot`; what follows depends on the seeds."""
-        self.slot, self.env_seeds = slot, env_seeds
+        self.slot = slot
+        one_seed = self.env.description.one_seed
+        self.env_seeds = env_seeds[:1] * self.num_streams if one_seed else env_seeds
         self.env.restart(env_seeds, slot.first_obs_arrays)
         slot.begin_anew()
         if self.turns is not None:
             self.turns.restart()
-        self.generator.manual_seed(noise_seed)
+        self.generator = torch.Generator(slot.device).manual_seed(noise_seed)
         with OwnTorch():
             self.state = self.actor.initial_state(self.num_streams)
-        self.carry = np.zeros(self.num_streams)
+        self.carry = self.carry.to(slot.device).zero_()
         self.episode_return = np.zeros(self.num_streams)
         self.episode_length = np.zeros(self.num_streams, np.int64)
         self.episode_version = np.zeros(self.num_streams, np.int64)  # the same as in `Episode`
@@ -113,8 +115,8 @@ class GroupSampler:
                 np.nan_to_num(values, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
         if not self.says_version:
             self.slot.version.fill_(self.version)
-        noise = self.actor.draw_noise(self.plan.unroll_steps, self.num_streams, self.generator)
-        self.noise_rows = noise.unbind(0)
+        self.noise = self.actor.draw_noise(self.plan.unroll_steps, self.num_streams, self.generator)
+        self.noise_rows = self.noise.unbind(0)
 
     def act(self, row: int) -> None:
         """Makes one forward for the group and starts the environments' step."""
@@ -125,7 +127,7 @@ class GroupSampler:
         out = self._forward(row)
         if self.shaping:
             self._shape_rewards(row, out)
-        self.env.send(out.env_action.numpy())
+        self.env.send(self.slot.as_array(out.env_action))
         self._record(row, out)
         self.state = out.state
 
@@ -152,11 +154,12 @@ class GroupSampler:
     def receive(self, row: int) -> None:
         """Waits for the step of `row`."""
         slot = self.slot
-        self.env.recv(slot.step_rows[row])
+        into = slot.step_rows[row]
+        self.env.recv(into)
         if self.turns is not None:
             self.state = self.turns.receive(row, slot, self.state)
             return
-        np.logical_not(slot.valid[row], out=slot.is_first[row + 1])
+        slot.logical_not(into.valid, out=slot.is_first_arrays[row + 1])
         if self.has_opponents:
             slot.valid[row] &= slot.policy_id[row] < self.num_learners
 
@@ -164,12 +167,16 @@ class GroupSampler:
         """Number of env_steps of the unroll if it ended after `rows` rows."""
         if self.turns is not None:
             return self.turns.executed(self.slot, rows)
-        return int(np.count_nonzero(self.slot.valid[:rows]))
+        return int(self.slot.rollout.valid[:rows].count_nonzero())
 
     def finish(self, rows: int) -> None:
-        """Ends the unroll after `rows` rows: checks it, computes returns and measures episodes."""
-        slot, self.rows = self.slot, rows
-        forks.require_files(self.env.description.id)
+        """Ends the unroll after `rows` rows."""
+        self.complete(rows)
+        self.end(rows)
+
+    def complete(self, rows: int) -> None:
+        """Fills the rows that were not executed, and computes returns, without a wait for a GPU."""
+        slot = self.slot
         if self.turns is not None:
             self.turns.gather(slot, rows, self.state)
             if self.has_opponents:
@@ -180,19 +187,33 @@ class GroupSampler:
             slot.store_state(rows, self.state)
         # A row after one that is not valid begins an episode, unless the agent is still absent.
         slot.is_first[:rows] &= slot.valid[:rows]
-        check_finite(
-            slot.obs_arrays,
-            slot.raw_reward,  # clipping would hide an infinity
-            self.first_stream,
-            self.env_seeds,
-            self.env.description,
-            self.steps_before,
-        )
-        self._check_masks()
-        self.steps_before += rows
         if self.plan.return_discount is not None:
-            self._discounted_returns(self.plan.return_discount)
-        self._measure_episodes()
+            self._discounted_returns(rows, self.plan.return_discount)
+
+    def end(self, rows: int) -> None:
+        """Counts the rows, checks them and measures episodes; of rows on a GPU it only counts."""
+        slot, self.rows = self.slot, rows
+        self.steps_before += rows
+        forks.require_files(self.env.description.id)
+        if slot.on_cpu:
+            self.check(slot.obs_arrays, slot.raw_reward, slot.valid)
+            self._measure_episodes()
+
+    def check(self, obs: ObsArrays, raw_reward: Array, valid: Array) -> None:
+        """Refuses what is not finite in an unroll, a choice without an allowed action, and masks
+        with numbers other than 0 and 1; a reset row's mask doesn't matter.
+        """
+        about, first_step = self.env.description, self.steps_before - self.rows
+        # Clipping would hide an infinity.
+        check_finite(obs, raw_reward, self.first_stream, self.env_seeds, about, first_step)
+        if ACTION_MASK not in obs:
+            return
+        mask = obs[ACTION_MASK][:-1]
+        require_plain(mask, valid, f"{about.id}, streams from {self.first_stream} on")
+        wrong = ~possible(mask, self.env.spaces.action) & valid
+        if wrong.any():
+            row, column = (int(i) for i in np.argwhere(wrong)[0])
+            raise allows_none(about.id, self.first_stream + column, first_step + row)
 
     def _fill_from(self, row: int) -> None:
         """Fills the rows that are not executed, with an action that is computed but not sent."""
@@ -204,32 +225,18 @@ class GroupSampler:
         self._record(row, self._forward(row))
         slot.fill_from(row)
 
-    def _check_masks(self) -> None:
-        """Refuses a choice without an allowed action, and numbers other than 0 and 1; a reset row's
-        mask doesn't matter.
-        """
-        mask = self.slot.obs.get(ACTION_MASK)
-        if mask is None:
-            return
-        who = f"{self.env.description.id}, streams from {self.first_stream} on"
-        require_plain(mask[:-1].numpy(), self.slot.valid, who)
-        wrong = ~possible(mask[:-1].numpy(), self.env.spaces.action) & self.slot.valid
-        if wrong.any():
-            row, column = (int(i) for i in np.argwhere(wrong)[0])
-            stream, step = self.first_stream + column, self.steps_before + row
-            raise allows_none(self.env.description.id, stream, step)
-
-    def _discounted_returns(self, gamma: float) -> None:
+    def _discounted_returns(self, rows: int, gamma: float) -> None:
         """``G_t = r_t + gamma * G_(t-1)``, from 0 at the start of every episode."""
-        slot, carry = self.slot, self.carry
+        slot, carry = self.slot, self.slot.as_array(self.carry)
         assert slot.return_carry is not None
         going_on = ~(slot.terminated | slot.truncated)
         turns = self.turns is not None
-        for row in range(slot.steps if turns else self.rows):
-            carry *= np.where(slot.valid[row], gamma, 1.0) if turns else gamma
-            carry += slot.reward[row]
-            slot.return_carry[row] = carry
-            carry *= going_on[row]
+        with np.errstate(all="ignore"):  # `check` refuses infinity later
+            for row in range(slot.steps if turns else rows):
+                carry *= np.where(slot.valid[row], gamma, 1.0) if turns else gamma
+                carry += slot.reward[row]
+                slot.return_carry[row] = carry
+                carry *= going_on[row]
 
     def _measure_episodes(self) -> None:
         """Writes return, length and success of every episode into the row in which it ended."""
@@ -307,6 +314,20 @@ class Steppers(Protocol):
     def kill(self) -> None: ...
 
 
+class RowsOnGpu(Protocol):
+    """A group whose rows stay on a GPU; restarts: whether its streams restart."""
+
+    restarts: bool
+
+    def restart(self) -> None:
+        """Called after each restart of the group."""
+        ...
+
+    def collect(self, rows: Callable[[], None], whole: bool) -> Unroll:
+        """Collects an unroll; `rows` does so row by row, and `whole` says that none is missing."""
+        ...
+
+
 @dataclass(frozen=True)
 class SerialOptions:
     """Options of sampling in this process.
@@ -315,6 +336,7 @@ class SerialOptions:
     may_lag: whether some versions are not published.
     steppers: the environments that other processes may step.
     act_on: device of the actors.
+    on_gpu: makes the only group's, if rows stay on that device.
     """
 
     assignment: Assignment = ONE_POLICY
@@ -322,6 +344,7 @@ class SerialOptions:
     may_lag: bool = False
     steppers: Sequence[Steppers] = ()
     act_on: str = "cpu"
+    on_gpu: Callable[[GroupSampler, Slot, PhaseTimer], RowsOnGpu] | None = None
 
 
 _DEFAULT = SerialOptions()
@@ -329,10 +352,10 @@ _DEFAULT = SerialOptions()
 
 @final
 class SerialSampling:
-    """All groups in this process; one steps while actions are computed for the others."""
+    """All groups in this process; one steps while actions are computed for the others.
 
-    restarts = True
-    """Whether streams restart at exact checkpoints."""
+    restarts: whether streams restart at exact checkpoints.
+    """
 
     def __init__(
         self,
@@ -346,12 +369,13 @@ class SerialSampling:
         self.groups: list[GroupSampler] = []
         self.slots: list[Slot] = []
         first_stream, assignment = 0, options.assignment
-        self.act_on = options.act_on
-        actors = actors_of(partial(assignment.make_actor, make_actor), options.act_on)
+        self.act_on, stays = options.act_on, options.on_gpu is not None
+        device, copies_to = (self.act_on, "cpu") if stays else ("cpu", self.act_on)
+        actors = actors_of(partial(assignment.make_actor, make_actor), copies_to)
         for index, env in enumerate(envs):
             actor = actors(assignment.of(index))
             rows = RowSpecs.of(env.spaces, actor)
-            memory = zeros(slot_specs(rows, plan, env.num_streams), self.act_on != "cpu")
+            memory = zeros(slot_specs(rows, plan, env.num_streams), copies_to != "cpu", device)
             slot = Slot(memory, rows, plan)
             slot.belongs_to(index, first_stream, assignment.of(index)[0])
             self.slots.append(slot)
@@ -361,6 +385,8 @@ class SerialSampling:
         self.steppers = options.steppers
         self.on_row: Callable[[int], None] | None = None
         self.delivery = Delivery(plan, first_stream, assignment, options.may_lag)
+        self.on_gpu = options.on_gpu and options.on_gpu(self.groups[0], self.slots[0], timer)
+        self.restarts = self.on_gpu is None or self.on_gpu.restarts
 
     def publish(self, publication: Publication) -> None:
         """Loads the weights with which a policy acts from each group's next unroll on."""
@@ -376,6 +402,8 @@ class SerialSampling:
         self.delivery.restart(iteration)
         for index, (group, slot) in enumerate(zip(self.groups, self.slots, strict=True)):
             group.restart(*group_seeds(self.seed, index, iteration, group.num_streams), slot)
+        if self.on_gpu is not None:
+            self.on_gpu.restart()
 
     def collect(self, env_steps_left: int, restarts_after: RestartsAfter = never) -> Batch:
         """The next batch.  While no policy has enough columns, it samples, but no more rows than
@@ -383,12 +411,10 @@ class SerialSampling:
         """
         while (taken := self.delivery.take(env_steps_left)) is None:
             self.delivery.keep()
-            self._unroll(env_steps_left - self.delivery.waiting)
-            # The lease frees nothing: what still waits is copied before the next round's writes.
-            self.delivery.put_round([slot.unroll(Lease(lambda: None)) for slot in self.slots])
+            self.delivery.put_round(self._unroll(env_steps_left - self.delivery.waiting))
         return self.delivery.batch(*taken, env_steps_left, restarts_after)
 
-    def _unroll(self, wanted: int) -> None:
+    def _unroll(self, wanted: int) -> list[Unroll]:
         """Collects one unroll of every group, which ends once `wanted` env_steps were executed."""
 
         def more(rows: int) -> int:
@@ -396,7 +422,12 @@ class SerialSampling:
             return rows_for(wanted - executed, self.delivery.num_streams)
 
         with torch_threads(self.threads):
-            unroll(self.groups, self.slots, self.timer, self.on_row, more)
+            rows = partial(unroll, self.groups, self.slots, self.timer, self.on_row, more)
+            if self.on_gpu is not None:
+                return [self.on_gpu.collect(rows, more(0) >= self.slots[0].steps)]
+            rows()
+        # The lease frees nothing: what still waits is copied before the next round's writes.
+        return [slot.unroll(Lease(lambda: None)) for slot in self.slots]
 
     def report(self) -> dict[str, float]:
         count = sum(each.num_processes for each in self.steppers if each.num_processes > 1)

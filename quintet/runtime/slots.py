@@ -1,11 +1,12 @@
 """Memory for one unroll of one group: allocated once, written in place, read as tensors."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quintet.envs.vector import StepRow
@@ -37,6 +38,10 @@ UNDEFINED = -1
 """Value of an episode's success if the environment defines none."""
 
 _SUCCESS = {UNDEFINED: None, 0: False, 1: True}
+
+OF_EPISODE = ("episode_return", "episode_length", "episode_success", "episode_version")
+"""Fields of the row in which an episode ended, in the order of an `Episode`; in other rows they
+hold any number."""
 
 OF_STEP = tuple(field.name for field in fields(StepRow) if field.name != "obs")
 """Fields of a `StepRow` other than the observation."""
@@ -108,10 +113,12 @@ def slot_specs(rows: RowSpecs, plan: DataPlan, num_streams: int) -> dict[str, Te
     }
 
 
-def zeros(specs: Mapping[str, TensorSpec], page_locked: bool = False) -> dict[str, Tensor]:
+def zeros(
+    specs: Mapping[str, TensorSpec], page_locked: bool = False, device: str = "cpu"
+) -> dict[str, Tensor]:
     """Zeroed memory of this process; from page-locked memory a GPU copies by itself."""
     return {
-        name: torch.zeros(spec.shape, dtype=spec.dtype, pin_memory=page_locked)
+        name: torch.zeros(spec.shape, dtype=spec.dtype, pin_memory=page_locked, device=device)
         for name, spec in specs.items()
     }
 
@@ -121,14 +128,20 @@ def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {k[len(prefix) :]: x for k, x in tensors.items() if k.startswith(prefix)}
 
 
+_TORCH = Tensor.detach, torch.logical_not
+
+
 @final
 class Slot:
     """Rows 0..T of observations and 0..T-1 of the rest, for the B streams of a group.
 
     Its memory has the form of `slot_specs` and may be shared with other processes.  Environments
-    write through `step_rows` (numpy), actors read `obs_rows` and write `action` and `record`
-    (torch); both are views of the same memory, made once.
+    write through `step_rows` (arrays), actors read `obs_rows` and write `action` and `record`
+    (tensors); both are views of the same memory, made once.  Arrays are NumPy's, which are faster
+    in the hot loop; on a GPU they are tensors, with which the same expressions launch kernels.
 
+    on_cpu: whether the host reads this memory without a wait.
+    as_array, logical_not: of the arrays' library.
     rollout: the unroll as views of this memory.
     header: number of the grant by which a worker filled it, and rows executed.
     """
@@ -136,42 +149,47 @@ class Slot:
     def __init__(self, memory: Mapping[str, Tensor], rows: RowSpecs, plan: DataPlan):
         self.memory, self.steps, self.state_every = memory, plan.unroll_steps, plan.state_every
         self.rollout = rollout_of(memory)
+        self.device = memory["valid"].device
+        self.on_cpu = self.device.type == "cpu"
+        library: Any = (Tensor.numpy, np.logical_not) if self.on_cpu else _TORCH
+        self.as_array, self.logical_not = array, _ = library
         self.obs, self.record = self.rollout.obs, self.rollout.record
         self.state = self.rollout.state
         self.action, self.last_action = memory["action"], memory["last_action"]
-        self.version, self.header = memory["version"], memory["header"].numpy()
+        self.version, self.header = memory["version"], array(memory["header"])
         self.num_streams = self.last_action.shape[0]
-        self.reward = memory["reward"].numpy()
-        self.last_reward = memory["last_reward"].numpy()
-        self.raw_reward = memory["raw_reward"].numpy()
-        self.terminated = memory["terminated"].numpy()
-        self.truncated = memory["truncated"].numpy()
-        self.valid = memory["valid"].numpy()
-        self.policy_id = memory["policy_id"].numpy()
-        self.success = memory["success"].numpy()
-        self.is_first = memory["is_first"].numpy()
-        self.episode_id = memory["episode_id"].numpy()
-        self.episode_return = memory["episode_return"].numpy()
-        self.episode_length = memory["episode_length"].numpy()
-        self.episode_success = memory["episode_success"].numpy()
-        self.episode_version = memory["episode_version"].numpy()
-        self.running_length = memory["running_length"].numpy()
+        self.reward = array(memory["reward"])
+        self.last_reward = array(memory["last_reward"])
+        self.raw_reward = array(memory["raw_reward"])
+        self.terminated = array(memory["terminated"])
+        self.truncated = array(memory["truncated"])
+        self.valid = array(memory["valid"])
+        self.policy_id = array(memory["policy_id"])
+        self.success = array(memory["success"])
+        self.is_first = array(memory["is_first"])
+        self.episode_id = array(memory["episode_id"])
+        self.episode_return = array(memory["episode_return"])
+        self.episode_length = array(memory["episode_length"])
+        self.episode_success = array(memory["episode_success"])
+        self.episode_version = array(memory["episode_version"])
+        self.running_length = array(memory["running_length"])
         carry = memory.get("return_carry")
-        self.return_carry = None if carry is None else carry.numpy()
+        self.return_carry = None if carry is None else array(carry)
 
         # Views of every row, so that the hot loop slices and builds nothing.
         t = self.steps
-        self.obs_arrays = arrays = {name: x.numpy() for name, x in self.obs.items()}
+        self.obs_arrays = arrays = {name: array(x) for name, x in self.obs.items()}
         self.first_obs_arrays = {name: x[0] for name, x in arrays.items()}
         self.obs_rows: list[Obs] = [
             {name: x[row] for name, x in self.obs.items()} for row in range(t + 1)
         ]
         self.is_first_rows = list(memory["is_first"].unbind(0))
+        self.is_first_arrays = list(map(array, self.is_first_rows))
         self.action_rows = list(self.action.unbind(0))
         recorded = self.record | {name: memory[name] for name in WHO_ACTED if name in rows.record}
         self._recorded = recorded
         self.record_rows = [{name: x[row] for name, x in recorded.items()} for row in range(t)]
-        of_step = {name: memory[name].numpy() for name in OF_STEP}
+        of_step = {name: array(memory[name]) for name in OF_STEP}
         self.step_rows = [
             StepRow(
                 obs={name: x[row + 1] for name, x in arrays.items()},
@@ -200,7 +218,7 @@ class Slot:
         for name, x in self.obs_rows[0].items():
             x.copy_(last.obs_rows[rows][name])
         begun = last.is_first[1] if rows == 1 else last.is_first[1 : rows + 1].sum(0)
-        np.add(last.episode_id, begun, out=self.episode_id)
+        self.episode_id[:] = last.episode_id + begun
         self.is_first[0] = last.is_first[rows]
         if rows > 0:
             self.last_action.copy_(last.action_rows[rows - 1])
@@ -224,7 +242,7 @@ class Slot:
 
     @property
     def executed(self) -> int:
-        """Number of env_steps in the unroll, or in the rows received so far."""
+        """Number of env_steps in the unroll, or in the rows received so far; on the CPU only."""
         return int(np.count_nonzero(self.valid))
 
     def store_state(self, row: int, state: State) -> None:
@@ -234,22 +252,35 @@ class Slot:
                 x[row // self.state_every].copy_(state[name])
 
     def unroll(self, lease: Lease) -> Unroll:
-        """The unroll as views of this memory, which does not change until the lease ends."""
+        """The unroll as views of this memory, which does not change until the lease ends; on the
+        CPU only.
+        """
         block = ColumnBlock(self.rollout, self.episodes(), lease)
         group, running = int(self.memory["group_id"][0]), int(self.running_length.sum())
         return Unroll(block, group, self.executed, running)
 
     def episodes(self) -> list[Episode]:
-        """Episodes that ended in this unroll, ordered by (row, column)."""
+        """Episodes that ended in this unroll, ordered by (row, column); on the CPU only."""
         ended = (self.terminated | self.truncated) & self.valid
-        return [
-            Episode(
-                row,
-                column,
-                float(self.episode_return[row, column]),
-                int(self.episode_length[row, column]),
-                _SUCCESS[int(self.episode_success[row, column])],
-                int(self.episode_version[row, column]),
-            )
-            for row, column in (np.argwhere(ended).tolist() if ended.any() else ())
-        ]
+        if not ended.any():
+            return []
+        places = np.flatnonzero(ended)
+        fields = [self.memory[name].numpy().ravel()[places] for name in OF_EPISODE]
+        return episodes_of(places, fields, self.num_streams)
+
+
+def episodes_of(
+    places: NDArray[Any], fields: Sequence[NDArray[Any]], num_streams: int
+) -> list[Episode]:
+    """Episodes that ended at these places among all T * B rows, with their `OF_EPISODE`."""
+    columns = zip(places.tolist(), *(x.tolist() for x in fields), strict=True)
+    return [
+        Episode(
+            *divmod(int(place), num_streams),
+            return_,
+            int(length),
+            _SUCCESS[int(success)],
+            int(version),
+        )
+        for place, return_, length, success, version in columns
+    ]

@@ -21,7 +21,7 @@ from quintet.envs.public import make_vector_env
 from quintet.envs.tensor import gives_tensors
 from quintet.envs.vector import allocate_obs, allocate_row
 from quintet.errors import ConfigError, EnvironmentFault
-from quintet.runtime.device_sampling import DeviceSampling
+from quintet.run import sampling
 from quintet.spaces import leaf_keys
 
 COUNT = 3
@@ -282,10 +282,9 @@ def test_rows_are_those_of_the_counting_environment(kind) -> None:
 
 @pytest.mark.parametrize("kind", ALL)
 def test_they_are_trained_on_their_device(tmp_path, monkeypatch, kind) -> None:
-    collected = []
-    collect = DeviceSampling.collect
+    stayed, staying = [], sampling.staying
     monkeypatch.setattr(
-        DeviceSampling, "collect", lambda *given: collected.append(1) or collect(*given)
+        sampling, "staying", lambda *given: stayed.append(staying(*given)) or stayed[-1]
     )
     own = {name: x for name, x in SMALL.items() if name != "env.num_streams"}
     own |= {"unroll_steps": 8, "minibatch_steps": 24}
@@ -298,7 +297,8 @@ def test_they_are_trained_on_their_device(tmp_path, monkeypatch, kind) -> None:
         "ppo", kind, 100, run_dir=tmp_path / "made", config=own | {"env.num_streams": 3}
     )
     assert made.metrics["env_steps"] == 100
-    assert collected
+    assert len(stayed) == 2
+    assert None not in stayed
 
 
 @pytest.mark.parametrize("kind", [Isaac, Legged, Brax, Arrays, Unprivileged])

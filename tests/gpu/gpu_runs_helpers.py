@@ -102,7 +102,7 @@ def phases(calls: list[tuple[str, int]]) -> Iterator[dict[str, Phase]]:
     the device), and run: all of it.
     """
     from quintet.run import learners
-    from quintet.runtime import device_sampling, loop, sampler
+    from quintet.runtime import device_rows, loop, sampler
 
     found: dict[str, Phase] = {}
 
@@ -125,8 +125,7 @@ def phases(calls: list[tuple[str, int]]) -> Iterator[dict[str, Phase]]:
 
     make, move = learners.make_learner, loop.rollout_to_device
     publish, act = sampler.SerialSampling.publish, sampler.GroupSampler.act
-    on_device = device_sampling.DeviceSampling
-    publish_there, collect = on_device.publish, on_device.collect
+    collect = device_rows.DeviceRows.collect
 
     def make_learner(*args: Any, **given: Any) -> Any:
         learner: Any = make(*args, **given)
@@ -139,8 +138,7 @@ def phases(calls: list[tuple[str, int]]) -> Iterator[dict[str, Phase]]:
         loop.rollout_to_device = counted(move, "batch")
         sampler.SerialSampling.publish = counted(publish, "publication to actors")  # type: ignore[method-assign]
         sampler.GroupSampler.act = counted(act, "act")  # type: ignore[method-assign]
-        on_device.publish = counted(publish_there, "publication to actors")  # type: ignore[method-assign]
-        on_device.collect = counted(collect, "collection")  # type: ignore[method-assign]
+        device_rows.DeviceRows.collect = counted(collect, "collection")  # type: ignore[method-assign]
         with standin_helpers.counting() as whole:
             yield found
         found["run"] = Phase(1, whole)
@@ -148,8 +146,7 @@ def phases(calls: list[tuple[str, int]]) -> Iterator[dict[str, Phase]]:
         learners.make_learner, loop.rollout_to_device = make, move
         sampler.SerialSampling.publish = publish  # type: ignore[method-assign]
         sampler.GroupSampler.act = act  # type: ignore[method-assign]
-        on_device.publish = publish_there  # type: ignore[method-assign]
-        on_device.collect = collect  # type: ignore[method-assign]
+        device_rows.DeviceRows.collect = collect  # type: ignore[method-assign]
 
 
 def run(

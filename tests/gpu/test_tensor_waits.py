@@ -15,6 +15,7 @@ SMALL: dict[str, Any] = {
     "model.policy_hidden": (8,),
 }
 LSTM = {"model.core": "lstm", "model.core_size": 8, "bptt_steps": 16}
+RETURNS = {"reward_normalizer": "return_std"}
 IMPALA = {"batch_unrolls": 4, "unroll_steps": 16, "env.num_streams": 8, "model.policy_hidden": (8,)}
 
 
@@ -24,7 +25,11 @@ IMPALA = {"batch_unrolls": 4, "unroll_steps": 16, "env.num_streams": 8, "model.p
         pytest.param("ppo", "torch/CartPole-v1", SMALL, id="ppo"),
         pytest.param("ppo", "torch/Grid-v0", SMALL | LSTM | {"env.kwargs": {"masked": True}},
                      id="masked, lstm"),
+        pytest.param("ppo", "torch/Pendulum-v1", SMALL | RETURNS | {"env.reward_clip": "abs_one"},
+                     id="returns, clipped"),
         pytest.param("impala", "torch/Pendulum-v1", IMPALA, id="half of the streams"),
+        pytest.param("appo", "torch/CartPole-v1", SMALL | {"minibatches_per_iteration": 1},
+                     id="appo"),
     ],
 )  # fmt: skip
 def test_the_host_waits_once_per_unroll(algo: str, env: str, options: dict[str, Any]) -> None:
@@ -37,6 +42,11 @@ def test_the_host_waits_once_per_unroll(algo: str, env: str, options: dict[str, 
     assert counts.waits <= counts.kinds["d2h"] + 4, said
     assert mine.phases["publication to actors"].waits == 0
     assert mine.phases["batch"].counts.launches == 0
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("quintet.run.sampling.staying", lambda *_: None)
+        through_host = run(algo, env, 16 * 8 * unrolls, options)
+    assert "collection" not in through_host.phases
+    assert mine.differs_by(through_host) == 0
     theirs = run(algo, env, 16 * 8 * unrolls, options, "cpu")
     assert mine.differs_by(theirs) < 1e-6
 
@@ -55,7 +65,8 @@ def test_an_unroll_is_one_graph_with_the_bytes_of_eager_steps() -> None:
     device_rows.recorded = recorded
     try:
         for compile_ in ("off", "graph"):
-            options = SMALL | LSTM | {"runtime.compile": compile_, "checkpoint.max_cut_frac": 1.0}
+            options = SMALL | LSTM | RETURNS
+            options |= {"runtime.compile": compile_, "checkpoint.max_cut_frac": 1.0}
             options["checkpoint.interval_iterations"] = 3
             ran = run("ppo", "torch/CartPole-v1", 16 * 8 * 7, options)
             collection = ran.phases["collection"]

@@ -1,7 +1,7 @@
-"""Sampling on a device, against the serial runtime in the same environments."""
+"""Rows that stay on a GPU, against those of the same environments on the CPU."""
 
-from copy import deepcopy
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import partial
 
 import pytest
 import torch
@@ -9,15 +9,15 @@ from gymnasium.vector import AutoresetMode
 from tensor_helpers import Counting
 from torch import Tensor
 
-from quintet.envs.tensors_as_arrays import HostedEnv, NextStep
+from quintet.envs.tensors_as_arrays import HostedEnv
 from quintet.envs.torch_toys import CartPole, Grid
 from quintet.envs.wrappers import FromRewards
 from quintet.errors import EnvironmentFault
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
-from quintet.runtime.batch import Episode
+from quintet.runtime import device_rows
+from quintet.runtime.batch import Episode, select
 from quintet.runtime.delivery import Batch
-from quintet.runtime.device_sampling import DeviceOptions, DeviceSampling
 from quintet.runtime.sampler import SerialOptions, SerialSampling
 from quintet.spaces import action_spec
 from quintet.types import ActOutput, Publication, TensorSpec
@@ -32,17 +32,17 @@ class Remembering:
     record_specs = {"seen": TensorSpec((), torch.float32), "sum": TensorSpec((), torch.float32)}
     state_specs = {"sum": TensorSpec((), torch.float32)}
 
-    def __init__(self, space) -> None:
-        self.action_spec, self.weight = action_spec(space), 0.0
+    def __init__(self, space, device: str) -> None:
+        self.action_spec, self.weight, self.device = action_spec(space), 0.0, device
 
     def load(self, publication: Publication) -> None:
         self.weight = float(publication.tensors["weight"])
 
     def initial_state(self, num_streams: int) -> dict[str, Tensor]:
-        return {"sum": torch.zeros(num_streams)}
+        return {"sum": torch.zeros(num_streams, device=self.device)}
 
     def draw_noise(self, steps: int, num_streams: int, generator: torch.Generator) -> Tensor:
-        return torch.rand(steps, num_streams, generator=generator)
+        return torch.rand(steps, num_streams, generator=generator, device=self.device)
 
     @torch.inference_mode()
     def act(self, obs, state, is_first, noise) -> ActOutput:
@@ -54,21 +54,20 @@ class Remembering:
 
 
 def both(env, streams=STREAMS, clip="none", success=None, may_lag=False, **plan):
-    """The two samplings of equal environments."""
+    """Samplings of equal environments: on the GPU, and on the CPU."""
     given = DataPlan(**({"unroll_steps": STEPS, "columns_per_batch": streams} | plan))
-    space = env().spaces.action
-    device = DeviceSampling(
-        NextStep(env(), clip, success, env().spaces),
-        lambda: Remembering(space), given, SEED, PhaseTimer(), DeviceOptions(may_lag=may_lag),
-    )  # fmt: skip
-    hosted = HostedEnv(env())
     above = float(success.partition(">")[2]) if success and ">" in success else None
-    vector = FromRewards(hosted, clip, success, above) if clip != "none" or above else hosted
-    serial = SerialSampling(
-        [vector], lambda: Remembering(space), given, SEED, PhaseTimer(),
-        SerialOptions(may_lag=may_lag),
-    )  # fmt: skip
-    return device, serial
+
+    def sampling(device: str) -> SerialSampling:
+        made = env(device)
+        hosted = HostedEnv(made)
+        vector = FromRewards(hosted, clip, success, above) if clip != "none" or above else hosted
+        rows = partial(device_rows.DeviceRows, env=made, graph=False) if device == "cuda" else None
+        options = SerialOptions(may_lag=may_lag, act_on=device, on_gpu=rows)
+        make_actor = lambda: Remembering(made.spaces.action, device)  # noqa: E731
+        return SerialSampling([vector], make_actor, given, SEED, PhaseTimer(), options)
+
+    return sampling("cuda"), sampling("cpu")
 
 
 def publish(sampling, version: int) -> None:
@@ -83,7 +82,8 @@ def run(sampling, batches: int, budget: int = 10**6, restart_after: int = -1) ->
     for index in range(batches):
         batch = sampling.collect(budget, lambda _: index == restart_after)  # noqa: B023
         budget -= batch.env_steps
-        found.append(deepcopy(batch))
+        columns = torch.arange(batch.rollout.reward.shape[1])
+        found.append(replace(batch, rollout=select(batch.rollout, columns)))
         if not budget:
             break
         publish(sampling, index + 1)
@@ -93,17 +93,21 @@ def run(sampling, batches: int, budget: int = 10**6, restart_after: int = -1) ->
 
 
 def require_equal(mine: Batch, theirs: Batch) -> None:
+    assert mine.rollout.source is not None
+    for name in ("valid", "terminated", "truncated", "version", "stream_id"):
+        known = getattr(mine.rollout.source, name)
+        assert known.is_cpu
+        assert torch.equal(known, getattr(theirs.rollout, name)), name
     for field in fields(mine.rollout):
         x, y = getattr(mine.rollout, field.name), getattr(theirs.rollout, field.name)
-        if isinstance(x, dict):
-            assert x.keys() == y.keys()
-            pairs = [(f"{field.name}/{name}", x[name], y[name]) for name in x]
-        else:
-            pairs = [(field.name, x, y)]
-        for name, one, other in pairs:
+        x, y = (each if isinstance(each, dict) else {"": each} for each in (x, y))
+        assert x.keys() == y.keys()
+        for key in x.keys() if field.name != "source" else ():
+            name, one, other = f"{field.name}/{key}", x[key], y[key]
             if isinstance(one, Tensor):
+                assert one.is_cuda
                 assert one.dtype == other.dtype, name
-                assert torch.equal(one, other), f"{name}\n{one}\n{other}"
+                assert torch.equal(one.cpu(), other), f"{name}\n{one}\n{other}"
             else:
                 assert one == other, name
     assert mine.episodes == theirs.episodes
@@ -111,15 +115,15 @@ def require_equal(mine: Batch, theirs: Batch) -> None:
 
 
 ENVS = {
-    "same step": lambda: Counting(STREAMS),
-    "no final observation": lambda: Counting(STREAMS, final=False),
-    "next step": lambda: Counting(STREAMS, AutoresetMode.NEXT_STEP),
-    "cartpole": lambda: CartPole(STREAMS, max_episode_steps=9),
-    "grid": lambda: Grid(STREAMS, size=5, max_episode_steps=6, masked=True),
+    "same step": lambda device: Counting(STREAMS, device=device),
+    "no final observation": lambda device: Counting(STREAMS, final=False, device=device),
+    "next step": lambda device: Counting(STREAMS, AutoresetMode.NEXT_STEP, device=device),
+    "cartpole": lambda device: CartPole(STREAMS, device, max_episode_steps=9),
+    "grid": lambda device: Grid(STREAMS, device, size=5, max_episode_steps=6, masked=True),
 }
 
 
-@pytest.mark.parametrize("env", ENVS.values(), ids=ENVS)
+@pytest.mark.parametrize("name", ENVS)
 @pytest.mark.parametrize(
     "plan",
     [
@@ -130,8 +134,8 @@ ENVS = {
     ],
     ids=["whole", "fewer columns", "more columns", "old columns"],
 )
-def test_batches_are_those_of_the_serial_runtime(env, plan) -> None:
-    device, serial = both(env, **plan)
+def test_batches_are_those_of_the_cpu(name, plan) -> None:
+    device, serial = both(ENVS[name], **plan)
     many = zip(run(device, 8, 120, 3), run(serial, 8, 120, 3), strict=True)
     for mine, theirs in many:
         require_equal(mine, theirs)
@@ -153,27 +157,28 @@ def test_rewards_are_clipped_and_success_is_of_raw_ones(clip: str) -> None:
     device, serial = both(ENVS["same step"], clip=clip, success=RULE, may_lag=True)
     episodes = []
     for mine, theirs in zip(run(device, 4), run(serial, 4), strict=True):
-        torch.testing.assert_close(mine.rollout.reward, theirs.rollout.reward, rtol=1e-6, atol=0)
+        reward = mine.rollout.reward.cpu()
+        torch.testing.assert_close(reward, theirs.rollout.reward, rtol=1e-6, atol=0)
         assert mine.episodes == theirs.episodes
         episodes += mine.episodes
     assert {each.success for each in episodes} == {True, False}
 
 
 def test_success_of_info() -> None:
-    env = lambda: Counting(STREAMS, success="info:won")  # noqa: E731
-    device, _ = both(env, success="info:won")
+    device, serial = both(lambda device: Counting(STREAMS, success="info:won", device=device))
     episodes = [each for batch in run(device, 4) for each in batch.episodes]
     assert {each.success for each in episodes} == {True, False}
+    assert episodes == [each for batch in run(serial, 4) for each in batch.episodes]
 
 
-def test_more_episodes_end_than_are_sent_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintet.runtime.device_rows._MOST_TOLD", 1)
-    env = lambda: Counting(STREAMS, AutoresetMode.NEXT_STEP)  # noqa: E731
-    device, serial = both(env)
-    device.rows._most = 2
-    for mine, theirs in zip(run(device, 3), run(serial, 3), strict=True):
-        assert mine.episodes == theirs.episodes
-        assert len(mine.episodes) > 2
+def test_more_episodes_end_than_are_sent_at_first() -> None:
+    device, serial = both(ENVS["next step"])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(device_rows, "_MOST_TOLD", 1)
+        mine = run(device, 3)
+    for one, other in zip(mine, run(serial, 3), strict=True):
+        assert one.episodes == other.episodes
+        assert len(one.episodes) > STREAMS
 
 
 def test_the_discarded_step_is_in_no_row() -> None:
@@ -187,7 +192,7 @@ def test_the_discarded_step_is_in_no_row() -> None:
 
 
 def test_an_ending_in_a_discarded_step_is_not_seen() -> None:
-    device, _ = both(lambda: Counting(1, least=1), streams=1)
+    device, _ = both(lambda device: Counting(1, least=1, device=device), streams=1)
     batch = run(device, 1)[0]
     odd = [row % 2 == 0 for row in range(STEPS)]
     assert batch.rollout.valid[:, 0].tolist() == odd
@@ -220,7 +225,7 @@ def test_what_is_not_finite_is_named(part: str, message: str) -> None:
                 out.obs["obs"][1, 2] = torch.nan
             return out
 
-    device, _ = both(lambda: Broken(STREAMS, AutoresetMode.NEXT_STEP))
+    device, _ = both(lambda device: Broken(STREAMS, AutoresetMode.NEXT_STEP, device=device))
     with pytest.raises(EnvironmentFault, match=message):
         run(device, 3)
 
@@ -232,27 +237,29 @@ def test_a_mask_without_a_choice_is_named() -> None:
             found["action_mask"][2] = 0
             return found
 
-    device, _ = both(lambda: Stuck(STREAMS, size=5, masked=True))
+    device, _ = both(lambda device: Stuck(STREAMS, device, size=5, masked=True))
     with pytest.raises(EnvironmentFault, match="stream 2, step 0: it allows none"):
         run(device, 1)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda out: out._replace(reward=out.reward.unsqueeze(1)), r"reward of shape \(3,\)"),
-        (lambda out: out._replace(obs={"x": out.reward}), r"observations \['obs'\] by name"),
-        (lambda out: out._replace(terminated=[True] * 3), "terminated as a torch.Tensor"),
-        (lambda out: out._replace(truncated=out.truncated.to("meta")), "truncated on cpu"),
-        (lambda out: 1 / 0, "ZeroDivisionError"),
-    ],
-)
-def test_unfit_steps_are_refused(change, message: str) -> None:
+UNFIT = {
+    "shape": (lambda out: out._replace(reward=out.reward.unsqueeze(1)), r"reward of shape \(3,\)"),
+    "name": (lambda out: out._replace(obs={"x": out.reward}), r"observations \['obs'\] by name"),
+    "kind": (lambda out: out._replace(terminated=[True] * 3), "terminated as a torch.Tensor"),
+    "place": (lambda out: out._replace(truncated=out.truncated.cpu()), "truncated on cuda"),
+    "error": (lambda out: 1 / 0, "ZeroDivisionError"),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_unfit_steps_are_refused(name: str) -> None:
+    change, message = UNFIT[name]
+
     class Unfit(Counting):
         def step(self, action):
             return change(super().step(action))
 
-    device, _ = both(lambda: Unfit(STREAMS))
+    device, _ = both(lambda device: Unfit(STREAMS, device=device))
     with pytest.raises(EnvironmentFault, match=message):
         run(device, 1)
 
