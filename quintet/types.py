@@ -124,7 +124,7 @@ class Rollout:
     replayed: whether it was drawn from replay.
     source: for a batch that was copied to a GPU, the same batch on the CPU (`policy_id` and fields
         without a time axis are on the CPU in both); for a batch that was collected on a GPU, the
-        same batch with only the fields of `on_cpu` on the CPU.
+        same batch with only these flags on the CPU: the fields of `on_cpu`, and `stream_id`.
     """
 
     obs: dict[str, Shaped[Tensor, "T1 B ..."]]

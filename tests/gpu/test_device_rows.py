@@ -3,6 +3,7 @@
 from dataclasses import fields, replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from quintet.envs.tensors_as_arrays import HostedEnv
 from quintet.envs.torch_toys import CartPole, Grid
-from quintet.envs.wrappers import FromRewards
+from quintet.envs.wrappers import FromRewards, clip_reward
 from quintet.errors import EnvironmentFault
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import DataPlan
@@ -33,10 +34,11 @@ class Remembering:
     state_specs = {"sum": TensorSpec((), torch.float32)}
 
     def __init__(self, space, device: str) -> None:
-        self.action_spec, self.weight, self.device = action_spec(space), 0.0, device
+        self.action_spec, self.device = action_spec(space), device
+        self.weight = torch.zeros((), device=device)
 
     def load(self, publication: Publication) -> None:
-        self.weight = float(publication.tensors["weight"])
+        self.weight.copy_(publication.tensors["weight"])
 
     def initial_state(self, num_streams: int) -> dict[str, Tensor]:
         return {"sum": torch.zeros(num_streams, device=self.device)}
@@ -53,7 +55,7 @@ class Remembering:
         return ActOutput(action, action, record, {"sum": total})
 
 
-def both(env, streams=STREAMS, clip="none", success=None, may_lag=False, **plan):
+def both(env, streams=STREAMS, clip="none", success=None, may_lag=False, graph=False, **plan):
     """Samplings of equal environments: on the GPU, and on the CPU."""
     given = DataPlan(**({"unroll_steps": STEPS, "columns_per_batch": streams} | plan))
     above = float(success.partition(">")[2]) if success and ">" in success else None
@@ -62,7 +64,7 @@ def both(env, streams=STREAMS, clip="none", success=None, may_lag=False, **plan)
         made = env(device)
         hosted = HostedEnv(made)
         vector = FromRewards(hosted, clip, success, above) if clip != "none" or above else hosted
-        rows = partial(device_rows.DeviceRows, env=made, graph=False) if device == "cuda" else None
+        rows = partial(device_rows.DeviceRows, env=made, graph=graph) if device == "cuda" else None
         options = SerialOptions(may_lag=may_lag, act_on=device, on_gpu=rows)
         make_actor = lambda: Remembering(made.spaces.action, device)  # noqa: E731
         return SerialSampling([vector], make_actor, given, SEED, PhaseTimer(), options)
@@ -74,6 +76,12 @@ def publish(sampling, version: int) -> None:
     sampling.publish(Publication(version, {"weight": torch.tensor(float(version))}))
 
 
+def kept(batch: Batch) -> Batch:
+    """The batch in memory of its own."""
+    columns = torch.arange(batch.rollout.reward.shape[1])
+    return replace(batch, rollout=select(batch.rollout, columns))
+
+
 def run(sampling, batches: int, budget: int = 10**6, restart_after: int = -1) -> list[Batch]:
     """Batches of a run that restarts after one of them; each has its own memory."""
     publish(sampling, 0)
@@ -82,8 +90,7 @@ def run(sampling, batches: int, budget: int = 10**6, restart_after: int = -1) ->
     for index in range(batches):
         batch = sampling.collect(budget, lambda _: index == restart_after)  # noqa: B023
         budget -= batch.env_steps
-        columns = torch.arange(batch.rollout.reward.shape[1])
-        found.append(replace(batch, rollout=select(batch.rollout, columns)))
+        found.append(kept(batch))
         if not budget:
             break
         publish(sampling, index + 1)
@@ -150,6 +157,26 @@ def test_the_budget_ends_within_an_unroll(budget: int, steps: int) -> None:
     assert sum(batch.env_steps for batch in mine) == budget
     for one, other in zip(mine, theirs, strict=True):
         require_equal(one, other)
+
+
+def test_a_graph_follows_a_short_unroll() -> None:
+    batches = []
+    for sampling in both(ENVS["cartpole"], graph=True, return_discount=0.9):
+        publish(sampling, 0)
+        sampling.restart(0)
+        budgets = 10**6, 10**6, 4, 10**6, 10**6
+        batches.append([kept(sampling.collect(budget)) for budget in budgets])
+    for mine, theirs in zip(*batches, strict=True):
+        require_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("kind", ["none", "abs_one", "soft_asymmetric"])
+def test_rewards_of_both_signs_are_clipped_as_on_the_cpu(kind) -> None:
+    here = np.linspace(-30, 30, 121, dtype=np.float32)
+    there = torch.from_numpy(here.copy()).cuda()
+    for reward in (here, there):
+        clip_reward(reward, kind)
+    torch.testing.assert_close(there.cpu(), torch.from_numpy(here), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("clip", ["abs_one", "soft_asymmetric"])
