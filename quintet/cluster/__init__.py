@@ -1,5 +1,5 @@
 """Nodes of a Ray cluster with the interface of this machine's sampler processes.
 
-`nodes` is what the runtime sees, `gate` lets nodes in, `node` runs on each of them; `on_ray` finds
-them and is the only module that imports ray.
+`nodes` is what the runtime sees, `peer` is one of them for it, and `node` runs on each.  Nodes are
+found and checked by `quintet.jobs.roster`.
 """

@@ -1,10 +1,13 @@
 """Options of a run on a cluster."""
 
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from quintet.errors import ConfigError
 from quintet.options.bounds import LongWait, Tasks
 from quintet.options.declaration import Options, option
+
+if TYPE_CHECKING:
+    from quintet.jobs.roster import Terms
 
 
 def no_ray(address: str | None, error: ImportError) -> ConfigError:
@@ -41,3 +44,12 @@ class ClusterConfig(Options):
     """seconds after which a node that sends nothing counts as lost; nodes send something every
     second
     """
+
+    @property
+    def terms(self) -> "Terms":
+        """The same for the jobs on nodes; raises ImportError without Ray."""
+        from quintet.jobs.roster import Terms
+
+        assert self.address is not None
+        limits = self.nodes_min, self.nodes_max, self.wait_s, self.node_timeout_s
+        return Terms(self.address, *limits)

@@ -4,7 +4,6 @@ Every worker is a `Workers` of one process, as on the learner's machine, with a 
 its messages.
 """
 
-import importlib
 import socket
 import threading
 from collections import deque
@@ -25,7 +24,6 @@ from quintet.runtime.processes.grants import Asking, Died, Event, Filled
 from quintet.runtime.processes.messages import Failed, Place, WorkerSpec
 from quintet.runtime.processes.process import prepare
 from quintet.runtime.processes.workers import Workers
-from quintet.system import provenance
 from quintet.types import Publication, TensorSpec
 
 _CONNECT_S = 30.0
@@ -46,8 +44,6 @@ class Work:
     places: groups of each worker.
     publications: tensors of each policy's publications.
     state, folder: of the learner's process, see `quintet.jobs.user_state`.
-    backend: name of the environment's backend; simulators: packages that it has imported, by
-        module.
     """
 
     spec: bytes
@@ -55,8 +51,6 @@ class Work:
     publications: Sequence[Mapping[str, TensorSpec]]
     state: Mapping[str, Any]
     folder: str
-    backend: str
-    simulators: Mapping[str, str]
 
 
 @final
@@ -107,11 +101,8 @@ class Node:
         torch.set_num_threads(1)
         user_state.enter(work.folder)
         user_state.restore(user_state.for_this_machine(work.state))
-        for module in work.simulators:
-            importlib.import_module(module)
         self.link, self.work = link, work
         self.spec: WorkerSpec = user_state.work_of(work.spec)
-        self.facts = provenance.system(work.backend, "cpu", work.simulators)
         self.weights = [Weights(k, specs) for k, specs in enumerate(work.publications)]
         self.hosted: dict[int, Hosted] = {}
         self.lock = threading.Lock()  # guards the boards and the list of workers
@@ -119,7 +110,7 @@ class Node:
 
     def run(self) -> None:
         """Does as the learner says until it ends the node, or is gone."""
-        self.link.send(self.facts)
+        self.link.send(None)
         threading.Thread(target=self._beat, daemon=True).start()
         try:
             while not isinstance(message := self.link.receive(self._place), messages.Stop):

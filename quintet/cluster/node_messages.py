@@ -1,7 +1,7 @@
 """Messages between the learner and a node.
 
-The first message to a node is its `Work`; its answer is its versions and processor by name, or a
-text that says why it can't do the work.  `Stop` ends a node.
+The first message to a node is its `Work`; its answer is None, or a text that says why it can't do
+the work.  `Stop` ends a node.
 """
 
 from collections.abc import Mapping

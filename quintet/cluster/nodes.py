@@ -7,20 +7,19 @@ streams begin again.
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, final
 
-from quintet.cluster.config import ClusterConfig
-from quintet.cluster.gate import Entry, Gate, Visitor
 from quintet.cluster.node import Weights, Work
 from quintet.cluster.node_messages import Beat, Ended, Of, Published, Said, Start
 from quintet.cluster.peer import Peer
 from quintet.errors import ConfigError, WorkerFault
-from quintet.jobs import on_ray, user_state
-from quintet.jobs.link import Link, Views, no_block
+from quintet.jobs import user_state
+from quintet.jobs.link import Views, no_block
+from quintet.jobs.roster import POLL_S, Questions, Roster, Terms
 from quintet.runtime.processes import messages
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.grants import Asking, Died, Event, Grants, Lost, Sampler
@@ -39,19 +38,6 @@ _OTHERS_S = 15.0
 
 _END_S = 10.0
 """Seconds for nodes to end their workers."""
-
-
-class Site(NamedTuple):
-    """The run's own system, with which nodes are compared.
-
-    exact: whether it must give the same bytes twice; otherwise workers act with the newest weights.
-    facts: of this machine, see `quintet.system.provenance`; simulators: packages of the
-        environment's backend, by module.
-    """
-
-    exact: bool
-    facts: Mapping[str, str]
-    simulators: Mapping[str, str]
 
 
 class _Joined(NamedTuple):
@@ -92,26 +78,25 @@ class Nodes:
         self,
         spec: WorkerSpec,
         publications: Sequence[Publication],
-        config: ClusterConfig,
-        site: Site,
+        terms: Terms,
+        questions: Questions,
         say: Callable[[str], None] = printing.say,
         notice: Callable[[str], None] = lambda _: None,
     ):
         """See `Workers`.  Raises ConfigError if there is no cluster, there are too few nodes, one
         of them may not take part, or nodes can't be sent their work.
         """
-        assert config.address is not None
         assert spec.server is None
-        self.spec, self.config, self.say, self.notice = spec, config, say, notice
-        self._moves = not site.exact  # whether workers may move while they have grants
+        self.spec, self.terms, self.say, self.notice = spec, terms, say, notice
+        self._moves = not questions.exact  # whether workers may move while they have grants
         groups = shares(spec.places, spec.num_workers)
         self.samplers = [Sampler(index, places) for index, places in enumerate(groups)]
         forms = [
             {k: TensorSpec(tuple(x.shape), x.dtype) for k, x in each.tensors.items()}
             for each in publications
         ]
-        state, folder, backend = user_state.capture(), str(Path.cwd()), site.facts["backend"]
-        work = Work(sendable(spec), groups, forms, state, folder, backend, site.simulators)
+        state, folder = user_state.capture(), questions.working_folder
+        self._work = Work(sendable(spec), groups, forms, state, folder)
         rows = RowSpecs.of(spec.spaces, spec.assignment.make_actor(spec.make_actor))
         specs: dict[str, TensorSpec] = {}
         for place in spec.places:
@@ -128,34 +113,50 @@ class Nodes:
         self._lock = self.grants.lock
         self._seats = [Seat() for _ in self.samplers]
         self._peers: list[Peer] = []
-        self._count = self._lost = 0  # nodes that joined, and that were lost
+        self._lost = 0  # number of nodes
         self._weights = [Weights(policy, form) for policy, form in enumerate(forms)]
         self._published: dict[int, tuple[Published, Views]] = {}
         self._published_s: dict[tuple[int, int], float] = {}
         self._heard: SimpleQueue[tuple[Peer, Any]] = SimpleQueue()
         self._refused: list[str] = []
         self._free: list[int] = []  # workers that became ready
-        self._started = self._uneven = self._connected = self._closed = False
+        self._started = self._uneven = self._closed = False
         self._enough_s = time.monotonic()  # last time with enough nodes
-        self._gate: Gate | None = None
+        self._ending = threading.Event()
+        self._hosts: set[Peer] = set()  # nodes whose process was begun
+        self._roster: Roster | None = None
+        self._watch: threading.Thread | None = None
         try:
-            self._connected = on_ray.connect(config.address)
-            nodes = min(len(on_ray.machines()), config.nodes_max or spec.num_workers)
-            cores = -(-spec.num_workers // max(1, nodes))
-            entry = Entry(work, site.facts, site.exact, config, cores)
-            self._gate = Gate(entry, self._joins, self._refuses, say)
-            self._await_first(self._gate)
+            self._roster = Roster(terms, questions, say)
+            self._watch = threading.Thread(target=self._admit, args=(self._roster,), daemon=True)
+            self._watch.start()
+            self._await_first(self._roster)
         except BaseException:
             self.close()
             raise
 
-    def _await_first(self, gate: Gate) -> None:
+    def _admit(self, roster: Roster) -> None:
+        """Has nodes checked, and connects those that are fit, until the run ends."""
+        while not self._ending.wait(POLL_S):
+            with suppress(Exception):  # Ray's head may be away for a while
+                for refused in roster.look():
+                    self._refuse(refused)
+                hosted = {peer.node for peer in list(self._hosts)}
+                nodes = min(len(roster.nodes), self.terms.nodes_max or self.spec.num_workers)
+                cores = -(-self.spec.num_workers // max(1, nodes))
+                for node in [each for each in roster.fit if each not in hosted]:
+                    peer = Peer(node, cores)
+                    peer.thread = threading.Thread(target=self._host, args=(peer,), daemon=True)
+                    self._hosts.add(peer)
+                    peer.thread.start()
+
+    def _await_first(self, roster: Roster) -> None:
         """Waits until the present nodes have joined or been refused, and at least the least number
         has joined."""
-        begin_s, least = time.monotonic(), self.config.nodes_min
+        begin_s, least = time.monotonic(), self.terms.nodes_min
         notice = self.wait_notice()
         while len(self._peers) < least or (
-            gate.awaited and time.monotonic() - self._enough_s < _OTHERS_S
+            self._awaited and time.monotonic() - self._enough_s < _OTHERS_S
         ):
             self.events(_LOOK_EVERY_S)
             notice.look()
@@ -163,25 +164,23 @@ class Nodes:
                 break
             if len(self._peers) < least:
                 self._enough_s = time.monotonic()
-                if self._enough_s - begin_s > self.config.wait_s:
-                    raise ConfigError(
-                        f"cluster.nodes_min={least} must be met within {self.config.wait_s:g} s "
-                        f"(cluster.wait_s), got {self._whereabouts()}: add nodes by `ray start "
-                        "--address=HOST:PORT`, or lower it (nodes with --num-cpus=0 don't count)"
-                    )
+                if not roster.asked:
+                    roster.require_enough(len(self._peers), begin_s)
         if self._refused:
             raise ConfigError(self._refused[0])
 
-    def _joins(self, visitor: Visitor, link: Link) -> None:
-        with self._lock:
-            peer = Peer(self._count, visitor, link)
-            self._count += 1
-        self._heard.put((peer, _Joined()))
+    @property
+    def _awaited(self) -> list[str]:
+        """Addresses of nodes that are checked or connected."""
+        there = {peer.node for peer in self._peers}
+        nodes = [] if self._roster is None else list(self._roster.nodes.values())
+        awaited = [each for each in nodes if each.check is not None or each.fit]
+        return [each.machine.address for each in awaited if each not in there]
 
-    def _refuses(self, sentence: str) -> None:
+    def _refuse(self, sentence: str) -> None:
         self._refused.append(sentence)
         if self._published:
-            self.say(sentence)
+            self.say(f"{sentence}; it is left out")
 
     def start(self) -> None:
         """Gives every worker a node and waits until all are ready.  Raises QuintetError if one of
@@ -331,22 +330,27 @@ class Nodes:
         self._peers.append(peer)
         self._uneven = True
         if self._published:
-            self.say(f"{peer.name} joins, with {peer.visitor.machine.cores} cores")
-        threading.Thread(target=self._read, args=(peer,), daemon=True).start()
+            self.say(f"{peer.name} joins, with {peer.node.machine.cores} cores")
 
-    def _read(self, peer: Peer) -> None:
-        """Receives what a node sends, unrolls straight into their slots, until it is gone."""
+    def _host(self, peer: Peer) -> None:
+        """Connects a node and receives what it sends, unrolls straight into their slots, until it
+        is gone."""
+        silence_s = self.terms.node_timeout_s
         try:
+            fault = peer.connect(self._work, silence_s, self._ending)
+            if fault is not None:
+                peer.node.fit = False
+                peer.kill()
+                return self._refuse(f"the node {peer.node.machine.address} {fault}")
+            self._heard.put((peer, _Joined()))
             while True:
                 self._heard.put((peer, peer.link.receive(partial(self._place, peer))))
         except TimeoutError:
-            silent = f"it sent nothing for {self.config.node_timeout_s:g} s"
+            silent = f"it sent nothing for {silence_s:g} s (cluster.node_timeout_s)"
             why = "its machine, its process or the network was stopped"
-            self._heard.put((peer, _Gone(f"{silent} (cluster.node_timeout_s): {why}")))
+            self._heard.put((peer, _Gone(f"{silent}: {why}")))
         except Exception as error:  # whatever it is, the connection can't be used any more
             self._heard.put((peer, _Gone(str(error) or type(error).__name__)))
-        finally:
-            peer.read.set()
 
     def _place(self, peer: Peer, message: Any) -> Views:
         """The memory of the slots that a worker has filled."""
@@ -366,15 +370,15 @@ class Nodes:
         """Gives up the workers of a node.  Only the death of the first worker carries the error, so
         the loss counts once; the rows of unfinished unrolls are not known and are not counted.
         """
+        why = peer.failure() or why
+        peer.free()
+        assert self._roster is not None
+        self._roster.drop(peer.node, None if peer in self._peers else why)
+        self._hosts.discard(peer)  # only now, or it would be connected once more
         if peer not in self._peers:
             return []
         self._peers.remove(peer)
         self._lost += 1
-        peer.link.free()
-        why = peer.visitor.actor.failure() or why
-        peer.visitor.actor.kill()
-        assert self._gate is not None
-        self._gate.forget(peer.visitor)
         workers = sorted(peer.workers)
         for worker in workers:
             self._vacate(worker)
@@ -419,10 +423,10 @@ class Nodes:
                 self._post(worker, messages.Stop())
 
     def _require_nodes(self) -> None:
-        now, least, there = time.monotonic(), self.config.nodes_min, len(self._peers)
+        now, least, there = time.monotonic(), self.terms.nodes_min, len(self._peers)
         if there >= least or not self._published:
             self._enough_s = now
-        elif now - self._enough_s > self.config.wait_s:
+        elif now - self._enough_s > self.terms.wait_s:
             raise WorkerFault(
                 f"cluster.nodes_min={least} nodes must be present, there were {there} for "
                 f"{now - self._enough_s:.0f} s (cluster.wait_s): add nodes, and give the same "
@@ -434,10 +438,9 @@ class Nodes:
         return WaitNotice(self.notice, self._whereabouts)
 
     def _whereabouts(self) -> str:
-        if len(self._peers) < self.config.nodes_min:
-            awaited = ", ".join([] if self._gate is None else self._gate.awaited)
-            starting = f"; starting: {awaited}" if awaited else ""
-            return f"{len(self._peers)} of at least {self.config.nodes_min} nodes{starting}"
+        if len(self._peers) < self.terms.nodes_min:
+            starting = f"; starting: {', '.join(self._awaited)}" if self._awaited else ""
+            return f"{len(self._peers)} of at least {self.terms.nodes_min} nodes{starting}"
         rows: dict[str, tuple[int, str]] = {}
         for peer in list(self._peers):
             rows |= {f"{worker} on {peer.name}": row for worker, row in peer.rows.items()}
@@ -457,9 +460,8 @@ class Nodes:
 
     def kill(self) -> None:
         """Ends all nodes at once; from any thread, before `close`."""
-        for peer in list(self._peers):
-            peer.visitor.actor.kill()
-            peer.link.close()
+        for peer in list(self._hosts):
+            peer.kill()
 
     def close(self) -> None:
         """Ends all workers and nodes and gives memory back.  A second call does nothing."""
@@ -472,19 +474,21 @@ class Nodes:
             for peer in self._peers:
                 peer.link.post(messages.Stop())
             for peer in self._peers:
-                peer.read.wait(max(0.0, deadline - time.monotonic()))
+                peer.thread.join(max(0.0, deadline - time.monotonic()))
             while not self._heard.empty():  # last words of environments
                 peer, message = self._heard.get()
                 if isinstance(message, Said):
                     self._take_in(peer, message)
         finally:
-            if self._gate is not None:
-                self._gate.close()
-            for peer in self._peers:
-                peer.link.free()
-                peer.read.wait()  # the thread writes to the memory
-            if self._connected:
-                on_ray.disconnect()
+            self._ending.set()
+            if self._watch is not None:
+                self._watch.join()
+            for peer in list(self._hosts):
+                peer.shut()
+                peer.thread.join()  # the thread writes to the memory
+                peer.free()
+            if self._roster is not None:
+                self._roster.close()
             self._arena.close()
             self._bytes.clear()
             self._slots.clear()  # the memory goes with its last view

@@ -1,19 +1,26 @@
-"""The check of a cluster's node before it is given whole runs: a job whose process looks around
-there, and makes an environment."""
+"""The check of a cluster's node before it is given work: a job whose process looks around there,
+and makes an environment.
+"""
 
 import importlib
+import os
 import pickle
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quintet.jobs import shared, work
+
+if TYPE_CHECKING:
+    from quintet.envs.resolved import ResolvedEnv
+    from quintet.jobs.roster import Questions
 
 
 class Check(NamedTuple):
     """Questions to a node.
 
-    run: pickled configuration of one of the runs.
+    run: pickled work of a node, of which `env` is the environment.
     backend: name of the environment's backend; simulators: packages that it has imported, by
         module.
     folders: folders of the run folders, and the tokens of `SharedFolder` in them.
@@ -27,9 +34,37 @@ class Check(NamedTuple):
     who: str
 
 
+class Part(NamedTuple):
+    """Work of nodes that have workers of a run."""
+
+    env: "ResolvedEnv"
+    spec: object
+
+
+def questions(
+    run: bytes, env: "ResolvedEnv", exact: bool, folders: Sequence[Path] = ()
+) -> "Questions":
+    """The check of nodes for this work, of which `env` is the environment; see `Questions`."""
+    from quintet.jobs import user_state
+    from quintet.jobs.job import Job
+    from quintet.jobs.roster import Questions
+    from quintet.system import provenance
+
+    packages, backend = env.backend.packages.items(), env.config.backend
+    simulators = {module: name for module, name in packages if module in sys.modules}
+    state = user_state.capture()
+
+    def check(tokens: Sequence[tuple[Path, str]], who: str) -> Job:
+        payload = pickle.dumps(Check(run, backend, simulators, tokens, who))
+        return Job("check", "quintet.run.node_check", payload, state=state)
+
+    facts = provenance.system(backend, "cpu", simulators)
+    return Questions(check, facts, exact, os.getcwd(), folders)
+
+
 def main() -> int:
-    """Answers with versions and processor of the node, or with why it can't have a run of the
-    group; returns 0.
+    """Answers with versions and processor of the node, or with why it can't have this
+    work; returns 0.
     """
     payload, tell = work.receive()
     tell(_answer(pickle.loads(payload)))

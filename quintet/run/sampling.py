@@ -1,6 +1,5 @@
 """Makes the runtime kind of a resolved configuration."""
 
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from quintet.runtime.sampler import SerialOptions, SerialSampling
 from quintet.runtime.slots import RowSpecs, slot_specs
 from quintet.runtime.spread import Spreading, make_streams, spread_envs
 from quintet.runtime.torch_settings import OwnTorch
-from quintet.system import memory, provenance
+from quintet.system import memory
 from quintet.system.files import same_folder
 from quintet.system.signals import interrupts_for_us_alone
 from quintet.system.user_code import slow_notice
@@ -285,15 +284,14 @@ def _nodes(
 ) -> "Pool":
     """The workers on the nodes of a cluster; raises ConfigError if Ray is not installed."""
     try:
-        from quintet.cluster.nodes import Nodes, Site
+        from quintet.cluster.nodes import Nodes
     except ImportError as error:
         raise no_ray(config.cluster.address, error) from error
-    packages = source.env.backend.packages
-    simulators = {module: name for module, name in packages.items() if module in sys.modules}
-    backend = source.envs[0].description.backend
-    facts = provenance.system(backend, "cpu", simulators)
-    site = Site(config.runtime.exact, facts, simulators)
-    return Nodes(spec, publications, config.cluster, site, say, notice)
+    from quintet.run.node_check import Part, questions
+    from quintet.runtime.processes.workers import sendable
+
+    asked = questions(sendable(Part(source.env, spec)), source.env, config.runtime.exact)
+    return Nodes(spec, publications, config.cluster.terms, asked, say, notice)
 
 
 def assignment_of(

@@ -1,11 +1,8 @@
 """The job of each trial, its share of the cores, and the nodes of a cluster."""
 
-import os
 import pickle
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quintet.cluster.config import no_ray
@@ -16,7 +13,7 @@ from quintet.options.placing import Placing
 from quintet.options.resolve import Loaded
 from quintet.options.run import AUTOMATIC
 from quintet.runtime.processes.process import pickled
-from quintet.system import files, provenance
+from quintet.system import files
 from quintet.system.cpus import usable_cores
 from quintet.system.importing import Given
 
@@ -33,35 +30,17 @@ def on_nodes(
     """
     own, most = placing.cluster, placing.max_restarts
     try:
-        from quintet.jobs.cluster_place import ClusterPlace, Demand, Terms
+        from quintet.jobs.cluster_place import ClusterPlace, Demand
     except ImportError as error:
         raise no_ray(own.address, error) from error
-    from quintet.run.node_check import Check
+    from quintet.run.node_check import questions
 
-    assert own.address is not None
     most = runs[0].config.runtime.max_restarts if most is None else most
-    terms = Terms(own.address, own.nodes_min, own.nodes_max, own.wait_s, own.node_timeout_s, most)
-    env = runs[0].env
-    packages = env.backend.packages.items()
-    simulators = {module: name for module, name in packages if module in sys.modules}
-    learners = values["runtime.num_learners"]
-    first = job("check", "", runs[0])
-
-    def check(folders: Sequence[tuple[Path, str]], who: str) -> Job:
-        questions = Check(_sent(runs[0]), env.config.backend, simulators, folders, who)
-        own = pickle.dumps(questions)
-        return first._replace(module="quintet.run.node_check", payload=own, folder=None)
-
-    demand = Demand(
-        cores=cores_of(values),
-        gpus=learners if values["runtime.device"].startswith("cuda") else 0,
-        check=check,
-        folders=sorted({x.config.run_dir.resolve().parent for x in runs if x.config.run_dir}),
-        facts=provenance.system(env.config.backend, "cpu", simulators),
-        exact=values["runtime.kind"] != "async",
-        working_folder=os.getcwd(),
-    )
-    return ClusterPlace(terms, demand, say)
+    gpus = values["runtime.num_learners"] if values["runtime.device"].startswith("cuda") else 0
+    folders = sorted({x.config.run_dir.resolve().parent for x in runs if x.config.run_dir})
+    exact = values["runtime.kind"] != "async"
+    asked = questions(_sent(runs[0]), runs[0].env, exact, folders)
+    return ClusterPlace(own.terms, asked, Demand(cores_of(values), gpus, most), say)
 
 
 def as_here(loaded: Loaded, values: Mapping[str, Any]) -> Loaded:

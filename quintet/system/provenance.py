@@ -48,15 +48,13 @@ def system(backend: str, device: str, simulators: Mapping[str, str]) -> dict[str
 
 
 def compared(
-    there: Mapping[str, str] | str, ours: Mapping[str, str], exact: bool
+    there: Mapping[str, str], ours: Mapping[str, str], exact: bool
 ) -> tuple[str | None, str | None]:
-    """Reason why a node may not take part; if it may, how it differs from the learner's machine;
-    see `Entry`.
+    """Reason why a node may not take part, from its versions and processor; if it may, how it
+    differs from the learner's machine.
 
-    there: its versions and processor, or why it can't do the work.
+    exact: whether all of these must be equal.
     """
-    if isinstance(there, str):
-        return there, None
     differ = [name for name in {**ours, **there} if ours.get(name) != there.get(name)]
     told = ", ".join(f"{name} {there.get(name)}, here {ours.get(name)}" for name in differ)
     if differ and (exact or _ALWAYS & {*differ}):

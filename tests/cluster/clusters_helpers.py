@@ -67,7 +67,7 @@ def stop(process: psutil.Process) -> None:
 
 def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine on which Ray is not installed."""
-    ours = ("quintet.cluster.", "quintet.jobs.on_ray", "quintet.jobs.cluster_place")
-    for name in [name for name in sys.modules if name.startswith(ours)]:
-        monkeypatch.delitem(sys.modules, name)
+    ours = ("jobs.on_ray", "jobs.roster", "jobs.cluster_place", "cluster.peer", "cluster.nodes")
+    for name in ours:
+        monkeypatch.delitem(sys.modules, f"quintet.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)

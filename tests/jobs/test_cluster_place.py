@@ -16,16 +16,19 @@ pytest.importorskip("ray", reason="Ray, the extra `cluster`, is not installed")
 import quintet
 from quintet.checkpoints.lock import run_lock
 from quintet.errors import ConfigError, WorkerFault
-from quintet.jobs import cluster_place, group, local, on_ray, shared, user_state
-from quintet.jobs.cluster_place import ClusterPlace, Demand, Terms
+from quintet.jobs import cluster_place, group, local, on_ray, roster, shared, user_state
+from quintet.jobs.cluster_place import ClusterPlace, Demand
 from quintet.jobs.group import run_all
 from quintet.jobs.host import Heard, Host
 from quintet.jobs.job import Job, Outcome
 from quintet.jobs.on_ray import Machine
+from quintet.jobs.roster import Questions, Terms
 from quintet.options import machine
+from quintet.system import provenance
 
 FACTS = {"quintet": "1", "python": "3", "torch": "2", "processor": "x"}
 DONE = Outcome(0, {"status": "finished", "metrics": {}})
+SILENT = "silent"
 
 
 class World:
@@ -46,13 +49,13 @@ class World:
         self.said: list[str] = []
 
     def place(self, tmp_path: Path, cores: int = 1, most: int = 2, **options: Any) -> ClusterPlace:
-        terms = Terms("auto", 1, None, 60.0, 30.0, most)._replace(**options)
+        terms = Terms("auto", 1, None, 60.0, 30.0)._replace(**options)
 
         def check(folders: Any, who: str) -> Job:
             return Job("check", "check", pickle.dumps((folders, who)))
 
-        demand = Demand(cores, 0, check, [tmp_path / "runs"], FACTS, True, os.getcwd())
-        return ClusterPlace(terms, demand, self.said.append)
+        asked = Questions(check, FACTS, True, os.getcwd(), [tmp_path / "runs"])
+        return ClusterPlace(terms, asked, Demand(cores, 0, most), self.said.append)
 
     def run(self, tmp_path: Path, names: str = "abc", jobs: int = 9, **options: Any) -> Any:
         all_ = [Job(name, "module", b"", tmp_path / "runs" / name) for name in names]
@@ -93,6 +96,8 @@ class Hosted:
         what, *_ = self.asked
         if what == "begin":
             return True
+        if self.checks and self.world.facts.get(self.machine.id) == SILENT:
+            return None
         if self.checks:
             folders, who = pickle.loads(self.checks)
             for folder, token in folders:
@@ -121,9 +126,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(on_ray, "connect", lambda _: False)
     monkeypatch.setattr(on_ray, "machines", lambda: list(found.machines))
     monkeypatch.setattr(group, "_POLL_S", 0.001)
-    monkeypatch.setattr(cluster_place, "Hosted", Hosted)
-    monkeypatch.setattr(cluster_place, "_POLL_S", 0.001)
-    monkeypatch.setattr(cluster_place, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(roster, "Hosted", Hosted)
+    monkeypatch.setattr(cluster_place, "POLL_S", 0.001)
+    monkeypatch.setattr(roster, "_LOOK_EVERY_S", 0.0)
     monkeypatch.setattr(cluster_place, "_TRY_EVERY_S", 0.001)
     monkeypatch.setattr(cluster_place, "_KILLED_S", 0.0)
     return found
@@ -301,6 +306,41 @@ def test_what_a_node_can_not_do_is_refused_before_anything_begins(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_node_whose_check_fails_is_tried_again(world: World, tmp_path: Path) -> None:
+    class Died(WorkerFault):
+        def __str__(self) -> str:
+            if world.count("it is tried again") == 2:
+                world.facts.clear()
+            return "its process died"
+
+    world.facts["b"] = Died()
+    world.run(tmp_path, nodes_min=2)
+    assert "node 1 (10.0.0.2) can't be used yet (its process died); it is tried again" in world.said
+    assert {machine for _, machine in world.starts} == {"a", "b"}
+
+
+def test_a_node_whose_check_says_nothing_is_refused_with_its_own_limit(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with the limit of nodes that have runs, which is shorter."""
+    monkeypatch.setattr(roster, "ANSWER_S", 0.1)
+    world.facts["b"] = SILENT
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.2 must answer within 0\.1 s, got nothing"):
+        world.run(tmp_path, node_timeout_s=0.01)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("name", ["quintet", "python", "torch", "processor", "simulator"])
+def test_where_versions_may_differ(name: str, exact: bool) -> None:
+    fault, told = provenance.compared({**FACTS, name: "other"}, FACTS, exact)
+    if exact or name in ("quintet", "python", "torch"):
+        assert f"got {name} other, here {FACTS.get(name)}" in str(fault)
+        assert told is None
+    else:
+        assert fault is None
+        assert f"{name} other" in str(told)
+
+
 def test_a_node_that_does_not_see_the_folder_is_refused(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,12 +372,12 @@ def test_what_a_run_takes_follows_from_the_machine_of_the_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: Any, cores: int, resolved: Any
 ) -> None:
     """Not from the node, which may have other numbers of cores: its bytes depend on them."""
-    demands: list[Demand] = []
+    demands: list[tuple[Questions, Demand]] = []
     sent: list[Any] = []
 
     class Fake:
-        def __init__(self, terms: Terms, demand: Demand, say: Any) -> None:
-            demands.append(demand)
+        def __init__(self, terms: Terms, asked: Questions, demand: Demand, say: Any) -> None:
+            demands.append((asked, demand))
 
         def __enter__(self) -> "Fake":
             return self
@@ -358,11 +398,11 @@ def test_what_a_run_takes_follows_from_the_machine_of_the_command(
     quintet.train(
         "ppo", "CartPole-v1", 10**5, None, tmp_path / "g", config, seeds=[1, 2], cluster="auto"
     )
-    (demand,) = demands
+    ((asked, demand),) = demands
     assert (demand.cores, demand.gpus) == (cores, 0)
-    assert demand.folders == [tmp_path / "g"]
-    assert demand.exact == (options.get("runtime.kind") != "async")
-    assert demand.facts["torch"]
+    assert asked.folders == [tmp_path / "g"]
+    assert asked.exact == (options.get("runtime.kind") != "async")
+    assert asked.facts["torch"]
     for each in sent:
         runtime = each.config.runtime
         assert (runtime.threads, runtime.actor_threads, runtime.num_workers) == resolved

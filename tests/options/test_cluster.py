@@ -9,7 +9,7 @@ from small_run_helpers import save_options
 from quintet.cluster.config import ClusterConfig
 from quintet.errors import ConfigError
 from quintet.options.layers import Layer
-from quintet.options.resolve import FOR_CLUSTER, Loaded
+from quintet.options.resolve import FOR_CLUSTER, Loaded, compose, resolved
 from quintet.options.saved import load_config, load_seeds
 
 
@@ -119,3 +119,24 @@ def test_a_run_that_began_over_several_nodes_goes_on_in_one(tmp_path: Path) -> N
 def test_what_is_wrong_with_a_group_s_options_is_said(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         group("ppo", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "workers"),
+    [
+        ({}, 1),
+        ({"cluster.address": "auto"}, 1),
+        ({"cluster.address": "auto", "cluster.nodes_min": 3}, 3),
+        ({"cluster.address": "auto", "cluster.nodes_min": 3, "cluster.nodes_max": 5}, 5),
+        ({"cluster.address": "auto", "cluster.nodes_max": 5, "runtime.num_workers": 2}, 2),
+        ({"cluster.address": "auto", "cluster.nodes_max": 500}, 20),  # there are no more streams
+    ],
+)
+def test_the_number_of_workers_follows_from_options(
+    options: dict[str, Any], workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quintet.options.machine.usable_cores", lambda: 1)
+    given = {"env.id": "CartPole-v1", "env.num_streams": 20, "runtime.kind": "async"} | options
+    values, _ = resolved(compose("appo", [Layer("test", given)]))
+    assert values["runtime.num_workers"] == workers
+    assert 20 // values["env.streams_per_group"] >= workers
