@@ -171,7 +171,7 @@ def core_ms(count: int, address: str | None, env: Any) -> float:
     try:
         pool.publish(learner.publication())
         pool.start()
-        pool.restart(0, 0)
+        pool.grants.restart(0, 0)
         took = partial(_take, pool)
         took(count // 10)
         begin_s = time.process_time()
@@ -186,7 +186,7 @@ def _take(pool: Any, count: int) -> None:
     """Receives so many unrolls of each of the worker's two groups, and frees their slots."""
     taken = 0
     while taken < count:
-        while pool.grant(0, None, UNROLL):
+        while pool.grants.grant(0, None, UNROLL):
             pass
         for event in pool.events(1.0):
             assert not isinstance(event, Died), event

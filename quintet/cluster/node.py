@@ -6,7 +6,6 @@ its messages.
 
 import socket
 import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -167,7 +166,6 @@ class Hosted:
     def __init__(self, node: Node, worker: int):
         self.node, self.worker = node, worker
         self.workers: Workers | None = None
-        self.slots: deque[tuple[int, ...]] = deque()  # the learner's slots, by grant
         self.stopped = False
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -180,15 +178,11 @@ class Hosted:
             if (workers := self.workers) is None:
                 return None
             if isinstance(message, messages.Fill):
-                self.slots.append(message.slots)
-                workers.grant(0, message.versions, message.rows, message.asks)
+                workers.grants.give(0, message)
             elif isinstance(message, messages.More):
-                workers.extend(0, message.rows)
-            elif isinstance(message, messages.Restart):
-                places = self.node.work.places[self.worker]
-                for place, states in zip(places, message.states, strict=False):
-                    workers.states.setdefault(place.group, states)
-                workers.restart(0, message.iteration)
+                workers.grants.extend(0, message.rows)
+            else:
+                workers.processes[0].send(message)
         return None
 
     def stop(self) -> None:
@@ -211,7 +205,7 @@ class Hosted:
                             executed = event.executed
                             raise event.error
                         self._tell(workers, event)
-                executed = workers.grants.take_back(workers.samplers[0])
+                executed = workers.grants.lose(0).executed
             finally:
                 with node.lock:
                     self.workers = None
@@ -248,12 +242,7 @@ class Hosted:
         if isinstance(event, Asking):
             self._send(messages.Paused(event.executed))
         elif isinstance(event, Filled):
-            groups = [unroll.group for unroll in event.unrolls]
-            blocks = [workers.bytes_of(*place) for place in zip(groups, event.slots, strict=True)]
-            # This precedes sending: the learner may grant again as soon as they have come.
-            # Until then it has a slot less to grant; and as the slot that was free first is taken
-            # first, nobody writes to these.
-            for unroll in event.unrolls:
-                unroll.block.release()
-            states = [workers.states.get(group, ()) for group in groups] if workers.states else ()
-            self._send(messages.Full(self.slots.popleft(), tuple(states)), blocks)
+            offered = workers.grants.states
+            states = [offered.get(unroll.group, ()) for unroll in event.unrolls] if offered else ()
+            blocks = workers.grants.bytes_of(0, event.slots)
+            self._send(messages.Full(event.slots, tuple(states)), blocks)

@@ -21,11 +21,10 @@ from quintet.jobs import user_state
 from quintet.jobs.link import Views, no_block
 from quintet.jobs.roster import POLL_S, Questions, Roster, Terms
 from quintet.runtime.processes import messages
-from quintet.runtime.processes.arena import Arena
-from quintet.runtime.processes.grants import Asking, Died, Event, Grants, Lost, Sampler
+from quintet.runtime.processes.grants import Died, Event, Filled, Grants, Lost
 from quintet.runtime.processes.messages import WorkerSpec
 from quintet.runtime.processes.process import WaitNotice, error_of
-from quintet.runtime.processes.workers import sendable, shares, whereabouts
+from quintet.runtime.processes.workers import sendable, whereabouts
 from quintet.runtime.slots import RowSpecs
 from quintet.system import printing
 from quintet.system.transfer import to_host
@@ -55,15 +54,31 @@ class Seat:
     """The place of a worker: none while a node is awaited.
 
     leaving: it was told to end on its node, to move to another.
-    restart_at: iteration at which its streams restart as soon as it is ready.
     received: number of its unrolls that are in their slots but not yet reported as events.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, worker: int) -> None:
+        self.worker = worker
+        self.vacate()
+
+    def vacate(self) -> None:
         self.peer: Peer | None = None
         self.ready = self.leaving = False
-        self.restart_at: int | None = None
         self.received = 0
+        self._restart: messages.Restart | None = None  # sent once it is ready
+
+    def send(self, message: tuple[Any, ...]) -> None:
+        """Sends the worker a message; a restart as soon as it is ready."""
+        if isinstance(message, messages.Restart) and not self.ready:
+            self._restart = message
+        elif self.peer is not None:
+            self.peer.link.post(Of(self.worker, message))
+
+    def welcome(self) -> None:
+        """Notes that the worker is ready."""
+        self.ready = True
+        if self._restart is not None:
+            self.send(self._restart)
 
 
 @final
@@ -89,8 +104,8 @@ class Nodes:
         assert spec.server is None
         self.spec, self.terms, self.say, self.notice = spec, terms, say, notice
         self._moves = not questions.exact  # whether workers may move while they have grants
-        groups = shares(spec.places, spec.num_workers)
-        self.samplers = [Sampler(index, places) for index, places in enumerate(groups)]
+        self.grants = Grants(spec)
+        groups = [sampler.places for sampler in self.grants.samplers]
         forms = [
             {k: TensorSpec(tuple(x.shape), x.dtype) for k, x in each.tensors.items()}
             for each in publications
@@ -98,20 +113,11 @@ class Nodes:
         state, folder = user_state.capture(), questions.working_folder
         self._work = Work(sendable(spec), groups, forms, state, folder)
         rows = RowSpecs.of(spec.spaces, spec.assignment.make_actor(spec.make_actor))
-        specs: dict[str, TensorSpec] = {}
-        for place in spec.places:
-            specs |= messages.slots_in_arena(spec, rows, place)
-        self._arena = arena = Arena.create(specs)
-        self._slots = {p.group: messages.open_slots(arena, spec, rows, p) for p in spec.places}
-        self._bytes = {
-            (group, k): messages.slot_bytes(arena, group, k, slot)
-            for group, slots in self._slots.items()
-            for k, slot in enumerate(slots)
-        }
-        self.grants = Grants(self._slots)
-        self.states: dict[int, Sequence[bytes]] = {}  # see `Workers`
+        self.grants.open(rows, {})
         self._lock = self.grants.lock
-        self._seats = [Seat() for _ in self.samplers]
+        self._seats = [Seat(sampler.index) for sampler in self.grants.samplers]
+        for sampler, seat in zip(self.grants.samplers, self._seats, strict=True):
+            sampler.process = seat
         self._peers: list[Peer] = []
         self._lost = 0  # number of nodes
         self._weights = [Weights(policy, form) for policy, form in enumerate(forms)]
@@ -218,48 +224,6 @@ class Nodes:
             for peer in self._peers:
                 peer.link.post(*posted, key=key)
 
-    def restart(self, index: int, iteration: int) -> None:
-        """Restarts a worker's streams with its next grant."""
-        with self._lock:
-            self.samplers[index].lost = False
-            self._seats[index].restart_at = iteration
-            self._restart_if_ready(index)
-
-    def _restart_if_ready(self, index: int) -> None:
-        seat = self._seats[index]
-        if seat.ready and seat.restart_at is not None:
-            places = self.samplers[index].places if self.states else ()
-            states = tuple(self.states.get(place.group, ()) for place in places)
-            self._post(index, messages.Restart(seat.restart_at, states))
-            seat.restart_at = None
-
-    def _post(self, index: int, message: tuple[Any, ...]) -> None:
-        peer = self._seats[index].peer
-        if peer is not None:
-            peer.link.post(Of(index, message))
-
-    def grant(
-        self, index: int, versions: tuple[int, ...] | None, rows: int, asks: bool = False
-    ) -> bool:
-        """Has a worker fill one slot of each of its groups; False if none is free.  See `Fill`; a
-        worker that `asks` waits for `extend`.
-        """
-        sampler = self.samplers[index]
-        with self._lock:
-            if not self._seats[index].ready or sampler.lost:
-                return False
-            fill = self.grants.take(sampler, versions, rows, asks)
-            if fill is None:
-                return False
-            self._post(index, fill)
-        return True
-
-    def extend(self, index: int, rows: int) -> None:
-        """Answers a worker's request for rows: the number of further rows, 0 to end its unroll."""
-        with self._lock:
-            self.grants.extend(self.samplers[index], rows)
-            self._post(index, messages.More(rows))
-
     def events(self, timeout_s: float) -> list[Event]:
         """Events since the last call, oldest first; waits for one as long as `timeout_s`.  Raises
         WorkerFault if there were too few nodes for too long.
@@ -296,33 +260,28 @@ class Nodes:
         return []
 
     def _take_in_of(self, peer: Peer, worker: int, message: Any) -> list[Event]:
-        seat, sampler = self._seats[worker], self.samplers[worker]
-        if isinstance(message, messages.Full):
-            seat.received -= 1
-            for place, states in zip(sampler.places, message.states, strict=False):
-                self.states[place.group] = states
-            filled = self.grants.filled(sampler)
-            for unroll in filled.unrolls:
-                rollout = unroll.block.rollout
-                acted = int(rollout.policy_id[0, 0]), int(rollout.version[0, 0])
-                peer.unroll(unroll.executed, self._published_s.get(acted))
-            return [filled]
-        if isinstance(message, messages.Paused):
-            sampler.paused = True
-            return [Asking(worker, message.executed)]
+        seat = self._seats[worker]
         if isinstance(message, Ended):
             leaving = seat.leaving
-            executed = self._vacate(worker) + message.executed
+            executed = self._vacate(worker).executed + message.executed
             if leaving:
                 return [Lost(worker, executed)]
             error = error_of(message.failed, f"worker {worker}")
             error.args = (f"on {peer.name}: {error}",)
             return [Died(worker, error, executed)]
-        if not seat.leaving:  # a ready worker
-            seat.ready = True
-            self._restart_if_ready(worker)
-            self._free.append(worker)
-        return []
+        if isinstance(message, messages.Ready):
+            if not seat.leaving:
+                seat.welcome()
+                self._free.append(worker)
+            return []
+        event = self.grants.hear(worker, message)
+        if isinstance(event, Filled):
+            seat.received -= 1
+            for unroll in event.unrolls:
+                rollout = unroll.block.rollout
+                acted = int(rollout.policy_id[0, 0]), int(rollout.version[0, 0])
+                peer.unroll(unroll.executed, self._published_s.get(acted))
+        return [event]
 
     def _welcome(self, peer: Peer) -> None:
         for posted in self._published.values():
@@ -358,13 +317,12 @@ class Nodes:
             return no_block(message)
         worker, slots = message.worker, message.message.slots
         with self._lock:
-            sampler, seat = self.samplers[worker], self._seats[worker]
+            sampler, seat = self.grants.samplers[worker], self._seats[worker]
             granted = [fill.slots for fill in sampler.granted][seat.received :]
             if seat.peer is not peer or slots not in granted[:1]:
                 raise ConnectionError(f"worker {worker} filled {slots} there, not {granted[:1]}")
             seat.received += 1
-            held = zip(sampler.places, slots, strict=True)
-            return [self._bytes[place.group, k] for place, k in held]
+            return self.grants.bytes_of(worker, slots)
 
     def _lose(self, peer: Peer, why: str) -> list[Event]:
         """Gives up the workers of a node.  Only the death of the first worker carries the error, so
@@ -379,23 +337,20 @@ class Nodes:
             return []
         self._peers.remove(peer)
         self._lost += 1
-        workers = sorted(peer.workers)
-        for worker in workers:
-            self._vacate(worker)
+        lost = [self._vacate(worker)._replace(executed=0) for worker in sorted(peer.workers)]
         error = WorkerFault(f"{peer.name} was lost: {why}")
-        if not workers:
+        if not lost:
             self.say(str(error))
             return []
-        return [Died(workers[0], error, 0), *(Lost(worker, 0) for worker in workers[1:])]
+        return [Died(lost[0].worker, error, 0), *lost[1:]]
 
-    def _vacate(self, worker: int) -> int:
-        """Takes away a worker's seat and grants; returns the env_steps that the grants executed."""
+    def _vacate(self, worker: int) -> Lost:
+        """Takes away a worker's seat and grants."""
         peer = self._seats[worker].peer
         assert peer is not None
         peer.workers.discard(worker)
-        self._seats[worker] = Seat()
-        self.samplers[worker].lost = True
-        return self.grants.take_back(self.samplers[worker])
+        self._seats[worker].vacate()
+        return self.grants.lose(worker)
 
     def _settle(self, even: bool) -> None:
         """Gives seats to workers that have none; `even`: also moves workers to emptier nodes."""
@@ -405,7 +360,8 @@ class Nodes:
             if seat.peer is None:
                 seat.peer = min(self._peers, key=lambda peer: peer.load(len(peer.workers) + 1))
                 seat.peer.workers.add(worker)
-                self._post(worker, Start())
+                self.grants.samplers[worker].new = True
+                seat.send(Start())
         if not (even and self._uneven):
             return
         self._uneven = False
@@ -420,7 +376,7 @@ class Nodes:
             seat = self._seats[worker]
             if seat.peer is full:
                 seat.ready, seat.leaving = False, True
-                self._post(worker, messages.Stop())
+                seat.send(messages.Stop())
 
     def _require_nodes(self) -> None:
         now, least, there = time.monotonic(), self.terms.nodes_min, len(self._peers)
@@ -489,8 +445,4 @@ class Nodes:
                 peer.free()
             if self._roster is not None:
                 self._roster.close()
-            self._arena.close()
-            self._bytes.clear()
-            self._slots.clear()  # the memory goes with its last view
-            self.samplers.clear()
-            del self._arena
+            self.grants.close()

@@ -49,7 +49,7 @@ class AsyncSampling:
         warn: receives how a worker ended that is replaced.
         """
         spec = workers.spec
-        self.workers, self.timer = workers, timer
+        self.workers, self.grants, self.timer = workers, workers.grants, timer
         self.prefetch_batches, self.max_restarts = prefetch_batches, max_restarts
         self.delivery = Delivery(spec.plan, spec.num_streams, spec.assignment, may_lag=True)
         self.delivery.pin, self.warn = pin, warn
@@ -59,10 +59,10 @@ class AsyncSampling:
         self.delivery.lock = self.handling
         self.changed = threading.Condition(self.handling)  # batches came, or were taken
         self.env_steps_wanted = 0  # total of all batches, also of those that were handed out
-        self.granted = [0] * len(workers.samplers)  # unfinished env_steps, by worker
+        self.granted = [0] * len(self.grants.samplers)  # unfinished env_steps, by worker
         self.assembler = threading.Thread(target=self._assemble, daemon=True)
         self.iteration = self.num_restarts = self.begun = 0
-        workers.grants.on_free = self._grant
+        self.grants.on_free = self._grant
 
     def publish(self, publication: Publication) -> None:
         """Publishes the weights with which all later unrolls act."""
@@ -76,8 +76,8 @@ class AsyncSampling:
         assert not self.assembler.is_alive(), "the streams run on"
         self.iteration = iteration
         self._insist(self.workers.start, WorkerFault)
-        for sampler in self.workers.samplers:
-            self.workers.restart(sampler.index, iteration)
+        for sampler in self.grants.samplers:
+            self.grants.restart(sampler.index, iteration)
         self.assembler.start()
 
     def collect(self, env_steps_left: int, restarts_after: RestartsAfter = never) -> Batch:  # noqa: ARG002
@@ -99,7 +99,7 @@ class AsyncSampling:
         a worker was replaced.
         """
         with self.changed:
-            for sampler in self.workers.samplers:  # rows that were dropped are wanted again
+            for sampler in self.grants.samplers:  # rows that were dropped are wanted again
                 self._grant(sampler.index)
             last = self._wanted <= 0 and not any(self.granted)  # no more rows will come
             taken = self.delivery.take(0 if last else sys.maxsize)
@@ -126,11 +126,11 @@ class AsyncSampling:
 
     def save_environments(self) -> States:
         """The state that environments offer, as of the last unrolls that were received."""
-        return dict(self.workers.states)
+        return dict(self.grants.states)
 
     def load_environments(self, states: States) -> None:
         """Gives processes the state of their environments when they begin."""
-        self.workers.states.update(states)
+        self.grants.states.update(states)
 
     def kill(self) -> None:
         """Ends the workers at once, before `close`."""
@@ -149,12 +149,12 @@ class AsyncSampling:
 
     def _grant(self, worker: int) -> None:
         """Grants an unroll for each free slot, as long as rows are needed."""
-        streams = self.workers.samplers[worker].num_streams
+        streams = self.grants.samplers[worker].num_streams
         steps = self.workers.spec.plan.unroll_steps
         while True:
             with self.handling:
                 rows = min(rows_for(self._wanted, streams), steps)
-                if rows == 0 or not self.workers.grant(worker, None, rows):
+                if rows == 0 or not self.grants.grant(worker, None, rows):
                     return
                 self.granted[worker] += rows * streams
 
@@ -194,9 +194,9 @@ class AsyncSampling:
         self.begun += 1
         with self.handling:
             self.granted[worker] = 0
-            groups = [place.group for place in self.workers.samplers[worker].places]
+            groups = [place.group for place in self.grants.samplers[worker].places]
             self.delivery.given_up(groups, executed)
-        self.workers.restart(worker, self.iteration + self.begun)
+        self.grants.restart(worker, self.iteration + self.begun)
         self._grant(worker)
 
     def _assemble(self) -> None:

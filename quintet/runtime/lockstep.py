@@ -37,6 +37,7 @@ class LockstepSampling:
         """may_lag: whether weights may be older than `lag`, as some versions are not published."""
         spec = workers.spec
         self.workers, self.timer, self.lag = workers, timer, lag
+        self.grants = workers.grants
         self.delivery = Delivery(spec.plan, spec.num_streams, spec.assignment, may_lag or lag > 0)
         self.delivery.samples_ahead = lag > 0
         self.flying = False
@@ -52,8 +53,8 @@ class LockstepSampling:
         self.workers.start()
         assert not self.flying, "the last batch before a restart is asked for as such"
         self.delivery.restart(iteration)
-        for sampler in self.workers.samplers:
-            self.workers.restart(sampler.index, iteration)
+        for sampler in self.grants.samplers:
+            self.grants.restart(sampler.index, iteration)
 
     def collect(self, env_steps_left: int, restarts_after: RestartsAfter = never) -> Batch:
         """The next batch; rows beyond the budget are masked."""
@@ -74,11 +75,11 @@ class LockstepSampling:
 
     def save_environments(self) -> States:
         """The state that environments offer, as of the last unrolls that were received."""
-        return dict(self.workers.states)
+        return dict(self.grants.states)
 
     def load_environments(self, states: States) -> None:
         """Gives processes the state of their environments when they begin."""
-        self.workers.states.update(states)
+        self.grants.states.update(states)
 
     def kill(self) -> None:
         """Ends the workers at once, before `close`."""
@@ -93,8 +94,8 @@ class LockstepSampling:
         self.delivery.keep()
         versions = tuple(queue.published for queue in self.delivery.queues)
         rows = min(rows_for(wanted, self.delivery.num_streams), self.workers.spec.plan.unroll_steps)
-        for sampler in self.workers.samplers:
-            granted = self.workers.grant(sampler.index, versions, rows, asks=True)
+        for sampler in self.grants.samplers:
+            granted = self.grants.grant(sampler.index, versions, rows, asks=True)
             assert granted, f"worker {sampler.index} has no free slot"
         self.flying, self.rows = True, rows
 
@@ -106,7 +107,7 @@ class LockstepSampling:
         filled: dict[int, list[Unroll]] = {}
         asking: dict[int, int] = {}
         lost_at_s: float | None = None
-        while len(filled) < len(self.workers.samplers):
+        while len(filled) < len(self.grants.samplers):
             notice.look()
             for event in self.workers.events(_LOOK_AGAIN_S):
                 if isinstance(event, Died):
@@ -117,7 +118,7 @@ class LockstepSampling:
                     asking[event.worker] = event.executed
                 else:
                     filled[event.worker] = event.unrolls
-            if len(asking) == len(self.workers.samplers):
+            if len(asking) == len(self.grants.samplers):
                 self._extend_round(wanted - sum(asking.values()))
                 asking.clear()
             if lost_at_s is not None and time.monotonic() - lost_at_s > _SERVER_IS_TOLD_S:
@@ -133,5 +134,5 @@ class LockstepSampling:
         steps = self.workers.spec.plan.unroll_steps
         more = min(rows_for(wanted, self.delivery.num_streams), steps - self.rows)
         self.rows += more
-        for sampler in self.workers.samplers:
-            self.workers.extend(sampler.index, more)
+        for sampler in self.grants.samplers:
+            self.grants.extend(sampler.index, more)

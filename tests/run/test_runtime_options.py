@@ -76,7 +76,7 @@ def _num_workers(where: Where) -> None:
         made = sampling_of(
             runtime__kind="async", runtime__num_workers=count, env__streams_per_group=1
         )
-        groups = [[place.group for place in p.places] for p in made.workers.samplers]
+        groups = [[place.group for place in p.places] for p in made.workers.grants.samplers]
         assert len(groups) == count
         assert [group for mine in groups for group in mine] == [0, 1, 2, 3]
     with pytest.raises(ConfigError, match="num_workers must be at most the number of groups, 2"):

@@ -260,7 +260,7 @@ def test_nobody_is_judged_by_time_in_which_this_process_was_stopped_too() -> Non
         sampling.publish(learner.publication())
         sampling.restart(0)
         sampling.collect(10_000)
-        assert all(each.process.channel.poll(60) for each in sampling.workers.samplers)
+        assert all(each.channel.poll(60) for each in sampling.workers.processes)
         for process in processes_of():
             process.suspend()
         sampling.collect(10_000)  # what is there; they are told to go on
@@ -355,13 +355,11 @@ def test_an_environment_of_a_script_that_trains_in_a_process_of_multiprocessing(
 class TwoDieAtOnce:
     """Workers of which two are found dead by one look."""
 
-    samplers = ()
-
     def __init__(self) -> None:
         plan = DataPlan(unroll_steps=4, columns_per_batch=2)
         places = [Place(0, 0, 2)]
         self.spec = SimpleNamespace(plan=plan, places=places, num_streams=2, assignment=ONE_POLICY)
-        self.say, self.grants = print, SimpleNamespace()
+        self.say, self.grants = print, SimpleNamespace(samplers=())
 
     def start(self) -> None: ...
 

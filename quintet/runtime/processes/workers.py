@@ -1,4 +1,4 @@
-"""The sampler processes, and their inference server: granted slots, watched, replaced."""
+"""The sampler processes, and their inference server: started, heard, watched, replaced."""
 
 import os
 import secrets
@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import pairwise
 from multiprocessing.connection import wait
 from socket import AF_UNIX, socket
 from typing import Any, final
@@ -19,9 +18,8 @@ from numpy.typing import NDArray
 from quintet.errors import QuintetError, WorkerFault
 from quintet.observe.timing import PHASES
 from quintet.runtime.processes import messages
-from quintet.runtime.processes.arena import Arena
-from quintet.runtime.processes.grants import SERVER, Asking, Died, Event, Grants, Lost, Sampler
-from quintet.runtime.processes.messages import Line, Place, Work, WorkerSpec
+from quintet.runtime.processes.grants import SERVER, Died, Event, Grants, Sampler
+from quintet.runtime.processes.messages import Line, Work, WorkerSpec
 from quintet.runtime.processes.params import Board, board_specs
 from quintet.runtime.processes.process import (
     Process,
@@ -69,17 +67,14 @@ class Workers:
         rows = RowSpecs.of(spec.spaces, actor)
         if spec.server is not None:
             rows = replace(rows, record=record_specs_of_remote(actor))
-        self.samplers = [
-            Sampler(index, places)
-            for index, places in enumerate(shares(spec.places, spec.num_workers))
-        ]
+        self.grants = Grants(spec)
         self._listener: socket | None = None
         line: Line | None = None
         kinds: list[ProcessKind] = []
         if spec.server is not None:
             self._listener, line = _listen(spec.num_workers)
             kinds = [self._server_kind(spec.server, self._listener, line)]
-        for each in self.samplers:
+        for each in self.grants.samplers:
             number = spec.first_worker + each.index
             work = sendable(Work(number, each.places, spec, line))
             module = "quintet.runtime.processes.worker"
@@ -89,26 +84,19 @@ class Workers:
             specs |= messages.progress_specs(kind.name)
         for policy, publication in enumerate(publications):
             specs |= board_specs(policy, publication)
-        for place in spec.places:
-            specs |= messages.slots_in_arena(spec, rows, place)
-            if spec.server is not None:
-                specs |= mailbox_specs(spec.spaces, actor, place)
+        for place in spec.places if spec.server is not None else ():
+            specs |= mailbox_specs(spec.spaces, actor, place)
         specs["inference server/served"] = TensorSpec((2,), torch.float64)
-        self._arena = arena = Arena.create(specs)
+        self._arena = arena = self.grants.open(rows, specs)
         self.boards = [Board(arena, policy) for policy in range(len(publications))]
-        self._slots = {
-            place.group: messages.open_slots(arena, spec, rows, place) for place in spec.places
-        }
         for place in spec.places:
-            for slot in self._slots[place.group]:
+            for slot in self.grants.slots[place.group]:
                 slot.belongs_to(*place[:2], spec.assignment.of(place.group)[0])
-        self.grants = Grants(self._slots)
-        self.states: dict[int, Sequence[bytes]] = {}
-        self._new: set[int] = set()  # workers that have not restarted since their process began
         processes = [Process(kind, arena, say, spec.timeout_s) for kind in kinds]
-        for sampler, process in zip(self.samplers, processes[-spec.num_workers :], strict=True):
+        self.server = processes.pop(0) if spec.server is not None else None
+        self.processes = processes  # workers, by index
+        for sampler, process in zip(self.grants.samplers, processes, strict=True):
             sampler.process = process
-        self.server = processes[0] if spec.server is not None else None
         self._reported: dict[str, NDArray[Any]] = {}  # seconds by phase, by process
         self._closed = False
         self._looked_at_s = 0.0
@@ -116,74 +104,42 @@ class Workers:
     def _server_kind(
         self, options: messages.ServerOptions, listener: socket, line: Line
     ) -> ProcessKind:
-        most_waiting = sum(max(p.num_streams for p in s.places) for s in self.samplers)
+        most_waiting = sum(max(p.num_streams for p in s.places) for s in self.grants.samplers)
         places, assignment = self.spec.places, self.spec.assignment
         work = sendable(messages.ServerWork(options, places, assignment, line.token, most_waiting))
         module, files = "quintet.runtime.processes.server", [listener.fileno()]
         return ProcessKind("inference server", options.device, module, work, files)
 
     @property
-    def _processes(self) -> list[Process]:
-        processes = [sampler.process for sampler in self.samplers]
-        return processes if self.server is None else [*processes, self.server]
+    def _all(self) -> list[Process]:
+        return self.processes if self.server is None else [*self.processes, self.server]
 
     def start(self) -> None:
         """Starts all missing processes, and waits until all are ready.  Raises QuintetError if one
         of them failed, or took too long; the others continue to start.
         """
-        missing = [process for process in self._processes if process.child is None]
-        self._new |= {each.index for each in self.samplers if each.process in missing}
-        for process in missing:
-            process.launch()
-        await_all([each for each in self._processes if not each.ready], self.notice)
+        for index, process in enumerate(self._all):
+            if process.child is None:
+                self._launch(index, process)
+        await_all([each for each in self._all if not each.ready], self.notice)
 
     def replace(self, index: int) -> None:
         """A new process in place of a worker, or the SERVER, that died; raises QuintetError if it
         failed, or took too long.
         """
-        process = self.server if index == SERVER else self.samplers[index].process
+        process = self.server if index == SERVER else self.processes[index]
         assert process is not None
-        self._new.add(index)
-        process.launch()
+        self._launch(index, process)
         await_all([process], self.notice)
+
+    def _launch(self, index: int, process: Process) -> None:
+        if process is not self.server:
+            self.grants.samplers[index].new = True
+        process.launch()
 
     def publish(self, publication: Publication) -> None:
         """Publishes weights to all workers."""
         self.boards[publication.policy].write(publication)
-
-    def restart(self, index: int, iteration: int) -> None:
-        """Restarts a worker's streams with its next grant."""
-        sampler = self.samplers[index]
-        with self.grants.lock:
-            sampler.lost = False
-            states: tuple[Sequence[bytes], ...] = ()
-            if index in self._new and self.states:
-                states = tuple(self.states.get(place.group, ()) for place in sampler.places)
-            self._new.discard(index)
-            sampler.process.send(messages.Restart(iteration, states))
-
-    def grant(
-        self, index: int, versions: tuple[int, ...] | None, rows: int, asks: bool = False
-    ) -> bool:
-        """Has a worker fill one free slot of each of its groups; False if there are none.  See
-        `Fill`; a worker that `asks` waits for `extend`.
-        """
-        sampler = self.samplers[index]
-        with self.grants.lock:
-            if not sampler.process.ready or sampler.lost:
-                return False
-            fill = self.grants.take(sampler, versions, rows, asks)
-            if fill is None:
-                return False
-            sampler.process.send(fill)
-        return True
-
-    def extend(self, index: int, rows: int) -> None:
-        """Answers a worker's request for rows: the number of further rows, 0 to end its unroll."""
-        sampler = self.samplers[index]
-        with self.grants.lock:
-            self.grants.extend(sampler, rows)
-            sampler.process.send(messages.More(rows))
 
     def events(self, timeout_s: float) -> list[Event]:
         """Events since the last call, oldest first; waits for one as long as `timeout_s`.
@@ -191,9 +147,7 @@ class Workers:
         After the death of a process the caller must `replace` it or `close` all.
         """
         channels: dict[Any, int] = {
-            sampler.process.channel: sampler.index
-            for sampler in self.samplers
-            if sampler.process.ready
+            each.channel: index for index, each in enumerate(self.processes) if each.ready
         }
         if self.server is not None and self.server.ready:
             channels[self.server.channel] = SERVER
@@ -206,35 +160,27 @@ class Workers:
             error = self.server.hear()
             assert isinstance(error, QuintetError)  # the server says nothing else
             return Died(SERVER, error, 0)
-        sampler = self.samplers[index]
-        message = sampler.process.hear()
+        message = self.processes[index].hear()
+        if isinstance(message, messages.Full):
+            message = self._fault(index, message.slots) or message
         if isinstance(message, QuintetError):
-            return Died(index, message, self.grants.take_back(sampler))
-        if isinstance(message, messages.Discarded):
-            with self.grants.lock:
-                sampler.lost = True
-                return Lost(index, self.grants.take_back(sampler))
-        if isinstance(message, messages.Paused):
-            sampler.paused = True
-            return Asking(index, message.executed)
-        assert isinstance(message, messages.Full)
-        for place, states in zip(sampler.places, message.states, strict=False):
-            self.states[place.group] = states
-        return self._filled(sampler, message.slots)
+            return self.grants.died(index, message)
+        return self.grants.hear(index, message)
 
-    def _filled(self, sampler: Sampler, slots: tuple[int, ...]) -> Event:
+    def _fault(self, index: int, slots: tuple[int, ...]) -> QuintetError | None:
+        """Ends a worker that filled other slots than were granted."""
+        process, sampler = self.processes[index], self.grants.samplers[index]
         grant = sampler.granted[0]
         for place, k in zip(sampler.places, slots, strict=True):
-            number, rows = self._slots[place.group][k].header.tolist()
+            number, rows = self.grants.slots[place.group][k].header.tolist()
             if (slots, number, rows) != (grant.slots, grant.number, grant.rows):
                 fault = (
-                    f"{sampler.process.name} must give slots {grant.slots} of grant "
+                    f"{process.name} must give slots {grant.slots} of grant "
                     f"{grant.number} with {grant.rows} rows, it gave {slots} of grant {number} "
                     f"with {rows}"
                 )
-                error = sampler.process.failed(WorkerFault(fault))
-                return Died(sampler.index, error, self.grants.take_back(sampler))
-        return self.grants.filled(sampler)
+                return process.failed(WorkerFault(fault))
+        return None
 
     def _silent(self) -> list[Died]:
         """Processes that have work and have not responded for too long."""
@@ -243,23 +189,19 @@ class Workers:
         if now - self._looked_at_s < min(_LOOK_EVERY_S, self.spec.timeout_s / 4):
             return dead
         self._looked_at_s = now
-        for sampler in self.samplers:
-            process = sampler.process
+        for sampler, process in zip(self.grants.samplers, self.processes, strict=True):
             error = process.lost() if process.gone else None
             if error is None and sampler.granted and not sampler.paused:
-                error = process.overdue(sampler.busy_since_s, "do a row", _hangs_where(sampler))
+                where = _hangs_where(sampler, process)
+                error = process.overdue(sampler.busy_since_s, "do a row", where)
             if error is not None:
-                dead.append(Died(sampler.index, error, self.grants.take_back(sampler)))
+                dead.append(self.grants.died(sampler.index, error))
         if self.server is not None:
             cure = "; raise runtime.worker_timeout_s if a forward may take so long"
             error = self.server.overdue(None, "serve", cure)
             if error is not None:
                 dead.append(Died(SERVER, error, 0))
         return dead
-
-    def bytes_of(self, group: int, slot: int) -> memoryview:
-        """The memory of a slot, which does not change until its unroll is released."""
-        return messages.slot_bytes(self._arena, group, slot, self._slots[group][slot])
 
     def wait_notice(self) -> WaitNotice:
         """Notices about a wait for samples that begins now."""
@@ -270,7 +212,8 @@ class Workers:
         """The row of each worker with a grant in its unroll, and its activity before row 0, by
         name.
         """
-        busy = [sampler.process for sampler in self.samplers if sampler.granted]
+        pairs = zip(self.grants.samplers, self.processes, strict=True)
+        busy = [process for sampler, process in pairs if sampler.granted]
         return {process.kind.name: (int(process.row[1]), process.doing) for process in busy}
 
     def report(self) -> dict[str, float]:
@@ -278,7 +221,7 @@ class Workers:
         ``server/PHASE_frac``, and the number of streams per forward of the server.
         """
         shares: dict[str, float] = {}
-        for process in self._processes:
+        for process in self._all:
             name = process.kind.name
             now = self._arena.tensor(f"{name}/seconds").numpy().copy()
             passed = now - self._reported.get(name, 0.0)
@@ -298,7 +241,7 @@ class Workers:
 
     def kill(self) -> None:
         """Ends all processes at once; from any thread, before `close`."""
-        for process in self._processes:
+        for process in self._all:
             process.kill()
 
     def close(self) -> None:
@@ -308,9 +251,9 @@ class Workers:
         self._closed = True
         self.grants.on_free = lambda _: None
         try:
-            for process in self._processes:
+            for process in self._all:
                 process.row[2] = 1  # nobody waits for the rest of an unroll
-            stop_all(self._processes)
+            stop_all(self._all)
         finally:
             self._let_go()
 
@@ -321,18 +264,15 @@ class Workers:
             if isinstance(place, str) and place:  # Linux has no name in the file system for it
                 with suppress(OSError):
                     os.unlink(place)
-        self._arena.close()
-        # The memory goes with its last view.
-        self._slots.clear()
         self.boards.clear()
-        self.samplers.clear()
+        self.processes.clear()
         self.server = None
+        self.grants.close()
         del self._arena
 
 
-def _hangs_where(sampler: Sampler) -> str:
+def _hangs_where(sampler: Sampler, process: Process) -> str:
     """The rest of the message about a worker that did not respond for too long."""
-    process = sampler.process
     slots = ", ".join(
         f"{k} of group {place.group}"
         for place, k in zip(sampler.places, sampler.granted[0].slots, strict=True)
@@ -375,10 +315,3 @@ def _listen(num_workers: int) -> tuple[socket, Line]:
     listener.bind(address)
     listener.listen(num_workers)
     return listener, Line(address, secrets.token_bytes(16))
-
-
-def shares(places: Sequence[Place], num_workers: int) -> list[tuple[Place, ...]]:
-    """The groups of each worker, divided as evenly as possible, neighbours together."""
-    count = len(places)
-    ends = [count * k // num_workers for k in range(num_workers + 1)]
-    return [tuple(places[a:b]) for a, b in pairwise(ends)]
