@@ -1,16 +1,22 @@
 """Jobs in processes of this machine."""
 
 import json
+import os
 import pickle
+import select
 import threading
 import time
 from collections.abc import Callable
+from math import inf
 from tempfile import TemporaryFile
 from typing import IO, Any, final
 
 from quintet.jobs.child_process import Child
 from quintet.jobs.job import BLAMELESS, Job, Outcome
 from quintet.system.files import advice, reason
+
+_CLOSED_S = 5.0
+"""Seconds for a process to end after it has closed the files that it was given."""
 
 
 @final
@@ -29,13 +35,19 @@ class _Running:
         self._answers = TemporaryFile()  # noqa: SIM115 (closed when the process has ended)
         self._outcome: Outcome | None = None
         self._late, self._ending = False, threading.Lock()
-        self._ends_at = time.monotonic() + job.limits.seconds
-        files = [self._answers.fileno()]
+        self._ends_at, self._say = time.monotonic() + job.limits.seconds, say
+        self._closed_s: float | None = None
+        # Users' code may close files that are not its own; this one tells of it.
+        self._lifeline, theirs = os.pipe()
+        files = [self._answers.fileno(), theirs]
         try:
             self._child = Child(job.name, job.module, say, files, job.environ, preload=job.preload)
         except BaseException:
             self._answers.close()
+            os.close(self._lifeline)
             raise
+        finally:
+            os.close(theirs)
         self._child.give(pickle.dumps((job.limits.nbytes, job.state, job.payload)))
 
     def outcome(self) -> Outcome | None:
@@ -44,7 +56,20 @@ class _Running:
             self._child.kill()
         if self._child.ended:
             self._end()
+        elif self._outcome is None:
+            self._require_files()
         return self._outcome
+
+    def _require_files(self) -> None:
+        """Ends a process that can't answer any more."""
+        now, waiting = time.monotonic(), select.poll()
+        waiting.register(self._lifeline, 0)  # the end of all writers
+        if self._closed_s is None and waiting.poll(0):
+            self._closed_s = now  # perhaps it ends
+        elif self._closed_s is not None and now - self._closed_s > _CLOSED_S:
+            self._say(f"closed its channel, did not end within {_CLOSED_S:g} s, and is killed")
+            self._child.kill()
+            self._closed_s = inf
 
     def stop(self) -> None:
         if self._outcome is None:
@@ -61,6 +86,7 @@ class _Running:
                 status = self._child.wait()
                 self._outcome = Outcome(status, _answer_in(self._answers), self._late)
                 self._answers.close()
+                os.close(self._lifeline)
 
 
 def cannot_begin(fault: OSError) -> Outcome:

@@ -16,9 +16,9 @@ from quintet.checkpoints.lock import ORPHAN_GRACE_S
 from quintet.jobs import entry
 from quintet.system.signals import Ended
 
-ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-"""Variables of a process: NumPy's threads wait for each other on a busy machine; with two, a fit
-took seven times as long.
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""Variables of a process: the threads of NumPy and PyTorch wait for each other on a busy machine;
+with two, a fit took seven times as long.
 """
 
 Tell = Callable[[dict[str, Any]], None]

@@ -32,6 +32,8 @@ def main() -> int:
 
         signal.signal(signal.SIGTERM, stop)
     (place / f"running-{os.getpid()}").touch()
+    if given.get("closes"):
+        os.closerange(3, 4096)
     time.sleep(given.get("seconds", 0))
     (place / f"running-{os.getpid()}").unlink()
     if "status" in given:

@@ -19,7 +19,7 @@ import pytest
 from quintet.jobs import entry, local
 from quintet.jobs.child_process import Child
 from quintet.jobs.group import run_all, run_one
-from quintet.jobs.job import Job, Limits
+from quintet.jobs.job import Job, Limits, Outcome
 
 TESTS = Path(__file__).parent
 WAIT_S = 60.0
@@ -261,3 +261,18 @@ def test_an_interrupted_wait_for_one_job_kills_it(tmp_path):
         run_one(job(tmp_path, seconds=WAIT_S, stubborn=True), interrupt)
     signal.signal(signal.SIGINT, before)
     assert not any(alive(pid) for pid in running(tmp_path))
+
+
+def test_a_job_that_closes_its_channel_is_ended_at_once(tmp_path: Path) -> None:
+    """It can't answer any more, so nobody waits until its time is over."""
+    said: list[str] = []
+    begin_s = time.monotonic()
+    outcome = run_one(job(tmp_path, closes=True, seconds=600), said.append)
+    assert time.monotonic() - begin_s < 60
+    assert (outcome.status, outcome.answer, outcome.late) == (-signal.SIGKILL, None, False)
+    assert said.count("closed its channel, did not end within 5 s, and is killed") == 1
+
+
+def test_a_job_that_closes_its_channel_may_end_itself(tmp_path: Path) -> None:
+    outcome = run_one(job(tmp_path, closes=True, status=5), lambda _: None)
+    assert outcome == Outcome(5, None)
