@@ -163,12 +163,12 @@ class Catalog(Generic[T]):
         `importlib.metadata`.
         """
         sought = f"[{self.group}]".encode()
-        folders = (folder for folder in sys.path if isinstance(folder, str))
+        folders = (os.path.abspath(folder) for folder in sys.path if isinstance(folder, str))
         with suppress(OSError):
             return any(
-                sought in _entry_points(os.path.abspath(folder), _packages_in(folder))
+                sought in _entry_points(folder, os.stat(folder).st_mtime_ns)
                 for folder in folders
-                if os.path.isdir(folder or ".")
+                if os.path.isdir(folder)
             )
         return True  # importlib.metadata passes over what can't be read
 
@@ -218,14 +218,10 @@ def _shown(text: str) -> str:
     return ascii(text)[1:-1][:100]
 
 
-def _packages_in(folder: str) -> tuple[str, ...]:
-    """Folders of packages' metadata in a folder of ``sys.path``."""
-    return tuple(name for name in os.listdir(folder or ".") if name.endswith("-info"))
-
-
 @cache
-def _entry_points(folder: str, packages: tuple[str, ...]) -> bytes:
-    """Texts of the entry points of these packages, read once."""
+def _entry_points(folder: str, _changed_ns: int) -> bytes:
+    """Texts of the entry points of the packages in a folder, read once after each change of it."""
+    packages = (name for name in os.listdir(folder) if name.endswith("-info"))
     files = (Path(folder, package, "entry_points.txt") for package in packages)
     return b"\n".join(file.read_bytes() for file in files if file.exists())
 
