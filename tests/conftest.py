@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 # Read when NumPy and PyTorch are loaded: threads wait for each other on cores that another test
 # process uses.  Runs choose their own number.
+NUMPY_CAME_FIRST = "numpy" in sys.modules
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

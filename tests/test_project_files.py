@@ -169,6 +169,12 @@ def test_the_container_has_no_fault_that_a_linter_finds() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
+def test_threads_are_chosen_before_numpy_is_imported(pytestconfig: pytest.Config) -> None:
+    """A plugin of pytest that imports it is turned off by ``-p no:NAME`` in pyproject.toml."""
+    conftest = pytestconfig.pluginmanager.get_plugin(str(ROOT / "tests" / "conftest.py"))
+    assert not conftest.NUMPY_CAME_FIRST
+
+
 @pytest.mark.slow
 def test_the_container_trains_a_policy() -> None:
     for builder in filter(shutil.which, ("docker", "podman")):
