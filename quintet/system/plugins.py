@@ -165,11 +165,7 @@ class Catalog(Generic[T]):
         sought = f"[{self.group}]".encode()
         folders = (os.path.abspath(folder) for folder in sys.path if isinstance(folder, str))
         with suppress(OSError):
-            return any(
-                sought in _entry_points(folder, os.stat(folder).st_mtime_ns)
-                for folder in folders
-                if os.path.isdir(folder)
-            )
+            return any(sought in _texts(folder) for folder in folders)
         return True  # importlib.metadata passes over what can't be read
 
     def _load(self, name: str) -> T:
@@ -218,9 +214,17 @@ def _shown(text: str) -> str:
     return ascii(text)[1:-1][:100]
 
 
+def _texts(folder: str) -> bytes:
+    """Texts of the entry points of the packages in a folder; of a file, or of nothing, none."""
+    try:
+        return _entry_points(folder, os.stat(folder).st_mtime_ns)
+    except (FileNotFoundError, NotADirectoryError):
+        return b""
+
+
 @cache
 def _entry_points(folder: str, _changed_ns: int) -> bytes:
-    """Texts of the entry points of the packages in a folder, read once after each change of it."""
+    """These texts, read once after each change of the folder."""
     packages = (name for name in os.listdir(folder) if name.endswith("-info"))
     files = (Path(folder, package, "entry_points.txt") for package in packages)
     return b"\n".join(file.read_bytes() for file in files if file.exists())
