@@ -19,6 +19,7 @@ from quintet.commands import cli
 from quintet.errors import ConfigError, QuintetError
 from quintet.jobs import group
 from quintet.jobs.job import Job, Outcome
+from quintet.observe.report_page import write_page
 from quintet.observe.run_summary import find_runs, read_summary
 from quintet.options import facts
 from quintet.options.layers import Layer
@@ -29,6 +30,7 @@ from quintet.search import (
     race,
     race_journal,
     race_legs,
+    race_page,
     race_state,
     rungs,
 )
@@ -164,7 +166,14 @@ def fake(few: None, monkeypatch: pytest.MonkeyPatch) -> Fake:
     monkeypatch.setattr(race_legs, "prepare", lambda *_: None)
     for module in (race, race_legs):
         monkeypatch.setattr(module, "trained_s", lambda each: made.trained.get(each.name, 0.0))
+    monkeypatch.setattr(race_page, "write_page", lambda *_, **__: Path("race.html"))
     return made
+
+
+@pytest.fixture
+def drawn(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are written, after every round: most of the time of a race of fakes."""
+    monkeypatch.setattr(race_page, "write_page", write_page)
 
 
 def table(folder: Path) -> list[dict[str, str]]:
@@ -173,7 +182,7 @@ def table(folder: Path) -> list[dict[str, str]]:
 
 
 def test_the_worst_fall_out_and_the_best_one_s_run_is_that_of_the_folder(
-    fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fake: Fake, drawn: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "a"
     assert cli.main(command(folder, "--jobs", "1")) == 0
@@ -234,7 +243,7 @@ def test_who_cannot_go_on_in_the_time_left_falls_out_before_others(
 
 
 def test_an_entry_without_an_episode_stays_until_others_have_scores(
-    fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fake: Fake, drawn: None, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = fake.run
     unended = {*NAMES}
