@@ -699,14 +699,14 @@ def test_a_race_in_python_ends_in_time_with_a_run_that_goes_on(
     ]
     monkeypatch.setattr(portfolio, "entries", lambda _: own)
     folder = tmp_path / "a"
-    result = quintet.train("auto", TOY, minutes=0.25, run_dir=folder, jobs=1)
+    result = quintet.train("auto", TOY, minutes=0.16, run_dir=folder, jobs=1)
     assert result.status == "finished"
     assert result.run_dir == folder
     assert read_summary(folder).state == "finished"
     journal = json.loads((folder / "race" / "race.json").read_text())
     assert journal["winner"] == "good"
     assert [x["name"] for x in journal["runners"]] == ["good", "still"]
-    assert 8.0 < journal["spent_s"] < 30.0  # on a busy machine
+    assert 5.0 < journal["spent_s"] < 30.0  # on a busy machine
     last = journal["runners"][0]["looks"][-1]
     assert result.metrics["env_steps"] == last["env_steps"]
     assert len(last["returns"]) >= 5
