@@ -3,7 +3,6 @@
 import gc
 import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -69,17 +68,13 @@ def git_is_asked_once():
 
 @pytest.fixture(scope="session", autouse=True)
 def workers_import_once():
-    """In the process that forks them: each would take more than a second of a core for EnvPool, a
-    learner, and what the test that made its environments imports.
-    """
-    from quintet.algorithms import registry
+    """Workers are forks of the process that forks all else."""
+    from quick_helpers import PRELOAD
+
     from quintet.runtime.processes import process
 
-    learners = Path(registry.__file__).parent.glob("*/learner.py")
-    modules = [f"quintet.algorithms.{path.parent.name}.learner" for path in sorted(learners)]
-    modules += [name for name in ("quintet.run.launch", "pytest", "envpool") if find_spec(name)]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(process, "PRELOAD", (*process.PRELOAD, *modules))
+        patched.setattr(process, "PRELOAD", PRELOAD)
         yield
 
 

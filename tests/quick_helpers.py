@@ -10,16 +10,26 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
+from quintet.algorithms import registry
 from quintet.jobs import child_process
+from quintet.runtime.processes import process
 
 PRELOAD = (
+    *process.PRELOAD,
+    *(f"quintet.algorithms.{name}.learner" for name in registry.LEARNERS.own),
     "quintet.run.launch",
     "quintet.search.trial",
     "quintet.commands.cli",
-    "quintet.algorithms.ppo.learner",
+    "pytest",
+    *(["envpool"] if find_spec("envpool") else []),
+    *(["quintet.search.pruning"] if find_spec("optuna") else []),
 )
+"""Modules that forks need, of all tests, which so have one server: without it each fork would take
+more than a second of a core for PyTorch, EnvPool, and what the test that made it imports.
+"""
 
 
 def forks(preload: Sequence[str]) -> Any:
@@ -40,7 +50,7 @@ class Quick:
     def __init__(self, words: Sequence[object], env: Mapping[str, str] | None = None) -> None:
         """words: ``-m MODULE ...``, ``-c CODE ...`` or ``SCRIPT ...``."""
         asked = json.dumps([str(word) for word in words])
-        environ = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
+        environ = {**os.environ, "PYTHONUNBUFFERED": "1", **process.ENVIRON, **(env or {})}
         # Another PYTHONPATH would have another server.
         path = environ.pop("PYTHONPATH", "")
         self._fork = child_process.Forked(PRELOAD, ["quick", __name__, asked, path], (), environ)

@@ -224,7 +224,7 @@ def _texts(folder: str) -> bytes:
 
 @cache
 def _entry_points(folder: str, _changed_ns: int) -> bytes:
-    """These texts, read once after each change of the folder."""
+    """Entry points in a folder, read once after each change of it."""
     packages = (name for name in os.listdir(folder) if name.endswith("-info"))
     files = (Path(folder, package, "entry_points.txt") for package in packages)
     return b"\n".join(file.read_bytes() for file in files if file.exists())

@@ -44,14 +44,11 @@ def table(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-PRELOADED = (*PRELOAD, "quintet.search.pruning")
-
-
 @pytest.fixture(autouse=True)
 def _forks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials are forks of a process that has imported what they need."""
     pytest.importorskip("optuna")
-    monkeypatch.setattr(local, "Child", forks(PRELOADED))
+    monkeypatch.setattr(local, "Child", forks(PRELOAD))
 
 
 SEARCH = ("--search", "learning_rate", "--search", "clip_epsilon=0.1..0.3")
@@ -124,7 +121,7 @@ def with_failures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished sweep, some of whose trials failed before they had a folder."""
     folder: Path = tmp_path_factory.mktemp("sweep") / "a"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(local, "Child", forks(PRELOADED))
+        patched.setattr(local, "Child", forks(PRELOAD))
         assert cli.main(command(folder, *FAILING)) == 0
     return folder
 
