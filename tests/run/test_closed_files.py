@@ -1,11 +1,11 @@
 """Runs whose environments close files that are not theirs end with a plain error."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from quick_helpers import begin
 
 OPTIONS = {
     "serial": [],
@@ -33,17 +33,16 @@ WORK, STEP = {"process": "worker"}, {"process": "stepper"}
         pytest.param("steppers", OTHERS | STEP, FAULT + "files of quintet", marks=SLOW),
     ],
 )
-def test_an_environment_that_closes_files(kind, given, words, tmp_path):
+def test_an_environment_that_closes_files(kind, given, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent)
     command = [
-        sys.executable, "-m", "quintet", "train", "ppo", "--env", "closing_helpers:Closing",
+        "-m", "quintet", "train", "ppo", "--env", "closing_helpers:Closing",
         "--env.kwargs", json.dumps(given), "--run-dir", str(tmp_path / "run"),
         "--total-steps", "2048", "--env.num-streams", "4", "--unroll-steps", "64",
         "--runtime.compile", "off", "--eval.episodes", "0", *OPTIONS[kind],
     ]  # fmt: skip
-    done = subprocess.run(
-        command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=120
-    )
-    printed = done.stdout + done.stderr
-    assert done.returncode == 1, printed
+    with begin(command) as process:
+        printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, printed
     assert words in printed
     assert "Traceback" not in printed
