@@ -165,16 +165,20 @@ def test_a_resumed_run_brings_its_best() -> None:
     assert "321.5 best" in text
 
 
+def require_fits(view: View) -> None:
+    for width in (1, 10, 20, 33, 49, 50, 60, 61, 69, 70, 80, 120, 200):
+        for height in (1, 2, 3, 5, 8, 12, 23, 60):
+            shown = lines_of(view, width, height)
+            assert len(shown) <= height
+            assert max(map(len, shown), default=0) <= width
+
+
 @pytest.mark.parametrize("reports", [0, 1, 3])
 def test_fits_every_terminal(reports: int) -> None:
     view = a_view(reports)
-    for stage in ("", "compiling acts (up to a minute), then collecting"):
-        view.stage = stage
-        for width in (1, 10, 20, 33, 49, 50, 60, 61, 80, 120, 200):
-            for height in (1, 2, 3, 5, 8, 12, 23, 60):
-                shown = lines_of(view, width, height)
-                assert len(shown) <= height
-                assert max(map(len, shown), default=0) <= width
+    require_fits(view)
+    view.stage = "compiling acts (up to a minute), then collecting"
+    require_fits(view)
 
 
 def test_what_matters_most_stays_longest() -> None:
@@ -308,11 +312,7 @@ def test_one_process_is_shown_as_ever() -> None:
 @pytest.mark.parametrize("number", [1, 4, 5, 64])
 def test_processes_fit_every_terminal(number: int) -> None:
     view = a_view_of_workers(number, server=True)
-    for width in (1, 10, 33, 49, 50, 60, 69, 70, 80, 120, 200):
-        for height in (1, 5, 8, 12, 23, 60):
-            shown = lines_of(view, width, height)
-            assert len(shown) <= height
-            assert max(map(len, shown), default=0) <= width
+    require_fits(view)
     low = " ".join(lines_of(view, 80, 10))
     assert "Environments limit the speed" in low
     assert "learner" in low
@@ -487,22 +487,13 @@ def test_closed_terminal_does_not_stop_training() -> None:
         shown.close()
 
 
-def a_node(waits: float) -> dict[str, float]:
-    return {
-        "workers": 4.0,
-        "env_steps_per_s": 1_234.0,
-        "in_bytes_per_s": 2.5e6,
-        "out_bytes_per_s": 4e5,
-        "waiting_frac": waits,
-        "weights_age_s": 0.25,
-    }
-
-
 def a_cluster(waits: list[float], first: int = 0) -> dict[str, float]:
+    node = {"workers": 4.0, "env_steps_per_s": 1_234.0, "weights_age_s": 0.25}
+    node |= {"in_bytes_per_s": 2.5e6, "out_bytes_per_s": 4e5}
     own = {
-        f"node/{first + k}/{name}": x
-        for k, wait in enumerate(waits)
-        for name, x in a_node(wait).items()
+        f"node/{k}/{name}": x
+        for k, wait in enumerate(waits, first)
+        for name, x in {**node, "waiting_frac": wait}.items()
     }
     return {"data/nodes": float(len(waits)), **own}
 

@@ -152,20 +152,11 @@ def test_experiments_differ_without_colour(tmp_path: Path, drawn: dict[str, Any]
     labelled = [
         line for line in axes.lines if line.get_label()[0] != "_" and line.get_linestyle() != "None"
     ]
-    assert (
-        len(
-            {
-                (
-                    line.get_linestyle(),
-                    line._dash_pattern[1] and tuple(line._dash_pattern[1]),
-                    line.get_marker(),
-                )
-                for line in labelled
-            }
-        )
-        == len(labelled)
-        == 9
-    )
+    looks = {
+        (line.get_linestyle(), tuple(line._dash_pattern[1] or ()), line.get_marker())
+        for line in labelled
+    }
+    assert len(looks) == len(labelled) == 9
     texts = legend_of(drawn["figure"])
     assert texts[0] == "ppo, learning_rate 0.0001 (2 seeds, 95% band)"
     assert texts[1] == "ppo, learning_rate 0.0002"
@@ -249,19 +240,25 @@ def test_groups_by_configuration_without_seed_and_folder() -> None:
     assert env_name({}) == ""
 
 
+HAS = r"did you mean episode/return_mean\? It has: "
+ERRORS: dict[str, tuple[str, dict[str, Any]]] = {
+    r"must end in \.png or \.svg or \.pdf, got .*x\.bmp": ("run", {"out": "x.bmp"}),
+    r"empty has no reports yet": ("empty", {}),
+    r"nowhere has no metrics\.jsonl": ("nowhere", {}),
+    r"no values of loss/total.*It has: episode/return_mean": ("run", {"metric": "loss/total"}),
+    f"rollout/ep_rew_mean.*{HAS}": ("run", {"metric": "rollout/ep_rew_mean"}),
+    f"episode/return.*{HAS}": ("run", {"metric": "episode/return"}),
+}
+
+
 def test_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "run", 1)
-    empty = make_run(tmp_path / "empty", 1, reports=0)
+    make_run(tmp_path / "empty", 1, reports=0)
     with pytest.raises(QuintetError, match="at least one run"):
         plot_runs([], tmp_path / "x.png")
-    with pytest.raises(QuintetError, match=r"must end in \.png or \.svg or \.pdf, got .*x\.bmp"):
-        plot_runs([run], tmp_path / "x.bmp")
-    with pytest.raises(QuintetError, match=r"empty has no reports yet"):
-        plot_runs([empty], tmp_path / "x.png")
-    with pytest.raises(QuintetError, match=r"no values of loss/total.*It has: episode/return_mean"):
-        plot_runs([run], tmp_path / "x.png", metric="loss/total")
-    with pytest.raises(QuintetError, match=r"nowhere has no metrics\.jsonl"):
-        plot_runs([tmp_path / "nowhere"], tmp_path / "x.png")
+    for said, (name, given) in ERRORS.items():
+        with pytest.raises(QuintetError, match=said):
+            plot_runs([tmp_path / name], **{"out": tmp_path / "x.png", **given})
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(QuintetError, match=r'pip install "quintet-rl\[plot\]"'):
         plot_runs([run], tmp_path / "x.png")
@@ -357,35 +354,53 @@ def test_one_report_is_a_point(tmp_path: Path, drawn: dict[str, Any], kind: plot
     assert (tmp_path / "x.png").stat().st_size > 3000
 
 
-def test_environments_name_groups_by_themselves() -> None:
-    configs = [{"algo": "ppo", "env.id": name} for name in ("A-v1", "B-v1")]
-    assert group_labels(configs) == ["ppo, A-v1", "ppo, B-v1"]
+A = {"algo": "ppo", "lr": 1}
+OLD = {"algo": "ppo", "gamma": 0.99}
+NEW = OLD | {"precision": "bf16"}
+PPO = {"algo": "ppo", "env.id": "A-v1", "gamma": 0.99, "clip_epsilon": 0.2, "lr": 3e-4}
+IMPALA = {"algo": "impala", "env.id": "A-v1", "gamma": 0.9, "rho_bar": 1.0, "lr": 1e-3}
+ELSEWHERE = IMPALA | {"env.id": "B-v1"}
+PRESET = {"clip_schedule": "linear", "num_epochs": 8, "streams": 32, "lr": 1e-3, "gae": 0.9}
+PLAIN = {"clip_schedule": "constant", "num_epochs": 10, "streams": 8, "lr": 3e-4, "gae": 0.95}
+LABELS: list[tuple[list[dict[str, Any]], list[str]]] = [
+    ([{"algo": "ppo", "env.id": x} for x in ("A-v1", "B-v1")], ["ppo, A-v1", "ppo, B-v1"]),
+    # Where an option is null in one run and missing in another of an older version.
+    (
+        [A, A | {"clip": None}, A | {"lr": 2, "clip": None}],
+        ["ppo, lr 1", "ppo, lr 1 (2)", "ppo, lr 2"],
+    ),
+    # An option that an older run does not have tells only where nothing else does.
+    ([OLD, NEW], ["ppo", "ppo, precision bf16"]),
+    ([OLD, NEW | {"gamma": 0.9}], ["ppo, gamma 0.99", "ppo, gamma 0.9"]),
+    # Learners are told apart by their names, and each by what it could differ in.
+    ([PPO, IMPALA], ["ppo", "impala"]),
+    ([PPO, IMPALA, IMPALA | {"rho_bar": 2.0}], ["ppo", "impala, rho_bar 1", "impala, rho_bar 2"]),
+    ([PPO, ELSEWHERE], ["ppo, A-v1", "impala, B-v1"]),
+    (
+        [PPO, PPO | {"gamma": 0.9}, ELSEWHERE],
+        ["ppo, A-v1, gamma 0.99", "ppo, A-v1, gamma 0.9", "impala, B-v1"],
+    ),
+    (
+        [
+            {"algo": "ppo", **options, "preset": name, "unroll_steps": steps}
+            for name, options in (("auto", PRESET), ("none", PLAIN))
+            for steps in (64, 128)
+        ],
+        [f"ppo, preset {x}, unroll_steps {n}" for x in ("auto", "none") for n in (64, 128)],
+    ),
+]
 
 
-def test_names_are_short_and_no_two_are_the_same():
-    preset = {"clip_schedule": "linear", "num_epochs": 8, "streams": 32, "lr": 1e-3, "gae": 0.9}
-    plain = {"clip_schedule": "constant", "num_epochs": 10, "streams": 8, "lr": 3e-4, "gae": 0.95}
-    configs = [
-        {"algo": "ppo", **options, "preset": name, "unroll_steps": steps}
-        for name, options in (("auto", preset), ("none", plain))
-        for steps in (64, 128)
-    ]
-    assert group_labels(configs) == [
-        "ppo, preset auto, unroll_steps 64",
-        "ppo, preset auto, unroll_steps 128",
-        "ppo, preset none, unroll_steps 64",
-        "ppo, preset none, unroll_steps 128",
-    ]
-    # Six options, each of which tells one group apart; the last is needed.
+@pytest.mark.parametrize(("configs", "labels"), LABELS)
+def test_labels_are_short_and_no_two_are_the_same(
+    configs: list[dict[str, Any]], labels: list[str]
+) -> None:
+    assert group_labels(configs) == labels
+
+
+def test_of_six_options_that_each_tell_one_group_apart_the_last_is_needed() -> None:
     many = [{"algo": "ppo", **{f"o{k}": int(k == i) for k in range(6)}} for i in range(7)]
     assert len(set(group_labels(many))) == 7
-
-
-def test_names_that_tell_nothing_have_numbers():
-    """As where an option is null in one run and missing in another of an older version."""
-    a = {"algo": "ppo", "lr": 1}
-    configs = [a, a | {"clip": None}, a | {"lr": 2, "clip": None}]
-    assert group_labels(configs) == ["ppo, lr 1", "ppo, lr 1 (2)", "ppo, lr 2"]
 
 
 def test_what_two_starts_measured_does_not_part_their_runs():
@@ -395,28 +410,6 @@ def test_what_two_starts_measured_does_not_part_their_runs():
     assert group_key(a, measured) == group_key(b, measured)
     assert group_key(a, measured) != group_key(b, {"total_env_steps": "measured (minutes=20)"})
     assert group_key(a) != group_key(b)
-
-
-def test_learners_are_told_apart_by_their_names_and_each_by_what_it_could_differ_in():
-    ppo = {"algo": "ppo", "env.id": "A-v1", "gamma": 0.99, "clip_epsilon": 0.2, "lr": 3e-4}
-    impala = {"algo": "impala", "env.id": "A-v1", "gamma": 0.9, "rho_bar": 1.0, "lr": 1e-3}
-    assert group_labels([ppo, impala]) == ["ppo", "impala"]
-    wide = impala | {"rho_bar": 2.0}
-    assert group_labels([ppo, impala, wide]) == ["ppo", "impala, rho_bar 1", "impala, rho_bar 2"]
-    elsewhere = impala | {"env.id": "B-v1"}
-    assert group_labels([ppo, elsewhere]) == ["ppo, A-v1", "impala, B-v1"]
-    assert group_labels([ppo, ppo | {"gamma": 0.9}, elsewhere]) == [
-        "ppo, A-v1, gamma 0.99",
-        "ppo, A-v1, gamma 0.9",
-        "impala, B-v1",
-    ]
-
-
-def test_an_option_that_an_older_run_does_not_have_tells_only_where_nothing_else_does():
-    old = {"algo": "ppo", "gamma": 0.99}
-    new = {"algo": "ppo", "gamma": 0.99, "precision": "bf16"}
-    assert group_labels([old, new]) == ["ppo", "ppo, precision bf16"]
-    assert group_labels([old, new | {"gamma": 0.9}]) == ["ppo, gamma 0.99", "ppo, gamma 0.9"]
 
 
 def test_a_run_without_a_configuration_is_drawn_by_itself(
@@ -549,14 +542,6 @@ def test_a_damaged_configuration_is_named(
     (run / "config.yaml").write_bytes(content)
     plot_runs([run], tmp_path / "out.png")
     assert "config.yaml" in capsys.readouterr().err
-
-
-def test_nearest_metric_is_named(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", 1)
-    with pytest.raises(QuintetError, match=r"did you mean episode/return_mean\? It has: "):
-        plot_runs([run], tmp_path / "x.png", metric="rollout/ep_rew_mean")
-    with pytest.raises(QuintetError, match=r"did you mean episode/return_mean\? It has: "):
-        plot_runs([run], tmp_path / "x.png", metric="episode/return")
 
 
 def test_single_runs_of_many_differences_have_the_names_of_their_folders(
