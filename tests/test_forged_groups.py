@@ -199,7 +199,8 @@ def _commands(kind: str, folder: Path, out: str) -> list[list[str]]:
         return [own, ["runs", place], [*own, "--json"]] * 4
     runs = [str(path.parent) for path in sorted(folder.rglob("config.yaml"))][:2] or [place]
     return [
-        *[own] * 5, ["runs", place], ["runs", place, "--json"], ["report", place, "--out", out],
+        *[own] * 4, ["runs", place], ["runs", place, "--json"], ["report", place, "--out", out],
+        ["compare", runs[0], "--with", runs[-1], "--json"],
         ["plot", place, "--out", out.replace("html", "png")], ["doctor", runs[0]],
         ["diff", runs[0], runs[-1]], ["eval", runs[0], "--episodes", "1"],
     ]  # fmt: skip

@@ -198,46 +198,48 @@ def scores(sides: Sides, at: At | None) -> Scores:
         raise QuintetError(
             f"sides must share an environment, got {which}: compare runs of the same environment"
         )
-    held = {side: [x for x in own if x.task in common] for side, own in sides.items()}
-    kinds = {side: _kind(side, own, at) for side, own in held.items()}
-    said = [f"{side}: {_in_words(held[side], kind, at)}" for side, kind in kinds.items()]
-    if len({*kinds.values()}) > 1:
-        said.append(
-            "warning: the sides have scores of different kinds, which differ even for one policy"
-        )
-    if left := [task for task in every if task not in common]:
-        said.append(f"left out, since not all sides have them: {', '.join(left)}")
-    of: dict[str, dict[str, Array]] = {side: {} for side in sides}
+    left = [task for task in every if task not in common]
+    told = [f"left out, since not all sides have them: {', '.join(left)}"] if left else []
+    returns: dict[str, dict[str, list[dict[Kind, float]]]] = {side: {} for side in sides}
     for task in common:
-        runs = {side: [x for x in own if x.task == task] for side, own in held.items()}
-        together = [x for own in runs.values() for x in own]
-        said += _differences(task, together)
+        runs = {side: [x for x in own if x.task == task] for side, own in sides.items()}
+        together = [each for own in runs.values() for each in own]
+        told += _differences(task, together)
         place = math.inf if at is None else _place(together, at)
-        said += [] if at is None else [f"{task}: scored at {place:,.0f} {_UNITS[at.axis]}"]
+        told += [] if at is None else [f"{task}: scored at {place:,.0f} {_UNITS[at.axis]}"]
         for side, own in runs.items():
-            of[side][task] = np.array([_score(each, kinds[side], at, place) for each in own])
-    return Scores(of, said)
+            returns[side][task] = [_returns(each, at, place) for each in own]
+    kinds = {side: _kind(side, own) for side, own in returns.items()}
+    if len({*kinds.values()}) > 1:
+        told.insert(0, "warning: these kinds of scores differ even for one policy")
+    counts = {side: sum(map(len, own.values())) for side, own in returns.items()}
+    said = [f"{x}: {_in_words(counts[x], sides[x], kinds[x], at)}" for x in sides]
+    of = {
+        side: {task: np.array([each[kinds[side]] for each in runs]) for task, runs in own.items()}
+        for side, own in returns.items()
+    }
+    return Scores(of, said + told)
 
 
-def _kind(side: str, members: Sequence[Member], at: At | None) -> Kind:
+def _kind(side: str, returns: Mapping[str, Sequence[Mapping[Kind, float]]]) -> Kind:
     """The best kind that all runs of a side have."""
-    for kind in _KINDS if at is None else _METRICS:
-        if all(kind in each.series for each in members):
+    for kind in _KINDS:
+        if all(kind in each for runs in returns.values() for each in runs):
             return kind
     raise QuintetError(
-        f"the runs of a side must have scores of one kind, got {side} with several: evaluate all "
-        "of its runs, or split it"
+        f"the runs of a side must have scores of one kind, got {side} without: give a later place, "
+        "or leave runs without them out"
     )
 
 
-def _in_words(members: Sequence[Member], kind: Kind, at: At | None) -> str:
+def _in_words(count: int, members: Sequence[Member], kind: Kind, at: At | None) -> str:
     """The number of a side's runs, and the kind of their scores."""
     ways = sorted({actions_evaluated(each.options) for each in members} - {""})
     which: str = "returns of training" if kind == "training" else kind
     if kind == "last evaluation":
         which = "evaluations during training" if at else which
         which += f", {' and '.join(ways)} actions" if ways else ""
-    return f"{len(members)} run{'' if len(members) == 1 else 's'}, scored by {which}"
+    return f"{count} run{'' if count == 1 else 's'}, scored by {which}"
 
 
 def _differences(task: str, members: Sequence[Member]) -> list[str]:
@@ -267,23 +269,19 @@ def _place(members: Sequence[Member], at: At) -> float:
     return value
 
 
-def _score(member: Member, kind: Kind, at: At | None, place: float) -> float:
-    """The last return of a run, or the last one up to a place."""
-    series = member.series[kind]
-    if at is None and member.state == "finished":
-        return float(series[-1, 2])
-    if at is None:
+def _returns(member: Member, at: At | None, place: float) -> dict[Kind, float]:
+    """The last return of a run by kind, or the last ones up to a place on its curves."""
+    if at is not None:
+        curves = {kind: member.series[kind] for kind in _METRICS if kind in member.series}
+        column = int(at.axis == "seconds")
+        reached = {kind: points[points[:, column] <= place] for kind, points in curves.items()}
+        return {kind: float(points[-1, 2]) for kind, points in reached.items() if len(points)}
+    if member.state != "finished":
         raise QuintetError(
             f"a run must have finished to have a final score, got {member.name} "
             f"({member.state}): leave it out, or compare with --equal steps"
         )
-    reached = series[series[:, int(at.axis == "seconds")] <= place]
-    if len(reached):
-        return float(reached[-1, 2])
-    raise QuintetError(
-        f"the place must be after the first score of every run, got {place:,.0f} "
-        f"{_UNITS[at.axis]} and {member.name} without a score until then: give a later one"
-    )
+    return {kind: float(points[-1, 2]) for kind, points in member.series.items()}
 
 
 def read_bars(path: Path | None) -> dict[str, dict[str, float]]:

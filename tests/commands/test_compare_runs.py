@@ -103,7 +103,7 @@ def test_kinds_of_scores(groups: Path, capsys: pytest.CaptureFixture[str]) -> No
         "high: 6 runs, scored by last evaluation",
         "plain: 2 runs, scored by returns of training",
         "sampled: 2 runs, scored by last evaluation, sampled actions",
-        "warning: the sides have scores of different kinds, which differ even for one policy",
+        "warning: these kinds of scores differ even for one policy",
     ]
     values = {side: own["CartPole-v1"] for side, own in told["scores"].items()}
     assert (values["r.json"], values["plain"]) == ([10.0, 20.0], [200.0, 200.0])
@@ -124,6 +124,12 @@ def test_places_on_curves(place: Path, capsys: pytest.CaptureFixture[str]) -> No
         told = found(capsys, "a.json", "--with", "b.json", *words)
         assert told["scores"]["a.json"]["CartPole-v1"] == scores, words
         assert f"CartPole-v1: scored at {said}" in told["said"]
+    whole = json.loads(record(place / "c.json", [1.0, 2.0]).read_text())
+    whole["runs"][0]["evaluations"] = [[900, 5.0]]
+    (place / "c.json").write_text(json.dumps(whole))
+    told = found(capsys, "a.json", "--with", "c.json", "--at-steps", "700")
+    assert told["said"][1] == "c.json: 2 runs, scored by returns of training", "the first score"
+    assert told["scores"]["c.json"]["CartPole-v1"] == [0.25, 0.5]
     short = record(place / "c.json", [1.0])
     whole = json.loads(short.read_text())
     whole["runs"][0]["curve"].pop()
@@ -134,9 +140,7 @@ def test_places_on_curves(place: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "compare with --equal steps" in refused(
         capsys, "a.json", "--with", "c.json", "--at-steps", "1000"
     )
-    assert "without a score until then" in refused(
-        capsys, "a.json", "--with", "c.json", "--at-steps", "9"
-    )
+    assert "give a later place" in refused(capsys, "a.json", "--with", "c.json", "--at-steps", "9")
     refused(capsys, "a.json", "--with", "c.json", "--at-steps", "9", "--equal", "steps")
     refused(capsys, "a.json", "--with", "c.json", "--at-seconds", "nan")
 

@@ -10,7 +10,7 @@ from forged_runs_helpers import forged
 from quintet.commands import cli
 
 
-@pytest.mark.parametrize("command", ["runs", "plot", "report", "doctor"])
+@pytest.mark.parametrize("command", ["runs", "plot", "report", "doctor", "compare"])
 def test_links_to_runs_elsewhere_are_not_followed(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -24,6 +24,7 @@ def test_links_to_runs_elsewhere_are_not_followed(
         (given / name).symlink_to(target)
     out = tmp_path / {"plot": "out.png", "report": "out.html"}.get(command, "")
     words = [command, given, *(["--out", out] if out != tmp_path else ["--json"])]
+    words += ["--with", given / "mine"] if command == "compare" else []
     assert cli.main([str(word) for word in words]) in (0, 1)
     found = capsys.readouterr()
     told = f"links to folders elsewhere are not followed: {given}/more/one, {given}/theirs, "
