@@ -59,12 +59,12 @@ class Compare:
             require_format(out)
         bars = read_bars(None if self.bars is None else given_path(self.bars))
         sides = read_sides(places)
-        found = scores(sides, ats[0] if ats else None)
+        found, said = scores(sides, ats[0] if ats else None)
         scale, of_scale = scales(sides, found, bars)
-        parts = compare(found.of, scale)
-        said = [*found.said, *([of_scale] if len(parts) > 1 else [])]
+        parts = compare(found, scale)
+        said += [of_scale] if len(parts) > 1 else []
         if self.as_json:
-            of = {s: {task: x.tolist() for task, x in own.items()} for s, own in found.of.items()}
+            of = {s: {task: x.tolist() for task, x in own.items()} for s, own in found.items()}
             whole = {"said": said, "scores": of, "parts": [asdict(part) for part in parts]}
             say(json.dumps(whole))
         else:

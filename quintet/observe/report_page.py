@@ -23,7 +23,7 @@ from quintet.observe.pace import clock
 from quintet.observe.plot_groups import group_labels
 from quintet.observe.report_figures import WIDTH_IN, curves_of, health_over_time, svg
 from quintet.observe.run_summary import SCORES, RunSummary, group_key, names_apart, number, text
-from quintet.observe.sides import member_of, scales, scores
+from quintet.observe.sides import Member, scales, scores
 from quintet.system import files
 
 _MOST_COMMAND = 4_000  # characters
@@ -183,15 +183,16 @@ def _compared(runs: Sequence[RunSummary]) -> Opening | None:
     if not 1 < len(held) <= _MOST_SIDES or max(map(len, held)) == 1:
         return None
     labels = group_labels([own[0].options for own in held], [own[0].sources for own in held])
+    sides = {
+        text(label): [Member(text(run.folder), run) for run in own]
+        for label, own in zip(labels, held, strict=True)
+    }
     try:
-        sides = {
-            text(label): [*map(member_of, own)] for label, own in zip(labels, held, strict=True)
-        }
-        found = scores(sides, None)
-        parts = compare(found.of, scales(sides, found, {})[0])
+        found, said = scores(sides, None)
+        parts = compare(found, scales(sides, found, {})[0])
     except QuintetError as fault:
         return Opening([text(fault)], (), (), (), {})
-    said = [*found.said, *comparison_page.sentences(parts)]
+    said += comparison_page.sentences(parts)
     drawn = svg(comparison_page.figure(parts, WIDTH_IN))
     pictures = [Picture("Fractions of runs, means and comparisons", address(drawn))]
     return Opening(said, comparison_page.HEADER, comparison_page.rows(parts), pictures, {})

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel
 from quintet.checkpoints.manifest import Checked, Word, content_fault
 from quintet.errors import FileFault, QuintetError
 from quintet.observe.comparison import pooled_scale
-from quintet.observe.metrics import highest
+from quintet.observe.metrics import newest
 from quintet.observe.run_summary import RunSummary, actions_evaluated, find_runs, read_summary, text
 from quintet.options.bounds import LARGEST
 from quintet.system import files
@@ -22,10 +22,12 @@ from quintet.system import files
 Array = NDArray[np.float64]
 Kind = Literal["final evaluation", "last evaluation", "training"]
 
-_TRAINING = "episode/return_mean"
-_METRICS: dict[Kind, str] = {"last evaluation": "eval/return_mean", "training": _TRAINING}
+_METRICS: dict[Kind, str] = {
+    "last evaluation": "eval/return_mean",
+    "training": "episode/return_mean",
+}
 _KINDS: tuple[Kind, ...] = ("final evaluation", *_METRICS)  # the best first
-_UNITS = {"steps": "env_steps", "seconds": "s of wall time"}
+_AXES = {"steps": "env_steps", "seconds": "wall_s"}
 _FACTS = ("env.backend", "env.kwargs", "env.max_episode_steps")  # may differ under one name
 _MOST_BYTES = 2**28
 _REACHED = 0.99  # fraction of a place that a run must reach: its last report may be before its end
@@ -36,22 +38,24 @@ _REACHED = 0.99  # fraction of a place that a run must reach: its last report ma
 class Member:
     """A run of a side.
 
-    task: the environment in which it was scored.
-    series: returns by kind, ``[N, 3]``: env_steps, wall_s, return; nan: an unknown time.
-    end: env_steps and wall_s at its end; state: other than finished: it has no final score.
+    final: mean return of the final policy, where it was evaluated apart.
     known: returns of uniformly random actions and of a good policy, ``random`` and ``bar``.
     """
 
     name: str
-    task: str
-    options: Mapping[str, Any]
-    series: Mapping[Kind, Array]
-    end: tuple[float, float]
-    state: str = "finished"
+    run: RunSummary
+    final: float | None = None
     known: Mapping[str, float | None] = field(default_factory=dict)
+
+    @property
+    def task(self) -> str:
+        """The environment in which the run was scored."""
+        return text(self.run.options.get("eval.env.id") or self.run.environment)
 
 
 Sides = Mapping[str, Sequence[Member]]
+Scores = Mapping[str, Mapping[str, Array]]
+"""The scores of each side by task."""
 
 
 class At(NamedTuple):
@@ -61,22 +65,14 @@ class At(NamedTuple):
     value: float | None = None
 
 
-class Scores(NamedTuple):
-    """The scores of each side by task, and sentences about them."""
-
-    of: dict[str, dict[str, Array]]
-    said: list[str]
-
-
 Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
+_Pair = Annotated[list[Finite], Field(min_length=2, max_length=2)]
 
 
 class _Run(Checked):
     return_mean: Finite
     curve: list[dict[str, Finite]] = Field(default=[])
-    evaluations: list[Annotated[list[Finite], Field(min_length=2, max_length=2)]] = Field(
-        default=[]
-    )
+    evaluations: list[_Pair] = Field(default=[])
 
 
 class _Record(Checked):
@@ -109,38 +105,36 @@ def read_sides(places: Mapping[str, Iterable[Path]]) -> Sides:
 
 def _read(place: Path) -> dict[str, Member]:
     """The runs of a place, each by a name that no other has."""
+    name = text(files.shown(place))
     if place.is_file():
         record: _Record = _checked(_Record, place, "a record of benchmarks/suite.py")
-        found = enumerate(record.runs, start=1)
-        name = text(files.shown(place))
+        known = {"random": record.random.get("return_mean"), "bar": record.bar}
+        options = {**record.config, "env.id": record.env, "eval.env.id": None}
         return {
-            f"{place.resolve()}:{n}": _of_record(record, run, f"run {n} of {name}")
-            for n, run in found
+            f"{place.resolve()}:{number}": Member(
+                f"run {number} of {name}",
+                RunSummary(place, "finished", options=options, reports=_reports(run)),
+                run.return_mean,
+                known,
+            )
+            for number, run in enumerate(record.runs, start=1)
         }
-    if runs := find_runs(place):
-        return {str(run.resolve()): member_of(read_summary(run)) for run in runs}
-    raise QuintetError(
-        "a side must have run folders, folders with runs, or records (.json), got "
-        f"{text(files.shown(place))}: correct its name, or leave it out"
-    )
+    if not (found := find_runs(place)):
+        raise QuintetError(
+            "a side must have run folders, folders with runs, or records (.json), got "
+            f"{name}: correct its name, or leave it out"
+        )
+    return {str(folder.resolve()): _of_folder(folder) for folder in found}
 
 
-def member_of(run: RunSummary) -> Member:
-    """The run of a folder; raises QuintetError if it has no scores."""
-    series: dict[Kind, Array] = {}
-    for kind, metric in _METRICS.items():
-        points = [
-            (each["env_steps"], each.get("wall_s", math.nan), value)
-            for each in run.reports
-            if "env_steps" in each and (value := highest(each, metric)) is not None
-        ]
-        series |= {kind: np.array(points)} if points else {}
-    name, task = text(files.shown(run.folder)), run.options.get("eval.env.id") or run.environment
-    if not series or not task:
-        why = next(iter(run.faults), f"{run.state}, without {'scores' if task else 'options'}")
+def _of_folder(folder: Path) -> Member:
+    run, name = read_summary(folder), text(files.shown(folder))
+    scored = any(newest(run.reports, metric) is not None for metric in _METRICS.values())
+    if not scored or not run.environment:
+        without = "scores" if run.environment else "options"
+        why = next(iter(run.faults), f"{run.state}, without {without}")
         raise QuintetError(f"a run must have options and returns, got {name} ({why}): leave it out")
-    end = run.env_steps, run.wall_s or 0.0
-    return Member(name, text(task), run.options, series, end, run.state)
+    return Member(name, run)
 
 
 def _checked(model: type[BaseModel], path: Path, form: str) -> Any:
@@ -158,32 +152,20 @@ def _checked(model: type[BaseModel], path: Path, form: str) -> Any:
     return model.model_validate(held)
 
 
-def _of_record(record: _Record, run: _Run, name: str) -> Member:
-    """A run of a record; its evaluations have the times of their env_steps on the curve."""
-    columns = ("env_steps", "wall_s", _TRAINING)
-    rows = [[each.get(x, math.nan) for x in columns] for each in run.curve if "env_steps" in each]
-    curve = np.array(sorted(rows)).reshape(-1, 3)
-    evaluations = np.array([[x, math.nan, y] for x, y in sorted(run.evaluations)]).reshape(-1, 3)
-    if len(curve):
-        evaluations[:, 1] = np.interp(evaluations[:, 0], curve[:, 0], curve[:, 1])
-    steps, wall_s = np.concatenate([curve, evaluations])[:, :2].max(axis=0, initial=0.0)
-    series: dict[Kind, Array] = {
-        "final evaluation": np.array([[steps, wall_s, run.return_mean]]),
-        "last evaluation": evaluations,
-        "training": curve[~np.isnan(curve[:, 2])],
-    }
-    return Member(
-        name,
-        text(record.env),
-        record.config,
-        {kind: points for kind, points in series.items() if len(points)},
-        (float(steps), float(wall_s)),
-        known={"random": record.random.get("return_mean"), "bar": record.bar},
-    )
+def _reports(run: _Run) -> list[dict[str, float]]:
+    """The curve of a run of a record, and its evaluations, at the time of their env_steps."""
+    curve = [each for each in run.curve if "env_steps" in each]
+    times = sorted((each["env_steps"], each["wall_s"]) for each in curve if "wall_s" in each)
+    reports = [{"env_steps": n, _METRICS["last evaluation"]: x} for n, x in run.evaluations]
+    if times:
+        steps, seconds = np.array(times).T
+        for each in reports:
+            each["wall_s"] = float(np.interp(each["env_steps"], steps, seconds))
+    return sorted([*curve, *reports], key=lambda report: report["env_steps"])
 
 
-def scores(sides: Sides, at: At | None) -> Scores:
-    """The scores of the tasks that all sides have.
+def scores(sides: Sides, at: At | None) -> tuple[dict[str, dict[str, Array]], list[str]]:
+    """The scores of the tasks that all sides have, and sentences about them.
 
     at: None: final scores. Else scores from curves, up to a place.
 
@@ -206,7 +188,7 @@ def scores(sides: Sides, at: At | None) -> Scores:
         together = [each for own in runs.values() for each in own]
         told += _differences(task, together)
         place = math.inf if at is None else _place(together, at)
-        told += [] if at is None else [f"{task}: scored at {place:,.0f} {_UNITS[at.axis]}"]
+        told += [] if at is None else [f"{task}: scored at {place:,.0f} {_AXES[at.axis]}"]
         for side, own in runs.items():
             returns[side][task] = [_returns(each, at, place) for each in own]
     kinds = {side: _kind(side, own) for side, own in returns.items()}
@@ -218,7 +200,7 @@ def scores(sides: Sides, at: At | None) -> Scores:
         side: {task: np.array([each[kinds[side]] for each in runs]) for task, runs in own.items()}
         for side, own in returns.items()
     }
-    return Scores(of, said + told)
+    return of, said + told
 
 
 def _kind(side: str, returns: Mapping[str, Sequence[Mapping[Kind, float]]]) -> Kind:
@@ -234,7 +216,7 @@ def _kind(side: str, returns: Mapping[str, Sequence[Mapping[Kind, float]]]) -> K
 
 def _in_words(count: int, members: Sequence[Member], kind: Kind, at: At | None) -> str:
     """The number of a side's runs, and the kind of their scores."""
-    ways = sorted({actions_evaluated(each.options) for each in members} - {""})
+    ways = sorted({actions_evaluated(each.run.options) for each in members} - {""})
     which: str = "returns of training" if kind == "training" else kind
     if kind == "last evaluation":
         which = "evaluations during training" if at else which
@@ -244,26 +226,24 @@ def _in_words(count: int, members: Sequence[Member], kind: Kind, at: At | None) 
 
 def _differences(task: str, members: Sequence[Member]) -> list[str]:
     """Warnings where runs of one environment differ in what it is."""
-    values = {
-        name: {text(json.dumps(each.options[name], default=str)) for each in members}
-        for name in _FACTS
-        if all(name in each.options for each in members)
-    }
-    return [
-        f"warning: {task} is not the same in all runs, {name}: {' and '.join(sorted(found))}"
-        for name, found in values.items()
-        if len(found) > 1
-    ]
+    told = []
+    for name in _FACTS:
+        options = [each.run.options for each in members]
+        found = {text(json.dumps(each[name], default=str)) for each in options if name in each}
+        if len(found) > 1:
+            which = " and ".join(sorted(found))
+            told.append(f"warning: {task} is not the same in all runs, {name}: {which}")
+    return told
 
 
 def _place(members: Sequence[Member], at: At) -> float:
     """The place of a task's runs, which all of them have reached."""
-    ends = {each.name: each.end[at.axis == "seconds"] for each in members}
+    ends = {x.name: (x.run.env_steps if at.axis == "steps" else x.run.wall_s) or 0 for x in members}
     first = min(ends, key=lambda name: ends[name])
     value = ends[first] if at.value is None else at.value
     if not ends[first] >= _REACHED * value:
         raise QuintetError(
-            f"the place must be at most the end of every run, got {value:,.0f} {_UNITS[at.axis]} "
+            f"the place must be at most the end of every run, got {value:,.0f} {_AXES[at.axis]} "
             f"and {first} with {ends[first]:,.0f}: compare with --equal {at.axis}"
         )
     return value
@@ -271,17 +251,18 @@ def _place(members: Sequence[Member], at: At) -> float:
 
 def _returns(member: Member, at: At | None, place: float) -> dict[Kind, float]:
     """The last return of a run by kind, or the last ones up to a place on its curves."""
+    found: dict[Kind, float | None] = {"final evaluation": member.final if at is None else None}
+    reports = member.run.reports
     if at is not None:
-        curves = {kind: member.series[kind] for kind in _METRICS if kind in member.series}
-        column = int(at.axis == "seconds")
-        reached = {kind: points[points[:, column] <= place] for kind, points in curves.items()}
-        return {kind: float(points[-1, 2]) for kind, points in reached.items() if len(points)}
-    if member.state != "finished":
+        axis = _AXES[at.axis]
+        reports = [report for report in reports if report.get(axis, math.inf) <= place]
+    elif member.run.state != "finished":
         raise QuintetError(
             f"a run must have finished to have a final score, got {member.name} "
-            f"({member.state}): leave it out, or compare with --equal steps"
+            f"({member.run.state}): leave it out, or compare with --equal steps"
         )
-    return {kind: float(points[-1, 2]) for kind, points in member.series.items()}
+    found |= {kind: newest(reports, metric) for kind, metric in _METRICS.items()}
+    return {kind: value for kind, value in found.items() if value is not None}
 
 
 def read_bars(path: Path | None) -> dict[str, dict[str, float]]:
@@ -298,18 +279,18 @@ def scales(
     bars: known returns by task, which take the place of those of records.
     """
     known, pooled = {}, {}
-    for task in next(iter(found.of.values())):
-        pooled[task] = pooled_scale([own[task] for own in found.of.values()])
+    for task in next(iter(found.values())):
+        pooled[task] = pooled_scale([own[task] for own in found.values()])
         of = [each.known for own in sides.values() for each in own if each.task == task]
-        every = {
+        ends = {
             name: x for own in (*of, bars.get(task, {})) for name, x in own.items() if x is not None
         }
-        if len(every) == 2:
-            known[task] = every["random"], every["bar"]
-            if not every["bar"] > every["random"]:
+        if len(ends) == 2:
+            known[task] = ends["random"], ends["bar"]
+            if not ends["bar"] > ends["random"]:
                 raise QuintetError(
-                    f"the bar of {task} must be above random actions, got {every['bar']:,.4g} and "
-                    f"{every['random']:,.4g}: correct --bars"
+                    f"the bar of {task} must be above random actions, got {ends['bar']:,.4g} and "
+                    f"{ends['random']:,.4g}: correct --bars"
                 )
     if lacking := [task for task in pooled if task not in known]:
         return pooled, (

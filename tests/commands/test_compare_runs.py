@@ -117,9 +117,9 @@ def test_places_on_curves(place: Path, capsys: pytest.CaptureFixture[str]) -> No
     for words, scores, said in (
         (["--at-steps", "400"], [20.0, 40.0], "400 env_steps"),
         (["--at-steps", "799"], [20.0, 40.0], "799 env_steps"),
-        (["--at-seconds", "8"], [90.0, 180.0], "8 s of wall time"),
+        (["--at-seconds", "8"], [90.0, 180.0], "8 wall_s"),
         (["--equal", "steps"], [90.0, 180.0], "1,000 env_steps"),
-        (["--equal", "seconds"], [90.0, 180.0], "10 s of wall time"),
+        (["--equal", "seconds"], [90.0, 180.0], "10 wall_s"),
     ):
         told = found(capsys, "a.json", "--with", "b.json", *words)
         assert told["scores"]["a.json"]["CartPole-v1"] == scores, words
