@@ -86,6 +86,7 @@ def test_tasks_have_equal_weights() -> None:
     tasks = [rng.normal(size=6) for _ in range(3)]
     assert iqm(*tasks) == pytest.approx(stats.trim_mean(np.concatenate(tasks), 0.25))
     assert iqm(np.zeros(12), np.ones(4)) == pytest.approx(0.5), "not pulled to the longer task"
+    assert iqm(np.ones(4), np.zeros(12)) == pytest.approx(0.5)
     part = compare(
         {"a": {"x": np.zeros(9), "y": np.ones(3)}, "b": {"x": np.zeros(3), "y": np.ones(9)}},
         {"x": (0.0, 1.0), "y": (0.0, 1.0)},
