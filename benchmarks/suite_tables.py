@@ -168,7 +168,7 @@ def compared(pairs: Sequence[tuple[Task, Row, Row]], at: At | None) -> list[Part
     of: dict[str, dict[str, NDArray[np.float64]]] = {"quintet": {}, "SB3": {}}
     for task, *rows in pairs:
         places = {side: [path_of(row)] for side, row in zip(of, rows, strict=True)}
-        for side, own in scores(read_sides(places), at).of.items():
+        for side, own in scores(read_sides(places), at)[0].items():
             (of[side][task.name],) = own.values()
     return compare(of, dict.fromkeys(of["quintet"], (0.0, 1.0)))
 

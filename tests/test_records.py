@@ -134,7 +134,7 @@ def test_tables_mark_what_does_not_count(bench: SimpleNamespace, monkeypatch: py
     assert cells[0][4:7] == ["1.0, 1.0, 1.0", "**1.0**", "0.2"]
     notes = lines[8:]
     assert [note[0] for note in notes] == ["¹", "²", "³", "⁴"]
-    assert "`gamma` is 0.99, recorded 0.5: LunarLander-v3." in notes[2]
+    assert "`gamma` is 0.995, recorded 0.5: LunarLander-v3." in notes[2]
     recorded(bench, rows[1], (11, 12, 13))
     recorded(bench, rows[2], (11, 12, 13))
     assert [line[0] for line in bench.tables.learning_table("ppo").splitlines()[8:]] == ["⁴"]

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from ppo_helpers import learn
 
+from quintet.algorithms.parts.policy_probe import PolicyProbe
 from quintet.protocols import Learner, Ranks
 from quintet.runtime.parallel.ranks import LOOK_EVERY_S, RankGroup
 from quintet.types import Rollout
@@ -51,9 +52,10 @@ class RankThreads:
         self.learners = [make(ranks) for ranks in self.ranks]
         # PyTorch's generator, which networks draw from, is one for all.
         for learner in self.learners:
-            looks = getattr(learner, "looks", None)
-            if looks is not None and looks.make_past is not None:
-                looks.make_past = partial(_one_at_a_time, looks.make_past)
+            probes = (each for each in vars(learner).values() if isinstance(each, PolicyProbe))
+            for probe in probes:
+                if probe.make_past is not None:
+                    probe.make_past = partial(_one_at_a_time, probe.make_past)
         store = dist.HashStore()
         self._each(lambda i: self.ranks[i].connect(store))
 

@@ -57,7 +57,13 @@ IDLE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-NEEDS_FACTS = {"bptt_steps", "shared_l2_coef", "normalize_observations", "normalize_pictures"}
+NEEDS_FACTS = {
+    "bptt_steps",
+    "shared_l2_coef",
+    "normalize_observations",
+    "normalize_pictures",
+    "noise_correlation",
+}
 
 
 @pytest.mark.parametrize("name", IDLE)

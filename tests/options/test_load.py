@@ -92,7 +92,7 @@ def test_a_preset_is_chosen_by_the_environment_by_name_or_not_at_all():
     (layer,) = preset_layers("ppo", "HalfCheetah-v4", "auto")
     assert layer.source == "preset HalfCheetah-*"
     assert layer.values["env.num_streams"] == 32
-    assert preset_layers("ppo", "Pendulum-v1", "auto") == []
+    assert preset_layers("ppo", "Taxi-v3", "auto") == []
     assert preset_layers("ppo", None, "auto") == []
     assert preset_layers("ppo", "HalfCheetah-v4", "none") == []
     environment, named = preset_layers("ppo", "CartPole-v1", "kl_penalty")
