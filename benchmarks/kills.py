@@ -7,14 +7,18 @@ steppers, a population, replay, the doctor), and at a random moment kills its pr
 processes that it has begun, or interrupts it.  Then no process may be left after the seconds that
 orphans have to stop, and no shared memory; the same command must end with status 0; and what an
 exact kind has learned must have the bytes of an undisturbed run.  A command of which another
-process was killed must end well by itself or by an error; it may be given again.  Prints a line for
-each trial; ends with status 1 if one failed.  benchmarks/cluster_faults.py does so on a cluster.
+process was killed must end well by itself or by an error; it may be given again.  Bytes are not
+compared where nothing exact was there to go back to: where a folder has checkpoints of which none
+is exact, and where the run says that it goes back to such a one; their number is printed.  Prints a
+line for each trial; ends with status 1 if one failed.  benchmarks/cluster_faults.py does so on a
+cluster.
 """
 
 import argparse
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -30,6 +34,7 @@ import psutil
 from children import WITH_PARENT
 
 from quintet.checkpoints import checkpoint
+from quintet.search.pruning import resumes_exactly
 
 MARK = "QUINTET_KILLS"
 """In the environment of processes that this one has begun, with its number and that of the trial.
@@ -93,19 +98,29 @@ KINDS: dict[str, tuple[str, bool, int]] = {
 
 HOW = {"kill": 3, "kill a child": 3, "interrupt": 2}
 
+_INEXACT = "going back to the last checkpoint"
+"""Said by a run of which a process died, where it has no exact checkpoint to go back to."""
+
 _LEFT_S = 75.0  # an orphan has 60 s to stop
 _MOST_S = 300.0
 
 
 def words(kind: str, folder: Path, how: str) -> list[str]:
-    import shlex
-
     command = shlex.split(KINDS[kind][0])
     own = [] if kind == "doctor" else ["--run-dir", str(folder)]
     # An interrupted run goes on from where it stopped, which is no exact checkpoint.
     compared = how != "interrupt" and kind in ("seeds", *_alone())
-    exact = ["--resume", "exact"] if compared else []
+    exact = ["--resume", "exact"] if compared and exact_at(kind, folder) else []
     return [*WITH_PARENT, sys.executable, "-m", "quintet", *command, *own, *exact]
+
+
+def exact_at(kind: str, folder: Path) -> bool:
+    """Whether every run of a folder begins, or goes on from an exact checkpoint."""
+    return all(resumes_exactly(each / "checkpoints") for each in runs_of(kind, folder))
+
+
+def runs_of(kind: str, folder: Path) -> list[Path]:
+    return [folder / f"s{k}" for k in (1, 2, 3)] if kind == "seeds" else [folder]
 
 
 def _alone() -> list[str]:
@@ -142,8 +157,8 @@ def learned(kind: str, folder: Path) -> Any:
     """What two commands with the same bytes have in common."""
     if kind == "sweep":
         return (folder / "trials.csv").read_text()
-    runs = [folder / f"s{k}" for k in (1, 2, 3)] if kind == "seeds" else [folder]
-    found = [checkpoint.latest(each / "checkpoints", warn=print) for each in runs]
+    runs = [each / "checkpoints" for each in runs_of(kind, folder)]
+    found = [checkpoint.latest(each, warn=print) for each in runs]
     return [None if each is None else checkpoint.tensor_hashes(each) for each in found]
 
 
@@ -196,12 +211,14 @@ def trial(
         name = hit(how, main, mark, draw)
         status = waited(main)
         left = not none_left(mark)
-        again = 0
+        again, exact = 0, True
         if status:
+            exact = kind == "sweep" or exact_at(kind, folder)  # a sweep's trials begin again
             log.write(b"\n--- again\n")
             log.flush()
             again = waited(begin(kind, how, folder, mark, log))
             left |= not none_left(mark)
+    exact &= _INEXACT not in Path(f"{folder}.txt").read_text()
     allowed = {"kill": (0, -9), "interrupt": (0, 130)}.get(how, (0, 1))
     return {
         "kind": kind,
@@ -210,6 +227,7 @@ def trial(
         "status": status,
         "again": again,
         "ends_well": status in allowed and again == 0,
+        "exact": exact,
         "left": left,
         "memory": sorted(memory() - before),
     }
@@ -234,7 +252,7 @@ def main() -> int:
     parser.add_argument("--only", choices=KINDS)
     parser.add_argument("--record", type=Path)
     args = parser.parse_args()
-    draw, failed, missed = random.Random(args.seed), 0, 0
+    draw, failed, missed, inexact = random.Random(args.seed), 0, 0, 0
     wanted: dict[str, tuple[Any, float]] = {}
     weights = {name: weight for name, (*_, weight) in KINDS.items()}
     with tempfile.TemporaryDirectory() as where:
@@ -249,8 +267,10 @@ def main() -> int:
             folder = place / str(number)
             told = trial(kind, how, folder, f"{os.getpid()}-{number}", seconds, draw)
             same: Callable[[], bool] = lambda: learned(kind, folder) == bytes_  # noqa: B023, E731
-            told["bytes"] = bytes_ is None or how == "interrupt" or same()
+            compared = bytes_ is not None and how != "interrupt"
+            told["bytes"] = not (compared and told["exact"]) or same()
             missed += not told["hit"]
+            inexact += compared and not told["exact"]
             good = told["ends_well"] and told["bytes"] and not told["left"] and not told["memory"]
             if kind == "doctor" and told["status"] == 1:  # it has findings
                 good = not told["left"] and not told["memory"]
@@ -264,7 +284,8 @@ def main() -> int:
                     record.write(line + "\n")
             shutil.rmtree(folder, ignore_errors=True)
     print(
-        f"{args.kills - failed} of {args.kills} trials were as they must be; {missed} hit nothing"
+        f"{args.kills - failed} of {args.kills} trials were as they must be; {missed} hit nothing; "
+        f"{inexact} of an exact kind had nothing exact to go back to"
     )
     return 1 if failed else 0
 
