@@ -93,7 +93,7 @@ def require_keys(space: Space) -> None:
 
 
 def _brief(space: Space) -> str:
-    """A space for a message, shortened if it is long."""
+    """The text of a space in a message, shortened if it is long."""
     text = str(space)
     return text if len(text) <= 200 else f"{text[:200]}..."
 

@@ -20,13 +20,13 @@ _OURS = re.compile(
     r"|wandb\.json|wandb|tensorboard|checkpoints|best|policy|policy_\d+|replay|failed_batch"
     r"|manifest\.json|meta\.json|\w+\.safetensors"
 )
-_OF_RUNS = re.compile(
+_MEMBERS = re.compile(
     r"race|trials|fresh|s\d+|sweep\.json|journal\.log|trials\.csv|best\.yaml|importance\.png"
 )
 """Names that a race, a sweep or a group of seeds has in its folder, beside or around runs."""
 
 _PREFIXED = re.compile(rf"({re.escape(TEMPORARY)}|{re.escape(REPLACED)}).*", re.DOTALL)
-_OF_OTHERS = "wandb"  # a folder of another library, which makes its own links
+_NOT_ENTERED = "wandb"  # a folder of another library, which makes its own links
 
 _REPLAY = "replay"
 _IN_PLACE = (".lock", "log.txt")  # written where they are, as are all files of the replay
@@ -78,18 +78,17 @@ def _not_ordinary(path: Path, other: str) -> CheckpointError:
 
 
 def _entries(folder: Path) -> Iterator["os.DirEntry[str]"]:
-    """Quintet's entries in a folder with all their contents; what can't be listed can't be
-    opened."""
+    """Quintet's entries in a folder, with their contents; what can't be listed can't be opened."""
     left, top = [str(folder)], True
     while left:
         found: list[os.DirEntry[str]] = []
         with suppress(OSError, ValueError), os.scandir(left.pop()) as listed:
             found = sorted(listed, key=lambda entry: entry.name)
         for entry in found:
-            if top and not (is_ours(entry.name) or _OF_RUNS.fullmatch(entry.name)):
+            if top and not (is_ours(entry.name) or _MEMBERS.fullmatch(entry.name)):
                 continue
             yield entry
-            if entry.name != _OF_OTHERS and entry.is_dir(follow_symlinks=False):
+            if entry.name != _NOT_ENTERED and entry.is_dir(follow_symlinks=False):
                 left.append(entry.path)
         top = False
 

@@ -14,7 +14,7 @@ from quintet.types import Spaces
 
 
 def _bound(values: np.ndarray[Any, Any]) -> Any:
-    """One number if all are equal, else nested lists; infinities as JSON strings."""
+    """One number if all are equal, else a flat list in C order; infinities as JSON strings."""
     flat = values.ravel()
     if flat.size and (flat == flat[0]).all():
         return _number(flat[0].item())

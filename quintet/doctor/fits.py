@@ -288,15 +288,19 @@ def _of_rewards(played: Play, table: _Table) -> tuple[dict[str, Any], Clock | No
     if varies < _LEAST_PAID:
         return {"reward_varies": varies}, None
     x = table.input(after=True)
-    now = scores(x, table.reward, table.group)[0]
-    rest, left = table, None
-    if now.high < 0.9:  # a network takes as long for more rows
+    # Score of the reward from its own step, by a network where the usual predictor fails.
+    present = scores(x, table.reward, table.group)[0]
+    predicted, residual = table, None
+    if present.high < 0.9:
+        # A network takes as long for more rows, so it gets more.
         more = _table(played, _MOST_BY_NETWORK).paid()
         left, (score,) = folds(more.input(after=True), more.reward, more.group, by_network)
-        now, rest, left = (score, more, left) if score > now else (now, table, None)
+        if score > present:
+            present, predicted, residual = score, more, left
+    # Whether near rows or earlier steps tell more.
     memory = scores(table.input(memory=True, after=True), table.reward, table.group)[0]
     steps, lags, nearest = 2, dict[int, Score](), None
-    if now.mean < 0.9:
+    if present.mean < 0.9:
         # Rows are near each other only in few dimensions.
         some = (table.input(), table.after, x)
         found = [nearest_score(each, table.reward[:, 0], table.group) for each in some]
@@ -306,19 +310,21 @@ def _of_rewards(played: Play, table: _Table) -> tuple[dict[str, Any], Clock | No
             recalled = _lagged(played, lag, now=True)
             if recalled is not None and recalled.low > memory.high:
                 steps, memory = lag, recalled
+    # Whether the number of the step does, and what is left differs between episodes.
     clock = None
-    if now.mean < _TOLD:
+    if present.mean < _TOLD:
         clock = hidden_clock(table.steps, x, table.reward, table.group, of_reward=True)
-    left = residuals(x, table.reward, table.group) if left is None else left
-    factors = [*rest.obs.T, *rest.action.T]
+    if residual is None:
+        residual = residuals(x, table.reward, table.group)
+    factors = [*predicted.obs.T, *predicted.action.T]
     return {
         "reward_varies": varies,
-        "reward": now,
+        "reward": present,
         "reward_nearest": nearest,
         "reward_memory": memory,
         "memory_steps": steps,
         "reward_lags": lags,
-        "reward_by_episode": _by_episode(left[:, 0], factors, rest.group),
+        "reward_by_episode": _by_episode(residual[:, 0], factors, predicted.group),
         "shown_by_episode": sum(share_of_groups(x, table.group) > _FIXED for x in table.obs.T),
     }, clock
 

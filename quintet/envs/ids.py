@@ -112,7 +112,8 @@ def versions_of(env_id: str, known: Iterable[str]) -> list[str]:
 
 
 def nearest_version(env_id: str, known: Iterable[str]) -> str | None:
-    """The id itself, or the nearest version of it; of two equally near ones the later."""
+    """The id itself, or the nearest version of it, of two equally near ones the newer; None for an
+    id without a version."""
     versions, wanted = versions_of(env_id, known), _parts(env_id)[1]
     versions = [each for each in versions if wanted >= 0 <= _parts(each)[1]]
     return min(versions, key=lambda each: abs(_parts(each)[1] - wanted), default=None)

@@ -21,7 +21,8 @@ def num_agents(env: ResolvedEnv) -> int:
     """The number of agents that a game may have; one game is made to find it; raises
     ConfigError."""
     game, owner = make_game(env), lambda: None
-    claim(game, owner, env.config.id)  # else it would be closed while others play
+    # A maker may return a game that others play: this raises, before anything is closed.
+    claim(game, owner, env.config.id)
     try:
         return len(agents_of(game, env.config.id))
     finally:

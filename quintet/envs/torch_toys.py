@@ -210,6 +210,7 @@ class Grid:
         return self._obs()
 
     def _begun(self) -> Tensor:
+        """Rows and columns ``[B, 2, 2]`` of new walkers and of goals in other cells."""
         cells, drawn = self._size**2, self._streams.uniform(2)
         walker = (drawn[:, 0] * cells).long()
         goal = (walker + 1 + (drawn[:, 1] * (cells - 1)).long()) % cells

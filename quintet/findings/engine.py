@@ -195,8 +195,9 @@ class Again(NamedTuple):
     look: str = ""
 
     def command(self, found: Finding) -> str:
-        """The command of a finding; "" if none has helped in the record.  One that trains gets a
-        run folder of its own, so that it meets no run that is there.
+        """The command of a finding: its own, the one that looks again where its option is None, or
+        one that trains again with its option; "" where there is none, or trainings by it have not
+        helped often enough (`TRIED`).  A training gets a new run folder.
         """
         if not found.option:
             return found.command or ("" if found.option is not None else self.look)

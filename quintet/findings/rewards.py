@@ -58,7 +58,7 @@ def reward_ignores_action(pairs: Pairs, played: Play) -> Found:
 
 @finding("action-inconsistent")
 def action_inconsistent(fits: Fits) -> Found:
-    if fits.action_by_episode >= _SHARE and fits.clock is None:
+    if fits.action_by_episode >= _SHARE and fits.clock is None:  # a clock explains it
         yield Finding(
             "the same action has another effect in each episode, and no observation shows which",
             {"share of its effect that differs between episodes": fits.action_by_episode},

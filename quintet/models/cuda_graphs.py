@@ -46,7 +46,7 @@ class GraphedMethod(Generic[P, R]):
         kept: tuple[type, ...] = (),
     ):
         """changes: function that returns the tensors of the object that the method writes to.
-        sets: attributes of the object that the method sets, which follow from the layout.
+        sets: names of the attributes that the method assigns; their values follow from the layout.
         kept: dataclasses whose tensors only PyTorch's operations write to; such a tensor is copied
             again only after a write, or if it is another object.
         """

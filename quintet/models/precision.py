@@ -19,7 +19,7 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 
 def cast_weights(module: nn.Module, precision: Precision) -> None:
     """Converts the weights of convolutions and linear layers of a network that is not trained: the
-    results are the same, and acts need no cast.
+    results are the same, and autocast converts nothing when it acts.
     """
     if precision == "bf16":
         for layer in module.modules():

@@ -295,18 +295,18 @@ def _bars(metric: str, groups: Sequence[Sequence[Run]]) -> Any:
         key = env_name(members[0].config), _acting(metric, members[0])
         panels.setdefault(key, []).append(list(members))
     named = {key: labelled(held) for key, held in panels.items()}
-    lines = [
+    heights_in = [
         sum(0.3 + 0.16 * (2 + len(label) // _BAR_CHARACTERS) for label, _ in held)
         for held in named.values()
     ]
     figure_class, _ = figure_classes()
-    height_in = 0.6 + 0.9 * len(panels) + sum(lines)
+    height_in = 0.6 + 0.9 * len(panels) + sum(heights_in)
     figure = figure_class(figsize=(7.0, height_in), dpi=150)
     figure.set_layout_engine("constrained")
-    placed = figure.subplots(len(panels), 1, squeeze=False, height_ratios=lines)[:, 0]
-    numbers: dict[str, int] = {}
+    placed = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights_in)[:, 0]
+    colors: dict[str, int] = {}  # numbers of colours by label
     for axes, ((env, way), held) in zip(placed, named.items(), strict=True):
-        _draw_bars(axes, metric, dict(held), numbers)
+        _draw_bars(axes, metric, dict(held), colors)
         _decorate(axes, {env}, "x", f", {way} actions" if way and len(ways) > 1 else "")
         if metric.endswith("success_rate"):
             axes.set_xlim(-0.02, 1.02)

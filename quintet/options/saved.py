@@ -236,8 +236,8 @@ def load_seeds(
     folder = None if given is None else _folder(given)
     if folder is not None and any((folder / n).exists() for n in ("config.yaml", "checkpoints")):
         raise ConfigError(
-            f"run_dir with seeds must be a folder for a group of runs, got {folder}, a run by "
-            "itself: give another --run-dir"
+            f"with seeds, run_dir must be the folder of a group of runs, got {folder}, the folder "
+            "of a single run: give another --run-dir"
         )
     loaded: list[Loaded | Unusable] = []
     for seed in seeds:

@@ -184,10 +184,10 @@ def evaluate(
     Args:
         env: an environment other than training's: an id, a callable that makes environments, or a
             vector environment, as for `quintet.make_vector_env`; a vector environment determines
-            how many are stepped at the same time.  Unless it has the same name as training's, it
-            gets no ``env.kwargs`` (give a callable that knows its arguments) and no
-            ``env.reward_shaping``; a rule of ``env.success`` about rewards is kept, one about info
-            is not.  None: training's environment, whose code is used only under the rules of
+            how many are stepped at the same time.  An environment with another name gets
+            neither ``env.kwargs`` nor ``env.reward_shaping``: to pass arguments, give a callable.
+            Of ``env.success``, it keeps a rule about rewards and loses one about info.  None:
+            training's environment, whose code is used only under the rules of
             `quintet.system.trust`.
         deterministic: whether to take the mode of the policy; False samples.
         stop: called at every step; True ends the evaluation with the episodes so far.
@@ -458,7 +458,7 @@ def _check_spaces(policy: Policy, vector: VectorEnv, who: str = "the policy") ->
 def _film(policy: Policy, env: ResolvedEnv, how: How, path: Path) -> Film | None:
     """Films one episode; None if it was stopped before its end."""
     check = partial(_check_spaces, policy)
-    # A twin may have another info, and the episode isn't counted.
+    # The filmed environment may have another info, and its episode isn't counted.
     filmed = make_filmed_env(env.with_options({"success": None}), how.seed, check)
     shown: Film | None = None
     every = ceil(filmed.steps_per_s / MAX_FPS)

@@ -27,7 +27,7 @@ class Controller:
         self.rules, self.start, self.period = rules, start, period
         self.rng = np.random.Generator(np.random.PCG64(seed))
         self.values = pbt.begin(rules, self.rng)
-        self.considered = [0] * len(self.values)  # env_steps of each policy at that time
+        self.considered = [0] * len(self.values)  # env_steps of each policy then
         self.events: list[dict[str, Any]] = [
             {"event": "begins", "policy": k, "values": values}
             for k, values in enumerate(self.values)

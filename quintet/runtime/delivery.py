@@ -331,7 +331,8 @@ class Delivery:
         columns do not hold the rest of the budget.  Columns of a single unroll are views.  The
         memory of the last batch may be written again.
 
-        Policies take turns to come first, so that a restart drops columns of all of them.
+        Policies take turns to come first, so that the columns that a restart drops are not always
+        of the same one.
         """
         self.release()
         count = len(self.queues)

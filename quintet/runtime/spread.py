@@ -418,7 +418,7 @@ class _Others:
         self.begun = False
 
     def begin(self) -> None:
-        """Gives them the state of the environments before the first restart."""
+        """Loads the states, if there are some, into the environments before their first restart."""
         self.begun = True
         if self._states is not None:
             self.env.own.load(self._states)

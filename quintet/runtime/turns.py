@@ -248,8 +248,8 @@ class Turns:
 
 
 def _sources(items: Bools, steps: int) -> NDArray[np.int64]:
-    """The source of each row ``[T + 1, B]`` of the gathered unroll: an item; after the last item,
-    that item again; without items, row 0 of the unroll.
+    """The row of the original unroll from which each row ``[T + 1, B]`` of the gathered one is
+    copied: that of its item.  Rows after the last item repeat it; without items it is row 0.
     """
     count = items.sum(0)
     row, column = np.nonzero(items)

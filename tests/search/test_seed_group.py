@@ -327,7 +327,7 @@ def test_a_run_that_starts_again_moves_nothing_aside_twice(tmp_path):
 
 def test_a_run_is_no_group(tmp_path):
     (tmp_path / "config.yaml").write_text("algo: ppo\n")
-    with pytest.raises(ConfigError, match="a run by itself: give another --run-dir"):
+    with pytest.raises(ConfigError, match="of a single run: give another --run-dir"):
         quintet.train("ppo", ENV, 300, None, tmp_path, SMALL, seeds=[1])
 
 

@@ -245,7 +245,7 @@ class APPOLearner:
 
     @property
     def version(self) -> int:
-        """Number of optimizer steps, in which the lag is counted."""
+        """Number of optimizer steps so far, the unit of the lag."""
         return self.trained.steps
 
     def configure(self, options: APPOConfig) -> None:

@@ -160,7 +160,7 @@ class Trained(Generic[B, K]):
         self.gradient: Tensor | None = None
         self.interval = Interval()
         # Actors on the CPU need what is published there.
-        self._fetches = self.theta.is_cuda and setup.compute.act_on == "cpu"
+        self._acts_on_cpu = self.theta.is_cuda and setup.compute.act_on == "cpu"
         self._fetched: Fetched | None = None
         self.steps = self.memory_steps = 0
         self._sat_out = dict.fromkeys(delayed, 0)  # steps, by segment
@@ -455,8 +455,9 @@ class Trained(Generic[B, K]):
         return self._tensors.read(but=self._only_learning)
 
     def published(self, also: Mapping[str, Tensor] = _NOTHING) -> dict[str, Tensor]:
-        """The same and `also`; with a learner on a GPU and actors on the CPU, as copies on the CPU.
-        Folds on a GPU, with one wait, which is repeated only when one of the tensors has changed.
+        """The tensors of `current` and `also`, as copies on the CPU where a learner on a GPU has
+        actors on the CPU.  On a GPU it folds pending updates and waits once, and again only after
+        one of the tensors has changed.
 
         Raises:
             NonFiniteError: a parameter is not finite; on a GPU also for the reasons of `fold`.
@@ -465,12 +466,13 @@ class Trained(Generic[B, K]):
         if self.theta.is_cuda:
             state = self.steps, *(x._version for x in tensors.values())
             if self._pending or self._fetched is None or self._fetched[0] != state:
-                self._fetched = state, *self._fold(tensors if self._fetches else _NOTHING)
+                self._fetched = state, *self._fold(tensors if self._acts_on_cpu else _NOTHING)
             _, total, here = self._fetched
-            tensors = here if self._fetches else tensors
+            tensors = here if self._acts_on_cpu else tensors
         else:
             total = self.theta.sum().item()
-        # A finite gradient may lead to one.  One sum of all is infinite or NaN where an element is.
+        # A step by a finite gradient may leave a parameter that is not.  The sum of all parameters
+        # is infinite or NaN where one of them is.
         if not math.isfinite(total):
             require_finite(self.parameters, f"after update {self.steps}", self._advice)
         return dict(tensors)

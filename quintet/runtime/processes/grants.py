@@ -198,9 +198,9 @@ class Grants:
             sampler.process.send(messages.Restart(iteration, states))
 
     def hear(self, index: int, message: Any) -> Event:
-        """The event of a worker's message."""
+        """Records a worker's message; returns its event."""
         sampler = self.samplers[index]
-        if isinstance(message, messages.Discarded):
+        if isinstance(message, messages.Discarded):  # the worker dropped its unfinished unrolls
             return self.lose(index)
         if isinstance(message, messages.Paused):
             sampler.paused = True
