@@ -39,6 +39,7 @@ def train(
     callbacks: "Callbacks | None" = None,
     model: "Maker | None" = None,
     lr_schedule: Callable[[float], float] | None = None,
+    curriculum: object = None,
     cluster: str | None = None,
     trust: bool = False,
     overwrite: bool = False,
@@ -60,6 +61,7 @@ def train(
     callbacks: None = None,
     model: "Maker | None" = None,
     lr_schedule: Callable[[float], float] | None = None,
+    curriculum: object = None,
     cluster: str | None = None,
     trust: bool = False,
     overwrite: bool = False,
@@ -81,6 +83,7 @@ def train(
     callbacks: "Callbacks | None" = None,
     model: "Maker | None" = None,
     lr_schedule: Callable[[float], float] | None = None,
+    curriculum: object = None,
     cluster: str | None = None,
     trust: bool = False,
     overwrite: bool = False,
@@ -116,6 +119,8 @@ def train(
         lr_schedule: a function of the fraction of the budget that is done, which returns the factor
             of the learning rate.  Its import string is stored in ``lr_schedule``; a function
             without one has to be given again to resume the run.
+        curriculum: a curriculum of your own, see `quintet.envs.curriculum`: an object, of which the
+            run takes copies, or a class or function that makes one; else as `lr_schedule`.
         cluster: ``auto`` or the address of a Ray cluster, on whose nodes the workers run.
         trust: whether any code that the run in `run_dir` names may be imported and called. False:
             only code that is also given here, or any code if this user made the run on this
@@ -161,6 +166,10 @@ def train(
     if lr_schedule is not None:
         _check_call("lr_schedule", lr_schedule, "the share of the budget that is done")
         _settle("lr_schedule", values, {"lr_schedule": named("lr_schedule", lr_schedule)})
+    if curriculum is not None:
+        from quintet.envs.curriculum import record_of
+
+        _settle("curriculum", values, {"env.curriculum": record_of(curriculum)})
     _settle_evaluated(values)
     source = _settle_env(env, values)
     command = Layer("call", values)

@@ -64,6 +64,8 @@ class DataPlan:
         or not) are masked, and a column without other rows is dropped; None: no limit.
     replay: rules by which old data is kept and drawn; None: no replay.
     versions_per_batch: largest number of versions that one fresh batch adds.
+    gives_advantage: whether the learner has an attribute `advantage`: the advantages ``[T, B]`` of
+        the last fresh batch before normalising, or None.  Curricula score episodes by them.
     """
 
     unroll_steps: int
@@ -73,6 +75,7 @@ class DataPlan:
     max_policy_lag: int | None = None
     replay: ReplayPlan | None = None
     versions_per_batch: int = 1
+    gives_advantage: bool = False
 
     def __post_init__(self) -> None:
         assert not self.unroll_steps % self.state_every, f"state_every must divide T: {self}"

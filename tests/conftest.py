@@ -85,14 +85,19 @@ def few_steps_show_whether_episodes_repeat():
     have the real number, or the next fixture.
     """
     from quintet.envs import repeating
-    from quintet.run import repeat_check
+    from quintet.envs.settled import KeysInInfo
+    from quintet.run import repeat_check, sampling
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(repeating, "_ROWS", 8)
         patched.setattr(repeating, "_USED", 24)
         real = repeat_check.unrepeatable_apart
         patched.setattr(repeat_check, "unrepeatable_apart", lambda *_: "")
-        yield real
+        keys = repeat_check.keys_apart
+        patched.setattr(repeat_check, "keys_apart", lambda *_: KeysInInfo())
+        # Many tests count the steps and the makings of their environments.
+        patched.setattr(sampling, "keys_in_info", lambda _: KeysInInfo())
+        yield real, keys
 
 
 @pytest.fixture
@@ -101,7 +106,13 @@ def checked_apart(
 ) -> None:
     """Where workers step, a process of its own checks whether episodes repeat, as in use."""
     name = "quintet.run.repeat_check.unrepeatable_apart"
-    monkeypatch.setattr(name, few_steps_show_whether_episodes_repeat)
+    monkeypatch.setattr(name, few_steps_show_whether_episodes_repeat[0])
+
+
+@pytest.fixture
+def keys_apart(few_steps_show_whether_episodes_repeat: Any) -> Any:
+    """Looks in a process of its own which numbers are in info, as in use where workers step."""
+    return few_steps_show_whether_episodes_repeat[1]
 
 
 @pytest.fixture(autouse=True)

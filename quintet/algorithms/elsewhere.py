@@ -34,7 +34,7 @@ _INSTEAD = {
     "n_eval_envs": "an evaluation steps as many environments as it has episodes",
     "restore load_run resume_from continue_training": _GOES_ON,
     "algo algorithm run": "the algorithm is the first word: quintet train ppo",
-    "monitor_kwargs info_keywords": "env.success info:KEY reports how often info[KEY] is true",
+    "monitor_kwargs info_keywords": "env.metrics KEY, ... reports numbers in info",
     "norm_obs_keys normalize_input_keys": "normalize_observations is for all leaves of floats",
     "vf_clip_param": "it bounds the squared error; value_clip bounds the change of the value",
     "framework": "quintet trains with PyTorch",

@@ -86,6 +86,14 @@ class CheckpointConfig(Options):
     """number of checkpoints, evenly spaced over a run, that are never deleted"""
     save_best: bool = option(True, also="best_model_save_path save_best_metric save_best_every_sec")
     """keep the policy with the best evaluation too, under the name best"""
+    best_by: str = option(
+        "eval/return_mean",
+        needs=("checkpoint.save_best", "eval.episodes > 0"),
+        on_resume="free",
+    )
+    """metric of evaluations that the best one has the highest of, as eval/success_rate or env/KEY
+    (a number of env.metrics); -NAME: the lowest of
+    """
 
     def interval(self, total_iterations: int) -> int:
         """Iterations between two checkpoints of a run of `total_iterations`."""

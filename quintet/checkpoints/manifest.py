@@ -243,7 +243,7 @@ class Description(Checked):
 class _Record(Checked):
     env_steps: Count
     since: Count
-    sums: list[Annotated[list[Number], Field(min_length=6, max_length=6)]]
+    sums: list[Annotated[list[Number], Field(min_length=6, max_length=1_000)]]
 
 
 class _Policy(Checked):

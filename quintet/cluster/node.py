@@ -245,4 +245,6 @@ class Hosted:
             offered = workers.grants.states
             states = [offered.get(unroll.group, ()) for unroll in event.unrolls] if offered else ()
             blocks = workers.grants.bytes_of(0, event.slots)
-            self._send(messages.Full(event.slots, tuple(states)), blocks)
+            options = tuple([x.options for x in unroll.block.episodes] for unroll in event.unrolls)
+            given = options if any(x is not None for own in options for x in own) else ()
+            self._send(messages.Full(event.slots, tuple(states), given), blocks)

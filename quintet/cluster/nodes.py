@@ -112,7 +112,8 @@ class Nodes:
         ]
         state, folder = user_state.capture(), questions.working_folder
         self._work = Work(sendable(spec), groups, forms, state, folder)
-        rows = RowSpecs.of(spec.spaces, spec.assignment.make_actor(spec.make_actor))
+        actor = spec.assignment.make_actor(spec.make_actor)
+        rows = RowSpecs.of(spec.spaces, actor, spec.num_metrics)
         self.grants.open(rows, {})
         self._lock = self.grants.lock
         self._seats = [Seat(sampler.index) for sampler in self.grants.samplers]

@@ -105,7 +105,20 @@ def _run(arguments: list[str]) -> int:
         note("error: the working folder must exist, got a removed one: cd to another")
         return 1
     with results_apart() if "--json" in arguments else nullcontext():
-        return command(arguments[1:])
+        return command(_with_minus(arguments[1:]))
+
+
+def _with_minus(arguments: list[str]) -> list[str]:
+    """The words with an objective such as ``-env/cost`` joined to its option by ``=``, since a
+    parser would take it for an option itself."""
+    joined: list[str] = []
+    for word in arguments:
+        own = word.startswith("-") and not word.startswith("--") and "/" in word
+        if own and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _guarded(command: Callable[[], int], leave: Callable[[int], object] | None) -> int:

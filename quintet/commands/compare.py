@@ -8,6 +8,7 @@ from typing import Annotated, Literal, final
 from tyro.conf import Positional, UseAppendAction, arg
 
 from quintet.errors import ConfigError
+from quintet.observe.metrics import describe, signed
 from quintet.observe.run_summary import names_apart, table, text
 from quintet.system.files import given_path, shown
 from quintet.system.printing import say
@@ -29,6 +30,9 @@ class Compare:
     """score runs at this number of env_steps, from their curves"""
     at_seconds: float | None = None
     """score runs after these seconds of wall time, from their curves"""
+    metric: str | None = None
+    """score: a number of the environment, env/KEY, in place of the return; -env/KEY: less is
+    better"""
     equal: Literal["steps", "seconds"] | None = None
     """score runs where the first run of a task ends, from their curves"""
     bars: str | None = None
@@ -59,7 +63,9 @@ class Compare:
             require_format(out)
         bars = read_bars(None if self.bars is None else given_path(self.bars))
         sides = read_sides(places)
-        found, said = scores(sides, ats[0] if ats else None)
+        if self.metric is not None and describe(signed(self.metric)[0]) is None:
+            raise ConfigError(f"--metric must be a metric of runs, got {self.metric}: correct it")
+        found, said = scores(sides, ats[0] if ats else None, self.metric)
         scale, of_scale = scales(sides, found, bars)
         parts = compare(found, scale)
         said += [of_scale] if len(parts) > 1 else []

@@ -61,7 +61,7 @@ def differences(a: RunSummary, b: RunSummary) -> dict[str, Any]:
         "reports": _reports(a, b),
         "scores": {
             name: [newest(run.reports, name) for run in (a, b)]
-            for name in SCORES
+            for name in dict.fromkeys((*SCORES, *a.numbers, *b.numbers))
             if any(newest(run.reports, name) is not None for run in (a, b))
         },
         "env_steps": [a.env_steps, b.env_steps],

@@ -17,6 +17,9 @@ from quintet.system.printing import say
 from quintet.system.trust import TRUST_HELP
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from quintet.policies.evaluation import Scores
     from quintet.policies.policy import Policy
 
@@ -75,6 +78,8 @@ class Evaluate:
     """backend, if not the one of training"""
     success: Annotated[str | None, arg(name="env.success")] = None
     """rule by which episodes are won, if not training's"""
+    metrics: Annotated[str | None, arg(name="env.metrics")] = None
+    """numbers of info, as KEY:REDUCTION, ..., if not training's"""
     num_processes: Annotated[int | None, arg(name="env.num-processes")] = None
     """number of processes that step Python environments"""
     device: Annotated[str, arg(metavar="D")] = "cpu"
@@ -130,6 +135,7 @@ class Evaluate:
         typed = {
             "backend": self.backend,
             "success": self.success,
+            "metrics": self.metrics,
             "num_processes": self.num_processes,
             "max_episode_steps": self.max_episode_steps,
             "kwargs": None if self.kwargs is None else mapping("--env.kwargs", self.kwargs),
@@ -142,6 +148,29 @@ def _print(scores: "Scores", how: dict[str, bool], as_json: bool) -> None:
     say(json.dumps(_scores_as_json(scores) | how) if as_json else _scores_in_words(scores))
     if scores.film_fault is not None:
         raise QuintetError(f"there is no video, but the scores are valid: {scores.film_fault}")
+
+
+def _numbers(values: "NDArray[np.float64]") -> dict[str, float]:
+    """Mean, standard deviation and, if known, the 95% interval of the mean of an environment's own
+    numbers ``[episodes]``; NaN does not count, and without a number there is only their count.
+    """
+    from quintet.observe.intervals import mean_interval
+
+    own = values[values == values]
+    found: dict[str, float] = {"episodes": len(own)}
+    if not len(own):
+        return found
+    mean, std = float(own.mean()), float(own.std())
+    found |= {"mean": mean, "std": std}
+    interval = mean_interval(mean, std, float(own.min()), float(own.max()), len(own))
+    return found if interval is None else found | {"low": interval[0], "high": interval[1]}
+
+
+def _in_words(own: dict[str, float]) -> str:
+    if "mean" not in own:
+        return "no episode has it"
+    interval = f" (95% interval {own['low']:.4g} to {own['high']:.4g})" if "low" in own else ""
+    return f"{own['mean']:.4g} +- {own['std']:.4g}{interval}"
 
 
 def _steps(text: str) -> Any:
@@ -166,6 +195,8 @@ def _scores_as_json(scores: "Scores") -> dict[str, Any]:
         "cut_episodes": scores.cut_episodes,
         "max_steps": scores.max_steps,
     }
+    if scores.env.curriculum:
+        record["curriculum"] = scores.env.curriculum
     if scores.env.statistics:
         record["statistics_anew"] = list(scores.env.statistics)
     if scores.success is not None:
@@ -173,6 +204,11 @@ def _scores_as_json(scores: "Scores") -> dict[str, Any]:
             "success": scores.env.success,
             "success_rate": scores.success_rate,
             "successes": scores.success.tolist(),
+        }
+    if scores.metrics:
+        record["metrics"] = {
+            name: _numbers(values) | {"values": [None if x != x else x for x in values.tolist()]}
+            for name, values in scores.metrics.items()
         }
     if scores.entropy is not None:
         record["entropy"] = scores.entropy
@@ -194,11 +230,14 @@ def _scores_in_words(scores: "Scores") -> str:
     if scores.success_rate is not None:
         won = f"success {percent(scores.success_rate)} ({scores.env.success}), "
     entropy = "" if scores.entropy is None else f"entropy {scores.entropy:.2f} nats, "
+    at = f" {scores.env.curriculum}" if scores.env.curriculum else ""
     text = (
-        f"{scores.env.id} ({scores.env.backend}): {won}return {scores.mean:.2f} +- "
+        f"{scores.env.id} ({scores.env.backend}){at}: {won}return {scores.mean:.2f} +- "
         f"{scores.std:.2f} (min {scores.returns.min():.2f}, max {scores.returns.max():.2f}), "
         f"length {scores.lengths.mean():.1f}, {entropy}over {len(scores.returns)} episodes"
     )
+    for name, values in scores.metrics.items():
+        text += f"\nenv/{name}: {_in_words(_numbers(values))}"
     if scores.statistics_told:
         text += f"\n{scores.statistics_told}"
     if scores.cut_told:

@@ -15,6 +15,8 @@ the best is the result, an ordinary run.  All within M minutes.  The same comman
 
   --minutes M      time of everything
   --run-dir DIR    folder of the result (default: runs/auto-ENV-sSEED); DIR/race tells of the race
+  --metric NAME    score of episodes: eval/success_rate, env/KEY (a number of --env.metrics), -NAME
+                   if less is better (default: eval/return_mean); also --checkpoint.best-by
   --jobs N         entries at the same time (default: by the cores)
   --seed S, --env.NAME VALUE, --eval.NAME VALUE, ...
                    options that all learners have, for all entries
@@ -45,7 +47,11 @@ def main(arguments: list[str]) -> int:
 
 def read(arguments: list[str]) -> Asked:
     """The race of a command line; raises ConfigError for words that can't be parsed."""
-    parsed = parse("train", [DEFAULT, *arguments])
+    words = [
+        f"--checkpoint.best-by{x[8:]}" if x.partition("=")[0] == "--metric" else x
+        for x in arguments
+    ]
+    parsed = parse("train", [DEFAULT, *words])
     if parsed.seeds is not None:
         raise ConfigError(
             f"--seeds does not belong to a race, got {parsed.seeds}: give --seed, or race once for "

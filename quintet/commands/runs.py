@@ -57,6 +57,7 @@ def as_entry(run: RunSummary) -> dict[str, Any]:
         "score": value,
         "score_metric": name,
         "score_actions": run.score_kind.partition(", ")[2] or None,
+        "metrics": run.numbers,
         "wall_s": run.wall_s,
         "at": run.at,
         "choices": [each.model_dump() for each in run.choices],

@@ -70,8 +70,9 @@ def read(arguments: list[str]) -> Asked:
         metric: Annotated[
             str | None,
             arg(
-                help="the score, the higher the better (none: eval/return_mean, without "
-                "evaluations episode/return_mean)",
+                help="the score, the higher the better, such as env/KEY, a number of env.metrics; "
+                "-NAME: the lower the better (none: eval/return_mean, without evaluations "
+                "episode/return_mean)",
                 metavar="NAME",
             ),
         ] = None,

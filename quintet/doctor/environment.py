@@ -89,7 +89,7 @@ def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[St
         with closing(_made(env)) as made:
             singles = env.singles(made)
             if singles and seen.threshold is None:
-                seen.threshold = threshold_of(singles[0].unwrapped.spec)
+                seen.threshold = threshold_of(getattr(singles[0].unwrapped, "spec", None))
                 seen.wrapped = seen.threshold is not None
             limited = seen.check.env.max_steps is not None
             further = 0 if limited else _FURTHER_STEPS

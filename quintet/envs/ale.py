@@ -39,6 +39,8 @@ from quintet.types import Spaces
 class AleVectorEnv:
     """One synchronous AtariVectorEnv, which steps from `send` to `recv`; observations are single
     frames ``[B, 84, 84]``.
+
+    metrics: reads the episodes' own numbers.
     """
 
     def __init__(self, env: ResolvedEnv, group: Group) -> None:
@@ -67,6 +69,7 @@ class AleVectorEnv:
         self._after_life = names.index("FIRE") if fire else 0
         self.num_streams = num_streams
         env_id, self._success_key = env.config.id, key_of(env.config.success)
+        self.metrics = env.metrics_reader(num_streams)
         action_space = action_space_of(self._env.single_action_space, env_id)
         self.spaces = Spaces(spaces.Box(0, 255, (84, 84), np.uint8), action_space)
         rule, limit = env.config.success, config.max_episode_steps
@@ -80,6 +83,8 @@ class AleVectorEnv:
         self._finish_flight()
         obs, _ = self._env.reset(seed=np.array(checked))
         self._ended[:] = False
+        if self.metrics is not None:
+            self.metrics.clear()
         out["obs"][:] = obs[:, 0]
 
     def send(self, action: Array) -> None:
@@ -102,6 +107,8 @@ class AleVectorEnv:
         if self._success_key is not None:
             ended, who = self._ended & out.valid, f"{self.description.id} (ale)"
             write_success(out.success, ended, infos, self._success_key, who)
+        if self.metrics is not None:
+            self.metrics.step(infos, out.valid, self._ended & out.valid, out)
 
     def render(self, stream: int) -> Rendered:  # noqa: ARG002
         raise CannotRender("ALE's vector environment can't draw")

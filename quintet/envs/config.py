@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from quintet.envs.backends import BACKENDS
 from quintet.envs.success import read_rule
@@ -22,10 +22,27 @@ def _is_a_rule(value: str) -> str:
     return value
 
 
+def _are_metrics(value: str) -> str:
+    if value in ("auto", "none"):  # most runs need no more
+        return value
+    from quintet.envs.info_metrics import as_text, read_terms
+
+    return as_text(read_terms(value))
+
+
+def _curriculum(value: Any) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    from quintet.envs.curriculum import read_record  # few runs have one
+
+    return read_record(value)
+
+
 LIMIT = "max_episode_steps"
 """Argument of makers that limit the steps of an episode."""
 
 Success = Annotated[str, AfterValidator(_is_a_rule)]
+Metrics = Annotated[str, AfterValidator(_are_metrics)]
 
 
 class EnvConfig(Options):
@@ -80,6 +97,15 @@ class EnvConfig(Options):
     success: Success | None = None
     """rule by which an episode is won; reward>NUMBER: its last raw reward is greater; info:KEY:
     info[KEY] is true at its end; none: no success rate is reported
+    """
+    metrics: Metrics = option("auto", auto=True, on_resume="free")
+    """numbers in info that are reported as env/KEY; KEY:REDUCTION, ... with sum, mean, last, min or
+    max over an episode, KEY a name, a path (a/b) or a pattern (a/*); auto: up to 32 numbers that
+    are in info at the ends of the first episode, the last value of each; none: nothing
+    """
+    curriculum: Annotated[dict[str, Any] | None, BeforeValidator(_curriculum)] = None
+    """options of the environment's resets, which change while the agent learns: a kind (stages,
+    schedule, levels, or the import string of your own) and what it takes (docs/curriculum.md)
     """
     observe_last: bool = False
     """add the leaves last_action (as the environment received it) and last_reward (raw, clamped to
@@ -171,11 +197,31 @@ class EnvConfig(Options):
             )
         return self
 
+    @model_validator(mode="after")
+    def _metric_is_there(self) -> Self:
+        told = self.curriculum or {}
+        metric = str(told.get("metric", "success")).removeprefix("-")
+        if told.get("kind") == "stages" and metric == "success" and self.success is None:
+            raise ValueError(
+                "curriculum must have a metric that episodes have, got success without "
+                "env.success: give that rule, or metric return, length or env/NAME"
+            )
+        return self
+
     @property
     def arguments(self) -> dict[str, Any]:
         """`kwargs` and `max_episode_steps`, for what takes the limit under this name."""
         limit = self.max_episode_steps
         return dict(self.kwargs) if limit is None else {**self.kwargs, LIMIT: limit}
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Names of the numbers of its own that each episode has, once `metrics` is settled."""
+        if self.metrics in ("auto", "none"):
+            return ()
+        from quintet.envs.info_metrics import read_terms
+
+        return tuple(term.name for term in read_terms(self.metrics))
 
     @property
     def num_groups(self) -> int:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import gymnasium
+import numpy as np
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector import VectorEnv as GymVectorEnv
 
@@ -147,22 +148,55 @@ def _makes_new(env: "SyncVectorEnv") -> bool:
 
 
 def makes_groups(maker: MakeEnv) -> bool:
-    """Whether a callable has a parameter ``num_envs``, so that it makes vector environments."""
-    try:
-        return "num_envs" in inspect.signature(maker).parameters
-    except (TypeError, ValueError):  # some built-in callables don't tell
-        return False
+    """Whether a callable has a parameter ``num_envs``, so that it makes vector environments; one
+    with ``env_index`` makes single ones.
+    """
+    return other_apis.takes(maker, "num_envs") and not other_apis.takes(maker, "env_index")
+
+
+@final
+class Numbers(NamedTuple):
+    """Numbers of environments, for their makers.
+
+    first: index of the first one: 0 in training; None: after all of training, for a look.
+    seed: seed of the run.  worker: number of the worker process that makes them.
+    """
+
+    first: int | None = None
+    seed: int = 0
+    worker: int = 0
+
+    def arguments(
+        self, maker: MakeEnv, kwargs: Mapping[str, Any], num_envs: int, stream: int
+    ) -> dict[str, Any]:
+        """The arguments of a maker: `kwargs`, with ``{index}`` in texts filled in, and those of
+        ``env_index``, ``num_envs``, ``worker_index`` and ``seed`` that its signature names.
+
+        num_envs: number of environments in training.
+        stream: number of the environment, counted from the first one.
+        """
+        index = stream + (num_envs if self.first is None else self.first)
+        seed = int(np.random.SeedSequence([self.seed, index]).generate_state(1)[0] >> 1)
+        numbers = {"worker_index": self.worker, "seed": seed}
+        if not makes_groups(maker):
+            numbers |= {"env_index": index, "num_envs": num_envs}
+        bound = maker.keywords if isinstance(maker, partial) else {}
+        asked = {
+            name: x
+            for name, x in numbers.items()
+            if name not in bound and other_apis.takes(maker, name)
+        }
+        filled = {
+            name: value.replace("{index}", str(index)) if isinstance(value, str) else value
+            for name, value in kwargs.items()
+        }
+        return asked | filled
 
 
 def limits_itself(maker: MakeEnv) -> bool:
     """Whether a callable takes ``max_episode_steps``: by name, or as a `gymnasium.make`."""
     made_by = maker.func if isinstance(maker, partial) else maker
-    if made_by in (gymnasium.make, gymnasium.make_vec):
-        return True
-    try:
-        return LIMIT in inspect.signature(maker).parameters
-    except (TypeError, ValueError):  # some built-in callables don't tell
-        return False
+    return made_by in (gymnasium.make, gymnasium.make_vec) or other_apis.takes(maker, LIMIT)
 
 
 def call_maker(maker: Callable[..., Any], env_id: str, kwargs: Mapping[str, Any]) -> Any:
@@ -184,7 +218,7 @@ def call_maker(maker: Callable[..., Any], env_id: str, kwargs: Mapping[str, Any]
             )
         why = f" for {purpose()}" if purpose() else ""
         fault = ConfigError(
-            f"{env_id} must be made with env.kwargs {dict(kwargs)}{why}; it "
+            f"{env_id} must be made with the arguments {dict(kwargs)}{why}; it "
             f"{raised(error)}; {what_to_do}"
         )
         raise traced(fault, error) from error
@@ -198,7 +232,7 @@ def _way_out(
     """Advice on an error of a maker of environments, by its cause."""
     if isinstance(error, TypeError) and "gymnasium.Env" in str(error):
         # gymnasium.make says this of a registered environment of another interface.
-        return other_apis.DERIVE
+        return other_apis.CLASS
     if isinstance(error, gymnasium.error.UnregisteredEnv):
         return "register the id in the function that makes it, or import there what does"
     if isinstance(error, TypeError) and (arguments := _arguments_fault(maker, kwargs, error)):
@@ -208,8 +242,9 @@ def _way_out(
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return (
             "give each environment a port of its own: port 0, for which the system chooses a free "
-            "one; a counter in the class or module begins anew in each process, and workers, "
-            "processes that step, and evaluations make environments too"
+            "one, or one by the parameter env_index (docs/environments.md); a counter in the class "
+            "or module begins anew in each process, and workers, processes that step, and "
+            "evaluations make environments too"
         )
     what = "correct env.kwargs or the environment" if kwargs else "mend the environment"
     if (others := living(env_id)) == 0:

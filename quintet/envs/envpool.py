@@ -165,7 +165,10 @@ def _settings(spec: Any) -> dict[str, Any]:
 
 @final
 class EnvPoolVectorEnv:
-    """A synchronous pool of `num_streams` environments, which steps from `send` to `recv`."""
+    """A synchronous pool of `num_streams` environments, which steps from `send` to `recv`.
+
+    metrics: reads the episodes' own numbers.
+    """
 
     def __init__(self, env: ResolvedEnv, group: Group) -> None:
         """Reads the spaces; the pool itself is built by `restart`.
@@ -177,6 +180,7 @@ class EnvPoolVectorEnv:
         self._id, self._family, self._drawn = env_id, family, group.drawn
         self.num_streams, self.num_threads = num_streams, env.num_threads(num_streams)
         self._success_key = key_of(env.config.success)
+        self.metrics = env.metrics_reader(num_streams)
         self._kwargs = {**_DEFAULT_KWARGS.get(family, {}), **env.config.arguments}
         spec = _make_spec(env_id, self._kwargs)
         settings = _settings(spec)
@@ -231,6 +235,8 @@ class EnvPoolVectorEnv:
         except Exception as error:
             raise _refused(self._id, self._kwargs, error) from error
         self._ended[:] = False
+        if self.metrics is not None:
+            self.metrics.clear()
         with _quiet_spaces():
             self._arrays = _PoolArrays(self._pool)
         self._places = [
@@ -280,6 +286,9 @@ class EnvPoolVectorEnv:
             who = f"{self._id} (envpool)"
             told = {name: arrays[place] for name, place in info.items()}
             write_success(out.success, self._ended, told, self._success_key, who)
+        if self.metrics is not None:
+            told = {name: arrays[place] for name, place in info.items()}
+            self.metrics.step(told, out.valid, self._ended, out)
 
     def render(self, stream: int) -> Rendered:
         if not self._drawn:

@@ -15,7 +15,8 @@ from quintet.options.declaration import Kwargs, Needs, Options, option
 from quintet.system.importing import Given, nameless, same_code
 
 OWN_OPTIONS = (
-    *("kwargs", "max_episode_steps", "backend", "success", "num_processes", "num_threads"),
+    *("kwargs", "max_episode_steps", "backend", "success", "metrics"),
+    *("num_processes", "num_threads"),
 )
 """Options of the environment that may differ in an evaluation."""
 
@@ -38,7 +39,8 @@ class EvalEnvConfig(Options):
 
     id: _Name = option(None, needs=_EVALUATES, also="eval_env eval_env_id")
     """environment of evaluations, if not env.id, with the same spaces; another id gets no
-    env.kwargs, no env.reward_shaping and no env.success about info; everything else is as in env.*
+    env.kwargs, env.reward_shaping and env.curriculum, and no env.success about info; everything
+    else is as in env.*
     """
     backend: BackendName | None = option(
         None,
@@ -87,6 +89,7 @@ def of_another(config: EnvConfig, says: Mapping[str, Any]) -> EnvConfig:
         "kwargs": config.kwargs if same else {},
         "success": config.success if same or key_of(config.success) is None else None,
         "reward_shaping": config.reward_shaping if same else {},
+        "curriculum": config.curriculum if same else None,
     }
     return config.model_copy(update=options | dict(says))
 

@@ -98,10 +98,11 @@ class GymEnv:
         obs, reward, terminated, truncated, infos = step_parts(self._env.step(self._action(action)))
         last = next((infos[name] for name in _FINAL if name in infos), None)
         # SAME_STEP: the rest is of the next episode's reset.
-        won = _success(infos.get("final_info", infos), self._key)
+        infos = infos.get("final_info", infos)
+        won = _success(infos, self._key)
         flags = _flat(terminated), _flat(truncated)
         final = None if last is None else self._read(last)
-        return TensorStep(self._read(obs), _flat(reward), *flags, final, won)
+        return TensorStep(self._read(obs), _flat(reward), *flags, final, won, infos)
 
     def close(self) -> None:
         self._env.close()
@@ -140,7 +141,7 @@ class RslEnv:
         truncated = torch.zeros_like(ended) if limit is None else ended & _flat(limit).bool()
         won = _success(extras, self._key)
         obs = self._read(_groups(obs, extras, *others))
-        return TensorStep(obs, _flat(reward), ended & ~truncated, truncated, None, won)
+        return TensorStep(obs, _flat(reward), ended & ~truncated, truncated, None, won, extras)
 
     def _now(self) -> Any:
         """The groups of observations before the next step."""

@@ -24,7 +24,8 @@ first makes new environments.
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from functools import partial
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from gymnasium.error import Error as GymnasiumError
@@ -70,12 +71,18 @@ from quintet.system.signals import STOPS
 from quintet.system.user_code import described, raised
 from quintet.types import ACTION_MASK
 
+if TYPE_CHECKING:
+    from quintet.envs.tasks import Tasks
+
 Mask = NDArray[np.bool_]
 
 
 @final
 class AdaptedVectorEnv:
-    """One Gymnasium vector environment as a group of streams."""
+    """One Gymnasium vector environment as a group of streams.
+
+    metrics: reads the episodes' own numbers.
+    """
 
     def __init__(
         self,
@@ -93,6 +100,7 @@ class AdaptedVectorEnv:
         self._env, self._make, self._id = env, make, described.config.id
         self._success_key, self._first_stream = key_of(described.config.success), group.first_stream
         self.num_streams, env_id = int(env.num_envs), self._id
+        self.metrics = described.metrics_reader(self.num_streams)
         other_apis.require_spaces(env, env_id, "single_")
         self._mode = _autoreset_mode(env, env_id)
         _refuse_partial_batches(env, env_id)
@@ -129,6 +137,8 @@ class AdaptedVectorEnv:
         self._in_flight = False
         existing = type(env) is SyncVectorEnv and make is None
         self._existing = [*env.envs] if existing else []  # type: ignore[attr-defined]
+        if self._mode == AutoresetMode.DISABLED:  # others reset themselves, without options
+            self.tasks: Tasks | None = None
         for each in [*self._existing, *([] if make is None else [env])]:
             claim(each, self, env_id)
 
@@ -148,7 +158,11 @@ class AdaptedVectorEnv:
             self._env = made
         self._used = True
         obs = self._call(f"reset(seed={checked})", lambda: self._reset_with(checked))
+        if self._tasks is not None:  # each stream has its own options
+            obs = self._reset_some(np.ones(self.num_streams, np.bool_), checked)
         self._ended[:] = False
+        if self.metrics is not None:
+            self.metrics.clear()
         self._write(obs, out)
 
     def send(self, action: Array) -> None:
@@ -183,11 +197,10 @@ class AdaptedVectorEnv:
                 if self._ended.all():
                     self._write(obs, self._first_obs)
                 self._write_final(infos, out.obs)
-            if self._success_key is not None and self._ended.any():
+            if self.metrics is not None or self._success_key is not None:
                 # The infos that SAME_STEP gives are those of the next episode's reset.
-                infos = infos.get("final_info") if same_step else infos
-                who = f"{self._id} (vector environment)"
-                write_success(out.success, self._ended, infos, self._success_key, who)
+                final = infos.get("final_info", {}) if same_step else infos
+                self._read(infos, final, resets, out)
             if self._mode != AutoresetMode.NEXT_STEP and resets.any():
                 self._write_first(resets, out.obs)
         out.reward[:] = np.where(resets, 0.0, reward)
@@ -195,6 +208,14 @@ class AdaptedVectorEnv:
         out.terminated[:] = terminated
         out.truncated[:] = truncated & ~terminated
         out.valid[:] = ~resets
+
+    def _read(self, infos: Any, final: Any, resets: Mask, out: StepRow) -> None:
+        """Reads success and the episodes' own numbers; `final`: infos of the streams that ended."""
+        if self.metrics is not None:
+            self.metrics.step(infos, ~resets, self._ended, out, final)
+        if self._success_key is not None and self._ended.any():
+            who = f"{self._id} (vector environment)"
+            write_success(out.success, self._ended, final, self._success_key, who)
 
     def render(self, stream: int) -> Rendered:
         pictures = self._env.render()
@@ -252,10 +273,25 @@ class AdaptedVectorEnv:
         if in_flight and isinstance(self._env, AsyncVectorEnv) and not self._all_wait():
             self._step()
 
-    def _reset_some(self, mask: Mask) -> Any:
-        options = {"reset_mask": mask.copy()}
-        what = "reset(options={'reset_mask': ...})"
-        return self._call(what, lambda: self._env.reset(options=options)[0])
+    @property
+    def _tasks(self) -> "Tasks | None":
+        return self.tasks if self._mode == AutoresetMode.DISABLED else None
+
+    def _reset_some(self, mask: Mask, seeds: Sequence[int] | None = None) -> Any:
+        """Resets the streams in `mask`; seeds: of a restart by the options of a curriculum."""
+        if (tasks := self._tasks) is None:
+            options = {"reset_mask": mask.copy()}
+            what = "reset(options={'reset_mask': ...})"
+            return self._call(what, lambda: self._env.reset(options=options)[0])
+        obs = None
+        for stream in np.flatnonzero(mask).tolist():
+            drawn = tasks.draw(stream, None if seeds is None else seeds[stream])
+            of_stream = np.arange(self.num_streams) == stream
+            each = [drawn.seed if one else None for one in of_stream]
+            given: Any = {"seed": each, "options": {**drawn.options, "reset_mask": of_stream}}
+            what = f"reset(options={drawn.options})"
+            obs = self._call(what, partial(self._env.reset, **given))[0]
+        return obs
 
     def _write_first(self, resets: Mask, out: ObsArrays) -> None:
         """Discards the step of the streams in `resets` and writes their first observations."""

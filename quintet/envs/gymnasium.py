@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import gymnasium
 import numpy as np
@@ -35,6 +35,9 @@ from quintet.system import forks
 from quintet.system.printing import message
 from quintet.system.signals import STOPS
 from quintet.system.user_code import described, raised, traced
+
+if TYPE_CHECKING:
+    from quintet.envs.tasks import Tasks
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,10 @@ class GymnasiumVectorEnv:
     silently broadcast a wrong shape. Errors of an environment are raised as `EnvironmentFault`,
     which names the stream, the step, the id and the seed.
 
+    metrics: reads the episodes' own numbers.
     envs: the environments of the streams, which live as long as it does, unless
         ``env.fresh_at_checkpoints`` is set: then restarts make new ones.
+    tasks: gives the options of resets; None without a curriculum.
     """
 
     def __init__(
@@ -98,10 +103,12 @@ class GymnasiumVectorEnv:
         num_streams, env_id = group.num_streams, env.config.id
         self._id, self.num_streams, self._first_stream = env_id, num_streams, group.first_stream
         self._success_key, self._make_env = key_of(env.config.success), make_env
+        self.metrics = env.metrics_reader(num_streams)
         self._used, self._purpose = False, purpose()
         self._fresh = env.config.fresh_at_checkpoints
         forks.watch()
         self._forks = forks.generation
+        self.tasks: Tasks | None = None
         self.envs: list[gymnasium.Env] = []
         try:
             for _ in range(num_streams):
@@ -122,7 +129,7 @@ class GymnasiumVectorEnv:
             env.config.success,
             max_steps=time_limit(self.envs[0]),
             remarks=action_remarks(self._action_space),
-            notes=note_on(self.envs[0]),
+            notes=(*other_apis.notes_on(self.envs[0]), *note_on(self.envs[0])),
             statistics=statistics(self.envs[0]),
         )
         self._action_shape = (num_streams, *action_shape(self._action_space))
@@ -146,6 +153,8 @@ class GymnasiumVectorEnv:
                 self.envs.append(self._new())
             require_new(self.envs, self._id)
         self._used = True
+        if self.metrics is not None:
+            self.metrics.clear()
         for stream, seed in enumerate(self._seeds):
             self._reset(stream, seed, out)
 
@@ -176,7 +185,9 @@ class GymnasiumVectorEnv:
     def render(self, stream: int) -> Rendered:
         env = self.envs[stream]
         plain = env.unwrapped
-        if plain.render_mode is None and "rgb_array" in env.metadata.get("render_modes", ()):
+        if getattr(plain, "render_mode", "") is None and "rgb_array" in env.metadata.get(
+            "render_modes", ()
+        ):
             # The callable may not pass it on; most environments read it only when they draw.
             plain.render_mode = "rgb_array"
         return Rendered(env.render(), steps_per_s(env.metadata))
@@ -189,7 +200,7 @@ class GymnasiumVectorEnv:
 
     def _new(self) -> gymnasium.Env:
         stream = self._first_stream + len(self.envs)
-        with made_for(self._purpose, f"stream {stream}"):
+        with made_for(self._purpose, f"stream {stream}", stream=stream):
             env = _single(self._make_env(), self._id)
         claim(env, self, self._id)
         return env
@@ -214,7 +225,7 @@ class GymnasiumVectorEnv:
         try:
             # The usual result is recognised without a call, as a light environment steps in 2 us.
             if type(given) is not tuple or len(given) != 5:
-                given = other_apis.step_parts(given)
+                given = other_apis.step_parts(other_apis.read_step(given, self._id))
             obs, reward, terminated, truncated, info = given
             if not (type(reward) is float and type(terminated) is bool and type(truncated) is bool):
                 numbers = other_apis.plain_numbers(reward, terminated, truncated)
@@ -233,6 +244,8 @@ class GymnasiumVectorEnv:
                 who = f"{self._id} ({self.description.backend})"
                 told = other_apis.info_of(info)
                 out.success[stream] = single_success(told, self._success_key, who)
+            if self.metrics is not None:
+                self.metrics.add(stream, info, out, ended=terminated or truncated)
         except Unfit as error:
             raise self._fault(stream, error) from error
         return reward, terminated, truncated
@@ -241,8 +254,11 @@ class GymnasiumVectorEnv:
         """Resets a stream; returns the reward and flags of a reset row."""
         self._episode_step[stream] = 0
         self._ended[stream] = False
+        env, tasks = self.envs[stream], self.tasks
+        drawn = None if tasks is None else tasks.draw(stream, seed)
         try:
-            given = self.envs[stream].reset(seed=seed)
+            made = env.reset(seed=seed) if drawn is None else drawn.reset(env)
+            given = other_apis.read_reset(made, self._id)
             other_apis.require_reset_parts(given)
             obs = given[0]
             self._write_obs(stream, obs, out)
@@ -261,7 +277,7 @@ class GymnasiumVectorEnv:
             out[leaf.path][stream] = value if leaf.is_met(value) else read_leaf(obs, leaf)
 
     def _fault(self, stream: int, error: BaseException) -> EnvironmentFault:
-        what = "" if isinstance(error, Unfit) else other_apis.call_fault(self.envs[stream], error)
+        what = "" if isinstance(error, Unfit) else other_apis.call_fault(error)
         who = f"{self._id} ({self.description.backend}), {self.place_of(stream)}"
         return fault_of(who, error, what)
 

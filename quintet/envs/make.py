@@ -1,6 +1,7 @@
 """Makes the environments of a group, with their wrappers."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -8,7 +9,7 @@ from quintet.envs.backends import Group
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.success import key_of, read_rule
 from quintet.envs.vector import VectorEnv
-from quintet.envs.wrappers import FrameStack, FromRewards, ObserveLast, ShapedRewards
+from quintet.envs.wrappers import FrameStack, FromRewards, ObserveLast, ShapedRewards, innermost
 from quintet.errors import ConfigError
 from quintet.spaces import in_float64, observation_leaves
 from quintet.types import ACTION_MASK
@@ -37,8 +38,21 @@ def make_group_env(
     base: Any = env.backend.make(env, Group(num_streams, first_stream, drawn, device))
     with ExitStack() as failed:
         failed.callback(base.close)
+        if env.config.curriculum is not None:
+            from quintet.envs.tasks import give_tasks
+
+            give_tasks(env, base, first_stream)
         if env.config.observation_dtype == "float64":  # "auto" is resolved before
             base.spaces = in_float64(base.spaces)
+        if env.terms and getattr(innermost(base), "metrics", None) is None:
+            raise ConfigError(
+                f"env.metrics must have environments with info, those of backend "
+                f"{env.config.backend!r} have none, got {env.config.metrics!r}: leave it out"
+            )
+        if env.terms or env.notes:
+            notes = (*base.description.notes, *env.notes)
+            names = tuple(term.name for term in env.terms)
+            base.description = replace(base.description, metrics=names, notes=notes)
         made = _wrapped(env, base)
         failed.pop_all()
     return made

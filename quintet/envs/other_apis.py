@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import warnings
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -11,17 +12,20 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from quintet.errors import ConfigError, EnvironmentFault
+from quintet.system.printing import message
 from quintet.system.signals import STOPS
 from quintet.system.user_code import argv_advice, raised, traced
 
-RESET = "def reset(self, *, seed=None, options=None), which returns (observation, info)"
+LIMITED = "TimeLimit.truncated"
+"""Key of info that is true where a limit of steps ended the episode, in environments of gym."""
+
 STEP = "step(action), which returns (observation, reward, terminated, truncated, info)"
 
 _OLD_STEP = (
     "returned 4 values from step, as in the old API of Gym; return (observation, reward, "
     "terminated, truncated, info), where truncated is True only if a time limit ended the episode"
 )
-DERIVE = f"derive it from gymnasium.Env, with spaces of gymnasium.spaces, {RESET}, and {STEP}"
+CLASS = "give its class, or a function that makes one at each call"
 _OF_AGENTS = (
     "it has several agents: give the function that makes it and --env.backend pettingzoo, without "
     "which only PettingZoo's own and those named parallel_env are taken for games "
@@ -46,17 +50,50 @@ def way_out(env: object) -> str:
         return _OF_AGENTS
     if "stable_baselines3" in homes:
         return _SINGLE
-    if not callable(getattr(env, "reset", None)) or not callable(getattr(env, "step", None)):
-        return ""
-    return f"{DERIVE}; {_shim(env)}" if "gym" in homes else DERIVE
+    return CLASS if is_single(env) else ""
 
 
-def _shim(env: Any) -> str:
-    """Shimmy's wrapper for an environment of the package gym, which Gymnasium replaced."""
-    new = takes_seed(env)
-    name = "GymV26CompatibilityV0" if new else "GymV21CompatibilityV0"
-    needs = "" if new else "; this wrapper calls the environment's seed(seed)"
-    return f"or run pip install shimmy gym, and return shimmy.{name}(env=...) of it{needs}"
+def is_single(env: object) -> bool:
+    """Whether an object that is not of Gymnasium looks like one environment of one agent."""
+    homes = {kind.__module__.partition(".")[0] for kind in type(env).__mro__}
+    return (
+        not isinstance(env, type | ModuleType | gymnasium.Env | VectorEnv)
+        and homes.isdisjoint({"pettingzoo", "stable_baselines3"})
+        and not any(hasattr(env, name) for name in ("possible_agents", "num_envs"))
+        and all(callable(getattr(env, name, None)) for name in ("reset", "step"))
+    )
+
+
+def is_old(env: object) -> bool:
+    """Whether the innermost environment needs `quintet.envs.old_gym`."""
+    inner = innermost(env)[1]
+    if not isinstance(inner, gymnasium.Env):
+        return is_single(inner)
+    found = [getattr(inner, name, None) for name in ("observation_space", "action_space")]
+    odd = any(x is not None and not isinstance(x, gymnasium.Space) for x in found)
+    return not isinstance(inner, VectorEnv) and (odd or not takes_seed(inner))
+
+
+def innermost(env: Any) -> tuple[Any, Any]:
+    """The innermost of Gymnasium's wrappers, None without one, and what it wraps."""
+    outer = None
+    while isinstance(env, gymnasium.Wrapper):
+        outer, env = env, env.env
+    return outer, env
+
+
+def notes_on(env: object) -> tuple[str, ...]:
+    """Sentences about the parts of an environment that are adapted."""
+    said = getattr(innermost(env)[1], "adapted", None)
+    return (said,) if isinstance(said, str) else ()
+
+
+def takes(maker: Any, name: str) -> bool:
+    """Whether a callable has a parameter of that name."""
+    try:
+        return name in inspect.signature(maker).parameters
+    except (TypeError, ValueError):  # some built-in callables don't tell
+        return False
 
 
 def takes_seed(env: Any) -> bool:
@@ -102,10 +139,49 @@ def step_parts(result: Any) -> tuple[Any, ...]:
     return parts
 
 
+def is_pair(result: Any) -> bool:
+    """Whether a reset's result is observation and info."""
+    pair = isinstance(result, tuple | list) and len(result) == 2
+    return pair and (result[1] is None or isinstance(result[1], Mapping))
+
+
+def has_four(result: Any) -> bool:
+    """Whether a step's result is of gym: observation, reward, done, info."""
+    return isinstance(result, tuple | list) and len(result) == 4
+
+
+def five_values(result: Any) -> tuple[Any, ...]:
+    """A step's result of gym in five values."""
+    obs, reward, done, info = result
+    limited = bool(info.get(LIMITED)) if isinstance(info, Mapping) else False
+    return obs, reward, done and not limited, done and limited, info
+
+
+def read_step(result: Any, env_id: str) -> Any:
+    """A step's result, in five values where it has four."""
+    if not has_four(result):
+        return result
+    _tell(f"{env_id}: step returns four values, which are read as those of gym: an episode is "
+          f"truncated where info[{LIMITED!r}] is true")  # fmt: skip
+    return five_values(result)
+
+
+def read_reset(result: Any, env_id: str) -> Any:
+    """A reset's result, with an empty info where it is the observation alone."""
+    if isinstance(result, tuple | list) or result is None:
+        return result
+    _tell(f"{env_id}: reset returns no info, so all of it is read as the observation")
+    return result, {}
+
+
+def _tell(text: str) -> None:
+    """Says it once in a process, as Python does with warnings."""
+    warnings.warn(message(text), RuntimeWarning, stacklevel=4)
+
+
 def require_reset_parts(result: Any) -> None:
     """Requires that a reset's result is observation and info; raises Unfit if it is not."""
-    pair = isinstance(result, (tuple, list)) and len(result) == 2
-    if pair and (result[1] is None or isinstance(result[1], Mapping)):
+    if is_pair(result):
         return
     raise Unfit(
         f"returned {_form(result)} from reset, as in the old API of Gym; return (observation, "
@@ -206,10 +282,8 @@ def require_spaces(env: Any, env_id: str, prefix: str = "") -> None:
             )
 
 
-def call_fault(env: Any, error: BaseException) -> str:
+def call_fault(error: BaseException) -> str:
     """Words for an environment's call that raised `error`."""
-    if isinstance(error, TypeError) and "'seed'" in str(error) and not takes_seed(env):
-        return f"has a reset without a seed, as in the old API of Gym; it must be {RESET}"
     # Gymnasium's own wrappers unpack what a step returns.
     if isinstance(error, ValueError) and "(expected 5, got 4)" in str(error):
         return _OLD_STEP

@@ -91,8 +91,10 @@ class OwnState:
 
 
 def statistics(env: Any) -> tuple[str, ...]:
-    """Names of Gymnasium's wrappers of `env` that normalise by statistics of their own."""
-    kinds = {type(layer) for layer in _layers(env)}
+    """Names of Gymnasium's wrappers of `env`, also as base classes of a user's, that normalise by
+    statistics of their own.
+    """
+    kinds = {kind for layer in _layers(env) for kind in type(layer).__mro__}
     return tuple(
         name
         for name in ("NormalizeObservation", "NormalizeReward")

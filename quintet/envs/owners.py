@@ -10,18 +10,25 @@ from quintet.errors import ConfigError
 from quintet.system import forks
 
 _PURPOSE: ContextVar[str] = ContextVar("_PURPOSE", default="")
+_STREAM: ContextVar[int] = ContextVar("_STREAM", default=0)
 
 
 @contextmanager
-def made_for(*what: str) -> Iterator[None]:
+def made_for(*what: str, stream: int = 0) -> Iterator[None]:
     """Says what environments that the block makes are for, from the whole to the part: "training",
     "stream 3".
     """
-    before = _PURPOSE.set(", ".join(filter(None, what)))
+    before = _PURPOSE.set(", ".join(filter(None, what))), _STREAM.set(stream)
     try:
         yield
     finally:
-        _PURPOSE.reset(before)
+        _PURPOSE.reset(before[0])
+        _STREAM.reset(before[1])
+
+
+def stream() -> int:
+    """Number of the stream that an environment is made for."""
+    return _STREAM.get()
 
 
 def purpose() -> str:

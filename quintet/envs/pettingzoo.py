@@ -13,7 +13,7 @@ which it makes no decision is not an episode of that agent.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from gymnasium import spaces
@@ -58,10 +58,16 @@ from quintet.system.signals import STOPS
 from quintet.system.user_code import described, raised
 from quintet.types import ACTION_MASK
 
+if TYPE_CHECKING:
+    from quintet.envs.tasks import Tasks
+
 
 @final
 class ParallelVectorEnv:
-    """Games made by one callable, each with one stream per agent."""
+    """Games made by one callable, each with one stream per agent.
+
+    metrics: reads the episodes' own numbers.
+    """
 
     def __init__(self, env: ResolvedEnv, group: Group) -> None:
         """Makes the games.
@@ -73,9 +79,11 @@ class ParallelVectorEnv:
         env_id, num_streams = env.config.id, group.num_streams
         self._id, self.num_streams, self._first_stream = env_id, num_streams, group.first_stream
         self._success_key = key_of(env.config.success)
+        self.metrics = env.metrics_reader(num_streams)
         self._make_env: Callable[[], Any] = partial(make_game, env)
         self._games: list[Any] = []
         self._purpose, self._limit = purpose(), env.config.max_episode_steps
+        self.tasks: Tasks | None = None
         try:
             self._add_game()
             self.agents = agents_of(self._games[0], env_id)
@@ -142,6 +150,8 @@ class ParallelVectorEnv:
             for _ in range(count):
                 self._add_game()
         self._used = True
+        if self.metrics is not None:
+            self.metrics.clear()
         self._forget()
         for index in range(len(self._games)):
             self._reset(index, self._seeds[index * len(self.agents)])
@@ -251,9 +261,9 @@ class ParallelVectorEnv:
                 out.terminated[stream], out.truncated[stream] = terminated, truncated
                 over = terminated or truncated
                 self._write(stream, obs, agent, infos.get(agent), over=over)
+                self._read_info(stream, infos.get(agent), agent, out, ended=over)
                 if over:
                     self._present[stream], self._leaving[stream] = False, agent in there
-                    self._write_success(stream, infos.get(agent), agent, out)
                 elif agent not in there:
                     raise Unfit("removed an agent from agents without terminating or truncating it")
         except Unfit as error:
@@ -312,8 +322,7 @@ class ParallelVectorEnv:
                     out.reward[stream] = self._owed[stream]
                     out.terminated[stream], out.truncated[stream] = terminated, truncated
                     self._owed[stream] = 0.0
-                    if ended:
-                        self._write_success(stream, info, agent, out)
+                    self._read_info(stream, info, agent, out, ended=ended)
                 if not ended:
                     self._present[stream] = True
                     return
@@ -331,20 +340,27 @@ class ParallelVectorEnv:
         for agent, stream in zip(self.agents, streams, strict=True):
             present = bool(self._present[stream])
             ends = self._acted[stream] if self._turns else present and out.valid[stream]
-            if ends and self._turns and not present:  # has not observed yet where its action led
+            unseen = self._turns and not present
+            if ends and unseen:  # has not observed yet where its action led
                 seen = self._call(stream, "observe", partial(game.observe, agent))
                 self._write(stream, {agent: seen}, agent, infos.get(agent), over=True)
                 gains = getattr(game, "_cumulative_rewards", {})  # `last` would give these
                 out.reward[stream] = self._owed[stream] + other_apis.reward_of(gains.get(agent, 0))
             if ends:
                 out.truncated[stream] = True
-                self._write_success(stream, infos.get(agent), agent, out)
+                self._read_info(stream, infos.get(agent), agent, out, ended=True, new=unseen)
             self._acted[stream], self._owed[stream] = False, 0.0
             self._present[stream] = self._leaving[stream] = False
 
-    def _write_success(self, stream: int, info: Any, agent: Any, out: StepRow) -> None:
-        """Writes whether an agent whose episode ends has won, if the rule is about info."""
-        if self._success_key is not None:
+    def _read_info(
+        self, stream: int, info: Any, agent: Any, out: StepRow, *, ended: bool, new: bool = True
+    ) -> None:
+        """Reads the own numbers of an agent, and where its episode ends whether it has won, if the
+        rule is about info; `new`: whether this info was not read before.
+        """
+        if self.metrics is not None:
+            self.metrics.add(stream, info, out, ended=ended, new=new)
+        if self._success_key is not None and ended:
             who = f"{self._id} ({self.description.backend}), agent {agent!r}"
             info = other_apis.info_of(info)
             out.success[stream] = single_success(info, self._success_key, who)
@@ -354,7 +370,9 @@ class ParallelVectorEnv:
         game, size = self._games[index], len(self.agents)
         first = stream = index * size
         self._game_step[index] = 0
-        result = self._call(first, "reset", lambda: game.reset(seed=seed))
+        drawn = None if self.tasks is None else self.tasks.draw(first, seed)
+        reset = partial(game.reset, seed=seed) if drawn is None else partial(drawn.reset, game)
+        result = self._call(first, "reset", reset)
         streams = slice(first, first + size)
         if self._turns:
             self._acted[streams], self._owed[streams] = False, 0.0
@@ -409,7 +427,8 @@ class ParallelVectorEnv:
         except STOPS:
             raise
         except BaseException as error:
-            game, fault = self._games[stream // len(self.agents)], raised(error, what)
+            game = self._games[stream // len(self.agents)]
+            fault = str(error) if isinstance(error, Unfit) else raised(error, what)
             seedless = isinstance(error, TypeError) and "'seed'" in str(error)
             if seedless and not other_apis.takes_seed(game):
                 fault = "has a reset without a seed; it must be reset(seed=None, options=None)"

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import VectorEnv as GymVectorEnv
 
-from quintet.envs import atari, masks, other_apis
+from quintet.envs import atari, masks, other_apis, owners
 from quintet.envs.backends import BACKENDS, Backend, Group, Identity
 from quintet.envs.config import EnvConfig
 from quintet.envs.env_source import (
@@ -80,39 +80,56 @@ def _make(env: ResolvedEnv, group: Group) -> VectorEnv:
     else:
         kwargs = config.kwargs
     if makes_groups(maker):
-        make = partial(_make_several, maker, config.id, kwargs, group.num_streams)
+        several = env.numbers.arguments(maker, kwargs, config.num_streams, group.first_stream)
+        make = partial(_make_several, maker, config.id, several, group.num_streams)
         made = make()
         if gives_tensors(made):
             return _hosted(env, made, closes=True)
         return _adapt(env, made, make, group)
-    return _step_singles(env, partial(call_maker, maker, config.id, kwargs), group)
+    make_one = partial(call_maker, maker, config.id)
+    given = partial(env.numbers.arguments, maker, kwargs, config.num_streams)
+    return _step_singles(env, make_one, group, lambda: given(owners.stream()))
 
 
 def _make_atari(env: ResolvedEnv, game: atari.AtariConfig, group: Group) -> FrameStack:
     atari.require_one_stack(env.config, game.stack_num)
     render_mode = "rgb_array" if group.drawn else None
     options = {"rom": env.name, "config": game, "render_mode": render_mode}
-    make_one = partial(call_maker, atari.make_single, env.config.id, options)
-    return FrameStack(_step_singles(env, make_one, group), game.stack_num)
+    make_one = partial(call_maker, atari.make_single, env.config.id)
+    return FrameStack(_step_singles(env, make_one, group, lambda: options), game.stack_num)
 
 
 def _step_singles(
-    env: ResolvedEnv, make_one: Callable[[], Any], group: Group
+    env: ResolvedEnv,
+    make_one: Callable[[dict[str, Any]], Any],
+    group: Group,
+    arguments: Callable[[], dict[str, Any]] = dict,
 ) -> GymnasiumVectorEnv:
+    """arguments: returns those of the next environment, from which `make_one` makes it."""
     config = env.config
-    if env.atari is None:
-        make_one = partial(_fitted, make_one, config)
+
+    def make() -> Any:
+        given = arguments()
+        return make_one(given) if env.atari is not None else _fitted(make_one, given, config)
+
     if config.reward_shaping:
-        make_one = partial(make_shaped, make_one, config.reward_shaping, config.id)
-    return GymnasiumVectorEnv(env, group, make_one)
+        make = partial(make_shaped, make, config.reward_shaping, config.id)
+    return GymnasiumVectorEnv(env, group, make)
 
 
-def _fitted(make_one: Callable[[], Any], config: EnvConfig) -> Any:
-    """An environment without texts and sequences, with its action mask in the leaf
-    ``action_mask``, and with the limit of ``env.max_episode_steps``; other objects
+def _fitted(
+    make_one: Callable[[dict[str, Any]], Any], given: dict[str, Any], config: EnvConfig
+) -> Any:
+    """An environment of Gymnasium's interface without texts and sequences, with its action mask in
+    the leaf ``action_mask``, and with the limit of ``env.max_episode_steps``; other objects
     unchanged.
     """
-    env = make_one()
+    env = make_one(given)
+    if other_apis.is_old(env):
+        from quintet.envs.old_gym import adapt
+
+        seeded = "seed" in given and "seed" not in config.kwargs
+        env = adapt(env, (lambda seed: make_one(given | {"seed": seed})) if seeded else None)
     if not isinstance(env, gymnasium.Env) or isinstance(env, GymVectorEnv):
         return env
     other_apis.require_spaces(env, config.id)
@@ -172,7 +189,9 @@ def _adapt(
         makers = itertools.cycle(given)
         if make is not None:
             made.close()  # only its makers are used
-        return _step_singles(env, lambda: next(makers)(), group._replace(num_streams=made.num_envs))
+        return _step_singles(
+            env, lambda _: next(makers)(), group._replace(num_streams=made.num_envs)
+        )
     _require_no_limit(env, made, closes=make is not None)
     from quintet.envs.given_vector import AdaptedVectorEnv
 
@@ -189,7 +208,8 @@ def _hosted(env: ResolvedEnv, made: Any, *, closes: bool) -> VectorEnv:
     tensors = adapted(made, config.id, config.success, config.mask_from_info)
     assert tensors is not None
     described = replace(tensors.description, id=config.id, backend=config.backend)
-    return HostedEnv(tensors, described, closes=closes, made=made if closes else None)
+    held = made if closes else None
+    return HostedEnv(tensors, described, closes=closes, made=held, terms=env.terms)
 
 
 def _make_several(maker: MakeEnv, env_id: str, kwargs: Mapping[str, Any], num_streams: int) -> Any:

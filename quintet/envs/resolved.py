@@ -1,11 +1,12 @@
 """Resolves an `EnvConfig` and its source on this machine."""
 
 import difflib
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from importlib.metadata import entry_points
-from typing import Any, Literal, cast, final
+from typing import TYPE_CHECKING, Any, Literal, cast, final
 
 import gymnasium
 from gymnasium.vector import VectorEnv as GymVectorEnv
@@ -19,13 +20,17 @@ from quintet.envs.env_source import (
     EnvSource,
     GivenTensors,
     MakeEnv,
+    Numbers,
     can_be_made_again,
     makes_groups,
 )
 from quintet.envs.ids import resolve_backend
-from quintet.envs.vector import VectorEnv
+from quintet.envs.vector import InfoReader, VectorEnv
 from quintet.errors import ConfigError
 from quintet.system.importing import import_module, name_of, origin_of
+
+if TYPE_CHECKING:
+    from quintet.envs.info_metrics import Term
 
 
 @final
@@ -37,7 +42,10 @@ class ResolvedEnv:
     source: the given callable or vector environment, for which `config.id` is only a name; None:
         the id or import string makes it.
     name, family, atari: see `quintet.envs.backends.Identity`.
-    remarks: sentences about what was seen when its options were settled.
+    remarks, notes: warnings and notes about what was seen when its options were settled.
+    look: looks at the infos while ``env.metrics`` is settled.
+    trains: whether its curriculum is the run's, and not at its end as in evaluations.
+    numbers: for its makers.
     """
 
     config: EnvConfig
@@ -46,6 +54,10 @@ class ResolvedEnv:
     family: str = ""
     atari: AtariConfig | None = None
     remarks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    look: InfoReader | None = None
+    trains: bool = False
+    numbers: Numbers = field(default_factory=Numbers)
 
     @property
     def kind(self) -> Literal["id", "maker", "group maker", "vector environment"]:
@@ -147,6 +159,29 @@ class ResolvedEnv:
             return int(self.source.num_envs)
         return -(-wanted // self.num_agents) * self.num_agents
 
+    @cached_property
+    def terms(self) -> "tuple[Term, ...]":
+        """The terms of ``env.metrics``; empty while it is not settled."""
+        if self.config.metrics in ("auto", "none") or self.look is not None:
+            return ()
+        from quintet.envs.info_metrics import read_terms
+
+        return read_terms(self.config.metrics)
+
+    def metrics_reader(self, num_streams: int) -> InfoReader | None:
+        """A reader of these numbers in the infos of a group; None if there are none."""
+        if self.look is not None:
+            return self.look
+        if not self.terms:
+            return None
+        from quintet.envs.info_metrics import InfoMetrics
+
+        return InfoMetrics(self.terms, num_streams, f"{self.config.id} ({self.config.backend})")
+
+    def numbered(self, **numbers: int) -> "ResolvedEnv":
+        """The same environment with other `Numbers`."""
+        return replace(self, numbers=self.numbers._replace(**numbers))
+
     def with_options(self, options: Mapping[str, Any]) -> "ResolvedEnv":
         """The same environment with other options in its configuration."""
         return replace(self, config=self.config.model_copy(update=options))
@@ -193,6 +228,11 @@ def _find_maker(name: str) -> MakeEnv:
             )
         if attribute not in gymnasium.registry:  # importing the module may have registered it
             _register_envs_of(module_name.partition(".")[0])
+        if attribute not in gymnasium.registry and "gym" in sys.modules:
+            from quintet.envs.old_gym import registered_maker
+
+            if (made := registered_maker(attribute)) is not None:
+                return made
         if attribute not in gymnasium.registry and module_name == "__main__":
             raise ConfigError(
                 f"{name!r} must be in the script that runs, {origin_of(module)} has no "

@@ -1,9 +1,11 @@
 """Settles the automatic options that need a look at an environment, once in a run."""
 
 import random
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from time import perf_counter, thread_time
 from typing import Any, NamedTuple, final
 
 import gymnasium
@@ -12,10 +14,12 @@ import numpy as np
 from quintet.envs import masks
 from quintet.envs.env_source import can_be_made_again
 from quintet.envs.make import make_group_env
+from quintet.envs.owners import made_for
 from quintet.envs.resolved import ResolvedEnv
-from quintet.envs.vector import OFFSET, ObsArrays, VectorEnv, coarse
+from quintet.envs.success import number_of
+from quintet.envs.vector import OFFSET, Array, ObsArrays, StepRow, VectorEnv, coarse
 from quintet.envs.wrappers import innermost
-from quintet.errors import QuintetError
+from quintet.errors import ConfigError, QuintetError
 from quintet.spaces import float64_leaves, mask_sizes, observation_leaves
 from quintet.system.files import same_folder
 from quintet.system.signals import STOPS
@@ -28,6 +32,31 @@ MASKS_AT_STEPS = (
 
 _STEPS, _SEED = 64, 0
 """Number of random actions that show how much an observation changes, and their seed."""
+
+_MOST_METRICS = 32
+"""Most numbers in info that ``env.metrics=auto`` takes."""
+
+_EPISODE_STEPS, _MOST_CPU_S, _MOST_S = 20_000, 0.5, 2.0
+"""Limits of the episode that shows which numbers are in info: steps, of which at least one is
+taken, seconds of this thread on a processor, and of a clock."""
+
+_WRITABLE = re.compile(r"[^,:*\s_][^,:*]*")
+_NOT_THEIRS = re.compile(
+    r"(.*/)?((\w+_)?ids?|elapsed_steps?|lives|seeds?|terminated|truncated|trunc|discount"
+    r"|bad_transition|(episode_)?frame_number)"
+    r"|(TimeLimit|players|episode|final_\w+|terminal_\w+)([/.].*)?"
+)
+"""Numbers of the machinery around environments, which don't tell how an episode went."""
+
+
+@final
+class KeysInInfo(NamedTuple):
+    """Paths of the numbers in info: at the end of an episode (of the newest step, where none has
+    ended), and in any step.
+    """
+
+    ending: tuple[str, ...] = ()
+    seen: tuple[str, ...] = ()
 
 
 def settled(env: ResolvedEnv, of: Spaces) -> ResolvedEnv:
@@ -43,7 +72,138 @@ def made_otherwise(env: ResolvedEnv, settled: ResolvedEnv) -> bool:
     """Whether environments that were made for `env` differ from those of the settled one."""
     before, now = env.config, settled.config
     wide = now.observation_dtype == "float64" != before.observation_dtype
-    return wide or (now.mask_from_info is True and before.mask_from_info is not True)
+    masked = now.mask_from_info is True and before.mask_from_info is not True
+    return wide or masked or settled.terms != env.terms
+
+
+def with_metrics(env: ResolvedEnv, keys: Callable[[ResolvedEnv], KeysInInfo]) -> ResolvedEnv:
+    """The same with ``env.metrics`` settled: ``auto`` and patterns by the numbers that the first
+    episode of one environment, which is made for that, has in info.
+
+    keys: plays this episode.  Raises ConfigError if a pattern can't be settled.
+    """
+    text = env.config.metrics
+    if text == "auto":
+        found: tuple[str, ...] = ()
+        # The frames of games have nothing in info that says how an episode went.
+        if can_be_made_again(env.source) and not env.of_tensors and env.atari is None:
+            with suppress(QuintetError, OSError):  # the run meets it again, and says so
+                found = keys(env).ending
+        own = [x for x in found if _WRITABLE.fullmatch(x) and not _NOT_THEIRS.fullmatch(x)]
+        names = own[:_MOST_METRICS]
+        env = env.with_options({"metrics": ", ".join(f"{x}:last" for x in names) or "none"})
+        return replace(env, notes=(*env.notes, _taken(names, len(own)))) if names else env
+    if "*" not in text:
+        return env
+    from quintet.envs.info_metrics import as_text, expanded, read_terms
+
+    if not can_be_made_again(env.source) or env.of_tensors:
+        raise ConfigError(
+            f"env.metrics must name its keys where no other environment can be made to look for "
+            f"them, got {text!r}: name them"
+        )
+    return env.with_options({"metrics": as_text(expanded(read_terms(text), *keys(env)))})
+
+
+def _taken(names: Sequence[str], count: int) -> str:
+    more = f" ({count - len(names)} more are left out)" if count > len(names) else ""
+    return (
+        f"metrics of the environment, from info at the ends of episodes: env/{', '.join(names)}"
+        f"{more}; --env.metrics chooses others, sums and means"
+    )
+
+
+def keys_in_info(env: ResolvedEnv) -> KeysInInfo:
+    """The numbers in info in an episode of random actions."""
+    look = Look()
+    seen = replace(env.with_options({"frame_stack": 1, "observe_last": False}), look=look)
+    with untouched(), made_for("a look at its info"):
+        with closing(make_group_env(seen, env.streams_of(1))) as probe:
+            masked = masks_in_info(env, probe).at_reset
+            if not masked:
+                _play(probe, look)
+        if masked:
+            seen = seen.with_options({"mask_from_info": True})
+            with closing(make_group_env(seen, env.streams_of(1))) as probe:
+                _play(probe, look)
+    return look.keys
+
+
+def _play(env: VectorEnv, look: "Look") -> None:
+    """Plays random actions to the end of an episode."""
+    from quintet.envs.random_play import random_rows  # PyTorch
+
+    cpu, begin = thread_time(), perf_counter()
+    for each in random_rows(env, _EPISODE_STEPS, _SEED):
+        late = thread_time() - cpu > _MOST_CPU_S or perf_counter() - begin > _MOST_S
+        if each.number and (look.ended or late):
+            return
+
+
+@final
+class Look:
+    """Takes steps as `InfoMetrics` does, and notes which numbers are in their infos.
+
+    ended: whether an episode has ended.
+    """
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._ending: dict[str, None] = {}
+        self._newest: dict[str, None] = {}
+        self._seen: dict[str, None] = {}
+
+    @property
+    def keys(self) -> KeysInInfo:
+        """The keys that were seen so far."""
+        ending = self._ending if self.ended else self._newest
+        return KeysInInfo(tuple(ending), tuple(self._seen))
+
+    def clear(self) -> None:
+        """Forgets nothing."""
+
+    def add(self, stream: int, info: Any, out: StepRow, *, ended: bool, new: bool = True) -> None:  # noqa: ARG002
+        """Takes the info of a stream's step."""
+        found = dict.fromkeys(_numbers_in(info))
+        self._seen |= found
+        self.ended |= ended
+        if ended:
+            self._ending |= found
+        else:
+            self._newest = found
+
+    def step(self, infos: Any, valid: Array, ended: Array, out: StepRow, final: Any = None) -> None:
+        """Takes a vector environment's infos of a step; `final`: of the streams that ended."""
+        for stream in np.flatnonzero(valid).tolist():
+            over = bool(ended[stream])
+            whole: Any = final if over and final is not None else infos
+            if isinstance(whole, Mapping):
+                self.add(stream, _of_stream(whole, stream), out, ended=over)
+            else:
+                self.add(stream, None if whole is None else whole[stream], out, ended=over)
+
+
+def _numbers_in(info: Any, prefix: str = "") -> Iterator[str]:
+    """Paths of the numbers in an info."""
+    for key, value in info.items() if isinstance(info, Mapping) else ():
+        if not isinstance(key, str):
+            continue
+        if isinstance(value, Mapping):
+            yield from _numbers_in(value, f"{prefix}{key}/")
+        elif value is not None and number_of(value) is not None:
+            yield f"{prefix}{key}"
+
+
+def _of_stream(infos: Mapping[str, Any], stream: int) -> dict[str, Any]:
+    """The info of a stream in arrays of all streams by key, with masks at ``"_" + key``."""
+    found: dict[str, Any] = {}
+    for key, value in infos.items():
+        given = infos.get(f"_{key}")
+        if isinstance(value, Mapping):
+            found[key] = _of_stream(value, stream)
+        elif (given is None or given[stream]) and np.ndim(value):
+            found[key] = value[stream]
+    return found
 
 
 def _with_mask(env: ResolvedEnv, of: Spaces) -> ResolvedEnv:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quintet.errors import ConfigError
+from quintet.system.signals import STOPS
 
 _REWARD, _INFO = "reward>", "info:"
 
@@ -80,14 +81,29 @@ def write_success(
         out[stream] = _truth(values[stream] if many else values, key, who)
 
 
+def number_of(value: Any) -> float | None:
+    """A number or truth value in info, also in an array of one; NaN for None; None: no number."""
+    if type(value) is float:
+        return value
+    if value is None:
+        return math.nan
+    try:
+        array = np.asarray(value)
+        return float(array.item()) if array.size == 1 and array.dtype.kind in "biuf" else None
+    except STOPS:
+        raise
+    except BaseException:  # the environment's own object raised it
+        return None
+
+
 def _truth(value: Any, key: str, who: str) -> bool:
-    array = np.asarray(value)
-    if array.size != 1 or array.dtype.kind not in "biuf" or np.isnan(array).any():
+    number = number_of(value)
+    if number is None or math.isnan(number):
         raise ConfigError(
             f"env.success 'info:{key}' must have one number or truth value in info[{key!r}] at "
             f"each ending, got {value!r:.80} from {who}; name another key, or leave env.success out"
         )
-    return bool(array.item())
+    return bool(number)
 
 
 def _refuse_key(key: str, known: Iterable[str], who: str) -> NoReturn:

@@ -11,6 +11,8 @@ from __future__ import annotations  # annotations need no PyTorch at run time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
     from gymnasium.vector import AutoresetMode
     from jaxtyping import Bool, Float, Shaped
@@ -30,6 +32,8 @@ class TensorStep(NamedTuple):
         ``[B, ...]`` in which rows of other streams are not read; None: there are none, and the
         observation before the last step takes their place.
     success: whether the episode that ended was won, read only where ``env.success`` asks for info.
+    info: other numbers of the step ``[B]`` by key, of the last one of episodes that ended; read
+        only where ``env.metrics`` asks.
     """
 
     obs: Obs
@@ -38,6 +42,7 @@ class TensorStep(NamedTuple):
     truncated: Bool[Tensor, " B"]
     final_obs: Obs | None = None
     success: Shaped[Tensor, " B"] | None = None
+    info: Mapping[str, Any] | None = None
 
 
 @runtime_checkable

@@ -11,7 +11,8 @@ before the last step is shown.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, final
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import torch
 from gymnasium.vector import AutoresetMode
@@ -39,6 +40,9 @@ from quintet.system.signals import STOPS
 from quintet.system.user_code import raised
 from quintet.types import Obs
 
+if TYPE_CHECKING:
+    from quintet.envs.info_metrics import InfoMetrics, Term
+
 T = TypeVar("T")
 
 
@@ -50,6 +54,7 @@ class HostedEnv:
     be captured as a CUDA graph.
 
     env: the environments themselves, for code that steps tensors.
+    metrics: joins the episodes' own numbers.
     """
 
     def __init__(
@@ -59,15 +64,23 @@ class HostedEnv:
         *,
         closes: bool = True,
         made: Any = None,
+        terms: Sequence["Term"] = (),
     ) -> None:
         """description: its description in reports; None: its own.
         closes: whether `close` closes `env`; False: it belongs to the caller.
         made: what a maker gave, which others may not step; raises ConfigError if they do.
+        terms: of ``env.metrics``.
         """
         self.env, self._closes, self._made = env, closes, made
         self.num_streams, self.spaces = env.num_streams, env.spaces
         self.description = env.description if description is None else description
         self._key = key_of(env.description.success)
+        self.metrics: "InfoMetrics | None" = None
+        if terms:
+            from quintet.envs.info_metrics import InfoMetrics
+
+            zeros = partial(torch.zeros, dtype=torch.float64, device=env.device)
+            self.metrics = InfoMetrics(terms, env.num_streams, self._who, zeros)
         # Arrays of float32 round what float64 leaves give.
         leaves = observation_leaves(in_float64(env.spaces).observation)
         self._specs = {name: leaf_spec(leaf) for name, leaf in leaves.items()}
@@ -92,6 +105,8 @@ class HostedEnv:
         obs = self._call("restart", lambda: self.env.restart(seed))
         self._check_obs(obs)
         self._resets.zero_()
+        if self.metrics is not None:
+            self.metrics.clear()
         self._checked = False
         for name, x in self._obs.items():
             x.copy_(obs[name])
@@ -128,6 +143,9 @@ class HostedEnv:
         flags = {"terminated": terminated, "truncated": truncated, "valid": valid}
         success = self._success(out, ended)
         self._row = {"reward": raw, "raw_reward": raw, "success": success, **flags}
+        if self.metrics is not None:
+            infos = {} if out.info is None else out.info
+            self._row["metrics"] = self.metrics.tensors(infos, valid, ended)
 
     def recv(self, out: StepRow) -> None:
         row, self._row = self._row, None
@@ -135,7 +153,8 @@ class HostedEnv:
         for name, x in self._obs.items():
             _write(out.obs[name], x)
         for name, x in row.items():
-            _write(getattr(out, name), x)
+            if (into := getattr(out, name)) is not None:
+                _write(into, x)
 
     def render(self, stream: int) -> Rendered:  # noqa: ARG002
         raise CannotRender("environments of tensors draw nothing")

@@ -10,7 +10,7 @@ of the environment's space. A stream's actions, also of a Tuple or Dict space, a
 array, see `quintet.spaces.action_spec`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
@@ -38,6 +38,8 @@ class StepRow:
     valid: False in reset rows.
     success: whether the episode that ended here was won; undefined in other rows, or if
         `EnvDescription.success` is None.
+    metrics: ``[B, M]``, of the episode that ended here, NaN where it has no number; undefined in
+        other rows; None: nobody wants them.
     """
 
     obs: ObsArrays
@@ -47,6 +49,7 @@ class StepRow:
     truncated: NDArray[np.bool_]
     valid: NDArray[np.bool_]
     success: NDArray[np.bool_]
+    metrics: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class EnvDescription:
     one_seed: all streams follow from the first stream's seed.
     statistics: names of Gymnasium's wrappers in it that normalise by statistics of their own, which
         begin anew in every evaluation.
+    metrics: names of the M numbers of its own that each episode has, see ``env.metrics``.
+    curriculum: what its episodes are of a curriculum in evaluations, as the end of a sentence.
     """
 
     id: str
@@ -79,6 +84,33 @@ class EnvDescription:
     turns: bool = False
     one_seed: bool = False
     statistics: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    curriculum: str = ""
+
+
+class InfoReader(Protocol):
+    """Reads the environment's own numbers from infos, in the process that steps it."""
+
+    def clear(self) -> None:
+        """Forgets the running episodes."""
+        ...
+
+    def add(self, stream: int, info: Any, out: StepRow, *, ended: bool, new: bool = True) -> None:
+        """Takes the info of a stream's step, and writes the episode's row if it ended there.
+
+        new: whether the step's info was not taken yet; else only last values are.
+        """
+        ...
+
+    def step(self, infos: Any, valid: Array, ended: Array, out: StepRow, final: Any = None) -> None:
+        """Takes a vector environment's infos of a step, and writes the rows of the streams that
+        `ended` ``[B]``, a part of the `valid` ones.
+
+        infos: arrays ``[B]`` by key, perhaps with a mask at ``"_" + key``, nested or not; or for
+            each stream a dict or None.
+        final: infos of the streams that ended, where theirs stand apart.
+        """
+        ...
 
 
 class Rendered(NamedTuple):
@@ -133,6 +165,16 @@ class VectorEnv(Protocol):
     def close(self) -> None: ...
 
 
+class GivesOptions(Protocol):
+    """An attribute `tasks` of vector environments whose resets take options of a curriculum; None
+    without one.
+    """
+
+    def options_of(self, stream: int) -> Mapping[str, Any] | None:
+        """The options of a stream's last reset."""
+        ...
+
+
 def place_of_frame(frame: FrameType) -> str:
     """The stream that a running frame steps or resets, with its step and seed; "" if the frame is
     not of a single stream.
@@ -155,8 +197,9 @@ def allocate_obs(space: Space, leading: tuple[int, ...]) -> ObsArrays:
     }
 
 
-def allocate_row(space: Space, num_streams: int) -> StepRow:
-    """A newly allocated, zeroed row ``[num_streams]`` for a stored observation space."""
+def allocate_row(space: Space, num_streams: int, metrics: int = 0) -> StepRow:
+    """A newly allocated, zeroed row ``[num_streams]`` for a stored observation space, with this
+    number of metrics."""
     return StepRow(
         obs=allocate_obs(space, (num_streams,)),
         reward=np.zeros(num_streams, np.float32),
@@ -165,6 +208,7 @@ def allocate_row(space: Space, num_streams: int) -> StepRow:
         truncated=np.zeros(num_streams, np.bool_),
         valid=np.zeros(num_streams, np.bool_),
         success=np.zeros(num_streams, np.bool_),
+        metrics=np.zeros((num_streams, metrics), np.float32) if metrics else None,
     )
 
 

@@ -16,7 +16,14 @@ import numpy as np
 from gymnasium import spaces
 
 from quintet.envs.config import RewardClip
-from quintet.envs.vector import Array, ObsArrays, StepRow, VectorEnv, allocate_obs
+from quintet.envs.vector import (
+    Array,
+    GivesOptions,
+    ObsArrays,
+    StepRow,
+    VectorEnv,
+    allocate_obs,
+)
 from quintet.errors import ConfigError
 from quintet.spaces import (
     Space,
@@ -319,6 +326,12 @@ def innermost(env: VectorEnv) -> VectorEnv:
     while isinstance(env, FrameStack | FromRewards | ObserveLast | ShapedRewards):
         env = env.env
     return env
+
+
+def tasks_of(env: VectorEnv) -> GivesOptions | None:
+    """The attribute `tasks` of the environments below these wrappers."""
+    found: GivesOptions | None = getattr(innermost(env), "tasks", None)
+    return found
 
 
 def clip_reward(reward: Any, kind: RewardClip) -> None:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from quintet.findings import health
 from quintet.findings.speed import limit
-from quintet.observe.metrics import by_node, by_policy
+from quintet.observe.metrics import ENV, by_node, by_policy
 from quintet.observe.pace import NO_SCORE, Score, clock, percent
 from quintet.observe.text_curve import label
 from quintet.observe.timing import SERVER, Load, Phase, Shares, mean
@@ -181,6 +181,7 @@ def layout(view: View, console: Console, height: int) -> SegmentLines:
         (0, _progress(view)),
         (1, _row("env steps", _Items(_steps(view)))),
         *_scores(view),
+        *_curriculum(view),
         *_policies(view),
         *_curve(view, console.width - _NAMES_WIDTH),
         *_time(view),
@@ -246,6 +247,19 @@ def _scores(view: View) -> Iterator[_Block]:
             parts = parts or ["no episode has ended yet"]
         if parts:
             yield 3, _row(name, _Items(parts))
+    own = {name: x for name, x in view.report.items() if name.startswith(ENV)}
+    if own:
+        parts = [f"{name.removeprefix(ENV)} {label(x)}" for name, x in own.items()]
+        yield 4, _row("environment", _Items(parts))
+
+
+def _curriculum(view: View) -> Iterator[_Block]:
+    """A line with the stage, or the other numbers, of a curriculum."""
+    own = {k.partition("/")[2]: x for k, x in view.report.items() if k.startswith("curriculum/")}
+    stage, stages = own.pop("stage", None), own.pop("stages", None)
+    parts = [] if stage is None or stages is None else [f"stage {stage:.0f} of {stages:.0f}"]
+    if parts or own:
+        yield 3, _row("curriculum", _Items(parts + [f"{k} {x:.3g}" for k, x in own.items()]))
 
 
 def _policies(view: View) -> Iterator[_Block]:

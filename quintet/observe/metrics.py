@@ -162,13 +162,24 @@ METRICS: dict[str, Metric] = {**OF_RUNS, **OF_LEARNERS}
 HISTOGRAM = "histogram/"
 """Prefix of histograms, which only some sinks can show."""
 
+ENV = "env/"
+"""Prefix of the environment's own numbers in reports; those of evaluations have it after
+``eval/``."""
+
 NODE = "node/"
 """Prefix of the metrics of a cluster's nodes; the node's number follows."""
 
 PREFIXES: dict[str, Metric] = {
+    ENV: Metric("its own", "mean over episodes since the last report of a number of env.metrics"),
+    f"eval/{ENV}": Metric("its own", "mean over the last evaluation of a number of env.metrics"),
     HISTOGRAM: Metric("1", "distribution of a value over rows or parameters, never a number"),
     "health/": Metric("1", "a part of the learner: 1 reliable, -1 doubtful, 0 not known yet"),
     "hyperparameter/": Metric("1", "value of an option that a population tunes"),
+    "curriculum/": Metric(
+        "1",
+        "the curriculum: stage, from 1, of stages, and metric_mean, which the bar is for; values "
+        "of a schedule; levels_seen_frac and score_mean; metrics of a curriculum of your own",
+    ),
     "user/": Metric("1", "value that a callback has logged, in its own unit"),
     "server/": Metric("1", "share of the inference server's time by phase; streams of an act"),
     NODE: Metric(
@@ -244,14 +255,24 @@ def by_policy(report: Mapping[str, float]) -> dict[int, dict[str, float]]:
     return dict(sorted(own.items()))
 
 
+def signed(name: str) -> tuple[str, float]:
+    """The metric of an objective, and the factor with which it is the better the higher it is:
+    ``-env/cost`` is the better the lower."""
+    return (name[1:], -1.0) if name.startswith("-") else (name, 1.0)
+
+
 def plain_name(name: str) -> str:
     """A metric's name without its policy."""
     return _POLICY_PREFIX.sub("", name)
 
 
 def highest(report: Mapping[str, float], name: str) -> float | None:
-    """A metric of a report, of several policies the highest; None without one."""
-    return max((x[name] for x in (report, *by_policy(report).values()) if name in x), default=None)
+    """A metric of a report, of several policies the highest; None without one.  ``-NAME``: minus
+    the metric.
+    """
+    name, sign = signed(name)
+    found = (sign * x[name] for x in (report, *by_policy(report).values()) if name in x)
+    return max(found, default=None)
 
 
 def newest(reports: Sequence[Mapping[str, float]], name: str) -> float | None:
@@ -302,21 +323,52 @@ class _Sums:
     won: int = 0
 
 
+_COUNT = "count/"  # prefix of counts in checkpoints, where `ENV` is that of sums
+
+Sums = dict[str, list[float]]
+"""Sums and counts of the environment's own numbers, by name."""
+
+
+def add_numbers(sums: Sums, names: Sequence[str], numbers: Sequence[float]) -> None:
+    """Adds an episode's own numbers; NaN does not count."""
+    for name, x in zip(names, numbers, strict=False):
+        if x == x:
+            total = sums.setdefault(name, [0.0, 0.0])
+            total[0] += x
+            total[1] += 1.0
+
+
 @final
 class EpisodeStats:
-    """Sums over finished episodes between reports; also keeps the last `window` episodes."""
+    """Sums over finished episodes between reports; also keeps the last `window` episodes.
 
-    def __init__(self, window: int = 100) -> None:
-        self._new = _Sums()
+    count: number of episodes; missing: the environment's own numbers that none of them had.
+    """
+
+    def __init__(self, window: int = 100, names: Sequence[str] = ()) -> None:
+        """names: of the environment's own numbers."""
+        self._new, self._names = _Sums(), names
+        self._own: Sums = {}
+        self.count, self.missing = 0, dict.fromkeys(names)
         self._recent: deque[tuple[float, bool | None]] = deque(maxlen=window)
 
     def add(
-        self, episode_return: float, length: int, success: bool | None = None, recent: bool = True
+        self,
+        episode_return: float,
+        length: int,
+        success: bool | None = None,
+        recent: bool = True,
+        numbers: Sequence[float] = (),
     ) -> None:
         """Adds a finished episode: raw return in reward units, length in env_steps.
 
-        recent: whether it counts among the last episodes.
+        recent: whether it counts among the last episodes; numbers: the environment's own.
         """
+        self.count += 1
+        if numbers:
+            add_numbers(self._own, self._names, numbers)
+            for name in self._own if self.missing else ():
+                self.missing.pop(name, None)
         if recent:
             self._recent.append((episode_return, success))
         new = self._new
@@ -352,8 +404,8 @@ class EpisodeStats:
         self._recent.clear()
 
     def report(self) -> dict[str, float]:
-        """The ``episode/*`` values of the episodes since the last call, if any."""
-        new, self._new = self._new, _Sums()
+        """The ``episode/*`` and ``env/*`` values of the episodes since the last call, if any."""
+        (new, own), self._new, self._own = (self._new, self._own), _Sums(), {}
         if not new.count:
             return {}
         values = {
@@ -364,15 +416,25 @@ class EpisodeStats:
             "episode/length_mean": new.length_sum / new.count,
             "episode/count": new.count,
         }
+        values |= {f"{ENV}{name}": total / count for name, (total, count) in own.items()}
         return values | ({"episode/success_rate": new.won / new.judged} if new.judged else {})
 
     def save(self) -> dict[str, float] | None:
         """Sums since the last report, for a checkpoint; None if there are none."""
-        return asdict(self._new) if self._new.count else None
+        if not self._new.count:
+            return None
+        own: dict[str, float] = {}
+        for name, (total, count) in self._own.items():
+            own |= {f"{ENV}{name}": total, f"{_COUNT}{name}": count}
+        return asdict(self._new) | own
 
     def load(self, saved: Mapping[str, Any] | None) -> None:
         """Restores the result of `save`."""
-        self._new = _Sums(**(saved or {}))
+        sums = {k: x for k, x in (saved or {}).items() if "/" not in k}
+        self._new, self._own = _Sums(**sums), {}
+        for name in self._names:
+            if saved and f"{ENV}{name}" in saved:
+                self._own[name] = [saved[f"{ENV}{name}"], saved[f"{_COUNT}{name}"]]
 
 
 def _mean(values: Sequence[float]) -> float | None:

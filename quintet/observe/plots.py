@@ -223,7 +223,7 @@ def _load(
 ) -> Run:
     """own: entries added to the run's configuration."""
     curve = extract(reports, x, metric)
-    evaluations = extract(reports, x, EVALUATED.get(metric, ""))
+    evaluations = extract(reports, x, EVALUATED.get(metric, f"eval/{metric}"))
     if len(curve.x) == 0:
         have = sorted({name for report in reports for name in report} - {"env_steps", "wall_s"})
         theirs = METRICS_ELSEWHERE.get(metric.rpartition("/")[2])

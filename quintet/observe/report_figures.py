@@ -56,7 +56,7 @@ def curves_of(runs: Sequence[RunSummary], x: Axis, metric: str) -> bytes | None:
             if not len(curve.x):
                 continue
             options = {**run.options, **own}
-            evaluations = extract(reports, x, EVALUATED.get(metric, ""))
+            evaluations = extract(reports, x, EVALUATED.get(metric, f"eval/{metric}"))
             drawn = Run(run.folder, options, curve, evaluations, run.sources)
             groups.setdefault(group_key(options, run.sources), []).append(drawn)
     if not groups:

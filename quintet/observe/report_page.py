@@ -19,6 +19,7 @@ from quintet.findings.record import Finding, in_words
 from quintet.observe import comparison_page
 from quintet.observe.comparison import compare
 from quintet.observe.lineage import EVENTS, lineage_figure, read_events
+from quintet.observe.metrics import ENV
 from quintet.observe.pace import clock
 from quintet.observe.plot_groups import group_labels
 from quintet.observe.report_figures import WIDTH_IN, curves_of, health_over_time, svg
@@ -29,10 +30,13 @@ from quintet.system import files
 _MOST_COMMAND = 4_000  # characters
 _FILM_BYTES, _MOST_FILMS = 16 * 2**20, 3
 _MOST_SIDES = 7
+_MOST_OWN = 12  # curves of the environment's own numbers
+
 _CURVES = {
     "policy/entropy": "Entropy of the policy",
     "value/explained_variance": "Explained variance of values",
     "throughput/env_steps_per_s": "Speed",
+    "curriculum/stage": "Stage of the curriculum",
 }
 
 
@@ -168,6 +172,8 @@ def _pictures(runs: Sequence[RunSummary]) -> list[Picture]:
     if score is not None:
         wanted = [("Score", "env_steps", score), ("Score over time", "wall_s", score)]
     wanted += [(title, "env_steps", name) for name, title in _CURVES.items() if name in there]
+    own = sorted(name for name in there if name.startswith(ENV))
+    wanted += [(text(name), "env_steps", name) for name in own[:_MOST_OWN]]
     found = ((title, curves_of(runs, x, name)) for title, x, name in wanted)
     return [Picture(title, address(data)) for title, data in found if data is not None]
 

@@ -19,7 +19,7 @@ from quintet.checkpoints import manifest, run_record, saved_options
 from quintet.checkpoints.links import require_own
 from quintet.checkpoints.lock import holder_of
 from quintet.errors import CheckpointError, FileFault, QuintetError
-from quintet.observe.metrics import newest
+from quintet.observe.metrics import ENV, newest, signed
 from quintet.observe.report_files import JSONL_FILE, read_metrics
 from quintet.options.bounds import LARGEST, MOST_STEPS
 from quintet.system import files
@@ -31,7 +31,7 @@ SCORES = ("eval/success_rate", "eval/return_mean", "episode/success_rate", "epis
 
 NOT_PART_OF_GROUP = ("seed", "run_dir", "resume", "report", "checkpoint", "doctor")
 """Options, or parts of them, that may differ within an experiment."""
-_NOT_IN_GROUP = ("eval.episodes", "eval.interval")
+_NOT_IN_GROUP = ("eval.episodes", "eval.interval", "env.metrics")
 
 _NONE: Mapping[str, str] = {}
 _RUN_FILES = (run_record.FILE, JSONL_FILE)
@@ -101,11 +101,21 @@ class RunSummary:
 
     @property
     def score(self) -> tuple[str, float] | None:
-        """Name and newest value of the run's score; of several policies the highest."""
-        for name in SCORES:
+        """Name and newest value of the run's score, first of the one by which its best policy is
+        chosen; of several policies the highest."""
+        chosen, _ = signed(str(self.options.get("checkpoint.best_by", "")))
+        own = (f"eval/{chosen}", chosen) if chosen.removeprefix("eval/").startswith(ENV) else ()
+        for name in (*own, *SCORES):
             if (score := newest(self.reports, name)) is not None:
                 return name, score
         return None
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The newest values of the environment's own numbers, of training and of evaluations."""
+        there = {name for report in self.reports for name in report}
+        own = sorted(name for name in there if name.startswith((ENV, f"eval/{ENV}")))
+        return {name: x for name in own if (x := self._last(name)) is not None}
 
     @property
     def score_kind(self) -> str:

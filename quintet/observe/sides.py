@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel
 from quintet.checkpoints.manifest import Checked, Word, content_fault
 from quintet.errors import FileFault, QuintetError
 from quintet.observe.comparison import pooled_scale
-from quintet.observe.metrics import newest
+from quintet.observe.metrics import newest, signed
 from quintet.observe.run_summary import RunSummary, actions_evaluated, find_runs, read_summary, text
 from quintet.options.bounds import LARGEST
 from quintet.system import files
@@ -164,10 +164,13 @@ def _reports(run: _Run) -> list[dict[str, float]]:
     return sorted([*curve, *reports], key=lambda report: report["env_steps"])
 
 
-def scores(sides: Sides, at: At | None) -> tuple[dict[str, dict[str, Array]], list[str]]:
+def scores(
+    sides: Sides, at: At | None, metric: str | None = None
+) -> tuple[dict[str, dict[str, Array]], list[str]]:
     """The scores of the tasks that all sides have, and sentences about them.
 
     at: None: final scores. Else scores from curves, up to a place.
+    metric: a number of the environment, perhaps after a minus, in place of returns.
 
     Raises:
         QuintetError: the sides share no task, or a run has no such score.
@@ -190,7 +193,7 @@ def scores(sides: Sides, at: At | None) -> tuple[dict[str, dict[str, Array]], li
         place = math.inf if at is None else _place(together, at)
         told += [] if at is None else [f"{task}: scored at {place:,.0f} {_AXES[at.axis]}"]
         for side, own in runs.items():
-            returns[side][task] = [_returns(each, at, place) for each in own]
+            returns[side][task] = [_returns(each, at, place, metric) for each in own]
     kinds = {side: _kind(side, own) for side, own in returns.items()}
     if len({*kinds.values()}) > 1:
         told.insert(0, "warning: these kinds of scores differ even for one policy")
@@ -249,9 +252,11 @@ def _place(members: Sequence[Member], at: At) -> float:
     return value
 
 
-def _returns(member: Member, at: At | None, place: float) -> dict[Kind, float]:
-    """The last return of a run by kind, or the last ones up to a place on its curves."""
-    found: dict[Kind, float | None] = {"final evaluation": member.final if at is None else None}
+def _returns(member: Member, at: At | None, place: float, metric: str | None) -> dict[Kind, float]:
+    """The last return, or metric, of a run by kind, or the last ones up to a place on its
+    curves."""
+    final, names = (member.final, _METRICS) if metric is None else (None, _kinds(metric))
+    found: dict[Kind, float | None] = {"final evaluation": final if at is None else None}
     reports = member.run.reports
     if at is not None:
         axis = _AXES[at.axis]
@@ -261,8 +266,15 @@ def _returns(member: Member, at: At | None, place: float) -> dict[Kind, float]:
             f"a run must have finished to have a final score, got {member.name} "
             f"({member.run.state}): leave it out, or compare with --equal steps"
         )
-    found |= {kind: newest(reports, metric) for kind, metric in _METRICS.items()}
+    found |= {kind: newest(reports, name) for kind, name in names.items()}
     return {kind: value for kind, value in found.items() if value is not None}
+
+
+def _kinds(metric: str) -> dict[Kind, str]:
+    """The names of a metric in reports, by kind."""
+    name, sign = signed(metric)
+    name, minus = name.removeprefix("eval/"), "-" if sign < 0 else ""
+    return {"last evaluation": f"{minus}eval/{name}", "training": f"{minus}{name}"}
 
 
 def read_bars(path: Path | None) -> dict[str, dict[str, float]]:

@@ -1,5 +1,5 @@
 """Sinks of reports: ``metrics.jsonl``, its table ``progress.csv`` and TensorBoard event files in a
-run's folder, and Weights & Biases.
+run's folder, Weights & Biases, and sinks of installed packages.
 
 A resumed run first drops reports after the checkpoint and then appends to the same files, so every
 env_step is reported once.  Writes are not buffered: the whole line is in ``metrics.jsonl`` when
@@ -15,8 +15,10 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, final
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -40,11 +42,51 @@ from quintet.observe.report_files import (
 from quintet.options.bounds import MOST_SECONDS
 from quintet.options.declaration import Options, option
 from quintet.system import files
+from quintet.system.plugins import Catalog
 
 if TYPE_CHECKING:
+    from quintet.observe.package_sink import ThreadedSink
     from quintet.observe.wandb_sink import WandbSink
 
-SinkName = Literal["jsonl", "csv", "tensorboard", "wandb"]
+
+class SinkRun(NamedTuple):
+    """A run that begins or goes on.
+
+    options: by dotted name.
+    env_steps: of the checkpoint from which it goes on; reports beyond it come again. -1: a new run.
+    """
+
+    run_dir: Path
+    options: Mapping[str, Any]
+    env_steps: int
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PackageSink:
+    """A sink of an installed package, which names it as an entry point ``quintet.sinks``.  A thread
+    calls its functions; one that raises an error or hangs does not stop the run.
+
+    open: returns what the others get first, for instance a connection.
+    write: gets a report, numbers by name, of which ``env_steps`` is one.
+    text: gets a name and a text.
+    picture: gets a name, env_steps and a picture ``[H, W, 3]``, uint8.
+    """
+
+    open: Callable[[SinkRun], Any]
+    write: Callable[[Any, dict[str, float]], object]
+    text: Callable[[Any, str, str], object]
+    picture: Callable[[Any, str, int, np.ndarray], object]
+    close: Callable[[Any], object]
+
+
+SINKS = Catalog("quintet.sinks", "sink", PackageSink, {}, "quintet.jobs.imports:import_apart")
+"""The sinks of installed packages."""
+
+if TYPE_CHECKING:
+    SinkName = str
+else:
+    SinkName = Literal["jsonl", "csv", "tensorboard", "wandb", *SINKS.names()]
 
 TENSORBOARD_FOLDER = "tensorboard"
 
@@ -71,7 +113,7 @@ class ReportConfig(Options):
     )
     """destinations of reports; csv: jsonl, and a table of it, made at checkpoints and at the end;
     tensorboard is left out if it is not installed; wandb: Weights & Biases, with its own settings
-    (WANDB_PROJECT, WANDB_MODE=offline, ...)
+    (WANDB_PROJECT, WANDB_MODE=offline, ...); installed packages add others
     """
 
 
@@ -175,6 +217,11 @@ def open_sinks(
             from quintet.observe.wandb_sink import WandbSink
 
             sinks.append(WandbSink(run_dir, options or {}))
+        elif name != "tensorboard":
+            from quintet.observe.package_sink import ThreadedSink
+
+            opened = partial(SinkRun, run_dir, options or {})
+            sinks.append(ThreadedSink(name, SINKS.find(name), opened, notice))
         else:
             try:
                 sinks.append(TensorBoardSink(run_dir / TENSORBOARD_FOLDER))
@@ -344,7 +391,7 @@ class TensorBoardSink:
         self._file.append(framed.getvalue())
 
 
-Sink: TypeAlias = "JsonlSink | CsvSink | TensorBoardSink | WandbSink"
+Sink: TypeAlias = "JsonlSink | CsvSink | TensorBoardSink | WandbSink | ThreadedSink"
 """Takes reports in the order of their env_steps."""
 
 

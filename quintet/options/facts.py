@@ -38,7 +38,7 @@ continuous action. vector_discrete: all others.
 
 _WITHOUT_EFFECT = {
     *("num_streams", "streams_per_group", "num_threads", "num_processes"),
-    *("reward_clip", "success"),
+    *("reward_clip", "success", "curriculum"),
 }
 """Options of environments on which their spaces do not depend."""
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from quintet.algorithms import registry
 from quintet.envs.config import EnvConfig
 from quintet.errors import ConfigError
-from quintet.observe.metrics import OF_RUNS
+from quintet.observe.metrics import ENV, OF_RUNS, signed
 from quintet.options.declaration import Facts, bounds_of, faults, idle, tunable
 from quintet.options.run import RunConfig
 from quintet.population.scores import MEANS
@@ -160,12 +160,42 @@ def population_faults(config: RunConfig) -> list[str]:
     return faults + _objective_faults(config)
 
 
+def number_faults(config: RunConfig) -> list[str]:
+    """Faults of what is chosen by the environment's own numbers, where these are settled."""
+    chosen = {"checkpoint.best_by": config.checkpoint.best_by}
+    if config.population.several:
+        chosen["population.objective"] = config.population.objective
+    return [fault for each in chosen.items() if (fault := number_fault(*each, config.env))]
+
+
+def number_fault(option: str, objective: str, env: EnvConfig) -> str:
+    """A sentence if an objective is a number of the environment that env.metrics does not name."""
+    name = signed(objective)[0].removeprefix("eval/")
+    settled = env.metrics != "auto" and "*" not in env.metrics
+    if not name.startswith(ENV) or not settled or name.removeprefix(ENV) in env.metric_names:
+        return ""
+    return (
+        f"{option}={objective} must be of a number in env.metrics, got {env.metrics}: add it there"
+    )
+
+
+def best_by_faults(config: RunConfig) -> list[str]:
+    """Faults of the metric by which the best policy is chosen."""
+    name, _ = signed(by := config.checkpoint.best_by)
+    if name.removeprefix("eval/").startswith(ENV) or (name in OF_RUNS and name.startswith("eval/")):
+        return []
+    return [
+        f"checkpoint.best_by must be a metric of evaluations, got {by}: give eval/return_mean, "
+        "eval/success_rate, another eval/..., or env/KEY"
+    ]
+
+
 def _objective_faults(config: RunConfig) -> list[str]:
     """Faults of the metric by which policies are ranked."""
-    name, kind = config.population.objective, config.runtime.kind
+    (name, _), kind = signed(config.population.objective), config.runtime.kind
     own = registry.find(config.algo).reported()
     evaluated = [x for x in OF_RUNS if x.startswith("eval/")]
-    known = [*MEANS, *evaluated, *own]
+    known = [*MEANS, *evaluated, *own, ENV, f"eval/{ENV}"]
     if not any(name == x or (x.endswith("/") and name.startswith(x)) for x in known):
         near = get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else "see the names in metrics.jsonl"
@@ -173,7 +203,7 @@ def _objective_faults(config: RunConfig) -> list[str]:
             f"population.objective must be a metric of the policies of {config.algo}, got {name}: "
             f"{hint}"
         ]
-    if name in evaluated and config.eval.episodes == 0:
+    if name.startswith("eval/") and config.eval.episodes == 0:
         return [f"population.objective={name} must have eval.episodes > 0, got 0: raise it"]
     rule = config.env.success or (config.eval_env.success if name in evaluated else None)
     if name.endswith("/success_rate") and rule is None:
@@ -181,7 +211,7 @@ def _objective_faults(config: RunConfig) -> list[str]:
             f"population.objective={name} must have env.success, got none: give a rule, as "
             "--env.success 'reward>0', or another objective"
         ]
-    if name not in MEANS and kind != "async":
+    if not config.population.of_episodes and kind != "async":
         return [
             f"population.objective={name} must have runtime.kind=async, got {kind}, in which no "
             f"clock decides anything, and reports follow the clock: use {' or '.join(MEANS)}, or "

@@ -20,7 +20,7 @@ from quintet.envs.config import EnvConfig
 from quintet.envs.env_source import EnvSource
 from quintet.envs.eval_env import evaluated_env
 from quintet.envs.resolved import ResolvedEnv, resolve_env
-from quintet.envs.settled import settled
+from quintet.envs.settled import keys_in_info, settled, with_metrics
 from quintet.errors import ConfigError
 from quintet.models.config import critic_leaves
 from quintet.options.bounds import MOST_STEPS
@@ -30,7 +30,7 @@ from quintet.options.facts import facts, spaces_of
 from quintet.options.layers import Layer, canonical, is_free, listed, merged, options, with_sources
 from quintet.options.machine import automatic, in_one_process, require_agents, require_networks
 from quintet.options.placing import Placing
-from quintet.options.population import population_faults
+from quintet.options.population import best_by_faults, number_faults, population_faults
 from quintet.options.run import AUTOMATIC, MAY_CHANGE_ON_RESUME, PARTS, TOP, RunConfig, prefix_of
 from quintet.spaces import in_float64, without_leaves
 from quintet.types import Spaces
@@ -210,7 +210,8 @@ def combination_faults(config: RunConfig) -> list[str]:
         f"{fault} (of {steps:,} env_steps each of the {policies} policies has its share)"
         for fault in size_faults(config, steps // policies)
     ]
-    return [*faults, *population_faults(config), *found]
+    chosen = [*best_by_faults(config), *number_faults(config)]
+    return [*faults, *population_faults(config), *chosen, *found]
 
 
 def batch_steps(config: RunConfig) -> int:
@@ -383,6 +384,7 @@ def resolve(loaded: Loaded, spaces: Spaces) -> Loaded:
     config, idle = without_idle_options(
         config, sources, facts(config, loaded.env, loaded.eval_env, spaces)
     )
+    idle += number_faults(config)
     try:
         if idle:
             raise ConfigError(listed(idle))
@@ -405,7 +407,7 @@ def check_spaces(loaded: Loaded) -> None:
 def resolved(loaded: Loaded) -> tuple[dict[str, Any], dict[str, str]]:
     """Every option of a loaded configuration as a run would use it, and its source."""
     spaces = loaded.spaces or spaces_of(loaded.env)
-    env = settled(loaded.env, spaces)
+    env = with_metrics(settled(loaded.env, spaces), keys_in_info)
     if env.config.mask_from_info != loaded.env.config.mask_from_info:
         spaces = spaces_of(env)
     elif env.config.observation_dtype == "float64":
@@ -428,7 +430,7 @@ def with_observation_dtype(loaded: Loaded, env: ResolvedEnv) -> Loaded:
     """
     evaluated = loaded.eval_env
     if evaluated is not None:
-        names = ("observation_dtype", "mask_from_info")
+        names = ("observation_dtype", "mask_from_info", "metrics")
         evaluated = evaluated.with_options({name: getattr(env.config, name) for name in names})
     return replace(loaded, env=env, eval_env=evaluated)
 

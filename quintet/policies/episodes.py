@@ -1,5 +1,6 @@
 """Plays whole episodes, or games of several agents, with the actor that is evaluated."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
@@ -95,6 +96,7 @@ class Played(NamedTuple):
     entropy: entropy of the policy's distribution, summed over the steps; None without a
         distribution.
     cut: whether it was cut at the step limit.
+    metrics: the environment's own numbers; of an episode that was cut they are not known.
     """
 
     return_: float
@@ -102,6 +104,7 @@ class Played(NamedTuple):
     success: bool
     entropy: float | None
     cut: bool
+    metrics: tuple[float, ...] = ()
 
 
 class Found(NamedTuple):
@@ -120,7 +123,8 @@ def play(vector: VectorEnv, how: How, num_agents: int = 1, watch: Watch | None =
     share = [episodes // num_games + (i < episodes % num_games) for i in range(num_games)]
     games = _Games(np.array(share), num_agents, own)
     obs = allocate_obs(vector.spaces.observation, (count,))
-    row = allocate_row(vector.spaces.observation, count)
+    own_numbers = len(vector.description.metrics)
+    row = allocate_row(vector.spaces.observation, count, own_numbers)
     leaves: dict[str, Any] = {name: torch.from_numpy(x) for name, x in row.obs.items()}
     generator = torch.Generator("cpu").manual_seed(how.seed)
     returns, lengths, entropies = np.zeros(count), np.zeros(count, np.int64), np.zeros(count)
@@ -174,7 +178,10 @@ def play(vector: VectorEnv, how: How, num_agents: int = 1, watch: Watch | None =
             if own[i] and lengths[i] and games.counts(i):
                 won = bool(row.success[i] and over[i])
                 total = None if entropy is None else float(entropies[i])
-                one = Played(float(returns[i]), int(lengths[i]), won, total, bool(cut[i]))
+                metrics = (math.nan,) * own_numbers
+                if over[i] and row.metrics is not None:
+                    metrics = tuple(row.metrics[i].tolist())
+                one = Played(float(returns[i]), int(lengths[i]), won, total, bool(cut[i]), metrics)
                 played[i].append(one)
             returns[i], lengths[i], entropies[i] = 0.0, 0, 0.0
         games.add(row, over, cut)

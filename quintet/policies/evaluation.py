@@ -4,7 +4,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -24,8 +24,10 @@ from quintet.envs.film import make_filmed_env
 from quintet.envs.owners import made_for
 from quintet.envs.random_play import UniformActor
 from quintet.envs.resolved import ResolvedEnv, resolve_env
+from quintet.envs.settled import keys_in_info, with_metrics
 from quintet.envs.vector import EnvDescription, ObsArrays, VectorEnv
 from quintet.errors import ConfigError, QuintetError
+from quintet.observe.metrics import ENV
 from quintet.observe.video import VideoWriter, check_video
 from quintet.options.bounds import MOST_COUNT
 from quintet.options.declaration import Facts, idle
@@ -81,6 +83,8 @@ class Scores:
     cut_episodes: number of episodes cut after `max_steps`, with their return so far.
     max_steps: the step limit; None: no limit.
     film_fault: why a requested video is missing; None without a fault.
+    metrics: the environment's own numbers by name, as in ``env.metrics``, one per episode; NaN
+        where an episode had none.
     """
 
     returns: NDArray[np.float64]
@@ -94,6 +98,7 @@ class Scores:
     cut_episodes: int = 0
     max_steps: int | None = None
     film_fault: str | None = None
+    metrics: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     @property
     def cut_told(self) -> str:
@@ -131,7 +136,7 @@ class Scores:
         """Population standard deviation of the returns."""
         return float(self.returns.std())
 
-    def metrics(self) -> dict[str, float]:
+    def reported(self) -> dict[str, float]:
         """``eval/*`` by declared name."""
         found = {
             "eval/return_mean": self.mean,
@@ -144,7 +149,9 @@ class Scores:
             "eval/success_rate": self.success_rate,
             "eval/entropy": self.entropy,
         }
-        return {name: value for name, value in found.items() if value is not None}
+        numbers = {f"eval/{ENV}{k}": x[~np.isnan(x)] for k, x in self.metrics.items()}
+        own = {name: float(x.mean()) for name, x in numbers.items() if len(x)}
+        return {name: value for name, value in found.items() if value is not None} | own
 
 
 _ELSEWHERE = {
@@ -201,7 +208,7 @@ def evaluate(
             uniformly random actions.  The policy plays every second agent of a game, and in every
             second game the other half.
         env_options: other values of ``env.*`` than in training, by name: ``kwargs`` (as a held-out
-            split), ``backend``, ``success``, ``num_processes``, ``num_threads``.
+            split), ``backend``, ``success``, ``metrics``, ``num_processes``, ``num_threads``.
         max_steps: steps after which an episode is cut and counts with its return so far; None: no
             limit; auto: no limit if the environment has a known time limit, else 1,000, or the
             greatest power of ten up to ten times the longest training episode.
@@ -266,7 +273,19 @@ def evaluate(
             f"{chosen.config.id} had none in {episodes} games; raise episodes"
         )
     scores = _scores(found, vector.description, how.max_steps)
+    if "metrics" in (env_options or {}):
+        _require_metrics(scores)
     return replace(scores, film=film, film_fault=film_fault)
+
+
+def _require_metrics(scores: Scores) -> None:
+    """Refuses a key of info that no episode had, unless one was cut."""
+    lacks = [name for name, x in scores.metrics.items() if np.isnan(x).all()]
+    if lacks and len(scores.returns) and not scores.cut_episodes:
+        raise ConfigError(
+            f"env.metrics must name numbers that {scores.env.id} has in info, got "
+            f"{', '.join(lacks)}, which none of {len(scores.returns)} episodes had: correct it"
+        )
 
 
 def _own_draws(how: How, uniform: Callable[[int], UniformActor]) -> How:
@@ -343,6 +362,10 @@ def _scores(found: Found, env: EnvDescription, max_steps: int | None = None) -> 
         complete=found.complete,
         cut_episodes=sum(each.cut for each in played),
         max_steps=max_steps,
+        metrics={
+            name: np.array([each.metrics[k] for each in played])
+            for k, name in enumerate(env.metrics)
+        },
     )
 
 
@@ -381,8 +404,14 @@ def _choose_env(
         vouched["id"] = config.id
     given = calls_of({f"env.{name}": value for name, value in vouched.items()})
     origin = replace(policy.origin, given=(*policy.origin.given, *given))
-    origin.check(Call("env", config.id, config.kwargs))
+    for call in (
+        Call("env", config.id, config.kwargs),
+        *calls_of({"env.curriculum": config.curriculum}),
+    ):
+        origin.check(call)
     resolved = resolve_env(config, source)
+    if "metrics" in own:
+        resolved = with_metrics(resolved, keys_in_info)
     _require_effect(resolved, own, says)
     return resolved, resolved.streams_of(num_streams)
 
@@ -391,7 +420,8 @@ def _require_effect(env: ResolvedEnv, own: Mapping[str, Any], says: Mapping[str,
     """Refuses options of the evaluation that have no effect."""
     if not own:  # the environment's maker, which effects depend on, is found later
         return
-    still = idle(EvalEnvConfig.model_construct(**own), Facts(evaluated=env))
+    known = {name: x for name, x in own.items() if name in EvalEnvConfig.model_fields}
+    still = idle(EvalEnvConfig.model_construct(**known), Facts(evaluated=env))
     for name in [*(own.keys() & still), *(own.keys() & says.keys() - {"id"})]:
         raise ConfigError(
             f"env.{name}={own[name]!r} has no effect on {env.config.id} ({env.config.backend}); "
@@ -439,6 +469,7 @@ def _streams_for(policy: Policy, env: ResolvedEnv, num_streams: int, how: How) -
 
 
 def _streams(env: ResolvedEnv, num_streams: int, how: How) -> VectorEnv:
+    env = env.numbered(first=env.config.num_streams + 1)
     with made_for("an evaluation"):
         made = make_streams(env, num_streams, Spreading(timeout_s=how.timeout_s))
     for each in spread_envs([made]):
@@ -459,7 +490,9 @@ def _film(policy: Policy, env: ResolvedEnv, how: How, path: Path) -> Film | None
     """Films one episode; None if it was stopped before its end."""
     check = partial(_check_spaces, policy)
     # The filmed environment may have another info, and its episode isn't counted.
-    filmed = make_filmed_env(env.with_options({"success": None}), how.seed, check)
+    filmed = make_filmed_env(
+        env.with_options({"success": None, "metrics": "none"}), how.seed, check
+    )
     shown: Film | None = None
     every = ceil(filmed.steps_per_s / MAX_FPS)
     try:

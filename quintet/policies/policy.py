@@ -60,12 +60,14 @@ def describe(
     defines its environment or its encoder, if that is in no module.
     """
     script = script_of(env.id) or script_of(model.encoder)
+    of_user = ":" in (env.curriculum or {}).get("kind", "")
     return ({} if script is None else {"script": script}) | {
         "algo": algo,
         "learner": learner.model_dump(mode="json"),
         # An encoder that was given as a function stays one; JSON keeps only its name.
         "model": model.model_dump(mode="json") | {"encoder": model.encoder},
-        "env": env.model_dump(mode="json"),
+        # Evaluations play the end of quintet's own kinds, and no code of the user's.
+        "env": env.model_dump(mode="json") | ({"curriculum": None} if of_user else {}),
         **as_json(of),
         "own": as_json(of.own or of),
     }
@@ -120,6 +122,7 @@ class Policy:
         self._calls = (
             Call("env", self.env.id, self.env.kwargs),
             Call("model.encoder", model.encoder, model.encoder_kwargs),
+            *calls_of({"env.curriculum": self.env.curriculum}),
         )
         origin.check(self._calls[1])
         memory.require(weights_bytes(model, self.spaces), "its network", "use another policy")

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, final
 
 from pydantic import Field, model_validator
 
+from quintet.observe.metrics import signed
 from quintet.options.bounds import (
     MOST_TASKS,
     Bounded,
@@ -23,7 +24,7 @@ from quintet.population.scores import OF_EPISODES
 _SEVERAL = "population.size > 1"
 _PBT = (_SEVERAL, "population.pbt")
 _MUTATES = (*_PBT, "population.mutation_rate > 0")
-_OF_EPISODES = Needs("an objective of episodes", lambda o, _: o.objective.startswith(OF_EPISODES))
+_OF_EPISODES = Needs("an objective of episodes", lambda o, _: o.of_episodes)
 
 
 @final
@@ -43,7 +44,7 @@ class PopulationConfig(Options):
     a of every game has policy a, modulo their number
     """
     objective: str = option("episode/return_mean", needs=_SEVERAL)
-    """metric by which policies are ranked, the higher the better"""
+    """metric by which policies are ranked, the higher the better; -NAME: the lower the better"""
     window_env_steps: Steps | None = option(None, needs=(_SEVERAL, _OF_EPISODES))
     """number of newest env_steps of each policy over which an objective of episodes is averaged,
     more if min_episodes needs more; none: a period
@@ -84,6 +85,11 @@ class PopulationConfig(Options):
     """meaning of gap_relative; original: a difference of either sign, as a fraction of the copied
     policy's objective
     """
+
+    @property
+    def of_episodes(self) -> bool:
+        """Whether the objective is a mean over episodes of training."""
+        return signed(self.objective)[0].startswith(OF_EPISODES)
 
     @property
     def several(self) -> bool:

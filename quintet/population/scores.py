@@ -2,8 +2,10 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any, final
+
+from quintet.observe.metrics import ENV
 
 if TYPE_CHECKING:  # imports PyTorch, which options have no use for
     from quintet.runtime.batch import Episode
@@ -18,6 +20,7 @@ class _Sums:
 
     env_steps: the policy's env_steps after the batch.
     judged: number of episodes in which success is defined.
+    own: sum and count of each of the environment's own numbers, one after another.
     """
 
     env_steps: int
@@ -26,10 +29,11 @@ class _Sums:
     lengths: int
     judged: int
     won: int
+    own: tuple[float, ...] = ()
 
 
-OF_EPISODES = "episode/"
-"""Prefix of the names of objectives of episodes."""
+OF_EPISODES = ("episode/", ENV)
+"""Prefixes of the names of objectives of episodes."""
 
 _Parts = Callable[[_Sums], tuple[float, int]]
 
@@ -49,8 +53,11 @@ class Record:
     since: its env_steps when it last took over other weights.
     """
 
-    def __init__(self, longest: int):
-        """longest: env_steps of the policy after which episodes are dropped."""
+    def __init__(self, longest: int, names: Sequence[str] = ()):
+        """longest: env_steps of the policy after which episodes are dropped; names: of the
+        environment's own numbers.
+        """
+        self.names = names
         self.longest, self.env_steps, self.since = longest, 0, 0
         self._sums: deque[_Sums] = deque()
 
@@ -63,7 +70,11 @@ class Record:
             returns = sum(each.return_ for each in episodes)
             lengths = sum(each.length for each in episodes)
             sums = (env_steps, len(episodes), returns, lengths, len(judged), sum(judged))
-            self._sums.append(_Sums(*sums))
+            own: list[float] = []
+            for numbers in zip(*(each.metrics for each in episodes), strict=True):
+                known = [x for x in numbers if x == x]
+                own += [sum(known), float(len(known))]
+            self._sums.append(_Sums(*sums, tuple(own)))
         while self._sums and self._sums[0].env_steps <= env_steps - self.longest:
             self._sums.popleft()
 
@@ -77,7 +88,7 @@ class Record:
         few."""
         counted = 0
         for sums in reversed(self._sums):
-            counted += MEANS[name](sums)[1]
+            counted += self._parts(name, sums)[1]
             if counted >= episodes:
                 return self.env_steps - sums.env_steps + 1
         return None
@@ -85,18 +96,25 @@ class Record:
     def mean(self, name: str, span: int) -> float:
         """Mean over the episodes that ended in the newest `span` env_steps, at least one."""
         begin = self.env_steps - span
-        parts = [MEANS[name](sums) for sums in self._sums if sums.env_steps > begin]
+        parts = [self._parts(name, sums) for sums in self._sums if sums.env_steps > begin]
         return sum(total for total, _ in parts) / sum(count for _, count in parts)
+
+    def _parts(self, name: str, sums: _Sums) -> tuple[float, int]:
+        if name in MEANS:
+            return MEANS[name](sums)
+        place = 2 * self.names.index(name.removeprefix(ENV))
+        total, count = sums.own[place : place + 2]
+        return total, int(count)
 
     def save(self) -> dict[str, Any]:
         """JSON-able."""
-        sums = [astuple(each) for each in self._sums]
+        sums = [[*astuple(each)[:-1], *each.own] for each in self._sums]
         return {"env_steps": self.env_steps, "since": self.since, "sums": sums}
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Restores the result of `save`."""
         self.env_steps, self.since = saved["env_steps"], saved["since"]
-        self._sums = deque(_Sums(*each) for each in saved["sums"])
+        self._sums = deque(replace(_Sums(*each[:6]), own=tuple(each[6:])) for each in saved["sums"])
 
 
 def compared(records: Sequence[Record], name: str, window: int, least: int) -> list[float | None]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 import numpy as np
 
@@ -35,9 +35,15 @@ class LiveRun:
     evaluated: index of the policy whose scores `Callbacks.evaluation` receives; 0 at other times.
     """
 
-    def __init__(self, run_dir: Path, policies: Sequence[PolicyRun], env_steps: Callable[[], int]):
-        self.run_dir, self.evaluated = run_dir, 0
-        self._policies, self._env_steps = policies, env_steps
+    def __init__(
+        self,
+        run_dir: Path,
+        policies: Sequence[PolicyRun],
+        env_steps: Callable[[], int],
+        set_env: Callable[[str, Any], None] = lambda *_: None,
+    ):
+        self.run_dir, self.evaluated, self.may_set = run_dir, 0, True
+        self._policies, self._env_steps, self._set_env = policies, env_steps, set_env
         self._logged: dict[str, float] = {}
 
     @property
@@ -68,6 +74,22 @@ class LiveRun:
             self._logged[OWN + name] = float(value)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"log must have a number for {name!r}, got {value!r}") from error
+
+    def set_env(self, name: str, value: Any) -> None:
+        """Sets the attribute `name` of every training environment (of the first wrapper that has
+        it) from its next unroll on.  If none has it, or the name is ``task``, it calls the method
+        ``set_task(name, value)``, or ``set_task(value)``.  Checkpoints hold the value.
+
+        Raises:
+            ConfigError: the value can't be stored, no environment takes it, or the callback is
+                `checkpoint` or `end`, after which a run that resumes would lack it.
+        """
+        if not self.may_set:
+            raise ConfigError(
+                "set_env must be called by the callbacks begin, evaluation or report, got it after "
+                "a checkpoint, which would lack the value: call it there"
+            )
+        self._set_env(name, value)
 
     def take_logged(self) -> dict[str, float]:
         """Metrics logged since the last call, for the report."""

@@ -45,6 +45,11 @@ class Evaluations:
             own = self.env.config
             kwargs = f" {own.kwargs}" if own.kwargs else ""
             self.elsewhere = f"{own.id}{kwargs} ({own.backend})"
+        if self.env.config.curriculum is not None and config.eval.episodes > 0:
+            from quintet.envs.curriculum import final_said
+
+            id_ = self.elsewhere or f"{config.env.id} ({self.env.config.backend})"
+            self.elsewhere = f"{id_} {final_said(self.env.config.curriculum)}"
         self.evaluated_steps = 0
         self._seconds = 0.0
         self._told = self._apart_told = False

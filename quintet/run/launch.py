@@ -170,7 +170,7 @@ def _run(
         trainer.saving.notes += doubts + ([] if budget is None else budget.notes)
         _remark(trainer, loaded, source)
         trainer.warm_start(anew=loaded.overwrite)
-        rows = row_specs(config, source.spaces)
+        rows = row_specs(config, source.spaces, len(source.env.terms))
         require_rows(config, rows, policies[0].plan)
         _make_replays(trainer, source, rows)
         log = trainer.log

@@ -17,14 +17,14 @@ from torch import Tensor
 from quintet.checkpoints import saved_options
 from quintet.checkpoints.checkpoint import Checkpoint, not_finite, require_finite
 from quintet.checkpoints.spaces_as_json import other_spaces
-from quintet.errors import CheckpointError, NonFiniteError
+from quintet.errors import CheckpointError, ConfigError, NonFiniteError
 from quintet.models.config import uses_pictures
-from quintet.observe.metrics import EpisodeStats, policy_prefix
+from quintet.observe.metrics import EpisodeStats, policy_prefix, signed
 from quintet.options.declaration import require_tunable
 from quintet.options.run import RunConfig
 from quintet.policies.folders import LEARNER, POLICY
 from quintet.policies.policy import LEAST_BOUND, Policy, describe, misfit
-from quintet.population.scores import MEANS, MOST_WINDOWS, Record, compared
+from quintet.population.scores import MOST_WINDOWS, Record, compared
 from quintet.protocols import DataPlan, Learner
 from quintet.run.card import card
 from quintet.run.folder import RunFolder
@@ -71,10 +71,11 @@ class PolicyRun:
 
     config: the run's configuration with this policy's learner options, which `configure` replaces.
     device: device of the learner's batches.
-    best: the highest mean return of an evaluation.
+    best: the highest score of an evaluation, by checkpoint.best_by.
     best_cut_at: the step limit that cut some of its episodes; None: none was cut.
     longest_episode: env_steps of the longest episode that ended; 0 before the first.
     scores: ``eval/*`` of the last evaluation that was not yet reported.
+    numbers: names of the environment's own numbers.
     reward_shaping: weights of rewards in environments while it plays, by sorted name;
         empty: the configuration's.
     """
@@ -90,9 +91,11 @@ class PolicyRun:
         self.learner, self.config, self.spaces, self.folder = learner, config, spaces, folder
         self.device = device
         self.counters = PolicyCounters()
-        self.episodes = EpisodeStats()
+        self.numbers = config.env.metric_names
+        self.episodes = EpisodeStats(names=self.numbers)
         self.longest_episode = 0
-        self.record = Record(MOST_WINDOWS * config.population.window(config.total_env_steps))
+        longest = MOST_WINDOWS * config.population.window(config.total_env_steps)
+        self.record = Record(longest, self.numbers)
         self.replay: RunReplay | None = None
         self.best: float | None = None
         self.best_cut_at: int | None = None
@@ -160,23 +163,24 @@ class PolicyRun:
         """Counts whole episodes that it played."""
         self.counters.ended_episodes += len(episodes)
         self.longest_episode = max([self.longest_episode, *(each.length for each in episodes)])
-        own = [episode for episode in episodes if episode.version >= self._own_since]
+        mine = [episode for episode in episodes if episode.version >= self._own_since]
         for episode in episodes:
             recent = episode.version >= self._own_since
-            self.episodes.add(episode.return_, episode.length, episode.success, recent)
+            own = episode.return_, episode.length, episode.success, recent
+            self.episodes.add(*own, episode.metrics)
         if not self.alone:
-            self.record.add(self.counters.env_steps, own)
+            self.record.add(self.counters.env_steps, mine)
 
     @property
     def reported(self) -> float | None:
         """The policy's objective in the last report that had it, unless it is an objective of
         episodes."""
-        return self._reported.get(self.config.population.objective)
+        return self._reported.get(signed(self.config.population.objective)[0])
 
     @property
     def measured_env_steps(self) -> int:
         """Env_steps when its objective was measured."""
-        of_episodes = self.config.population.objective in MEANS
+        of_episodes = self.config.population.of_episodes
         return self.counters.env_steps if of_episodes else self._reported_objective
 
     @OwnTorch()
@@ -213,15 +217,23 @@ class PolicyRun:
         the best one's episodes were cut where its own went on, so that their returns can't be
         compared.  Returns a sentence about that, or "".
         """
-        self.scores = scores.metrics()
+        self.scores = scores.reported()
         if not self.config.checkpoint.save_best:
+            return ""
+        score = _chosen_by(self.config.checkpoint.best_by, self.scores)
+        if score is None:
+            if self.best is None:
+                raise ConfigError(
+                    "checkpoint.best_by must be a metric that evaluations have, got "
+                    f"{self.config.checkpoint.best_by} and {', '.join(self.scores)}: correct it"
+                )
             return ""
         was, longest = self.best_cut_at, int(scores.lengths.max())
         apart = self.best is not None and was is not None and longest > was
-        if self.best is None or apart or scores.mean > self.best:
+        if self.best is None or apart or score > self.best:
             cut = scores.max_steps if scores.cut_episodes else None
-            self.folder.write(BEST, policy, score=scores.mean, cut=cut)
-            self.best, self.best_cut_at = scores.mean, cut
+            self.folder.write(BEST, policy, score=score, cut=cut)
+            self.best, self.best_cut_at = score, cut
         if not apart:
             return ""
         return (
@@ -308,7 +320,8 @@ class PolicyRun:
         if not self.alone:
             self.record.load(part["record"])
             if part["objective"] is not None:
-                self._reported[self.config.population.objective] = part["objective"]
+                objective = signed(self.config.population.objective)[0]
+                self._reported[objective] = part["objective"]
             self._reported_objective = part["reported_objective"]
         self.best, self.best_cut_at = part["best"], cut_at(part)
         ended = run.env_steps >= self.config.total_env_steps
@@ -345,6 +358,8 @@ class PolicyRun:
         now = {"id": own.id, "kwargs": own.kwargs, "backend": own.backend}
         if any(was.get(f"eval.env.{name}") != value for name, value in now.items()):
             return "another environment than eval.env names now"
+        if was.get("checkpoint.best_by", by := self.config.checkpoint.best_by) != by:
+            return "another checkpoint.best_by"
         others = {name: getattr(self.config.eval, name) for name in _COMPARED}
         changed = [name for name, x in others.items() if was.get(f"eval.{name}", x) != x]
         return f"evaluations with another eval.{changed[0]}" if changed else ""
@@ -383,21 +398,30 @@ class PolicyRun:
         self.scores = {}
         self._reported_updates = updates
         self._reported |= report
-        if self.config.population.objective in report:
+        if signed(self.config.population.objective)[0] in report:
             self._reported_objective = self.counters.env_steps
         return report
+
+
+def _chosen_by(objective: str, scores: Mapping[str, float]) -> float | None:
+    """The number of an evaluation by which the best policy is chosen, the higher the better; None
+    if it has none."""
+    name, sign = signed(objective)
+    found = scores.get(name, scores.get(f"eval/{name}"))
+    return None if found is None else sign * found
 
 
 def objectives(policies: Sequence[PolicyRun]) -> list[float | None]:
     """Objectives by which policies are ranked; None: not yet known; -inf: not finite."""
     first = policies[0].config
     own, total = first.population, first.total_env_steps
-    if own.objective in MEANS:
+    name, sign = signed(own.objective)
+    if own.of_episodes:
         records = [each.record for each in policies]
-        found = compared(records, own.objective, own.window(total), own.min_episodes)
+        found = compared(records, name, own.window(total), own.min_episodes)
     else:
         found = [each.reported for each in policies]
-    return [x if x is None or math.isfinite(x) else -math.inf for x in found]
+    return [x if x is None else sign * x if math.isfinite(x) else -math.inf for x in found]
 
 
 def _require_alike(path: Path, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:

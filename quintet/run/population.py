@@ -11,7 +11,6 @@ from quintet.options.population import SHAPING, first_values, rules, shaping_of,
 from quintet.options.run import RunConfig
 from quintet.population.controller import Controller, finite
 from quintet.population.pbt import Decision
-from quintet.population.scores import MEANS
 from quintet.run.folder import RunFolder
 from quintet.run.policy_run import PolicyRun, leader, objectives
 from quintet.runtime.delivery import Batch
@@ -152,7 +151,7 @@ class Population:
             return
         self._told_of_missing.add(lacks)
         own = self.config.population
-        which = f" of {own.min_episodes} episodes" if own.objective in MEANS else ""
+        which = f" of {own.min_episodes} episodes" if own.of_episodes else ""
         say(
             f"policies without {own.objective}{which} yet, until then neither copied nor replaced: "
             f"{', '.join(map(str, lacks))}"

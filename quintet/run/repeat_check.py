@@ -1,12 +1,16 @@
-"""The check whether episodes repeat, in a process of its own, which the environment may end."""
+"""Looks at environments in a process of its own, which they may end: whether episodes repeat, and
+which numbers are in info.
+"""
 
 import os
 import pickle
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from typing import Any
 
 from quintet.envs.resolved import ResolvedEnv
+from quintet.envs.settled import KeysInInfo
 from quintet.errors import ConfigError
 from quintet.jobs import user_state, work
 from quintet.jobs.group import run_one
@@ -25,32 +29,49 @@ def unrepeatable_apart(env: ResolvedEnv, timeout_s: float, note: Callable[[str],
 
     timeout_s: seconds that a step may take.
     """
-    state, payload = user_state.capture(), pickle.dumps((sendable(env), timeout_s))
-    job = Job("check", __name__, payload, state=state)
-    job = job._replace(preload=process.PRELOAD, environ=process.ENVIRON)
-    answer = run_one(job, lambda line: say(f"[check] {line}")).answer or {}
-    if "error" in answer:
-        raise ConfigError(answer["error"])
+    answer = _answer(env, timeout_s, keys=False)
     for each in answer.get("notes", ()):
         note(each)
     return str(answer.get("found", ""))
 
 
+def keys_apart(timeout_s: float, env: ResolvedEnv) -> KeysInInfo:
+    """Does what `quintet.envs.settled.keys_in_info` does, likewise."""
+    answer = _answer(env, timeout_s, keys=True)
+    return KeysInInfo(tuple(answer.get("ending", ())), tuple(answer.get("seen", ())))
+
+
+def _answer(env: ResolvedEnv, timeout_s: float, *, keys: bool) -> dict[str, Any]:
+    """The answer of the process; empty without one."""
+    state, payload = user_state.capture(), pickle.dumps((sendable(env), timeout_s, keys))
+    job = Job("check", __name__, payload, state=state)
+    job = job._replace(preload=process.PRELOAD, environ=process.ENVIRON)
+    answer = run_one(job, lambda line: say(f"[check] {line}")).answer or {}
+    if "error" in answer:
+        raise ConfigError(answer["error"])
+    return answer
+
+
 def main() -> int:
-    """Answers with what `unrepeatable` finds and says; returns 0, or 1 where it can't."""
+    """Answers with what was found; returns 0, or 1 where that can't be."""
     payload, tell = work.receive()
     from quintet.envs.make import make_group_env
     from quintet.envs.owners import made_for
     from quintet.envs.repeating import unrepeatable
+    from quintet.envs.settled import keys_in_info
 
-    pickled, timeout_s = pickle.loads(payload)
+    pickled, timeout_s, keys = pickle.loads(payload)
     env: ResolvedEnv = user_state.work_of(pickled)
     notes: list[str] = []
+    late = threading.Timer(timeout_s + _CHECK_S, os._exit, [1])
+    late.daemon = True
     try:
+        if keys:
+            late.start()
+            tell(keys_in_info(env)._asdict())
+            return 0
         with made_for("the check whether its episodes repeat"):
             made = make_group_env(env, env.streams_of(1))
-        late = threading.Timer(timeout_s + _CHECK_S, os._exit, [1])
-        late.daemon = True
         late.start()
         with closing(made):
             found = unrepeatable(env, made, notes.append)

@@ -13,13 +13,14 @@ from quintet.checkpoints.checkpoint import Checkpoint
 from quintet.envs.ids import faster_backend
 from quintet.envs.resolved import ResolvedEnv
 from quintet.envs.vector import EnvDescription
+from quintet.errors import ConfigError
 from quintet.findings import health
 from quintet.findings.speed import RunFacts
 from quintet.models.config import uses_pictures
 from quintet.observe.growth import Growth
 from quintet.observe.log import RunLog
 from quintet.observe.machine_use import MachineUse
-from quintet.observe.metrics import clean, policy_prefix
+from quintet.observe.metrics import ENV, clean, policy_prefix, signed
 from quintet.observe.pace import SHOWN_EVERY_S, Score, report_interval_s
 from quintet.observe.sinks import Reporter, mend_reports, open_sinks
 from quintet.observe.timing import PhaseTimer
@@ -33,6 +34,9 @@ from quintet.types import Spaces
 
 if TYPE_CHECKING:
     from quintet.run.population import Population
+
+_ENOUGH_EPISODES = 20
+"""Episodes after which a number of ``env.metrics`` that none of them had is taken for a mistake."""
 
 
 @final
@@ -61,6 +65,7 @@ class Reports:
         self.parts = registry.find(config.algo).judged(learner, spaces)
         self.machine = MachineUse()
         self.growth = Growth()
+        self._looked = False
         self.sampling: Callable[[], dict[str, float]] = dict
         self.own: Callable[[dict[str, float]], dict[str, float]] = lambda _: {}
         self.last: dict[str, float] = {}
@@ -124,6 +129,7 @@ class Reports:
             report["throughput/env_steps_per_s"] = rate
         histograms: dict[str, Tensor] = {}
         reports = [policy.report(passed_s) for policy in self.policies]
+        self._look_for_numbers(log)
         if self.population is not None:
             for own, found in zip(reports, self.population.metrics(self.policies), strict=True):
                 own |= found
@@ -138,6 +144,26 @@ class Reports:
         report |= self.own(clean(report))
         self.last = self.reporter.write(report, histograms)
         log.update(self.last, self._recent)
+
+    def _look_for_numbers(self, log: RunLog) -> None:
+        """Says once which of the environment's own numbers no episode has had so far; raises
+        ConfigError where something is chosen by one of them.
+        """
+        stats = [policy.episodes for policy in self.policies]
+        if self._looked or sum(each.count for each in stats) < _ENOUGH_EPISODES:
+            return
+        self._looked = True
+        missing = [name for name in stats[0].missing if all(name in x.missing for x in stats)]
+        if not missing:
+            return
+        told = (
+            f"env.metrics must name numbers in info, got {', '.join(missing)}, which none of the "
+            f"first {sum(each.count for each in stats)} episodes had"
+        )
+        for by in (self.config.checkpoint.best_by, self.config.population.objective):
+            if signed(by)[0].removeprefix("eval/").removeprefix(ENV) in missing:
+                raise ConfigError(f"{told}, and {by} is what is chosen by: correct it")
+        log.warn(f"{told}: correct the name unless it comes later")
 
     def _say_growth(self, counters: Counters, log: RunLog) -> None:
         """Reports which processes may use up all memory before the run's end."""

@@ -13,7 +13,14 @@ from quintet.envs.env_source import can_be_made_again
 from quintet.envs.make import make_group_env
 from quintet.envs.owners import made_for
 from quintet.envs.resolved import ResolvedEnv
-from quintet.envs.settled import made_otherwise, settled
+from quintet.envs.settled import (
+    KeysInInfo,
+    keys_in_info,
+    made_otherwise,
+    settled,
+    with_metrics,
+)
+from quintet.envs.tensors_as_arrays import tensors_of
 from quintet.envs.vector import VectorEnv
 from quintet.errors import ConfigError
 from quintet.observe.timing import PhaseTimer
@@ -74,6 +81,7 @@ def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
     """The environments of a run, with its automatic options settled; raises ConfigError if they
     can't be made here, or by workers.
     """
+    env = env.numbered(seed=config.seed)
     # Ctrl-C would end environments in processes of their own before there is a checkpoint.
     with (
         interrupts_for_us_alone(),
@@ -81,8 +89,15 @@ def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
         made_for("training"),
     ):
         timeout_s = config.runtime.worker_timeout_s
+        keys = keys_in_info
+        if config.runtime.kind != "serial" and env.backend.in_python:
+            from quintet.run.repeat_check import keys_apart
+
+            keys = partial(keys_apart, timeout_s)
+        if env.kind != "group maker":  # else those made so far would be made again
+            env = with_metrics(env, keys)
         if config.runtime.kind == "serial":
-            return _settled(env, lambda env: _make_groups(config, env, timeout_s))
+            return _settled(env, lambda env: _make_groups(config, env, timeout_s), keys)
         if not can_be_made_again(env.source):
             raise ConfigError(
                 f"runtime.kind={config.runtime.kind} must have environments that worker processes "
@@ -90,25 +105,36 @@ def open_source(config: RunConfig, env: ResolvedEnv) -> Source:
                 "--runtime.kind serial"
             )
         with same_folder():  # this one is not stepped
-            return _settled(env, lambda env: [make_group_env(env, env.streams_of(1))])
+            return _settled(env, lambda env: [make_group_env(env, env.streams_of(1))], keys)
 
 
-def _settled(env: ResolvedEnv, make: Callable[[ResolvedEnv], Sequence[VectorEnv]]) -> Source:
+def _settled(
+    env: ResolvedEnv,
+    make: Callable[[ResolvedEnv], Sequence[VectorEnv]],
+    keys: Callable[[ResolvedEnv], KeysInInfo],
+) -> Source:
     """The result of `make` for the environment with its automatic options settled."""
     with ExitStack() as unless_kept:
         source = Source(make(env), env)
         unless_kept.callback(source.close)
-        resolved = settled(env, source.spaces)
+        if tensors_of(source.envs[0]) is not None:  # others may take a GPU, or there can be one
+            keys = _no_keys
+        resolved = with_metrics(settled(env, source.spaces), keys)
         if resolved == env or not made_otherwise(env, resolved):
             unless_kept.pop_all()
             return Source(source.envs, resolved)
     return Source(make(resolved), resolved)
 
 
+def _no_keys(_: ResolvedEnv) -> KeysInInfo:
+    return KeysInInfo()
+
+
 def _make_groups(config: RunConfig, env: ResolvedEnv, timeout_s: float) -> list[VectorEnv]:
     streams, size = env.config.num_streams, streams_per_group(config, env)
     if tuned_shaping(config):  # the sampler sets the values in environments of its own process
         env = env.with_options({"num_processes": 1})
+    env = replace(env, trains=True).numbered(first=0)
     how = Spreading(num_groups=streams // size, timeout_s=timeout_s)
     if env.backend.on_device and not host_needed(config):
         how = how._replace(device=tensors_device(config.runtime))
@@ -136,10 +162,10 @@ def slots_per_group(runtime: RuntimeConfig, plan: DataPlan, num_streams: int) ->
 
 
 @OwnTorch()
-def row_specs(config: RunConfig, spaces: Spaces) -> RowSpecs:
-    """The fields of the rows that the learner's actors make."""
+def row_specs(config: RunConfig, spaces: Spaces, metrics: int = 0) -> RowSpecs:
+    """The fields of the rows that the learner's actors make, with this number of metrics."""
     actor = registry.find(config.algo).make_actor(config.learner, config.model, spaces, PLAIN)
-    return RowSpecs.of(spaces, actor)
+    return RowSpecs.of(spaces, actor, metrics)
 
 
 def require_rows(config: RunConfig, rows: RowSpecs, plan: DataPlan) -> None:
@@ -259,7 +285,7 @@ def _worker_spec(
     assert runtime.actor_threads is not None
     server = _server(config, source.spaces) if runtime.inference == "server" else None
     return WorkerSpec(
-        make_env=partial(_make_place, source.env),
+        make_env=partial(_make_place, replace(source.env, trains=True)),
         make_actor=make_actor,
         spaces=source.spaces,
         plan=plan,
@@ -271,6 +297,7 @@ def _worker_spec(
         timeout_s=runtime.worker_timeout_s,
         threads=1 if server else runtime.actor_threads,
         server=server,
+        num_metrics=len(source.env.terms),
     )
 
 
@@ -378,4 +405,5 @@ def _server(config: RunConfig, spaces: Spaces) -> "ServerOptions":
 
 def _make_place(env: ResolvedEnv, place: "Place") -> VectorEnv:
     with made_for("training in a worker process"):
+        env = env.numbered(first=0, worker=place.worker)
         return make_group_env(env, place.num_streams, first_stream=place.first_stream)

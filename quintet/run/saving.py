@@ -73,7 +73,7 @@ class Saving:
         self.notes: list[str] = []
         self.warnings: list[str] = []
         self._seconds = 0.0
-        self._sampling: loop.Sampling | None = None
+        self.sampling: loop.Sampling | None = None
         self._environments: dict[int, list[bytes]] = {}  # states that the run resumes with
         self._discarded_columns: list[int] = []
 
@@ -154,9 +154,9 @@ class Saving:
 
     def _columns(self) -> list[int]:
         """Number of columns dropped so far, by policy."""
-        if self._sampling is None:
+        if self.sampling is None:
             return self._discarded_columns
-        return [queue.dropped_columns for queue in self._sampling.delivery.queues]
+        return [queue.dropped_columns for queue in self.sampling.delivery.queues]
 
     def _save_environments(
         self, exact: bool, warn: Callable[[str], None]
@@ -164,8 +164,8 @@ class Saving:
         """The state that environments offer, and whether an exact checkpoint is exact with it."""
         states: States = self._environments
         try:
-            if self._sampling is not None:
-                states = self._sampling.save_environments()
+            if self.sampling is not None:
+                states = self.sampling.save_environments()
         except QuintetError as error:
             warn(f"a checkpoint lacks the state of the environments: {error}")
             return {}, False
@@ -181,7 +181,7 @@ class Saving:
         """Gives the sampling what it had in earlier processes of the run: the state of its
         environments, and the numbers of columns dropped.
         """
-        self._sampling = sampling
+        self.sampling = sampling
         sampling.load_environments(self._environments)
         queues = sampling.delivery.queues
         for queue, columns in zip(queues, self._discarded_columns, strict=False):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TextIO, final
+from typing import TYPE_CHECKING, Any, Literal, TextIO, final
 
 from quintet.algorithms import registry
 from quintet.algorithms.parts.acting import as_trained
@@ -40,6 +40,7 @@ from quintet.types import Publication, Rollout
 if TYPE_CHECKING:
     from quintet.population.self_play import PastWeights
     from quintet.run.population import Population
+    from quintet.run.tasks import RunTasks
     from quintet.run.time_budget import TimeBudget
 
 _NOT_TRAINING: tuple[Phase, ...] = ("evaluation", "checkpoint")
@@ -95,7 +96,14 @@ class Trainer:
         plan, spaces = policies[0].learner.plan, policies[0].spaces
         self.facts = facts_of(config, plan, spaces, env, loaded.env, user != UserCode())
         self.findings = Findings(config, loaded.config.model, spaces, folder, self.log)
-        self.live = LiveRun(folder.path, policies, lambda: self.counters.env_steps)
+        self.tasks: RunTasks | None = None
+        if config.env.curriculum is not None:
+            self._make_tasks()
+        steps, set_env = (
+            lambda: self.counters.env_steps,
+            lambda *x: self._make_tasks().set_value(*x),
+        )
+        self.live = LiveRun(folder.path, policies, steps, set_env)
         self.max_cut_frac: float | None = None
         self.finished = self._save_requested = self._time_is_over = False
         self.budget: TimeBudget | None = None
@@ -125,6 +133,8 @@ class Trainer:
             policy.folder.open()
         saving = self.saving
         found, self.counters = saving.restore()
+        if found is not None and found.meta.get("tasks"):
+            self._make_tasks().load(found.meta)
         # Off the uninterrupted run's path no checkpoint is exact.
         exact = saving.on_path and self.config.runtime.exact and not saving.unrepeatable
         self.max_cut_frac = self.config.checkpoint.max_cut_frac if exact else None
@@ -155,6 +165,16 @@ class Trainer:
         else:
             self.reports.open(found, self.counters, self.log)
 
+    def _make_tasks(self) -> "RunTasks":
+        """The task of the environments, which few runs have."""
+        if self.tasks is None:
+            from quintet.run.tasks import RunTasks
+
+            self.tasks = RunTasks(self.config, self.policies[0].plan, self.log.say)
+            if self.saving.sampling is not None:
+                self.tasks.begin(self.saving.sampling)
+        return self.tasks
+
     def _write_options(self) -> None:
         """Writes ``config.yaml`` and ``run.json``; a finished run keeps its files."""
         if not self.finished or not (self.folder.path / saved_options.FILE).is_file():
@@ -171,7 +191,8 @@ class Trainer:
 
     def _open_log(self) -> None:
         file = self.folder.open_log()
-        scores = [policy.best for policy in self.policies if policy.best is not None]
+        returns = self.config.checkpoint.best_by == "eval/return_mean"
+        scores = [each.best for each in self.policies if returns and each.best is not None]
 
         def make(stream: TextIO) -> Progress:
             view = View(
@@ -210,6 +231,9 @@ class Trainer:
     def train(self, sampling: loop.Sampling) -> Literal["finished", "stopped"]:
         """Runs the loop to its end or to a stop."""
         self.reports.sampling, self.reports.own = sampling.report, self._own_metrics
+        if (tasks := self.tasks) is not None:
+            tasks.begin(sampling)
+            self.reports.sampling = lambda: sampling.report() | tasks.metrics()
         self.saving.goes_on(sampling)
         self._calls.ask(self.callbacks.begin, self.live)
         if self._calls.raised is not None:
@@ -229,6 +253,7 @@ class Trainer:
             self._ended = True
         if status == "finished":
             self.save_policy()
+        self.live.may_set = False
         self._calls.ask(self.callbacks.end, self.live, status)
         if (error := self._calls.raised) is not None:
             error.add_note(f"The run was saved; the same call resumes: {self.folder.path}")
@@ -283,14 +308,17 @@ class Trainer:
             return
         self.folder.check()
         before = self.timer.switch("checkpoint")
-        said = {"wall_s": self.reports.wall_s, MARK: self.reports.reporter.sync()}
+        said: dict[str, Any] = {"wall_s": self.reports.wall_s, MARK: self.reports.reporter.sync()}
         said |= self.evaluations.saved()
+        said |= {} if self.tasks is None else self.tasks.saved()
         path = self.saving.write(self.counters, exact, said, self.log.warn)
         self.timer.switch(before)
         if self._save_requested:
             self.log.say(f"saved as asked: {path}, {self.counters.env_steps:,} env_steps")
         self._save_requested, self._saved_at = False, time.monotonic()
+        self.live.may_set = False
         self._calls.ask(self.callbacks.checkpoint, self.live, path)
+        self.live.may_set = True
 
     def learned(self, batch: Batch) -> bool:
         """Counts a batch and considers its policy; returns whether that now has another policy's
@@ -299,6 +327,9 @@ class Trainer:
         self.policies[batch.policy].add(batch)
         for index, episodes in batch.others.items():
             self.policies[index].add_episodes(episodes)
+        if self.tasks is not None:
+            own = self.policies[batch.policy]
+            self.tasks.learned(batch, own.learner, self.counters.env_steps)
         if self.population is None:
             return False
         steps, own = self.counters.env_steps, self.policies[batch.policy]
@@ -310,7 +341,8 @@ class Trainer:
     def quiet(self, batch: Batch) -> bool:
         """Whether nothing that follows this batch reads another policy; the batch is counted."""
         counters, wall_s, own = self.counters, self.reports.wall_s, self.policies[batch.policy]
-        if self.stop.made or self.budget is not None or self.past is not None or self.reports.due:
+        others = self.budget, self.past, self.tasks
+        if self.stop.made or self.reports.due or any(each is not None for each in others):
             return False
         due = self.saving.due(counters, wall_s) or self.evaluations.due(counters.env_steps, wall_s)
         return not due and (self.population is None or self.population.rests(batch, own))

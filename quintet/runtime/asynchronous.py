@@ -128,6 +128,10 @@ class AsyncSampling:
         """The state that environments offer, as of the last unrolls that were received."""
         return dict(self.grants.states)
 
+    def set_task(self, text: bytes) -> None:
+        """Tells environments something with the next grants, see `quintet.envs.tasks`."""
+        self.grants.task = text
+
     def load_environments(self, states: States) -> None:
         """Gives processes the state of their environments when they begin."""
         self.grants.states.update(states)

@@ -1,6 +1,6 @@
 """Columns of unrolls: selected, split, joined and moved to a device, only in this module."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from threading import Lock
@@ -29,6 +29,8 @@ class Episode:
     row, column: place in a batch where it ended; -1 if that row was dropped.
     success: None if the environment defines no success.
     version: version of the weights that acted in its first row.
+    metrics: the environment's own numbers, NaN where it gave none.
+    options: of its reset, if a curriculum gave them.
     """
 
     row: int
@@ -37,6 +39,8 @@ class Episode:
     length: int
     success: bool | None = None
     version: int = 0
+    metrics: tuple[float, ...] = ()
+    options: Mapping[str, Any] | None = None
 
 
 def known(rollout: Rollout) -> Rollout:

@@ -140,7 +140,10 @@ class DeviceRows:
         """Places and fields of `count` ended episodes from number `begin` on, one after another."""
         wanted = torch.arange(begin + 1, begin + count + 1, device=numbers.device)
         places = torch.searchsorted(numbers, wanted).clamp_max(len(numbers) - 1)
-        fields = (self.slot.memory[name].flatten()[places] for name in OF_EPISODE)
+        memory = self.slot.memory
+        fields = [memory[name].flatten()[places] for name in OF_EPISODE]
+        if "metrics" in memory:
+            fields += memory["metrics"].flatten(0, 1)[places].unbind(1)
         return torch.cat([x.double() for x in (places, *fields)])
 
     def _measure(self, ended: Tensor) -> None:

@@ -27,6 +27,7 @@ class Sampling(Protocol):
     delivery: the queues from which batches are made.
     save_environments: returns the state that environments offer; load_environments: gives it back,
         before the first restart.
+    set_task: tells environments something from their next unrolls on, see `quintet.envs.tasks`.
     """
 
     restarts: bool
@@ -43,6 +44,8 @@ class Sampling(Protocol):
     def save_environments(self) -> States: ...
 
     def load_environments(self, states: States) -> None: ...
+
+    def set_task(self, text: bytes) -> None: ...
 
     def kill(self) -> None: ...
 

@@ -1,5 +1,6 @@
 """Sampling in one process: groups of streams act and step; in the serial runtime all groups."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +12,7 @@ import torch
 from quintet.envs.masks import allows_none, possible, require_plain
 from quintet.envs.own_state import States, keeper
 from quintet.envs.vector import Array, ObsArrays, VectorEnv, check_finite
-from quintet.envs.wrappers import ShapedRewards
+from quintet.envs.wrappers import ShapedRewards, tasks_of
 from quintet.observe.timing import PhaseTimer
 from quintet.protocols import Actor, DataPlan
 from quintet.runtime.batch import Lease, Unroll
@@ -60,6 +61,9 @@ class GroupSampler:
         self.shaping: dict[int, np.ndarray[Any, Any]] = {}
         self.version = -1
         self.fresh = True
+        self.tasks = tasks_of(env)
+        # Options, by stream, of episodes whose ends no unroll holds yet.
+        self.ended_options: list[deque[Any]] = []
         self.rows = self.steps_before = 0  # rows of the last unroll, and since the restart
 
     def restart(self, env_seeds: list[int], noise_seed: int, slot: Slot) -> None:
@@ -79,6 +83,7 @@ class GroupSampler:
         self.episode_length = np.zeros(self.num_streams, np.int64)
         self.episode_version = np.zeros(self.num_streams, np.int64)  # the same as in `Episode`
         self.steps_before = 0
+        self.ended_options = [deque() for _ in range(self.num_streams)]
         self.fresh = True
 
     @OwnTorch()
@@ -156,6 +161,9 @@ class GroupSampler:
         slot = self.slot
         into = slot.step_rows[row]
         self.env.recv(into)
+        if self.tasks is not None:
+            for stream in np.flatnonzero(into.terminated | into.truncated).tolist():
+                self.ended_options[stream].append(self.tasks.options_of(stream))
         if self.turns is not None:
             self.state = self.turns.receive(row, slot, self.state)
             return
@@ -198,6 +206,10 @@ class GroupSampler:
         if slot.on_cpu:
             self.check(slot.obs_arrays, slot.raw_reward, slot.valid)
             self._measure_episodes()
+            if self.tasks is not None:
+                ended = np.argwhere(slot.terminated | slot.truncated).tolist()
+                given = [(at, self.ended_options[at[1]].popleft()) for at in ended]
+                slot.options = [own for (row, at), own in given if slot.valid[row, at]]
 
     def check(self, obs: ObsArrays, raw_reward: Array, valid: Array) -> None:
         """Refuses what is not finite in an unroll, a choice without an allowed action, and masks
@@ -374,7 +386,7 @@ class SerialSampling:
         actors = actors_of(partial(assignment.make_actor, make_actor), copies_to)
         for index, env in enumerate(envs):
             actor = actors(assignment.of(index))
-            rows = RowSpecs.of(env.spaces, actor)
+            rows = RowSpecs.of(env.spaces, actor, len(env.description.metrics))
             memory = zeros(slot_specs(rows, plan, env.num_streams), copies_to != "cpu", device)
             slot = Slot(memory, rows, plan)
             slot.belongs_to(index, first_stream, assignment.of(index)[0])
@@ -438,6 +450,13 @@ class SerialSampling:
         """The state that environments offer."""
         owns = [keeper(group.env) for group in self.groups]
         return {index: own.save() for index, own in enumerate(owns) if own is not None}
+
+    def set_task(self, text: bytes) -> None:
+        """Tells environments something, see `quintet.envs.tasks`; between two unrolls."""
+        from quintet.envs.tasks import set_task
+
+        for group in self.groups:
+            set_task(group.env, text)
 
     def load_environments(self, states: States) -> None:
         for index, group in enumerate(self.groups):

@@ -1,7 +1,7 @@
 """Memory for one unroll of one group: allocated once, written in place, read as tensors."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
 import numpy as np
@@ -68,17 +68,20 @@ def rollout_of(memory: Mapping[str, Tensor]) -> Rollout:
 @final
 @dataclass(frozen=True)
 class RowSpecs:
-    """The fields of a row that depend on spaces and actor; `state`: specs of one recorded state."""
+    """The fields of a row that depend on spaces and actor; `state`: specs of one recorded state;
+    `metrics`: number of the environment's own numbers of an episode.
+    """
 
     spaces: Spaces
     action: TensorSpec
     record: Mapping[str, TensorSpec]
     state: Mapping[str, TensorSpec]
+    metrics: int = 0
 
     @classmethod
-    def of(cls, spaces: Spaces, actor: Actor) -> "RowSpecs":
+    def of(cls, spaces: Spaces, actor: Actor, metrics: int = 0) -> "RowSpecs":
         """The fields of the rows that an actor makes in environments with these spaces."""
-        return cls(spaces, actor.action_spec, actor.record_specs, actor.state_specs)
+        return cls(spaces, actor.action_spec, actor.record_specs, actor.state_specs, metrics)
 
 
 def slot_specs(rows: RowSpecs, plan: DataPlan, num_streams: int) -> dict[str, TensorSpec]:
@@ -92,6 +95,8 @@ def slot_specs(rows: RowSpecs, plan: DataPlan, num_streams: int) -> dict[str, Te
     of_row = {name: TensorSpec((), dtype) for name, dtype in _OF_ROW.items()}
     if plan.return_discount is not None:
         of_row["return_carry"] = TensorSpec((), torch.float64)
+    if rows.metrics:
+        of_row["metrics"] = TensorSpec((rows.metrics,), torch.float32)
     of_row |= {f"record/{k}": s for k, s in rows.record.items() if k not in WHO_ACTED}
     next_too = {f"obs/{name}": leaf_spec(leaf) for name, leaf in leaves.items()}
     next_too["is_first"] = TensorSpec((), torch.bool)
@@ -144,11 +149,13 @@ class Slot:
     as_array, logical_not: of the arrays' library.
     rollout: the unroll as views of this memory.
     header: number of the grant by which a worker filled it, and rows executed.
+    options: of the resets of the unroll's `episodes`, in their order; empty without a curriculum.
     """
 
     def __init__(self, memory: Mapping[str, Tensor], rows: RowSpecs, plan: DataPlan):
         self.memory, self.steps, self.state_every = memory, plan.unroll_steps, plan.state_every
         self.rollout = rollout_of(memory)
+        self.options: Sequence[Any] = ()
         self.device = memory["valid"].device
         self.on_cpu = self.device.type == "cpu"
         library: Any = (Tensor.numpy, np.logical_not) if self.on_cpu else _TORCH
@@ -173,6 +180,8 @@ class Slot:
         self.episode_success = array(memory["episode_success"])
         self.episode_version = array(memory["episode_version"])
         self.running_length = array(memory["running_length"])
+        own = memory.get("metrics")
+        self.metrics = None if own is None else array(own)
         carry = memory.get("return_carry")
         self.return_carry = None if carry is None else array(carry)
 
@@ -189,7 +198,7 @@ class Slot:
         recorded = self.record | {name: memory[name] for name in WHO_ACTED if name in rows.record}
         self._recorded = recorded
         self.record_rows = [{name: x[row] for name, x in recorded.items()} for row in range(t)]
-        of_step = {name: array(memory[name]) for name in OF_STEP}
+        of_step = {name: array(memory[name]) for name in OF_STEP if name in memory}
         self.step_rows = [
             StepRow(
                 obs={name: x[row + 1] for name, x in arrays.items()},
@@ -266,13 +275,21 @@ class Slot:
             return []
         places = np.flatnonzero(ended)
         fields = [self.memory[name].numpy().ravel()[places] for name in OF_EPISODE]
-        return episodes_of(places, fields, self.num_streams)
+        if self.metrics is not None:
+            fields += [
+                *self.memory["metrics"].numpy().reshape(-1, self.metrics.shape[-1])[places].T
+            ]
+        found = episodes_of(places, fields, self.num_streams)
+        if not self.options:
+            return found
+        return [replace(x, options=own) for x, own in zip(found, self.options, strict=True)]
 
 
 def episodes_of(
     places: NDArray[Any], fields: Sequence[NDArray[Any]], num_streams: int
 ) -> list[Episode]:
-    """Episodes that ended at these places among all T * B rows, with their `OF_EPISODE`."""
+    """Episodes that ended at these places among all T * B rows, with their `OF_EPISODE` and
+    metrics."""
     columns = zip(places.tolist(), *(x.tolist() for x in fields), strict=True)
     return [
         Episode(
@@ -281,6 +298,7 @@ def episodes_of(
             int(length),
             _SUCCESS[int(success)],
             int(version),
+            tuple(metrics),
         )
-        for place, return_, length, success, version in columns
+        for place, return_, length, success, version, *metrics in columns
     ]

@@ -5,11 +5,11 @@ are timed on the run's own first rows.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from time import perf_counter, process_time
-from typing import TYPE_CHECKING, NamedTuple, Self, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 import numpy as np
 import psutil
@@ -27,6 +27,7 @@ from quintet.envs.vector import (
     allocate_obs,
     allocate_row,
 )
+from quintet.envs.wrappers import tasks_of
 from quintet.errors import EnvironmentFault, QuintetError
 from quintet.jobs.silence import own_delay_s
 from quintet.system import printing
@@ -221,8 +222,24 @@ class SpreadEnv:
         """Access to the state of the environments, whoever steps them."""
         return own_of(self._env)
 
+    @property
+    def tasks(self) -> "SpreadEnv | None":
+        """Access to the options of resets, whoever makes them."""
+        return None if tasks_of(self._alone) is None else self
+
+    def options_of(self, stream: int) -> Mapping[str, Any] | None:
+        tasks = tasks_of(self._env)
+        return None if tasks is None else tasks.options_of(stream)
+
+    def set_task(self, text: bytes) -> None:
+        """Tells the environments something, see `quintet.envs.tasks`, whoever steps them."""
+        self._do(lambda env: set_task_of(env, text))
+        if self._judging:
+            self._history.append(_Event(text, b""))
+
     def restart(self, seeds: Sequence[int], out: ObsArrays) -> None:
-        if self._judging and not self._history and (own := keeper(self._env)) is not None:
+        first = all(isinstance(each.given, bytes) for each in self._history)
+        if self._judging and first and (own := keeper(self._env)) is not None:
             self._states = own.save()
         wanted = self._source.config.num_processes
         if self._judging and wanted is not None:
@@ -230,6 +247,8 @@ class SpreadEnv:
             if count > 1:
                 self._others = self._make_others(count)
                 self._others.begin()
+                for _ in _repeat(self._others.env, self._history):
+                    pass
                 self._take("--env.num-processes asks for them")
             else:
                 self._decided()
@@ -401,9 +420,11 @@ class SpreadEnv:
 
 
 class _Event(NamedTuple):
-    """A restart with seeds, or a row with its actions, and a digest of what was seen."""
+    """A restart with seeds, a row with its actions, or a text for `set_task`, and a digest of what
+    was seen.
+    """
 
-    given: list[int] | Array
+    given: list[int] | Array | bytes
     seen: bytes
     seconds: float = 0.0
 
@@ -434,7 +455,10 @@ def _repeat(env: VectorEnv, history: list[_Event]) -> Iterator[tuple[float, floa
     row = allocate_row(env.spaces.observation, env.num_streams)
     for given, seen, seconds in history:
         begin_s = perf_counter()
-        if isinstance(given, list):
+        if isinstance(given, bytes):
+            set_task_of(env, given)
+            found = seen
+        elif isinstance(given, list):
             env.restart(given, obs)
             found = _digest(obs)
         else:
@@ -445,6 +469,12 @@ def _repeat(env: VectorEnv, history: list[_Event]) -> Iterator[tuple[float, floa
         if found != seen:
             raise EnvironmentFault("in another process the same seed gives other observations")
     history.clear()
+
+
+def set_task_of(env: VectorEnv, text: bytes) -> None:
+    from quintet.envs.tasks import set_task  # few runs tell their environments anything
+
+    set_task(env, text)
 
 
 def _same_rows(alone_s: float, several_s: float, others: _Others) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 from quintet.runtime.slots import PLAYER, Slot
 from quintet.types import State
 
-_OUTCOME = ("reward", "raw_reward", "terminated", "truncated", "success")
+_OUTCOME = ("reward", "raw_reward", "terminated", "truncated", "success", "metrics")
 
 Bools = NDArray[np.bool_]
 
@@ -145,7 +145,7 @@ class Turns:
         valid &= source[: slot.steps] <= rows  # the row of the last observation is no decision
         self._write(slot, whole, source, there)
         for name, x in outcome.items():
-            getattr(slot, name)[:] = np.where(valid, x[there, columns], 0)
+            getattr(slot, name)[:] = np.where(_over(valid, x), x[there, columns], 0)
         slot.valid[:] = valid
         slot.is_first[:-1] &= valid
         slot.is_first[-1] = False
@@ -159,7 +159,7 @@ class Turns:
         obs = {f"obs/{name}": x for name, x in slot.obs.items()}
         record = {f"record/{name}": x for name, x in slot.record.items()}
         own = ("action", "version", "policy_id", "is_first", *_OUTCOME)
-        return obs | record | {name: memory[name] for name in own}
+        return obs | record | {name: memory[name] for name in own if name in memory}
 
     def _outcomes(
         self, slot: Slot, rows: int
@@ -168,7 +168,8 @@ class Turns:
         ``[R + 2, B]``.
         """
         decides = np.concatenate((self.waits[None], slot.valid[:rows]))
-        of_rows = {name: getattr(slot, name)[:rows] for name in _OUTCOME}
+        held = {name: getattr(slot, name) for name in _OUTCOME}
+        of_rows = {name: x[:rows] for name, x in held.items() if x is not None}
         ends = of_rows["terminated"] | of_rows["truncated"]
         items = np.zeros((rows + 2, self.num_streams), np.bool_)
         items[:-1] = decides
@@ -181,11 +182,13 @@ class Turns:
         brings = ends | (of_rows["raw_reward"] != 0.0) | (of_rows["reward"] != 0.0)
         row, column = np.nonzero(brings & (newest >= 0))
         for name, x in of_rows.items():
-            into = np.zeros((rows + 1, self.num_streams), x.dtype)
-            into[0] = self.waiting[name][0].numpy() * self.waits
+            into = np.zeros((rows + 1, *x.shape[1:]), x.dtype)
+            into[0] = np.where(_over(self.waits, into), self.waiting[name][0].numpy(), 0)
             at = (newest[row, column], column)
             if x.dtype == np.bool_:
                 into[at] |= x[row, column]
+            elif name == "metrics":  # the newest row counts, where an episode may end
+                into[at] = x[row, column]
             else:
                 np.add.at(into, at, x[row, column])
             outcome[name] = into
@@ -245,6 +248,11 @@ class Turns:
         stored = every[:: slot.state_every]
         for name, x in slot.state.items():
             x.copy_(whole[f"state/{name}"][stored, columns])
+
+
+def _over(mask: Bools, x: NDArray[Any]) -> Bools:
+    """The mask ``[..., B]`` in the form in which it selects values ``[..., B, M]`` too."""
+    return mask[..., None] if x.ndim == 3 else mask
 
 
 def _sources(items: Bools, steps: int) -> NDArray[np.int64]:

@@ -9,14 +9,17 @@ from dataclasses import replace
 from typing import Any, final
 
 from quintet.checkpoints import manifest
+from quintet.errors import ConfigError
+from quintet.observe.metrics import ENV, signed
 from quintet.observe.pace import Meter
 from quintet.options.resolve import Loaded, batch_steps
 from quintet.policies.episodes import How
-from quintet.policies.evaluation import evaluate_in
+from quintet.policies.evaluation import Scores, evaluate_in
 from quintet.policies.policy import Policy
 from quintet.run import launch
 from quintet.run.launch import Result
 from quintet.search import minutes
+from quintet.search.race_asked import RETURN, of_training
 
 _BLOCK, _MOST_EPISODES = 5, 100
 _MOST_BATCH_SHARE = 0.25  # share of the time by which training stops earlier at most
@@ -66,9 +69,9 @@ class _Clock:
 class _Heard:
     """Speed and returns from the reports of this process; tells the clock a batch's time."""
 
-    def __init__(self, clock: _Clock, before: int) -> None:
-        """The env_steps `before` were trained by earlier processes."""
-        self._clock = clock
+    def __init__(self, clock: _Clock, before: int, objective: str = RETURN) -> None:
+        """The env_steps `before` were trained by earlier processes; objective: of the race."""
+        self._clock, (self._name, self._sign) = clock, of_training(objective)
         self._before = self._steps = float(before)
         self._ended_steps = 0.0
         self._episodes: list[tuple[float, float]] = []
@@ -82,7 +85,8 @@ class _Heard:
         self._clock.batch_s = steps / max(1.0, report["iterations"]) / speed
         if "episode/return_mean" in report:
             count = report["episode/count"]
-            self._episodes.append((count, report["episode/return_mean"]))
+            if self._name in report:
+                self._episodes.append((count, self._sign * report[self._name]))
             self._ended_steps += count * report["episode/length_mean"]
 
     @property
@@ -92,7 +96,7 @@ class _Heard:
 
     @property
     def training(self) -> float | None:
-        """Mean return of the last episodes, of as many reports as have enough; the newest report
+        """Mean objective of the last episodes, of as many reports as have enough; the newest report
         may have none, or one that is not like the others.
 
         None where most env_steps are of episodes that have not ended: those that have are the
@@ -118,11 +122,12 @@ def train_trial(loaded: Loaded, payload: Mapping[str, Any]) -> dict[str, Any]:
     seconds after `begin`; the answer of the process.
 
     payload: also `seed`, of the episodes; `ways` to act in them, ``greedy`` or ``sampled``;
+    `objective`, the metric of episodes by which entries are ranked;
     `last`, whether the run has to be finished; `minutes`, of a run whose number of env_steps is
     not known; and `patient`, whether such a run has the time for at least a batch.
     """
     clock = _Clock(payload["begin"], payload["training_s"])
-    heard = _Heard(clock, _trained(loaded))
+    heard = _Heard(clock, _trained(loaded), payload.get("objective", RETURN))
 
     def handle(*_: object) -> None:
         # The run handles signals while it trains.  One of the clock that comes right after that
@@ -192,29 +197,56 @@ def _ends_after(loaded: Loaded, env_steps: int) -> Loaded:
 def _returns(
     policy: Policy, loaded: Loaded, payload: Mapping[str, Any], clock: _Clock
 ) -> dict[str, list[float]]:
-    """Returns of whole episodes by the way to act, in blocks that begin while there is time, of
-    each way in turn, on the same seeds.  A block that has no time to end does not count: its short
-    episodes would stand for all.
+    """Returns, or what else is the objective, of whole episodes by the way to act, in blocks that
+    begin while there is time, of each way in turn, on the same seeds.  A block that has no time to
+    end does not count: its short episodes would stand for all.
     """
     most_s: float = payload["most_s"]
     found: dict[str, list[float]] = {each: [] for each in payload["ways"]}
+    played = dict.fromkeys(found, 0)
+    env, objective = loaded.evaluated, payload.get("objective", RETURN)
+    if objective != RETURN:
+        env = env.with_options({"metrics": policy.env.metrics})
     begin = clock.passed_s
-    while len(returns := min(found.values(), key=len)) < _MOST_EPISODES:
-        way = next(each for each, x in found.items() if x is returns)
+    while played[way := min(played, key=lambda each: played[each])] < _MOST_EPISODES:
         how = How(
             policy.player_on("cpu"),
             _BLOCK,
-            payload["seed"] + len(returns),
+            payload["seed"] + played[way],
             way == "greedy",
             lambda: clock.passed_s > most_s,
             loaded.config.runtime.worker_timeout_s,
             threads=policy.threads,
         )
-        scores = evaluate_in(policy, loaded.evaluated, how, loaded.config.eval.max_steps)
+        scores = evaluate_in(policy, env, how, loaded.config.eval.max_steps)
         if not scores.complete:
             break
-        returns += [float(x) for x in scores.returns]
-        block_s = (clock.passed_s - begin) * _BLOCK / sum(map(len, found.values()))
+        found[way] += _values(scores, objective)
+        played[way] += len(scores.returns)
+        block_s = (clock.passed_s - begin) * _BLOCK / sum(played.values())
         if clock.passed_s + block_s > most_s:
             break
+    return found
+
+
+def _values(scores: Scores, objective: str) -> list[float]:
+    """The episodes' values of an objective, the higher the better; raises ConfigError where none
+    has any.
+    """
+    if objective == RETURN:
+        return [float(x) for x in scores.returns]
+    name, sign = signed(objective)
+    known: dict[str, Any] = {
+        "eval/return_mean": scores.returns,
+        "eval/length_mean": scores.lengths,
+        "eval/success_rate": scores.success,
+    }
+    values = known.get(name, scores.metrics.get(name.removeprefix("eval/").removeprefix(ENV)))
+    found = [] if values is None else [sign * float(x) for x in values if x == x]
+    if not found:
+        raise ConfigError(
+            f"--metric must be one that episodes have, got {objective}, and {len(scores.returns)} "
+            f"episodes with {', '.join(map(str, scores.metrics)) or 'no metrics of their own'}: "
+            "correct it, or give env.metrics"
+        )
     return found

@@ -9,9 +9,21 @@ from typing import Any, final
 from quintet.algorithms.registry import DEFAULT
 from quintet.envs.env_source import EnvSource, can_be_made_again
 from quintet.errors import ConfigError
+from quintet.observe.metrics import ENV, signed
 from quintet.options.command import require_jobs, require_minutes
 from quintet.options.layers import Layer, hint, options
 from quintet.options.saved import asked_for, find_run_dir
+
+RETURN = "eval/return_mean"
+"""Objective of a race, unless the user chose another one by ``checkpoint.best_by``."""
+
+OF_TRAINING = {
+    RETURN: "episode/return_mean",
+    "eval/success_rate": "episode/success_rate",
+    "eval/length_mean": "episode/length_mean",
+}
+"""Metrics of episodes by which a race can go, beside the environment's own, and those of
+training."""
 
 NAME = "auto"
 """The word in the place of a learner."""
@@ -25,6 +37,13 @@ _LEFT = {
     "population.size": "a population is one run",
 }
 """Options that a race does not have, and why."""
+
+
+def of_training(objective: str) -> tuple[str, float]:
+    """The metric of training that stands for an objective, and the factor with which it is the
+    better the higher it is."""
+    name, sign = signed(objective)
+    return OF_TRAINING.get(name, name.removeprefix("eval/")), sign
 
 
 @final
@@ -64,6 +83,11 @@ class Asked:
         return ("greedy", "sampled") if greedy is None else ("greedy" if greedy else "sampled",)
 
     @property
+    def objective(self) -> str:
+        """The metric of episodes by which candidates are ranked, perhaps after a minus."""
+        return str(self.values.get("checkpoint.best_by", RETURN))
+
+    @property
     def folder(self) -> Path:
         """The given folder, else ``runs/auto-ENV-sSEED``."""
         found = find_run_dir(NAME, self.values)
@@ -83,6 +107,12 @@ class Asked:
                 "them)"
             )
         require_jobs(self.jobs)
+        name, _ = signed(self.objective)
+        if name not in OF_TRAINING and not name.removeprefix("eval/").startswith(ENV):
+            raise ConfigError(
+                f"--metric of a race must be {', '.join(OF_TRAINING)} or env/KEY, perhaps after a "
+                f"minus, got {self.objective}: choose one"
+            )
         for name, why in _LEFT.items():
             if name in self.values:
                 raise ConfigError(

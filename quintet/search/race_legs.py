@@ -88,6 +88,7 @@ class Legs:
                 "most_s": leg_s - min(1.0, 0.02 * leg_s),
                 "seed": SEED + 1_000 * self.state.journal.rung,
                 "ways": self.asked.ways,
+                "objective": self.asked.objective,
                 "last": last,
                 "minutes": None,
                 "patient": False,

@@ -17,6 +17,7 @@ from quintet.observe.pace import clock
 from quintet.observe.report_figures import WIDTH_IN, svg
 from quintet.observe.report_page import Opening, Picture, address, write_page
 from quintet.observe.run_summary import RunSummary, read_summary, text
+from quintet.search.race_asked import RETURN, of_training
 from quintet.search.race_journal import FOLDER, Journal, Runner
 from quintet.search.score import score
 from quintet.system import files
@@ -95,11 +96,12 @@ def _runs(folder: Path, journal: Journal) -> dict[str, RunSummary]:
 
 
 def _opening(journal: Journal, runs: Mapping[str, RunSummary]) -> Opening:
-    winner = journal.winner
+    winner, objective = journal.winner, _objective(journal)
+    what = "mean returns" if objective == RETURN else f"means of {objective}"
     state = f"{winner} won" if winner else f"round {journal.rung + 1} of {len(journal.counts)} runs"
     said = [
         f"{len(journal.runners)} candidates, {journal.jobs} at the same time, in "
-        f"{clock(journal.spent_s)}: {state}. Scores are mean returns of fresh episodes with 95% "
+        f"{clock(journal.spent_s)}: {state}. Scores are {what} of fresh episodes with 95% "
         "bootstrap intervals, with greedy or with sampled actions: those whose interval has the "
         "higher lower end. At the end of a round the candidates with the highest scores stay.",
         *map(text, journal.told),
@@ -147,20 +149,30 @@ def _curves(journal: Journal, runs: Mapping[str, RunSummary]) -> bytes | None:
         if each.name not in runs:
             continue
         reports = runs[each.name].reports
-        drawn += _curve(axes, place, each, reports)
+        drawn += _curve(axes, place, each, reports, _objective(journal))
     if not drawn:
         return None
     axes.set_xlabel("seconds of the candidate's training")
-    axes.set_ylabel("return")
+    axes.set_ylabel("return" if _objective(journal) == RETURN else _objective(journal))
     style_axes(axes)
     figure.legend(loc="outside upper left", ncols=3, frameon=False)
     return svg(figure)
 
 
-def _curve(axes: Any, place: int, runner: Runner, reports: Sequence[Mapping[str, float]]) -> int:
+def _objective(journal: Journal) -> str:
+    return text(str(journal.asked.get("checkpoint.best_by", RETURN)))
+
+
+def _curve(
+    axes: Any,
+    place: int,
+    runner: Runner,
+    reports: Sequence[Mapping[str, float]],
+    objective: str,
+) -> int:
     """Draws an entry; returns the number of its points."""
-    name, colour = "episode/return_mean", line_colour(place)
-    points = [(x["wall_s"], x[name]) for x in reports if name in x and "wall_s" in x]
+    (name, sign), colour = of_training(objective), line_colour(place)
+    points = [(x["wall_s"], sign * x[name]) for x in reports if name in x and "wall_s" in x]
     if not points:
         return 0
     style = LINES[place % len(LINES)]

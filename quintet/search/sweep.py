@@ -15,9 +15,10 @@ from quintet.checkpoints import run_record, saved_options
 from quintet.checkpoints.lock import await_left, run_lock
 from quintet.errors import CheckpointError, ConfigError, FileFault
 from quintet.jobs.job import Job, Outcome
-from quintet.observe.metrics import describe
+from quintet.observe.metrics import describe, signed
 from quintet.options.layers import Layer
 from quintet.options.placing import Placing, placing_of
+from quintet.options.population import number_fault
 from quintet.options.resolve import Loaded, resolved
 from quintet.options.saved import held_in, load_config, name_in_folder
 from quintet.search import placement, space
@@ -90,16 +91,19 @@ def sweep(asked: Asked) -> Found:
     base = load_config(
         asked.algo, asked.layers[:-1], asked.layers[-1], trust=asked.trust, beside=True
     )
-    if asked.metric is not None and describe(asked.metric) is None:
+    metric = signed(asked.metric or "")[0]
+    if asked.metric is not None and describe(metric) is None:
         raise ConfigError(
             f"--metric must be a metric that runs report, got {asked.metric}: docs/metrics.md "
             "lists them"
         )
-    if (asked.metric or "").startswith("eval/") and not base.config.eval.episodes:
+    if metric.startswith("eval/") and not base.config.eval.episodes:
         raise ConfigError(
             f"--metric must be a metric that these runs report, got {asked.metric} with "
             "eval.episodes=0: raise that, or give --metric episode/return_mean"
         )
+    if fault := number_fault("--metric", metric, base.config.env):
+        raise ConfigError(fault)
     if not {"jsonl", "csv"} & {*base.config.report.sinks}:
         raise ConfigError(
             "report.sinks of a sweep must have jsonl or csv, from which scores are read, got "

@@ -10,6 +10,7 @@ from small_run_helpers import newest
 pytest.importorskip("ray", reason="Ray, the extra `cluster`, is not installed")
 
 from clusters_helpers import cluster_of
+from corridor_helpers import CURRICULA, Corridor
 from exact_run_helpers import ACER, COMMON, DDPG, SMALL, Drifting, Pushed
 
 import quintet
@@ -17,10 +18,12 @@ from quintet.checkpoints import checkpoint
 
 pytestmark = pytest.mark.slow
 
+LEVELS = {"env.curriculum": CURRICULA["levels"], "env.success": "info:won"}
 KINDS: dict[str, tuple[type, int, dict[str, Any]]] = {
     "ppo": (Drifting, 3_201, SMALL | {"model.core": "gru", "model.core_size": 8, "bptt_steps": 8}),
     "ddpg": (Pushed, 2_001, DDPG | {"updates_per_env_step": 0.1}),
     "acer": (Pushed, 2_001, ACER),
+    "ppo-levels": (Corridor, 3_201, SMALL | LEVELS),
 }
 
 
@@ -34,7 +37,7 @@ def hashes(algo: str, folder: Path, lag: int, nodes: int, address: str) -> dict[
     env, steps, config = KINDS[algo]
     clustered = {"address": address, "nodes_min": nodes, "nodes_max": nodes} if nodes else {}
     result = quintet.train(
-        algo,
+        algo.partition("-")[0],
         env,
         steps,
         seed=7,

@@ -38,7 +38,7 @@ def test_no_module_decides_by_the_name_of_a_backend() -> None:
     }
     # Which ask for the modules of these names.
     assert {name.partition("_")[0].removesuffix(".py") for name in found} <= {
-        "envs/envpool", "envs/other", "envs/pettingzoo",
+        "envs/envpool", "envs/old", "envs/other", "envs/pettingzoo",
     }  # fmt: skip
     assert deciding('if env.backend in ("gymnasium", "ale"): pass') == ["gymnasium", "ale"]
 

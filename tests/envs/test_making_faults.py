@@ -95,7 +95,7 @@ def test_the_advice_follows_the_cause(maker: Any, kwargs: dict[str, Any], advice
     with pytest.raises(ConfigError) as fault:
         make_vector_env(maker, 2, backend="gymnasium", kwargs=kwargs)
     asked, _, advised = str(fault.value).partition("; it ")
-    assert f"must be made with env.kwargs {kwargs}" in asked
+    assert f"must be made with the arguments {kwargs}" in asked
     assert advice in advised
     assert ("correct env.kwargs" in advised) == ("correct env.kwargs" in advice or bool(kwargs))
 

@@ -121,7 +121,7 @@ def test_the_bound_comes_from_the_lengths_of_the_training(run):
     far = quintet.Policy(about, policy.publication)
     scores = quintet.evaluate(far, Door, episodes=2)
     assert (scores.cut_episodes, scores.returns.tolist()) == (2, [60.0] * 2)
-    assert scores.metrics()["eval/cut_episodes"] == 2.0
+    assert scores.reported()["eval/cut_episodes"] == 2.0
     assert quintet.evaluate(far, Door, episodes=2, max_steps=7).lengths.tolist() == [7, 7]
     limited = quintet.evaluate(far, lambda: gymnasium.wrappers.TimeLimit(Door(), 80), 1)
     assert (limited.max_steps, limited.cut_episodes, limited.mean) == (None, 0, 80.0)
@@ -194,13 +194,17 @@ def test_a_policy_that_ends_earlier_than_the_bound_is_compared(tmp_path, monkeyp
     policy = SimpleNamespace()
     written = []
     mine = SimpleNamespace(best=-10.0, best_cut_at=10, scores={})
-    mine.config = SimpleNamespace(checkpoint=SimpleNamespace(save_best=True))
+    mine.config = SimpleNamespace(
+        checkpoint=SimpleNamespace(save_best=True, best_by="eval/return_mean")
+    )
     mine.folder = SimpleNamespace(write=lambda *_, score, cut: written.append((score, cut)))
 
     def scores(lengths, mean, cut, max_steps):
-        metrics = dict
+        def reported():
+            return {"eval/return_mean": mean}
+
         return SimpleNamespace(
-            lengths=lengths, mean=mean, cut_episodes=cut, max_steps=max_steps, metrics=metrics
+            lengths=lengths, cut_episodes=cut, max_steps=max_steps, reported=reported
         )
 
     score = policy_run.PolicyRun.score

@@ -112,6 +112,19 @@ def _save_best(where: Where) -> None:
     assert "eval/return_mean" in read_metrics(where.folder / "b")[-1]
 
 
+def _best_by(where: Where) -> None:
+    by = {"eval__episodes": 1, "eval__interval": 64, "checkpoint__best_by": "-eval/length_mean"}
+    run(where.folder / "a", **by)
+    lengths = [x.get("eval/length_mean", 1e9) for x in read_metrics(where.folder / "a")]
+    assert checkpoint.read(where.folder / "a" / "best").meta["best"] == -min(lengths)
+
+
+def _metrics(where: Where) -> None:
+    """No number is in the toy's info: a key that is not there has no metric, and is told."""
+    run(where.folder, 256, env__metrics="none_of_it")
+    assert "got none_of_it, which none of the first" in (where.folder / "log.txt").read_text()
+
+
 def _episodes(where: Where) -> None:
     assert run(where.folder / "a", eval__episodes=3).metrics["eval/episodes"] == 3
     result = run(where.folder / "b", eval__episodes=0)
@@ -294,6 +307,7 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "checkpoint.interval_s": _checkpoint_interval_s,
     "checkpoint.keep": _keep,
     "checkpoint.milestones": _milestones,
+    "checkpoint.best_by": _best_by,
     "checkpoint.save_best": _save_best,
     "eval.episodes": _episodes,
     "eval.interval": _interval,
@@ -311,6 +325,7 @@ EFFECTS: dict[str, Callable[[Where], None]] = {
     "env.streams_per_group": _streams_per_group,
     "env.frame_stack": _frame_stack,
     "env.reward_clip": _reward_clip,
+    "env.metrics": _metrics,
     "env.success": _success,
     "env.num_threads": _num_threads,
 }
@@ -334,6 +349,7 @@ ELSEWHERE: dict[str, str] = {
     "env.max_episode_steps": "envs/test_episode_limits.py: test_evaluations_have_the_limit",
     "env.fresh_at_checkpoints": "run/test_living_environments.py: test_fresh_environments_make",
     "env.reward_shaping": "run/test_reward_shaping.py: test_each_policy_is_paid_by_its_own_values",
+    "env.curriculum": "run/test_tasks.py: test_an_async_run_goes_through_the_stages",
     "env.observe_last": "envs/test_observe_last.py: test_policy_acts_on_these_leaves",
     "env.num_processes": "runtime/test_spread.py: test_a_run_has_the_same_bytes_by_whomever",
     "env.mask_from_info": "envs/test_masks.py: test_numbers_other_than_0_and_1_are_refused",

@@ -61,7 +61,7 @@ def train(folder: Path, algo: str = "appo", total: int = TOTAL, **config: Any) -
     on_report = given.pop("on_report", None)
     # A report takes as long as an update.
     given = {"report.interval_s": 1e6 if on_report is None else 0.0} | given
-    if not given.get("population.objective", OF_EPISODES).startswith(OF_EPISODES):
+    if not given.get("population.objective", "episode/").startswith(OF_EPISODES):
         del given["population.min_episodes"]
     return quintet.train(
         algo, env, total_steps=total, seed=4, run_dir=folder, config=given, on_report=on_report

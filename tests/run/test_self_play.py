@@ -271,7 +271,8 @@ def test_each_agent_is_played_by_its_own_policy_in_evaluations(monkeypatch: pyte
         return SimpleNamespace(complete=False)
 
     monkeypatch.setattr("quintet.policies.evaluation.evaluate_in", evaluate_in)
-    loaded: Any = SimpleNamespace(evaluated=None, plays_elsewhere=False)
+    env = SimpleNamespace(config=SimpleNamespace(curriculum=None))
+    loaded: Any = SimpleNamespace(evaluated=env, plays_elsewhere=False)
     plays = evaluations.Evaluations(config, loaded)
     for index in range(3):
         plays.play(policies, index, 0, lambda: False)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import gymnasium
 import numpy as np
+from corridor_helpers import CURRICULA, Corridor
 
 import quintet
 from quintet.checkpoints import checkpoint
@@ -124,6 +125,18 @@ KINDS = {
     ),
     # exact checkpoints come where few steps are cut, others in between
     "seldom": (None, 25_601, SMALL | {"env.num_streams": 8, "checkpoint.max_cut_frac": 0.01}),
+    # options of resets that change, of which environments know by grants
+    **{
+        f"{kind}{'_lockstep' * several}": (
+            Corridor,
+            12_801,
+            SMALL
+            | {"env.num_streams": 8, "env.curriculum": record, "env.success": "info:won"}
+            | ({"runtime.kind": "lockstep", "runtime.num_workers": 2} if several else {}),
+        )
+        for kind, record in CURRICULA.items()
+        for several in (False, True)
+    },
     "compiled": ("CartPole-v1", 12_801, SMALL | {"env.num_streams": 8, "runtime.compile": "on"}),
 }
 

@@ -20,6 +20,8 @@ SCRIPT = Path(__file__).with_name("exact_run_helpers.py")
 KINDS = (
     "atari", "mujoco", "python", "recurrent", "compiled", "compiled_atari", "lockstep",
     "lockstep_pool", "ddpg", "ddpg_lockstep", "acer", "acer_lockstep",
+    "stages", "stages_lockstep", "schedule", "schedule_lockstep", "levels", "levels_lockstep",
+    "own", "own_lockstep",
 )  # fmt: skip
 slow = pytest.mark.slow
 

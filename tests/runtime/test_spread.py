@@ -285,7 +285,7 @@ def rows_of(env: VectorEnv, steps: int, restarts: int = 2) -> list[dict[str, byt
             env.recv(row)
             row.success[~(row.terminated | row.truncated)] = False  # has no meaning there
             arrays = {**row.obs, **{k: x for k, x in vars(row).items() if k != "obs"}}
-            found.append({name: x.tobytes() for name, x in arrays.items()})
+            found.append({name: x.tobytes() for name, x in arrays.items() if x is not None})
     return found
 
 

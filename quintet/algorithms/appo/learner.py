@@ -104,6 +104,7 @@ class APPOLearner:
             check_numerics=config.check_numerics,
         )
         self.weights, self.warm_start = self.trained.weights, self.normalizers.loads(self.trained)
+        self.advantage: Tensor | None = None  # not normalised; None without GAE
         self._gae = setup.compute.prepared(self._gae_of)
         self.shuffle = torch.Generator().manual_seed(setup.seeds[1])
         self.learning_rate, self.decay = config.learning_rate, find_decay(config.lr_schedule)
@@ -237,6 +238,7 @@ class APPOLearner:
             state_every=config.chunk_steps,
             max_policy_lag=max(MAX_POLICY_LAG_UPDATES, steps + of_streams),
             versions_per_batch=steps,
+            gives_advantage=not config.use_vtrace,
         )
 
     @property
@@ -324,6 +326,7 @@ class APPOLearner:
             )
             discounts = to_device(torch.tensor([config.gamma, config.gae_lambda]), reward.device)
             estimates = self._gae(rows, discounts)
+            self.advantage = estimates["advantage"]
         # Statistics of the whole batch, the same on all ranks.
         self.trained.interval.add(Statistics(self.normalizers.of_rewards(batch, reward)))
         return Chunks.of(batch, reward, terminal, estimates, config.chunk_steps)

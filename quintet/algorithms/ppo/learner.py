@@ -97,6 +97,7 @@ class PPOLearner:
         self.shuffle = torch.Generator().manual_seed(setup.seeds[1])
         self.chunk_steps = 1 if model.core == "none" else config.bptt_steps
         self.version = 0
+        self.advantage: Tensor | None = None  # not normalised
         self.schedule = Schedule(config, setup.total_env_steps)
         self.reports = metrics.Reports(self.trained, self.normalizers)
         normalize, interval = self.normalizers.observations, self.trained.interval
@@ -194,6 +195,7 @@ class PPOLearner:
             columns_per_batch=self.setup.num_streams,
             return_discount=self.normalizers.return_discount,
             state_every=self.chunk_steps,
+            gives_advantage=True,
         )
 
     @property
@@ -213,7 +215,7 @@ class PPOLearner:
         self.normalizers.merge_first(batch, self.version)
         dropped = config.unfinished_episode == "drop"
         on_cpu = minibatches.ended_rows(batch) if dropped else batch.on_cpu("valid")
-        self.reports.distributions = {}
+        self.reports.distributions, self.advantage = {}, None
         self.version += 1
         if not on_cpu.any():  # unfinished_episode=drop, and no episode ended
             trained.interval.add_numbers({"optim/epochs": 0.0})
@@ -226,6 +228,7 @@ class PPOLearner:
             v = self._values(batch, chunks)
             batch = replace(batch, record={**batch.record, "value": v})
         rows, estimates = self._rows(batch, use)
+        self.advantage = estimates.advantage
         self._distribute("first", rows, chunks, use)
         knobs = self.knobs(1.0 if config.reduction == "mean" else count / use.numel())
         for epoch in range(config.num_epochs):

@@ -80,6 +80,7 @@ class Sampler:
     """A sampler process and its grants.
 
     new: whether its streams have not restarted since the process began.
+    told: `Grants.task` as its environments know it.
     """
 
     process: Reached
@@ -91,6 +92,7 @@ class Sampler:
         self.paused = False  # has done its rows and waits for more
         self.lost = False  # streams must begin again before it fills another slot
         self.new = True
+        self.told: bytes | None = None
 
     @property
     def num_streams(self) -> int:
@@ -110,6 +112,7 @@ class Grants:
     states: by group, what its environments offer, as of its last unroll; new processes take it at
         their first restart.
     slots: by group, as soon as there is memory for them.
+    task: what environments are told with the next grants, see `quintet.envs.tasks`.
     """
 
     _arena: Arena
@@ -120,6 +123,7 @@ class Grants:
         self.samplers = [Sampler(index, places) for index, places in enumerate(groups)]
         self.states: dict[int, Sequence[bytes]] = {}
         self.slots: dict[int, list[Slot]] = {}
+        self.task: bytes | None = None
         self.free = {place.group: deque(range(spec.num_slots)) for place in spec.places}
         # Called with a worker when one of its slots may be granted again, in any thread.
         self.on_free: Callable[[int], object] = lambda _: None
@@ -163,7 +167,9 @@ class Grants:
                 return False
             self._count += 1
             slots = tuple(mine.popleft() for mine in free)
-            self.give(index, Fill(slots, self._count, versions, rows, asks))
+            task = None if sampler.told is self.task else self.task
+            sampler.told = self.task
+            self.give(index, Fill(slots, self._count, versions, rows, asks, task))
         return True
 
     def give(self, index: int, fill: Fill) -> None:
@@ -192,6 +198,8 @@ class Grants:
         sampler = self.samplers[index]
         with self.lock:
             states: tuple[Sequence[bytes], ...] = ()
+            if sampler.new:
+                sampler.told = None
             if sampler.new and self.states:
                 states = tuple(self.states.get(place.group, ()) for place in sampler.places)
             sampler.lost = sampler.new = False
@@ -213,7 +221,8 @@ class Grants:
             sampler.busy_since_s = time.monotonic()
         unrolls: list[Unroll] = []
         held = zip(sampler.places, grant.slots, self._of(sampler, grant.slots), strict=True)
-        for place, k, slot in held:
+        for index_, (place, k, slot) in enumerate(held):
+            slot.options = message.options[index_] if message.options else ()
             unrolls.append(slot.unroll(Lease(partial(self._freed, index, place.group, k))))
         return Filled(index, unrolls, grant.rows * sampler.num_streams, grant.slots)
 

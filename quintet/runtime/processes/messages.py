@@ -1,6 +1,6 @@
 """Messages between the runtime's processes, and the names of their tensors in the arena."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
@@ -17,11 +17,12 @@ from quintet.types import Spaces, TensorSpec
 
 
 class Place(NamedTuple):
-    """A group's index and its streams in the run."""
+    """A group's index and its streams in the run, and the number of the worker that has it."""
 
     group: int
     first_stream: int
     num_streams: int
+    worker: int = 0
 
 
 class Ready(NamedTuple):
@@ -47,6 +48,7 @@ class Fill(NamedTuple):
     versions: versions of the weights to act with, by policy; None: the newest.
     rows: number of rows of the unroll; fewer at the end of a run.
     asks: whether the worker requests further rows after these.
+    task: what its environments are told first, see `quintet.envs.tasks`; None: nothing new.
     """
 
     slots: tuple[int, ...]
@@ -54,6 +56,7 @@ class Fill(NamedTuple):
     versions: tuple[int, ...] | None
     rows: int
     asks: bool
+    task: bytes | None = None
 
 
 class Paused(NamedTuple):
@@ -75,10 +78,12 @@ class Full(NamedTuple):
     """Reports that the slots of a grant hold all granted rows.
 
     states: by group, the state that its environments offer; empty where none does.
+    options: by group, those of its episodes, see `Slot.options`; empty without a curriculum.
     """
 
     slots: tuple[int, ...]
     states: tuple[Sequence[bytes], ...] = ()
+    options: tuple[Sequence[Any], ...] = ()
 
 
 class Discarded(NamedTuple):
@@ -117,10 +122,20 @@ class LoadStates(NamedTuple):
     states: Sequence[bytes]
 
 
+class SetTask(NamedTuple):
+    """Tells a stepper's environments something, see `quintet.envs.tasks`."""
+
+    text: bytes
+
+
 class Stepped(NamedTuple):
-    """Reports that a stepper has done what it was asked for; rows are in shared memory."""
+    """Reports that a stepper has done what it was asked for; rows are in shared memory.
+
+    begun: by stream of the stepper, the options of a reset, with a curriculum.
+    """
 
     states: Sequence[bytes] = ()
+    begun: Mapping[int, Any] = {}
 
 
 class Line(NamedTuple):
@@ -181,6 +196,7 @@ class WorkerSpec:
     threads: number of PyTorch's threads in each worker.
     server: the inference server's options; None: workers compute actions.
     first_worker: number of the first worker in the run, for messages.
+    num_metrics: number of the environment's own numbers of an episode.
     """
 
     make_env: Callable[[Place], VectorEnv]
@@ -196,6 +212,7 @@ class WorkerSpec:
     threads: int = 1
     server: ServerOptions | None = None
     first_worker: int = 0
+    num_metrics: int = 0
 
     @property
     def num_streams(self) -> int:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
@@ -22,12 +22,14 @@ from quintet.envs.vector import (
     VectorEnv,
     check_seeds,
 )
+from quintet.envs.wrappers import tasks_of
 from quintet.errors import QuintetError
 from quintet.runtime.processes.arena import Arena
 from quintet.runtime.processes.messages import (
     LoadStates,
     Reset,
     SaveStates,
+    SetTask,
     Step,
     Stepped,
     StepperWork,
@@ -80,7 +82,7 @@ class SteppedEnv:
             # A process steps its streams one after another.
             works.append(StepperWork(index, first, end, make, timeout_s * (end - first)))
         sent = [_sendable(work) for work in works]
-        specs = shared_specs(self.spaces, num_streams)
+        specs = shared_specs(self.spaces, num_streams, len(self.description.metrics))
         for work in works:
             specs |= progress_specs(f"stepper {work.index}")
         self._arena = Arena.create(specs)
@@ -95,6 +97,7 @@ class SteppedEnv:
         self._launched = self._begun = False
         self._asked = 0  # number of questions to all processes
         self._offers = keeper(like) is not None
+        self.tasks = None if tasks_of(like) is None else _Begun()
 
     @property
     def num_processes(self) -> int:
@@ -138,6 +141,10 @@ class SteppedEnv:
             process.send(message(slice(*ends)))
         return self._await()
 
+    def set_task(self, text: bytes) -> None:
+        """Tells the environments something, see `quintet.envs.tasks`."""
+        self.ask(lambda _: SetTask(text))
+
     def send(self, action: Array) -> None:
         np.copyto(self._action, action)
         for process in self._processes:
@@ -149,7 +156,8 @@ class SteppedEnv:
         for name, values in row.obs.items():
             np.copyto(out.obs[name], values)
         for name in OF_STEP:
-            np.copyto(getattr(out, name), getattr(row, name))
+            if (into := getattr(out, name)) is not None:
+                np.copyto(into, getattr(row, name))
 
     def render(self, stream: int) -> Rendered:  # noqa: ARG002
         raise CannotRender("other processes step it")
@@ -195,7 +203,11 @@ class SteppedEnv:
             notice.look()
             for process in busy.values():
                 self._look_at(process)
-        return [answers[file] for file in all_]
+        found = [answers[file] for file in all_]
+        if self.tasks is not None:
+            for first, answer in zip(self._ends, found, strict=False):
+                self.tasks.options |= {first + k: own for k, own in answer.begun.items()}
+        return found
 
     def _look_at(self, process: Process) -> None:
         doing = f" while {process.doing}" if process.doing else ""
@@ -210,6 +222,17 @@ class SteppedEnv:
 def _made_here(env: ResolvedEnv, num_streams: int, first_stream: int) -> VectorEnv:
     with made_for("a process that steps environments"):
         return make_group_env(env, num_streams, first_stream=first_stream)
+
+
+@final
+class _Begun:
+    """The options of the last reset of each stream."""
+
+    def __init__(self) -> None:
+        self.options: dict[int, Any] = {}
+
+    def options_of(self, stream: int) -> Any:
+        return self.options.get(stream)
 
 
 @final

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from quintet.envs.own_state import keeper
 from quintet.envs.vector import StepRow, allocate_row
+from quintet.envs.wrappers import tasks_of
 from quintet.jobs import user_state
 from quintet.observe.timing import PhaseTimer
 from quintet.runtime.processes.arena import Arena
@@ -18,6 +19,7 @@ from quintet.runtime.processes.messages import (
     Ready,
     Reset,
     SaveStates,
+    SetTask,
     Stepped,
     StepperWork,
     Stop,
@@ -32,11 +34,11 @@ from quintet.system.printing import note
 from quintet.types import Spaces, TensorSpec
 
 
-def shared_specs(spaces: Spaces, num_streams: int) -> dict[str, TensorSpec]:
+def shared_specs(spaces: Spaces, num_streams: int, metrics: int = 0) -> dict[str, TensorSpec]:
     """Tensors ``[B, ...]`` that the processes share: the actions of a step, and its row."""
-    row = allocate_row(spaces.observation, num_streams)
+    row = allocate_row(spaces.observation, num_streams, metrics)
     arrays = {f"obs/{path}": x for path, x in row.obs.items()}
-    arrays |= {name: getattr(row, name) for name in OF_STEP}
+    arrays |= {name: x for name in OF_STEP if (x := getattr(row, name)) is not None}
     action = action_spec(spaces.action)
     specs = {name: TensorSpec(x.shape, torch.from_numpy(x).dtype) for name, x in arrays.items()}
     return {**specs, "action": TensorSpec((num_streams, *action.shape), action.dtype)}
@@ -49,7 +51,7 @@ def shared_row(arena: Arena, streams: slice) -> tuple[NDArray[Any], StepRow]:
         return arena.tensor(name).numpy()[streams]
 
     obs = {name: x.numpy()[streams] for name, x in arena.below("obs/").items()}
-    return part("action"), StepRow(obs=obs, **{name: part(name) for name in OF_STEP})
+    return part("action"), StepRow(obs=obs, **{x: part(x) for x in OF_STEP if x in arena.specs})
 
 
 @final
@@ -61,6 +63,7 @@ class Stepper:
         self.progress = arena.tensor(f"stepper {work.index}/row").numpy()
         self.progress[1] = MAKING
         self.env = work.make_env()
+        self.tasks: Any = tasks_of(self.env)
         self.action, self.row = shared_row(arena, slice(work.first, work.end))
         self.timer = PhaseTimer()
         # Says in which line it hangs; the parent knows only that it does.
@@ -76,6 +79,10 @@ class Stepper:
                 self.timer.switch("stepping")
                 if resets:
                     self.env.restart(message.seeds, self.row.obs)
+                elif isinstance(message, SetTask):
+                    from quintet.envs.tasks import set_task
+
+                    set_task(self.env, message.text)
                 elif isinstance(message, SaveStates | LoadStates):
                     own = keeper(self.env)
                     assert own is not None
@@ -88,7 +95,7 @@ class Stepper:
                     self.env.recv(self.row)
                     forks.require_files(self.env.description.id)
                 self.timer.switch("waiting")
-                self.channel.send(Stepped(states))
+                self.channel.send(Stepped(states, self.tasks.take_begun() if self.tasks else {}))
 
 
 def main() -> int:

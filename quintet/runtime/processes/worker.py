@@ -67,11 +67,13 @@ class Worker:
             if line is not None:
                 policies, mailbox = spec.assignment.of(place.group), Mailbox(arena, place.group)
                 actor = RemoteActor(actor, policies, mailbox, line, place.group)
+            env = spec.make_env(place._replace(worker=work.index))
             keys = (place.first_stream, spec.assignment, place.group)
-            self.groups.append(GroupSampler(spec.make_env(place), actor, spec.plan, *keys))
-            rows = RowSpecs.of(spec.spaces, actor)
+            self.groups.append(GroupSampler(env, actor, spec.plan, *keys))
+            rows = RowSpecs.of(spec.spaces, actor, spec.num_metrics)
             self.slots.append(messages.open_slots(arena, spec, rows, place))
         self.own = [keeper(group.env) for group in self.groups]
+        self.gives_options = any(group.tasks is not None for group in self.groups)
 
     def run(self) -> None:
         """Answers messages until it is told to stop."""
@@ -101,6 +103,11 @@ class Worker:
         self.timer.switch("acting")
         self.load(grant.versions)
         slots = [mine[k] for mine, k in zip(self.slots, grant.slots, strict=True)]
+        if grant.task is not None:
+            from quintet.envs.tasks import set_task
+
+            for group in self.groups:
+                set_task(group.env, grant.task)
         if self.restarts is not None:
             self.timer.switch("making")
             for own, states in zip(self.own, self.restarts.states, strict=False):
@@ -119,7 +126,8 @@ class Worker:
         for slot, group in zip(slots, self.groups, strict=True):
             slot.header[:] = grant.number, group.rows
         self.seconds[:] = list(self.timer.seconds().values())
-        self.channel.send(messages.Full(grant.slots, self.states()))
+        options = tuple(slot.options for slot in slots) if self.gives_options else ()
+        self.channel.send(messages.Full(grant.slots, self.states(), options))
 
     def states(self) -> tuple[Sequence[bytes], ...]:
         """States that the environments offer, by group; empty where none does."""

@@ -64,7 +64,7 @@ class Workers:
         """
         self.spec, self.say, self.notice = spec, say, notice
         actor = spec.assignment.make_actor(spec.make_actor)
-        rows = RowSpecs.of(spec.spaces, actor)
+        rows = RowSpecs.of(spec.spaces, actor, spec.num_metrics)
         if spec.server is not None:
             rows = replace(rows, record=record_specs_of_remote(actor))
         self.grants = Grants(spec)
