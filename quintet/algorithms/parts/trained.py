@@ -160,7 +160,7 @@ class Trained(Generic[B, K]):
         self.gradient: Tensor | None = None
         self.interval = Interval()
         # Actors on the CPU need what is published there.
-        self._acts_on_cpu = self.theta.is_cuda and setup.compute.act_on == "cpu"
+        self._copies_to_cpu = self.theta.is_cuda and setup.compute.act_on == "cpu"
         self._fetched: Fetched | None = None
         self.steps = self.memory_steps = 0
         self._sat_out = dict.fromkeys(delayed, 0)  # steps, by segment
@@ -466,13 +466,12 @@ class Trained(Generic[B, K]):
         if self.theta.is_cuda:
             state = self.steps, *(x._version for x in tensors.values())
             if self._pending or self._fetched is None or self._fetched[0] != state:
-                self._fetched = state, *self._fold(tensors if self._acts_on_cpu else _NOTHING)
+                self._fetched = state, *self._fold(tensors if self._copies_to_cpu else _NOTHING)
             _, total, here = self._fetched
-            tensors = here if self._acts_on_cpu else tensors
+            tensors = here if self._copies_to_cpu else tensors
         else:
             total = self.theta.sum().item()
-        # A step by a finite gradient may leave a parameter that is not.  The sum of all parameters
-        # is infinite or NaN where one of them is.
+        # The sum of all parameters is infinite or NaN where one of them is.
         if not math.isfinite(total):
             require_finite(self.parameters, f"after update {self.steps}", self._advice)
         return dict(tensors)
