@@ -93,7 +93,9 @@ def test_what_only_returns_old_forms_is_read_and_told():
     with pytest.warns(RuntimeWarning) as told:
         rows = record(env, [3, 4], NO)
     assert rows.truncated[LIMIT - 1].all()
-    said = {str(each.message).partition(": ")[2] for each in told}
+    # Others may come from what earlier tests have left, when it is collected meanwhile.
+    texts = [str(each.message) for each in told if "SeededReset" in str(each.message)]
+    said = {text.partition(": ")[2] for text in texts}
     assert len(said) == 2
     assert any(text.startswith("step returns four values") for text in said)
 
