@@ -59,7 +59,9 @@ def leaf_keys(space: Space) -> dict[str, tuple[Keys, Space]]:
             )
         found[path] = (keys, leaf)
     if not found:
-        raise ConfigError(f"the observation must have a part, got {space}: give it one, as a 0")
+        raise ConfigError(
+            f"the observation space must not be empty, got {space}: give it a constant number, such as 0"
+        )
     return found
 
 

@@ -317,7 +317,7 @@ def test_a_race_has_no_options_but_those_that_quintet_gives(
     held["runners"][1]["options"][name] = value
     path.write_text(json.dumps(held))
     assert cli.main(words("race", folder)) == 1
-    assert f"this quintet gives b no {name}=" in capsys.readouterr().err
+    assert f"in this version b has no {name}=" in capsys.readouterr().err
 
 
 def test_a_race_has_no_entries_but_those_that_quintet_gives(

@@ -92,7 +92,7 @@ def test_flat_multi_binary():
 
 @pytest.mark.parametrize("space", [spaces.Dict(), spaces.Tuple(()), spaces.Dict(a=spaces.Dict())])
 def test_an_observation_without_parts_is_refused(space):
-    with pytest.raises(ConfigError, match="must have a part"):
+    with pytest.raises(ConfigError, match="must not be empty"):
         observation_leaves(space)
 
 

@@ -77,9 +77,9 @@ def main(arguments: list[str]) -> int:
     runs = [find_runs(given_path(target)) for target in given.targets]
     if all(runs):
         results = _runs([path for found in runs for path in found], given)
-    else:
-        of = dict(zip(given.targets, runs, strict=True))
-        results = [_environment(given, next(name for name, found in of.items() if not found))]
+    else:  # an environment is the only target
+        runs_of = dict(zip(given.targets, runs, strict=True))
+        results = [_environment(given, next(name for name, x in runs_of.items() if not x))]
     for each in results:
         each |= _split(each["findings"], given.known)
     if given.minutes is not None:

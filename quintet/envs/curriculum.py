@@ -342,8 +342,8 @@ class OfUser(Kind):
         found = self._call("options", stream, rng)
         if not isinstance(found, dict):
             raise ConfigError(
-                f"env.curriculum={self.kind} must return a dict from options, got "
-                f"{type(found).__name__}: return {{}} for none"
+                f"the method options of env.curriculum={self.kind} must return a dict, got "
+                f"{type(found).__name__}: return {{}} for no options"
             )
         return found
 

@@ -85,8 +85,8 @@ def _like(env: gymnasium.Env[Any, Any]) -> tuple[dict[str, Any], EnvSource | Non
     if spec is None:
         name = type(env.unwrapped).__name__
         raise ConfigError(
-            f"env must make environments, one for each stream; got {env!r}, which is one; "
-            f"give its class, {name}, or a function that makes it, lambda: {name}(...)"
+            f"env must make environments, one for each stream; got {env!r}, an environment "
+            f"itself; give its class, {name}, or a function that makes it, lambda: {name}(...)"
         )
     lost = [each.name for each in spec.additional_wrappers if each.kwargs is None]
     if lost:

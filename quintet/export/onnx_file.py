@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
 _TENSOR = "tensor"
-_OUTSIDE = (13, 14)  # fields of a tensor: the place of its data outside, and that it has one
+_PLACE_OUTSIDE, _IS_OUTSIDE = 13, 14  # fields of a tensor
 
 _WITHIN: Mapping[str, Mapping[int, str]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
@@ -33,7 +33,8 @@ def has_outside_data(model: bytes) -> bool:
     while left:
         kind, message = left.pop()
         for number, value in _fields(message):
-            if kind == _TENSOR and number in _OUTSIDE and (number == 13 or value != 0):
+            outside = number == _PLACE_OUTSIDE or (number == _IS_OUTSIDE and value != 0)
+            if kind == _TENSOR and outside:
                 return True
             if number in _WITHIN[kind]:
                 if not isinstance(value, memoryview):

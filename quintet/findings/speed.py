@@ -103,7 +103,7 @@ class RunFacts:
 
 _When = Callable[[RunFacts], str | bool]
 _Way = str | _When
-"""A way to a faster run: words, or a function; "" and False: none."""
+"""A way to a faster run: a text, or a function that returns one; "" and False: no way."""
 
 
 def _if(when: Callable[[RunFacts], object], words: str) -> _When:

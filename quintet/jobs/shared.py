@@ -77,7 +77,7 @@ def fault_there(folder: Path, token: str, who: str) -> str | None:
     except OSError as fault:
         return _elsewhere(folder, files.reason(fault))
     try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # refused where the other lock is seen
         return (
             f"must see locks of other machines in {folder}, got none: mount its file system with "
             "locks, or name another folder by --run-dir"

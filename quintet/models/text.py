@@ -241,8 +241,10 @@ class TextEncoder(nn.Module):
 
 
 def _attend(query: Tensor, states: Tensor, lengths: Tensor, which: Tensor | None) -> Tensor:
-    """Means ``[N, H]`` of the states ``[M, U, H]`` within the lengths ``[U]``, by queries
-    ``[N, H]``.
+    """Dot-product attention: means ``[N, H]`` of the states ``[M, U, H]`` within the lengths
+    ``[U]``, weighted by queries ``[N, H]``.
+
+    which: index of each query's text ``[N]``; None: query k reads text k.
     """
     steps, _, size = states.shape
     read = states.transpose(0, 1)

@@ -118,7 +118,9 @@ def parse(command: str, arguments: list[str]) -> Parsed:
                     why = "shows one run of a group; leave it out, or give one --seed"
                 if name == "minutes":
                     why = "measures no speed; leave it out, or give --total-steps"
-                raise ConfigError(f"--{name} belongs to quintet train, quintet {command} {why}")
+                raise ConfigError(
+                    f"--{name} is an option of quintet train alone: quintet {command} {why}"
+                )
             if name == "minutes":
                 minutes = _minutes(words)
             else:

@@ -259,8 +259,8 @@ def _with_whole_games(
 ) -> tuple[RunConfig, ResolvedEnv]:
     """Rounds a default number of streams up to a multiple of the agents of a game."""
     by = sources.get("env.num_streams", "default")
-    made = ":" in env.config.id or env.source is not None
-    if not made or not is_free(by):
+    from_code = ":" in env.config.id or env.source is not None  # no registered id is a game
+    if not from_code or not is_free(by):
         return config, env
     try:
         count = env.streams_of(env.config.num_streams)

@@ -339,10 +339,9 @@ def assignment_of(
             own = len(found.streams_of(policy, streams, groups))
             if replay.columns % own:
                 raise ConfigError(
-                    "replay must draw equally many unrolls of each stream for a batch of "
-                    f"{replay.columns}, and policy {policy} plays {own} streams; choose a "
-                    "replay that draws from any stream among the learner's options, or "
-                    "another env.num_streams"
+                    f"a batch of {replay.columns} unrolls from replay must be a multiple of the "
+                    f"{own} streams that policy {policy} plays; give another env.num_streams, or "
+                    "the learner's option by which replay draws from any stream"
                 )
     return found
 
@@ -353,9 +352,9 @@ def _require_fresh_rows(runtime: RuntimeConfig, plan: DataPlan) -> None:
     lag = runtime.lag if runtime.kind == "lockstep" else 0
     if most is not None and plan.replay is not None and interval > 1:
         raise ConfigError(
-            "runtime.publish_interval_iterations must be 1 where a learner with replay drops rows "
-            f"of weights more than {most} updates old, as every draw is an update, got {interval}; "
-            "leave it or runtime.max_policy_lag out"
+            f"runtime.publish_interval_iterations must be 1 with replay and a bound of {most} "
+            "updates on the age of a row's policy, since every draw is an update, got "
+            f"{interval}; leave out this option, or runtime.max_policy_lag"
         )
     versions = plan.versions_per_batch
     if most is not None and (interval - 1 + lag) * versions > most:

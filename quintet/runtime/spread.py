@@ -102,9 +102,8 @@ class _Clocks(NamedTuple):
         return cls(own_delay_s(), busy_s, wall_s)
 
     def cost_since(self, begin: "_Clocks", num_streams: int) -> StepCost:
-        """The cost of a step of each stream since `begin`, without the effect of other load.
-
-        Its memory is at most this process's.
+        """The cost of one step of every stream, which were taken since `begin`, without the effect
+        of other load.  Its memory is a bound: all of this process, in equal shares.
         """
         delayed_s, busy_s, wall_s = (now - then for now, then in zip(self, begin, strict=True))
         slept_s = max(0.0, wall_s - busy_s - delayed_s)

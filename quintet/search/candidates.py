@@ -111,7 +111,7 @@ def require_ours(asked: Asked, runners: Sequence[Runner], listed: Sequence[Able]
         if wrong or fits is None or len(fits.entry.options) != len(each.options):
             raise damaged(
                 asked.folder,
-                f"this quintet gives {each.name} no {', '.join(wrong) or 'such options'}",
+                f"in this version {each.name} has no {', '.join(wrong) or 'such option'}",
             )
 
 

@@ -110,8 +110,8 @@ class Asked:
         name, _ = signed(self.objective)
         if name not in OF_TRAINING and not name.removeprefix("eval/").startswith(ENV):
             raise ConfigError(
-                f"--metric of a race must be {', '.join(OF_TRAINING)} or env/KEY, perhaps after a "
-                f"minus, got {self.objective}: choose one"
+                f"--metric of a race must be {', '.join(OF_TRAINING)} or env/KEY, with a minus in "
+                f"front if less is better, got {self.objective}: choose one"
             )
         for name, why in _LEFT.items():
             if name in self.values:

@@ -10,7 +10,7 @@ from quintet.search.rungs import Plan
 from quintet.search.score import score, ways
 from quintet.system.files import shown
 
-_AS_MANY = 0.9  # share of the env_steps of others, since speeds vary
+_ENOUGH_FRAC = 0.9  # share of the env_steps of others, since speeds vary
 
 
 def ranked(runners: Sequence[Runner]) -> list[Runner]:
@@ -37,8 +37,8 @@ def ranked(runners: Sequence[Runner]) -> list[Runner]:
 
 
 def behind(order: Sequence[Runner], stay: int, first: str) -> int:
-    """The env_steps that the default entry must reach before it may fall out: as many as the others
-    that stay have had; 0 if it stays or has had them.
+    """The env_steps that the default entry must reach before it may fall out: the most that one of
+    the entries that stay has had; 0 if it stays, or has had nearly as many.
 
     order: entries, the best first; first: the name of the default.
     """
@@ -46,7 +46,7 @@ def behind(order: Sequence[Runner], stay: int, first: str) -> int:
     if not falls:
         return 0
     most = max(each.looks[-1].env_steps for each in order[:stay])
-    return most if falls[0].looks[-1].env_steps < _AS_MANY * most else 0
+    return most if falls[0].looks[-1].env_steps < _ENOUGH_FRAC * most else 0
 
 
 def standing(order: Sequence[Runner], stay: int, beside: str = "") -> str:

@@ -1,8 +1,8 @@
 """Records by name: quintet's own, and those of installed packages, which name them as entry points.
 
 Names are read from the packages' metadata; a package is imported only when one of its records is
-used.  So nothing that a file names is imported unless an installed package has it.  Where nobody
-has named a record, its package is first imported in a process with a time limit.
+used.  So nothing that a file names is imported unless an installed package has it.  A package
+whose record no option names is first imported in another process, with a time limit.
 """
 
 import os

@@ -325,7 +325,7 @@ def test_numbers_beyond_the_declared_type_are_refused():
 def test_an_environment_itself_makes_none():
     with pytest.raises(
         ConfigError,
-        match=r"which is one; give its class, Target, or a function .* lambda: Target\(",
+        match=r"an environment itself; give its class, Target, or a function .* lambda: Target\(",
     ):
         make_vector_env(Target())
     wrapped = gymnasium.ObservationWrapper(gymnasium.make("CartPole-v1"))

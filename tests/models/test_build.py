@@ -370,7 +370,7 @@ def test_options_without_effect_are_refused(given: dict, of: Spaces, says: str):
     ("observation", "action", "says"),
     [
         (spaces.Box(0.0, 1.0, (0,)), spaces.Discrete(2), "at least one number"),
-        (spaces.Dict({}), spaces.Discrete(2), "must have a part"),
+        (spaces.Dict({}), spaces.Discrete(2), "must not be empty"),
         (spaces.Dict({"x": VECTOR, ACTION_MASK: spaces.MultiBinary(3)}), BOX, "discrete actions"),
         (
             spaces.Dict({"x": VECTOR, ACTION_MASK: spaces.MultiBinary(3)}),

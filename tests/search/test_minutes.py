@@ -203,7 +203,7 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str], measured: 
     with pytest.raises(ConfigError, match="minutes must have environments that can be made again"):
         quintet.train("ppo", vector, run_dir=tmp_path, config={"eval.episodes": 0}, minutes=1.0)
     assert cli.main(["config", "ppo", "--env", TOY, "--minutes", "5"]) == 2
-    assert "--minutes belongs to quintet train" in capsys.readouterr().err
+    assert "--minutes is an option of quintet train" in capsys.readouterr().err
     assert cli.main(["train", "ppo", "--env", TOY, "--minutes", "soon"]) == 2
     assert "--minutes must be a number, got 'soon'" in capsys.readouterr().err
     assert not any(tmp_path.iterdir())

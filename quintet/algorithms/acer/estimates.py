@@ -89,7 +89,8 @@ def summed(rows: Rows, values: Tensor, knobs: Knobs) -> Estimates:
 def sampled(
     rows: Rows, drawn: Tensor, v: Tensor, advantages: Tensor, knobs: Knobs, dimensions: int
 ) -> Estimates:
-    """Estimates where the values of some actions are known.
+    """Estimates by a stochastic dueling network, where actions are too many for a sum over all
+    (section 5 of the paper).
 
     drawn: an action sampled from the policy, ``[T, B, ...]``.
     v: ``[T + 1, B]``.
@@ -106,6 +107,7 @@ def sampled(
     known = (q.detach(), v_t, rows.reward, rows.discount_t, rows.not_cut_t)
     root = rho ** (1.0 / dimensions)
     target = retrace(*known, root, c_bar=knobs.c_bar, lambda_=knobs.retrace_lambda)
+    # Q_opc - V: traces of 1, without truncated importance ratios.
     advantage = retrace(*known, torch.ones_like(rho), c_bar=None, lambda_=1.0) - value
 
     weight = _at_most(rho, clip) * advantage

@@ -151,6 +151,7 @@ class Chunks:
         v_end = network.value(last, end, batch.is_first[-1]).unsqueeze(0)
         if recorded:
             return torch.cat((batch.record["value"], v_end))
+        # The network reads the steps of each chunk in a row; `start` has one state per chunk.
         start = {name: x[:-1].flatten(0, 1) for name, x in batch.state.items()}
         rows = {name: x[self.order] for name, x in obs.items()}
         v = v_end.new_empty(shape.numel())

@@ -114,7 +114,7 @@ class PPOConfig(Options):
         0.0, doc=f"{_L2} shared layers", needs="model.shared_torso", tune=FACTOR
     )
     log_prob_clip: Positive | None = option(None, tune=FACTOR)
-    """largest absolute log-probability, old and new; none: no bound"""
+    """bound of the absolute value of old and new log-probabilities; none: no bound"""
     kl_coef_init: NotNegative = option(0.0, also=f"kl_beta_init {parts.KL_COEF}")
     """first weight of the adaptive KL penalty; 0: no penalty"""
     kl_target: Positive = option(
