@@ -60,7 +60,7 @@ def leaf_keys(space: Space) -> dict[str, tuple[Keys, Space]]:
         found[path] = (keys, leaf)
     if not found:
         raise ConfigError(
-            f"the observation space must not be empty, got {space}: give it a constant number, such as 0"
+            f"the observation space must not be empty, got {space}: give it a number, such as 0"
         )
     return found
 
