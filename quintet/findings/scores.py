@@ -6,9 +6,11 @@ import shlex
 from statistics import mean, pstdev
 
 from quintet.doctor.curves import Level, RunSeen, number, words
+from quintet.envs.info_metrics import read_terms
 from quintet.findings.choices import weight_of
 from quintet.findings.engine import Found, Rows, env_words, option_in
 from quintet.findings.record import Finding
+from quintet.observe.metrics import ENV
 from quintet.observe.run_summary import RunSummary
 from quintet.system.files import shown
 
@@ -225,6 +227,61 @@ def plateau(seen: RunSeen, first_level: Level, last_level: Level) -> Found:
         "for other options",
         command=shlex.join(sweep) + env_words(of_env),
     )
+
+
+_COST = re.compile(
+    r"(^|[/._])(costs?|violations?|collisions?|crash(es|ed)?|damages?)($|[/._])", re.IGNORECASE
+)
+
+
+@finding("cost-rises", weight=0.15, rows=8)
+def cost_rises(seen: RunSeen) -> Found:
+    """A number of the environment that is named as a cost rises while the returns do."""
+    if not seen.learns:
+        return
+    for name in sorted({name for each in seen.reports for name in each if name.startswith(ENV)}):
+        first, last = seen.values(name, 0.0, 0.25), seen.values(name, 0.75, 1.0)
+        if not _COST.search(name.removeprefix(ENV)) or min(len(first), len(last)) < 2:
+            continue
+        rise = mean(last) - mean(first)
+        error = math.hypot(pstdev(first) / len(first) ** 0.5, pstdev(last) / len(last) ** 0.5)
+        if rise > max(4.0 * error, 0.3 * abs(mean(first)), 1e-9):
+            yield Finding(
+                f"{name} rose from {mean(first):.4g} to {mean(last):.4g} per episode while the "
+                "returns rose",
+                {"first": mean(first), "last": mean(last)},
+                "if less of it is better, let the reward count it, or keep the best policy by "
+                f"checkpoint.best_by=-{name}",
+                "",
+                subject=name,
+            )
+
+
+@finding("reward-term", weight=0.3, needs="rise", rows=3)
+def reward_term(seen: RunSeen) -> Found:
+    """One of the reward's terms, whose sum is the return, has nearly all of its size."""
+    if seen.learns:
+        return
+    terms = read_terms(str(seen.run.options.get("env.metrics", "none")))
+    sums = [f"{ENV}{term.name}" for term in terms if term.how == "sum"]
+    for names in (sums, [name for name in sums if "rew" in name.lower()]):
+        rows = [x for x in seen.reports if {"episode/return_mean", *names} <= x.keys()]
+        sizes = {name: math.fsum(abs(x[name]) for x in rows) for name in names}
+        whole = math.fsum(sizes.values())
+        rest = math.fsum(
+            abs(math.fsum(x[name] for name in names) - x["episode/return_mean"]) for x in rows
+        )
+        if len(names) > 1 and len(rows) >= 3 and rest <= 0.01 * whole:
+            most = max(names, key=lambda name: sizes[name])
+            if sizes[most] >= 0.95 * whole:
+                yield Finding(
+                    f"{most} is {sizes[most] / whole:.0%} of the reward's size, so that the other "
+                    "terms hardly count",
+                    {name: size / len(rows) for name, size in sizes.items()},
+                    "give the terms sizes by which each of them matters, or leave some out",
+                    command=doctor_of_env(seen.run),
+                )
+            return
 
 
 _FASTER = {

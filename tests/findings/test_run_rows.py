@@ -119,6 +119,7 @@ def health(run: RunSeen) -> list[Finding]:
 
 FLAT = {"episode__return_mean": 10.0}
 FALLS = {"episode__return_mean": [*np.linspace(10, 100, 8), *np.linspace(100, 20, 12)]}
+TERMS = {**FLAT, "env__reward/run": 10.1, "env__reward/ctrl": -0.1}
 NO_EPISODES = {f"episode__{name}": float("nan") for name in ("return_mean", "return_std", "count")}
 
 
@@ -157,6 +158,12 @@ PLANTED: dict[str, Callable[[], RunSeen]] = {
         {"eval__return_mean": 10.0, "eval__return_std": 3.0, "eval__episodes": 10.0}
     ),
     "best-long-ago": lambda: seen(FALLS),
+    "cost-rises": lambda: seen({"env__cost": [1.0, 9.0]}),
+    "reward-term": lambda: seen(TERMS, {"env.metrics": "reward/run:sum, reward/ctrl:sum"}),
+    "reward-term beside other numbers": lambda: seen(
+        {**TERMS, "env__cost": 3.0},
+        {"env.metrics": "cost:sum, reward/run:sum, reward/ctrl:sum"},
+    ),
     "budget-short": lambda: seen({"episode__return_mean": [10.0, 100.0]}),
     "budget-short by the preset": lambda: seen(FLAT, {"total_env_steps": 2_000}),
     "seeds-differ": lambda: seen(others=[Level(10.0, 5.0, 100.0)]),
@@ -436,6 +443,26 @@ def test_the_command_of_an_option_has_the_presets_value():
 def test_distances(name: str, value: Any, usual: Any, near_1: bool, wanted: float | None):
     found = learning.decades(name, value, usual, near_1)
     assert found == (None if wanted is None else pytest.approx(wanted))
+
+
+@pytest.mark.parametrize(
+    ("name", "series", "options"),
+    [
+        ("cost-rises", {**FLAT, "env__cost": [1.0, 9.0]}, {}),  # nothing rises with it
+        ("cost-rises", {"env__cost": [9.0, 1.0]}, {}),
+        ("cost-rises", {"env__costume": [1.0, 9.0]}, {}),
+        ("cost-rises", {"env__cost": [5.0, 9.0] * 10}, {}),  # noise
+        ("reward-term", {**TERMS, "env__reward/run": 7.0}, {}),  # they are not the whole reward
+        ("reward-term", {**TERMS, "episode__return_mean": np.linspace(1, 90, 20)}, {}),
+        ("reward-term", {**TERMS, "env__reward/run": 12.0, "env__reward/ctrl": -2.0}, {}),
+        ("reward-term", TERMS, {"env.metrics": "reward/run:mean, reward/ctrl:mean"}),
+    ],
+)
+def test_healthy_numbers_of_an_environment_are_no_finding(
+    name: str, series: dict[str, Any], options: dict[str, Any]
+):
+    usual = {"env.metrics": "reward/run:sum, reward/ctrl:sum"}
+    assert one(name, seen(series, usual | options)) is None
 
 
 LONG = np.concatenate([np.linspace(1_000.0, 10_000.0, 15), np.linspace(20_000.0, 100_000.0, 5)])

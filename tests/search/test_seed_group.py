@@ -77,7 +77,7 @@ def timeless(folder: Path) -> list[dict[str, float]]:
 
 
 class Slowly(gymnasium.Env[Any, Any]):
-    """An iteration of `SMALL` takes more than six seconds, for which a stop waits."""
+    """Once a file is there, an iteration of `SMALL` takes 19 s, for which a stop waits."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -88,7 +88,7 @@ class Slowly(gymnasium.Env[Any, Any]):
         return np.zeros(1, np.float32), {}
 
     def step(self, action: Any) -> Any:
-        time.sleep(0.1)
+        time.sleep(0.3 if Path(os.environ.get("SLOW_IF", "nothing")).exists() else 0.02)
         self.steps += 1
         return np.zeros(1, np.float32), 0.0, self.steps == 8, False, {}
 
@@ -102,8 +102,10 @@ def test_the_same_command_goes_on_right_after_its_process_was_killed(tmp_path):
         if not isinstance(value, tuple):
             words += [f"--{name}", str(value)]
     command = [sys.executable, *words, "--report.progress", "false", "--runtime.kind", "serial"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
+    slow = os.environ | {"SLOW_IF": str(tmp_path / "slow")}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=slow) as first:
         wait_for(lambda: all((tmp_path / f"a/s{seed}/metrics.jsonl").exists() for seed in (1, 2)))
+        (tmp_path / "slow").touch()
         first.kill()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
