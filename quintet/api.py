@@ -383,6 +383,6 @@ def _settle(what: str, values: dict[str, Any], says: Mapping[str, Any]) -> None:
     for name, value in says.items():
         if values.setdefault(name, value) != value:
             raise ConfigError(
-                f"{name} must be left to the {what} that is given, which says {value!r}; got "
+                f"{name} must be what the given {what} says, {value!r}; got "
                 f"{values[name]!r}; leave it out"
             )

@@ -109,8 +109,8 @@ def _instead_of(leaf: Space) -> str:
     """Advice on a leaf without a fixed shape."""
     if is_text(leaf) or isinstance(leaf, spaces.Sequence):
         return (
-            "give what makes its single environments, whose texts and sequences become arrays of a "
-            "fixed shape; wrap an environment of several agents so that it gives such arrays"
+            "give a function that makes one environment: its texts and sequences become arrays of "
+            "a fixed shape; wrap an environment of several agents so that it gives such arrays"
         )
     return "wrap the environment so that it gives arrays of a fixed shape"
 

@@ -207,7 +207,7 @@ def test_sac_goes_on_with_the_temperature_of_another_run(packages: Path, tmp_pat
     more = {"init_from": str(tmp_path / "donor"), "temperature_lr": 1e-9}
     assert temperatures("same", temperature_init=0.5, **more)[0] == pytest.approx(donor, rel=0.1)
     assert temperatures("other", temperature_init=0.2, **more)[0] == pytest.approx(0.2)
-    said = "temperature.* start fresh: temperature_init is 0.2, that of init_from 0.5"
+    said = "temperature.* start fresh: temperature_init is 0.2 here and 0.5 in init_from"
     assert said in (tmp_path / "other" / "log.txt").read_text()
 
 

@@ -175,7 +175,7 @@ def canonical(name: str) -> str:
 
         how = f", {LEARNERS_ELSEWHERE[plain]}" if plain in LEARNERS_ELSEWHERE else ""
         said = (f"nearest is {' or '.join(near)}{how}; " if near else "") + (
-            "docs/coming-from.md says what stands for learners of other libraries"
+            "docs/coming-from.md says what replaces learners of other libraries"
         )
     else:
         said = f"did you mean {close[0]!r}?"

@@ -91,8 +91,8 @@ class CheckpointConfig(Options):
         needs=("checkpoint.save_best", "eval.episodes > 0"),
         on_resume="free",
     )
-    """metric of evaluations that the best one has the highest of, as eval/success_rate or env/KEY
-    (a number of env.metrics); -NAME: the lowest of
+    """metric of evaluations by which the best policy is chosen, the highest, as eval/success_rate
+    or env/KEY (a number of env.metrics); -NAME: the lowest
     """
 
     def interval(self, total_iterations: int) -> int:

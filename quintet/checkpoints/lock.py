@@ -50,7 +50,7 @@ class OpenFolder:
             if (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino):
                 return
         raise CheckpointError(
-            f"the folder {self.path} was moved or removed during training, which ends with it; "
+            f"the folder {self.path} was moved or removed during training, so the training ends; "
             "nothing is written in its place. Put it back and repeat the command, which goes on "
             "from the newest checkpoint"
         )

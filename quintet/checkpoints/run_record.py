@@ -72,7 +72,7 @@ def lost(run_dir: Path, env_steps: int) -> str | None:
     if record.env_steps is None or record.env_steps <= env_steps:
         return None
     return (
-        f"{run_dir} had a checkpoint of {record.env_steps:,} env_steps, with which the run "
-        f"{'was finished' if record.state == 'finished' else 'was stopped'}; it is gone, and the "
-        f"newest one is of {env_steps:,}"
+        f"the run in {run_dir} {'was finished' if record.state == 'finished' else 'was stopped'} "
+        f"with a checkpoint of {record.env_steps:,} env_steps, which is gone; the newest "
+        f"checkpoint that is left has {env_steps:,}"
     )

@@ -28,15 +28,15 @@ class ClusterConfig(Options):
         needs="runtime.kind=lockstep or runtime.kind=async",
         on_resume="free",
     )
-    """Ray cluster on whose nodes the workers run; auto: the one that this machine is part of;
-    HOST:PORT: the one with this address, of which this machine must be part; none: workers run on
-    this machine; for a group of runs (--seeds): the one on whose nodes the runs are placed
+    """Ray cluster on whose nodes the workers run, or the runs of a group (--seeds); auto: the
+    cluster that this machine is part of; HOST:PORT: the cluster with this address, of which this
+    machine must be part; none: workers run on this machine
     """
     nodes_min: Tasks = option(1, needs="cluster.address", at_most="nodes_max", on_resume="free")
     """least number of nodes with which the run begins and continues"""
     nodes_max: Tasks | None = option(None, needs="cluster.address", on_resume="free")
-    """largest number of nodes that the run uses; none: all of the cluster; times the cores of this
-    machine it is the default of runtime.num_workers
+    """largest number of nodes that the run uses; none: all of the cluster; the default of
+    runtime.num_workers is this number times the cores of this machine
     """
     wait_s: LongWait = option(60.0, needs="cluster.address", on_resume="free")
     """seconds that a run waits for cluster.nodes_min nodes before it ends with an error"""

@@ -385,7 +385,7 @@ class Nodes:
             self._enough_s = now
         elif now - self._enough_s > self.terms.wait_s:
             raise WorkerFault(
-                f"cluster.nodes_min={least} nodes must be present, there were {there} for "
+                f"cluster.nodes_min={least} nodes must be present, got {there} for "
                 f"{now - self._enough_s:.0f} s (cluster.wait_s): add nodes, and give the same "
                 "command again"
             )

@@ -268,8 +268,8 @@ def _config(arguments: list[str]) -> int:
     begun = any_of_run(config.run_dir / "checkpoints")
     if begun and beside:
         warn_on_stderr(
-            f"{shown(config.run_dir)} holds a run; this is the configuration of a new one; for "
-            f"that of the run add --run-dir {shown(config.run_dir)}"
+            f"{shown(config.run_dir)} holds a run, but this is the configuration of a new run; add "
+            f"--run-dir {shown(config.run_dir)} for that of the saved run"
         )
     if config.init_from is not None and (beside or asked.overwrite or not begun):
         find_donor(config.init_from)  # a run that has begun does not read it

@@ -151,7 +151,7 @@ def _numbers(own: Mapping[str, str]) -> tuple[float, int, float]:
     try:
         most_s, seed, minutes = float(own[names[0]]), int(own[names[1]]), float(own[names[2]])
     except ValueError as fault:
-        raise ConfigError(f"{names[0]} and the like must be numbers, got {told}") from fault
+        raise ConfigError(f"{', '.join(names)} must be numbers, got {told}") from fault
     if not (5.0 <= most_s <= 86_400.0 and 0 <= seed < 2**30 and 0.1 <= minutes <= 1e4):
         raise ConfigError(
             "--most-s must be in 5 .. 86,400, --probe-seed in 0 .. 2**30 and --minutes in 0.1 .. "

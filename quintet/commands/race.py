@@ -17,9 +17,9 @@ the best is the result, an ordinary run.  All within M minutes.  The same comman
   --run-dir DIR    folder of the result (default: runs/auto-ENV-sSEED); DIR/race tells of the race
   --metric NAME    score of episodes: eval/success_rate, env/KEY (a number of --env.metrics), -NAME
                    if less is better (default: eval/return_mean); also --checkpoint.best-by
-  --jobs N         entries at the same time (default: by the cores)
+  --jobs N         candidates at the same time (default: by the cores)
   --seed S, --env.NAME VALUE, --eval.NAME VALUE, ...
-                   options that all learners have, for all entries
+                   options that all learners have, for all candidates
   --config FILE, --trust, --overwrite
                    as for other runs
 """

@@ -45,7 +45,7 @@ def read(arguments: list[str]) -> Asked:
     def ask(
         trials: Annotated[int | None, arg(help="number of trials", metavar="INT")] = None,
         minutes: Annotated[
-            float | None, arg(help="minutes of trials and of the best again", metavar="FLOAT")
+            float | None, arg(help="minutes of trials, also on fresh seeds", metavar="FLOAT")
         ] = None,
         jobs: Annotated[
             int,

@@ -102,7 +102,7 @@ def _examined(ended: Outcome, most_s: float) -> Examined:
     elif late or "hangs" in last:
         place = last.get("hangs")
         own = Finding(
-            f"{stage.replace('was', 'was being', 1)} and that had not ended after {most_s:.0f} s"
+            f"{stage.replace('was', 'was being', 1)}, but that did not end in {most_s:.0f} s"
             + (f" (at {place})" if place else ""),
             {"seconds": most_s},
             "check whether a step or a reset waits for something; a slow environment needs a "
@@ -114,7 +114,7 @@ def _examined(ended: Outcome, most_s: float) -> Examined:
         own = Finding(
             f"while {stage}, its process {how_ended(ended.status or 0)}",
             {},
-            "look for os._exit, a crash of a library, and the memory that it takes",
+            "look for os._exit, a crash of a library, and too little memory",
             weight=0.98,
             name="dies",
         )

@@ -62,9 +62,9 @@ def beside_rule(run: RunSummary, rule: str) -> Beside:
         return Beside(None, said, below)
     finding = Finding(
         f"the returns, {end.mean:.4g}, are far above all {len(returns)} episodes of the rule, "
-        f"whose best is {returns.max():.4g}: the policy may do what the reward did not mean",
+        f"whose best is {returns.max():.4g}: the policy may exploit a gap in the reward",
         {"mean": end.mean, "mean of the rule": mean, "at first": first.mean},
-        "look at episodes (quintet eval RUN --video FILE), and at what pays in them",
+        "look at episodes (quintet eval RUN --video FILE), and at what is rewarded in them",
         weight=0.5,
         name="reward-exploited",
     )

@@ -190,7 +190,7 @@ class RunSeen:
         if self.threshold is None or end is None or end.mean < self.threshold:
             return ""
         return (
-            f"its last returns are {end.mean:.4g}, above {self.threshold:g}, from which on the "
+            f"its last returns are {end.mean:.4g}, above {self.threshold:g}, at which the "
             "environment counts as solved"
         )
 

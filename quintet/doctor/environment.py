@@ -130,7 +130,7 @@ def _stages(loaded: Loaded, seen: Seen, seed: int, most_s: float) -> Iterator[St
                 try:
                     seen.remembers = remembers(singles[0], seed)
                 except NotImplementedError:  # raised by the environment
-                    seen.unmade["remembers"] = "it has not implemented a method that this needs"
+                    seen.unmade["remembers"] = "it lacks a method that this needs"
             else:
                 seen.unmade["remembers"] = "its environments are not stepped one by one"
 

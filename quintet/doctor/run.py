@@ -104,7 +104,7 @@ def _merged(policies: Sequence[RunSeen]) -> list[Finding]:
     for those in held.values():
         first, policy = max(those, key=lambda each: each[0].weight)
         if len(policies) > 1 and not first.name.startswith("option-"):
-            where = f"in {len(those)} of {len(policies)} policies, the first is {policy}"
+            where = f"in {len(those)} of {len(policies)} policies, most of all in policy {policy}"
             first = replace(first, said=f"{first.said} ({where})")
         found.append(first)
     return found

@@ -171,14 +171,14 @@ def _misplaced(row: StepRow, ended: Array, clipped: bool) -> str:
     flags = row.terminated | row.truncated
     rules = {
         "terminated and truncated must not both be true": row.terminated & row.truncated,
-        "the row after an ending must reset: valid false, no flag, reward 0": ended
+        "the row after an ending must be a reset (valid and flags false, reward 0)": ended
         & (row.valid | flags | (row.raw_reward != 0.0)),
-        "valid must be true in other rows than resets": ~ended & ~row.valid,
+        "valid must be true in every row that is not a reset": ~ended & ~row.valid,
     }
     if not clipped:
         rules["reward must be equal to raw_reward"] = row.reward != row.raw_reward
     return next(
-        (f"{rule}, got another in stream {np.argmax(x)}" for rule, x in rules.items() if x.any()),
+        (f"{rule}, which stream {np.argmax(x)} breaks" for rule, x in rules.items() if x.any()),
         "",
     )
 
@@ -225,7 +225,7 @@ class _Statistics:
         # Agents of a game may be absent, so their rows are not judged.
         rule = "" if found.faults or self.agents > 1 else _misplaced(row, self.ended, self.clipped)
         if rule:
-            said = f"{rule}, step {given.number}: mend the recv of backend {found.env.backend!r}"
+            said = f"{rule} at step {given.number}: mend recv of backend {found.env.backend!r}"
             found.fault("check-fault", said)
         self.ended = row.terminated | row.truncated
         for name, x in row.obs.items():
@@ -275,7 +275,7 @@ def _judge(found: EnvCheck) -> None:
         found.fault(
             "not-repeatable",
             f"two copies with the same seeds and actions differ: {found.same_seeds}; no run can be "
-            "repeated (does it draw from self.np_random only, which reset(seed=seed) makes?)",
+            "repeated (draw only from self.np_random, which reset(seed=seed) makes)",
         )
     elif found.keeps and not found.same_again:
         found.remark(f"{KEEPS} ({found.keeps}): resumes of a run are not exact; {WAYS_ON}")
@@ -283,8 +283,7 @@ def _judge(found: EnvCheck) -> None:
         found.fault(
             "not-repeatable",
             f"new copies, made after others were used, differ with the same seeds: "
-            f"{found.same_again}; something outlives an environment (in its class, its module or "
-            "a file)",
+            f"{found.same_again}; an environment leaves something in a class, a module or a file",
         )
     if not found.lengths:
         found.remark(

@@ -80,7 +80,7 @@ class EnvConfig(Options):
     streams_per_group: Streams | None = option(None, also="worker_num_splits", auto=True)
     """number of environments that step and act together, a divisor of num_streams; none: half of
     them for simulators in C++ (pixels from 4 cores on), so that one half steps while the other
-    acts, else all; with workers, one group per worker
+    acts, else all of them; with workers, one group per worker
     """
     frame_stack: Layers = option(1, also="n_stack num_stack env_framestack framestack")
     """number of newest observations stacked on a new leading axis; 1: no new axis; Atari games
@@ -99,9 +99,9 @@ class EnvConfig(Options):
     info[KEY] is true at its end; none: no success rate is reported
     """
     metrics: Metrics = option("auto", auto=True, on_resume="free")
-    """numbers in info that are reported as env/KEY; KEY:REDUCTION, ... with sum, mean, last, min or
-    max over an episode, KEY a name, a path (a/b) or a pattern (a/*); auto: up to 32 numbers that
-    are in info at the ends of the first episode, the last value of each; none: nothing
+    """numbers in info that are reported as env/KEY, given as KEY:REDUCTION, ...; KEY: a name, a
+    path (a/b) or a pattern (a/*); REDUCTION over an episode: sum, mean, last, min or max; auto: up
+    to 32 numbers in info at the end of the first episode, the last value of each; none: no number
     """
     curriculum: Annotated[dict[str, Any] | None, BeforeValidator(_curriculum)] = None
     """options of the environment's resets, which change while the agent learns: a kind (stages,
@@ -109,13 +109,13 @@ class EnvConfig(Options):
     """
     observe_last: bool = False
     """add the leaves last_action (as the environment received it) and last_reward (raw, clamped to
-    -1 .. 1) to the observation; at the start of an episode they are 0, and discrete actions have
-    one more value for it
+    -1 .. 1) to the observation; at the start of an episode they are 0, but a discrete action is
+    then an additional value, the largest
     """
     mask_from_info: Literal["auto"] | bool = option("auto", auto=True)
-    """place from which action masks are taken, beside the observation's leaf action_mask; true:
-    info['action_mask'] at every reset and step; auto: the first of another leaf named action_mask
-    or action_masks, the environment's method action_masks(), and info; false: nowhere else
+    """source of action masks if the observation has no leaf action_mask; true: info['action_mask']
+    at every reset and step; auto: the first that exists of another leaf named action_mask or
+    action_masks, the environment's method action_masks(), and info; false: nowhere
     """
     observation_dtype: Literal["auto", "float32", "float64"] = option(
         "auto",
@@ -129,8 +129,8 @@ class EnvConfig(Options):
     num_threads: Threads | None = option(
         None,
         needs=Needs(
-            "env.backend={f.env.pools}, which step in threads, {f.env.config.id} is of "
-            "{f.env.config.backend}",
+            "env.backend={f.env.pools}, which step in threads ({f.env.config.id} has "
+            "{f.env.config.backend})",
             lambda _, f: f.env.backend.cost is not None,
         ),
         on_resume="free",
@@ -142,12 +142,12 @@ class EnvConfig(Options):
         None,
         needs=(
             Needs(
-                "runtime.kind=serial or evaluations (in others runtime.num_workers step)",
+                "runtime.kind=serial or evaluations (in other kinds, workers step environments)",
                 lambda _, f: f.stepped,
             ),
             Needs(
-                "environments that are written in Python and can be made one by one, "
-                "{f.stepped[0].config.id} is of another kind",
+                "environments that are written in Python and can be made one by one "
+                "({f.stepped[0].config.id} is of another kind)",
                 lambda _, f: any(env.can_be_spread for env in f.stepped),
             ),
         ),
@@ -167,8 +167,8 @@ class EnvConfig(Options):
                 lambda _, f: f.runtime.exact,
             ),
             Needs(
-                "environments that are written in Python and can be made again, "
-                "{f.env.config.id} is of another kind",
+                "environments that are written in Python and can be made again "
+                "({f.env.config.id} is of another kind)",
                 lambda _, f: f.env.backend.in_python and f.env.can_be_made_again,
             ),
         ),
@@ -203,8 +203,8 @@ class EnvConfig(Options):
         metric = str(told.get("metric", "success")).removeprefix("-")
         if told.get("kind") == "stages" and metric == "success" and self.success is None:
             raise ValueError(
-                "curriculum must have a metric that episodes have, got success without "
-                "env.success: give that rule, or metric return, length or env/NAME"
+                "curriculum must have a metric that episodes report, got success without a rule "
+                "for it: give env.success, or the metric return, length or env/NAME"
             )
         return self
 

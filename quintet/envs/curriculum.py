@@ -128,8 +128,8 @@ class Stages(Kind):
         count, bars = len(self.stages), self._bars
         if len(bars) != count - 1:
             raise ValueError(
-                f"bar must be one number, or one for each of {count} stages but the last, got "
-                f"{len(bars)}: give {count - 1}"
+                f"bar must be one number, or {count - 1} numbers for {count} stages (the last "
+                f"stage has no bar), got {len(bars)} numbers: give {count - 1}"
             )
         if self.back is not None and any(self.back >= bar for bar in bars):
             raise ValueError(f"back must be less than bar, got {self.back} and {min(bars)}")
@@ -155,8 +155,8 @@ class Stages(Kind):
             self._lacking += 1
             if self._lacking >= self.episodes and not self._recent:
                 raise ConfigError(
-                    f"env.curriculum must have a metric that episodes have, got {self.metric!r}, "
-                    f"which none of {self._lacking} had: name another one"
+                    f"env.curriculum must have a metric that episodes report, got {self.metric!r}, "
+                    f"which none of {self._lacking} episodes reported: name another metric"
                 )
             return
         self._recent = [*self._recent, value][-self.episodes :]

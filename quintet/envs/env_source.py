@@ -214,11 +214,11 @@ def call_maker(maker: Callable[..., Any], env_id: str, kwargs: Mapping[str, Any]
         what_to_do = _way_out(maker, env_id, kwargs, error)
         if lacking:
             what_to_do += (
-                f"; this process lacks what the one that began it has set up: {'; '.join(lacking)}"
+                f"; the process that started this one has, but this one lacks: {'; '.join(lacking)}"
             )
         why = f" for {purpose()}" if purpose() else ""
         fault = ConfigError(
-            f"{env_id} must be made with the arguments {dict(kwargs)}{why}; it "
+            f"{env_id} must make an environment from the arguments {dict(kwargs)}{why}, but it "
             f"{raised(error)}; {what_to_do}"
         )
         raise traced(fault, error) from error
@@ -234,24 +234,24 @@ def _way_out(
         # gymnasium.make says this of a registered environment of another interface.
         return other_apis.CLASS
     if isinstance(error, gymnasium.error.UnregisteredEnv):
-        return "register the id in the function that makes it, or import there what does"
+        return "register the id, or import the module that does, in the function that makes it"
     if isinstance(error, TypeError) and (arguments := _arguments_fault(maker, kwargs, error)):
         return arguments
     if advice := argv_advice(error):
         return advice
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return (
-            "give each environment a port of its own: port 0, for which the system chooses a free "
-            "one, or one by the parameter env_index (docs/environments.md); a counter in the class "
-            "or module begins anew in each process, and workers, processes that step, and "
-            "evaluations make environments too"
+            "give each environment a port of its own: port 0 (the system then chooses a free one), "
+            "or a port that depends on the parameter env_index (docs/environments.md); a counter "
+            "in the class or module is not enough, since environments are made in several "
+            "processes and each of them counts anew"
         )
     what = "correct env.kwargs or the environment" if kwargs else "mend the environment"
     if (others := living(env_id)) == 0:
         return what
     return (
-        f"{what}; this process has {others} other{'s' * (others > 1)} of them: if only one may "
-        "exist at a time, train with --runtime.kind serial --env.num-streams 1 --eval.episodes 0"
+        f"{what}; this process has {others} more of these environments: if only one may exist at "
+        "a time, train with --runtime.kind serial --env.num-streams 1 --eval.episodes 0"
     )
 
 
@@ -287,4 +287,4 @@ def _install_line(env_id: str) -> str:
     for part, package in packages.items():
         if spec is not None and part in str(spec.entry_point):
             return f'pip install "{package}"'
-    return "the installation that the environment's own documentation names"
+    return "the command that the environment's own documentation names"

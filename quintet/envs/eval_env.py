@@ -30,7 +30,7 @@ _EVALUATES = "eval.episodes > 0"
 
 def _used(met: Callable[[Any, Any], bool]) -> Needs:
     """Condition of an option that the environment of evaluations can use."""
-    return Needs("an environment of another kind, {f.evaluated.config.id} has no use for it", met)
+    return Needs("an environment that can use it, which {f.evaluated.config.id} can't", met)
 
 
 @final
@@ -39,8 +39,8 @@ class EvalEnvConfig(Options):
 
     id: _Name = option(None, needs=_EVALUATES, also="eval_env eval_env_id")
     """environment of evaluations, if not env.id, with the same spaces; another id gets no
-    env.kwargs, env.reward_shaping and env.curriculum, and no env.success about info; everything
-    else is as in env.*
+    env.kwargs, env.reward_shaping or env.curriculum, and no env.success about info; everything else
+    is as in env.*
     """
     backend: BackendName | None = option(
         None,

@@ -46,7 +46,7 @@ STEPS_PER_S = 30.0
 _SMALLEST = 8  # least height and width of a uint8 array that counts as a picture
 _SAYS_OPENGL = re.compile("opengl|glfw|glx|libgl|egl|osmesa|mjr_", re.IGNORECASE)
 _OPENGL = (
-    "MuJoCo draws with OpenGL, which needs a driver also without a display; on Debian or Ubuntu: "
+    "MuJoCo draws with OpenGL, which needs a driver even without a display; on Debian or Ubuntu: "
     "apt install libegl1 libgl1-mesa-dri"
 )
 
@@ -84,8 +84,8 @@ class FilmedEnv:
         except BaseException as error:
             about = self.env.description
             raise EnvironmentFault(
-                f"{about.id} ({about.backend}) must give a video a picture after every step, got "
-                f"none: {_why(error)}; mend its render(), or leave the video out"
+                f"{about.id} ({about.backend}) must draw a picture after every step of a video, "
+                f"got none: {_why(error)}; mend its render(), or leave the video out"
             ) from error
 
 

@@ -132,8 +132,8 @@ class RslEnv:
         if not isinstance(result, tuple) or len(result) not in (4, 5):
             given = len(result) if isinstance(result, tuple) else f"a {type(result).__name__}"
             raise Unfit(
-                "must return from step four values (observations, rewards, dones, extras), or "
-                f"five with privileged observations after the first, returned {given}"
+                "must return four values from step (observations, rewards, dones, extras), or five "
+                f"(with privileged observations in second place), but returned {given}"
             )
         obs, *others, reward, done, extras = result
         ended = _flat(done).bool()

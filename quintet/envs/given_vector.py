@@ -345,7 +345,7 @@ class AdaptedVectorEnv:
         except STOPS:
             raise
         except BaseException as error:
-            no_array = f"gave a {what} that is no array: {described(error)}"
+            no_array = f"gave a {what} that can't be an array: {described(error)}"
             raise self._fault(no_array, error) from error
         if array.shape == (self.num_streams, 1):
             array = array[:, 0]

@@ -297,8 +297,8 @@ def _single(env: Any, env_id: str) -> gymnasium.Env:
     # EnvPool's pools are both.
     if not isinstance(env, gymnasium.Env) or isinstance(env, gymnasium.vector.VectorEnv):
         what_to_do = other_apis.way_out(env) or (
-            "return a single environment, or give what makes a vector environment a parameter "
-            "num_envs"
+            "return a single environment, or, if it is a function that makes a vector "
+            "environment, add a parameter num_envs to it"
         )
         raise ConfigError(
             f"{env_id} must make one gymnasium.Env at each call; got "
@@ -390,8 +390,8 @@ def read_leaf(obs: Any, leaf: Leaf, leading: tuple[int, ...] = ()) -> Array:
         held = np.iinfo(leaf.dtype) if leaf.dtype.kind in "iu" else None
         if held is not None and not held.min <= array.min() <= array.max() <= held.max:
             raise Unfit(
-                f"must give observation {leaf.path!r} in numbers of {leaf.dtype}; gave "
-                f"{array.min()} to {array.max()}"
+                f"must give observation {leaf.path!r} in numbers that {leaf.dtype} can hold; gave "
+                f"numbers from {array.min()} to {array.max()}"
             )
     if leaf.start is not None:
         array = array - leaf.start

@@ -89,11 +89,11 @@ def _unknown_id(env_id: str, backend: str) -> ConfigError:
             "noop_max, ...) in env.kwargs"
         )
     elif versions := list(dict.fromkeys(versions_of(env_id, ids))):
-        parts.append(f"it knows {', '.join(versions)} of that name")
+        parts.append(f"known ids of that name are {', '.join(versions)}")
     else:
         names = {known.lower(): known for known in ids}
         near = [names[hit] for hit in difflib.get_close_matches(env_id.lower(), names, n=5)]
-        parts.append(f"nearest are {', '.join(near)}" if near else "nothing is near")
+        parts.append(f"nearest are {', '.join(near)}" if near else "no known id is similar")
         parts.append("an id that a package registers is given as package:id")
     for name, one in BACKENDS.usable():
         if (backend in ("auto", name) or one.ids is None) and hints[name]:

@@ -42,8 +42,8 @@ def read_terms(text: str) -> tuple[Term, ...]:
         term = Term(name, how) if colon else Term(how, "last")
         if not term.name or term.how not in _REDUCTIONS:
             raise ValueError(
-                f"must be auto, none, or KEY:REDUCTION, ... with {', '.join(_REDUCTIONS)}, got "
-                f"{part.strip()!r}: correct it, as 'cost:sum, speed:mean'"
+                f"must be auto, none, or terms KEY:REDUCTION, got {part.strip()!r}: write them as "
+                f"'cost:sum, speed:mean', with one of {', '.join(_REDUCTIONS)} in each"
             )
         terms.append(term)
     alike = [term.name for term in terms]
@@ -73,9 +73,9 @@ def expanded(
         fits = [name for name in names if fnmatchcase(_plain(name), _plain(term.name))]
         if not fits:
             raise ConfigError(
-                f"env.metrics {term.name!r} must fit a number in info, got "
-                f"{', '.join(names) or 'none'} in an episode of random actions: correct it, or "
-                "name the keys"
+                f"env.metrics {term.name!r} must match the key of a number in info, but the keys "
+                f"in an episode of random actions were {', '.join(names) or 'none'}: correct it, "
+                "or give whole keys without *"
             )
         for name in fits:
             found.setdefault(_plain(name), Term(name, term.how))

@@ -46,8 +46,8 @@ def make_group_env(
             base.spaces = in_float64(base.spaces)
         if env.terms and getattr(innermost(base), "metrics", None) is None:
             raise ConfigError(
-                f"env.metrics must have environments with info, those of backend "
-                f"{env.config.backend!r} have none, got {env.config.metrics!r}: leave it out"
+                "env.metrics must have environments with info, which backend "
+                f"{env.config.backend!r} lacks, got {env.config.metrics!r}: leave it out"
             )
         if env.terms or env.notes:
             notes = (*base.description.notes, *env.notes)
@@ -75,14 +75,14 @@ def _wrapped(env: ResolvedEnv, base: VectorEnv) -> VectorEnv:
         if lacks:
             raise ConfigError(
                 f"env.{name} must have single Gymnasium environments{kinds}, got {config.id} of "
-                f"another kind ({env.kind}, {env.config.backend}); leave it out, or give what "
-                "makes single environments, with backend 'gymnasium'"
+                f"another kind ({env.kind}, {env.config.backend}); leave it out, or give a maker "
+                "of single environments, with backend 'gymnasium'"
             )
     if base.description.turns and (config.frame_stack > 1 or config.observe_last):
         name = "frame_stack" if config.frame_stack > 1 else "observe_last"
         raise ConfigError(
             f"env.{name} must have agents that act at the same time; those of {config.id} act "
-            "in turn: leave it out, and put what is needed into the observations"
+            "in turn: leave it out, and put what agents must remember into the observations"
         )
     if config.success is not None and key_of(config.success) and not base.description.success:
         raise ConfigError(

@@ -170,7 +170,7 @@ class MaskReader:
             return self.none
         raise ValueError(
             f"every reset and step must have info[{ACTION_MASK!r}], from which masks are taken, "
-            f"got info with {sorted(info or ())}: add it, or --env.mask-from-info false"
+            f"got info with {sorted(info or ())}: add it, or use --env.mask-from-info false"
         )
 
     def row(self, given: Any) -> NDArray[np.int8]:
@@ -181,7 +181,7 @@ class MaskReader:
             raise ValueError(
                 f"{self._place} must be an array of {self._size} numbers, one per action, or of "
                 f"the form that the action space's sample(mask=...) takes, got {got}; if it is no "
-                "mask, --env.mask-from-info false"
+                "mask, use --env.mask-from-info false"
             )
         allowed: NDArray[np.bool_] = mask == (0 if self._added else 1)
         forbidden = mask <= ADDED if self._added else mask == 0
@@ -270,11 +270,11 @@ def wrong_values(mask: NDArray[Any], *, added: bool = False) -> str:
     way = ""
     if not added and (mask <= ADDED).any():
         way = (
-            "; of numbers that are added to logits give mask == 0, or make them a leaf of the "
-            "observation, a Box whose high is 0"
+            "; if the mask holds numbers to be added to logits, give mask == 0 in its place, or "
+            "make it a leaf of the observation with a Box whose high is 0"
         )
     got = ", ".join(f"{x:g}" for x in np.unique(wrong)[:3])
-    return f"must hold {must} alone, got {got}{way}"
+    return f"must hold only {must}, got {got}{way}"
 
 
 def possible(mask: NDArray[Any], action: Space) -> NDArray[np.bool_]:

@@ -42,8 +42,8 @@ class OldGym(gymnasium.Env[Any, Any]):
         way = "reset(seed=...)" if self._takes_seed else "its method seed()" if seeds else ""
         way = "its maker, which makes it anew" if self._again is not None else way
         self.adapted = (
-            "the environment has not the interface of Gymnasium, so its spaces, resets and steps "
-            f"are adapted: it takes seeds by {way or 'nothing'}; an episode is truncated where "
+            "the environment has gym's interface, not Gymnasium's, so its spaces, resets and steps "
+            f"are adapted: seeds go to {way or 'nothing'}; an episode is truncated where "
             f"info[{LIMITED!r}] is true"
         )
         given = getattr(env, "metadata", None) or {}

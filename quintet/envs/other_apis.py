@@ -27,13 +27,12 @@ _OLD_STEP = (
 )
 CLASS = "give its class, or a function that makes one at each call"
 _OF_AGENTS = (
-    "it has several agents: give the function that makes it and --env.backend pettingzoo, without "
-    "which only PettingZoo's own and those named parallel_env are taken for games "
-    "(docs/multi-agent.md)"
+    "it has several agents: give the function that makes it with --env.backend pettingzoo "
+    "(PettingZoo's own makers and those named parallel_env don't need that; docs/multi-agent.md)"
 )
 _SINGLE = (
-    "give what makes its single environments: they are stepped side by side here, "
-    "env.num_streams of them"
+    "give a function that makes a single environment: quintet makes env.num_streams of them and "
+    "steps them side by side"
 )
 
 
@@ -44,7 +43,7 @@ def way_out(env: object) -> str:
         return ""
     if isinstance(env, ModuleType):
         makers = [name for name in ("parallel_env", "env") if callable(getattr(env, name, None))]
-        return f"give {env.__name__}.{makers[0]}, which makes games" if makers else ""
+        return f"give {env.__name__}.{makers[0]}, which makes the game" if makers else ""
     homes = {kind.__module__.partition(".")[0] for kind in type(env).__mro__}
     if "pettingzoo" in homes or hasattr(env, "possible_agents"):
         return _OF_AGENTS
@@ -199,7 +198,7 @@ def plain_numbers(reward: Any, terminated: Any, truncated: Any) -> tuple[float, 
     try:
         gain = float(reward) if type(reward) in _PLAIN_NUMBERS else reward_of(reward)
     except OverflowError as error:  # a whole number that no float can hold
-        raise Unfit(f"must return a reward in float's range; {error}") from error
+        raise Unfit(f"must return a reward that a float can hold; {error}") from error
     if type(terminated) not in _PLAIN_FLAGS or type(truncated) not in _PLAIN_FLAGS:
         terminated = flag_of(terminated, "terminated")
         truncated = flag_of(truncated, "truncated")

@@ -77,7 +77,7 @@ class OwnState:
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"{self._id}: state_dict() must return dicts, lists, numbers, texts and NumPy "
-                f"arrays, got others ({error}): correct it"
+                f"arrays, got something else ({error}): correct it"
             ) from error
 
     def _call(self, layer: Any, method: str, *given: Any) -> Any:
@@ -161,7 +161,7 @@ def _plain(x: Any) -> Any:
         return {_ARRAY: [x.dtype.str, list(x.shape), content]}
     if isinstance(x, dict):
         if not all(isinstance(key, str) for key in x):
-            raise TypeError("a dict with other keys than texts")
+            raise TypeError("a dict with keys that are not texts")
         return {key: _plain(value) for key, value in x.items()}
     if isinstance(x, list | tuple):
         return [_plain(value) for value in x]

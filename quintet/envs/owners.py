@@ -83,8 +83,8 @@ def claim(env: Any, owner: object, env_id: str) -> None:
     if other is not None and other is not owner and held.generation == forks.generation:
         raise ConfigError(
             f"{env_id} must make a new environment at each call; it gave one that other "
-            "streams use: create the environment inside the callable; if the others are those of "
-            "a training that this would evaluate, also eval.episodes=0 helps"
+            "streams use: create the environment inside the callable; if a training uses it and "
+            "its evaluations can't have another, eval.episodes=0 helps too"
         )
     _OWNERS[key] = _Claim(weakref.ref(owner), forks.generation, env_id)
 

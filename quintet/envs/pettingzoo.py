@@ -237,7 +237,7 @@ class ParallelVectorEnv:
             five = isinstance(result, tuple) and len(result) == 5
             if not five or not all(isinstance(part, Mapping) for part in result):
                 raise Unfit(
-                    "must return from step five dicts by agent: observations, rewards, "
+                    "must return five dicts by agent from step: observations, rewards, "
                     "terminations, truncations, infos"
                 )
             obs, rewards, terminations, truncations, infos = result
@@ -265,7 +265,7 @@ class ParallelVectorEnv:
                 if over:
                     self._present[stream], self._leaving[stream] = False, agent in there
                 elif agent not in there:
-                    raise Unfit("removed an agent from agents without terminating or truncating it")
+                    raise Unfit("must end an agent's episode before it leaves the list agents")
         except Unfit as error:
             raise self._fault(stream, str(error), error) from error
 
@@ -294,7 +294,7 @@ class ParallelVectorEnv:
                     stream = first + int(place)
                     if self.agents[place] not in there:
                         raise Unfit(
-                            "must tell an agent that it has ended before it removes it from agents"
+                            "must show an agent that it has ended before it leaves the list agents"
                         )
                 if not there:
                     return
@@ -329,7 +329,7 @@ class ParallelVectorEnv:
                 self._acted[stream], self._owed[stream] = False, 0.0
                 self._call(stream, "step", lambda: game.step(None))
             stream = first
-            raise Unfit("must remove an agent that has ended from agents at its step(None)")
+            raise Unfit("must remove an agent from its list agents at the step(None) after its end")
         except Unfit as error:
             raise self._fault(stream, str(error), error) from error
 
@@ -381,7 +381,7 @@ class ParallelVectorEnv:
             if not self._turns:
                 pair = isinstance(result, tuple) and len(result) == 2
                 if not pair or not isinstance(result[0], Mapping):
-                    raise Unfit("must return from reset two dicts by agent: observations, infos")
+                    raise Unfit("must return two dicts by agent from reset: observations, infos")
                 there, infos = self._there(first, game), other_apis.info_of(result[1])
                 for stream, agent in enumerate(self.agents, first):
                     self._leaving[stream], self._present[stream] = False, agent in there
@@ -406,8 +406,8 @@ class ParallelVectorEnv:
         """Keeps what an agent observes; over: whether its episode has ended."""
         if agent not in observations:
             raise Unfit(
-                f"gave no observation for {agent!r}; step must give one to each agent that "
-                "acted (also at its end) and to each in agents, reset to each in agents"
+                f"gave no observation for {agent!r}; reset must give one to each agent in the list "
+                "agents, and step to these and to each agent that acted (also at its end)"
             )
         obs = observations[agent]
         for leaf in self._leaves:
@@ -431,7 +431,7 @@ class ParallelVectorEnv:
             fault = str(error) if isinstance(error, Unfit) else raised(error, what)
             seedless = isinstance(error, TypeError) and "'seed'" in str(error)
             if seedless and not other_apis.takes_seed(game):
-                fault = "has a reset without a seed; it must be reset(seed=None, options=None)"
+                fault = "has a reset that takes no seed; it must be reset(seed=None, options=None)"
             raise self._fault(stream, fault, error) from error
 
     def gives_mask(self) -> bool:

@@ -53,7 +53,7 @@ def agents_of(game: Any, env_id: str) -> list[Any]:
         )
     if not all(isinstance(agent, Hashable) for agent in agents) or len({*agents}) < len(agents):
         raise ConfigError(
-            f"{env_id} must have different possible_agents, which can be keys of a dict; got "
+            f"{env_id} must have possible_agents that differ and can be keys of a dict; got "
             f"{agents}; correct them"
         )
     return agents
@@ -67,7 +67,7 @@ def equal_spaces(games: Sequence[Any], agents: Sequence[Any], env_id: str) -> tu
         if its != found[0]:
             raise ConfigError(
                 f"{env_id} must give all agents the same spaces; {agents[0]!r} has "
-                f"{found[0]}, {agent!r} {its}; pad them in a wrapper"
+                f"{found[0]}, {agent!r} has {its}; pad them in a wrapper"
             )
     return found[0]
 

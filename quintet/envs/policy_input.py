@@ -31,13 +31,13 @@ def leaf_array(value: Any, leaf: Leaf) -> NDArray[Any]:
             rows = [text_bytes(text, leaf.shape[0]) for text in given.ravel()]
             given = np.array(rows).reshape(*given.shape, *leaf.shape)
     except (TypeError, ValueError, RuntimeError) as error:
-        refuse(f"what makes no array ({error})", error)
+        refuse(f"something that can't be an array ({error})", error)
     if leaf.dtype.kind == "f":
         if given.dtype.kind not in "biuf":
             refuse(f"dtype {given.dtype}")
         array = given.astype(leaf.dtype, order="C")
         if not np.isfinite(array).all():
-            refuse("numbers that are not finite, or not in this dtype")
+            refuse("numbers that are not finite in this dtype")
         return array
     if given.dtype.kind not in "biu":  # fractions would be cut off
         refuse(f"dtype {given.dtype}; convert it, and scale pictures as the environment does")

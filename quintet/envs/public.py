@@ -80,7 +80,7 @@ def make_vector_env(
     for name, value in says.items():
         if name in options and options[name] not in (value, defaults.get(name, value)):
             raise ConfigError(
-                f"{name} must be left to the environment that is given, which says {value!r}; got "
+                f"{name} must be what the given environment says, {value!r}; got "
                 f"{options[name]!r}; leave it out"
             )
     try:

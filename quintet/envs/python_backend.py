@@ -151,7 +151,7 @@ def _limited(
         env.close()
         raise ConfigError(
             f"env.max_episode_steps must be at most the limit that {env_id} has itself, {own} "
-            f"(Gymnasium's wrapper TimeLimit), got {limit}: raise that one"
+            f"(Gymnasium's wrapper TimeLimit), got {limit}: raise its own limit"
         )
     return gymnasium.wrappers.TimeLimit(env, limit)
 
@@ -163,9 +163,9 @@ def _require_no_limit(env: ResolvedEnv, made: Any, *, closes: bool) -> None:
     if closes:
         made.close()
     raise ConfigError(
-        f"env.max_episode_steps={env.config.max_episode_steps} can't be met from outside by "
+        f"env.max_episode_steps={env.config.max_episode_steps} can't be set from outside for "
         f"{env.config.id}, a vector environment that resets its streams itself: set the limit in "
-        "it, or give a function that makes it a parameter max_episode_steps"
+        "it, or add a parameter max_episode_steps to the function that makes it"
     )
 
 
@@ -219,8 +219,8 @@ def _make_several(maker: MakeEnv, env_id: str, kwargs: Mapping[str, Any], num_st
     if not isinstance(env, GymVectorEnv) or env.num_envs != num_streams:
         raise ConfigError(
             f"{env_id} has a parameter num_envs, so it must make a vector environment of that "
-            f"size; asked for {num_streams}, got {env!r}; return one, or rename the parameter of a "
-            "function that makes single environments"
+            f"size; asked for {num_streams}, got {env!r}; return one, or rename the parameter if "
+            "the function makes single environments"
         )
     return env
 

@@ -39,8 +39,8 @@ def difference(a: Hashes, b: Hashes, number: int) -> str:
 
 KEEPS = "it keeps something over resets, or draws from a generator without the seed"
 WAYS_ON = (
-    "for exact resumes give it state_dict() and load_state_dict(state), or use "
-    "--env.fresh-at-checkpoints true, with which it forgets at exact checkpoints"
+    "for exact resumes add state_dict() and load_state_dict(state) to it, or use "
+    "--env.fresh-at-checkpoints true, which makes it anew at every exact checkpoint"
 )
 
 
@@ -84,7 +84,7 @@ def unrepeatable(
     say: called with a sentence where steps are so slow that fewer were compared.
     """
     if not env.can_be_made_again and not env.of_tensors:
-        return f"{env.config.id} is the only one, so a resume begins with another"
+        return f"{env.config.id} can't be made again, so a resume begins with another environment"
     if not env.backend.in_python:
         return ""
 
@@ -118,19 +118,19 @@ def unrepeatable(
     if not found:
         if steps < _ROWS + _USED:
             say(
-                f"resumes are taken for exact after {steps} of {_ROWS + _USED} steps, since a step "
-                f"of {env.config.id} is slow; quintet check-env checks more"
+                f"resumes seem exact after a check of {steps} steps, not {_ROWS + _USED}, since a "
+                f"step of {env.config.id} is slow; quintet check-env checks more"
             )
         return ""
     why = f"{KEEPS}; {WAYS_ON}"
     if env.config.fresh_at_checkpoints:
-        why = "something outlives an environment, or draws from a generator without the seed"
+        why = "it leaves something in its class or module, or draws from a generator without seed"
     elif offered:
         why = (
-            "its state_dict() lacks something that it keeps over resets; complete it, or use "
-            "--env.fresh-at-checkpoints true"
+            "its state_dict() lacks something that the environment keeps over resets; add it, or "
+            "use --env.fresh-at-checkpoints true"
         )
-    return f"the same seed brings another episode in {env.config.id} ({found}): {why}"
+    return f"{env.config.id} has another episode with the same seed ({found}): {why}"
 
 
 def _difference(used: VectorEnv, make: Callable[[], VectorEnv]) -> tuple[str, int]:

@@ -235,7 +235,7 @@ def _find_maker(name: str) -> MakeEnv:
                 return made
         if attribute not in gymnasium.registry and module_name == "__main__":
             raise ConfigError(
-                f"{name!r} must be in the script that runs, {origin_of(module)} has no "
+                f"{name!r} must be in the script that runs, but {origin_of(module)} has no "
                 f"{attribute!r}: it was defined in the script that trained; give its import string "
                 "(the name of the script's module:name) as --env, or the class itself as env="
             )

@@ -26,8 +26,8 @@ from quintet.system.signals import STOPS
 from quintet.types import ACTION_MASK, Spaces
 
 MASKS_AT_STEPS = (
-    "info['action_mask'] must be there at reset too, got it at steps only, so masks are not taken: "
-    "add it, or --env.mask-from-info false"
+    "info['action_mask'] must be there at resets too, got it only at steps, so it is not used: "
+    "add it at resets, or use --env.mask-from-info false"
 )
 
 _STEPS, _SEED = 64, 0
@@ -99,8 +99,8 @@ def with_metrics(env: ResolvedEnv, keys: Callable[[ResolvedEnv], KeysInInfo]) ->
 
     if not can_be_made_again(env.source) or env.of_tensors:
         raise ConfigError(
-            f"env.metrics must name its keys where no other environment can be made to look for "
-            f"them, got {text!r}: name them"
+            f"env.metrics must be whole keys, got {text!r}: name the keys, since no second "
+            "environment can be made in which to look for those that match"
         )
     return env.with_options({"metrics": as_text(expanded(read_terms(text), *keys(env)))})
 
@@ -109,7 +109,7 @@ def _taken(names: Sequence[str], count: int) -> str:
     more = f" ({count - len(names)} more are left out)" if count > len(names) else ""
     return (
         f"metrics of the environment, from info at the ends of episodes: env/{', '.join(names)}"
-        f"{more}; --env.metrics chooses others, sums and means"
+        f"{more}; --env.metrics chooses other keys, sums or means"
     )
 
 

@@ -94,7 +94,7 @@ def give_tasks(env: ResolvedEnv, made: Any, first_stream: int) -> None:
         raise ConfigError(
             f"env.curriculum must have environments whose resets take options, got {env.config.id} "
             f"of {env.backend.title}, which resets its streams itself: use another env.backend, or "
-            "leave it out"
+            "leave env.curriculum out"
         )
     if env.trains or ":" not in record["kind"]:  # evaluations call no code of the user's
         agents = len(made.description.agents) or 1
@@ -140,8 +140,8 @@ def _set_values(env: VectorEnv, name: str, value: Any) -> None:
         raise traced(EnvironmentFault(text), error) from error
     if not found or not any(found):
         raise ConfigError(
-            f"set_env must name an attribute of the environments, which may have a method set_task "
-            f"instead, got {name!r}, and {env.description.id} has neither: add one"
+            f"set_env must name an attribute of the environments, got {name!r}, which "
+            f"{env.description.id} lacks: add it, or a method set_task"
         )
 
 

@@ -174,7 +174,7 @@ class HostedEnv:
         if self.env.generators is not None or bool(ended.any()):
             raise ConfigError(
                 f"env.success 'info:{self._key}' must have info[{self._key!r}] at every ending, "
-                f"{self._who} gives none: name what is there, give 'reward>NUMBER', or leave "
+                f"which {self._who} lacks: name another key, give 'reward>NUMBER', or leave "
                 "env.success out"
             )
         return self._never

@@ -294,8 +294,8 @@ def coarse(name: str, low: Array, high: Array, of: Spaces, *, normalized: bool) 
     cure = f"use {' and '.join(cures)}, {how}, or " if declared else ""
     return (
         f"observation {where} is around {size[index]:.6g} and was seen to change by "
-        f"{span[index]:.6g}: float32, in which networks compute, has numbers only every "
-        f"{step[index]:.6g} there, so smaller differences are lost; {cure}subtract a fixed offset "
+        f"{span[index]:.6g}: float32, in which networks compute, has numbers {step[index]:.6g} "
+        f"apart there, so smaller differences are lost; {cure}subtract a fixed offset "
         "in the environment, or in a wrapper of your own, while they are float64 or integers"
     )
 

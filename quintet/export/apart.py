@@ -57,7 +57,7 @@ def verify_apart(folder: Path, limits: Limits, *, trust: bool = False) -> Proof:
         raise kind(last["error"])
     if ended.late:
         raise ExportError(
-            f"verifying {folder} must take at most {bounds}, got one that had not ended: do not "
+            f"verifying {folder} must take at most {bounds}, but had not ended by then: do not "
             "use it, or allow more by --most-s if you know who made it"
         )
     after = f", after {printed[0]!r}" if printed else ""

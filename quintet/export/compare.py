@@ -70,7 +70,7 @@ class Comparison(Strict):
         ]
         if faults:
             raise ExportError(
-                f"{what} must answer as its policy, got others: {'; '.join(faults)}; {way_out}"
+                f"{what} must answer as its policy does, but {'; '.join(faults)}; {way_out}"
             )
 
     def summary(self) -> str:

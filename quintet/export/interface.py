@@ -30,7 +30,7 @@ INPUTS: tuple[Role, ...] = ("observation", "action_mask", "is_first", "state", "
 
 def _printable(text: str) -> str:
     if not text.isprintable():
-        raise ValueError("texts must have printable characters alone")
+        raise ValueError("texts must have only printable characters")
     return text
 
 

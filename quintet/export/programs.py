@@ -200,8 +200,8 @@ def numpy_program(onnx_model: bytes) -> bytes:
             continue
         if node.domain not in ("", "ai.onnx") or node.op_type not in OPERATORS:
             raise ExportError(
-                "the numpy format must have an MLP, perhaps with an LSTM or GRU, got a policy with "
-                f"the operator {node.op_type}: use --format onnx"
+                "the numpy format must have an MLP, with or without an LSTM or GRU, got a policy "
+                f"with the operator {node.op_type}: use --format onnx"
             )
         options = {name: x for name, x in found.items() if x not in _USUAL.get(name, ())}
         if node.op_type == "Cast":

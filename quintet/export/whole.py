@@ -164,8 +164,8 @@ def _observation(leaf: Leaf, policy: Policy) -> Port:
         told = "not 0 where an action is allowed, at least one in each choice"
     elif first == LAST_ACTION:
         told = (
-            f"{what}: the last action; where an episode begins the largest value of a discrete "
-            "choice, else 0"
+            f"{what}: the last action; where an episode begins, the largest value for a discrete "
+            "choice and 0 for other numbers"
         )
     elif first == LAST_REWARD:
         told = f"{what}: the last reward, clamped to -1 .. 1; 0 where an episode begins"

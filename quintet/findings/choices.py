@@ -151,15 +151,15 @@ def flat_pictures(asked: ModelConfig, model: ModelConfig, spaces: Spaces) -> Fou
         # Beside pictures with channels small_cnn reads no others.
         beside = board and any(len(leaves[k].shape or ()) > 2 for k in others)
         if readable and not beside:
-            way = "--model.encoder small_cnn reads it as one"
+            way = "--model.encoder small_cnn reads it as a picture"
         elif readable:
-            way = "give it as [H, W, C], and --model.encoder small_cnn reads it as one"
+            way = "give it as [H, W, C], which --model.encoder small_cnn reads as a picture"
         else:
             form = " of [H, W, C]" if beside else ""
-            way = f"give it as bool, uint8 or float32{form}, so that small_cnn reads it as one"
+            way = f"give it as bool, uint8 or float32{form}, which small_cnn reads as a picture"
         yield _doubt(
-            f"observation {name!r} ({_times(shape)}, {leaf.dtype}) may be a picture, and is read "
-            f"as {math.prod(shape):,} numbers without places by {model.encoder}",
+            f"observation {name!r} ({_times(shape)}, {leaf.dtype}) may be a picture, but "
+            f"{model.encoder} reads {math.prod(shape):,} numbers without their positions",
             way,
         )
 
@@ -207,7 +207,7 @@ def unnamed_mask(spaces: Spaces) -> Found:
         if zero_one and leaf.shape == (size,) and _OF_MASKS.search(name):
             yield _doubt(
                 f"observation {name!r} has one number for each of {size} actions, from 0 to 1, and "
-                "is read as any other",
+                "is read like any other observation",
                 "if it says which actions are allowed, name it action_mask (in games and vector "
                 "environments too)",
             )
@@ -235,7 +235,7 @@ def scales(model: ModelConfig, spaces: Spaces, learning: Learning, evidence: Evi
         return
     others = np.concatenate([[1.0] * bool(normalized), *sizes.values()])
     least = float(others[others > 0.0].min())
-    beside = f", others of size {least:.2g}" if least < largest / 10 else ""
+    beside = f", others have size {least:.2g}" if least < largest / 10 else ""
     floats = leaves[name].dtype is not None and leaves[name].dtype.kind == "f"  # type: ignore[union-attr]
     yield _doubt(
         f"observation {name!r} reaches the network in numbers of size {_size(largest)}{beside} "
@@ -253,8 +253,8 @@ def reward_scale(learning: Learning, evidence: Evidence) -> Found:
     size = evidence.reward_size
     if evidence.rewards < _LEAST_REWARDS or not math.isfinite(size):
         return
-    said = f"rewards have a size of {_size(size)} (root mean square of {evidence.rewards:,} that "
-    said += "were not 0)"
+    said = f"rewards have a size of {_size(size)} (root mean square of the {evidence.rewards:,} "
+    said += "rewards that were not 0)"
     if not learning.scaling and size * _SMALL_SHARE < learning.divisor:
         yield _doubt(
             f"{said}, and normalising divides them by no less than {_size(learning.divisor)}",
@@ -317,7 +317,7 @@ def time_limit(evidence: Evidence) -> Found:
     if longest >= _LEAST_LIMIT and same >= _SAME_FRAC * count:
         yield _doubt(
             f"{same} of {count} episodes were terminated after exactly {longest:,} steps, which no "
-            "observation shows beforehand, so nothing that comes later counts",
+            "observation shows beforehand, so values leave out all later rewards",
             "if that is a time limit, the environment must return truncated=True there, not "
             "terminated=True; if it belongs to the task, show the steps left in the observation",
         )
@@ -331,7 +331,7 @@ def unused_actions(evidence: Evidence) -> Found:
     if most >= _LEAST_CHOICES and used < _USED_FRAC * most:
         yield _doubt(
             f"the action mask allowed only {used:,} of {most:,} actions in {evidence.rows:,} steps",
-            "a smaller action space is learned faster",
+            "use a smaller action space, which is learned faster",
         )
 
 

@@ -36,7 +36,7 @@ def _numbers(played: Play, *, choices: bool = True) -> tuple[np.ndarray, list[st
 def observation_constant(played: Play) -> Found:
     if played.obs.shape[-1] and (played.obs == played.obs[0, 0]).all():
         yield Finding(
-            "every observation is the same, so a policy can only act alike in every step",
+            "every observation is the same, so a policy can only act the same way in every step",
             {"steps": played.rows},
             "return the state from reset() and step(), as a new array each time",
         )
@@ -92,8 +92,7 @@ def observation_duplicate(played: Play) -> Found:
         if (same := _same(obs, names)) is not None:
             first, second, correlation = same
             yield Finding(
-                f"observations {first} and {second} always agree: was one meant to be something "
-                "else?",
+                f"observations {first} and {second} always agree: should one of them differ?",
                 {"correlation": correlation},
                 "check whether one was written in place of another",
             )
@@ -134,8 +133,8 @@ def observation_dead(played: Play) -> Found:
         said = f"observation {whole[0]!r} never changed"
         numbers = {"numbers that never changed": len(played.large[whole[0]].still)}
     else:
-        said = f"{len(still)} of {count} numbers of the observation never changed, the first is "
-        said += still[0]
+        said = f"{len(still)} of {count} numbers of the observation never changed (first: "
+        said += f"{still[0]})"
         numbers = {"numbers": count, "that never changed": len(still)}
     picture = bool(whole) and not len(played.large[whole[0]].rows)  # not a text
     advice = "check whether they were meant to change"
@@ -161,9 +160,9 @@ def observation_noise(fits: Fits) -> Found:
     drawn = any(each.used and each.value.high < UNTOLD for each in fits.next)
     yield Finding(
         f"observation {worst.name} can't be predicted and does not help to predict others or the "
-        "reward: it is noise, or its places are mixed up",
+        "reward: it is noise, or its numbers change places",
         {"score of its next value": worst.value.mean, "such numbers": badly},
-        "look at how it is written into the observation",
+        "look at the code that writes it into the observation",
         weight=0.65 if well >= badly and not drawn else 0.4,
     )
 
@@ -189,7 +188,7 @@ def observation_memory(fits: Fits, options: Options) -> Found:
     if noise(fits) is not None:
         weight *= 0.6
     numbers = {"score from one": worst.now.mean, "score with those before": worst.memory.mean}
-    advice = "show the missing part (velocities, what was chosen), or give the policy a memory"
+    advice = "show the missing part (velocities, past actions), or give the policy a memory"
     option, which = options.by_memory, "the two steps before"
     if by_actions and worst.delay is not None:
         which = "the two actions before"
@@ -226,7 +225,7 @@ def not_finite(
         yield Finding(
             said,
             {},
-            "mend the environment: a run stops at such a number, or its network is spoiled",
+            "mend the environment: such a number stops a run, or spoils its network",
             command=f"{options.again.look} --steps 20000",
         )
 
@@ -249,8 +248,8 @@ def not_repeatable(check: EnvCheck | None = None, pairs: Pairs | None = None) ->
     said = "" if check is None else check.same_seeds or check.same_again
     if said := said or ("" if pairs is None else pairs.unlike):
         yield Finding(
-            f"the same seeds and actions give other rows ({said}): randomness does not come from "
-            "the seed, or something outlives an environment",
+            f"the same seeds and actions give different rows ({said}): some randomness does not "
+            "come from the seed, or an environment leaves something for later ones",
             {},
             "draw from self.np_random only, which reset(seed=seed) makes, and keep nothing in "
             "classes, modules and files",
@@ -261,10 +260,10 @@ def not_repeatable(check: EnvCheck | None = None, pairs: Pairs | None = None) ->
 def remembers(remembers: str | None = None, check: EnvCheck | None = None) -> Found:
     if kept := remembers or (check.keeps if check is not None else ""):
         yield Finding(
-            "an episode depends on the one before: after a reset with the same seed and with the "
-            f"same actions {kept} differs",
+            "an episode depends on the one before: with the same seed and actions, "
+            f"{kept} differs after a reset",
             {},
-            "set everything again in reset()",
+            "set every variable again in reset()",
         )
 
 
@@ -292,11 +291,11 @@ def same_start(played: Play, check: EnvCheck | None = None, pairs: Pairs | None 
     game = check is not None and len(check.env.agents) > 1
     if starts > 1 and len(several) >= 2 and not game:  # agents may begin in different places
         yield Finding(
-            f"each of {len(first)} environments begins all of its episodes with the same "
-            "observation, and each with another one",
+            f"each of {len(first)} environments begins all of its episodes with one observation, "
+            "which differs between environments",
             {"environments": len(first), "episodes": count, "different starts": starts},
-            "reset() may take its first seed again, or draw its task only once: draw from "
-            "self.np_random, and make it anew only from a seed that is given",
+            "reset() may use its first seed every time, or draw its task only once: draw from "
+            "self.np_random, which only a reset with a seed may make anew",
             weight=0.55,
         )
 

@@ -61,7 +61,7 @@ def _judged(part: Part, report: Mapping[str, float]) -> Judged:
         why = _told(open_, report)
     elif len(ripe) < len(found):
         least = max(each.after_updates for each in found)
-        why = f"{int(report.get('updates', 0.0))} of {least} updates that it takes"
+        why = f"{int(report.get('updates', 0.0))} of the {least} updates that this takes"
     elif missing or not ripe:
         why = f"no report has {missing[0] if missing else 'it'}"
     else:

@@ -68,7 +68,7 @@ def _of_part(
     return Finding(
         f"{part.name.replace('_', ' ')}: {each.name} was {way} {bound:.2g}: {meaning}",
         {each.name: value, "bound": bound, "share of the reports": share},
-        rate if option else "look at the options that it depends on",
+        rate if option else "look at the options on which it depends",
         option,
         weight=0.15 + 0.5 * degree,
         name=health_name(part.name),
@@ -89,7 +89,7 @@ def entropy_gone(seen: RunSeen) -> Found:
         yield Finding(
             "the policy had settled on its actions before a third of the run and tried no others",
             {f"{what} at first": first, f"{what} at a third": early},
-            "a larger entropy bonus keeps it trying; a lower learning rate settles later",
+            "a larger entropy bonus, for more exploration, or a lower learning rate",
             _more_entropy(seen, 0.01) or seen.scaled("learning_rate", 0.2),
         )
 
@@ -221,7 +221,7 @@ def replay_overused(seen: RunSeen) -> Found:
     if 0 < draws < 0.5 or draws > 2_000:  # 0: it has not begun, or trains on fresh data only
         yield Finding(
             f"replay gave {draws:,.3g} transitions for every env_step: "
-            + ("it learns the same ones by heart" if often else "most are never learned from"),
+            + ("updates use the same ones too often" if often else "most are never learned from"),
             {"transitions per env_step": draws},
             "fewer updates for each env_step" if often else "more updates for each env_step",
             seen.scaled("gradient_steps", 0.1 if often else 10.0),
@@ -331,7 +331,7 @@ def _far(seen: RunSeen, name: str, value: Any, usual: Any, symptoms: set[str]) -
         weight = 0.2
     said = f"{name}={as_word(value)} is far {way} what is usual here ({_usual(seen, name, usual)})"
     if shown:
-        said += f", which fits with {', '.join(sorted(shown))}"
+        said += f", which may explain {', '.join(sorted(shown))}"
     return Finding(
         said,
         {"its distance in powers of ten": distance},

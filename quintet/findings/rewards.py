@@ -60,9 +60,9 @@ def reward_ignores_action(pairs: Pairs, played: Play) -> Found:
 def action_inconsistent(fits: Fits) -> Found:
     if fits.action_by_episode >= _SHARE and fits.clock is None:  # a clock explains it
         yield Finding(
-            "the same action has another effect in each episode, and no observation shows which",
+            "the same action has a different effect in each episode, which no observation shows",
             {"share of its effect that differs between episodes": fits.action_by_episode},
-            "give actions a fixed meaning, or show in the observation which one holds",
+            "give actions a fixed meaning, or show their present meaning in the observation",
             weight=min(0.95, 0.6 + fits.action_by_episode / 2),
         )
 
@@ -72,7 +72,7 @@ def action_saturated(pairs: Pairs) -> Found:
     if pairs.reached < _REACHED and pairs.changed and not pairs.unlike:
         yield Finding(
             f"actions beyond {pairs.reached or 0.1:.0%} of their bounds have the same effect as "
-            "the bounds, and a policy that is scaled to the bounds acts there nearly always",
+            "the bounds, and a policy whose actions are scaled to the bounds is mostly there",
             {"part of the range that matters": pairs.reached},
             "give the Box the bounds within which actions differ",
         )
@@ -132,9 +132,9 @@ def action_pays(played: Play) -> Found:
     if len(others) and paid[best] == 1.0 and others.max() <= _SELDOM:
         yield Finding(
             f"action {best} got a reward above 0 in each of {len(own[best]):,} steps, whatever was "
-            "observed, and no other action often: a policy may learn nothing else",
+            "observed, and other actions seldom did: a policy may learn only this action",
             {"steps with it": len(own[best]), "share of the best other": float(others.max())},
-            "check that doing it always is what you want; else pay for what it is meant to reach",
+            "check that you want it in every step; else reward what it is meant to reach",
         )
 
 
@@ -145,7 +145,7 @@ def reward_never_seen(played: Play, options: Options) -> Found:
             f"random play of {played.rows:,} steps met no reward other than 0, so nothing tells "
             "good actions from bad ones",
             {"steps": played.rows, "rewards": 0},
-            "pay for steps on the way (reward shaping), begin nearer to the goal, or check "
+            "reward steps on the way to the goal (reward shaping), begin nearer to it, or check "
             "whether the reward is returned at all",
             command=f"{options.again.look} --steps 100000",
         )
@@ -194,8 +194,8 @@ def reward_beside_threshold(played: Play, threshold: float, wrapped: bool) -> Fo
     if above or (threshold > 0 and rewards.max() <= 0 and rewards.min() < 0):
         how = "random play is above it" if above else "no reward is above 0"
         yield Finding(
-            f"the environment counts as solved at a return of {threshold:g}, and {how}: the sign "
-            "or the scale of the reward differs",
+            f"the environment counts as solved at a return of {threshold:g}, and {how}: the "
+            "reward has another sign or scale",
             {"mean return of random play": float(returns.mean()),
              "return that counts as solved": threshold},
             _SIGN,
@@ -242,8 +242,8 @@ def reward_pays_far(played: Play) -> Found:
     odd = abs(float(np.corrcoef(z[:, best], rewards)[0, 1]))
     if even[best] >= _FAR and odd <= 0.5 * even[best]:
         yield Finding(
-            "rewards are never negative and grow with the distance of what is observed from its "
-            "middle: is a distance rewarded that should cost?",
+            "rewards are never negative and grow with the distance of an observation from its "
+            "middle: should this distance be small instead?",
             {"correlation with the squared distance": float(even[best])},
             _SIGN,
         )
@@ -284,8 +284,8 @@ def reward_late(fits: Fits, options: Options) -> Found:
         f"the reward is predicted by observation and action about {lag} steps before it, not "
         "by the step that gets it",
         {"score now": fits.reward.mean, f"score {lag} steps before": fits.reward_lags[lag].mean},
-        "pay the reward when it is earned; else show in the observation what is still to be "
-        "paid, and choose gamma and unrolls that reach so far",
+        "give the reward when it is earned; else show in the observation what is still to be "
+        "given, and choose gamma and unrolls that reach so far",
         f"--gamma {longer:g}" if better else None,
         weight=_doubtful(fits, min(0.95, 0.6 + gain / 2)),
     )
@@ -302,7 +302,7 @@ def reward_hidden(fits: Fits, options: Options) -> Found:
         weight *= 0.6  # little, or perhaps of a goal that is shown and that the predictor misses
     yield Finding(
         "the reward depends on something that differs between episodes and is not in the "
-        "observation, as a hidden goal",
+        "observation, such as a hidden goal",
         {
             "score of the reward": fits.reward.mean,
             "share of the rest that lies between episodes": share,
@@ -345,8 +345,8 @@ def reward_noise(fits: Fits, options: Options) -> Found:
             f"{share:.0%} of the reward's variance can't be predicted from what was observed: it "
             "is noise, or depends on what is hidden",
             {"score of the reward": best.mean, "half its interval": best.half},
-            "take the noise out of the reward; else larger batches, more steps and a lower "
-            "learning rate average it",
+            "take the noise out of the reward; else average it by larger batches, more steps and "
+            "a lower learning rate",
             f"--total-steps {10 * options.total_env_steps}",
             weight=_doubtful(fits, 0.3 + 0.5 * share),
         )

@@ -43,7 +43,7 @@ def failed(run: RunSummary, slower: str = "") -> Found:
         return
     bad = re.search(r"\b(nan|(non-?)?finite|infinit\w*|inf)\b", run.error.lower()) is not None
     of_env = run.error.startswith("EnvironmentFault")
-    advice = "a lower learning rate, or a mended environment" if bad else "mend what it names"
+    advice = "a lower learning rate, or a mended environment" if bad else "mend the named fault"
     yield Finding(
         f"the run ended by an error: {run.error or 'it is in log.txt'}",
         {"env_steps": float(run.env_steps)},
@@ -63,7 +63,7 @@ def no_episode(seen: RunSeen) -> Found:
         return
     if long or seen.run.state == "finished":  # else the first episodes may still end
         yield Finding(
-            f"no episode ended in {steps:,.0f} env_steps, {steps / streams:,.0f} of each stream, "
+            f"no episode ended in {steps:,.0f} env_steps ({steps / streams:,.0f} of each stream), "
             "so there is no return",
             {"env_steps": steps, "streams": streams, "episodes": 0},
             "give the environment a time limit, or a larger budget",
@@ -223,8 +223,8 @@ def plateau(seen: RunSeen, first_level: Level, last_level: Level) -> Found:
         f"{first_level.mean:.4g} at first, {middle.mean:.4g} in that quarter and "
         f"{last_level.mean:.4g} in the last",
         numbers,
-        "if more is possible, compare with a rule of thumb, examine the environment, and search "
-        "for other options",
+        "find out with a simple rule whether more is possible; if it is, examine the environment, "
+        "and search for other options",
         command=shlex.join(sweep) + env_words(of_env),
     )
 
@@ -296,7 +296,7 @@ _FASTER = {
 }
 """Ways to make a run faster, by the part that takes most of its time."""
 
-_BETWEEN = "what lies between the measured parts, such as reports"
+_BETWEEN = "work between the measured parts, such as reports"
 _RARER = {
     "evaluation": "eval.interval",
     "checkpoint": "checkpoint.interval_s",

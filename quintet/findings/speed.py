@@ -214,7 +214,7 @@ _ONE_LEARNER = _if(  # an exchange of several takes longer than the update of a 
     lambda f: f.num_learners > 1 and not f.large_network,
     "one learner (--runtime.num-learners 1)",
 )
-_WAITS = "limits the speed: {learner[waiting]:.0%} of the time the update waits"
+_WAITS = "limits the speed: the update waits {learner[waiting]:.0%} of its time"
 _WAIT = _WAITS.replace("limits", "limit")
 _UPDATE = (
     "The update limits the speed: {learner[learning]:.0%} of the time goes into learning on "

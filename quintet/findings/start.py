@@ -94,8 +94,8 @@ def precision(config: RunConfig) -> Found:
 def cluster(loaded: Loaded, config: RunConfig) -> Found:
     if loaded.sources["runtime.kind"] == FOR_CLUSTER:
         yield Finding(
-            f"runtime.kind={config.runtime.kind} was chosen, since workers on a cluster need it; "
-            "--runtime.kind async chooses otherwise"
+            f"runtime.kind={config.runtime.kind} was chosen, since a cluster needs workers, which "
+            "--runtime.kind async has too"
         )
 
 
@@ -125,7 +125,7 @@ def many_streams(loaded: Loaded) -> Found:
     if chosen:
         yield Finding(
             f"{' and '.join(f'{name}={flat[name]}' for name in chosen)} were chosen for "
-            f"{loaded.config.env.num_streams:,} streams; give one of them to choose otherwise"
+            f"{loaded.config.env.num_streams:,} streams; give either option to choose yourself"
         )
 
 

@@ -59,9 +59,7 @@ class SharedFolder:
         """
         if Path(f"{self._path}-{who}").exists():
             return None
-        return _elsewhere(
-            self.folder, f"what it wrote there is not in that of {os.uname().nodename}"
-        )
+        return _elsewhere(self.folder, f"a file there that {os.uname().nodename} does not see")
 
 
 def fault_there(folder: Path, token: str, who: str) -> str | None:

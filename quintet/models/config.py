@@ -81,13 +81,13 @@ CUSTOM = Traits(None, ("relu", "tanh"), smallest=None, arguments=True, large=Non
 """The traits of every user's module."""
 
 
-_CORE = Needs("a recurrent core, model.core is none", lambda o, _: o.core != "none")
+_CORE = Needs("a recurrent core (model.core)", lambda o, _: o.core != "none")
 _HIDDEN = (
     "net_arch policy_kwargs fcnet_hiddens hidden_sizes hidden_size hidden_dim encoder_mlp_layers "
     "num_hidden layer_sizes"
 )
 _CONTINUOUS = Needs(
-    "continuous actions, the action space is {f.spaces.action}", lambda _, f: f.continuous
+    "continuous actions (the action space is {f.spaces.action})", lambda _, f: f.continuous
 )
 
 
@@ -100,7 +100,7 @@ class GridOptions(Options):
     bytes: byte by byte; none: the mission is not read
     """
     vocabulary: tuple[str, ...] = option((), needs="tokenizer=words")
-    """words that have a token each, all others share one; none: words are hashed"""
+    """words that have a token each (all others share one); none: words are hashed"""
     hash_buckets: Count = option(1024, needs=("tokenizer=words", "vocabulary=()"))
     """number of tokens of hashed words"""
     text_embedding: Width = option(32, needs="tokenizer")
@@ -160,7 +160,7 @@ class ModelConfig(Options):
     encoder_kwargs: Kwargs = option(
         default_factory=dict,
         needs=Needs(
-            "film_grid, small_cnn or an encoder of your own, model.encoder is {f.encoder}",
+            "film_grid, small_cnn or an encoder of your own (model.encoder is {f.encoder})",
             lambda _, f: f.traits.arguments,
         ),
         also=f"features_extractor_kwargs features_dim {' '.join(GridOptions.model_fields)}",
@@ -189,7 +189,7 @@ class ModelConfig(Options):
     shared_torso: bool = option(
         False,
         needs=Needs(
-            "layers that can be shared, there are none",
+            "layers that can be shared",
             lambda o, f: o.has_hidden or not f.traits.only_hidden or o.core != "none",
         ),
         also="share_features_extractor actor_critic_share_weights vf_share_layers value_network",
@@ -200,7 +200,7 @@ class ModelConfig(Options):
         needs=(
             "model.shared_torso=false",
             Needs(
-                "an observation that is a Dict, it is {f.spaces.observation}",
+                "an observation that is a Dict (it is {f.spaces.observation})",
                 lambda _, f: isinstance(f.spaces.observation, DictSpace),
             ),
         ),
@@ -213,12 +213,12 @@ class ModelConfig(Options):
         None,
         needs=(
             Needs(
-                "an mlp or an encoder of your own, {f.encoder} has {f.traits.activations[0]} "
-                "throughout",
+                "an mlp or an encoder of your own ({f.encoder} has {f.traits.activations[0]} "
+                "throughout)",
                 lambda o, f: o.activation in (None, *f.traits.activations),
             ),
             Needs(
-                "a hidden layer, there is none",
+                "a hidden layer",
                 lambda o, f: (
                     o.has_hidden
                     or not (f.traits.only_hidden or o.custom)
@@ -232,7 +232,7 @@ class ModelConfig(Options):
     """activation after each hidden layer; none: tanh for mlp, relu for the others"""
     layer_norm: bool = option(
         False,
-        needs=Needs("a hidden layer, there is none", lambda o, _: o.has_hidden),
+        needs=Needs("a hidden layer", lambda o, _: o.has_hidden),
     )
     """put LayerNorm between each hidden layer and its activation (not in convolutions)"""
     core: Literal["none", "lstm", "gru"] = option("none", also="use_lstm use_rnn rnn_type")

@@ -54,7 +54,7 @@ def sentences(parts: Sequence[Part]) -> list[str]:
 def _missing(duel: Duel, each: str) -> str:
     found = duel.improvement
     if found.low is None or found.high is None:
-        return "one run says nothing of others, so add seeds to sides that have one"
+        return "one run does not show how others vary, so add seeds to sides that have only one"
     reason = f"{duel.chance:.0%} of shuffles of the sides are as far apart"
     if found.low <= 0.5 <= found.high:
         reason = "the interval holds 0.5"

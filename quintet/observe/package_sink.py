@@ -85,7 +85,7 @@ class ThreadedSink:
     def _tell(self) -> None:
         said, self._said = self._said, self._said or bool(self._fault or self._dropped)
         if self._said and not said:
-            why = self._fault or "takes less than the run writes, so some of it is dropped"
+            why = self._fault or "is slower than the run writes, so some reports are dropped"
             self._notice(f"the sink {self._name} {why}; the run goes on")
 
     def _work(self, run: Any) -> None:

@@ -212,8 +212,8 @@ def _kind(side: str, returns: Mapping[str, Sequence[Mapping[Kind, float]]]) -> K
         if all(kind in each for runs in returns.values() for each in runs):
             return kind
     raise QuintetError(
-        f"the runs of a side must have scores of one kind, got {side} without: give a later place, "
-        "or leave runs without them out"
+        f"the runs of a side must all have scores of one kind, got {side} with no such kind: give "
+        "a later place, or leave out runs that lack scores"
     )
 
 
@@ -246,8 +246,8 @@ def _place(members: Sequence[Member], at: At) -> float:
     value = ends[first] if at.value is None else at.value
     if not ends[first] >= _REACHED * value:
         raise QuintetError(
-            f"the place must be at most the end of every run, got {value:,.0f} {_AXES[at.axis]} "
-            f"and {first} with {ends[first]:,.0f}: compare with --equal {at.axis}"
+            f"the place must not be after the end of a run, got {value:,.0f} {_AXES[at.axis]}, but "
+            f"{first} ends at {ends[first]:,.0f}: compare with --equal {at.axis}"
         )
     return value
 

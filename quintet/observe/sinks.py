@@ -157,8 +157,8 @@ class Reporter:
             sink.write_histograms(env_steps, finite)
         if not shown and self._notice is not None:
             self._notice(
-                "histograms are shown by tensorboard and wandb only, and nothing is written for "
-                "either: install one and keep it among report.sinks"
+                "histograms are shown only by tensorboard and wandb, and this run writes to "
+                "neither: install one and keep it in report.sinks"
             )
             self._notice = None
 

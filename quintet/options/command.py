@@ -157,7 +157,7 @@ def require_minutes(minutes: float | None, values: Mapping[str, Any]) -> None:
         )
     if "total_env_steps" in values:
         raise ConfigError(
-            f"minutes must be given without total_env_steps, which follows from it, got "
+            f"minutes must be given without total_env_steps, which is computed from it, got "
             f"minutes={minutes:g} and total_env_steps={values['total_env_steps']}: leave one out"
         )
 

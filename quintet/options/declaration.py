@@ -58,8 +58,8 @@ class Options(BaseModel):
             if callable(value) and schedule is not None and float in able:
                 words = " or ".join(map(str, get_args(schedule.annotation)))
                 raise ValueError(
-                    f"must be a number, the first value; {name.partition('_')[0]}_schedule, "
-                    f"{words}, is how it changes"
+                    f"must be a number, the first value; {name.partition('_')[0]}_schedule "
+                    f"({words}) says how it changes"
                 )
         return value
 
@@ -88,7 +88,7 @@ def _stored(value: Any) -> Any:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"must hold only what JSON can store ({error}); give a function that has the rest"
+            f"must hold only what JSON can store ({error}); set other values in a function"
         ) from error
     return value
 
@@ -311,8 +311,8 @@ def require_tunable(old: BaseModel, new: BaseModel) -> None:
     }
     if fixed:
         raise ConfigError(
-            f"only numbers of {', '.join(sorted(able))} can change during a run, and not to or "
-            f"from 0 or none; got a change of {', '.join(sorted(fixed))}; begin a new run"
+            f"during a run only numbers of {', '.join(sorted(able))} can change, neither from nor "
+            f"to 0 or none; got a change of {', '.join(sorted(fixed))}; begin a new run"
         )
 
 

@@ -55,7 +55,7 @@ def tuned_options(options: BaseModel, named: Sequence[str]) -> tuple[str, ...]:
     ]
     if wrong:
         raise ConfigError(
-            "population.tuned must name options with an effect that can change during a run "
+            "population.tuned must name options that have an effect, can change during a run, "
             f"and are neither whole numbers nor 0 (here {', '.join(sorted(able))}), got "
             f"{', '.join(wrong)}: leave them out"
         )
@@ -70,8 +70,8 @@ def tuned_shaping(config: RunConfig) -> dict[str, float]:
     if wrong:
         form = ", ".join(f'"{name.removeprefix(SHAPING)}": ...' for name in wrong)
         raise ConfigError(
-            f"population.tuned must have a first value of {', '.join(wrong)}, got none or 0: give "
-            f"it by --env.reward-shaping '{{{form}}}'"
+            f"population.tuned must have first values for {', '.join(wrong)}, got none or 0: give "
+            f"them by --env.reward-shaping '{{{form}}}'"
         )
     return {name: given[name] for name in named}
 
@@ -100,9 +100,9 @@ def first_values(config: RunConfig) -> None:
     stuck = [n for n, x in first.items() if going_by.near_1(n) and x == 1.0 and n not in initial]
     if stuck and config.population.pbt:
         raise ConfigError(
-            f"population.tuned must have values below 1 of {', '.join(stuck)}, got 1: "
+            f"population.tuned must have first values below 1 for {', '.join(stuck)}, got 1: "
             "mutations multiply the distance to 1, which would stay 0; lower them, or give "
-            "first values by population.initial"
+            "population.initial"
         )
     for name, values in initial.items():
         if 0.0 in values:
@@ -142,8 +142,8 @@ def population_faults(config: RunConfig) -> list[str]:
         steps = getattr(population, name)
         if steps is not None and steps >= share:
             faults.append(
-                f"population.{name} must be below the env_steps of each policy, {share:,} of the "
-                f"budget of {config.total_env_steps:,}, got {steps:,}: no policy would be "
+                f"population.{name} must be below {share:,}, each policy's share of the "
+                f"{config.total_env_steps:,} env_steps, got {steps:,}: no policy would be "
                 "considered; lower it or raise total_env_steps, or use population.pbt=false"
             )
     try:
@@ -175,7 +175,7 @@ def number_fault(option: str, objective: str, env: EnvConfig) -> str:
     if not name.startswith(ENV) or not settled or name.removeprefix(ENV) in env.metric_names:
         return ""
     return (
-        f"{option}={objective} must be of a number in env.metrics, got {env.metrics}: add it there"
+        f"{option}={objective} must name a number in env.metrics, got {env.metrics}: add it there"
     )
 
 
@@ -213,8 +213,8 @@ def _objective_faults(config: RunConfig) -> list[str]:
         ]
     if not config.population.of_episodes and kind != "async":
         return [
-            f"population.objective={name} must have runtime.kind=async, got {kind}, in which no "
-            f"clock decides anything, and reports follow the clock: use {' or '.join(MEANS)}, or "
-            "--runtime.kind async"
+            f"population.objective={name} must have runtime.kind=async, got {kind}, in which the "
+            f"clock decides nothing, but it decides when {name} is reported: use "
+            f"{' or '.join(MEANS)}, or --runtime.kind async"
         ]
     return []

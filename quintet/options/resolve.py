@@ -207,7 +207,7 @@ def combination_faults(config: RunConfig) -> list[str]:
         )
     steps, policies = config.total_env_steps, config.population.size
     found = size_faults(config, steps) or [
-        f"{fault} (of {steps:,} env_steps each of the {policies} policies has its share)"
+        f"{fault} (each of the {policies} policies has its share of {steps:,} env_steps)"
         for fault in size_faults(config, steps // policies)
     ]
     chosen = [*best_by_faults(config), *number_faults(config)]
@@ -342,7 +342,7 @@ def without_idle_options(
                 if by[n] != "default":
                     word = "default" if rest == default_of(type(options), n) else "resolved"
                     who = by[n].removeprefix("default of ")
-                    sources[prefix + n] = f"{word} (that of {who} has no effect here)"
+                    sources[prefix + n] = f"{word} (the value of {who} has no effect here)"
             # Resting options may give another one an effect.
             options = options.model_copy(update=resting)
             config = config.model_copy(update={part: options}) if part else options
@@ -364,7 +364,7 @@ def _with_own_encoder_alone(config: RunConfig, sources: dict[str, str]) -> RunCo
         return config
     for name in dropped:
         who = sources[f"model.{name}"].removeprefix("default of ")
-        sources[f"model.{name}"] = f"default (that of {who} has no effect here)"
+        sources[f"model.{name}"] = f"default (the value of {who} has no effect here)"
     return config.changed("model", dict.fromkeys(dropped))
 
 

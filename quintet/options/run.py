@@ -22,8 +22,8 @@ class DoctorConfig(Options):
     """Options of what is said about a run that may not learn."""
 
     known: tuple[str, ...] = option((), on_resume="free")
-    """findings that are not told, since you know them: names, as time-limit, or NAME:OPTION for
-    one option, as option-far:gamma
+    """findings to leave out, since you know of them: NAME (as time-limit), or NAME:OPTION for one
+    option (as option-far:gamma)
     """
 
     @field_validator("known", mode="before")

@@ -27,7 +27,7 @@ def _may_be_cuda(device: str) -> bool:
     return device == "auto" or device.startswith("cuda")
 
 
-_GPU = Needs("a CUDA GPU, runtime.device is {o.device}", lambda o, _: _may_be_cuda(o.device))
+_GPU = Needs("a CUDA GPU (runtime.device is {o.device})", lambda o, _: _may_be_cuda(o.device))
 
 
 @final
@@ -150,8 +150,8 @@ class RuntimeConfig(Options):
     learners; results depend on it, but a resume may change it
     """
     actor_threads: Threads | None = option(None, auto=True, on_resume="rounds")
-    """number of PyTorch's CPU threads where actions are computed; none: 1, or in one process and in
-    a server runtime.threads if it is given, or for pictures and grids; results depend on it
+    """number of PyTorch's CPU threads for computing actions; none: 1 in workers, else the threads
+    that runtime.threads has or would have without wide layers; results depend on it
     """
     precision: Literal["auto", "fp32", "bf16"] = option("auto", auto=True)
     """number format of the learner's encoders; auto: bf16 for pictures and grids if the device is
@@ -166,7 +166,7 @@ class RuntimeConfig(Options):
     deterministic: Literal["auto", "on", "off"] = option(
         "auto", needs=_GPU, also="torch_deterministic"
     )
-    """only algorithms of a GPU that give identical results twice, some of which are slower; auto:
+    """use only GPU algorithms that give identical results twice, some of which are slower; auto:
     on, but off for runtime.kind=async, which never gives them; results depend on it
     """
     tf32: Literal["auto", "on", "off"] = option("auto", needs=_GPU, also="allow_tf32")
@@ -183,11 +183,11 @@ class RuntimeConfig(Options):
         also="torch_compile",
         auto=True,
     )
-    """acts and whole updates (gradient, clipping, optimizer) as one graph each; on: compiled, for
-    recurrent networks in minutes; graph: on a CUDA GPU one launch of the same operations, with the
-    results of off; auto: `graph` on a CUDA GPU, unless the encoder is your own; `on` on the CPU for
-    feed-forward networks with at least 30,000 planned optimizer steps of a policy (3,000 on
-    pictures), if there is a C++ compiler; never for film_grid; `on` is results depend on it
+    """acts and whole updates (gradient, clipping, optimizer) as one graph each; on: compiled, which
+    takes minutes for recurrent networks; graph: on a CUDA GPU one launch of the same operations,
+    with the results of off; auto: `graph` on a CUDA GPU, unless the encoder is your own; `on` on
+    the CPU for feed-forward networks with at least 30,000 planned optimizer steps of a policy
+    (3,000 on pictures), if there is a C++ compiler; never for film_grid; results depend on it
     """
 
     @property

@@ -127,7 +127,7 @@ def _load(asked: _Asked, trusted: bool) -> Loaded:
             require_movable(run_dir)
         return replace(_compose_new(asked), overwrite=aside)
     if saved.values.get("algo") != algo:
-        differ = [f"algo: the run has {saved.values.get('algo')}, asked is {algo}"]
+        differ = [f"algo: the run has {saved.values.get('algo')}, this command has {algo}"]
         raise _other_run(run_dir, differ)
     left_out = {"algo", "run_dir", "resume", *ONLY_OF_OLDER_RUNS}
     kept = {k: v for k, v in saved.values.items() if k not in left_out}
@@ -325,7 +325,7 @@ def name_in_folder(env_id: Any) -> str:
 
 
 def _told(differ: Iterable[tuple[str, Any, Any]], what: str = "run") -> list[str]:
-    return [f"{name}: the {what} has {was!r}, asked is {now!r}" for name, was, now in differ]
+    return [f"{n}: the {what} has {was!r}, this command has {now!r}" for n, was, now in differ]
 
 
 def require_as_begun(
@@ -419,7 +419,7 @@ def require_elsewhere(run_dir: Path) -> None:
     """Raises ConfigError if the process works in a folder that --overwrite is to rename."""
     if Path.cwd().is_relative_to(run_dir.resolve()):
         raise ConfigError(
-            f"--overwrite must not name the working folder, got {run_dir}: leave it first"
+            f"--overwrite must not name the working folder, got {run_dir}: cd to another one first"
         )
 
 

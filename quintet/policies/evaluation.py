@@ -107,7 +107,7 @@ class Scores:
             return ""
         return (
             f"{self.cut_episodes} of {len(self.returns)} episodes had no end within "
-            f"{self.max_steps:,} steps and were cut, with their return so far"
+            f"{self.max_steps:,} steps and were cut; their returns so far count"
         )
 
     @property
@@ -269,7 +269,7 @@ def evaluate(
         found = play(vector, how, chosen.num_agents)
     if found.complete and not found.played:  # the policy's agents were in none of the games
         raise QuintetError(
-            "an evaluation must have an episode of one of the policy's agents, "
+            "an evaluation must have an episode of one of the policy's agents, but "
             f"{chosen.config.id} had none in {episodes} games; raise episodes"
         )
     scores = _scores(found, vector.description, how.max_steps)

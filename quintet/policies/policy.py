@@ -344,7 +344,7 @@ class Policy:
         sizes = {path: 1 if single else len(x) for path, x in arrays.items()}
         if len({*sizes.values()}) > 1 or 0 in sizes.values():
             raise QuintetError(
-                "observations must be a single one, or a batch of at least one with as many "
+                "observations must be a single one, or a batch with the same number, at least 1, "
                 f"in every leaf, got {sizes}"
             )
         return {

@@ -47,7 +47,7 @@ class PopulationConfig(Options):
     """metric by which policies are ranked, the higher the better; -NAME: the lower the better"""
     window_env_steps: Steps | None = option(None, needs=(_SEVERAL, _OF_EPISODES))
     """number of newest env_steps of each policy over which an objective of episodes is averaged,
-    more if min_episodes needs more; none: a period
+    more if min_episodes needs more; none: period_env_steps
     """
     min_episodes: Count = option(20, needs=(_SEVERAL, _OF_EPISODES))
     """least number of episodes in the span of the objective; a policy with fewer is not ranked, so
@@ -119,9 +119,8 @@ class PopulationConfig(Options):
             )
         if self.several and self.pbt and math.ceil(self.replace_frac * self.size) == self.size:
             raise ValueError(
-                f"replace_frac={self.replace_frac:g} must leave a policy that is not one of "
-                f"the best; rounded up it is all {self.size}, so that none would change: lower "
-                "it"
+                f"replace_frac={self.replace_frac:g} must leave a policy that is not one of the "
+                f"best, got all {self.size} (rounded up), so that none would change: lower it"
             )
         if len(set(self.tuned)) < len(self.tuned):
             raise ValueError(f"tuned must name no option twice, got {', '.join(self.tuned)}")
@@ -143,7 +142,7 @@ class SelfPlayConfig(Options):
         needs=(
             "population.size=1",
             Needs(
-                "an environment of several agents, {f.env.config.id} has one",
+                "an environment of several agents ({f.env.config.id} has one)",
                 lambda _, f: f.env.num_agents > 1,
             ),
         ),

@@ -86,8 +86,8 @@ class LiveRun:
         """
         if not self.may_set:
             raise ConfigError(
-                "set_env must be called by the callbacks begin, evaluation or report, got it after "
-                "a checkpoint, which would lack the value: call it there"
+                "set_env must be called in the callbacks begin, evaluation or report, got a call "
+                "after a checkpoint, which would lack the value: move it into one of these"
             )
         self._set_env(name, value)
 

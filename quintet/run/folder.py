@@ -171,7 +171,7 @@ class RunFolder:
                 path = self.checkpoints / name
                 kept = checkpoint.take_away(path)
                 done = f"removed {path}" if kept is None else f"kept {path} as {kept}"
-                notes.append(f"{done}, as it is newer than the one from which the run resumes")
+                notes.append(f"{done}, as it is newer than the checkpoint of this resume")
         return notes
 
     def prune(

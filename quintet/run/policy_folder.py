@@ -60,8 +60,8 @@ class PolicyFolder:
         count = len(meta.get(POLICIES, (None,)))
         if count != self.num_policies:
             raise CheckpointError(
-                f"the checkpoint must have {self.num_policies} policies, that of "
-                f"{self.run.path} has {count}; give another --run-dir"
+                f"the checkpoint of {self.run.path} must have {self.num_policies} policies, got "
+                f"{count}; give another --run-dir"
             )
         part: Mapping[str, Any] = meta[POLICIES][self.index] if count > 1 else meta
         return part

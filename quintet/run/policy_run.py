@@ -224,8 +224,8 @@ class PolicyRun:
         if score is None:
             if self.best is None:
                 raise ConfigError(
-                    "checkpoint.best_by must be a metric that evaluations have, got "
-                    f"{self.config.checkpoint.best_by} and {', '.join(self.scores)}: correct it"
+                    f"checkpoint.best_by must be a metric of evaluations, {', '.join(self.scores)},"
+                    f" got {self.config.checkpoint.best_by}: correct it"
                 )
             return ""
         was, longest = self.best_cut_at, int(scores.lengths.max())
@@ -237,9 +237,9 @@ class PolicyRun:
         if not apart:
             return ""
         return (
-            f"the best score so far was of episodes cut after {was:,} steps, and episodes of this "
-            f"evaluation went on for up to {longest:,}: its policy is the best, since their "
-            "returns can't be compared; --eval.max-steps N sets one bound for all"
+            f"this evaluation's policy counts as the best, since returns can't be compared: the "
+            f"best score so far is of episodes cut after {was:,} steps, and this evaluation's "
+            f"lasted up to {longest:,}; --eval.max-steps N sets one bound for all"
         )
 
     @OwnTorch()

@@ -153,8 +153,8 @@ class Population:
         own = self.config.population
         which = f" of {own.min_episodes} episodes" if own.of_episodes else ""
         say(
-            f"policies without {own.objective}{which} yet, until then neither copied nor replaced: "
-            f"{', '.join(map(str, lacks))}"
+            f"policies {', '.join(map(str, lacks))} have no {own.objective}{which} yet; until they "
+            "have, they are neither copied nor replaced"
         )
 
     def winner(self, policies: Sequence[PolicyRun]) -> str:

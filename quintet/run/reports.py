@@ -162,7 +162,7 @@ class Reports:
         )
         for by in (self.config.checkpoint.best_by, self.config.population.objective):
             if signed(by)[0].removeprefix("eval/").removeprefix(ENV) in missing:
-                raise ConfigError(f"{told}, and {by} is what is chosen by: correct it")
+                raise ConfigError(f"{told}, and policies are chosen by {by}: correct it")
         log.warn(f"{told}: correct the name unless it comes later")
 
     def _say_growth(self, counters: Counters, log: RunLog) -> None:

@@ -340,8 +340,8 @@ def assignment_of(
             if replay.columns % own:
                 raise ConfigError(
                     f"a batch of {replay.columns} unrolls from replay must be a multiple of the "
-                    f"{own} streams that policy {policy} plays; give another env.num_streams, or "
-                    "the learner's option by which replay draws from any stream"
+                    f"{own} streams that policy {policy} plays; change env.num_streams, or set the "
+                    "learner's option so that replay draws from any stream"
                 )
     return found
 
@@ -359,12 +359,13 @@ def _require_fresh_rows(runtime: RuntimeConfig, plan: DataPlan) -> None:
     versions = plan.versions_per_batch
     if most is not None and (interval - 1 + lag) * versions > most:
         batches = most // versions + 1 - lag
-        way = f"must be at most {batches}" if batches > 0 else "can't be met"
-        each = f", {versions} in a batch," if versions > 1 else ""
-        raised = " or raise runtime.max_policy_lag" if runtime.kind == "async" else ""
+        way = f"must be at most {batches}" if batches > 0 else "can't be low enough"
+        cure = "lower it" if batches > 0 else "lower runtime.lag"
+        each = f" ({versions} in a batch)" if versions > 1 else ""
+        cure += " or raise runtime.max_policy_lag" if runtime.kind == "async" else ""
         raise ConfigError(
-            f"runtime.publish_interval_iterations {way} where rows of weights more than {most} "
-            f"updates{each} old are dropped, got {interval}; lower it{raised}"
+            f"runtime.publish_interval_iterations {way}, got {interval}, since rows are dropped if "
+            f"their weights are more than {most} updates{each} old; {cure}"
         )
 
 

@@ -262,8 +262,8 @@ class Saving:
         if counters.env_steps < asked and total != asked:
             at_once = "rises" if asked > total else "falls further"
             self.notes.append(
-                f"the budget was {total:,} env_steps and is {asked:,} now: schedules continue as "
-                f"shares of the new one, so a falling rate {at_once} at once"
+                f"the budget was {total:,} env_steps and is {asked:,} now: schedules follow the "
+                f"share of the new budget that is done, so a falling rate {at_once} at once"
             )
         return counters
 
@@ -296,7 +296,7 @@ class Saving:
         if saved["rows"] is not None and self.interval > most:
             self.notes.append(
                 f"checkpoints are written every {most:,} iterations, not every "
-                f"{self.interval:,}: the replay has room for no more between two"
+                f"{self.interval:,}: the replay has no room for the rows of more iterations"
             )
             self.interval = most
 

@@ -45,8 +45,8 @@ class RunTasks:
         if self._scored and not (plan.gives_advantage and config.runtime.num_learners == 1):
             raise ConfigError(
                 "env.curriculum of kind levels must have one learner that estimates advantages of "
-                f"whole batches, {config.algo} does not with these options: give score none, or "
-                "one of the learners that docs/curriculum.md names"
+                f"whole batches, which {config.algo} does not with these options: give score none, "
+                "or one of the learners that docs/curriculum.md names"
             )
 
     def begin(self, sampling: Sampling) -> None:
@@ -145,6 +145,4 @@ class RunTasks:
             if self.curriculum is not None and saved["state"] is not None:
                 self.curriculum.load(saved["state"])
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"a checkpoint's {_SAVED} must be a run's, got {error}"
-            ) from error
+            raise CheckpointError(f"saved {_SAVED} must be those of a run, got {error}") from error

@@ -405,7 +405,7 @@ class Trainer:
         self._time_is_over = True
         self.log.say(
             f"minutes={budget.minutes:g}: the time is over after {steps:,} of {total:,} env_steps, "
-            "so the run ends here; schedules had the larger number"
+            "so the run ends here, before the end of its schedules"
         )
         return True
 

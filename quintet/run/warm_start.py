@@ -58,7 +58,7 @@ def donated(
     known, faults = sorted(theirs), []
     if keys:
         idle = [key for key in keys if not any(fnmatchcase(name, key) for name in theirs)]
-        faults += [f"init_from_keys {key!r} matches none of its tensors" for key in idle]
+        faults += [f"init_from_keys {key!r} matches no tensor of init_from" for key in idle]
         theirs = {n: x for n, x in theirs.items() if any(fnmatchcase(n, key) for key in keys)}
     else:
         faults += _other_policy(description, donor)
@@ -97,7 +97,7 @@ def _of_something_else(
     for name, info in registry.find(algo).config.model_fields.items():
         pair = theirs.get(name), mine.get(name)
         if (prefix := about(info).tensors) and pair[0] != pair[1] and "none" not in pair:
-            found[prefix] = f"{name} is {pair[1]}, that of init_from {pair[0]}"
+            found[prefix] = f"{name} is {pair[1]} here and {pair[0]} in init_from"
     return found
 
 

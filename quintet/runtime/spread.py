@@ -387,7 +387,7 @@ class SpreadEnv:
         except (QuintetError, OSError) as error:  # OSError: the system allows no more processes
             if self._env is self._alone:
                 ms = 1000 * self._cost.seconds
-                self._stay(f"though a step takes {ms:.3g} ms: {error}")
+                self._stay(f"a step takes {ms:.3g} ms, but others could not step: {error}")
             else:
                 self._take(str(error))
 
@@ -466,7 +466,7 @@ def _repeat(env: VectorEnv, history: list[_Event]) -> Iterator[tuple[float, floa
             yield seconds, perf_counter() - begin_s
             found = _row_digest(row)
         if found != seen:
-            raise EnvironmentFault("in another process the same seed gives other observations")
+            raise EnvironmentFault("another process got other observations from the same seed")
     history.clear()
 
 
@@ -478,7 +478,7 @@ def set_task_of(env: VectorEnv, text: bytes) -> None:
 
 def _same_rows(alone_s: float, several_s: float, others: _Others) -> str:
     count = others.env.num_processes
-    return f"as many rows took {alone_s:.3g} s by one, {several_s:.3g} s by {count}"
+    return f"equally many rows took {alone_s:.3g} s in one and {several_s:.3g} s in {count}"
 
 
 def spread_envs(envs: Iterable[VectorEnv]) -> list[SpreadEnv]:

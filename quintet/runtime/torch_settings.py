@@ -107,7 +107,7 @@ def torch_settings(threads: int, device: str, gpu: GpuMath) -> Iterator[None]:
     """
     if threads > 1 and _lacks_threads:
         raise ConfigError(
-            "runtime.threads must be 1 in a fork of a process that has computed in several, "
+            "runtime.threads must be 1 in a fork of a process that has used several threads, "
             f"got {threads}, as PyTorch would hang; use runtime.threads 1, or start the "
             "process by multiprocessing's spawn"
         )

@@ -83,7 +83,7 @@ def _fitting(asked: Asked, listed: Sequence[Entry]) -> tuple[list[Able], dict[st
             continue
         same = [x for x in found if {**x.values, "run_dir": values["run_dir"]} == values]
         if same:
-            faults[each.name] = f"it has the options of {same[0].entry.name}"
+            faults[each.name] = f"its options are those of {same[0].entry.name}"
         else:
             found.append(Able(each, loaded, values))
     return found, faults
@@ -171,7 +171,7 @@ def examined(asked: Asked, listed: Sequence[Able], say: Callable[[str], None]) -
     only_here = what_only_this_process_has(asked.source)
     found = examine_apart(registry.DEFAULT, words, "", seed, most_s, lambda _: None, only_here)
     told = [
-        f"doubtful, {each['name']}: {each['said']}; to do: {each['advice']}"
+        f"doubtful ({each['name']}): {each['said']}; advice: {each['advice']}"
         for each in found.found
         if each["degree"] == "likely" and each["name"] != _TIME_WAS_SHORT
     ]
@@ -207,7 +207,7 @@ def shortened(
         fewer = max(_LEAST_UNROLL, int(now * most_steps / steps))
         if fewer < now:
             changed.append(entry._replace(options={**entry.options, names[0]: fewer}))
-            told.append(f"{entry.name}: {names[0]}={fewer}, so that its legs hold several batches")
+            told.append(f"{entry.name}: {names[0]}={fewer}, so that a round has several batches")
     fitting, faults = _fitting(asked, changed)
     able_now = {x.entry.name: x for x in fitting}
     told = [line for line in told if line.partition(":")[0] not in faults]

@@ -245,8 +245,8 @@ def _values(scores: Scores, objective: str) -> list[float]:
     found = [] if values is None else [sign * float(x) for x in values if x == x]
     if not found:
         raise ConfigError(
-            f"--metric must be one that episodes have, got {objective}, and {len(scores.returns)} "
-            f"episodes with {', '.join(map(str, scores.metrics)) or 'no metrics of their own'}: "
+            f"--metric must be one that episodes report, got {objective}, but {len(scores.returns)}"
+            f" episodes reported {', '.join(map(str, scores.metrics)) or 'no own metrics'}: "
             "correct it, or give env.metrics"
         )
     return found

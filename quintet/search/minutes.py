@@ -329,10 +329,10 @@ def least_run_s(loaded: Loaded, budget: TimeBudget) -> float:
 
 def _tell(budget: TimeBudget, least_s: float) -> None:
     note(
-        f"warning: minutes={budget.minutes:g} is too short for this run, which takes about "
-        f"{least_s / 60:.2g} minutes to make its environments ({budget.making_s:.2g} s), to learn "
-        f"from one batch and to evaluate ({budget.evaluation_s:.2g} s or more), and ends "
-        "then: give it more, or fewer streams, shorter unrolls or --eval.episodes 0"
+        f"warning: minutes={budget.minutes:g} is too short: in about {least_s / 60:.2g} minutes "
+        f"the run makes its environments ({budget.making_s:.2g} s), learns from one batch, "
+        f"evaluates ({budget.evaluation_s:.2g} s or more), and ends; give it more minutes, fewer "
+        "streams, shorter unrolls or --eval.episodes 0"
     )
 
 

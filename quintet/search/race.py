@@ -185,7 +185,7 @@ class _Race:
         found = plans.plan(len(able), jobs, left_s, step_s or 0.0)
         count = found.counts[0]
         if late := [each.entry.name for each in able[count:]]:
-            told.append(f"{', '.join(late)}: no time in {asked.minutes:g} minutes")
+            told.append(f"{asked.minutes:g} minutes have no time for {', '.join(late)}")
         able = able[:count]
         if step_s:
             most_steps = _BATCH_SHARE * plans.training_s(found.leg_s[0]) / step_s
@@ -220,10 +220,10 @@ class _Race:
         least_s = least_run_s(first.loaded, budget) if look(first.loaded, budget) else 0.0
         if least_s <= _ALONE_SHARE * left_s:
             return ""
-        longer = ", and takes longer than that" if least_s > left_s else ""
+        longer = ", more than is left" if least_s > left_s else ""
         return (
-            f"{first.entry.name} trains alone{longer}: the environment is slow, and the least run "
-            f"of one batch and an evaluation takes about {least_s / 60:.2g} minutes"
+            f"{first.entry.name} trains alone: the environment is slow, and one batch and an "
+            f"evaluation take about {least_s / 60:.2g} minutes{longer}"
         )
 
     # Rungs
@@ -267,7 +267,7 @@ class _Race:
 
     def _patiently(self, name: str) -> list[Runner]:
         """Trains an entry once more, alone, so that the race ends with a policy."""
-        why = "as long as a batch takes, since no candidate had time"
+        why = "until it has learned from a batch, since no candidate had time for that"
         self.state.say(f"{name} trains alone, {why}")
         self.state.update(name, out="", failed=False, begun_s=0.0)
         self.state.keep(rung=len(self.state.journal.counts) - 1)
@@ -296,7 +296,7 @@ class _Race:
             wants_s = (target - look.env_steps) / max(look.speed, 1e-6) + (look.evaluation_s or 0.0)
             leg_s = max(plans.SHORTEST_S, _MORE_THAN_WANTED * wants_s)
             if leg_s <= _CATCH_UP_SHARE * self.state.left_s:
-                self.state.say(f"{first} trains on to {target:,} env_steps, as the others have had")
+                self.state.say(f"{first} trains on to {target:,} env_steps, as many as others had")
                 self.legs.run([runner], leg_s, last=False)
                 order = ranked(self.state.inside)
         beside = first if behind(order, stay, first) else ""

@@ -31,7 +31,7 @@ NAME = "auto"
 _LEFT = {
     "algo": "the candidates have different learners",
     "resume": "an interrupted race goes on by the same command",
-    "preset": "the candidates choose theirs",
+    "preset": "each candidate has its own",
     "init_from": "the candidates have different networks",
     "cluster.address": "a race has one machine",
     "population.size": "a population is one run",
@@ -133,7 +133,7 @@ class Asked:
                 way = f"give it to quintet train {having[0]}" if having else "correct its name"
                 hinted = "" if having else hint(DEFAULT, name)
                 raise ConfigError(
-                    f"options of a race must be those of all its learners "
+                    f"options of a race must exist in all its learners "
                     f"({', '.join(learners)}), got {name}, {whose}: leave it out, or {way}{hinted}"
                 )
 

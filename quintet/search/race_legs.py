@@ -68,7 +68,7 @@ class Legs:
         jobs, begun, loaded = list[Job](), list[Runner](), list[Loaded]()
         if last:
             names = ", ".join(each.name for each in batch)
-            self.state.say(f"{names}: to the end, {leg_s / 60:.2g} minutes")
+            self.state.say(f"{names}: the last {leg_s / 60:.2g} minutes begin")
         for each in batch:
             await_left(self.state.folder / FOLDER / each.name)
         for each in batch:

@@ -102,8 +102,8 @@ def _opening(journal: Journal, runs: Mapping[str, RunSummary]) -> Opening:
     said = [
         f"{len(journal.runners)} candidates, {journal.jobs} at the same time, in "
         f"{clock(journal.spent_s)}: {state}. Scores are {what} of fresh episodes with 95% "
-        "bootstrap intervals, with greedy or with sampled actions: those whose interval has the "
-        "higher lower end. At the end of a round the candidates with the highest scores stay.",
+        "bootstrap intervals. Each is the better of greedy and sampled actions, by the lower end "
+        "of the interval. At the end of a round the candidates with the highest scores stay.",
         *map(text, journal.told),
     ]
     rungs = max((len(each.looks) for each in journal.runners), default=0)

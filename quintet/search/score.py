@@ -76,6 +76,6 @@ def better_sampled(look: Look) -> str:
         return ""
     return (
         f"its sampled actions have higher returns than its greedy ones, {found} against "
-        f"{_of('greedy', both['greedy'])}: use quintet eval --stochastic, in Python "
+        f"{_of('greedy', both['greedy'])}: use quintet eval --stochastic, or in Python "
         "act(obs, deterministic=False)"
     )

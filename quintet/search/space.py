@@ -101,8 +101,8 @@ def around(name: str, config: RunConfig) -> Dimension:
     tune = about(info).tune
     if tune is None or not files.is_number(value) or not value:
         raise ConfigError(
-            f"--search {name} must have a range or values, since the option's value, "
-            f"{value!r}, gives none: give --search {name}=LOW..HIGH or {name}=A,B"
+            f"--search {name} must have a range or values, since no range follows from its value, "
+            f"{value!r}: give --search {name}=LOW..HIGH or {name}=A,B"
         )
     low, high = bounds(info)
     if tune.by == "distance_to_1":

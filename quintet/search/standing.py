@@ -63,7 +63,7 @@ def standing(order: Sequence[Runner], stay: int, beside: str = "") -> str:
         said += f"; {beside} stays too, since it has had only {had:,} env_steps"
     edge = [score(each.looks[-1]).mean for each in order[max(0, stay - 1) : stay + 1]]
     same = len(edge) == 2 and edge[0] == edge[1]
-    return f"{said}{out}{'; equal scores decide nothing' if same else ''}"
+    return f"{said}{out}{'; the order of equal scores means nothing' if same else ''}"
 
 
 def all_failed(folder: Path, runners: Sequence[Runner]) -> str:
@@ -73,11 +73,11 @@ def all_failed(folder: Path, runners: Sequence[Runner]) -> str:
     """
     first = max((x for x in runners if x.failed), key=lambda each: len(each.looks))
     if not first.looks:
-        return f"no candidate trained; the first reason, of {first.name}: {first.out}"
+        return f"no candidate trained; the reason of {first.name} was: {first.out}"
     rungs = max(len(each.looks) for each in runners)
     best = ranked([each for each in runners if len(each.looks) == rungs])[0]
     return (
-        f"no candidate trained to the end; the reason, of {first.name}: {first.out}\n"
+        f"no candidate trained to the end; the reason of {first.name} was: {first.out}\n"
         f"the best policy so far is that of {best.name}, with {score(best.looks[-1])}: "
         f"quintet eval {shown(folder / best.name)}"
     )
@@ -91,8 +91,8 @@ def options_in_words(options: Mapping[str, Any]) -> str:
 def course_in_words(plan: Plan) -> str:
     """A plan in words."""
     told = [
-        f"round {number} has {count} for {leg_s:.0f} s each"
+        f"round {number} trains {count} for {leg_s:.0f} s each"
         for number, (count, leg_s) in enumerate(zip(plan.counts, plan.leg_s, strict=True), 1)
     ]
-    told[-1] = f"{plan.counts[-1]} for the last {plan.leg_s[-1]:.0f} s"
+    told[-1] = f"the last {plan.leg_s[-1]:.0f} s train {plan.counts[-1]}"
     return ", ".join(told)

@@ -173,7 +173,7 @@ class Study:
         """
         complete = [each for each in self._journal.trials if each.state == "complete"]
         if len(complete) < LEAST_TRIALS:
-            return {}, f"importances need {LEAST_TRIALS} complete trials, there are {len(complete)}"
+            return {}, f"importances need {LEAST_TRIALS} complete trials, got {len(complete)}"
         study = optuna.create_study(direction="maximize")
         study.add_trials([self._frozen(each) for each in complete])
         with suppress(ValueError, RuntimeError), warnings.catch_warnings():

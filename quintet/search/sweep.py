@@ -100,7 +100,7 @@ def sweep(asked: Asked) -> Found:
     if metric.startswith("eval/") and not base.config.eval.episodes:
         raise ConfigError(
             f"--metric must be a metric that these runs report, got {asked.metric} with "
-            "eval.episodes=0: raise that, or give --metric episode/return_mean"
+            "eval.episodes=0: raise eval.episodes, or give --metric episode/return_mean"
         )
     if fault := number_fault("--metric", metric, base.config.env):
         raise ConfigError(fault)
@@ -393,7 +393,7 @@ class _Search:
         if fresh and len(best) < most:
             assert asked.minutes is not None
             told = f"only the best {len(best)}" if best else "none of the best trials"
-            self.say(f"minutes={asked.minutes:g}: {told} can be trained again, not {most}")
+            self.say(f"minutes={asked.minutes:g}: {told} can be trained again in time, not {most}")
         jobs, runs = [], {}
         for each in best:
             for seed in fresh:

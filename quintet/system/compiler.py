@@ -48,7 +48,7 @@ def too_old() -> str | None:
     if digits is None or (int(digits[1]), int(digits[2])) >= _OLDEST:
         return None
     oldest = ".".join(map(str, _OLDEST))
-    return f"PyTorch {version} can't compile them ahead; install PyTorch {oldest} or later"
+    return f"PyTorch {version} can't compile ahead of time; install PyTorch {oldest} or later"
 
 
 @cache

@@ -131,7 +131,7 @@ def warn_on_stderr(message: str) -> None:
 
 def advice(fault: OSError) -> str:
     """Short advice on a system error."""
-    return _ADVICE.get(fault.errno or 0, "see to what the system says")
+    return _ADVICE.get(fault.errno or 0, "mend what the system names")
 
 
 def reason(fault: OSError) -> str:

@@ -109,9 +109,9 @@ def named(argument: str, function: Callable[..., Any]) -> str:
         found = vars(found).get(part) if hasattr(found, "__dict__") else None
     if found is not function:
         raise ConfigError(
-            f"{argument} must be the function or class that its name stands for, got {name}, which "
-            f"names {('nothing' if found is None else 'another one')}; give the other one, or "
-            "a lambda that calls this one"
+            f"{argument} must be a function or class that can be found by its name, got {name}, by "
+            f"which {('nothing' if found is None else 'another object')} is found; give a lambda "
+            "that calls it, or the object that has this name"
         )
     return Given(function) if module_name in _SCRIPTS else name
 

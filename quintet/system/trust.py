@@ -121,8 +121,8 @@ OWN = Origin("this process", None)
 """The origin of descriptions made in this process from the caller's options."""
 
 TRUST_HELP = (
-    "import and call any code that the folder names; without it only code in folders that this "
-    "user made on this machine, or that --env, --eval.env, --model.encoder or schedules name too"
+    "import and call any code that the folder names; without this, only if this user made the "
+    "folder on this machine, or if --env, --eval.env, --model.encoder or a schedule names it too"
 )
 
 UNSIGNED = (

@@ -185,7 +185,9 @@ def test_a_rate_that_is_a_schedule_is_told_how_schedules_are_given():
         ("ppo", "clip_epsilon", "clip_schedule"),
         ("impala", "entropy_coef", "entropy_schedule"),
     ):
-        says = f"^{name}: must be a number, the first value; {schedule}, constant or linear, is how"
+        says = (
+            rf"^{name}: must be a number, the first value; {schedule} \(constant or linear\) says"
+        )
         with pytest.raises(ConfigError, match=says):
             quintet.train(algo, "CartPole-v1", config={name: lambda left: 0.2 * left})
     with pytest.raises(ConfigError, match=r"^entropy_coef: input should be a valid number"):

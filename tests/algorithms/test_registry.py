@@ -80,7 +80,7 @@ def test_the_command_line_shows_them(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_what_others_leave_without_effect_is_dropped(capsys: pytest.CaptureFixture[str]) -> None:
     """Who did not give it can't leave it out; a learner knows neither layers nor spaces."""
-    nothing = "default (that of a2c has no effect here)"
+    nothing = "default (the value of a2c has no effect here)"
     found = shown(capsys, "a2c", "--env", "CartPole-v1", "--runtime.kind", "serial")
     assert found["runtime.lag"] == ("1", nothing)
     assert found["model.action_bounds"] == ("clip", nothing)

@@ -552,8 +552,8 @@ def test_a_folder_of_something_else_or_of_another_run(refused, quintet, folder):
     (folder / "r/thesis.tex").unlink()
     assert quintet(*train("--eval.episodes", "0"))[0] == 0
     said = refused(*train("--gamma", "0.5", env="quintet.envs.toy:Target"), says="another config")
-    assert "gamma: the run has 0.99, asked is 0.5" in said
-    assert f"env.id: the run has '{TOY}', asked is 'quintet.envs.toy:Target'" in said
+    assert "gamma: the run has 0.99, this command has 0.5" in said
+    assert f"env.id: the run has '{TOY}', this command has 'quintet.envs.toy:Target'" in said
     refused(*train("--resume", "never"), says="--resume never must have a folder without a run")
 
 

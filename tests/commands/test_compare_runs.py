@@ -185,7 +185,9 @@ def test_one_seed_says_nothing_of_others(place: Path, capsys: pytest.CaptureFixt
     record(place / "b.json", [1.0, 2.0, 3.0])
     assert cli.main(["compare", "a.json", "--with", "b.json", "--out", "a.png"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-2].endswith("one run says nothing of others, so add seeds to sides that have one")
+    assert lines[-2].endswith(
+        "one run does not show how others vary, so add seeds to sides that have only one"
+    )
 
 
 @pytest.mark.parametrize(
@@ -263,6 +265,6 @@ def test_a_report_compares_groups(groups: Path) -> None:
     assert "Fractions of runs, means and comparisons" in page
     assert "<i>" not in page
     assert "Groups of runs compared" not in written("fast")
-    assert "Groups of runs compared" not in written("fast/s1", "slow/s1"), "one run says nothing"
+    assert "Groups of runs compared" not in written("fast/s1", "slow/s1"), "one run does not show"
     (groups / "slow/s2/run.json").write_text('{"state": "stopped"}')
     assert "5 runs, scored by last evaluation" in written("fast", "slow"), "without unfinished ones"

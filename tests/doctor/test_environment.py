@@ -135,7 +135,7 @@ def test_what_is_planted_is_found_first(fault: str, wanted: list[str]):
         pytest.param("mute", "raises", "_Mute", marks=pytest.mark.slow),
         pytest.param("exits", "raises", "sys.exit(3)", marks=pytest.mark.slow),
         pytest.param("dies", "dies", "ended with status 7", marks=pytest.mark.slow),
-        pytest.param("hangs", "hangs", "had not ended after", marks=pytest.mark.slow),
+        pytest.param("hangs", "hangs", "but that did not end in", marks=pytest.mark.slow),
     ],
 )
 def test_a_hostile_environment_is_a_finding(
@@ -186,7 +186,7 @@ def test_what_an_environment_has_not_implemented_is_told(monkeypatch: pytest.Mon
     seen = Seen()
     loaded = environment.load("ppo", _words(""))
     dict(environment._stages(loaded, seen, 0, 30.0))["remembers"]()
-    assert "not implemented a method" in seen.unmade["remembers"]
+    assert "lacks a method" in seen.unmade["remembers"]
 
 
 class Long(Point):
@@ -379,7 +379,7 @@ def test_numbers_of_large_leaves_are_looked_at():
     rest = {"numbers": seen.played.large["numbers"], "frame": seen.played.large["frame"]}
     found = evaluate("environment", Seen(played=replace(seen.played, large=rest)))
     (dead,) = (each.said for each in found if each.name == "observation-dead")
-    assert "1 of 100 numbers of the observation never changed, the first is numbers[8]" in dead
+    assert "1 of 100 numbers of the observation never changed (first: numbers[8])" in dead
 
 
 class Masked(Point):

@@ -152,7 +152,7 @@ def test_a_mask_that_allows_nothing_is_refused() -> None:
 
 def test_a_mask_that_is_missing_at_resets_is_told() -> None:
     (fault,) = checked(MaskedAtSteps).faults
-    assert "info['action_mask'] must be there at reset too" in fault
+    assert "info['action_mask'] must be there at resets too" in fault
     left = EnvConfig(id="made", mask_from_info=False)
     assert check_env(resolve_env(left, MaskedAtSteps), 20).faults == []
 
@@ -162,7 +162,7 @@ def test_a_run_tells_of_a_mask_that_is_missing_at_resets(kind: str, tmp_path: Pa
     config = {"runtime.kind": kind, "eval.episodes": 0, "report.progress": False}
     quintet.train("appo", MaskedAtSteps, 1024, 0, tmp_path / "run", config)
     said = (tmp_path / "run" / "log.txt").read_text()
-    assert said.count("info['action_mask'] must be there at reset too, got it at steps only") == 1
+    assert said.count("info['action_mask'] must be there at resets too, got it only at steps") == 1
 
 
 def test_an_illegal_action_leads_to_masks() -> None:
@@ -430,9 +430,9 @@ class Misplaces:
     [
         ({}, ""),
         ({"truncated": True}, "terminated and truncated must not both be true"),
-        ({"valid": True}, "the row after an ending must reset: valid false, no flag, reward 0"),
-        ({"raw_reward": 2.0, "reward": 2.0}, "the row after an ending must reset"),
-        ({"valid": False}, "valid must be true in other rows than resets"),
+        ({"valid": True}, "the row after an ending must be a reset (valid and flags false, rew"),
+        ({"raw_reward": 2.0, "reward": 2.0}, "the row after an ending must be a reset"),
+        ({"valid": False}, "valid must be true in every row that is not a reset"),
         ({"reward": 0.0}, "reward must be equal to raw_reward"),
     ],
 )
@@ -446,6 +446,6 @@ def test_rows_of_a_backend_have_the_layout(
     if said:
         assert len(faults) == 1
         assert faults[0].startswith(said)
-        assert faults[0].endswith(": mend the recv of backend 'theirs'")
+        assert faults[0].endswith(": mend recv of backend 'theirs'")
     else:
         assert faults == []

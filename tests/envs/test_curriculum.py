@@ -65,7 +65,7 @@ def test_a_metric_that_no_episode_has_is_an_error() -> None:
     stages = of(kind="stages", stages=LENGTHS, metric="env/gold", episodes=3)
     for _ in range(2):
         stages.ended(ended(LENGTHS[0]))
-    with pytest.raises(ConfigError, match=r"metric that episodes have, got 'env/gold'"):
+    with pytest.raises(ConfigError, match=r"metric that episodes report, got 'env/gold'"):
         stages.ended(ended(LENGTHS[0]))
     had = of(kind="stages", stages=LENGTHS, metric="env/gold", episodes=1, bar=1.0)
     had.ended(ended(LENGTHS[0])._replace(metrics={"gold": 1.0}))
@@ -110,13 +110,16 @@ def test_levels_that_are_seeds_and_levels_drawn_evenly() -> None:
     ("record", "fault"),
     [
         ({"kind": "stages", "stages": []}, "stages: list should have at least 1 item"),
-        ({"kind": "stages", "stages": LENGTHS, "bar": [0.5]}, "of 4 stages but the last, got 1"),
+        (
+            {"kind": "stages", "stages": LENGTHS, "bar": [0.5]},
+            r"has no bar\), got 1 numbers: give 3",
+        ),
         ({"kind": "stages", "stages": LENGTHS, "back": 0.9}, "back must be less than bar"),
         (
             {"kind": "stages", "stages": LENGTHS, "metric": "gold"},
             "metric: string should match pattern",
         ),
-        ({"kind": "stages", "stages": LENGTHS}, "got success without env.success"),
+        ({"kind": "stages", "stages": LENGTHS}, "got success without a rule"),
         (
             {"kind": "schedule", "values": {"wind": {}}},
             "values: dictionary should have at least 1 item",

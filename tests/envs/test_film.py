@@ -182,7 +182,8 @@ def test_an_environment_that_stops_drawing_is_a_fault():
             return self.picture if self.count < 2 else None
 
     with pytest.raises(
-        EnvironmentFault, match=r"picture after every step, got none: .*gave None, not an array"
+        EnvironmentFault,
+        match=r"picture after every step of a video, got none: .*gave None, not an array",
     ):
         play(filmed(Stops), 3)
 

@@ -235,7 +235,7 @@ def test_groups_of_half_a_game_are_refused_and_numbers_of_streams_suit_the_game(
                 run_dir=tmp_path / "run",
                 config={"minibatch_steps": None, **config},
             )
-    with pytest.raises(ConfigError, match=r"the arguments {'x': 1}.*; it raised TypeError"):
+    with pytest.raises(ConfigError, match=r"the arguments {'x': 1}.*, but it raised TypeError"):
         quintet.train(
             "ppo",
             "quintet.envs.games:parallel_env",

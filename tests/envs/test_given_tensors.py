@@ -372,7 +372,7 @@ def test_a_step_of_another_number_of_values_is_refused() -> None:
 
     made = make_vector_env(Three())
     made.restart([0] * COUNT, allocate_obs(made.spaces.observation, (COUNT,)))
-    with pytest.raises(EnvironmentFault, match=r"four values .* or five .*, returned 3"):
+    with pytest.raises(EnvironmentFault, match=r"four values .* or five .*, but returned 3"):
         made.send(np.zeros((COUNT, 2), np.float32))
 
 

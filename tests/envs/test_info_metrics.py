@@ -233,16 +233,19 @@ def test_patterns_stand_for_the_keys_that_they_fit() -> None:
     info = {"achievements": {"wood": 1, "iron": 0}, "achieved": 2.0, "cost": 1.0, "name": "x"}
     found = settled(lambda: Says(info), "achievements/*:max, cost:sum, *:mean")
     assert found == "cost:sum, achievements/wood:max, achievements/iron:max, achieved:mean"
-    with pytest.raises(ConfigError, match=r"'x\*' must fit a number in info, got achievements/w"):
+    with pytest.raises(ConfigError, match=r"'x\*' must match .* actions were achievements/w"):
         settled(lambda: Says(info), "x*")
-    with pytest.raises(ConfigError, match="must name its keys"):
+    with pytest.raises(ConfigError, match="name the keys, since no second"):
         settled(wrapped(NEXT), "*:sum")
 
 
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ("cost:sums", "KEY:REDUCTION, ... with sum, mean, last, min, max, got 'cost:sums'"),
+        (
+            "cost:sums",
+            "KEY:REDUCTION, got 'cost:sums': write them as 'cost:sum, speed:mean', with one of",
+        ),
         ("a:sum,", "got ''"),
         ("a.b:sum, a/b", "must name each key once, got 'a.b' twice"),
     ],

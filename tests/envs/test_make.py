@@ -54,7 +54,7 @@ def test_an_unknown_id_is_answered_with_the_nearest():
         resolve_backend("GoToDoor-v7", "gymnasium")
     with pytest.raises(ConfigError, match="backend 'envpool' knows; got 'GymV21Environment-v0'"):
         resolve_backend("GymV21Environment-v0", "envpool")
-    with pytest.raises(ConfigError, match=r"nothing is near; .* package:id"):
+    with pytest.raises(ConfigError, match=r"no known id is similar; .* package:id"):
         make_vector_env("qqqqqqqqqqqqqqqq")
     with pytest.raises(ConfigError, match=r"nearest are CartPole-v1, "):
         make_vector_env("cart_pole_v1")  # which is not taken for a game
@@ -73,14 +73,15 @@ def test_an_id_of_another_version_is_answered_with_the_known_ones():
     assert taxi
     here = f"depends on Gymnasium's, {gymnasium.__version__} here"
     with pytest.raises(
-        ConfigError, match=rf"got 'Taxi-v3'; it knows {taxi[0]} of that name; which .* {here}; "
+        ConfigError,
+        match=rf"got 'Taxi-v3'; known ids of that name are {taxi[0]}; which .* {here}; "
         "backend 'envpool' knows it; see",
     ):  # fmt: skip
         resolve_backend("Taxi-v3", "gymnasium")
     for unknown in ("Taxi-v12", "Taxi"):
-        with pytest.raises(ConfigError, match=rf"it knows {taxi[0]}, Taxi-v3 of that name"):
+        with pytest.raises(ConfigError, match=rf"known ids of that name are {taxi[0]}, Taxi-v3"):
             resolve_backend(unknown)
-    with pytest.raises(ConfigError, match=r"it knows (Taxi-v4, )?Taxi-v3 of that name; see"):
+    with pytest.raises(ConfigError, match=r"known ids of that name are (Taxi-v4, )?Taxi-v3; see"):
         resolve_backend("Taxi-v12", "envpool")
 
 

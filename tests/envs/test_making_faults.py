@@ -85,8 +85,8 @@ def fails() -> Contextual:
         (fails, {}, "mend the environment"),
         (partial(quintet.train, seed=3), {"max_episode_steps": 5}, "is env.max_episode_steps"),
         ("CartPole-v1", {"mass": 3}, "correct env.kwargs: it does not take mass"),
-        (OnPort, {}, "begins anew in each process"),
-        (Only, {}, "other of them: if only one may exist at a time, train with"),
+        (OnPort, {}, "each of them counts anew"),
+        (Only, {}, "1 more of these environments: if only one may exist at a time, train with"),
         (from_words, {}, "it reads sys.argv, the command line of this process"),
         (from_argv, {}, "it reads sys.argv, the command line of this process"),
     ],
@@ -94,8 +94,8 @@ def fails() -> Contextual:
 def test_the_advice_follows_the_cause(maker: Any, kwargs: dict[str, Any], advice: str) -> None:
     with pytest.raises(ConfigError) as fault:
         make_vector_env(maker, 2, backend="gymnasium", kwargs=kwargs)
-    asked, _, advised = str(fault.value).partition("; it ")
-    assert f"must be made with the arguments {kwargs}" in asked
+    asked, _, advised = str(fault.value).partition(", but it ")
+    assert f"must make an environment from the arguments {kwargs}" in asked
     assert advice in advised
     assert ("correct env.kwargs" in advised) == ("correct env.kwargs" in advice or bool(kwargs))
 
@@ -146,7 +146,9 @@ def test_a_callback_that_reads_the_command_line_is_told(parses: bool, tmp_path: 
 
 def test_the_evaluation_of_a_run_is_named_where_only_one_may_exist(tmp_path: Path) -> None:
     options = {**SMALL, "env.num_streams": 1, "eval.episodes": 1, "minibatch_steps": 16}
-    with pytest.raises(ConfigError, match=r"for an evaluation, stream 0; .*--eval\.episodes 0\n"):
+    with pytest.raises(
+        ConfigError, match=r"for an evaluation, stream 0, but .*--eval\.episodes 0\n"
+    ):
         quintet.train("ppo", Only, 64, run_dir=tmp_path / "evaluated", config=options)
     options["eval.episodes"] = 0
     alone = quintet.train("ppo", Only, 64, run_dir=tmp_path / "alone", config=options)
@@ -162,5 +164,7 @@ def only_in(process: int) -> Contextual:
 @pytest.mark.slow
 def test_workers_say_that_they_make_it(tmp_path: Path) -> None:
     options = {**SMALL, "runtime.kind": "lockstep", "runtime.num_workers": 1}
-    with pytest.raises(ConfigError, match=r"for training in a worker process, stream 0; it raised"):
+    with pytest.raises(
+        ConfigError, match=r"for training in a worker process, stream 0, but it raised"
+    ):
         quintet.train("ppo", partial(only_in, os.getpid()), 64, run_dir=tmp_path, config=options)

@@ -309,7 +309,7 @@ class Wrong(Legal):
 @pytest.mark.parametrize("values", [[0, 0, -1e9, -1e9], [1, 1, 2, 0], [0.5, 1, 0, 0]])
 def test_numbers_other_than_0_and_1_are_refused(form: str, values: Any, tmp_path: Path) -> None:
     options = {**SMALL, "env.mask_from_info": True if form == "info" else "auto"}
-    with pytest.raises(EnvironmentFault, match=r"must hold 0 and 1 alone, got [^[]") as fault:
+    with pytest.raises(EnvironmentFault, match=r"must hold only 0 and 1, got [^[]") as fault:
         quintet.train("ppo", lambda: Wrong(values, form), 64, run_dir=tmp_path, config=options)
     assert ("added to logits" in str(fault.value)) == (min(values) < 0)
 

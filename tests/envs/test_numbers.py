@@ -112,5 +112,5 @@ def test_a_port_that_is_in_use_names_the_parameter(tmp_path):
         def make_env():
             return Numbered(0, 1, 0, 0, tmp_path, port)
 
-        with pytest.raises(ConfigError, match="by the parameter env_index"):
+        with pytest.raises(ConfigError, match="depends on the parameter env_index"):
             quintet.train("ppo", make_env, 64, run_dir=tmp_path / "run", config=CONFIG)

@@ -88,13 +88,13 @@ def test_lists_and_an_info_that_is_none_are_taken_as_meant():
     [
         (
             of_package("pettingzoo.utils.env"),
-            "several agents: give the function that makes it and --env.backend pettingzoo",
+            "several agents: give the function that makes it with --env.backend pettingzoo",
         ),
         (
             of_package("mine", possible_agents=["a", "b"]),
-            "only PettingZoo's own and those named parallel_env are taken for games",
+            "PettingZoo's own makers and those named parallel_env don't need that",
         ),
-        (of_package("stable_baselines3.common.vec_env"), "give what makes its single environ"),
+        (of_package("stable_baselines3.common.vec_env"), "a function that makes a single environ"),
     ],
 )
 def test_an_environment_of_another_library_is_told_with_the_way_out(env, says):
@@ -179,7 +179,7 @@ class Unsayable:
         ({"reward": {}}, r"one number; gave \{\}"),
         ({"reward": []}, r"one number; gave \[\]"),
         ({"reward": 1j}, r"one number; gave 1j"),
-        ({"reward": 10**400}, r"must return a reward in float's range; int too large"),
+        ({"reward": 10**400}, r"must return a reward that a float can hold; int too large"),
         ({"reward": np.array(10**5000)}, r"one number; gave a ndarray"),
         ({"reward": Unsayable()}, r"one number; gave a Unsayable"),
         ({"terminated": None}, r"must return terminated as True or False; gave None"),

@@ -130,9 +130,9 @@ def test_success_is_of_the_agents_own_info():
     ("wrong", "says"),
     [
         ("raises", r"stream 0 \(agent 'ann'\), step 1 of its game, seed 1: .*a rule is broken"),
-        ("reset", "must return from reset two dicts by agent"),
+        ("reset", "must return two dicts by agent from reset"),
         ("nobody", "must have agents after a reset"),
-        ("leaves", "agent 'ann'.*removed an agent from agents without terminating"),
+        ("leaves", "agent 'ann'.*must end an agent's episode before it leaves"),
         ("stranger", "has agents {'zoe'} that are not in possible_agents"),
         ("unseen", "gave no observation for 'ann'"),
         ("reward", "must give each acting agent a reward and two flags: KeyError"),
@@ -226,7 +226,7 @@ class Strange(Game):
         (
             ["ann", "ann"],
             spaces.Discrete(2),
-            r"must have different possible_agents, .*got \['ann', 'ann'\]",
+            r"must have possible_agents that differ .*got \['ann', 'ann'\]",
         ),
         ([["ann"], ["bob"]], spaces.Discrete(2), "can be keys of a dict"),
         (lambda: ["ann"], spaces.Discrete(2), "several agents, with possible_agents"),
@@ -369,8 +369,8 @@ class Selects(Scripted):
         (partial(Gives, 4, 3), "must return info as a dict; gave 3"),
         (partial(Selects, "zoe"), "has agent_selection 'zoe', which is not in possible"),
         (partial(Selects, None), "has agent_selection None"),
-        (Lingers, r"must remove an agent that has ended from agents at its step\(None\)"),
-        (Prunes, "must tell an agent that it has ended before it removes it"),
+        (Lingers, r"must remove an agent from its list agents at the step\(None\) after its end"),
+        (Prunes, "must show an agent that it has ended before it leaves the list agents"),
         (Says, "must give five values from last"),
     ],
 )

@@ -137,7 +137,7 @@ CASES: list[tuple[Any, dict[str, Any], str]] = [
     (partial(Saving, levels, False), {}, "its state_dict() lacks something"),
     (partial(Ten, levels), {"fresh_at_checkpoints": True}, ""),
     (Vector(partial(Ten, levels)), {"fresh_at_checkpoints": True}, ""),
-    (Numbered, {"fresh_at_checkpoints": True}, "something outlives an environment"),
+    (Numbered, {"fresh_at_checkpoints": True}, "it leaves something in its class"),
     (partial(Ten, levels), {"frame_stack": 2, "reward_clip": "abs_one"}, KEEPS),
     (partial(Saving, levels), {"frame_stack": 2, "observe_last": True}, ""),
     (partial(Masked, levels), {}, KEEPS),
@@ -172,7 +172,7 @@ def test_a_check_that_a_limit_ends_says_so(monkeypatch: pytest.MonkeyPatch, limi
     said: list[str] = []
     assert unrepeatable(of(partial(Ten, levels)), say=said.append) == ""
     assert said == [
-        "resumes are taken for exact after 2 of 464 steps, since a step of given is slow; "
+        "resumes seem exact after a check of 2 steps, not 464, since a step of given is slow; "
         "quintet check-env checks more"
     ]
 
@@ -180,7 +180,7 @@ def test_a_check_that_a_limit_ends_says_so(monkeypatch: pytest.MonkeyPatch, limi
 def test_the_note_is_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeating, "_MOST_S", -1.0)
     quintet.train("ppo", Ten, 128, run_dir=tmp_path, config=SMALL)
-    assert "resumes are taken for exact after 2 of 464" in (tmp_path / "log.txt").read_text()
+    assert "resumes seem exact after a check of 2 steps" in (tmp_path / "log.txt").read_text()
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Taxi-v4", "Pendulum-v1", "Blackjack-v1"])
@@ -189,7 +189,7 @@ def test_environments_of_gymnasium_repeat(env_id: str) -> None:
 
 
 def test_a_vector_environment_that_is_given_is_the_only_one() -> None:
-    assert "is the only one" in unrepeatable(of(vector_of(Ten, 2)))
+    assert "can't be made again" in unrepeatable(of(vector_of(Ten, 2)))
     assert unrepeatable(of(SyncVectorEnv([Ten] * 2))) == "", "its makers make others"
 
 

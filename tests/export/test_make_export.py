@@ -51,7 +51,7 @@ def test_an_export_with_other_weights_is_not_written(policy, tmp_path, monkeypat
     other = programs.traced(whole)
     monkeypatch.setattr(programs, "traced", lambda _: other)
     with pytest.raises(
-        ExportError, match=r"answer as its policy, got others: .*'params' differs by .*nothing was"
+        ExportError, match=r"answer as its policy does, but .*'params' differs by .*nothing was"
     ):
         in_torch(policy, tmp_path / "out")
     assert not list(tmp_path.iterdir())

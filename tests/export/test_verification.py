@@ -199,11 +199,11 @@ FORGED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "further": (lambda f: edited(f, "policy.json", lambda x: x.update(more=1)), "more: "),
     "escapes": (
         lambda f: edited(f, "policy.json", lambda x: x["env"].update(id="\x1b[2J")),
-        "env.id: texts must have printable characters alone",
+        "env.id: texts must have only printable characters",
     ),
     "escapes in a name": (
         lambda f: edited(f, "policy.json", lambda x: x["versions"].update({"\x1b[2J": "1"})),
-        "texts must have printable characters alone",
+        "texts must have only printable characters",
     ),
     "no action": (
         lambda f: edited(f, "policy.json", lambda x: x.update(outputs=x["outputs"][2:])),
@@ -419,7 +419,10 @@ def in_numpy(*nodes: tuple[Any, ...], **constants: Any) -> Callable[[Path], None
     return change
 
 
-MEMORY, TIME = "must take at most 60 s and 2 GiB, got more", "must take at most 2 s and 2 GiB, got"
+MEMORY, TIME = (
+    "must take at most 60 s and 2 GiB, got more",
+    "must take at most 2 s and 2 GiB, but had",
+)
 HELD = "must hold the steps"
 SIDE = 4000
 WIDE = np.zeros((SIDE, 1), np.float32)

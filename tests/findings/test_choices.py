@@ -1,5 +1,6 @@
 """Doubts about automatic choices: each where it is planted, and not where it is absent."""
 
+import re
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -85,15 +86,15 @@ def test_a_picture_that_an_mlp_reads(space: spaces.Space, option: str):
     told = one(before(spaces.Dict({"board": space, "x": FLOATS})), "encoder")
     assert told.startswith("observation 'board' (")
     assert option in told
-    assert "numbers without places by mlp" in told
+    assert re.search(r"mlp reads [\d,]+ numbers without their positions", told)
 
 
 @pytest.mark.parametrize(
     ("picture", "beside", "option"),
     [
-        ((84, 84, 4), (10, 10, 4), "nature_cnn: --model.encoder small_cnn reads it"),
-        ((10, 10, 4), (8, 8), "small_cnn: give it as [H, W, C], and --model.encoder small_cnn"),
-        ((84, 84, 4), (8, 8), "nature_cnn: give it as [H, W, C], and --model.encoder small_cnn"),
+        ((84, 84, 4), (10, 10, 4), "nature_cnn .*: --model.encoder small_cnn reads it"),
+        ((10, 10, 4), (8, 8), "small_cnn .*: give it as .*, which --model.encoder small_cnn"),
+        ((84, 84, 4), (8, 8), "nature_cnn .*: give it as .*, which --model.encoder small_cnn"),
     ],
 )
 def test_a_picture_that_is_flattened_beside_another(
@@ -102,7 +103,7 @@ def test_a_picture_that_is_flattened_beside_another(
     both = {"a": spaces.Box(0, 255, picture, np.uint8), "b": spaces.Box(0, 255, beside, np.uint8)}
     told = one(before(spaces.Dict(both)), "encoder")
     assert told.startswith("observation 'b' (")
-    assert option in told
+    assert re.search(option, told)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,7 @@ def test_observations_of_a_large_scale():
     both = spaces.Dict({"price": spaces.Box(-1.0, 1.0, (1,)), "stock": INTS})
     told = one(during(seen(both, scale=500.0)), "observation_scale")
     assert "observation 'stock' reaches the network in numbers of size" in told
-    assert "others of size 1 (root" in told  # of the price, which is normalised
+    assert "others have size 1 (root" in told  # of the price, which is normalised
     assert "give it as float32" in told
 
 
@@ -158,7 +159,7 @@ def test_observations_of_a_usual_scale():
 @pytest.mark.parametrize(("size", "shown"), [(2e4, "20,000"), (1e-5, "1e-05")])
 def test_rewards_that_are_not_scaled(size: float, shown: str):
     told = one(during(seen(reward=size), Learning(scaling="do this")), "reward_size")
-    assert f"a size of {shown} (root mean square of 2,000" in told
+    assert f"a size of {shown} (root mean square of the 2,000" in told
     assert told.endswith(": do this")
     assert during(seen(reward=size), Learning()) == []  # they are scaled
 

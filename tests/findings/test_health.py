@@ -73,8 +73,13 @@ def test_nothing_is_known_without_evidence() -> None:
         (0, {"policy/kl": 6e-8, "policy/clip_frac": 0.6}, "doubtful", "clipped share 0.6"),
         (1, {"value/explained_variance": 0.0}, "not known yet", "explained variance 0 below 0.1"),
         (1, {"value/explained_variance": -0.1}, "doubtful", "explained variance -0.1 below 0: no"),
-        (1, {"updates": 199.0}, "not known yet", "199 of 200 updates"),
-        (1, {"updates": 199.0, "value/explained_variance": -0.1}, "not known yet", "199 of 200"),
+        (1, {"updates": 199.0}, "not known yet", "199 of the 200 updates"),
+        (
+            1,
+            {"updates": 199.0, "value/explained_variance": -0.1},
+            "not known yet",
+            "199 of the 200",
+        ),
         (2, {"normalizer/observation_unlike_frac": 0.4}, "not known yet", "unlike share 0.4 above"),
     ],
 )
@@ -144,7 +149,7 @@ def test_the_dashboard_shows_the_states() -> None:
     text = " ".join(shown.get().split())
     for part in (
         "health policy doubtful: KL 0.09 above 0.06: it is too fast",
-        "value function not known yet: 10 of 200 updates that it takes",
+        "value function not known yet: 10 of the 200 updates that this takes",
         "normalizers reliable: unlike share 0",
     ):
         assert part in text

@@ -262,7 +262,7 @@ def test_policies_of_a_population_are_told_together():
     summary = RunSummary(Path("runs/a"), "finished", options=options, reports=rows)
     (found,) = examine_runs([summary]).values()
     (stays,) = [each for each in found if each.name == "not-learning"]
-    assert stays.said.endswith("(in 3 of 3 policies, the first is 0)")
+    assert stays.said.endswith("(in 3 of 3 policies, most of all in policy 0)")
 
 
 def test_seeds_of_one_group_are_compared():

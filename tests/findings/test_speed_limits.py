@@ -102,14 +102,14 @@ WHOLE: list[tuple[Load, dict[str, Any], str]] = [
     (
         STEPPING,
         {"faster": ABSENT},
-        "Environments limit the speed: 60% of the time the update waits, while the workers step "
+        "Environments limit the speed: the update waits 60% of its time, while the workers step "
         "CartPole-v1 (gymnasium) for 70% of theirs. EnvPool, if it has this id in C++ (see quintet "
         "envs) or more workers (--runtime.num-workers above 2) would help.",
     ),
     (
         ANSWERS,
         SERVED,
-        "The way to the inference server limits the speed: 60% of the time the update waits, while "
+        "The way to the inference server limits the speed: the update waits 60% of its time, while "
         "the workers wait for actions for 75% of theirs; the server acts for 20%. Acting in "
         "the workers (--runtime.inference local) or larger groups (--env.streams-per-group "
         "above 2) would help.",
@@ -195,7 +195,7 @@ ADVICE: list[tuple[Load, dict[str, Any], tuple[str, ...]]] = [
     (alone("evaluation"), {}, ("--eval.episodes below 10",)),
     (alone("evaluation"), {"eval_episodes": 1}, ("!--eval.episodes",)),
     (alone("checkpoint"), {}, ("--checkpoint.interval-iterations",)),
-    (alone("waiting"), {}, ("waits for other processes",)),
+    (alone("waiting"), {}, ("of its time for other processes",)),
     (alone("other"), {}, ("Fewer --report.sinks",)),
     (alone("other"), {"sinks": False}, (". A faster machine would help.",)),
     (alone("other"), {"report_interval_s": 0.0}, ("leave --report.interval-s out, it is 0",)),
@@ -215,7 +215,11 @@ ADVICE: list[tuple[Load, dict[str, Any], tuple[str, ...]]] = [
     (LEARNER, NET | {"device": "cuda"}, (" Larger batches (--batch-unrolls 48) would help.",)),
     (LEARNER._replace(learner={"evaluation": 0.7, "learning": 0.3}), {}, ("Evaluation limits",)),
     # the update waits
-    (Load({"waiting": 0.9, "learning": 0.1}), {}, ("Sampling limits the speed: 90%",)),
+    (
+        Load({"waiting": 0.9, "learning": 0.1}),
+        {},
+        ("Sampling limits the speed: the update waits 90%",),
+    ),
     (STEPPING, OWN, ("A faster step() of it, or a function that makes",)),
     (STEPPING, POOL | {"used": BUSY}, (" More CPU cores would help.",)),
     (STEPPING, POOL | {"auto_env_threads": 4}, (" 4 threads a pool (leave --env.", "or more work")),
@@ -290,7 +294,7 @@ def test_workers_that_make_environments_again() -> None:
     worker = {"making": 0.6, "stepping": 0.1, "acting": 0.1, "waiting": 0.2}
     now = Load({"learning": 0.1, "waiting": 0.9}, {"worker/0": worker, "worker/1": worker})  # type: ignore[dict-item]
     text = said(now, {})
-    assert "limits the speed: 90% of the time the update waits, while the workers make" in text
+    assert "limits the speed: the update waits 90% of its time, while the workers make" in text
     assert "again for 60% of theirs. A constructor and a first reset() that take less" in text
     assert "exact checkpoints" in text
     assert "exact checkpoints" not in said(now, {"kind": "async"})
@@ -383,7 +387,7 @@ def test_the_slowest_worker_is_the_one_that_is_waited_for() -> None:
     slow, quick = {"stepping": 0.98, "waiting": 0.02}, {"stepping": 0.3, "waiting": 0.7}
     beside = {"worker/0": slow, "worker/1": quick, "worker/2": quick}
     text = limit(Load({"learning": 0.7, "waiting": 0.3}, beside), WORKERS)  # type: ignore[arg-type]
-    assert text.startswith("Environments limit the speed: 30% of the time the update waits")
+    assert text.startswith("Environments limit the speed: the update waits 30% of its time")
 
 
 def require_whole(text: str, *ends: str) -> None:

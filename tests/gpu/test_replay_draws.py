@@ -111,7 +111,7 @@ def test_what_does_not_fit_stays_on_the_cpu_or_is_refused() -> None:
         with mock.patch.object(torch.cuda, "mem_get_info", return_value=(1000, 2000)):
             if must:
                 with pytest.raises(
-                    ConfigError, match=r"replay_device=learner must have .* MiB in 50%"
+                    ConfigError, match=r"replay_device=learner must fit .* MiB into 50%"
                 ):
                     source.collect([0])
                 continue

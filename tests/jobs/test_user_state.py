@@ -102,7 +102,9 @@ def test_what_can_not_be_sent_is_named_where_an_environment_can_not_be_made(tmp_
             return EndlessPay()
 
     gymnasium.register("Held-v0", entry_point=held)
-    words = r"in the function that makes it.* lacks what .* the registration of Held-v0 \(TypeError"
+    words = (
+        r"in the function that makes it.* this one lacks: .*the registration of Held-v0 \(TypeError"
+    )
     with pytest.raises(ConfigError, match=words):
         quintet.train("ppo", lambda: gymnasium.make("Held-v0"), 64, 3, tmp_path, SMALL)
 

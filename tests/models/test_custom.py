@@ -379,7 +379,7 @@ def test_a_function_makes_a_new_module_at_every_call():
 
 def test_a_class_whose_name_stands_for_another_one(monkeypatch):
     renamed = type("Good", (nn.Module,), {"__module__": "test_custom"})
-    with pytest.raises(ConfigError, match="the function or class that its name stands for"):
+    with pytest.raises(ConfigError, match="a function or class that can be found by its name"):
         encoder_name(renamed)
 
 

@@ -396,7 +396,7 @@ def test_an_activation_that_it_has_not_is_refused():
     config = ModelConfig(activation="tanh")
     found = idle(config, Facts(**network_facts(config, GRID)), "model.")
     assert found["activation"].needs.startswith(
-        "an mlp or an encoder of your own, film_grid has relu"
+        "an mlp or an encoder of your own (film_grid has relu"
     )
 
 

@@ -276,7 +276,9 @@ def test_each_process_has_a_line() -> None:
     server = lines[begin + 3]
     assert server.startswith("server     ")
     assert server.endswith("░ waiting 75%  ▓ acting 25%")
-    assert lines[begin + 4].startswith("limit      Environments limit the speed: 62% of the time")
+    assert lines[begin + 4].startswith(
+        "limit      Environments limit the speed: the update waits 62%"
+    )
 
 
 def test_many_workers_are_told_together() -> None:

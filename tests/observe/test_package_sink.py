@@ -119,7 +119,7 @@ def test_a_sink_that_hangs_is_left(tmp_path, where, monkeypatch, capsys):
     assert time.monotonic() - begun < 30
     assert "has not ended after" in capsys.readouterr().err
     if where == "open":
-        assert said == ["the sink mine takes less than the run writes, so some of it is dropped; "
+        assert said == ["the sink mine is slower than the run writes, so some reports are dropped; "
                         "the run goes on"]  # fmt: skip
     hung.set()
 

@@ -75,7 +75,9 @@ def test_the_encoder_says_what_is_a_picture():
     for encoder in ("mlp", "impala_cnn"):
         values, _ = resolved(normalize_pictures=True, model__encoder=encoder)
         assert values["normalize_pictures"]
-    with pytest.raises(ConfigError, match=r"a picture that model\.encoder=torch\.nn:Linear is"):
+    with pytest.raises(
+        ConfigError, match=r"an observation that model\.encoder=torch\.nn:Linear reads"
+    ):
         resolved(normalize_pictures=True, model__encoder="torch.nn:Linear")
 
 
@@ -99,7 +101,7 @@ def test_what_a_preset_set_is_dropped_and_told(monkeypatch):
     values, sources = resolved("impala")
     assert (values["normalize_observations"], values["observation_clip"]) == (False, 5.0)
     for name in ("normalize_observations", "observation_clip"):
-        assert sources[name] == "default (that of preset pixels has no effect here)"
+        assert sources[name] == "default (the value of preset pixels has no effect here)"
     values, sources = resolved("impala", speed=True)
     assert (values["normalize_observations"], values["observation_clip"]) == (True, 3.0)
     assert sources["observation_clip"] == "preset pixels"
@@ -162,14 +164,14 @@ def test_a_preset_leaves_nothing_idle_behind_where_the_network_is_the_user_s(
     monkeypatch.setattr("quintet.options.saved.preset_layers", with_more)
     values, sources = resolved(**{"preset": "grid", "speed": True, **own})
     assert values[f"model.{idle}"] is False
-    assert sources[f"model.{idle}"] == "default (that of preset grid has no effect here)"
+    assert sources[f"model.{idle}"] == "default (the value of preset grid has no effect here)"
     # Who sets such an option learns what it needs.
     with pytest.raises(ConfigError, match=rf"{idle}=True has no effect without a"):
         resolved(**{"preset": "grid", "speed": True, **own, f"model__{idle}": True})
 
 
 def test_arguments_of_an_encoder_that_takes_none_are_refused():
-    says = r"encoder_kwargs=.* without film_grid, small_cnn or an encoder of your own, model.enc"
+    says = r"encoder_kwargs=.* without film_grid, small_cnn or an encoder of your own \(model.enc"
     with pytest.raises(ConfigError, match=says):
         resolved(model__encoder="mlp", model__encoder_kwargs={"film_blocks": 3})
 

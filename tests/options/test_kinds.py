@@ -206,7 +206,7 @@ def test_an_environment_that_cannot_be_made_is_told_with_all_other_faults():
 def test_what_a_preset_sets_and_the_user_s_options_leave_idle_is_dropped_and_told():
     loaded = load("HalfCheetah-v4", num_epochs=1)
     assert loaded.config.learner.refresh_advantages == "once"
-    said = "default (that of preset HalfCheetah-* has no effect here)"
+    said = "default (the value of preset HalfCheetah-* has no effect here)"
     assert loaded.sources["refresh_advantages"] == said
     assert loaded.sources["normalize_advantage"] == "preset HalfCheetah-*"
     # which may make another option of effect that was idle beside it
@@ -313,7 +313,7 @@ def test_what_a_preset_sets_for_other_spaces_is_dropped_and_told(capsys):
     assert main(["config", "ppo", "--env", "CartPole-v1", "--preset", "tf_agents_base"]) == 0
     lines = [line.split(maxsplit=3) for line in capsys.readouterr().out.splitlines()]
     told = {line[0]: line[1:] for line in lines}
-    source = "default (that of preset tf_agents_base has no effect here)"
+    source = "default (the value of preset tf_agents_base has no effect here)"
     assert told["model.action_bounds:"] == ["clip", "#", source]
 
 

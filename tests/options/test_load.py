@@ -262,7 +262,7 @@ def test_options_that_do_not_go_with_those_of_a_run_name_its_folder(tmp_path):
             load_config("ppo", [], Layer("command line", given))
         said = str(raised.value)
         assert "holds a run of another configuration" in said
-        assert "env.num_streams: the run has 32, asked is 16" in said
+        assert "env.num_streams: the run has 32, this command has 16" in said
         assert "streams_per_group must divide" in said
     save_run(tmp_path, {"runtime.kind": "async"})
     for wrong, says in (
@@ -292,9 +292,9 @@ def test_a_run_of_another_configuration_is_refused_with_the_differences(tmp_path
         load_config("ppo", [], Layer("command line", asked))
     said = str(raised.value)
     assert "holds a run of another configuration" in said
-    assert "  - env.id: the run has 'CartPole-v1', asked is 'Acrobot-v1'" in said
-    assert "  - gamma: the run has 0.9, asked is 0.8" in said
-    assert "  - seed: the run has 0, asked is 3" in said
+    assert "  - env.id: the run has 'CartPole-v1', this command has 'Acrobot-v1'" in said
+    assert "  - gamma: the run has 0.9, this command has 0.8" in said
+    assert "  - seed: the run has 0, this command has 3" in said
     assert said.count("  - ") == 3
     assert "\ngive another --run-dir" in said
     assert sorted(tmp_path.rglob("*")) == before
@@ -303,7 +303,7 @@ def test_a_run_of_another_configuration_is_refused_with_the_differences(tmp_path
 def test_differences_in_a_file_count_like_those_on_the_command_line(tmp_path):
     save_run(tmp_path, {"gamma": 0.9})
     command = Layer("command line", {**CARTPOLE, "run_dir": str(tmp_path)})
-    with pytest.raises(ConfigError, match=r"gamma: the run has 0\.9, asked is 0\.8"):
+    with pytest.raises(ConfigError, match=r"gamma: the run has 0\.9, this command has 0\.8"):
         load_config("ppo", [Layer("file f", {"gamma": 0.8})], command)
     load_config("ppo", [Layer("file f", {"gamma": 0.9})], command)
 

@@ -435,7 +435,9 @@ def test_options_of_its_own(bandit):
         quintet.evaluate(bandit, FinitePay, env_options={"backend": "envpool"})
     with pytest.raises(ConfigError, match=r"valid options of a run: env.success: "):
         quintet.evaluate(bandit, env_options={"success": "sometimes"})
-    with pytest.raises(ConfigError, match=r"must be made with the arguments \{'nonsense': 1\}"):
+    with pytest.raises(
+        ConfigError, match=r"must make an environment from the arguments \{'nonsense': 1\}"
+    ):
         quintet.evaluate(bandit, env_options={"kwargs": {"nonsense": 1}})
 
 

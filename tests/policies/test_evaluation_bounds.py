@@ -184,7 +184,7 @@ def test_scores_of_episodes_that_were_cut_earlier_are_not_compared(tmp_path, mon
     best = checkpoint.read(tmp_path / "best").meta
     assert (best["best"], best["best_cut_at"]) == (-100.0, 100)
     said = (tmp_path / "log.txt").read_text()
-    assert said.count("the best score so far was of episodes cut after 10 steps") == 1
+    assert said.count("the best score so far is of episodes cut after 10 steps") == 1
 
 
 def test_a_policy_that_ends_earlier_than_the_bound_is_compared(tmp_path, monkeypatch):

@@ -316,7 +316,7 @@ def test_what_means_the_same_is_taken(parts, given):
         ("x", np.array([1j]), "got dtype complex128"),
         ("x", np.array(["a"]), "got dtype <U1"),
         ("x", np.array([None]), "got dtype object"),
-        ("x", [[1.0], [1.0, 2.0]], "got what makes no array"),
+        ("x", [[1.0], [1.0, 2.0]], "got something that can't be an array"),
     ],
 )
 def test_observations_of_wrong_numbers_are_refused(parts, leaf, wrong, says):
@@ -327,9 +327,11 @@ def test_observations_of_wrong_numbers_are_refused(parts, leaf, wrong, says):
 def test_batches_of_several_sizes_are_refused(parts):
     batch = {name: np.stack([x] * 3) for name, x in GOOD.items()}
     assert parts.act(batch)[0].shape == (3,)
-    with pytest.raises(QuintetError, match=r"as many in every leaf, got .*'x': 2"):
+    with pytest.raises(
+        QuintetError, match=r"the same number, at least 1, in every leaf, got .*'x': 2"
+    ):
         parts.act(batch | {"x": np.zeros((2, 1), np.float32)})
-    with pytest.raises(QuintetError, match="a batch of at least one"):
+    with pytest.raises(QuintetError, match="a batch with the same number, at least 1"):
         parts.act({name: x[:0] for name, x in batch.items()})
 
 

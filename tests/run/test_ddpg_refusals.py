@@ -113,7 +113,7 @@ def test_a_capacity_that_does_not_fit_in_memory(
 
 
 UNKNOWN, ALONE, ONCE = "is none of these", "must stand alone", "may stand in it once"
-FAR = "is to move actions by more than 1"
+FAR = "would move actions by more than 1"
 MISTAKES = {
     "nothing": ("", "", UNKNOWN),
     "only commas": (",", "", UNKNOWN),

@@ -186,7 +186,7 @@ def test_the_best_is_chosen_by_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"checkpoint__best_by": "env/x"}, r"best_by=env/x must be of a number in env.metrics"),
+        ({"checkpoint__best_by": "env/x"}, r"best_by=env/x must name a number in env.metrics"),
         ({"checkpoint__best_by": "loss/total"}, "must be a metric of evaluations, got loss/total"),
         (
             {"env__metrics": "x", "checkpoint__best_by": "-env/x"},
@@ -204,7 +204,9 @@ def test_a_key_that_no_episode_has_is_told(tmp_path: Path) -> None:
     run_helpers.run(tmp_path, 256, Paid, env__metrics="gain, never:sum")
     assert run_helpers.log(tmp_path).count("got never, which none of the first") == 1
     options = {"population__size": 2, "population__objective": "env/never"}
-    with pytest.raises(ConfigError, match=r"got never, which none .* env/never is what is chosen"):
+    with pytest.raises(
+        ConfigError, match=r"got never, which none .* policies are chosen by env/never"
+    ):
         run_helpers.run(tmp_path / "chosen", 512, Paid, env__metrics="never", **options)
     result = run_helpers.run(tmp_path / "e", 64, Paid)
     with pytest.raises(ConfigError, match="never, which none of 3 episodes had"):
@@ -234,9 +236,7 @@ def test_a_minus_means_that_less_is_better() -> None:
     assert describe("eval/env/cost") is not None
     env = EnvConfig(id="x", metrics="cost:sum")
     assert number_fault("--metric", "-env/cost", env) == ""
-    assert "--metric=-eval/env/y must be of a number" in number_fault(
-        "--metric", "-eval/env/y", env
-    )
+    assert "--metric=-eval/env/y must name a number" in number_fault("--metric", "-eval/env/y", env)
     words = ["--metric", "-env/cost", "-a/b", "--x=1", "-c/d", "--trials", "-3"]
     assert _with_minus(words) == ["--metric=-env/cost", "-a/b", "--x=1", "-c/d", "--trials", "-3"]
 
@@ -253,7 +253,7 @@ def test_a_race_goes_by_them() -> None:
     )
     assert leg._values(scores, "-env/cost") == [-1.0, -3.0]
     assert leg._values(scores, "eval/return_mean") == [1.0, 1.0, 1.0]
-    with pytest.raises(ConfigError, match="got env/y, and 3 episodes with cost"):
+    with pytest.raises(ConfigError, match="got env/y, but 3 episodes reported cost"):
         leg._values(scores, "env/y")
     with pytest.raises(ConfigError, match="--metric of a race must be"):
         replace(Asked(10.0, ()), layers=(quintet_layer("eval/entropy"),)).require()

@@ -120,7 +120,7 @@ def test_a_checkpoint_of_another_run_is_not_gone_on_from(half, copy, tmp_path):
     ):
         run(folder)
     shutil.rmtree(folder / "checkpoints/000000013")
-    with pytest.raises(ConfigError, match=r"gamma: the run has 0\.5, asked is 0\.99"):
+    with pytest.raises(ConfigError, match=r"gamma: the run has 0\.5, this command has 0\.99"):
         run(folder, gamma=0.99)
 
 
@@ -452,11 +452,11 @@ def test_a_finished_run_misses_its_newest_checkpoint(whole, copy, capsys):
     steps = json.loads((before / "meta.json").read_text())["env_steps"]
     capsys.readouterr()
     quintet.load(folder)
-    gone = f"had a checkpoint of {TOTAL:,} env_steps, with which the run was finished; it is gone"
-    assert f"{gone}, and the newest one is of {steps:,}" in capsys.readouterr().err
+    gone = f"was finished with a checkpoint of {TOTAL:,} env_steps, which is gone; the newest"
+    assert f"{gone} checkpoint that is left has {steps:,}" in capsys.readouterr().err
     run(folder)
     said = capsys.readouterr()
-    assert f"{gone}, and the newest one is of {steps:,}" in said.out + said.err
+    assert f"{gone} checkpoint that is left has {steps:,}" in said.out + said.err
     quintet.load(folder)
     assert "gone" not in capsys.readouterr().err
 

@@ -67,7 +67,7 @@ def test_a_schedule_and_a_model_without_names(algo, tmp_path):
     with pytest.raises(ConfigError, match=r"function again as lr_schedule= of quintet.train"):
         quintet.train(algo, TOY, 320, 0, tmp_path, model=own["model"])
     with pytest.raises(
-        ConfigError, match=r"lr_schedule: the run has .*<lambda>>', asked is 'linear'"
+        ConfigError, match=r"lr_schedule: the run has .*<lambda>>', this command has 'linear'"
     ):
         quintet.train(algo, TOY, 320, 0, tmp_path, {"lr_schedule": "linear"}, model=own["model"])
     quintet.train(algo, TOY, 320, 0, tmp_path, **own)
@@ -169,7 +169,7 @@ def test_a_schedule_of_rates_is_told(tmp_path, population):
         ({"lr_schedule": lambda done: -1.0}, "finite number of at least 0, got -1"),
         (
             {"lr_schedule": quarter, "config": {"lr_schedule": "linear"}},
-            "lr_schedule must be left to the lr_schedule that is given",
+            "lr_schedule must be what the given lr_schedule says",
         ),
     ],
 )

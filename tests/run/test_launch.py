@@ -160,7 +160,7 @@ def test_a_model_of_ones_own_is_short_for_its_import_string(tmp_path):
     assert any("linear" in name for name in weights(short))
     saved = yaml.safe_load((tmp_path / "a/config.yaml").read_text())
     assert saved["model.encoder"] == f"{__name__}:Halves"
-    with pytest.raises(ConfigError, match=r"model.encoder must be left to the model that is given"):
+    with pytest.raises(ConfigError, match=r"model.encoder must be what the given model says"):
         quintet.train("ppo", TOY, 128, 0, tmp_path, config | {"model.encoder": "mlp"}, model=Halves)
     with pytest.raises(ConfigError, match="must be a class of torch"):
         quintet.train("ppo", TOY, 128, 0, tmp_path, config, model=Halves({}))
@@ -169,9 +169,7 @@ def test_a_model_of_ones_own_is_short_for_its_import_string(tmp_path):
 def test_options_that_an_argument_names_otherwise_are_refused(tmp_path):
     for given, name in (({"seed": 1}, "seed"), ({"total_steps": 64}, "total_env_steps")):
         config = SMALL | {"seed": 0, "total_env_steps": 128}
-        with pytest.raises(
-            ConfigError, match=f"^{name} must be left to the argument that is given"
-        ):
+        with pytest.raises(ConfigError, match=f"^{name} must be what the given argument says"):
             quintet.train("ppo", TOY, run_dir=tmp_path / "run", config=config, **given)
     same = SMALL | {"run_dir": str(tmp_path / "run"), "total_env_steps": 128}
     assert (

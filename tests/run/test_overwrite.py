@@ -163,7 +163,7 @@ def test_config_shows_other_options_than_those_of_a_run_in_the_default_folder(fo
     assert cli.main(command) == 0
     out, err = capsys.readouterr()
     assert "gamma: 0.99 " in out
-    assert "this is the configuration of a new one; for that of the run add --run-dir runs" in err
+    assert "this is the configuration of a new run; add --run-dir runs" in err
     assert cli.main([*command, "--preset", "none", "--gamma", "0.8"]) == 0
     assert "gamma: 0.8 " in capsys.readouterr().out
     place = ["--run-dir", f"runs/{run.name}"]
@@ -207,7 +207,7 @@ def test_a_run_without_a_checkpoint_makes_room_for_other_options(folder):
     with pytest.raises(EnvironmentFault, match="to be mended"):
         attempt(20, 0.8)  # after its first update
     assert [path.name for path in folder.iterdir()] == ["run"]
-    with pytest.raises(ConfigError, match=r"gamma: the run has 0\.8, asked is 0\.7"):
+    with pytest.raises(ConfigError, match=r"gamma: the run has 0\.8, this command has 0\.7"):
         attempt(10**6, 0.7)
     shutil.rmtree(run / "checkpoints")
     (run / "metrics.jsonl").write_text("{}\n")  # a report, which is kept

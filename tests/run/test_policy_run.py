@@ -216,12 +216,12 @@ def test_other_policies_than_those_of_the_folder_are_refused(whole, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(whole("serial"), folder)
     for policies in (1, 3):
-        says = f"population.size: the run has 2, asked is {policies}"
+        says = f"population.size: the run has 2, this command has {policies}"
         with pytest.raises(ConfigError, match=says):
             run(folder, 2 * TOTAL, policies=policies, **KINDS["serial"])
     alone = tmp_path / "alone"
     run(alone, 256, policies=1, **KINDS["serial"])
-    with pytest.raises(ConfigError, match=r"population\.size: the run has 1, asked is 2"):
+    with pytest.raises(ConfigError, match=r"population\.size: the run has 1, this command has 2"):
         run(alone, 512, **KINDS["serial"])
 
 

@@ -227,5 +227,7 @@ def test_it_is_told_which_policies_have_no_objective(tmp_path: Path) -> None:
         policies[1].record.since = 100  # it became a copy
         consider(460, None, None)
         policies[1].record.since = 0
-    rest = "episode/return_mean of 20 episodes yet, until then neither copied nor replaced"
-    assert said == [f"policies without {rest}: {who}" for who in ("1", "0, 1", "0")]
+    rest = (
+        "have no episode/return_mean of 20 episodes yet; until they have, they are neither copied"
+    )
+    assert said == [f"policies {who} {rest} nor replaced" for who in ("1", "0, 1", "0")]

@@ -181,7 +181,9 @@ def test_a_fixed_number_is_drawn_for_every_fresh_batch(tmp_path: Path) -> None:
 
 def test_ages_of_weights_that_draws_alone_exceed_are_refused(tmp_path: Path) -> None:
     options = {"runtime.max_policy_lag": 9, "runtime.publish_interval_iterations": 2}
-    with pytest.raises(ConfigError, match=r"must be 1 where a learner with replay drops .* got 2"):
+    with pytest.raises(
+        ConfigError, match=r"must be 1 with replay and a bound of 9 updates .* got 2"
+    ):
         train(tmp_path / "run", Windows, ASYNC, options=options)
 
 

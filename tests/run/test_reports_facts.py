@@ -132,7 +132,7 @@ def test_an_old_pytorch_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(compiler.metadata, "version", lambda _, version=version: version)
         fault = compiler.too_old()
         assert (fault is None) == able
-        assert able or f"PyTorch {version} can't compile them ahead" in str(fault)
+        assert able or f"PyTorch {version} can't compile ahead of time" in str(fault)
         assert able or not machine.has_compiler()
 
 

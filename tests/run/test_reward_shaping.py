@@ -214,11 +214,11 @@ def test_a_population_tunes_them_and_a_resume_goes_on(tmp_path: Path) -> None:
         ),
         (
             {"population.tuned": ["reward_shaping.each", "reward_shaping.leap"]},
-            r"first value of reward_shaping.leap, got none or 0: .* '\{\"leap\": \.\.\.\}'",
+            r"first values for reward_shaping.leap, got none or 0: .* '\{\"leap\": \.\.\.\}'",
         ),
         (
             {"population.tuned": ["reward_shaping.right"]},
-            "first value of reward_shaping.right, got none or 0",
+            "first values for reward_shaping.right, got none or 0",
         ),
         ({"population.initial": {"reward_shaping.each": [1.0, 0.0, 2.0]}}, "that are not 0"),
     ],

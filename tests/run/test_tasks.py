@@ -129,7 +129,7 @@ class Wrong(Longer):
     ("given", "kind", "fault"),
     [
         (Lacking, ConfigError, r"got Lacking without ended, state, load: add them"),
-        (Wrong("text"), ConfigError, r"must return a dict from options, got str"),
+        (Wrong("text"), ConfigError, r"must return a dict, got str"),
         (Wrong("state"), ConfigError, r"state\(\) of env.curriculum must be dicts.*set"),
         (Wrong("ended"), ConfigError, r"raised in ended ValueError: it is lost"),
         (Wrong("type"), EnvironmentFault, r"with the options {.size.: 3} of env.curriculum"),
@@ -218,7 +218,7 @@ def test_an_environment_without_the_attribute_gets_set_task() -> None:
     [
         ("report", "gold", "set_env must name an attribute of the environments"),
         ("report", "x", "the value of set_env must be dicts"),
-        ("checkpoint", "slope", "set_env must be called by the callbacks begin"),
+        ("checkpoint", "slope", "set_env must be called in the callbacks begin"),
     ],
 )
 def test_faults_of_set_env(when: str, name: str, fault: str, tmp_path: Path) -> None:

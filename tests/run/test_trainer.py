@@ -186,7 +186,7 @@ def test_a_finished_run_goes_on_with_a_larger_budget(tmp_path):
     assert read_metrics(tmp_path) == reports
     assert [report["env_steps"] for report in reports] == [64.0 * k for k in range(1, 41)]
     said = (tmp_path / "log.txt").read_text()
-    assert "the budget was 1,280 env_steps and is 2,560 now: schedules continue as shares" in said
+    assert "the budget was 1,280 env_steps and is 2,560 now: schedules follow the share" in said
     assert "so a falling rate rises at once" in said
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["total_env_steps"] == 2 * TOTAL
     assert checkpoint.read(tmp_path / "policy").meta["version"] == 40
@@ -203,9 +203,8 @@ def test_a_falling_rate_falls_further_with_a_smaller_budget(tmp_path, monkeypatc
     run(tmp_path, TOTAL // 2, reports.append)
     assert reports[0]["optim/learning_rate"] == pytest.approx(3e-4 * 3 / 10)
     said = (tmp_path / "log.txt").read_text()
-    assert (
-        "is 640 now: schedules continue as shares of the new one, so a falling rate falls" in said
-    )
+    assert "is 640 now: schedules follow the share of the new budget that is done, so a" in said
+    assert "falling rate falls further at once" in said
 
 
 def test_fewer_steps_than_were_trained_are_refused(tmp_path, monkeypatch):

@@ -146,7 +146,7 @@ def test_the_donor_is_read_once_and_the_bytes_are_those_of_the_whole_run(donor, 
     assert checkpoint.tensor_hashes(whole) == checkpoint.tensor_hashes(resumed)
     # Left out, the saved run's own stands; another one is another run.
     run(tmp_path / "half")
-    with pytest.raises(ConfigError, match=r"init_from: .*donor', asked is '.*elsewhere'"):
+    with pytest.raises(ConfigError, match=r"init_from: .*donor', this command has '.*elsewhere'"):
         run(tmp_path / "half", init_from="elsewhere")
 
 
@@ -217,7 +217,7 @@ def test_a_part_by_the_names_of_its_tensors(donor, tmp_path, begun):
             {"init_from": "absent"},
             "init_from must be a trained policy, got none: .*absent, which does not exist",
         ),
-        ({"init_from_keys": ["core.*", "network/*"]}, r"'core\.\*' matches none of its tensors"),
+        ({"init_from_keys": ["core.*", "network/*"]}, r"'core\.\*' matches no tensor of init_from"),
         ({"init_from_keys": ["core.*"]}, "its tensors are network/encoder"),
         (
             {"init_from_keys": ["*encoder*"], "model__policy_hidden": [9]},
@@ -286,7 +286,7 @@ def test_statistics_of_another_kind_of_reward_start_fresh(donor, tmp_path, begun
     run(tmp_path / "a", init_from=str(donor.run_dir), reward_normalizer="step_std")
     assert begun[0][0]["reward_moments/count"] == 0
     said = (tmp_path / "a" / "log.txt").read_text()
-    assert "reward_moments/* start fresh: reward_normalizer is step_std, that of init_from" in said
+    assert "reward_moments/* start fresh: reward_normalizer is step_std here and" in said
     assert "a saved policy" not in said
 
 

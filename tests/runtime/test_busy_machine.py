@@ -55,7 +55,7 @@ def test_a_worker_is_judged_by_the_time_in_which_it_had_a_core(frac, silent_s):
     [
         (IMPORTING, "importing modules", "worker_timeout_s"),
         (MAKING, "making or resetting environments", "take so long to make"),
-        (COMPILING, "computing its first actions, which may be compiled", "compile off"),
+        (COMPILING, "compiling or computing its first actions", "compile off"),
         (3, "", "worker_timeout_s"),
     ],
 )

@@ -108,4 +108,4 @@ def test_entries_that_typed_options_make_equal_run_once(
         Entry("b", "ppo", {"entropy_coef": 0.5}, "another"),
     ]
     assert [each.entry.name for each in candidates.able(asked, entries, print)] == ["a", "b"]
-    assert capsys.readouterr().out == "far is left out: it has the options of a\n"
+    assert capsys.readouterr().out == "far is left out: its options are those of a\n"

@@ -223,7 +223,7 @@ def test_the_worst_fall_out_and_the_best_one_s_run_is_that_of_the_folder(
     assert "this race is finished" in capsys.readouterr().out
     assert len(fake.legs) == 7
     assert cli.main(command(folder, "--jobs", "1", "--gamma", "0.9")) == 2
-    assert "gamma: the race has None, asked is 0.9" in capsys.readouterr().err
+    assert "gamma: the race has None, this command has 0.9" in capsys.readouterr().err
 
 
 def test_who_cannot_go_on_in_the_time_left_falls_out_before_others(
@@ -345,7 +345,7 @@ def test_the_default_does_not_fall_out_before_it_had_as_many_env_steps(
         row["entry"]: int(row["env_steps"]) for row in table(tmp_path / "a") if row["rung"] == "1"
     }
     if how == "trains on":
-        assert re.search(r"slow trains on to [\d,]+ env_steps, as the others have had\n", said)
+        assert re.search(r"slow trains on to [\d,]+ env_steps, as many as others had\n", said)
         assert legs == [*NAMES, "slow", "good", "bad", "good"]
         assert had["slow"] > 0.9 * had["good"]
     elif how == "stays too":
@@ -487,7 +487,7 @@ def test_if_all_entries_fail_the_first_reason_is_told(
     fake.broken = NAMES
     assert cli.main(command(tmp_path / "a", "--jobs", "2")) == 1
     said = capsys.readouterr().err
-    assert "no candidate trained; the first reason, of slow: the environment broke" in said
+    assert "no candidate trained; the reason of slow was: the environment broke" in said
     assert cli.main(command(tmp_path / "a", "--jobs", "2")) == 1
 
 
@@ -504,7 +504,7 @@ def test_if_the_last_entries_fail_the_best_policy_so_far_is_named(
     monkeypatch.setattr(group, "run_all", fails_at_the_end)
     assert cli.main(command(tmp_path / "a", "--jobs", "1")) == 1
     said = capsys.readouterr().err
-    assert "no candidate trained to the end; the reason, of good: the environment broke" in said
+    assert "no candidate trained to the end; the reason of good was: the environment broke" in said
     assert "the best policy so far is that of good, with 9 [8, 10] (greedy): quintet eval " in said
     assert str(tmp_path / "a" / "race" / "good") in said
 
@@ -555,7 +555,7 @@ def test_a_race_without_time_for_any_entry_ends_with_the_default_s_policy(
     assert sum(patient) == 1
     assert patient[-1]
     said = capsys.readouterr().out
-    assert f"{NAMES[0]} trains alone, as long as a batch takes" in said
+    assert f"{NAMES[0]} trains alone, until it has learned from a batch" in said
     assert f"this race is finished: {NAMES[0]} won" in said
     assert (tmp_path / "a" / "policy").is_dir()
 
@@ -567,8 +567,8 @@ def test_in_a_slow_environment_the_default_trains_alone_from_the_start(
     assert cli.main(command(tmp_path / "a", "--jobs", "2")) == 0
     assert [name for name, _ in fake.legs] == [NAMES[0]]
     said = capsys.readouterr().out
-    assert f"{NAMES[0]} trains alone, and takes longer than that: the environment is slow" in said
-    assert "one batch and an evaluation takes about 8.3 minutes" in said
+    assert f"{NAMES[0]} trains alone: the environment is slow" in said
+    assert "one batch and an evaluation take about 8.3 minutes, more than is left" in said
 
 
 def test_the_environment_is_made_once_for_the_spaces_of_all_entries(
@@ -721,7 +721,7 @@ def test_a_killed_race_goes_on(tmp_path: Path) -> None:
     words = command(tmp_path / "a", minutes="0.8")
     with begin(["-m", "quintet", *words]) as process:
         for line in process.stdout:
-            if ": to the end" in line or "round 1" in line.split("] ")[-1][:8]:
+            if ": the last " in line or "round 1" in line.split("] ")[-1][:8]:
                 break
         process.kill()
     before = json.loads((tmp_path / "a" / "race" / "race.json").read_text())

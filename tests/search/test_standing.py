@@ -39,7 +39,7 @@ def test_of_equal_entries_each_learner_stays_with_one() -> None:
     c, d = runner("c", [0.0], algo="acer"), runner("d", [0.0], algo="acer")
     assert order(a, b, c, d) == ["a", "c", "b", "d"]
     assert order(runner("e", [1.0]), a, c, d) == ["e", "c", "a", "d"]
-    assert standing(ranked([a, c, b]), 2).endswith("; equal scores decide nothing")
+    assert standing(ranked([a, c, b]), 2).endswith("; the order of equal scores means nothing")
     assert "equal" not in standing(ranked([runner("e", [1.0]), a]), 1)
 
 

@@ -107,7 +107,7 @@ def test_trials_come_back_with_their_ends(tmp_path: Path) -> None:
 def test_another_sweep_is_refused_with_what_differs(tmp_path: Path) -> None:
     for _ in range(2):
         opened(tmp_path).require_same({"algo": "ppo", "seed": 0, "search": [(1, 2)]})
-    with pytest.raises(ConfigError, match=r"seed: the sweep has 0, asked is 1"):
+    with pytest.raises(ConfigError, match=r"seed: the sweep has 0, this command has 1"):
         opened(tmp_path).require_same({"algo": "ppo", "seed": 1, "search": [(1, 2)]})
 
 
@@ -202,7 +202,7 @@ def test_the_option_that_decides_the_score_is_the_most_important(
     found, unknown = study.importances()
     if count == 3:
         assert found == {}
-        assert unknown == "importances need 4 complete trials, there are 3"
+        assert unknown == "importances need 4 complete trials, got 3"
     else:
         assert {*found} == {one.key for one in SPACE}
         assert found["num_epochs"] > 0.6

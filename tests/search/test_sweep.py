@@ -104,7 +104,7 @@ def test_an_interrupted_sweep_goes_on_and_its_best_trial_is_trained_again(
     assert cli.main(command(folder, *more)) == 0
     assert "[0" not in capsys.readouterr().out
     assert cli.main(command(folder, *more, "--gamma", "0.9")) == 2
-    assert "gamma: the sweep has None, asked is 0.9" in capsys.readouterr().err
+    assert "gamma: the sweep has None, this command has 0.9" in capsys.readouterr().err
     with run_lock(folder):
         assert cli.main(command(folder, *more)) == 1
     assert "in use by the process" in capsys.readouterr().err
@@ -160,14 +160,14 @@ def test_a_damaged_journal_of_trials_of_another_sweep_is_refused(
 ) -> None:
     more = (*SEARCH, "--trials", "1", "--best", "0")
     assert cli.main(command(tmp_path / "a", *more)) == 0
-    assert "no importance.png: importances need 4 complete trials, there are 1" in (
+    assert "no importance.png: importances need 4 complete trials, got 1" in (
         capsys.readouterr().out
     )
     (tmp_path / "a" / "sweep.json").write_text("{")
     assert cli.main(command(tmp_path / "a", *more, "--gae-lambda", "0.5")) == 1
     said = capsys.readouterr().err
     assert "must hold trials of this sweep, got trials/0001: " in said
-    assert "gae_lambda: the run has 0.95, asked is 0.5" in said
+    assert "gae_lambda: the run has 0.95, this command has 0.5" in said
 
 
 def test_a_trial_that_fails_is_recorded_and_the_sweep_goes_on(with_failures: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_trial_that_fails_is_recorded_and_the_sweep_goes_on(with_failures: Pat
         (("--trials", "2", "--metric", "eval/retrun_mean"), "a metric that runs report"),
         (
             ("--trials", "2", "--metric", "eval/return_mean", "--eval.episodes", "0"),
-            "with eval.episodes=0: raise that",
+            "with eval.episodes=0: raise eval.episodes",
         ),
         (("--trials", "2", "--overwrite"), "--overwrite does not belong to quintet sweep"),
         (("--trials", "2", "--report.sinks", "tensorboard"), "must have jsonl or csv"),
@@ -373,7 +373,7 @@ def test_minutes_are_for_trials_and_the_best_again(
     assert cli.main(command(tmp_path / "a", *more)) == 0
     assert [each for each in fake.batches if each] == batches
     out = capsys.readouterr().out
-    assert ("trained again, not" in out) == (said is not None)
+    assert ("trained again in time, not" in out) == (said is not None)
     assert said is None or f"minutes={minutes}: {said} trained again" in out
     which = f"best: trials/{batches[-1][0][:4]}, by its "
     assert which + ("fresh seeds\n" if "-" in batches[-1][0] else "one seed\n") in out

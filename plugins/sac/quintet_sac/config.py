@@ -18,7 +18,7 @@ DEFAULTS: dict[str, Any] = {
 """Defaults of options of the network and of environments."""
 
 NEEDS = {
-    f"model.{name}": Needs("another algorithm, sac has no use for it", lambda *_: False)
+    f"model.{name}": Needs("an algorithm other than sac", lambda *_: False)
     for name in ("core", "shared_torso", "action_bounds")
 }
 """Conditions that are never met, of network options without effect in SAC."""

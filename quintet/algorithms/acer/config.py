@@ -55,7 +55,7 @@ class Knobs(NamedTuple):
 
 _REPLAYS = "replay_ratio > 0"
 _CAPACITY = "replay_capacity_steps_per_stream"
-_SHOWN = "the action space is {f.spaces.action}"
+_SHOWN = "(the action space is {f.spaces.action})"
 
 
 @final
@@ -77,7 +77,7 @@ class ACERConfig(Options):
     )
     """env_steps of each stream before the first update from replay"""
     replay_sampling: Literal["per_stream", "any_stream"] = option("per_stream", needs=_REPLAYS)
-    """unrolls of a batch; per_stream: equally many of every stream; any_stream: drawn over all"""
+    """unrolls of a batch; per_stream: as many of each stream; any_stream: drawn over all streams"""
     truncation_as_termination: parts.TruncationAsTermination = False
 
     # Loss
@@ -118,11 +118,11 @@ class ACERConfig(Options):
     """fraction of the way that the average policy moves to the policy in each update"""
     dueling_samples: Count = option(
         5,
-        needs=Needs(f"actions that can't be summed over, {_SHOWN}", lambda _, f: not f.one_choice),
+        needs=Needs(f"actions that can't be summed over {_SHOWN}", lambda _, f: not f.one_choice),
     )
     """number of the policy's actions whose advantages are averaged, n"""
     learn_std: bool = option(
-        False, needs=Needs(f"continuous actions, {_SHOWN}", lambda _, f: f.continuous)
+        False, needs=Needs(f"continuous actions {_SHOWN}", lambda _, f: f.continuous)
     )
     """learn the standard deviation of continuous actions too"""
 

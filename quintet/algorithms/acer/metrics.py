@@ -46,7 +46,7 @@ def judged(config: ACERConfig, spaces: Spaces) -> tuple[Part, ...]:
             "KL to the average policy",
             Range(high=MOST_KL),
             Range(high=MOST_KL),
-            above="it moves too fast, a lower learning rate slows it down",
+            above="it moves too fast; a lower learning rate slows it down",
         ),
         *judgements.gradient(config.max_grad_norm),
     )

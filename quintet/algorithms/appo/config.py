@@ -129,7 +129,7 @@ class APPOConfig(Options):
         needs=(
             "entropy_coef > 0",
             Needs(
-                "actions that are all discrete, the action space is {f.spaces.action}",
+                "actions that are all discrete (the action space is {f.spaces.action})",
                 lambda _, f: not f.continuous,
             ),
         ),
@@ -199,8 +199,8 @@ class APPOConfig(Options):
             low, high = self.ratio_clamp
             if not 0 < low <= 1 <= high:
                 raise ValueError(
-                    "ratio_clamp must be two numbers, one above 0 and at most 1, one of at least "
-                    f"1, got {low:g} and {high:g}; correct them"
+                    "ratio_clamp must be two numbers, the first above 0 and at most 1, the second "
+                    f"at least 1, got {low:g} and {high:g}; correct them"
                 )
         return self
 

@@ -36,7 +36,7 @@ DEFAULTS: dict[str, Any] = {
 """Defaults of options of the network."""
 
 NEEDS = {
-    f"model.{name}": Needs("another algorithm, ddpg has no use for it", lambda *_: False)
+    f"model.{name}": Needs("an algorithm other than ddpg", lambda *_: False)
     for name in ("core", "shared_torso", "action_std", "action_std_init", "action_bounds")
 }
 """Conditions that are never met, of network options without effect in DDPG."""

@@ -57,7 +57,7 @@ def parse(text: str) -> Exploration:
         elif name not in _FIELDS or not 0.0 < size <= LARGEST:
             fault = f"the word {entry!r} is none of these"
         elif name == "adaptive-param" and size > MOST_MOVED:
-            fault = f"the word {entry!r} is to move actions by more than {MOST_MOVED:g}"
+            fault = f"the word {entry!r} would move actions by more than {MOST_MOVED:g}"
         elif _FIELDS[name] in sizes:
             fault = f"{name} may stand in it once"
         else:

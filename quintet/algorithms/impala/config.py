@@ -75,7 +75,7 @@ class ImpalaConfig(Options):
     aux_loss_weights: dict[str, NotNegative] = option(
         default_factory=dict,
         needs=Needs(
-            "an encoder of your own that gives such losses, model.encoder is {f.model.encoder}",
+            "an encoder of your own that gives such losses (model.encoder is {f.model.encoder})",
             lambda _, f: f.model.custom,
         ),
     )

@@ -35,7 +35,7 @@ FAR, MANY_CLIPPED = 0.3, 0.9
 HalfCheetah well with a KL of 0.07 and a clipped fraction of 0.7, on a busy machine.
 """
 
-_SLOWER = "it moves too fast, a lower learning rate or fewer passes slows it down"
+_SLOWER = "it moves too fast; a lower learning rate or fewer passes slow it down"
 
 
 def distance(metric: str, name: str, possible: float = MAX_KL) -> Evidence:
@@ -56,7 +56,7 @@ def saturated(metric: str, *, needed: bool = False) -> Evidence:
         "share of actions at a bound",
         Range(high=0.8),
         Range(high=0.97),
-        above="where tanh is flat a policy hardly learns",
+        above="a policy hardly learns where tanh is flat",
         after_updates=LEAST_UPDATES,  # earlier actions may be uniform
         needed=needed,
     )
@@ -73,7 +73,7 @@ def gradient(bound: float | None, metric: str = "optim/grad_norm") -> tuple[Evid
             f"gradient norm (clipped to {bound:g})",
             Range(high=100 * bound),
             Range(high=1000 * bound),
-            above="next to nothing is left of it; rewards are too large, or the values diverge",
+            above="clipping leaves little of it; rewards are too large, or the values diverge",
         ),
     )
 
@@ -129,7 +129,7 @@ REWARDS = (
         "normalizer/reward_std",
         "std of rewards",
         Range(low=MIN_REWARD_STD),
-        below="there is no spread in them yet",
+        below="they hardly differ so far",
     ),
 )
 

@@ -113,7 +113,7 @@ NoiseCorrelation = Annotated[
         doc="correlation of an action's noise with the noise of the action before; near 1 a policy "
         "tries one thing for longer",
         needs=Needs(
-            "Box actions alone, the action space is {f.spaces.action}",
+            "actions that are all Box (the action space is {f.spaces.action})",
             lambda _, f: f.continuous and not f.discrete,
         ),
     ),
@@ -151,8 +151,8 @@ NormalizePictures = Annotated[
         doc="normalise each pixel of uint8 pictures by running statistics; false: only scale "
         "pictures to [0, 1]",
         needs=Needs(
-            "a picture that model.encoder={f.model.encoder} is given as one, the observation is "
-            "{f.spaces.observation}",
+            "an observation that model.encoder={f.model.encoder} reads as a picture (it is "
+            "{f.spaces.observation})",
             lambda _, f: f.pictures,
             rest=False,
         ),

@@ -154,8 +154,8 @@ class Learners:
         plan = self.learner.plan
         if plan.replay is not None and plan.replay.columns % size:
             raise ConfigError(
-                f"runtime.num_learners={size} must share batches from replay evenly, got "
-                f"{plan.replay.columns} sequences; use another number of learners"
+                f"runtime.num_learners={size} must divide the {plan.replay.columns} sequences of a "
+                "batch from replay evenly; use another number of learners"
             )
         specs = BatchMemory.specs(spec.rows, plan)
         for rank in range(1, size):
@@ -366,7 +366,7 @@ class Learners:
 
     def _culprit(self, what: str) -> QuintetError:
         """The error of the learner that ended an exchange."""
-        lost = f"the learners have lost each other, though none has ended: {what}"
+        lost = f"the learners lost their connection, though none has ended: {what}"
         return self._fault or self._news(_FIND_S) or LearnerFault(lost)
 
     def _compare(self) -> None:

@@ -88,11 +88,11 @@ class Watch:
         """The message about a step that takes too long."""
         if _compiles(_frames(self._watched)):
             return (
-                "PyTorch compiles the network for acting; --runtime.compile off does without, and "
-                "Ctrl-C waits for it"
+                "PyTorch compiles the network for acting, and Ctrl-C waits until that is done; "
+                "--runtime.compile off avoids it"
             )
         return (
-            f"{self.where()} has not come back, it hangs or takes longer than "
+            f"{self.where()} has not come back: it hangs or takes longer than "
             "runtime.worker_timeout_s; Ctrl-C waits for it, a second Ctrl-C ends at once, and "
             "the same command resumes from the last checkpoint"
         )

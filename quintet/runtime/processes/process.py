@@ -167,7 +167,7 @@ class Process:
             if silent_s < allowed_s:
                 continue
             fault = (
-                f"{self.name} must be ready within {allowed_s:.0f} s, it has been {self.doing} for "
+                f"{self.name} must be ready within {allowed_s:.0f} s, but was {self.doing} for "
                 f"{silent_s:.0f} s{self.silence.told}; {self.cure}"
             )
             self.end()
@@ -216,7 +216,7 @@ class Process:
             return None
         return self.failed(
             WorkerFault(
-                f"{self.name} must {must} within {self.allowed_s:g} s, it has been silent for "
+                f"{self.name} must {must} within {self.allowed_s:g} s, but has been silent for "
                 f"{silent_s:.0f} s{self.silence.told}{rest}"
             )
         )
@@ -241,7 +241,7 @@ class Process:
     def doing(self) -> str:
         """The worker's activity before its first row; "" later."""
         if self.row[1] == COMPILING:
-            return "computing its first actions, which may be compiled"
+            return "compiling or computing its first actions"
         return {IMPORTING: "importing modules", MAKING: self.kind.making}.get(int(self.row[1]), "")
 
     @property

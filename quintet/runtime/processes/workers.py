@@ -176,7 +176,7 @@ class Workers:
             if (slots, number, rows) != (grant.slots, grant.number, grant.rows):
                 fault = (
                     f"{process.name} must give slots {grant.slots} of grant "
-                    f"{grant.number} with {grant.rows} rows, it gave {slots} of grant {number} "
+                    f"{grant.number} with {grant.rows} rows, got {slots} of grant {number} "
                     f"with {rows}"
                 )
                 return process.failed(WorkerFault(fault))

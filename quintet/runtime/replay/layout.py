@@ -66,9 +66,9 @@ class Layout:
             self.rows_per_stream -= self.rows_per_stream % plan.unroll_steps
         if self.rows_per_stream < plan.unroll_steps:
             raise ConfigError(
-                f"the replay capacity must hold an unroll of {plan.unroll_steps} steps of each of "
-                f"{num_streams} streams, {num_streams * plan.unroll_steps:,} steps in all; it is "
-                f"{replay.capacity_steps:,}; raise it, or take fewer streams or shorter unrolls"
+                f"the replay capacity must be at least {num_streams * plan.unroll_steps:,} steps, "
+                f"an unroll of {plan.unroll_steps} steps of each of {num_streams} streams, got "
+                f"{replay.capacity_steps:,}; raise it, or use fewer streams or shorter unrolls"
             )
         # Each unroll of the slack may follow on a gap, see slack_unrolls.
         self.slack = slack_steps + slack_steps // plan.unroll_steps + 2 if slack_steps else 0

@@ -139,7 +139,7 @@ class Replay:
             self._there = OnDevice(store, self._device)
         elif self._must:
             raise ConfigError(
-                f"runtime.replay_device=learner must have {size / 2**20:,.1f} MiB in "
+                f"runtime.replay_device=learner must fit {size / 2**20:,.1f} MiB into "
                 f"{_SHARE_OF_FREE:.0%} of the free memory of {self._device}, got "
                 f"{free / 2**20:,.1f} MiB free: lower the replay capacity, or use "
                 "--runtime.replay-device cpu"

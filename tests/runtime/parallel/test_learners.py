@@ -199,7 +199,7 @@ def test_one_that_died_between_updates_does_not_keep_the_first_from_being_saved(
 
 def test_batches_from_replay_that_cant_be_shared_evenly_are_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"num_learners=5 must share batches from replay evenly, got 24 "
+        ConfigError, match=r"num_learners=5 must divide the 24 sequences of a batch"
     ):
         adders(5)
 

@@ -474,7 +474,7 @@ def test_rows_of_another_dtype_than_declared_are_refused() -> None:
 
 def test_a_capacity_below_one_unroll_of_every_stream_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match="must hold an unroll of 4 steps of each of 3 streams, 12"
+        ConfigError, match="must be at least 12 steps, an unroll of 4 steps of each of 3"
     ):
         make(plan("windows", capacity_steps=11), 3)
 
