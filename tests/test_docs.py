@@ -7,12 +7,15 @@ import shlex
 import sys
 import tomllib
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import gymnasium
 import pytest
 import torch
+import tyro
 
 import quintet
 from quintet.algorithms.acer import config as acer_config
@@ -61,6 +64,9 @@ NO_OPTIONS |= {
 }
 """Flags of commands that are no options of a run."""
 
+HUB = ("push", "pull")
+"""Commands of plugins/hub."""
+
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 NOT_RUN = re.compile(r"<!-- not run: .+ -->\n$")
 
@@ -84,10 +90,22 @@ def commands(text: str) -> list[list[str]]:
     ]
 
 
+def hub_commands() -> ModuleType:
+    """The commands of plugins/hub, which need not be installed to be read."""
+    sys.path.append(str(ROOT / "plugins" / "hub"))
+    try:
+        return import_module("quintet_hub.commands")
+    finally:
+        sys.path.pop()
+
+
 def check_command(words: list[str]) -> None:
     """Parses a command as the command line does; nothing is trained, played or drawn."""
     command, *rest = words
     if words == ["--version"]:
+        return
+    if command in HUB:
+        tyro.cli(getattr(hub_commands(), command.capitalize()), args=rest)
         return
     assert command in COMMANDS, words
     if command in ("train", "config", "sweep"):
@@ -153,6 +171,7 @@ def test_commands_and_their_options_exist(
         "plot runs/x --out a.png --kind pies",
         "bench chess",
         "fly",
+        "push runs/x you/y --publc",
     ],
 )
 def test_the_check_of_commands_can_fail(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

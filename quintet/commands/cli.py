@@ -14,6 +14,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from quintet.system.plugins import Catalog
 from quintet.system.printing import note, results_apart, say
 
 if TYPE_CHECKING:
@@ -41,12 +42,16 @@ commands:
   check-env ID          check an environment: its spaces, its speed, its faults
   doctor ENV|RUN        say why an environment or a run may not learn, and what to do
   config ALGO --env ID  show every option, its value, and where the value comes from
-
+{of_packages}
 `quintet COMMAND --help` lists the options of a command, `quintet --version` shows the versions of
 quintet, PyTorch and the backends.  Algorithms: {algorithms}.
 """
 
-ELSEWHERE = {"bench": "`python benchmarks/speed.py` in a checkout of quintet measures speed"}
+ELSEWHERE = {
+    "bench": "`python benchmarks/speed.py` in a checkout of quintet measures speed",
+    "push": "`pip install ./plugins/hub` in a checkout of quintet adds it (docs/sharing.md)",
+}
+ELSEWHERE["pull"] = ELSEWHERE["push"]
 """Replacements of names that are no commands."""
 
 
@@ -77,8 +82,10 @@ def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         from quintet.algorithms.registry import LEARNERS
 
-        say(HELP.format(algorithms=", ".join(LEARNERS.names())), end="")
-        for fault in LEARNERS.faults():
+        names = OF_PACKAGES.names()[len(COMMANDS) :]
+        own = "".join(f"  {x:21} of {OF_PACKAGES.package_of(x)}\n" for x in names)
+        say(HELP.format(algorithms=", ".join(LEARNERS.names()), of_packages=own), end="")
+        for fault in (*LEARNERS.faults(), *OF_PACKAGES.faults()):
             note(f"warning: {fault}")
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
@@ -87,14 +94,17 @@ def _run(arguments: list[str]) -> int:
         say(report())
         return 0
     command = COMMANDS.get(arguments[0])
+    if command is None and arguments[0] in OF_PACKAGES:
+        command = partial(_record, arguments[0])
     if command is None:
         from difflib import get_close_matches
 
-        near = get_close_matches(arguments[0], COMMANDS, 1)
+        known = OF_PACKAGES.names()
+        near = get_close_matches(arguments[0], known, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         if arguments[0] in ELSEWHERE:
             hint = f"; {ELSEWHERE[arguments[0]]}"
-        note(f"error: the command must be one of {', '.join(COMMANDS)}, got {arguments[0]!r}{hint}")
+        note(f"error: the command must be one of {', '.join(known)}, got {arguments[0]!r}{hint}")
         return 2
     from quintet.system.memory import check_address_space
 
@@ -319,7 +329,10 @@ def _record(name: str, arguments: list[str]) -> int:
     """Runs a command that is a record of its arguments; its module is imported only then."""
     import tyro
 
-    record = getattr(import_module(f"quintet.commands.{name}"), name.capitalize())
+    if name in COMMANDS:
+        record = getattr(import_module(f"quintet.commands.{name}"), name.capitalize())
+    else:
+        record = OF_PACKAGES.find(name)
     tyro.cli(record, prog=f"quintet {name}", args=arguments).execute()
     return 0
 
@@ -341,6 +354,12 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "doctor": partial(_later, "doctor"),
     "config": _config,
 }
+
+_OWN = dict.fromkeys(COMMANDS, "")
+OF_PACKAGES = Catalog(
+    "quintet.commands", "command", type, _OWN, "quintet.jobs.imports:import_apart"
+)
+"""Commands of installed packages: dataclasses that tyro reads, with a method ``execute``."""
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,6 +11,7 @@ from quintet.errors import ConfigError
 from quintet.observe.metrics import describe, signed
 from quintet.observe.run_summary import names_apart, table, text
 from quintet.system.files import given_path, shown
+from quintet.system.places import run_path
 from quintet.system.printing import say
 
 
@@ -92,7 +93,7 @@ class Compare:
                 labels = bool(name and place) and "/" not in name and not given_path(word).exists()
                 if labels or not begun:
                     named.append((name if labels else "", []))
-                named[-1][1].append(given_path(place if labels else word))
+                named[-1][1].append(run_path(place if labels else word))
                 begun = True
         sides: dict[str, list[Path]] = {}
         short = names_apart([own[0] for _, own in named])

@@ -10,7 +10,7 @@ from tyro.conf import Positional, arg
 from quintet.errors import ConfigError, QuintetError
 from quintet.observe.metrics import newest, plain_name
 from quintet.observe.run_summary import SCORES, RunSummary, number, read_summary, table, text
-from quintet.system.files import given_path
+from quintet.system.places import run_path
 from quintet.system.printing import say
 
 _NOT_COMPARED = ("run_dir", "resume")
@@ -34,7 +34,7 @@ class Diff:
             raise ConfigError(
                 f"quintet diff must get two runs, got {len(self.runs)}: quintet diff runs/A runs/B"
             )
-        a, b = (_readable(read_summary(given_path(run))) for run in self.runs)
+        a, b = (_readable(read_summary(run_path(run))) for run in self.runs)
         found = differences(a, b)
         say(json.dumps(found, default=str) if self.as_json else in_words(found, a, b))
 

@@ -13,6 +13,7 @@ from quintet.findings.engine import is_known, require_names
 from quintet.findings.record import in_words
 from quintet.observe.run_summary import find_runs, read_summary
 from quintet.system.files import given_path, shown
+from quintet.system.places import run_path
 from quintet.system.printing import note, say
 
 HELP = f"""usage: quintet doctor ENV [--algo NAME] [OPTION VALUE ...]
@@ -74,7 +75,7 @@ def main(arguments: list[str]) -> int:
         say(HELP, end="")
         return 0
     given = parse_arguments(arguments)
-    runs = [find_runs(given_path(target)) for target in given.targets]
+    runs = [find_runs(run_path(target)) for target in given.targets]
     if all(runs):
         results = _runs([path for found in runs for path in found], given)
     else:  # an environment is the only target

@@ -12,7 +12,8 @@ from quintet.algorithms.elsewhere import OF_EVALUATIONS
 from quintet.envs.config import BackendName
 from quintet.errors import ConfigError, QuintetError
 from quintet.options.command import mapping
-from quintet.system.files import given_path, shown
+from quintet.system.files import shown
+from quintet.system.places import run_path
 from quintet.system.printing import say
 from quintet.system.trust import TRUST_HELP
 
@@ -120,11 +121,12 @@ class Evaluate:
             )
         from quintet.checkpoints.checkpoint import none_at
 
-        if not given_path(self.run).exists():
-            raise none_at(given_path(self.run))
+        run = run_path(self.run)
+        if not run.exists():
+            raise none_at(run)
         from quintet.policies.policy import load
 
-        policy = load(self.run, self.checkpoint, trust=self.trust, encoder=self.encoder)
+        policy = load(run, self.checkpoint, trust=self.trust, encoder=self.encoder)
         if self.against is None or self.against == "random":
             return policy, "random" if self.against else None
         return policy, load(self.against, trust=self.trust)

@@ -8,6 +8,7 @@ from tyro.conf import Positional, arg
 from quintet.errors import ConfigError
 from quintet.export.interface import Format
 from quintet.system.files import given_path, shown
+from quintet.system.places import run_path
 from quintet.system.printing import say
 from quintet.system.trust import TRUST_HELP
 
@@ -47,11 +48,12 @@ class Export:
             )
         from quintet.checkpoints.checkpoint import none_at
 
-        if not given_path(self.run).exists():
-            raise none_at(given_path(self.run))
+        run = run_path(self.run)
+        if not run.exists():
+            raise none_at(run)
         from quintet.policies.policy import load
 
-        policy = load(self.run, self.checkpoint, trust=self.trust, encoder=self.encoder)
+        policy = load(run, self.checkpoint, trust=self.trust, encoder=self.encoder)
         made = policy.export(
             self.out,
             self.format,

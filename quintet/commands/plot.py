@@ -7,6 +7,7 @@ from tyro.conf import Positional, arg
 
 from quintet.errors import ConfigError
 from quintet.system.files import given_path, shown
+from quintet.system.places import run_path
 from quintet.system.printing import say
 
 
@@ -45,7 +46,7 @@ class Plot:
         from quintet.algorithms import registry
         from quintet.observe.run_summary import find_runs, learner_of
 
-        out, places = given_path(self.out), [given_path(run) for run in self.runs]
+        out, places = given_path(self.out), [run_path(run) for run in self.runs]
         inside = {place: [] if self.lineage else find_runs(place) for place in places}
         found = [run for place in places for run in inside[place] or [place]]
         registry.declare_of(map(learner_of, found))  # gives the metrics their units

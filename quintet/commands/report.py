@@ -9,6 +9,7 @@ from tyro.conf import Positional, arg
 from quintet.errors import ConfigError, QuintetError
 from quintet.observe.run_summary import find_runs, read_summary
 from quintet.system.files import given_path, shown
+from quintet.system.places import run_path
 from quintet.system.printing import say
 
 
@@ -37,7 +38,7 @@ class Report:
         # One run under two names is listed once.
         places: dict[Path, Path] = {}
         for run in self.runs:
-            found = find_runs(given_path(run))
+            found = find_runs(run_path(run))
             if not found:
                 raise QuintetError(
                     f"RUN must be a run folder, or a folder with runs, got {run} with none: leave "

@@ -11,7 +11,8 @@ from tyro.conf import Positional, arg
 from quintet.errors import QuintetError
 from quintet.observe.pace import clock
 from quintet.observe.run_summary import RunSummary, find_runs, number, read_summary, table, text
-from quintet.system.files import given_path, shown
+from quintet.system.files import shown
+from quintet.system.places import run_path
 from quintet.system.printing import say
 
 _COLUMNS = ("run", "learner", "environment", "seed", "state", "env_steps", "score", "time", "when")
@@ -29,7 +30,7 @@ class Runs:
 
     def execute(self) -> None:
         """Prints the list."""
-        place = given_path(self.folder)
+        place = run_path(self.folder)
         if not place.is_dir():
             raise QuintetError(
                 f"DIR must be a folder, got {self.folder}: give the folder that holds your runs"

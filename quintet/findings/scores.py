@@ -6,7 +6,6 @@ import shlex
 from statistics import mean, pstdev
 
 from quintet.doctor.curves import Level, RunSeen, number, words
-from quintet.envs.info_metrics import read_terms
 from quintet.findings.choices import weight_of
 from quintet.findings.engine import Found, Rows, env_words, option_in
 from quintet.findings.record import Finding
@@ -262,6 +261,8 @@ def reward_term(seen: RunSeen) -> Found:
     """One of the reward's terms, whose sum is the return, has nearly all of its size."""
     if seen.learns:
         return
+    from quintet.envs.info_metrics import read_terms  # few runs have metrics of their own
+
     terms = read_terms(str(seen.run.options.get("env.metrics", "none")))
     sums = [f"{ENV}{term.name}" for term in terms if term.how == "sum"]
     for names in (sums, [name for name in sums if "rew" in name.lower()]):

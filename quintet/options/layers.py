@@ -20,6 +20,7 @@ from quintet.errors import ConfigError, FileFault
 from quintet.options.declaration import about, kinds
 from quintet.options.run import ALIASES, PARTS, TOP, RunConfig, prefix_of
 from quintet.system.files import given_path, read_yaml
+from quintet.system.places import is_elsewhere
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,9 @@ def canonical(value: Any, info: FieldInfo) -> Any:
     these are the choices; ``~`` in a path becomes the home folder.
     """
     if Path in kinds(info):
-        return str(given_path(value)) if isinstance(value, str | os.PathLike) else value
+        if not isinstance(value, str | os.PathLike):
+            return value
+        return str(value if is_elsewhere(value) else given_path(value))
     words = [w for kind in kinds(info) for w in get_args(kind) if get_origin(kind) is Literal]
     if {"on", "off"} <= {*words}:
         value = _SWITCHES.get(str(value).lower(), value)

@@ -26,6 +26,7 @@ from quintet.options.resolve import Loaded, compose, valid_values
 from quintet.options.run import AUTOMATIC, MAY_CHANGE_ON_RESUME, OF_OLDER_RUNS, ONLY_OF_OLDER_RUNS
 from quintet.system import files
 from quintet.system.importing import same_code, settle_search_path
+from quintet.system.places import is_elsewhere
 from quintet.system.printing import say
 from quintet.system.trust import Origin, calls_of
 
@@ -292,7 +293,7 @@ def _whole(seeds: Sequence[int]) -> list[int]:
 
 
 def _folder(given: Any) -> Path:
-    if not isinstance(given, (str, os.PathLike)):
+    if not isinstance(given, (str, os.PathLike)) or is_elsewhere(given):
         raise ConfigError(f"run_dir must be the path of a folder, got {given!r}: give one")
     return files.given_path(given)
 

@@ -34,6 +34,7 @@ from quintet.runtime.torch_settings import OwnTorch
 from quintet.system import files, memory
 from quintet.system.cpus import usable_cores
 from quintet.system.importing import same_code, script_of, way_to_script
+from quintet.system.places import run_path
 from quintet.system.trust import UNKNOWN, Call, Origin, calls_of
 from quintet.system.user_code import known_arguments, no_exit
 from quintet.types import ACTION_MASK, Obs, Publication, Spaces, State
@@ -470,7 +471,7 @@ def load(
         raise ConfigError(f"threads must be a whole number from 1 to 1024, got {threads!r}")
     if not isinstance(path, (str, Path)):
         raise CheckpointError(f"path must be that of a run or a policy, got {path!r}")
-    found = find_policy_folder(files.given_path(path), which)
+    found = find_policy_folder(run_path(path), which)
     try:
         description, publication, _ = policy_parts(found)
         from quintet.models.custom import encoder_name

@@ -9,7 +9,7 @@ from quintet.options.run import RunConfig
 from quintet.run.evaluations import EVALUATION_SEED
 from quintet.system import files, provenance
 
-_OWN = ("run_dir", "init_from", "resume", "cluster.address")
+OWN = ("run_dir", "init_from", "resume", "cluster.address")
 """Options that name places on this machine or network, or the way to a run."""
 
 
@@ -22,7 +22,7 @@ def card(config: RunConfig, report: Mapping[str, float], prefix: str = "") -> st
     own = {k.removeprefix(prefix): x for k, x in report.items() if k.startswith(prefix)}
     env_id, told = config.env.id, _score(config, own)
     absent = "not known" if config.eval.episodes else "not evaluated (`eval.episodes 0`)"
-    options = {k: x for k, x in sorted(config.flat().items()) if k not in _OWN}
+    options = {k: x for k, x in sorted(config.flat().items()) if k not in OWN}
     rows = {
         "learner": config.algo,
         "environment": f"`{env_id}` (backend {config.env.backend})",
@@ -64,6 +64,7 @@ def _header(config: RunConfig, own: Mapping[str, float]) -> dict[str, Any]:
     env_id = str(config.env.id)  # exactly, since YAML takes no subclass
     header: dict[str, Any] = {
         "library_name": "quintet",
+        "pipeline_tag": "reinforcement-learning",
         "tags": ["reinforcement-learning", "deep-reinforcement-learning", config.algo, env_id],
     }
     if "eval/return_mean" not in own:

@@ -17,6 +17,7 @@ from quintet.options.declaration import about
 from quintet.policies.folders import find_policy
 from quintet.protocols import Learner
 from quintet.system.importing import same_code
+from quintet.system.places import run_path
 from quintet.types import Publication
 
 _NOT_COMPARED = ("init", "action_std_init")
@@ -26,7 +27,7 @@ _NOT_COMPARED = ("init", "action_std_init")
 def find_donor(path: Path) -> tuple[dict[str, Any], Publication, dict[str, Tensor]]:
     """The policy that `init_from` names; raises ConfigError if there is no readable one."""
     try:
-        return find_policy(path)
+        return find_policy(run_path(path))
     except CheckpointError as error:
         raise ConfigError(
             f"init_from must be a trained policy, got none: {error}; give another run, or a "
@@ -80,7 +81,7 @@ def donated(
             + "\ngive another one, the options that it was trained with, or init_from_keys that "
             + f"take a part of it{names}"
         )
-    note = f"begins with {len(theirs)} tensors of {path} (version {found.version})"
+    note = f"begins with {len(theirs)} tensors of {run_path(path)} (version {found.version})"
     lacking = sorted({_module(name) for name in set(own) - set(theirs) - lost})
     if lacking and not keys:
         note += f"; a saved policy holds only its actor, so these start fresh: {', '.join(lacking)}"

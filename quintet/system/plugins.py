@@ -152,11 +152,7 @@ class Catalog(Generic[T]):
         return found
 
     def _points(self) -> "Iterable[EntryPoint]":
-        if not self._is_in_use():
-            return ()
-        from importlib.metadata import entry_points
-
-        return entry_points(group=self.group)
+        return _points(self.group, _folders()) if self._is_in_use() else ()
 
     def _is_in_use(self) -> bool:
         """Whether any package has entry points of the group, found faster than by
@@ -212,6 +208,20 @@ def _is_name(name: str) -> bool:
 
 def _shown(text: str) -> str:
     return ascii(text)[1:-1][:100]
+
+
+def _folders() -> tuple[tuple[str, int], ...]:
+    """The folders of packages, and when each was changed."""
+    names = (folder for folder in sys.path if isinstance(folder, str) and os.path.exists(folder))
+    return tuple((folder, os.stat(folder).st_mtime_ns) for folder in names)
+
+
+@cache
+def _points(group: str, _of: tuple[tuple[str, int], ...]) -> "tuple[EntryPoint, ...]":
+    """The entry points of a group, read once after each change of the folders, in milliseconds."""
+    from importlib.metadata import entry_points
+
+    return tuple(entry_points(group=group))
 
 
 def _texts(folder: str) -> bytes:

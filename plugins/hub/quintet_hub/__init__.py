@@ -1,0 +1,1 @@
+"""Policies of quintet on the Hugging Face Hub: ``quintet push``, ``quintet pull``, ``hf:REPO``."""
