@@ -56,7 +56,8 @@ ELSEWHERE["pull"] = ELSEWHERE["push"]
 
 
 def main(arguments: list[str] | None = None, leave: Callable[[int], object] | None = None) -> int:
-    """Runs one command; its exit status: 0 done, 1 an error, 2 wrong usage, 130 Ctrl-C.
+    """Runs one command; its exit status: 0 done, 1 an error, 2 wrong usage, 128 + the number of the
+    signal that stopped it: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP.
 
     leave: called with the status to end the process if Ctrl-C interrupted the command.
     """
@@ -134,21 +135,21 @@ def _with_minus(arguments: list[str]) -> list[str]:
 def _guarded(command: Callable[[], int], leave: Callable[[int], object] | None) -> int:
     """Runs a command; prints quintet's errors and the system's as one message."""
     from quintet.errors import ConfigError, QuintetError
-    from quintet.system.signals import exit_on_signals
+    from quintet.system.signals import INTERRUPTED, exit_on_signals, stopped_status
 
     try:
         with exit_on_signals():
             status = command()
         sys.stdout.flush()
-        return status
+        return stopped_status() if status == INTERRUPTED else status
     except QuintetError as error:
         note(f"error: {error}")
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         note("interrupted")
         if leave is not None:
-            leave(130)
-        return 130
+            leave(stopped_status())
+        return stopped_status()
     except OSError as error:
         from quintet.system import files
 

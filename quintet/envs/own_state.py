@@ -1,8 +1,9 @@
 """State that environments keep over resets, where they offer it by ``state_dict()`` and
 ``load_state_dict(state)``: counters, curricula, statistics, generators of their own.
 
-Each wrapper may have both methods, too.  A state consists of dicts, lists, tuples, numbers, texts,
-None and NumPy arrays; dicts may have only texts as keys.
+Each wrapper may have both methods, too; Gymnasium's wrappers that normalise need none.  A state
+consists of dicts, lists, tuples, numbers, texts, None and NumPy arrays; dicts may have only texts
+as keys.
 """
 
 import base64
@@ -21,6 +22,15 @@ from quintet.system.user_code import raised, traced
 _ARRAY = "__array__"
 _KINDS = "biufc"  # arrays of bools, integers, floats, complex numbers
 
+_LEARN = ("update_running_mean", "training")
+"""Attributes, of Gymnasium's wrappers and of others, that are False where statistics stay."""
+
+_FROZEN = "__frozen__"
+"""Key of the state of an environment or a wrapper whose statistics stay."""
+
+_MOMENTS = ("obs_rms", "return_rms")
+_SUMS = ("discounted_reward", "accumulated_reward")
+"""Attributes of Gymnasium's wrappers that normalise."""
 
 States = Mapping[int, Sequence[bytes]]
 """States of environments by group; b"" for one that offers none."""
@@ -68,10 +78,18 @@ class OwnState:
         for layers, state in zip(self.layers, states, strict=False):
             offering = [layer for layer in layers if _offers(layer)]
             for layer, part in zip(offering, decoded(state) if state else (), strict=False):
-                self._call(layer, "load_state_dict", part)
+                frozen = _is_frozen(part)
+                for name in _LEARN if frozen else ():
+                    if getattr(layer, name, None) is True:
+                        setattr(layer, name, False)
+                self._call(layer, "load_state_dict", part[_FROZEN] if frozen else part)
 
     def _save(self, layers: Sequence[Any]) -> bytes:
-        parts = [self._call(layer, "state_dict") for layer in layers if _offers(layer)]
+        parts: list[Any] = []
+        for layer in filter(_offers, layers):
+            own = self._call(layer, "state_dict")
+            stays = any(getattr(layer, name, None) is False for name in _LEARN)
+            parts.append({_FROZEN: own} if stays else own)
         try:
             return encoded(parts) if parts else b""
         except (TypeError, ValueError) as error:
@@ -82,7 +100,7 @@ class OwnState:
 
     def _call(self, layer: Any, method: str, *given: Any) -> Any:
         try:
-            return getattr(layer, method)(*given)
+            return getattr(layer if _has_methods(layer) else _Statistics(layer), method)(*given)
         except STOPS:
             raise
         except BaseException as error:
@@ -94,12 +112,32 @@ def statistics(env: Any) -> tuple[str, ...]:
     """Names of Gymnasium's wrappers of `env`, also as base classes of a user's, that normalise by
     statistics of their own.
     """
-    kinds = {kind for layer in _layers(env) for kind in type(layer).__mro__}
-    return tuple(
-        name
-        for name in ("NormalizeObservation", "NormalizeReward")
-        if any(x.__name__ == name and x.__module__.startswith("gymnasium.w") for x in kinds)
-    )
+    return tuple(sorted({name for layer in _layers(env) for name in _normalises(layer)}))
+
+
+def _normalises(layer: Any) -> set[str]:
+    kinds = {x.__name__ for x in type(layer).__mro__ if x.__module__.startswith("gymnasium.w")}
+    return kinds & {"NormalizeObservation", "NormalizeReward"}
+
+
+def begin_with(env: VectorEnv, state: bytes, say: Callable[[str], None]) -> bool:
+    """Gives new environments one's state, with which wrappers that have a switch for it no longer
+    learn; returns whether they took it, which those with other wrappers do not.
+
+    say: called with a sentence if they refuse it.
+    """
+    found, parts = own_state(env), decoded(state) if state else []
+    if found is None or not isinstance(parts, list):
+        return False
+    if any(len(parts) != sum(map(_offers, layers)) for layers in found.layers):
+        return False
+    frozen = encoded([part if _is_frozen(part) else {_FROZEN: part} for part in parts])
+    try:
+        found.load([frozen] * len(found.layers))
+    except EnvironmentFault as fault:
+        say(f"an evaluation begins without training's state, which was refused: {fault}")
+        return False
+    return True
 
 
 def own_state(env: VectorEnv) -> OwnState | None:
@@ -130,6 +168,41 @@ def _layers(env: Any) -> Iterator[Any]:
 
 
 def _offers(layer: Any) -> bool:
+    return _has_methods(layer) or bool(_normalises(layer))
+
+
+@final
+class _Statistics:
+    """The state of one of Gymnasium's wrappers that normalise."""
+
+    def __init__(self, layer: Any) -> None:
+        self.held = vars(layer)
+
+    def state_dict(self) -> dict[str, Any]:
+        # A NumPy number becomes an array, which keeps the width in which its sums are computed.
+        moments = {
+            name: {k: x if k == "count" else np.asarray(x) for k, x in vars(given).items()}
+            for name, given in self.held.items()
+            if name in _MOMENTS
+        }
+        return moments | {name: self.held[name] for name in _SUMS if name in self.held}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Sums of another number of streams begin anew."""
+        for name in _MOMENTS:
+            if name in self.held:
+                given = {key: state[name][key] for key in ("mean", "var", "count")}
+                vars(self.held[name]).update(given)
+        for name in _SUMS:
+            if name in self.held and np.shape(self.held[name]) == np.shape(state[name]):
+                self.held[name] = state[name]
+
+
+def _is_frozen(part: Any) -> bool:
+    return isinstance(part, dict) and part.keys() == {_FROZEN}
+
+
+def _has_methods(layer: Any) -> bool:
     kind = type(layer)
     return callable(getattr(kind, "state_dict", None)) and callable(
         getattr(kind, "load_state_dict", None)

@@ -39,8 +39,9 @@ def difference(a: Hashes, b: Hashes, number: int) -> str:
 
 KEEPS = "it keeps something over resets, or draws from a generator without the seed"
 WAYS_ON = (
-    "for exact resumes add state_dict() and load_state_dict(state) to it, or use "
-    "--env.fresh-at-checkpoints true, which makes it anew at every exact checkpoint"
+    "for exact resumes, and for evaluations that begin with what it keeps, give it state_dict() "
+    "and load_state_dict(state); or use --env.fresh-at-checkpoints true, with which it forgets at "
+    "exact checkpoints"
 )
 
 

@@ -55,24 +55,21 @@ def warnings(
 
 
 @finding("statistics", weight=POSSIBLE)
-def statistics(loaded: Loaded, config: RunConfig, made: EnvDescription) -> Found:
-    """Wrappers whose statistics begin anew in evaluations."""
-    if config.eval.episodes == 0 or loaded.plays_elsewhere:
-        return
+def statistics(config: RunConfig, made: EnvDescription) -> Found:
+    """Wrappers whose statistics the policy lacks, or which change what a return is."""
     observations = "the run normalises observations itself"
     if not getattr(config.learner, "normalize_observations", False):
         observations = "use --normalize-observations true"
     rewards = registry.find(config.algo).reward_scaling(config.learner)
+    rewards = rewards.replace("them", "rewards") or "the run scales rewards itself"
     in_place = {
-        "NormalizeObservation": observations,
-        "NormalizeReward": rewards.replace("them", "rewards") or "the run scales rewards itself",
+        "NormalizeObservation": "evaluations play with its statistics of the first stream, frozen, "
+        f"and exported policies lack them; leave it out: {observations}",
+        "NormalizeReward": "returns, also of evaluations, are of its rewards, not of the "
+        f"environment's; leave it out: {rewards}",
     }
-    for name, instead in in_place.items():
-        if name in made.statistics:
-            yield Finding(
-                f"{name}: this wrapper's statistics begin anew in evaluations, so their scores are "
-                f"not those of training; leave it out: {instead}"
-            )
+    for name in made.statistics:
+        yield Finding(f"{name}: {in_place[name]}")
 
 
 @finding("environment")

@@ -21,6 +21,7 @@ from quintet.envs.config import EnvConfig
 from quintet.envs.env_source import EnvLike, settle
 from quintet.envs.eval_env import OWN_OPTIONS, EvalEnvConfig, of_another
 from quintet.envs.film import make_filmed_env
+from quintet.envs.own_state import begin_with
 from quintet.envs.owners import made_for
 from quintet.envs.random_play import UniformActor
 from quintet.envs.resolved import ResolvedEnv, resolve_env
@@ -256,6 +257,7 @@ def evaluate(
     with closing(_streams_for(policy, chosen, num_streams, how)) as vector:
         _check_spaces(policy, vector)
         how = replace(how, max_steps=_bound(max_steps, policy, vector.description))
+        about = _begin_as_trained(policy, chosen, vector, how)
         if isinstance(against, Policy):
             _check_spaces(against, vector, "the opponent")
         film, film_fault = None, None
@@ -272,7 +274,7 @@ def evaluate(
             "an evaluation must have an episode of one of the policy's agents, but "
             f"{chosen.config.id} had none in {episodes} games; raise episodes"
         )
-    scores = _scores(found, vector.description, how.max_steps)
+    scores = _scores(found, about, how.max_steps)
     if "metrics" in (env_options or {}):
         _require_metrics(scores)
     return replace(scores, film=film, film_fault=film_fault)
@@ -322,8 +324,8 @@ def evaluate_in(policy: Policy, env: ResolvedEnv, how: How, max_steps: MaxSteps 
     with closing(_streams(raw, num_streams, how)) as vector:
         _check_spaces(policy, vector)
         how = replace(how, max_steps=_bound(max_steps, policy, vector.description))
-        found = play(vector, how, env.num_agents)
-        return _scores(found, vector.description, how.max_steps)
+        about = _begin_as_trained(policy, raw, vector, how)
+        return _scores(play(vector, how, env.num_agents), about, how.max_steps)
 
 
 @no_exit()
@@ -439,9 +441,11 @@ def environment_of(policy: Policy, env: EnvLike | None, num_streams: int) -> Vec
     """
     settle_search_path()
     chosen, count = _choose_env(policy, env, num_streams, {})
-    vector = _streams_for(policy, chosen, count, How(policy.actor, 1, 0, True, None))
+    how = How(policy.actor, 1, 0, True, None)
+    vector = _streams_for(policy, chosen, count, how)
     try:
         _check_spaces(policy, vector)
+        _begin_as_trained(policy, chosen, vector, how)
     except BaseException:
         vector.close()
         raise
@@ -475,6 +479,18 @@ def _streams(env: ResolvedEnv, num_streams: int, how: How) -> VectorEnv:
     for each in spread_envs([made]):
         each.tell(how.say, how.notice)
     return made
+
+
+def _begin_as_trained(
+    policy: Policy, env: ResolvedEnv, vector: VectorEnv, how: How
+) -> EnvDescription:
+    """Gives new environments of training's kind the state of its first one; their description,
+    without the wrappers whose statistics so go on.
+    """
+    about = vector.description
+    same = env.can_be_made_again and about.id == policy.env.id
+    given = same and begin_with(vector, policy.own_state, how.say)
+    return replace(about, statistics=()) if given else about
 
 
 def _check_spaces(policy: Policy, vector: VectorEnv, who: str = "the policy") -> None:
@@ -512,6 +528,7 @@ def _film(policy: Policy, env: ResolvedEnv, how: How, path: Path) -> Film | None
             def ends() -> bool:
                 return shown is not None or (how.stop is not None and how.stop())
 
+            _begin_as_trained(policy, env, filmed.env, how)
             of_film = replace(how, episodes=filmed.env.num_streams // env.num_agents, stop=ends)
             played = play(filmed.env, of_film, env.num_agents, watch)
             if shown is None:

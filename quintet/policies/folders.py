@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from quintet.checkpoints import checkpoint, run_record
 from quintet.checkpoints.links import require_own
+from quintet.envs.own_state import decoded
 from quintet.errors import CheckpointError
 from quintet.system import files
 from quintet.types import Publication
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
 POLICY, LEARNER = "policy", "learner"
 """Keys of a checkpoint's tensors: the publication's, and the tensors only for learning."""
+
+ENVIRONMENTS, FIRST = "environments", "0/0"
+"""Key of the tensors with the state of environments, ``GROUP/INDEX``: bytes; that of the first."""
 
 POLICIES, LEADER = "policies", "leader"
 """Keys in the meta of a checkpoint of several policies: the policies' entries, and the index of the
@@ -96,6 +100,15 @@ def policy_parts(found: checkpoint.Checkpoint) -> tuple[dict[str, Any], Publicat
     publication = Publication(int(part["version"]), found.tensors[f"{POLICY}{number}"])
     checkpoint.require_finite(found.path, publication.tensors, part["policy"]["model"]["encoder"])
     return dict(part["policy"]), publication, number
+
+
+def first_state(found: checkpoint.Checkpoint) -> bytes:
+    """The state of training's first environment; raises ValueError if it is damaged."""
+    stored = found.tensors.get(ENVIRONMENTS, {}).get(FIRST)
+    if stored is None:
+        return b""
+    decoded(state := stored.numpy().tobytes())
+    return bytes(state)
 
 
 def no_policy(found: checkpoint.Checkpoint, error: Exception) -> CheckpointError:

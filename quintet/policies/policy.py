@@ -27,7 +27,15 @@ from quintet.envs.policy_input import flat_observation, leaf_array, with_mask
 from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.models.build import weights_bytes
 from quintet.models.config import ModelConfig, critic_leaves, uses_pictures
-from quintet.policies.folders import POLICY, find_policy_folder, no_policy, policy_parts
+from quintet.policies.folders import (
+    ENVIRONMENTS,
+    FIRST,
+    POLICY,
+    find_policy_folder,
+    first_state,
+    no_policy,
+    policy_parts,
+)
 from quintet.protocols import Actor
 from quintet.runtime.gpu_actor import GpuActor, SharedGpuActor
 from quintet.runtime.torch_settings import OwnTorch
@@ -99,6 +107,8 @@ class Policy:
         environment's own spaces.
     origin: origin of the description, which decides whether its code may be imported.
     threads: threads of PyTorch's CPU kernels in its computations; None: the process's setting.
+    own_state: what training's first environment offered, see `quintet.envs.own_state`, with which
+        evaluations begin.
     leaves: the leaves of the environment's own observations by which it acts, in the dtypes in
         which they are stored.
     critic_leaves: paths of the leaves that only its value function reads.
@@ -110,10 +120,11 @@ class Policy:
         publication: Publication,
         origin: Origin = UNKNOWN,
         threads: int | None = None,
+        own_state: bytes = b"",
     ):
         """Raises UntrustedError if the encoder is code that may not run."""
         algorithm = registry.find(description["algo"])
-        self.origin = origin
+        self.origin, self.own_state = origin, own_state
         self.description = dict(description)
         self.spaces = _spaces_from_json(description)
         self._own = self.spaces.own or self.spaces
@@ -147,7 +158,8 @@ class Policy:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the parts of the policy; its networks are built again."""
-        return Policy, (self.description, self.publication, self.origin, self.threads)
+        given = self.description, self.publication, self.origin, self.threads, self.own_state
+        return Policy, given
 
     @property
     def acting_spaces(self) -> Spaces:
@@ -423,7 +435,11 @@ class Policy:
     def contents(self) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
         """Tensors and meta of the policy's folder."""
         meta = {"policy": self.description, "version": self.publication.version}
-        return {POLICY: dict(self.publication.tensors)}, meta
+        tensors = {POLICY: dict(self.publication.tensors)}
+        if self.own_state:
+            state = torch.from_numpy(np.frombuffer(self.own_state, np.uint8).copy())
+            tensors[ENVIRONMENTS] = {FIRST: state}
+        return tensors, meta
 
     @property
     def signed(self) -> bool:
@@ -493,7 +509,7 @@ def load(
             description = {**description, "model": {**description["model"], "encoder": given}}
             again["model.encoder"] = given
         origin = Origin(str(found.path), None if trust else found.not_own, calls_of(again))
-        policy = Policy(description, publication, origin, threads)
+        policy = Policy(description, publication, origin, threads, first_state(found))
         _ = policy.actor  # fails if the weights don't fit
         return policy
     except _UNFIT as error:

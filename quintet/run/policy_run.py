@@ -94,6 +94,7 @@ class PolicyRun:
         self.numbers = config.env.metric_names
         self.episodes = EpisodeStats(names=self.numbers)
         self.longest_episode = 0
+        self.own_state = b""  # the first environment's, see `Saving.look_at_environments`
         longest = MOST_WINDOWS * config.population.window(config.total_env_steps)
         self.record = Record(longest, self.numbers)
         self.replay: RunReplay | None = None
@@ -139,7 +140,8 @@ class PolicyRun:
         """A copy of the current policy."""
         current = self.learner.publication()
         tensors = {name: x.detach().cpu().clone() for name, x in current.tensors.items()}
-        return Policy(self.description, Publication(current.version, tensors), trust.OWN)
+        publication = Publication(current.version, tensors)
+        return Policy(self.description, publication, trust.OWN, own_state=self.own_state)
 
     @OwnTorch()
     def warm_start(self) -> str | None:

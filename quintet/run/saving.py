@@ -17,7 +17,7 @@ from quintet.errors import CheckpointError, ConfigError, QuintetError
 from quintet.options.bounds import MOST_STREAMS
 from quintet.options.run import CHANGE_ROUNDING, RunConfig
 from quintet.options.saved import require_same
-from quintet.policies.folders import LEADER, POLICIES
+from quintet.policies.folders import ENVIRONMENTS, LEADER, POLICIES
 from quintet.run.folder import RunFolder
 from quintet.run.policy_run import PolicyRun, leader
 from quintet.runtime import loop
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 _WITHOUT_END = 10
 """Divisor of the budget: after this fraction a notice says that no episode has ended."""
-
-_ENVIRONMENTS = "environments"
-"""Key of the tensors with the state of environments, ``GROUP/INDEX``: bytes."""
 
 _TIME_FRAC = 0.01
 """Fraction of a run's time above which checkpoints that are merely due are skipped."""
@@ -74,7 +71,7 @@ class Saving:
         self.warnings: list[str] = []
         self._seconds = 0.0
         self.sampling: loop.Sampling | None = None
-        self._environments: dict[int, list[bytes]] = {}  # states that the run resumes with
+        self._environments: States = {}  # seen last, or resumed with
         self._discarded_columns: list[int] = []
 
     def replay_holds(self, iterations: int) -> bool:
@@ -162,10 +159,8 @@ class Saving:
         self, exact: bool, warn: Callable[[str], None]
     ) -> tuple[dict[str, dict[str, Tensor]], bool]:
         """The state that environments offer, and whether an exact checkpoint is exact with it."""
-        states: States = self._environments
         try:
-            if self.sampling is not None:
-                states = self.sampling.save_environments()
+            states = self.look_at_environments()
         except QuintetError as error:
             warn(f"a checkpoint lacks the state of the environments: {error}")
             return {}, False
@@ -175,7 +170,15 @@ class Saving:
             for index, state in enumerate(own)
             if state
         }
-        return ({_ENVIRONMENTS: found} if found else {}), exact
+        return ({ENVIRONMENTS: found} if found else {}), exact
+
+    def look_at_environments(self) -> States:
+        """The state that environments offer; copies of the policies get that of the first."""
+        if self.sampling is not None:
+            self._environments = self.sampling.save_environments()
+        for policy in self.policies:
+            policy.own_state = next(iter(self._environments.get(0, ())), b"")
+        return self._environments
 
     def goes_on(self, sampling: loop.Sampling) -> None:
         """Gives the sampling what it had in earlier processes of the run: the state of its
@@ -244,7 +247,8 @@ class Saving:
         for policy in self.policies:
             self._load_replay(policy, found)
         self._discarded_columns = list(meta["discarded_columns"])
-        self._environments = _environments(found.tensors.get(_ENVIRONMENTS, {}))
+        self._environments = _environments(found.tensors.get(ENVIRONMENTS, {}))
+        self.look_at_environments()
         counters, total = loop.Counters.of(meta), meta["total_env_steps"]
         _ = meta["wall_s"]
         free = self.config.runtime.kind == "async"

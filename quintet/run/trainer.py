@@ -4,7 +4,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TextIO, final
@@ -433,6 +433,8 @@ class Trainer:
         steps, found = self.counters.env_steps, {}
         if self.budget is not None:
             self.budget.evaluation_begins()
+        with suppress(QuintetError):  # checkpoints tell it
+            self.saving.look_at_environments()
         policies = [each.policy() for each in self.policies]
         for index, each in enumerate(self.policies):
             scores = self.evaluations.play(policies, index, steps, self._stop_evaluating)

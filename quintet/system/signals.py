@@ -23,7 +23,9 @@ _UNDONE_S: ContextVar[float] = ContextVar("undone_s", default=5.0)
 """Seconds for open files and processes to close after a second Ctrl-C."""
 
 _UNDONE_BY_COMMAND_S = 0.6  # the same where the process is a command's, and not a user's own
-_INTERRUPTED = 130  # exit status
+INTERRUPTED = 128 + signal.SIGINT  # exit status
+_asked: list[int] = []
+"""Numbers of the signals that have asked this process's command to stop, in order."""
 
 
 class Ended(SystemExit):
@@ -73,6 +75,7 @@ def stop_on_signals(request: StopRequest) -> Iterator[None]:
     def handle(number: int, _: FrameType | None) -> None:
         listener.rearm()
         request.signalled = True
+        _asked.append(number)
         if request.made and number == signal.SIGINT:
             listener.heeded = True
             raise KeyboardInterrupt
@@ -90,7 +93,8 @@ def stop_on_signals(request: StopRequest) -> Iterator[None]:
 def save_on_signal(request: Callable[[], None]) -> Iterator[None]:
     """Makes SIGUSR1 request a checkpoint within the block, unless users' code handles it."""
     of_main = threading.current_thread() is threading.main_thread()
-    if not of_main or signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
+    free = signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, signal.SIG_IGN)
+    if not (of_main and free):
         yield
         return
     with _handled([signal.SIGUSR1], lambda *_: request()):
@@ -99,17 +103,31 @@ def save_on_signal(request: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def exit_on_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise Ended, so that a command undoes unfinished work."""
+    """SIGTERM and SIGHUP raise Ended, so that a command undoes unfinished work.
+
+    SIGUSR1, by which batch systems give notice, ends no command that has nothing to save yet, nor
+    what it starts.
+    """
 
     def handle(number: int, _: FrameType | None) -> None:
         raise Ended(128 + number)
 
     before = _UNDONE_S.set(_UNDONE_BY_COMMAND_S)
+    _asked.clear()
+    unused = signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    notices = [signal.SIGUSR1] if unused else []
     try:
-        with _handled(_ends(), handle):
+        with _handled(notices, signal.SIG_IGN), _handled(_ends(), handle):
             yield
     finally:
         _UNDONE_S.reset(before)
+
+
+def stopped_status() -> int:
+    """Exit status of a command that was stopped: 128 and the number of the last signal that asked
+    for it, as of a process that the signal ends.
+    """
+    return 128 + _asked[-1] if _asked else INTERRUPTED
 
 
 @contextmanager
@@ -210,7 +228,7 @@ class _Listener:
         leaving.join(_LEFT_S)
         with suppress(OSError):
             os.write(2, b"interrupted\n")
-        os._exit(_INTERRUPTED)
+        os._exit(INTERRUPTED)
 
 
 _pipes: set[int] = set()

@@ -268,7 +268,7 @@ def test_two_processes_in_one_folder(tmp_path, capsys):
             rest = first.stdout.read()
         finally:
             first.kill()
-    assert first.returncode == 130
+    assert first.returncode == 143
     assert "the same command resumes there" in rest
     assert len(names(tmp_path)) == 1
     with run_lock(tmp_path):
@@ -305,7 +305,7 @@ def test_what_a_terminal_sends_to_all_processes_ends_in_a_checkpoint(tmp_path, n
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(first.pid, signal.SIGKILL)
-    assert first.returncode == 130
+    assert first.returncode == 128 + number
     assert "the same command resumes there" in said
     assert len(names(tmp_path)) == 1
 

@@ -1,6 +1,5 @@
 """Environments live as long as the run: what they keep, and what resumes make of it."""
 
-import json
 import os
 import re
 import signal
@@ -17,7 +16,6 @@ from run_helpers import SMALL, log, names, weights
 
 import quintet
 from quintet.checkpoints import checkpoint
-from quintet.commands.cli import main
 from quintet.errors import ConfigError, QuintetError
 
 OFTEN = {
@@ -209,55 +207,3 @@ def test_an_async_run_restores_what_environments_offer(tmp_path: Path) -> None:
 def test_a_state_that_cannot_be_saved_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(QuintetError, match=r"state_dict\(\) must return dicts, .*method"):
         train(tmp_path, Broken)
-
-
-def in_vectors(num_envs: int) -> Any:
-    wrappers = gymnasium.wrappers.vector
-    made = gymnasium.vector.SyncVectorEnv([Levels] * num_envs)
-    return wrappers.NormalizeReward(wrappers.NormalizeObservation(made))
-
-
-def in_each() -> gymnasium.Env:
-    wrappers = gymnasium.wrappers
-    return wrappers.NormalizeReward(wrappers.NormalizeObservation(Levels()))
-
-
-@pytest.mark.parametrize("env", [in_each, in_vectors])
-def test_statistics_that_begin_anew_in_evaluations_are_told_once(env: Any, tmp_path: Path) -> None:
-    own = {"eval__episodes": 2, "eval__interval": 64, "normalize_observations": False}
-    train(tmp_path / "off", env, reward_normalizer="none", **own)
-    said = [line for line in log(tmp_path / "off").splitlines() if "begin anew" in line]
-    assert len(said) == 2
-    assert "NormalizeObservation: " in said[0]
-    assert said[0].endswith("leave it out: use --normalize-observations true")
-    assert said[1].endswith("leave it out: --reward-normalizer return_std scales rewards")
-    own["normalize_observations"] = True
-    train(tmp_path / "on", env, reward_normalizer="return_std", **own)
-    assert "leave it out: the run normalises observations itself" in log(tmp_path / "on")
-    assert "leave it out: the run scales rewards itself" in log(tmp_path / "on")
-    train(tmp_path / "none", env)
-    assert "begin anew" not in log(tmp_path / "none"), "there are no evaluations"
-
-
-@pytest.mark.parametrize(
-    ("env", "more"),
-    [
-        (in_each, ()),
-        (in_vectors, ()),
-        (Levels, ()),
-        pytest.param(in_each, ("--env.num-processes", "2"), marks=pytest.mark.slow),
-        pytest.param(Levels, ("--env.num-processes", "2"), marks=pytest.mark.slow),
-    ],
-)
-def test_an_evaluation_says_that_statistics_begin_anew(
-    env: Any, more: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train(tmp_path, env)
-    capsys.readouterr()
-    command = ["eval", str(tmp_path), "--episodes", "2", *more]
-    assert main(command) == 0
-    anew = [] if env is Levels else ["NormalizeObservation", "NormalizeReward"]
-    said = "NormalizeObservation and NormalizeReward began anew, without training's statistics"
-    assert (said in capsys.readouterr().out) == bool(anew)
-    assert main([*command, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out).get("statistics_anew", []) == anew
