@@ -24,8 +24,8 @@ class Hostile(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         if seed is not None:
-            self.tried = seed < 100  # by the check whether episodes repeat, which has small seeds
-        if self.trouble == "reset":
+            self.tried = seed < 100  # by looks before the run, which have small seeds
+        if self.trouble == "reset" and seed is not None and not self.tried:
             print("TROUBLE", flush=True)
             time.sleep(10_000)
         self.steps = 0
