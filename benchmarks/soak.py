@@ -102,7 +102,8 @@ def main() -> int:
     args, rest = parser.parse_known_args()
     if args.minutes < WARM_UP_MINUTES + 2:
         parser.error(f"--minutes of at least {WARM_UP_MINUTES + 2} is required, for a slope")
-    work, options = workloads.read(args.workload), workloads.scheduling(rest)
+    values = dict(zip((word.removeprefix("--") for word in rest[::2]), rest[1::2], strict=True))
+    work, options = workloads.read(args.workload), workloads.scheduling(values)
     bench = measure.train(work, options)[2]["env_steps_per_s"]
     print(f"bench: {bench:,.0f} env_steps/s", flush=True)
     rows = minutes_of(work.model_copy(update={"seconds": 60.0 * args.minutes}), options)

@@ -37,7 +37,7 @@ from quintet.system.printing import QuietStream
 TRIALS, FRESH = "trials", "fresh"
 
 _MOST_WITHOUT = 100  # trials of a lost journal that failed before they had a folder
-_TRIES = 3  # starts of a trial whose process is killed
+_TRIES = 3  # starts of a run whose process is killed
 
 
 @final
@@ -363,10 +363,8 @@ class _Search:
         await_left(run_dir)  # an earlier process may still change it
         found = {one.name: one.value(trial.drawn[one.key]) for one in self.space}
         found |= {"eval.interval": self.interval, "run_dir": str(run_dir), **more}
-        record = run_record.read(run_dir)
         kind = found.get("runtime.kind", self.base.config.runtime.kind)
-        finished = record is not None and record.state == "finished"
-        found["resume"] = "latest" if kind == "async" or finished else "exact"
+        found["resume"] = "latest" if kind == "async" or _is_finished(run_dir) else "exact"
         loaded = load_config(
             self.asked.algo, self.asked.layers, Layer("sweep", found), trust=self.asked.trust
         )
@@ -394,28 +392,44 @@ class _Search:
             assert asked.minutes is not None
             told = f"only the best {len(best)}" if best else "none of the best trials"
             self.say(f"minutes={asked.minutes:g}: {told} can be trained again in time, not {most}")
-        jobs, runs = [], {}
-        for each in best:
-            for seed in fresh:
-                run_dir = self.folder / FRESH / name_of(each) / f"s{seed}"
-                runs[run_dir] = each
-                record = run_record.read(run_dir)
-                if record is None or record.state != "finished":
-                    loaded = self._loaded(each, run_dir, seed=seed)
-                    jobs.append(self._job(f"{name_of(each)}-s{seed}", loaded, {}))
-        if jobs:
+        fresh_runs = self.folder / FRESH
+        runs = {
+            fresh_runs / name_of(each) / f"s{seed}": (each, seed) for each in best for seed in fresh
+        }
+        left = [run_dir for run_dir in runs if not _is_finished(run_dir)]
+        if left:
             self.say(
                 f"trains the best {len(best)} of {len(found.trials)} trials again, on seeds "
                 + ", ".join(map(str, fresh))
             )
+        for attempt in range(1, _TRIES + 1):
+            left = self._train_fresh({x: runs[x] for x in left}, last=attempt == _TRIES)
+        for run_dir, (each, _) in runs.items():
+            score = last_score(run_dir, self.metric)
+            if _is_finished(run_dir) and score is not None:
+                found.fresh.setdefault(each.number, []).append(score)
+
+    def _train_fresh(self, runs: Mapping[Path, tuple[Trial, int]], *, last: bool) -> list[Path]:
+        """Trains trials on other seeds at the same time; returns the runs whose processes were
+        killed, unless it is their last try.
+        """
+        jobs = [
+            self._job(f"{name_of(each)}-s{seed}", self._loaded(each, run_dir, seed=seed), {})
+            for run_dir, (each, seed) in runs.items()
+        ]
+        killed: list[Path] = []
         with self.engine.run(jobs) as ended:
-            for job, how in zip(jobs, ended, strict=True):
-                if (fault := fault_of(how)) and not is_blameless(how):
+            for run_dir, job, how in zip(runs, jobs, ended, strict=True):
+                if was_killed(how) and not last:
+                    killed.append(run_dir)
+                elif (fault := fault_of(how)) and not is_blameless(how):
                     self.say(f"[{job.name}] failed: {fault}")
-            for run_dir, each in runs.items():
-                record, score = run_record.read(run_dir), last_score(run_dir, self.metric)
-                if record is not None and record.state == "finished" and score is not None:
-                    found.fresh.setdefault(each.number, []).append(score)
+        return killed
+
+
+def _is_finished(run_dir: Path) -> bool:
+    record = run_record.read(run_dir)
+    return record is not None and record.state == "finished"
 
 
 def name_of(trial: Trial) -> str:

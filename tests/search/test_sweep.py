@@ -306,13 +306,26 @@ def test_a_stop_is_heeded_also_where_the_trials_have_just_ended(
 def test_a_trial_of_which_a_fresh_seed_is_killed_comes_after_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake = Fake([1.0, 2.0], killed=["0002-s1"])
+    fake = Fake([1.0, 2.0], killed=["0002-s1"] * 3)
     monkeypatch.setattr(group, "run_all", fake.run)
     more = (*SEARCH, "--trials", "2", "--best", "2", "--seeds-of-best", "2")
     assert cli.main(command(tmp_path / "a", *more)) == 0
     assert "[0002-s1] failed: its process was ended by SIGKILL" in capsys.readouterr().out
     first = table(tmp_path / "a")[0]
     assert f"learning_rate: {first['learning_rate']}" in (tmp_path / "a" / "best.yaml").read_text()
+
+
+def test_a_fresh_seed_that_is_killed_is_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = Fake([1.0, 2.0], killed=["0002-s1"] * 2)
+    monkeypatch.setattr(group, "run_all", fake.run)
+    more = (*SEARCH, "--trials", "2", "--best", "1", "--seeds-of-best", "2")
+    assert cli.main(command(tmp_path / "a", *more)) == 0
+    fresh = [each for each in fake.batches if each and "-" in each[0]]
+    assert fresh == [["0002-s1", "0002-s2"], ["0002-s1"], ["0002-s1"]]
+    assert "failed" not in capsys.readouterr().out
+    assert [bool(row["fresh_seeds_mean"]) for row in table(tmp_path / "a")] == [False, True]
 
 
 @pytest.mark.parametrize("times", [2, 3])

@@ -96,7 +96,8 @@ def as_trained(publication: Publication) -> Publication:
     """The publication of a policy that acts by its weights, also where it was still warming up."""
     if WARMING_UP not in publication.tensors:
         return publication
-    return replace(publication, tensors={**publication.tensors, WARMING_UP: torch.tensor(False)})
+    over = torch.zeros_like(publication.tensors[WARMING_UP])
+    return replace(publication, tensors={**publication.tensors, WARMING_UP: over})
 
 
 @final
