@@ -14,7 +14,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from quintet.system.plugins import Catalog
+from quintet.system.plugins import HUB, Catalog
 from quintet.system.printing import note, results_apart, say
 
 if TYPE_CHECKING:
@@ -49,9 +49,8 @@ quintet, PyTorch and the backends.  Algorithms: {algorithms}.
 
 ELSEWHERE = {
     "bench": "`python benchmarks/speed.py` in a checkout of quintet measures speed",
-    "push": "`pip install ./plugins/hub` in a checkout of quintet adds it (docs/sharing.md)",
+    **dict.fromkeys(("push", "pull"), f"{HUB} adds it"),
 }
-ELSEWHERE["pull"] = ELSEWHERE["push"]
 """Replacements of names that are no commands."""
 
 
@@ -83,7 +82,7 @@ def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         from quintet.algorithms.registry import LEARNERS
 
-        names = OF_PACKAGES.names()[len(COMMANDS) :]
+        names = [name for name in OF_PACKAGES.names() if name not in COMMANDS]
         own = "".join(f"  {x:21} of {OF_PACKAGES.package_of(x)}\n" for x in names)
         say(HELP.format(algorithms=", ".join(LEARNERS.names()), of_packages=own), end="")
         for fault in (*LEARNERS.faults(), *OF_PACKAGES.faults()):
@@ -186,6 +185,7 @@ def _train(arguments: list[str]) -> int:
     check_spaces(loaded)
     from quintet.run.launch import run  # PyTorch, not before all that can be refused without it
     from quintet.system.files import shown
+    from quintet.system.signals import INTERRUPTED
 
     if asked.minutes is None:
         result = run(loaded)
@@ -197,7 +197,7 @@ def _train(arguments: list[str]) -> int:
     if result.status == "finished":
         say(f"policy: {shown(result.run_dir / 'policy')}")
         return 0
-    return 130
+    return INTERRUPTED
 
 
 def _train_seeds(asked: "Parsed") -> int:

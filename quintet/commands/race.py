@@ -6,6 +6,7 @@ from quintet.options.command import parse
 from quintet.search.race_asked import Asked
 from quintet.system.files import shown
 from quintet.system.printing import say
+from quintet.system.signals import INTERRUPTED
 
 HELP = """usage: quintet train auto --env ID --minutes M [OPTION VALUE ...]
 
@@ -38,7 +39,7 @@ def main(arguments: list[str]) -> int:
     place = shown(asked.folder)
     if found.state != "finished":
         say("stopped; the same command goes on")
-        return 130
+        return INTERRUPTED
     say(f"this race is finished: {found.winner} won; {place / 'race'} tells how")
     say(f"run:    {place}")
     say(f"policy: {place / 'policy'}")

@@ -11,6 +11,7 @@ from quintet.options.command import parse
 from quintet.search.sweep_asked import Asked
 from quintet.system.files import shown
 from quintet.system.printing import say
+from quintet.system.signals import INTERRUPTED
 
 DESCRIPTION = (
     "Searches for good options of a learner: quintet sweep ALGO --env ID --trials N.  All options "
@@ -32,7 +33,7 @@ def main(arguments: list[str]) -> int:
         say(shown(found.folder / name) if " " not in name else name)
     if found.status == "stopped":
         say("stopped; the same command resumes the sweep")
-        return 130
+        return INTERRUPTED
     if found.winner is None:
         first = next((each.error for each in found.trials if each.error), "all were pruned")
         raise QuintetError(f"no trial trained to its end; the first reason: {first}")

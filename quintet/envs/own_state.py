@@ -77,17 +77,21 @@ class OwnState:
         """Gives the environments their state; raises EnvironmentFault if they refuse it."""
         for layers, state in zip(self.layers, states, strict=False):
             offering = [layer for layer in layers if _offers(layer)]
-            for layer, part in zip(offering, decoded(state) if state else (), strict=False):
+            parts = decoded(state) if state else []
+            if len(parts) != len(offering):  # an older one lacks Gymnasium's statistics
+                offering = [layer for layer in layers if _has_methods(layer)]
+            for layer, part in zip(offering, parts, strict=False):
                 frozen = _is_frozen(part)
                 for name in _LEARN if frozen else ():
                     if getattr(layer, name, None) is True:
-                        setattr(layer, name, False)
-                self._call(layer, "load_state_dict", part[_FROZEN] if frozen else part)
+                        self._call(layer, "__setattr__", name, False)
+                own = part[_FROZEN] if frozen else part
+                self._call(_with_methods(layer), "load_state_dict", own)
 
     def _save(self, layers: Sequence[Any]) -> bytes:
         parts: list[Any] = []
         for layer in filter(_offers, layers):
-            own = self._call(layer, "state_dict")
+            own = self._call(_with_methods(layer), "state_dict")
             stays = any(getattr(layer, name, None) is False for name in _LEARN)
             parts.append({_FROZEN: own} if stays else own)
         try:
@@ -100,7 +104,7 @@ class OwnState:
 
     def _call(self, layer: Any, method: str, *given: Any) -> Any:
         try:
-            return getattr(layer if _has_methods(layer) else _Statistics(layer), method)(*given)
+            return getattr(layer, method)(*given)
         except STOPS:
             raise
         except BaseException as error:
@@ -196,6 +200,10 @@ class _Statistics:
         for name in _SUMS:
             if name in self.held and np.shape(self.held[name]) == np.shape(state[name]):
                 self.held[name] = state[name]
+
+
+def _with_methods(layer: Any) -> Any:
+    return layer if _has_methods(layer) else _Statistics(layer)
 
 
 def _is_frozen(part: Any) -> bool:

@@ -46,15 +46,21 @@ WAYS_ON = (
 
 
 def difference_again(
-    used: VectorEnv, hashes: Sequence[Hashes], seed: int, make: Callable[[], VectorEnv]
+    used: VectorEnv,
+    hashes: Sequence[Hashes],
+    seed: int,
+    make: Callable[[], VectorEnv],
+    *,
+    fresh: bool = False,
 ) -> str:
     """The first difference between a second restart of used environments and new ones, or "".
 
     hashes: of the rows of `used` when it was new, by random actions of `seed`.
     make: makes environments like `used`, which take its state where it offers one.
+    fresh: whether a restart makes environments anew, which forget their state.
     """
     steps, own = len(hashes) - 1, own_state(used)
-    if own is not None and own.offered:
+    if own is not None and own.offered and not fresh:
         with closing(make()) as new:
             theirs = own_state(new)
             assert theirs is not None
@@ -103,7 +109,8 @@ def unrepeatable(
                 tensors = tensors_of(one)
                 if tensors is not None:
                     return "" if tensors.restarts else f"{env.config.id} can't be restarted"
-                (found, steps), own = _difference(one, make), own_state(one)
+                fresh = env.config.fresh_at_checkpoints
+                (found, steps), own = _difference(one, make, fresh), own_state(one)
                 offered = own is not None and own.offered
             finally:
                 if made is None:
@@ -134,11 +141,11 @@ def unrepeatable(
     return f"{env.config.id} has another episode with the same seed ({found}): {why}"
 
 
-def _difference(used: VectorEnv, make: Callable[[], VectorEnv]) -> tuple[str, int]:
+def _difference(used: VectorEnv, make: Callable[[], VectorEnv], fresh: bool) -> tuple[str, int]:
     """The first difference, or "", and the number of steps before the second restart."""
     hashes = [each.hashes() for each in _rows(used, _ROWS, _SEED)]
     steps = len(hashes) - 1 + sum(each.number > 0 for each in _rows(used, _USED, _OTHER_SEED))
-    return difference_again(used, hashes, _SEED, make), steps
+    return difference_again(used, hashes, _SEED, make, fresh=fresh), steps
 
 
 def _rows(env: VectorEnv, steps: int, seed: int) -> Iterator[Row]:

@@ -244,10 +244,9 @@ def cost_rises(seen: RunSeen) -> Found:
             continue
         rise = mean(last) - mean(first)
         error = math.hypot(pstdev(first) / len(first) ** 0.5, pstdev(last) / len(last) ** 0.5)
-        if rise > max(4.0 * error, 0.3 * abs(mean(first)), 1e-9):
+        if mean(first) >= 0 and rise > max(4.0 * error, 0.3 * mean(first), 1e-9):
             yield Finding(
-                f"{name} rose from {mean(first):.4g} to {mean(last):.4g} per episode while the "
-                "returns rose",
+                f"{name} rose from {mean(first):.4g} to {mean(last):.4g} while the returns rose",
                 {"first": mean(first), "last": mean(last)},
                 "if less of it is better, let the reward count it, or keep the best policy by "
                 f"checkpoint.best_by=-{name}",
@@ -263,7 +262,10 @@ def reward_term(seen: RunSeen) -> Found:
         return
     from quintet.envs.info_metrics import read_terms  # few runs have metrics of their own
 
-    terms = read_terms(str(seen.run.options.get("env.metrics", "none")))
+    try:
+        terms = read_terms(str(seen.run.options.get("env.metrics", "none")))
+    except ValueError:  # a file of somebody else
+        return
     sums = [f"{ENV}{term.name}" for term in terms if term.how == "sum"]
     for names in (sums, [name for name in sums if "rew" in name.lower()]):
         rows = [x for x in seen.reports if {"episode/return_mean", *names} <= x.keys()]
@@ -272,7 +274,7 @@ def reward_term(seen: RunSeen) -> Found:
         rest = math.fsum(
             abs(math.fsum(x[name] for name in names) - x["episode/return_mean"]) for x in rows
         )
-        if len(names) > 1 and len(rows) >= 3 and rest <= 0.01 * whole:
+        if len(names) > 1 and len(rows) >= 3 and rest <= 0.01 * whole and whole > 0:
             most = max(names, key=lambda name: sizes[name])
             if sizes[most] >= 0.95 * whole:
                 yield Finding(

@@ -55,16 +55,19 @@ def warnings(
 
 
 @finding("statistics", weight=POSSIBLE)
-def statistics(config: RunConfig, made: EnvDescription) -> Found:
+def statistics(loaded: Loaded, config: RunConfig, made: EnvDescription) -> Found:
     """Wrappers whose statistics the policy lacks, or which change what a return is."""
     observations = "the run normalises observations itself"
     if not getattr(config.learner, "normalize_observations", False):
         observations = "use --normalize-observations true"
     rewards = registry.find(config.algo).reward_scaling(config.learner)
     rewards = rewards.replace("them", "rewards") or "the run scales rewards itself"
+    elsewhere = loaded.eval_env is not None and loaded.eval_env.config.id != loaded.env.config.id
+    use = "evaluations play with its statistics of the first stream, frozen, and exported policies "
+    if elsewhere or not config.eval.episodes:
+        use = "exported policies, and evaluations in another environment, "
     in_place = {
-        "NormalizeObservation": "evaluations play with its statistics of the first stream, frozen, "
-        f"and exported policies lack them; leave it out: {observations}",
+        "NormalizeObservation": f"{use}lack them; leave it out: {observations}",
         "NormalizeReward": "returns, also of evaluations, are of its rewards, not of the "
         f"environment's; leave it out: {rewards}",
     }

@@ -37,7 +37,7 @@ from quintet.policies.episodes import Found, Games, How, play
 from quintet.policies.policy import LEAST_BOUND, Policy
 from quintet.runtime.spread import Spreading, make_streams, spread_envs
 from quintet.system.files import given_path
-from quintet.system.importing import settle_search_path, way_to_script
+from quintet.system.importing import same_code, settle_search_path, way_to_script
 from quintet.system.trust import Call, calls_of
 from quintet.system.user_code import known_arguments, no_exit
 
@@ -488,7 +488,7 @@ def _begin_as_trained(
     without the wrappers whose statistics so go on.
     """
     about = vector.description
-    same = env.can_be_made_again and about.id == policy.env.id
+    same = env.can_be_made_again and same_code(policy.env.id, about.id)
     given = same and begin_with(vector, policy.own_state, how.say)
     return replace(about, statistics=()) if given else about
 

@@ -71,7 +71,8 @@ class Saving:
         self.warnings: list[str] = []
         self._seconds = 0.0
         self.sampling: loop.Sampling | None = None
-        self._environments: States = {}  # seen last, or resumed with
+        self._environments: States = {}  # last seen, or of the checkpoint
+        self._forgets = False  # environments are made anew where the run goes on
         self._discarded_columns: list[int] = []
 
     def replay_holds(self, iterations: int) -> bool:
@@ -185,7 +186,7 @@ class Saving:
         environments, and the numbers of columns dropped.
         """
         self.sampling = sampling
-        sampling.load_environments(self._environments)
+        sampling.load_environments({} if self._forgets else self._environments)
         queues = sampling.delivery.queues
         for queue, columns in zip(queues, self._discarded_columns, strict=False):
             queue.dropped_columns = columns
@@ -248,6 +249,7 @@ class Saving:
             self._load_replay(policy, found)
         self._discarded_columns = list(meta["discarded_columns"])
         self._environments = _environments(found.tensors.get(ENVIRONMENTS, {}))
+        self._forgets = self.config.env.fresh_at_checkpoints and bool(meta.get("exact"))
         self.look_at_environments()
         counters, total = loop.Counters.of(meta), meta["total_env_steps"]
         _ = meta["wall_s"]

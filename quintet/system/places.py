@@ -6,7 +6,7 @@ from types import FunctionType
 
 from quintet.errors import QuintetError
 from quintet.system.files import given_path
-from quintet.system.plugins import Catalog
+from quintet.system.plugins import HUB, Catalog
 
 PLACES = Catalog(
     "quintet.places", "place of runs", FunctionType, {}, "quintet.jobs.imports:import_apart"
@@ -15,7 +15,7 @@ PLACES = Catalog(
 ``WHAT``, or raises QuintetError, and runs nothing of what it fetches.
 """
 
-PACKAGES = {"hf": "`pip install ./plugins/hub` in a checkout of quintet (docs/sharing.md)"}
+PACKAGES = {"hf": HUB}
 """Packages of this repository with a place each, by its name, and how to install them."""
 
 
@@ -32,6 +32,7 @@ def run_path(given: str | os.PathLike[str]) -> Path:
     name, _, what = str(given).partition(":")
     if name not in PLACES:
         raise QuintetError(
-            f"{name}: must have a package that is not installed, got {given}: {PACKAGES[name]}"
+            f"{name}: must have a package that is not installed, got {given}: install it by "
+            f"{PACKAGES[name]}"
         )
     return Path(PLACES.find(name)(what))

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+HUB = "`pip install ./plugins/hub` in a checkout of quintet (docs/sharing.md)"
+"""Words that install `quintet push`, `quintet pull` and runs named ``hf:REPO``."""
+
 
 @final
 class Catalog(Generic[T]):
@@ -212,8 +215,11 @@ def _shown(text: str) -> str:
 
 def _folders() -> tuple[tuple[str, int], ...]:
     """The folders of packages, and when each was changed."""
-    names = (folder for folder in sys.path if isinstance(folder, str) and os.path.exists(folder))
-    return tuple((folder, os.stat(folder).st_mtime_ns) for folder in names)
+    found: list[tuple[str, int]] = []
+    for folder in sys.path:
+        with suppress(OSError, TypeError):  # not all of them exist
+            found.append((folder, os.stat(folder).st_mtime_ns))
+    return tuple(found)
 
 
 @cache

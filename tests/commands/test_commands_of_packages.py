@@ -95,6 +95,6 @@ def test_commands_of_packages_that_are_not_installed(
         assert cli.main([name, "run", "a/b"]) == 2
         said = capsys.readouterr().err
         assert said.endswith(
-            f", got {name!r}; `pip install ./plugins/hub` in a checkout of quintet adds it "
-            "(docs/sharing.md)\n"
+            f", got {name!r}; `pip install ./plugins/hub` in a checkout of quintet "
+            "(docs/sharing.md) adds it\n"
         )

@@ -126,6 +126,7 @@ def of(maker: Any, **options: Any) -> ResolvedEnv:
 KEEPS = "it keeps something over resets"
 
 CASES: list[tuple[Any, dict[str, Any], str]] = [
+    (statistics, {"fresh_at_checkpoints": True}, ""),
     (Ten, {}, ""),
     (partial(Ten, linear), {}, f"(reward at step 1): {KEEPS}"),
     (partial(Ten, levels), {}, f"(reward at step 1): {KEEPS}"),

@@ -120,6 +120,7 @@ def health(run: RunSeen) -> list[Finding]:
 FLAT = {"episode__return_mean": 10.0}
 FALLS = {"episode__return_mean": [*np.linspace(10, 100, 8), *np.linspace(100, 20, 12)]}
 TERMS = {**FLAT, "env__reward/run": 10.1, "env__reward/ctrl": -0.1}
+NOTHING = {"env__reward/run": 0.0, "env__reward/ctrl": 0.0}
 NO_EPISODES = {f"episode__{name}": float("nan") for name in ("return_mean", "return_std", "count")}
 
 
@@ -452,6 +453,9 @@ def test_distances(name: str, value: Any, usual: Any, near_1: bool, wanted: floa
         ("cost-rises", {"env__cost": [9.0, 1.0]}, {}),
         ("cost-rises", {"env__costume": [1.0, 9.0]}, {}),
         ("cost-rises", {"env__cost": [5.0, 9.0] * 10}, {}),  # noise
+        ("cost-rises", {"env__cost": [-9.0, -1.0]}, {}),  # less of it
+        ("reward-term", {**FLAT, "episode__return_mean": 0.0, **NOTHING}, {}),
+        ("reward-term", TERMS, {"env.metrics": "a:b"}),
         ("reward-term", {**TERMS, "env__reward/run": 7.0}, {}),  # they are not the whole reward
         ("reward-term", {**TERMS, "episode__return_mean": np.linspace(1, 90, 20)}, {}),
         ("reward-term", {**TERMS, "env__reward/run": 12.0, "env__reward/ctrl": -2.0}, {}),

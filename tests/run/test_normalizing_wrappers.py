@@ -15,8 +15,8 @@ from test_living_environments import EACH, KINDS, Levels, Saving, exact_ones, st
 import quintet
 from quintet.checkpoints import checkpoint
 from quintet.commands.cli import main
-from quintet.envs.own_state import decoded
-from quintet.errors import CheckpointError
+from quintet.envs.own_state import OwnState, decoded, encoded
+from quintet.errors import CheckpointError, EnvironmentFault
 
 PLAYS: dict[str, Any] = {"eval__episodes": 4, "eval__interval": 64}
 MADE: list[gymnasium.Wrapper] = []
@@ -200,6 +200,22 @@ def test_a_damaged_state_is_no_policys(tmp_path: Path) -> None:
     policy.save(tmp_path / "damaged")
     with pytest.raises(CheckpointError, match="must hold a policy"):
         quintet.load(tmp_path / "damaged")
+
+
+def test_an_older_state_without_gymnasiums_statistics_is_taken() -> None:
+    made = gymnasium.wrappers.NormalizeObservation(Own(Plain()))
+    OwnState(lambda: [made], "given").load([encoded([{"seen": 7}])])
+    assert made.env.seen == 7
+    assert made.obs_rms.count < 1
+
+
+def test_a_switch_that_cant_be_set_is_the_environments_fault() -> None:
+    class Fixed(Own):
+        training = property(lambda _: True)
+
+    made = Fixed(Plain(), switch=False)
+    with pytest.raises(EnvironmentFault, match="training"):
+        OwnState(lambda: [made], "given").load([encoded([{"__frozen__": {"seen": 7}}])])
 
 
 @pytest.mark.parametrize("env", [in_each, in_vectors])

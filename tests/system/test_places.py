@@ -59,7 +59,7 @@ def test_a_place_without_its_package(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(places.PLACES, "_points", lambda: ())
-    said = "hf: must have a package that is not installed, got hf:a/b: `pip install ./plugins/hub`"
+    said = "hf: must have a package that is not installed, got hf:a/b: install it by `pip install"
     with pytest.raises(QuintetError, match=said):
         quintet.load("hf:a/b")
     for command in (["eval"], ["export", "--out", "x"], ["report", "--out", "x.html"], ["doctor"]):

@@ -37,6 +37,8 @@ class Push:
         repo, revision = service.parsed(self.repo)
         if revision is not None:
             raise ConfigError(f"REPO must be NAME/MODEL, got {self.repo}: leave @{revision} out")
+        if "/" not in repo:
+            raise ConfigError(f"REPO must be NAME/MODEL, got {self.repo}: put its owner in front")
         from quintet_hub.pushed import parts_of  # imports PyTorch
 
         export = None if self.export is None else given_path(self.export)

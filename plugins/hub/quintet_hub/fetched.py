@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 
 from quintet.checkpoints import manifest
-from quintet.errors import CheckpointError, QuintetError, UntrustedError
+from quintet.errors import CheckpointError, ExportError, QuintetError, UntrustedError
+from quintet.export.certificate import CERTIFICATE, Read
 from quintet.observe.run_summary import read_summary
 from quintet.system import files
 from quintet.system.printing import note
@@ -59,7 +60,7 @@ def download(found: service.Found, place: Path, *, trust: bool) -> None:
         shutil.rmtree(beside / ".cache", ignore_errors=True)  # the hub's notes
         try:
             _check(found.repo, beside, trust)
-        except CheckpointError as fault:
+        except (CheckpointError, ExportError) as fault:
             raise QuintetError(str(fault).replace(str(beside), found.repo)) from fault
         beside.chmod(0o755)
         try:
@@ -98,7 +99,14 @@ def _wanted(found: service.Found) -> list[str]:
 
 
 def _check(repo: str, folder: Path, trust: bool) -> None:
-    """Compares all files of the policy with its manifest."""
+    """Compares all files of the policy with its manifest, and those of an export with its
+    certificate; what that does not list is removed.
+    """
+    if (export := folder / "export").is_dir():
+        listed = {CERTIFICATE, *Read(export).files}
+        for path in export.iterdir():
+            if path.name not in listed:
+                path.unlink()
     found = manifest.read_meta(folder.parent, folder.name)
     with manifest.opened(folder) as handle:
         entries, _ = manifest.read_manifest(handle, folder)

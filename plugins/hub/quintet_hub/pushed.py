@@ -13,7 +13,7 @@ from quintet.errors import ExportError, QuintetError
 from quintet.export.certificate import CERTIFICATE, Read
 from quintet.observe.report_files import JSONL_FILE
 from quintet.observe.run_summary import read_summary
-from quintet.policies.folders import POLICY, find_policy
+from quintet.policies.folders import ENVIRONMENTS, POLICY, find_policy
 from quintet.run.card import OWN
 from quintet.system import files
 
@@ -54,7 +54,8 @@ def parts_of(run: Path, repo: str, export: Path | None = None) -> dict[str, byte
         assert handle is not None
         for name, entry in entries.items():
             parts[name] = manifest.read_verified(handle, folder / name, entry, _MOST_BYTES)
-    if other := parts.keys() - {CARD, manifest.MANIFEST, manifest.META, f"{POLICY}.safetensors"}:
+    tensors = (f"{POLICY}.safetensors", f"{ENVIRONMENTS}.safetensors")
+    if other := parts.keys() - {CARD, manifest.MANIFEST, manifest.META, *tensors}:
         raise QuintetError(
             f"RUN must be a finished run or a saved policy, got {run}, which holds "
             f"{sorted(other)[0]}: give the run's folder"
@@ -70,7 +71,7 @@ def parts_of(run: Path, repo: str, export: Path | None = None) -> dict[str, byte
         parts[_VIDEO] = _read(films[-1])
     parts[CARD] = (_card(folder, description, repo) + proof).encode()
     for name, data in parts.items():
-        if not name.endswith((".safetensors", ".mp4", ".onnx", ".npz")):
+        if not name.endswith((tensors[0], ".mp4", ".onnx", ".npz")):
             _require_no_secret(name, data)
     return parts
 

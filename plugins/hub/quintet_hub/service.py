@@ -9,7 +9,8 @@ from typing import NamedTuple
 from quintet.errors import QuintetError
 
 OURS = re.compile(
-    r"README\.md|(manifest|meta|run)\.json|policy\.safetensors|config\.yaml|metrics\.jsonl"
+    r"README\.md|(manifest|meta|run)\.json|(policy|environments)\.safetensors|config\.yaml"
+    r"|metrics\.jsonl"
     r"|replay\.mp4|export/[A-Za-z0-9][\w.-]*",
     re.ASCII,
 )
