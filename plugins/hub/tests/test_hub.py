@@ -156,6 +156,28 @@ def test_round_trip(run, tmp_path, capsys):
     assert push(run).keys() - {".gitattributes"} == OWN  # the export is gone with its claim
 
 
+def test_the_state_of_environments_goes_with_the_policy(run, tmp_path, capsys):
+    policy = quintet.load(run)
+    policy.own_state = b'[{"seen": 7}]'
+    policy.save(tmp_path / "normalised")
+    assert "environments.safetensors" in push(tmp_path / "normalised")
+    assert quintet.load(f"hf:{REPO}").own_state == policy.own_state
+    policy.own_state = b'[{"password": "swordfish"}]'
+    policy.save(tmp_path / "secret")
+    told = "environments.safetensors must hold no password"
+    assert told in said(capsys, "push", tmp_path / "secret", REPO)
+
+
+def test_an_export_is_verified_when_it_is_pulled(run, tmp_path, capsys):
+    assert main(["export", str(run), "--out", "x", "--format", "numpy", "--steps", "128"]) == 0
+    good = push(run, "--export", "x")
+    HUB.commit(REPO, {**good, "export/numpy.py": b"x"})
+    assert main(["pull", REPO, "extra"]) == 0
+    assert not (tmp_path / "extra" / "export" / "numpy.py").exists()
+    HUB.commit(REPO, {**good, "export/certificate.json": b"{}"})
+    assert "certificate.json" in said(capsys, "pull", REPO, "changed")
+
+
 def test_a_run_begins_with_a_policy_of_the_hub(run, tmp_path):
     push(run)
     config = {**CONFIG, "init_from": f"hf:{REPO}", "eval.episodes": 0}
