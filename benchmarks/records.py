@@ -19,9 +19,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 NOWHERE = "/nonexistent/quintet"
 """A run folder that holds no run: what is saved in the usual one must not take part."""
 
-OF_THE_SESSION = ("seed", "run_dir", "resume", "report.", "eval.", "checkpoint.")
+OF_THE_SESSION = ("seed", "run_dir", "resume", "report.", "eval.", "checkpoint.", "env.metrics")
 """Beginnings of names: the seed, where and how often files are written, evaluation on environments
-of its own.
+of its own, numbers in info that are only reported.
 """
 
 OF_THE_MACHINE = (

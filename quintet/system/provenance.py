@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from quintet.system.printing import short
+
 SYSTEM = "system"
 """Key of the result of `system` in a checkpoint's meta."""
 
@@ -69,7 +71,7 @@ def warnings(place: Path, meta: Mapping[str, Any], now: Mapping[str, str]) -> li
     was = meta.get(SYSTEM, {})
     gone = {name: "none" for name in ("gpu", "cuda") if name in was and name not in now}
     differ = [
-        f"{n} {was[n]} -> {value}"
+        f"{n} {short(str(was[n]), 100)} -> {value}"
         for n, value in {**now, **gone}.items()
         if was.get(n, value) != value
     ]
