@@ -404,6 +404,8 @@ class _Search:
             )
         for attempt in range(1, _TRIES + 1):
             left = self._train_fresh({x: runs[x] for x in left}, last=attempt == _TRIES)
+            if not left:
+                break
         for run_dir, (each, _) in runs.items():
             score = last_score(run_dir, self.metric)
             if _is_finished(run_dir) and score is not None:
