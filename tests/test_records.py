@@ -275,3 +275,14 @@ def test_what_another_configuration_left_is_not_gone_on_with(
     assert bench.suite.kept(task) is None
     task.part.write_text(json.dumps(part(11, bench.records.today(row, None))))
     assert bench.suite.kept(task) is not None
+
+
+def test_a_new_option_does_not_make_all_records_stale(bench: SimpleNamespace) -> None:
+    """One that changes nothing of what is learned does not count, see `records.OF_THE_SESSION`."""
+    stored = BENCHMARKS / "results"
+    rows = [row for row in bench.rows.ROWS if row.algo == "ppo" and not row.is_peers]
+    rows = [row for row in rows if (stored / f"{row.name}.json").exists()][:4]
+    configs = [json.loads((stored / f"{row.name}.json").read_text())["config"] for row in rows]
+    found = [bench.records.differences(*each) for each in zip(rows, configs, strict=True)]
+    assert rows
+    assert not all(found), found
